@@ -1,4 +1,7 @@
-"""Writes docs/reference.md, or the file named as an argument, from the magics' help and the docstrings: `make docs`."""
+"""`make docs` runs this script. It writes docs/reference.md from the magics' help and the docstrings.
+
+The page can be written to another file, which is then given as an argument.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ HEAD = """# Reference
 [Magics](#magics) · [Python](#python) · [Shards](#shards) · [Checkpoints](#checkpoints) · [Petastorm](#petastorm) ·
 [TFRecord](#tfrecord) · [Errors](#errors) · [Settings](#settings)
 """
-# Taken from their own modules, because these can be imported without Petastorm.
+# These are taken from the modules that define them, which can be imported even if Petastorm is not installed.
 PETASTORM = (
     readers.make_reader,
     readers.make_batch_reader,
@@ -32,13 +35,14 @@ PETASTORM = (
     converter.SparkDatasetConverter,
     readers.check_transform,
 )
-# Users create objects of these classes. Objects of other classes are returned by functions.
+# Users create objects of these classes, so the page shows what the classes take as arguments. Objects of the other
+# classes are returned by functions.
 MADE_BY_USERS = {
     "HorovodRunner",
     "MirroredStrategyRunner",
     "TorchDistributor",
 }
-# Methods that have no underscore, but are called only by other modules of the package.
+# Methods that the page leaves out: their names have no underscore, but only other modules of the package call them.
 INSIDE = {"taking", "batches", "chunks", "ended", "handed_out", "read", "saves_in"}
 SETTINGS = {
     "SPARKRING_HOME": "The folder for runs, which are saved in its subfolder `runs`. Default: `sparkring` in your data "
@@ -56,7 +60,7 @@ SETTINGS = {
 
 
 def reference() -> str:
-    """The whole page."""
+    """Return the text of the whole page."""
     settings = "\n".join(f"| `{name}` | {what} |" for name, what in SETTINGS.items())
     parts = [
         HEAD,
@@ -79,7 +83,7 @@ def reference() -> str:
 
 
 def _magics() -> Iterator[tuple[str, str, Callable[..., Any]]]:
-    """What `%load_ext sparkring` adds to IPython: cell magics, then line magics, in the order of their names."""
+    """Yield the magics that `%load_ext sparkring` adds: cell magics, then line magics, each kind sorted by name."""
     from IPython.core.interactiveshell import InteractiveShell
     from traitlets.config import Config
 
@@ -97,7 +101,7 @@ def _public() -> list[str]:
 
 
 def _described(name: str, thing: Any) -> str:
-    """The entry of a function, or the entries of a class and its members."""
+    """Return the entry of a function, or the entries of a class and of its members."""
     if not inspect.isclass(thing):
         return _entry(name, _signature(thing), thing)
     takes = _signature(thing) if thing.__name__ in MADE_BY_USERS else ""
@@ -105,7 +109,7 @@ def _described(name: str, thing: Any) -> str:
 
 
 def _members(owner: type) -> list[str]:
-    """The entries of a class's methods and properties that have a docstring."""
+    """Return the entries of those methods and properties of a class that have a docstring."""
     found = []
     for name, member in vars(owner).items():
         told = inspect.getdoc(member)
@@ -119,7 +123,7 @@ def _members(owner: type) -> list[str]:
 
 
 def _signature(function: Any) -> str:
-    """The parameters' names and defaults. The docstrings say what their types are."""
+    """Return the parameters with their defaults, but without types: the docstrings describe the types."""
     found = inspect.signature(function)
     bare = [each.replace(annotation=inspect.Parameter.empty) for each in found.parameters.values()]
     bare = bare[1:] if bare and bare[0].name == "self" else bare

@@ -1,4 +1,4 @@
-"""sparkring: a notebook cell becomes a ring of ranks.
+"""sparkring runs a notebook cell as a ring of ranks.
 
     %load_ext sparkring
 
@@ -6,8 +6,8 @@
     import horovod.tensorflow.keras as hvd
     hvd.init()
 
-Names are imported when they are first used, so that `import sparkring` is fast on the driver and
-on the ranks.
+The package's public names are imported from their modules only when they are first used. So `import sparkring` is
+fast on the driver and on the ranks.
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ def __dir__() -> list[str]:
 
 
 def load_ipython_extension(ipython: Any) -> None:
-    """`%load_ext sparkring`: register the magics, their completion, and the sparkdl import paths."""
+    """`%load_ext sparkring` calls this: register the magics and their completion, and make `import sparkdl` work."""
     from sparkring.notebook import extension
 
     extension.load(ipython)
 
 
 def unload_ipython_extension(ipython: Any) -> None:
-    """`%unload_ext sparkring`: remove the magics."""
+    """`%unload_ext sparkring` calls this: remove the magics, and end the runs and gangs that they have started."""
     from sparkring.notebook import extension
 
     extension.unload(ipython)

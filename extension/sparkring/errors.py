@@ -1,11 +1,11 @@
-"""Every error that sparkring raises, in one tree.
+"""The classes of sparkring's errors, in one tree.
 
     SparkringError
     ├── OptionsError         a magic's line or an argument is invalid
     ├── CaptureError         a name that the cell reads cannot be found or sent to the ranks
     ├── LaunchError          the ranks could not be started
     │   ├── SlotsError       … because Spark has too few task slots
-    │   └── MemberLost       … because a member died or stopped responding before its rank was up
+    │   └── MemberLost       … because a member, which starts a rank, died or stopped responding
     ├── RunFailed            a rank failed; says which, where and why
     │   ├── RunTimeout       … because the time limit passed (also a TimeoutError)
     │   └── ResultError      … because a value could not be returned
@@ -32,7 +32,7 @@ class SparkringError(Exception):
     """The root of sparkring's errors."""
 
     def _render_traceback_(self) -> list[str]:
-        """IPython's hook for showing an exception: only its name and message, without sparkring's frames."""
+        """Return what IPython is to show for this error: its name and message, without sparkring's frames."""
         return [f"{type(self).__name__}: {self}"]
 
 
@@ -43,7 +43,7 @@ class OptionsError(SparkringError, ValueError):
 class CaptureError(SparkringError):
     """A name that the cell reads does not exist, or its value cannot be sent to the ranks.
 
-    `line` is the line in the cell as the notebook shows it (the magic's own line is 1), if known.
+    `line` is the number of the line in the cell, None if it is not known. Line 1 is the line of the magic.
     """
 
     def __init__(self, message: str, *, line: int | None = None) -> None:
@@ -60,7 +60,7 @@ class SlotsError(LaunchError):
 
 
 class MemberLost(LaunchError):
-    """A member died, or could not be reached, before its rank was up."""
+    """A member (the process that starts a rank) died, or could not be reached, before its rank was up."""
 
 
 class RunFailed(SparkringError):

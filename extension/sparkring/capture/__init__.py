@@ -1,1 +1,1 @@
-"""Captures what a cell needs: the names that it reads, packed for the ranks, unless the ranks already have them."""
+"""Finds the names of the notebook that a cell reads, and packs the values that the ranks do not have yet."""

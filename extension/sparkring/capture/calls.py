@@ -1,4 +1,8 @@
-"""Checks a call of the user's function before ranks are started: its arguments, and keywords that are ambiguous."""
+"""Checks a call of the user's function before ranks are started.
+
+The function must accept the arguments, and no keyword may be both an option of sparkring and a parameter of the
+function.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +18,13 @@ R = TypeVar("R")
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """The name of a function in messages and titles."""
+    """Return the name that messages and titles use for a function."""
     found = _innermost(function)
     return getattr(found, "__qualname__", None) or type(found).__name__
 
 
 def source_of(function: Callable[..., Any]) -> str:
-    """The source of a function; empty if it is not known."""
+    """Return the source of a function, or "" if the source is not known."""
     try:
         return inspect.getsource(_innermost(function))
     except (OSError, TypeError):
@@ -28,7 +32,10 @@ def source_of(function: Callable[..., Any]) -> str:
 
 
 def names_of(function: Callable[..., Any], args: Sequence[Any]) -> list[str]:
-    """The parameter names of the positional arguments `args`; `args[2]` for an element of `*args`."""
+    """Return the parameter name of each positional argument in `args`.
+
+    The arguments that go to a parameter `*rest` are called `rest[0]`, `rest[1]` and so on.
+    """
     names: list[str] = []
     rest = "argument"
     for parameter in _parameters(function).values():
@@ -42,7 +49,8 @@ def names_of(function: Callable[..., Any], args: Sequence[Any]) -> list[str]:
 def check_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Raise OptionsError if the function cannot be called with these arguments."""
     try:
-        # The signature of the decorated function, not of the wrapped one: a decorator may change the arguments.
+        # A decorator may change the arguments, so the signature that counts is that of the decorated function, not that
+        # of the function in its `__wrapped__`.
         signature = inspect.signature(function, follow_wrapped=False)
     except (ValueError, TypeError):  # some functions written in C have no signature
         return
@@ -53,7 +61,10 @@ def check_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mappin
 
 
 def options_apart(run: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a `run(function, *args, **kwargs)` that has options: it raises OptionsError for an ambiguous keyword."""
+    """Decorate `run`, a function that is called as `run(function, *args, **kwargs)` and has keyword-only options.
+
+    The decorated `run` raises OptionsError if a keyword is ambiguous, that is, an option and a parameter of `function`.
+    """
     first, *others = inspect.signature(run).parameters.values()
     options = [each.name for each in others if each.kind is each.KEYWORD_ONLY]
 
@@ -67,7 +78,10 @@ def options_apart(run: Callable[P, R]) -> Callable[P, R]:
 
 
 def _refuse_ambiguous(who: str, function: Any, args: Sequence[Any], given: Iterable[str]) -> None:
-    """Raise OptionsError if an option in `given` is also a parameter of `function` that `args` does not set."""
+    """Raise OptionsError if `function` has a parameter with the name of an option in `given`.
+
+    Parameters that `args` or a functools.partial already sets are not ambiguous.
+    """
     parameters = _parameters(function)
     taken = set(names_of(function, args))
     if isinstance(function, functools.partial):
@@ -83,7 +97,7 @@ def _refuse_ambiguous(who: str, function: Any, args: Sequence[Any], given: Itera
 
 
 def _innermost(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function itself, or the one in a functools.partial."""
+    """Return the function itself; for a functools.partial, the function that the partial calls."""
     return _innermost(function.func) if isinstance(function, functools.partial) else function
 
 

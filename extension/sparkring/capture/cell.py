@@ -1,7 +1,7 @@
-"""Captures what a cell reads: finds the names, packs their values, and says which ones cannot be sent.
+"""Captures what a cell reads: finds the names, packs their values, and says which values cannot be sent.
 
-`--dry-run` shows the result as a table. names.py finds the names that a cell reads; picklability.py says what can be
-sent.
+`--dry-run` shows the result as a table. names.py finds the names that a cell reads; picklability.py says which values
+can be sent.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ LARGE_BYTES = 10 * 1024**2  # a larger value is worth a warning
 class Captured(NamedTuple):
     """What a cell takes from the notebook.
 
-    names: every name; first those that cannot travel, then the others, largest first.
-    payload, buffers: for `unpack_names`.
-    left_out: the names that cannot travel and that the cell may do without.
+    names: one row for each name; first the names whose values cannot be sent, then the others, largest first.
+    payload, buffers: the packed values, which `unpack_names` loads on the ranks.
+    left_out: the names whose values cannot be sent, but which the cell may not need.
     binds: the names that the cell binds when it runs to its end.
     scripts: the scripts that the cell runs; they are sent separately from the payload.
     """
@@ -45,7 +45,7 @@ class Captured(NamedTuple):
 
     @property
     def table(self) -> tuple[CapturedName, ...]:
-        """All values that are sent, and those that cannot be."""
+        """The rows for all values and scripts, including the values that cannot be sent."""
         return self.names + self.scripts
 
     @property
@@ -79,10 +79,12 @@ def capture(
 
     `provided`: names that a rank defines unless the notebook does. `reserved`: names that a rank always defines.
     `also`: names to send even if the cell does not read them. `on_ranks`: names that earlier cells have bound on the
-    ranks. `held`: names whose values the ranks have; they are not sent again. `scripts`: those that the cell runs.
+    ranks. `held`: names whose values the ranks already have, so that they are not sent again. `scripts`: the scripts
+    that the cell runs.
 
-    Raises SyntaxError. If names are defined nowhere, raises one CaptureError for all of them; otherwise, one for all
-    names that the cell needs and that cannot travel. With `dry_run`, raises no CaptureError.
+    Raise SyntaxError if the cell is not valid Python. Raise CaptureError if names are defined nowhere: one error lists
+    all of them. If every name is defined, raise one CaptureError for all names that the cell needs and whose values
+    cannot be sent. With `dry_run`, raise no CaptureError.
     """
     cell = names_read(source)
     in_strings = names_in_strings(ast.parse(source), namespace) if MARKS.search(source) else []
@@ -104,7 +106,7 @@ def capture(
     submodules = imported_submodules(cell.chains, modules.get)
 
     def stays(name: str) -> bool:
-        """Whether the notebook's value stays behind, although functions read it."""
+        """Whether the notebook's value of `name` is not sent, even if functions that are sent read the name."""
         return name in hidden or (name not in also and name in held)
 
     wanted = {name: want for name, want in wanted.items() if not stays(name)}
@@ -115,7 +117,7 @@ def capture(
     values = {name: namespace[name] for name in sorted(wanted, key=lambda name: _turn(namespace[name]))}
     packed = pack(values, namespace, stays, bound=wanted, submodules=submodules)
     rebound = {name for name in packed.problems if wanted[name].via and name in cell.bound}
-    if rebound:  # functions use these names, but on the ranks, the cell gives them values
+    if rebound:  # only functions use these names, and the cell itself binds them on the ranks, so they need not be sent
         hidden |= rebound
         values = {name: value for name, value in values.items() if name not in rebound}
         packed = pack(values, namespace, stays, bound=wanted, submodules=submodules)
@@ -158,17 +160,18 @@ def _row(
 def captured_call(
     function: object, kwargs: dict[str, Any], packed: Packed, args: Iterable[Any] = ()
 ) -> tuple[CapturedName, ...]:
-    """The rows of the table for what pack_call() has packed: the function and its arguments."""
+    """Return the rows of the table for a function and its arguments, which pack_call() has packed as `packed`."""
     values = (function, *args, *kwargs.values())
     sizes = packed.sizes.items()
     return tuple(_row(name, value, _Wanted(True), size) for (name, size), value in zip(sizes, values, strict=True))
 
 
 def _used_by(names: Iterable[str], namespace: Namespace) -> tuple[dict[str, str], dict[str, str], set[str]]:
-    """Find the notebook's names that are used by functions in the values of `names`.
+    """Find the notebook's names that the values of `names` use, through functions and annotations in these values.
 
-    Returns the names that the functions read, those in annotations that are text, and those that the functions set.
-    The first two are dicts: name → the one of `names` whose value uses it.
+    Return three things: the names that the functions read, the names in annotations that are written as text, and the
+    names that the functions set. The first two are dicts. They map each name that was found to the name whose value
+    uses it.
     """
     used: dict[str, str] = {}
     hints: dict[str, str] = {}
@@ -184,12 +187,16 @@ def _used_by(names: Iterable[str], namespace: Namespace) -> tuple[dict[str, str]
             for hint in names_in_hints_of(step.value):
                 if hint in namespace and hint not in hints and hint not in names:
                     hints[hint] = name
-                    names.append(hint)  # to find the names that it uses
+                    names.append(hint)  # so that the loop also finds the names that the value of `hint` uses
     return used, hints, written
 
 
 def _turn(value: object) -> int:
-    """The sort key for packing. Data comes first, so that its size is not counted for a function that uses it."""
+    """Return the sort key for packing: data first, then functions and classes.
+
+    If a function uses a value, the value's size counts for whichever of the two is packed first. It should count for
+    the value's own name.
+    """
     if isinstance(value, (type, types.FunctionType)):
         return 2
     return 0 if by_reference(type(value)) else 1
@@ -199,7 +206,11 @@ _Complaint: TypeAlias = tuple[int, str, str]  # line (0 if none), name, what is 
 
 
 def _missing(cell: CellNames, defined: set[str], later: set[str], also: Iterable[str]) -> list[_Complaint]:
-    """Find names that neither the notebook nor the cell defines, and no rank or function defines `later`."""
+    """Return a complaint for each name that is not defined anywhere when the cell needs it.
+
+    `defined`: the notebook's names. `later`: names that are defined on the ranks, by a rank, an earlier cell or a
+    function. `also`: names to send even if the cell does not read them.
+    """
     missing = [(0, name, f"`{name}` should be sent to the ranks, but the notebook does not define it")
                for name in also if name not in defined]  # fmt: skip
     for name, line in () if cell.star_imports else cell.immediate.items():

@@ -42,7 +42,7 @@ def is_class_body(code: types.CodeType) -> bool:
 
 
 def global_names(code: types.CodeType) -> GlobalNames:
-    """Find the module-level names of a function's or a class body's code and of all code inside it."""
+    """Find the module-level names that a function's or class body's code, or any code inside it, reads and writes."""
     reads: dict[str, int] = {}
     writes: set[str] = set()
     own: set[str] = set()  # in a class body: the names that it has bound so far
@@ -85,14 +85,14 @@ def attribute_chains(code: types.CodeType) -> set[tuple[str, ...]]:
 
 
 class Call(NamedTuple):
-    """A method call in a cell, with its positional arguments: the value of each constant, None for the others."""
+    """A method call in a cell. `arguments` has a value for each positional argument: None unless it is a constant."""
 
     method: str
     arguments: tuple[Any, ...]
 
 
 def method_calls(source: str, name: str) -> list[Call]:
-    """Find a cell's method calls on the notebook's object `name`; none if the cell itself binds the name."""
+    """Find the calls that a cell makes of methods of the notebook's object `name`; none if the cell binds the name."""
     nodes = list(ast.walk(ast.parse(source)))
     bound = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
     bound |= {node.arg for node in nodes if isinstance(node, ast.arg)}
@@ -107,13 +107,14 @@ def method_calls(source: str, name: str) -> list[Call]:
 
 
 class CellNames(NamedTuple):
-    """The names that a cell reads from outside, each with the first line that reads it, and those it binds.
+    """The names that a cell reads from the notebook, and the names that it binds.
 
-    The names of builtins are included, since the notebook may have redefined them.
+    Each name that is read is mapped to the first line that reads it, or to 0 if a script reads it. The names of
+    builtins are included, since the notebook may have redefined them.
 
-    required: names that the cell has not bound when it reads them. The line is 0 for a name that a script reads.
+    required: names that the cell has not bound when it reads them.
     optional: names that the cell may have bound when it reads them, and names whose NameError it catches.
-    immediate: those of `required` that are read outside functions, and not where a NameError is caught.
+    immediate: the names of `required` that are read outside functions, in code where no NameError is caught.
     bound: every name that the cell may bind at its top level.
     star_imports: whether the cell may bind names that its text does not show (`import *`, `exec`, `globals()`, `%run`).
     chains: the attribute chains of its code, from attribute_chains().
@@ -127,7 +128,11 @@ class CellNames(NamedTuple):
     chains: frozenset[tuple[str, ...]]
 
     def with_script(self, script: CellNames, *, inside: bool) -> CellNames:
-        """Add the names of a script that the cell runs: in the cell's namespace if `inside`, else in one of its own."""
+        """Return these names together with the names of a script that the cell runs.
+
+        With `inside`, the script runs in the cell's namespace, so its reads count as the cell's. Otherwise, it runs in
+        a namespace of its own.
+        """
         required = {name: line for name, line in self.required.items() if name not in script.bound}
         optional = {**self.optional, **self.required}
         for name in {**script.required, **script.optional} if inside else ():
@@ -155,7 +160,7 @@ def names_read(source: str) -> CellNames:
     `source` is Python, already transformed by IPython; line numbers are those in `source`. Raises SyntaxError.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the compiler repeats its warnings whenever a statement is compiled here
+        warnings.simplefilter("ignore")  # statements are compiled several times, and the compiler would warn each time
         tree = ast.parse(source, CELL)
         reader = _Reader(tree)
         reader.block(tree.body, frozenset())
@@ -197,7 +202,7 @@ class _Reader:
         for instruction, _ in instructions(code):
             if instruction.opname == "STORE_GLOBAL" or (top and instruction.opname == "STORE_NAME"):
                 self.bound.add(instruction.argval)
-                if not top:  # a function may bind it at any time
+                if not top:  # the name is bound by a function, which may run at any time
                     self.possible.add(instruction.argval)
         self.unseen |= not _UNSEEN.isdisjoint(code.co_names)
         for constant in code.co_consts:
@@ -224,7 +229,7 @@ class _Reader:
                     return self.block(body if test.value else orelse, known)
                 return _either(self.block(body, known), self.block(orelse, known))
             case ast.While(test, body, orelse):
-                self.expression(test, known)  # the first time, before the loop has bound anything
+                self.expression(test, known)  # the first test, before the loop has bound anything
                 known = self.expression(test, self.before_loop(node, known))
                 self.block(body, known)
                 self.block(orelse, known)
@@ -245,17 +250,18 @@ class _Reader:
             case ast.Match(subject, cases):
                 return self.match(self.expression(subject, known), cases)
             case ast.Break() | ast.Continue():
-                return None  # the rest of the block is not reached; after a loop, only names bound before it are known
+                return None  # the rest of the block does not run; what a loop binds never counts as known after it
             case ast.Raise():
                 self.run(node, known)
                 return None
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                # What the body reads is noted where the definition's name is read, or here if a decorator may call it.
+                # A body runs when it is called, so what it reads is noted where the name of the function or class is
+                # read. But a decorator may call it at once: then it is noted here.
                 return self.run(node, known, deferred=not node.decorator_list)
         return self.run(node, known)
 
     def try_(self, node: ast.Try, known: frozenset[str]) -> _Known:
-        """Follow `try`; a handler may start after any part of the body."""
+        """Follow `try`. A handler may start after any part of the body, so it knows only names bound before `try`."""
         broken = known - _unbound(node.body)
         after = self.guarded(node.body, known, any(map(_catches_name_error, node.handlers)))
         after = self.block(node.orelse, after)
@@ -291,8 +297,8 @@ class _Reader:
 
     def before_loop(self, node: ast.stmt, known: frozenset[str]) -> frozenset[str]:
         """Return the names that are known to be bound in every iteration of a loop, not only in the first."""
-        # An iteration may read what the previous one bound. The loop may contain a `break` of an outer loop, which
-        # compiles only inside the `while`.
+        # An iteration may read what the previous one bound. The `else` of this loop may contain a `break` of an outer
+        # loop. Without an outer loop, it would not compile, so a `while` is put around the statement.
         code = self.compile([ast.While(ast.Constant(True), [node], [])])
         self.possible |= {each.argval for each, _ in instructions(code) if each.opname == "STORE_NAME"}
         return known - _unbound([node])
@@ -319,7 +325,7 @@ class _Reader:
         """Follow code in the order of its instructions; `own` collects what a class body binds in its own scope."""
         jumps: list[int] = []
         ends: list[frozenset[str]] = []
-        shaky: dict[str, int] = {}  # bound name → the target offset of a jump that skips its binding
+        shaky: dict[str, int] = {}  # name that is bound unless a jump skips its binding → offset where the jump lands
         for instruction, line in instructions(code):
             known -= {name for name, end in shaky.items() if end <= instruction.offset}
             shaky = {name: end for name, end in shaky.items() if end > instruction.offset}
@@ -343,7 +349,8 @@ class _Reader:
             elif isinstance(name, types.CodeType):
                 self.inner(name, known, deferred)
             elif instruction.opname in ("RETURN_VALUE", "RETURN_CONST"):
-                # An expression with branches may end in any of them: only what all of them bind is known after it.
+                # An expression with branches may have a return in each branch. After the expression, only the names
+                # that are bound at every return are known.
                 ends.append(known)
         return frozenset.intersection(*ends) if ends else known
 
@@ -351,7 +358,7 @@ class _Reader:
         """Follow nested code: a class body and a comprehension run at once, a function when it is called."""
         if is_class_body(code) or code.co_name.startswith("<generic parameters"):
             self.code(code, known, deferred=deferred, own=set())
-        elif code.co_name in ("<listcomp>", "<setcomp>", "<dictcomp>"):  # before 3.12; since then, not separate code
+        elif code.co_name in ("<listcomp>", "<setcomp>", "<dictcomp>"):  # until 3.11; later, they are inline
             for name, line in global_names(code).reads.items():
                 self.read(name, line, known)
         else:
@@ -362,7 +369,7 @@ class _Reader:
                     self.read_later(name, line, known, set())
 
     def read(self, name: str, line: int, known: frozenset[str]) -> None:
-        """Note a name that is read at this point, and what the function of that name reads if it is called."""
+        """Note that `name` is read here, and what a function or class of this name reads: it may be called now."""
         if name not in known and name in (self.bound if self.guards else self.possible):
             self.optional.setdefault(name, line)
         elif name not in known:
@@ -373,7 +380,7 @@ class _Reader:
             self.read_later(inner, at, known, {name})
 
     def read_later(self, name: str, line: int, known: frozenset[str], seen: set[str]) -> None:
-        """Note a name that a function reads if it is called from here on."""
+        """Note that a function reads `name`, if it is called at this point of the cell or later."""
         if name not in known:
             (self.optional if name in self.bound else self.required).setdefault(name, line)
         if name not in seen:
@@ -389,7 +396,7 @@ def _either(one: _Known, other: _Known) -> _Known:
 
 
 def _unbound(statements: Iterable[ast.stmt]) -> set[str]:
-    """The names that statements may unbind: those of `del`, and of `except … as`."""
+    """Return the names that statements may unbind, with `del` or at the end of `except … as`."""
     names = set[str]()
     for statement in statements:
         for part in ast.walk(statement):
@@ -409,7 +416,7 @@ def _in_commands(tree: ast.AST) -> Iterator[tuple[str, int]]:
                 if texts[:1] == ["time"] and method == "run_line_magic":
                     snippets += texts[1:]
                 for snippet in snippets:
-                    with contextlib.suppress(SyntaxError):  # the braces are the shell's
+                    with contextlib.suppress(SyntaxError):  # braces that belong to the shell command are not Python
                         parts = ast.walk(ast.parse(str(snippet).strip()))
                         yield from ((part.id, node.lineno) for part in parts if isinstance(part, ast.Name))
 

@@ -1,8 +1,9 @@
 """Carries settings of the notebook's process to its ranks: import path, environment, logging, MLflow's active run.
 
-The driver gathers them for each run, and ranks apply what has changed since the previous run. So what a cell sets on
-the ranks of a warm gang stays until the notebook changes the same setting. The state is sent with the request, over the
-authenticated connection, because the environment may hold secrets.
+The driver gathers these settings for each run, and ranks apply only the settings that have changed since the previous
+run. So if a cell changes a setting on the ranks of a warm gang, the change stays until the notebook changes the same
+setting. The settings are sent with the request, over the authenticated connection, because the environment may hold
+secrets.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Any, Literal
 
 from sparkring.wire.messages import Handler, Logger, NotebookState, PathKind
 
-# Variables of a machine, a process or an installation, which would be wrong on another.
+# Environment variables that describe one machine, process or installation. They are not sent to the ranks, where their
+# values would be wrong.
 _NOT_OURS = re.compile(
     r"(CUDA_VISIBLE_DEVICES|HOME|HOSTNAME|LOGNAME|MAIL|NVIDIA_VISIBLE_DEVICES|OLDPWD|PATH|PWD|SHELL|SHLVL|TEMP|TMP|TMPDIR"
     r"|USER|VIRTUAL_ENV|_)$"
@@ -28,7 +30,7 @@ _STANDARD_LIBRARY = os.path.dirname(os.__file__)
 
 
 def gather() -> NotebookState:
-    """Return the current state of this process."""
+    """Return the current settings of this process."""
     loggers, disabled = _logging()
     entries: list[Any] = sys.path  # may hold entries that are not strings, which Python ignores
     path = [(entry, kind_of_entry(entry)) for entry in entries if isinstance(entry, str)]
@@ -36,7 +38,7 @@ def gather() -> NotebookState:
 
 
 def kind_of_entry(entry: str) -> PathKind:
-    """Whether an entry of sys.path belongs to the standard library, to installed packages, or to neither."""
+    """Return whether an entry of sys.path belongs to the standard library, to installed packages, or to neither."""
     parts = entry.rstrip(os.sep).split(os.sep)
     if "site-packages" in parts or "dist-packages" in parts:
         return "site"
@@ -51,28 +53,36 @@ def _environment_at_start() -> dict[str, str]:
             found = {name: value for name, _, value in pairs}
     except OSError:
         found = {}
-    # On other systems, or if the process has overwritten the file with its title, return the current environment.
+    # Only Linux has this file, and a process that sets its own title may overwrite the contents. Without a usable file,
+    # return the current environment.
     return found if "PATH" in found else dict(os.environ)
 
 
 _AT_START = _environment_at_start()
 
-
-_ever_changed: set[str] = set()  # variables that were sent before; they are sent again if they change back
+# The names of all variables that were ever sent. From then on, they are sent each time, so that the ranks also learn of
+# a variable that gets its first value back.
+_ever_changed: set[str] = set()
 
 
 def _environment() -> dict[str, str | None]:
-    """The variables that this process has changed since it started, without those of the machine; None if deleted."""
+    """Return the variables that have changed since this process started, with None as the value of a deleted variable.
+
+    Variables that match `_NOT_OURS` are left out.
+    """
     now: dict[str, str] = {**os.environ, **_mlflow_run()}
     if now.get("MPLBACKEND", "").startswith("module://"):
-        del now["MPLBACKEND"]  # the notebook's own backend
+        del now["MPLBACKEND"]  # such a backend of Matplotlib draws into the notebook, and is of no use on a rank
     changed = {name for name in {**_AT_START, **now} if _AT_START.get(name) != now.get(name)}
     _ever_changed.update(name for name in changed if not _NOT_OURS.match(name))
     return {name: now.get(name) for name in sorted(_ever_changed)}
 
 
 def _mlflow_run() -> dict[str, str]:
-    """The variables with which MLflow continues the notebook's active run elsewhere; empty if there is none."""
+    """Return the variables that make MLflow in another process continue the notebook's active run.
+
+    Return an empty dict if the notebook has no active run.
+    """
     mlflow = sys.modules.get("mlflow")
     active_run = getattr(mlflow, "active_run", None)
     run = active_run() if active_run is not None else None
@@ -86,7 +96,7 @@ def _mlflow_run() -> dict[str, str]:
 
 
 def _logging() -> tuple[dict[str, Logger], int]:
-    """The loggers that differ from Python's defaults, by name, and the level up to which logging is disabled."""
+    """Return the loggers that differ from Python's defaults, by name, and the level up to which logging is disabled."""
     if "logging" not in sys.modules:
         return {}, 0
     import logging
@@ -94,9 +104,11 @@ def _logging() -> tuple[dict[str, Logger], int]:
     root = logging.getLogger()
     found: dict[str, Logger] = {}
     for name, logger in {"": root, **root.manager.loggerDict}.items():
-        # A logger of another class is made by its module on import, and must not exist on the rank before that.
+        # Skip a logger of a class other than Python's own. A module makes such a logger when the module is imported. If
+        # the rank had already made a logger of that name, the module would get this one, which is of the wrong class.
         if not isinstance(logger, logging.Logger) or type(logger) not in (logging.Logger, logging.RootLogger):
             continue
+        # A module that is imported on a rank sets up its logger's handlers itself, so these handlers are not sent.
         of_module = name.partition(".")[0] in sys.modules and name != "__main__"
         # `level` and `propagate` are plain attributes, which users may set to anything: `propagate = 0` is common.
         told = Logger(_level(logger.level), bool(logger.propagate), None if of_module else _handlers(logger))
@@ -107,7 +119,7 @@ def _logging() -> tuple[dict[str, Logger], int]:
 
 
 def _handlers(logger: Any) -> list[Handler]:
-    """The handlers that write to the notebook."""
+    """Return the handlers of `logger` that write to the notebook's standard output or standard error."""
     import logging
 
     streams: tuple[tuple[Literal["stdout", "stderr"], Any], ...] = (
@@ -163,9 +175,9 @@ class RankState:
             self._apply_logging(before.loggers, now)
 
     def leave_run(self) -> None:
-        """At the end of a cell, detach MLflow from the notebook's run, if the cell has continued it.
+        """Detach MLflow on this rank from the notebook's active run, if the cell that has just ended continued it.
 
-        MLflow would otherwise end the run when this process exits, while the notebook still uses it.
+        Otherwise, MLflow would end the run when this process exits, while the notebook still uses the run.
         """
         active_run = getattr(sys.modules.get("mlflow"), "active_run", None)
         run = active_run() if active_run is not None else None
@@ -178,7 +190,8 @@ class RankState:
             if value is None:
                 if changed:
                     os.environ.pop(name, None)
-            elif changed or name not in os.environ:  # MLflow deletes MLFLOW_RUN_ID once it has read it
+            # An unchanged variable may be missing: MLflow deletes MLFLOW_RUN_ID once it has read the variable.
+            elif changed or name not in os.environ:
                 os.environ[name] = value
 
     def _apply_logging(self, before: Mapping[str, Logger], now: NotebookState) -> None:
@@ -209,10 +222,13 @@ class RankState:
 
 
 def import_path(own: Sequence[str], notebook: Sequence[Sequence[str]], *, same_python: bool) -> list[str]:
-    """A rank's sys.path: the notebook's entries in their order, if they exist on the rank.
+    """Return a rank's sys.path, made from the rank's own entries and the notebook's entries.
 
-    A rank that runs another Python has its own standard library and packages in the place of the notebook's. Entries
-    that were shipped to the rank come first. The rank's other entries come last.
+    The entries that were shipped to the rank come first. The notebook's entries follow in their order, as far as they
+    exist on the rank. The rank's remaining entries come last.
+
+    If the rank runs another Python than the notebook, it keeps its own standard library and installed packages: their
+    entries take the places of the notebook's entries of the same kind.
     """
     known = {entry for entry, _ in notebook}
     kinds = {entry: kind_of_entry(entry) for entry in own}

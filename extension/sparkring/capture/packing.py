@@ -2,8 +2,8 @@
 
 One pickler writes all values one after another, so an object that two names share is also shared on the rank. Functions
 of the notebook get the rank's own `__main__` as their globals, in place of the notebook's, and keep their source
-lines. The notebook's classes and functions that values need are defined in this `__main__`, too: pickle finds them by
-name.
+lines. If a value needs a class or a function of the notebook, this class or function is sent along and defined in the
+rank's `__main__`, because pickle looks for it there by its name.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Callabl
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """cloudpickle's pickler, but it refuses what must not be sent, and gives functions the rank's namespace.
 
-    `stays(name)` says whether a name of the notebook is left behind when functions that use it travel.
+    Functions take along the notebook's variables that they use, except those for which `stays(name)` is true.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     ) -> None:
         super().__init__(stream, protocol=5, buffer_callback=self._within)
         self.buffers: list[memoryview] = []
-        self.last: object = None  # the object whose packing began last; if packing fails, the culprit
+        self.last: object = None  # the object whose packing began last: when packing fails, this object is the cause
         self.met: set[str] = set()  # the notebook's names that packed values need in `__main__`
         self._namespace, self._stays = namespace, stays
         self._kinds: dict[type, Kind | None] = {}
@@ -85,14 +85,15 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._files: dict[str, _CodeFile] = {}
         self._memory = memory
         self._reducers: dict[type, tuple[Reducer, ...]] = {}
-        # Stand-ins for closure cells, by id: functions that share a cell in the notebook also share it on the rank.
+        # Stand-ins for closure cells, by the id of the cell. Two functions that share a cell in the notebook get the
+        # same stand-in, so that they also share a cell on the rank.
         self._cells: dict[int, StandIn] = {}
         if namespace is not None:
             # This tells cloudpickle which dict the functions get as their globals when they are loaded.
             self.globals_ref[id(namespace)] = StandIn(rank_namespace)
 
     def _within(self, buffer: pickle.PickleBuffer) -> bool:
-        """Whether a buffer goes into the stream. Large ones are sent separately, so that they need not be copied."""
+        """Return whether a buffer goes into the stream. Large buffers are sent separately, and so are not copied."""
         raw = buffer.raw()
         if raw.nbytes >= APART_BYTES:
             self.buffers.append(raw)
@@ -100,7 +101,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def reducer_override(self, value: Any) -> Any:
         self.last = value
-        if value is sys.stdout or value is sys.stderr:  # a kernel's cannot be packed; the rank uses its own instead
+        # The streams of a notebook's kernel cannot be packed: the rank uses its own streams in place of them.
+        if value is sys.stdout or value is sys.stderr:
             return getattr, (sys, "stdout" if value is sys.stdout else "stderr")
         cls = type(value)
         if cls not in self._kinds:
@@ -114,7 +116,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if cls is types.CodeType and (file := self._files.get(value.co_filename)) and file.text:
             return code_with_lines, (file.lines, *self.dispatch_table[types.CodeType](value))
         if cls is not types.ModuleType and issubclass(cls, types.ModuleType) and by_reference(value):
-            return importlib.import_module, (value.__name__,)  # cloudpickle knows plain modules only
+            # cloudpickle packs plain modules only, not those whose type is a subclass of ModuleType.
+            return importlib.import_module, (value.__name__,)
         if cls in (functools._lru_cache_wrapper, typing.NewType, typing.TypeVar) and value.__module__ == "__main__":
             # These would be pickled as their names, which the rank's `__main__` does not have yet.
             if cls is typing.NewType:
@@ -147,7 +150,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def _complete(self, function: types.FunctionType, state: dict[str, Any]) -> None:
         """Complete the state of a function that is sent by value: add what cloudpickle overlooks, remove what stays."""
         code, carried = function.__code__, state["__globals__"]
-        for name in global_names(code).reads:  # also those that a class body inside the function reads
+        # cloudpickle overlooks, for example, names that are read only by a class body inside the function.
+        for name in global_names(code).reads:
             if name in function.__globals__:
                 carried[name] = function.__globals__[name]
         submodules = {module.__name__ for module in state["_cloudpickle_submodules"]}
@@ -164,7 +168,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def _complete_class(cls: type, reduced: tuple[Any, ...]) -> None:
-    """Add what cloudpickle drops: the outer class in the qualified name, and `__slots__` as the class defines them."""
+    """Add to the packed class `reduced` what cloudpickle drops.
+
+    This is the name of the outer class, for a class that is defined inside another one, and the original `__slots__`.
+    """
     _, (*_, options, _, _), (attributes, _), *_ = reduced
     if "." in cls.__qualname__:
         attributes["__qualname__"] = cls.__qualname__
@@ -179,15 +186,16 @@ class _CodeFile:
 
     def __init__(self, filename: str) -> None:
         self.text = source_text(filename)
-        self.lines = StandIn(keep_lines, filename, self.text)  # one object, so that it is written once
+        # All functions of the file refer to this one stand-in, so pickle writes the lines only once.
+        self.lines = StandIn(keep_lines, filename, self.text)
         self._names: list[StringName] | None = None
 
     def names_in_strings(self, code: types.CodeType, namespace: Namespace) -> set[str]:
-        """The notebook's names in strings that `code` evaluates or fills in."""
+        """Return the notebook's names in those strings that `code` evaluates, or fills in as templates."""
         if self._names is None:
             self._names = []
             if MARKS.search(self.text):
-                with contextlib.suppress(SyntaxError):  # a file that has changed since
+                with contextlib.suppress(SyntaxError):  # the file may have changed since its code was compiled
                     self._names = names_in_strings(ast.parse(self.text), namespace)
         within = range(code.co_firstlineno, _last_line(code) + 1)
         return {each.name for each in self._names if each.line in within and each.name in namespace}
@@ -203,14 +211,16 @@ class Along(NamedTuple):
 
     via: str
     size_bytes: int | None
-    problem: Problem | None  # why it cannot be sent, if so; this is not an error, since it may not be needed
+    # Why the value cannot be sent; None if it can. A problem does not stop the run, since the value may not be needed.
+    problem: Problem | None
 
 
 @dataclass(frozen=True)
 class Packed:
     """The packed values in `payload`, their `sizes` in bytes by name, and the `problems` of those that cannot travel.
 
-    `buffers` are the memory of large values, which is not in `payload`. `along` has further names that the values need.
+    `buffers` are the memory of large values, which is not in `payload`. `along` has what was packed in addition, by
+    name, because the values need it.
     """
 
     payload: bytes
@@ -228,10 +238,14 @@ def pack(
     bound: Collection[str] = (),
     submodules: Iterable[str] = (),
 ) -> Packed:
-    """Pack `values` in their order, and then what they need. A value's size is what it adds to the values before it.
+    """Pack `values` in their order, and then the classes and functions of `namespace` that these values need.
 
-    Functions whose globals are `namespace` get the rank's namespace; names for which `stays` is true stay behind.
-    `bound` are the names that the rank's `__main__` has anyway; `submodules` are imported on the rank.
+    The size of a value does not count what has already been packed with the values before it.
+
+    namespace: the notebook's. Functions that have it as their globals get the rank's namespace in place of it.
+    stays: tells whether a name of `namespace` is not sent, although functions use it.
+    bound: names that are not sent along for values that need them, because the rank's `__main__` has them anyway.
+    submodules: the names of modules that are imported on the rank.
     """
     kinds = {name: kind for name, value in values.items() if (kind := kind_of(value))}
     problems = {name: Problem(f"`{name}` is {kind.noun}", kind.advice) for name, kind in kinds.items()}
@@ -251,7 +265,7 @@ def pack(
             try:
                 pickler.dump(name)
                 pickler.dump(value)
-            except Exception as error:  # whatever the user's own __reduce__ raises
+            except Exception as error:  # a class's own `__reduce__` may raise anything
                 # The pickler's memo now refers to bytes that were never written: begin again without this value.
                 problem = diagnose(name, value, error, pickler.last)
                 if via:
@@ -270,17 +284,19 @@ def pack(
                     queue.append((met, namespace[met], name))
         else:
             if not blocks and (blocks := memory.shared()):
-                continue  # pack again with arrays as views of blocks; only once, because packing may make new arrays
+                # Pack again, with arrays that share memory as views of blocks. Do so only once: packing may itself make
+                # new arrays that share memory, and so the search for blocks might never end.
+                continue
             return Packed(stream.getvalue(), sizes, problems, tuple(pickler.buffers), along)
 
 
 def pack_call(
     function: Callable[..., Any], kwargs: dict[str, Any], namespace: Namespace | None, args: Sequence[Any] = ()
 ) -> Packed:
-    """Pack a function and its arguments. Functions whose globals are `namespace` get the rank's `__main__`.
+    """Pack a function and its arguments. Functions that have `namespace` as their globals get the rank's `__main__`.
 
-    `sizes` has the function first, then `args` by the names of their parameters, then `kwargs`. Raises CaptureError if
-    one of them cannot travel.
+    The `sizes` of the result have the function first, then `args` by the names of their parameters, then `kwargs`.
+    Raises CaptureError if the function or an argument cannot be sent.
     """
     name = getattr(function, "__name__", None) or type(function).__name__
     hidden = ipython_names(namespace) if namespace is not None else frozenset()
@@ -306,7 +322,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _load(payload: Buffer, namespace: Namespace, buffers: Iterable[Buffer]) -> Iterator[tuple[str, Any]]:
-    """Yield the packed values by name; put the further names that they need into `namespace`."""
+    """Yield the name and the value of everything that was to be packed; put what was sent along into `namespace`."""
     unpickler = _Unpickler(payload, namespace, buffers)
     own_builtins = namespace.get("__builtins__", builtins)
     try:
@@ -318,7 +334,7 @@ def _load(payload: Buffer, namespace: Namespace, buffers: Iterable[Buffer]) -> I
                 break
             try:
                 value = unpickler.load()
-            except Exception as error:  # whatever the value's class raises when it is rebuilt
+            except Exception as error:  # the value's class may raise anything when the value is rebuilt
                 problem = f"{type(error).__name__}: {error}"
                 raise CaptureError(
                     f"`{name}` arrived, but could not be loaded on this rank. {problem}. The modules that it needs "
@@ -329,20 +345,20 @@ def _load(payload: Buffer, namespace: Namespace, buffers: Iterable[Buffer]) -> I
             else:
                 namespace[name] = value
     finally:
-        namespace["__builtins__"] = own_builtins  # cloudpickle has put its own there
+        namespace["__builtins__"] = own_builtins  # cloudpickle replaces this entry when it loads a function
 
 
 def unpack_names(payload: Buffer, namespace: Namespace, buffers: Iterable[Buffer] = ()) -> None:
-    """On a rank: load what `capture` has packed, and put it into `namespace`, the rank's `__main__.__dict__`.
+    """Load, on a rank, the values that pack() has packed. Put them into `namespace`, the dict of the rank's `__main__`.
 
-    If a value cannot be loaded here, for example because a module is missing, raises CaptureError with its name.
+    Raises CaptureError, with the name of the value, if a value cannot be loaded: a module may be missing on the rank.
     """
     for name, value in _load(payload, namespace, buffers):
         namespace[name] = value
 
 
 def unpack_call(payload: Buffer, buffers: Iterable[Buffer] = ()) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """On a rank: load what `pack_call` has packed; errors as in `unpack_names`.
+    """Load, on a rank, a call that pack_call() has packed. Raises the same errors as unpack_names().
 
     Returns the function, with its positional arguments bound to it, and the keyword arguments.
     """

@@ -1,4 +1,4 @@
-"""What can be sent to the ranks and what cannot, and the path from a name to the object at fault."""
+"""Decides which values can be sent to the ranks. For a value that cannot, finds which object inside it is the cause."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Namespace = dict[str, object]
 
 
 class Problem(NamedTuple):
-    """Why a value cannot travel. `what` names the offending object by its path; `advice` is the next step."""
+    """Why a value cannot be sent. `what` names the object that is the cause; `advice` says what the user can do."""
 
     what: str
     advice: str
@@ -32,7 +32,7 @@ class Problem(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """A kind of object that must not travel: what to call it, and what to do instead."""
+    """A kind of object that must not be sent: `noun` names the kind, and `advice` says what the user can do instead."""
 
     noun: str
     advice: str
@@ -51,8 +51,9 @@ _CUDA = Kind("a tensor in a GPU's memory", "move it with `.cpu()`, and back with
 
 _IPYTHON = ("IPython", "ipykernel", "dbruntime")  # dbruntime has Databricks' display()
 
-# The key is the first part of the module's name, and the class's name. So nothing has to be imported to recognise a
-# class, and classic and connect sessions, of Spark 3 and 4, have the same key. Subclasses are found by their bases.
+# A key has two parts: the first part of the name of a class's module, and the name of the class. So a class is
+# recognised without an import, and the same key stands for the SparkSession of Spark 3 and of Spark 4, in its classic
+# and in its connect form. The class of a value may also be a subclass of one that is listed.
 _KINDS: dict[tuple[str, str], Kind] = {
     ("pyspark", "SparkSession"): Kind("a SparkSession", _DRIVER),
     ("pyspark", "SparkContext"): Kind("a SparkContext", _DRIVER),
@@ -71,16 +72,16 @@ _KINDS: dict[tuple[str, str], Kind] = {
     ("builtins", "generator"): Kind("a generator", _ONCE),
     ("builtins", "coroutine"): Kind("a coroutine", _ONCE),
     ("builtins", "async_generator"): Kind("an async generator", _ONCE),
-    ("torch", "Tensor"): _CUDA,  # if it is in a GPU's memory
+    ("torch", "Tensor"): _CUDA,  # kind_of() returns it only for a tensor that is in a GPU's memory
     ("IPython", "InteractiveShell"): Kind("the notebook's own shell", "call `get_ipython()` in the cell"),
 }
-# The types of values that pickle writes as a module and a name.
+# Pickle writes a value of these types as the names of its module and of the value, under which it is found on loading.
 FOUND_BY_NAME = (type, types.FunctionType, functools._lru_cache_wrapper, typing.NewType, typing.TypeVar)
 _IN_MEMORY = {("_io", "StringIO"), ("_io", "BytesIO")}  # files that are plain data
 
 
 def kind_of_type(cls: type) -> Kind | None:
-    """Recognise a type whose values must not be packed."""
+    """Return the kind of a type whose values must not be packed; None for other types."""
     names = [(_root(str(base.__module__)), base.__qualname__) for base in cls.__mro__]
     if not _IN_MEMORY.isdisjoint(names):
         return None
@@ -88,7 +89,7 @@ def kind_of_type(cls: type) -> Kind | None:
 
 
 def kind_of(value: object) -> Kind | None:
-    """Recognise, by its type, a value that must not be packed even if pickle can pack it."""
+    """Return the kind of a value that must not be packed, even if pickle could pack it; None for other values."""
     kind = kind_of_type(type(value))
     return None if kind is _CUDA and not getattr(value, "is_cuda", False) else kind
 
@@ -101,14 +102,15 @@ def type_name(value: object) -> str:
     """Name a value's type as its users do: `numpy.ndarray`, but `list`, and `Net` for a class of the notebook."""
     cls = type(value)
     if issubclass(cls, types.ModuleType):
-        return "module"  # also a lazily loaded one
+        return "module"  # also for a lazily loaded module, whose type is a subclass of ModuleType
     return cls.__qualname__ if cls.__module__ in ("builtins", "__main__") else f"{cls.__module__}.{cls.__qualname__}"
 
 
 def by_reference(value: object) -> bool:
-    """Whether a value is a module, or a function or class that the rank can import by its name."""
+    """Return whether a value is a module, or a function or class that the rank can import by its name."""
     if issubclass(type(value), types.ModuleType):
-        # Unlike vars(), getattr() also gets the name of a lazily loaded module (`from tensorflow import keras`).
+        # The name of a lazily loaded module, such as that of `from tensorflow import keras`, is found with getattr(),
+        # but not in vars().
         return sys.modules.get(getattr(value, "__name__", "")) is not None
     if not issubclass(type(value), (type, types.FunctionType, types.BuiltinFunctionType)):
         return False
@@ -143,7 +145,8 @@ def ipython_names(namespace: Namespace, names: Iterable[str] = ()) -> frozenset[
     def foreign(value: object) -> bool:
         if isinstance(value, types.MethodType):
             value = value.__self__
-        if isinstance(value, types.FunctionType):  # `__module__` does not tell: IPython's `open` has the builtin's
+        # The `__module__` of a function may mislead: IPython's `open` has that of the builtin `open`.
+        if isinstance(value, types.FunctionType):
             return _root(str(value.__globals__.get("__name__"))) in _IPYTHON
         return _root(str(type(value).__module__)) in _IPYTHON
 
@@ -163,12 +166,13 @@ class Refused(Exception):
 
 
 class Step(NamedTuple):
-    """One object of a walk, and how it was reached from the object at index `parent` of the walk."""
+    """One object of a walk, and how it was reached from its parent: `parent` is the index of the parent in the walk."""
 
     value: object
     parent: int
     how: Literal["root", "inside", "global", "variable", "class"]
-    label: str  # inside: what follows the parent's path, such as `.loader` or `[3]`; else the name
+    # If `how` is "inside", the text that follows the parent's path, such as `.loader` or `[3]`; otherwise, a name.
+    label: str
 
 
 _Child = tuple[Literal["inside", "global", "variable", "class"], str, object]
@@ -177,9 +181,10 @@ _WIDTH = 10_000  # at most this many items of one container are looked at
 
 
 def walk(root: object, *, limit: int, enters: Callable[[object], bool] = lambda value: True) -> Iterator[Step]:
-    """Walk over at most `limit` objects without running their code. The walk is breadth-first: paths are the shortest.
+    """Yield `root` and the objects that it holds, directly or indirectly, without running their code.
 
-    An object for which `enters` is false is yielded, but what it holds is not.
+    The walk ends after at most `limit` objects. It is breadth-first, so each object is reached by a shortest path. An
+    object for which `enters` is false is yielded, but what it holds is not.
     """
     steps = [Step(root, -1, "root", "")]
     seen = {id(root)}
@@ -200,9 +205,10 @@ def walk(root: object, *, limit: int, enters: Callable[[object], bool] = lambda 
 
 
 def _children(value: Any) -> Iterator[_Child]:
-    # By type(), not isinstance(), which would ask a proxy object what it pretends to be.
+    # isinstance() would ask a proxy object for its class, and get that of another object; type() gets the real class.
     cls = type(value)
-    if kind_of(value):  # it is itself at fault; a walk into a SparkSession would go too far
+    # Such a value is itself the cause. What it holds is not searched: in a SparkSession, this would go too far.
+    if kind_of(value):
         return
     if issubclass(cls, types.FunctionType):
         if not by_reference(value):
@@ -229,7 +235,7 @@ def _of_function(function: types.FunctionType) -> Iterator[_Child]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             yield "variable", name, cell.cell_contents
-        except ValueError:  # not bound yet
+        except ValueError:  # the variable has no value yet
             continue
     yield "inside", ".__defaults__", function.__defaults__
     yield "inside", ".__kwdefaults__", function.__kwdefaults__
@@ -252,13 +258,14 @@ def _of_instance(value: Any, cls: type) -> Iterator[_Child]:
     for base in cls.__mro__:
         for name, member in vars(base).items():
             if type(member) is types.GetSetDescriptorType and name == "__dict__":
-                # A proxy that poses as another class raises TypeError before wrapt 2, and AttributeError since.
+                # A proxy of wrapt, which poses as another class, raises TypeError before wrapt 2 and AttributeError
+                # from wrapt 2 on.
                 with contextlib.suppress(TypeError, AttributeError):
                     yield from (("inside", f".{key}", item) for key, item in member.__get__(value, cls).items())
             elif type(member) is types.MemberDescriptorType:  # __slots__, and the fields of types written in C
                 try:
                     yield "inside", f".{name}", member.__get__(value, cls)
-                except AttributeError:  # not set
+                except AttributeError:  # the attribute has no value
                     continue
     if not by_reference(cls):
         yield "class", cls.__name__, cls
@@ -271,7 +278,11 @@ def _short(key: object) -> str:
 
 
 def _path(name: str, root: object, culprit: object) -> tuple[list[str], str]:
-    """Find how `culprit` is reached from `root`: clauses such as "`train` uses the notebook's `state`", and a path."""
+    """Find how `culprit` is reached from `root`, which is the value of `name`.
+
+    Returns clauses, such as "`train` uses the notebook's `state`", and the path from the last object that the clauses
+    name to the culprit, such as `state.lock`. The path is empty if the culprit is not found.
+    """
     steps: list[Step] = []
     for step in walk(root, limit=200_000):
         steps.append(step)
@@ -297,7 +308,7 @@ def _path(name: str, root: object, culprit: object) -> tuple[list[str], str]:
 
 
 def diagnose(name: str, root: object, error: Exception, culprit: object) -> Problem:
-    """Say why `root`, the value of `name`, could not be packed; `culprit` is the object whose packing began last."""
+    """Return why `root`, the value of `name`, could not be packed; `culprit` is the object whose packing began last."""
     if isinstance(error, RecursionError) or isinstance(error.__cause__, RecursionError):
         return Problem(f"`{name}` is nested too deeply to be packed", "flatten it, or save it to a file")
     kind = error.kind if isinstance(error, Refused) else kind_of(culprit)

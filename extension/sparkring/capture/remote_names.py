@@ -1,8 +1,8 @@
-"""Which of the notebook's names have a value on the ranks of a warm gang, and which value is newer.
+"""Records which names have a value on the ranks of a warm gang, and tells whether the notebook's value is newer.
 
-A cell takes a name from the notebook unless the ranks have the newer value: one that a cell bound there, or that was
-sent before and has not changed in the notebook since. So a cell finds the model that an earlier cell has trained, and
-`lr = 0.01` in the notebook takes effect in the next cell.
+A cell uses the ranks' value of a name if an earlier cell gave the name this value on the ranks, or if the value was
+sent to them earlier. But if the notebook's value has changed since then, the notebook's value is sent. So a cell finds
+the model that an earlier cell has trained, and `lr = 0.01` in the notebook takes effect in the next cell.
 """
 
 from __future__ import annotations
@@ -27,16 +27,21 @@ class Held:
         self._ranks_with: dict[str, set[int]] = {}
         self._notebook: Mapping[str, Any] = {}
         self._seen: dict[str, _Print] = {}
-        self._now: dict[str, _Print] = {}  # made since the last beside(); kept, as hashing a large value takes a while
+        # The fingerprints that were made since the last call of beside(). They are kept, because to make one of a large
+        # value again takes a while.
+        self._now: dict[str, _Print] = {}
         self._asked_for: frozenset[int] = frozenset()
 
     @property
     def names(self) -> set[str]:
-        """The names that some rank has."""
+        """Return the names that have a value on at least one rank."""
         return set(self._ranks_with)
 
     def beside(self, notebook: Mapping[str, Any], ranks: Iterable[int]) -> Container[str]:
-        """The names whose values on `ranks` are to be used; `in` computes whether a name is one of them."""
+        """Return a container of the names whose values on `ranks` are to be used, and not those in `notebook`.
+
+        The operator `in` computes for a name whether it is one of them.
+        """
         self._notebook, self._asked_for = notebook, frozenset(ranks)
         self._now.clear()
         return self
@@ -50,7 +55,7 @@ class Held:
         return seen is not None and seen.is_of(self._notebook[name]) and seen == self._print(name)
 
     def bound(self, names: Iterable[str], ranks: Iterable[int]) -> None:
-        """Note that `ranks` have bound or received `names`, so the notebook's current values are not newer."""
+        """Record that `ranks` have bound or received `names`, so that the notebook's present values are not newer."""
         for name in names:
             now = self._print(name) if name in self._notebook else None
             there = self._ranks_with.setdefault(name, set())
@@ -68,7 +73,7 @@ class Held:
 
 
 class _Print:
-    """A fingerprint of a value: which object it was, and a digest of its content if that can be compared."""
+    """A fingerprint of a value: which object it was, and a digest of its content, if the content can be compared."""
 
     def __init__(self, value: Any) -> None:
         try:
@@ -78,7 +83,7 @@ class _Print:
         self._content = _content(value)
 
     def is_of(self, value: Any) -> bool:
-        """Whether this is a fingerprint of the object `value` itself."""
+        """Return whether this is a fingerprint of the object `value` itself."""
         return (self._identity() is value) if isinstance(self._identity, weakref.ref) else self._identity == id(value)
 
     def __eq__(self, other: object) -> bool:
@@ -93,18 +98,22 @@ class _Print:
 
 
 def _content(value: Any) -> bytes:
-    """A digest of plain data, or of the plain attributes of an object whose class the notebook defines; else b''."""
+    """Return a digest of a plain value, or of the plain attributes of an object whose class the notebook defines.
+
+    Return b'' for other values, and for values that cannot be pickled.
+    """
     if not _is_plain(value):
         if type(value).__module__ != "__main__" or isinstance(value, type):
             return b""
-        attributes = vars(value) if type(value).__dictoffset__ else {}  # without calling a `__getattr__` of its class
+        # For an object without a `__dict__`, vars() would call the `__getattr__` of its class.
+        attributes = vars(value) if type(value).__dictoffset__ else {}
         value = {name: item for name, item in attributes.items() if _is_plain(item)}
     buffers: list[pickle.PickleBuffer] = []
     try:
         found = hashlib.sha256(pickle.dumps(value, protocol=5, buffer_callback=buffers.append))
         for buffer in buffers:  # the contents of arrays; CRC-32 takes a third of SHA-256's time
             found.update(zlib.crc32(buffer.raw()).to_bytes(4, "big"))
-    except Exception:  # something in it cannot be pickled: only the value's identity is compared
+    except Exception:  # something in the value cannot be pickled: only the value's identity is compared
         return b""
     return found.digest()
 

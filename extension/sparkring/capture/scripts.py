@@ -19,14 +19,15 @@ from pathlib import Path
 from sparkring.errors import OptionsError
 from sparkring.wire.messages import Script as Script
 
-# Words as a shell would split them, with their quotes.
+# One word of a line that is split as a shell would split it; the word keeps its quotes.
 _WORD = re.compile(r"""(?:[^\s"'\\]|\\.|"(?:\\.|[^"\\])*"|'[^']*'|["'\\])+""")
 _QUOTED = re.compile(r"""["'\\]""")
+# The options of IPython's %run that need a part of the notebook's IPython, and the name of that part.
 _ELSEWHERE = {flag: of for flags, of in (("db", "debugger"), ("plrsTD", "profiler"), ("tN", "timer")) for flag in flags}
 
 
 def find_script(line: str, expand: Callable[[str], str], transform: Callable[[str], str]) -> Script:
-    """The script of a `%run` line.
+    """Read the script that a `%run` line names, and return it with the options and arguments of the line.
 
     `expand` fills in the notebook's variables in the path; `transform` turns IPython cells into Python. Raises
     OptionsError, which says what is wrong with the line or with the script.
@@ -56,9 +57,9 @@ def find_script(line: str, expand: Callable[[str], str], transform: Callable[[st
 
 
 def read_script(written: str, transform: Callable[[str], str] | None = None) -> Script:
-    """Read the script at a path; OptionsError if it cannot be read or is not Python."""
+    """Read the script at a path. Raises OptionsError if the script cannot be read or is not Python."""
     path = os.path.abspath(os.path.expanduser(written))
-    if not os.path.exists(path) and os.path.isfile(f"{path}.py"):  # as IPython does
+    if not os.path.exists(path) and os.path.isfile(f"{path}.py"):  # the suffix may be left out, as in IPython
         written, path = f"{written}.py", f"{path}.py"
     try:
         data = Path(path).read_bytes()
@@ -75,7 +76,10 @@ def read_script(written: str, transform: Callable[[str], str] | None = None) -> 
 
 
 def split_arguments(text: str, *, patterns: bool) -> list[str]:
-    """Split the arguments as a shell would, with `~` and unquoted patterns expanded."""
+    """Split the text of a script's arguments as a shell would, with `~` expanded.
+
+    With `patterns`, also replace an unquoted pattern, such as `*.csv`, by the names of the files that match it.
+    """
     found: list[str] = []
     for word in _WORD.findall(text):
         value = os.path.expanduser(_unquoted(word))
@@ -85,7 +89,7 @@ def split_arguments(text: str, *, patterns: bool) -> list[str]:
 
 
 def _parsed(line: str) -> tuple[set[str], str, str]:
-    """The flags of a `%run` line, its script or module, and the text of the script's arguments."""
+    """Return the flags of a `%run` line, its script or module, and the text of the script's arguments."""
     flags: set[str] = set()
     for word in _WORD.finditer(line):
         text = word[0]
@@ -101,7 +105,7 @@ def _parsed(line: str) -> tuple[set[str], str, str]:
 
 
 def _flag(flag: str) -> str:
-    """Return the flag; OptionsError if it is unknown or does not work on ranks."""
+    """Return the flag. Raises OptionsError if the flag is unknown or does not work on ranks."""
     if flag in _ELSEWHERE:
         raise OptionsError(f"-{flag} needs the {_ELSEWHERE[flag]} of the notebook's IPython: leave it out")
     if flag not in ("--", "n", "i", "e", "G", "m"):
@@ -119,11 +123,11 @@ def _unquoted(word: str) -> str:
 
 
 def _find_module(name: str) -> None:
-    """Raise OptionsError if the module's top-level package does not exist; the package is not imported."""
+    """Raise OptionsError if the module's top-level package does not exist, without importing the package."""
     top = name.partition(".")[0]
     try:
         found = importlib.util.find_spec(top) if top else None
-    except ValueError:  # a module without a spec
+    except ValueError:  # the module is loaded, but has no spec: treat it as missing
         found = None
     if found is None:
         raise OptionsError(f"there is no module {name}")
@@ -137,7 +141,7 @@ def _decoded(path: str, data: bytes) -> str:
 
 
 def _checked(name: str, source: str) -> str:
-    """Return `source`; OptionsError if it is not Python. Code for IPython may have `await` outside functions."""
+    """Return `source`. Raises OptionsError if it is not Python. Code for IPython may have `await` outside functions."""
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT if is_for_ipython(name) else 0
     try:
         with warnings.catch_warnings():
@@ -151,7 +155,7 @@ def _checked(name: str, source: str) -> str:
 
 
 def _cells(path: str, data: bytes) -> list[tuple[str, str]]:
-    """The code cells of a notebook, each with a name for tracebacks."""
+    """Return the code cells of a notebook, as pairs of a name for tracebacks and the code."""
     try:
         cells = enumerate(json.loads(data)["cells"], 1)
         return [(f"{path} cell {n}", "".join(cell["source"])) for n, cell in cells if cell["cell_type"] == "code"]
@@ -160,5 +164,5 @@ def _cells(path: str, data: bytes) -> list[tuple[str, str]]:
 
 
 def is_for_ipython(path: str) -> bool:
-    """Whether a script's code is for IPython, and so may contain `%` and `!` lines."""
+    """Return whether a script's code is for IPython, and so may contain `%` and `!` lines."""
     return re.search(r"\.ipy(nb( cell \d+)?)?$", path, re.IGNORECASE) is not None

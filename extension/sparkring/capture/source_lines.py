@@ -15,17 +15,25 @@ MOST_CHARS = 1_000_000  # a longer cell probably holds data; its lines are not s
 
 
 def source_text(filename: str) -> str:
-    """Return the lines that code with this file name was compiled from; '' if they are not known, or too long."""
+    """Return the source that code with this file name was compiled from; '' if it is not known, or too long."""
     linecache.checkcache(filename)  # a script may have changed on disk
     text = "".join(linecache.getlines(filename))
     return text if len(text) <= MOST_CHARS else ""
 
 
 def keep_lines(filename: str, text: str) -> None:
-    """Put the lines of `filename` into linecache, without a modification time: checkcache() keeps such entries."""
+    """Put the lines of `filename` into linecache.
+
+    The entry has no modification time, because linecache.checkcache() would otherwise look for the file, and drop the
+    entry.
+    """
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
 
 
 def code_with_lines(lines: None, make: Callable[..., types.CodeType], parts: tuple[Any, ...]) -> types.CodeType:
-    """Make a code object. `lines` is a stand-in for keep_lines(), which pickle has called before it calls this."""
+    """Make a code object with `make(*parts)`, after pickle has put its source lines into linecache.
+
+    The stand-in that is packed as `lines` does the latter: pickle unpacks the arguments before it calls this function,
+    and so calls keep_lines() first. That call returns None.
+    """
     return make(*parts)

@@ -1,8 +1,9 @@
 """Finds names of the notebook in text: in strings that are evaluated as code, in templates, and in annotations.
 
-Only strings in places that use the notebook's variables count, such as an argument of eval(), or of `query()` in
-`df.query("x > @limit")`. A word in a docstring or in printed text does not cause data to be sent. Names in annotations
-that are text are looked up on the ranks by `typing.get_type_hints`.
+A string is searched only if code uses it in a way that reads the notebook's variables, such as an argument of eval(),
+or of `query()` in `df.query("x > @limit")`. So a word in a docstring or in printed text does not cause data to be sent.
+
+An annotation may be a string, too. `typing.get_type_hints` looks up the names in this string on the ranks.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from typing import NamedTuple
 
 from sparkring.capture.names import IMPLICIT, names_read
 
-MARKS = re.compile(r"\b(?:eval|exec|query|evaluate|globals|locals|vars)\b")  # text without these need not be searched
+# Code that contains none of these words need not be searched.
+MARKS = re.compile(r"\b(?:eval|exec|query|evaluate|globals|locals|vars)\b")
 
+# A call of one of these functions returns a dict of variables.
 _SCOPES = ("globals", "locals", "vars")
-_AT = re.compile(r"(?<![\w@])@([A-Za-z_]\w*)")  # pandas' mark for a variable
-_PERCENT = re.compile(r"%\(([A-Za-z_]\w*)\)")
+_AT = re.compile(r"(?<![\w@])@([A-Za-z_]\w*)")  # a variable in a query of pandas: `@limit`
+_PERCENT = re.compile(r"%\(([A-Za-z_]\w*)\)")  # a variable in a template: `%(limit)s`
 
 
 class StringName(NamedTuple):
@@ -41,7 +44,10 @@ def names_in_strings(tree: ast.AST, values: Mapping[str, object]) -> list[String
 
 
 class _Strings:
-    """The strings of one tree: literals, strings that are assigned to a name, and those of the notebook."""
+    """The strings of one tree, and the names in them.
+
+    A string may be a literal in the tree, a literal that the tree assigns to a name, or a variable of the notebook.
+    """
 
     def __init__(self, tree: ast.AST, values: Mapping[str, object]) -> None:
         self.nodes = list(ast.walk(tree))
@@ -63,7 +69,7 @@ class _Strings:
                     yield StringName(name, getattr(node, "lineno", 0))
 
     def at(self, node: ast.AST) -> Iterable[str]:
-        """The names in the strings that a node uses."""
+        """Return the names in the string that `node` evaluates or fills in; none if it does neither."""
         match node:
             case ast.Call(ast.Name("eval" | "exec"), [code, *_]):
                 return _in_code(self.text(code))
@@ -89,7 +95,7 @@ class _Strings:
         return ()
 
     def text(self, node: ast.AST) -> str:
-        """The text of an expression, as far as it is known; '' if it is not."""
+        """Return the text of an expression, as far as it is known without running the code; '' if it is not known."""
         match node:
             case ast.Constant(str(text)):
                 return text
@@ -107,7 +113,7 @@ class _Strings:
 
 
 def _is_scope(node: ast.AST) -> bool:
-    """Whether a node is a call of `globals()`, `locals()` or `vars()`."""
+    """Return whether a node is a call of `globals()`, `locals()` or `vars()`."""
     match node:
         case ast.Call(ast.Name(name), [], []):
             return name in _SCOPES
@@ -134,7 +140,7 @@ def _in_format(text: str) -> Iterable[str]:
 
 
 def names_in_hints_of(value: object) -> set[str]:
-    """The names in those annotations of a function or a class that are text or contain text."""
+    """Return the names in the annotations of a function or a class, if an annotation is a string or contains one."""
     if not isinstance(value, (type, types.FunctionType)):
         return set()
     try:
@@ -146,7 +152,10 @@ def names_in_hints_of(value: object) -> set[str]:
 
 
 def names_in_hints(source: str) -> set[str]:
-    """The names in a cell's annotations that are text. With `from __future__ import annotations`, all are text."""
+    """Return the names in those annotations of a cell that are strings.
+
+    With `from __future__ import annotations`, all annotations are strings.
+    """
     found: set[str] = set()
     tree = ast.parse(source)
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
@@ -174,5 +183,6 @@ def _texts(annotations: Iterable[object]) -> Iterator[str]:
 
 
 def _in_hint(text: str) -> Iterator[str]:
-    with contextlib.suppress(SyntaxError):  # the text need not be a type: it may be in typing.Annotated or Literal
+    # A string in an annotation need not be a type: in typing.Annotated or typing.Literal, it may be any text.
+    with contextlib.suppress(SyntaxError):
         yield from (part.id for part in ast.walk(ast.parse(text.strip(), mode="eval")) if isinstance(part, ast.Name))

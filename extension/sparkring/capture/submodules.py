@@ -1,6 +1,7 @@
-"""Finds submodules that the notebook has imported, and that code reaches through a package: `a.b.x` after `import a.b`.
+"""Finds the submodules that code uses through their package, such as `a.b` in code that reads `a.b.x`.
 
-A module is sent as its name. Importing a package on a rank does not import its submodules, so their names are sent too.
+The ranks are sent only the names of modules, and import the modules themselves. A rank that imports the package `a`
+need not get `a.b` with it, even if the notebook has imported both. So the names of such submodules are sent as well.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ missing: dict[str, str] = {}  # on a rank: submodules that could not be imported
 
 
 def imported_submodules(chains: Iterable[tuple[str, ...]], value_of: Callable[[str], object]) -> set[str]:
-    """Find the submodules that attribute chains reach. A chain counts only if its first name is that of a module."""
+    """Return the names of the imported submodules that occur in `chains`: for `("a", "b", "x")`, perhaps `a.b`.
+
+    `value_of` returns the value of a chain's first name. A chain is skipped if this value is not a module.
+    """
     found: set[str] = set()
     for root, *attributes in chains:
         module = value_of(root)
@@ -30,7 +34,7 @@ def imported_submodules(chains: Iterable[tuple[str, ...]], value_of: Callable[[s
 
 
 def import_submodule(name: str) -> None:
-    """Import a submodule. If this fails, note it in `missing`: it matters only to code that uses the submodule."""
+    """Import a submodule. A failure is only noted in `missing`, because the code may never use the submodule."""
     try:
         importlib.import_module(name)
         missing.pop(name, None)

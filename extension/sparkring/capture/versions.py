@@ -15,7 +15,7 @@ from typing import NamedTuple
 import sparkring
 
 _MODULES = ("horovod", "tensorflow", "keras", "torch", "pyspark", "numpy", "petastorm", "pyarrow")
-# For modules that a package with another name may provide: the packages to look for.
+# Some modules can come from packages with other names: for each such module, these are the packages to look for.
 _PACKAGES = {
     "tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "tensorflow-macos", "tf-nightly"),
     "sklearn": ("scikit-learn",),
@@ -24,14 +24,14 @@ _PACKAGES = {
 
 @functools.cache  # the search takes some milliseconds, which would slow a short cell on a warm gang
 def versions() -> tuple[tuple[str, str], ...]:
-    """Names and versions of Python, of sparkring and of the frameworks that are installed; none is imported."""
+    """Return the names and versions of Python, sparkring and the installed packages of `_MODULES`, importing none."""
     found = ((name, _version_of(name)) for name in _MODULES)
     ours = ("python", platform.python_version()), ("sparkring", sparkring.__version__)
     return (*ours, *((name, version) for name, version in found if version))
 
 
 def show_versions(*modules: str) -> None:
-    """Print in one line the versions of Python and of `modules`, such as "tensorflow"; none is imported.
+    """Print in one line the versions of Python and of `modules`, such as "tensorflow", without importing them.
 
     Without arguments, print what the record of a run contains: the versions of Python and sparkring, and of the
     packages for frameworks, Spark and data formats that are installed.
@@ -42,7 +42,7 @@ def show_versions(*modules: str) -> None:
             ("python", platform.python_version()),
             *((name, _version_of(name) or _by_files(name)) for name in modules),
         )
-    print(" · ".join(f"{name} {version or 'not installed'}" for name, version in found))  # noqa: T201  its purpose
+    print(" · ".join(f"{name} {version or 'not installed'}" for name, version in found))  # noqa: T201  meant to print
 
 
 def _by_files(module: str) -> str:
@@ -73,7 +73,7 @@ def _home(value: object) -> str:
 
 @functools.cache  # it searches all installed packages
 def installed() -> dict[str, str]:
-    """The versions of this Python's installed packages, by the names of their modules."""
+    """Map each top-level module that this Python's packages provide to the version of its package."""
     return {module: _version(packages[0]) for module, packages in metadata.packages_distributions().items()}
 
 
@@ -97,6 +97,6 @@ def _version_of(module: str) -> str:
 
 def _version(package: str) -> str:
     try:
-        return metadata.version(package) or ""  # a broken installation has none
+        return metadata.version(package) or ""  # None if the package's metadata is broken
     except metadata.PackageNotFoundError:
         return ""

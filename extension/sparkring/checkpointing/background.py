@@ -12,9 +12,10 @@ _on_their_way: dict[Flight, None] = {}  # oldest first; a failed save stays here
 
 
 class Flight:
-    """One save in a thread of its own; wait() raises its error.
+    """One save in a thread of its own. If the save fails, wait() raises its error.
 
-    The thread is started before it has work: a thread that starts takes the GIL, and the training would wait for it.
+    The thread is started at once, and then waits for depart(). A thread that starts takes the GIL: if depart() had to
+    start it, the training, which continues after depart(), would be held up.
     """
 
     def __init__(self) -> None:
@@ -69,5 +70,5 @@ def finish() -> None:
 
 @atexit.register
 def _at_exit() -> None:
-    with contextlib.suppress(Exception):  # a failure was reported when it happened; nobody could catch its error here
+    with contextlib.suppress(Exception):  # the save has already reported its error, and here nobody could catch it
         finish()

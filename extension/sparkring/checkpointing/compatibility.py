@@ -33,12 +33,15 @@ def saved_words(entry: Entry, now: float) -> str:
 
 
 def stamp_after(stamps: list[int]) -> int:
-    """The stamp of an attempt that begins now: ms since 1970, but larger than `stamps` even if the clock went back."""
+    """Return the stamp of an attempt that begins now: the time in ms since 1970.
+
+    If the clock was set back, the stamp is later than this time: it is always larger than all of `stamps`.
+    """
     return max([int(time.time() * 1000), *(stamp + 1 for stamp in stamps)])
 
 
 def _body(code: str) -> list[str]:
-    """The lines of a cell without the line of its magic: other options do not count as a change of the cell."""
+    """Return the lines of a cell without its %% magic: a change of the magic's options does not change the cell."""
     lines = [line.rstrip() for line in code.splitlines()]
     return lines[1:] if code.startswith("%%") else lines
 

@@ -18,8 +18,8 @@ from sparkring.runtime.storage import Location, locate
 class Directory:
     """A run's directory of checkpoints, and the checkpoint that the run continues from.
 
-    `first` is this checkpoint, None if there is none. `lineage` is the same in all checkpoints of one training.
-    No other training may use the directory at the same time.
+    `first` is the checkpoint to continue from, or None. `lineage` is an id that all checkpoints of one training share,
+    even if several runs have saved them. No other training may use the directory at the same time.
     """
 
     def __init__(self, location: Location, first: Entry | None, stamps: list[int]) -> None:
@@ -30,7 +30,11 @@ class Directory:
         self.lineage = commit.lineage if commit is not None else f"{stamp_after(stamps)}"
 
     def last(self, record: RunRecord) -> Last:
-        """The newest checkpoint of this training that is known to be complete, from a listing or from the ranks."""
+        """Return the newest complete checkpoint of this training.
+
+        A checkpoint counts as complete if a listing of the directory shows that it is, or if the ranks reported it and
+        the run has not since removed it or found it damaged.
+        """
         gone = {each.saved.name for each in record.checkpoints if each.state != "committed"}
         known = {
             each.saved.name
@@ -40,7 +44,8 @@ class Directory:
         if self.first is not None:
             known.add(self.first.name)
         entries: dict[str, Entry] = {}
-        # If listing fails, the ranks' reports are enough. Ranks that cannot read the directory report that themselves.
+        # If the directory cannot be listed, the checkpoints that the ranks have reported must do. If the ranks cannot
+        # read the directory either, they will fail with an error of their own.
         with contextlib.suppress(OSError, CheckpointError):
             entries = {entry.name: entry for entry in folder.listing(self.location)}
         there = tuple(sorted({*known, *entries} - gone))
@@ -79,11 +84,13 @@ class Directory:
 def open_directory(
     path: str, size: int, code: str, data: Mapping[str, str], *, fresh: bool = False, resume: bool = False
 ) -> Directory:
-    """The directory at `path`, for a run of `size` ranks. `data` has the versions of the cell's data sets, by name.
+    """Return the directory at `path`, for a run of `size` ranks. `data` maps the cell's data sets to their versions.
 
-    With `fresh`, the run does not continue from a checkpoint. Otherwise, CheckpointError if the newest checkpoint has
-    shards for another number of ranks or, without `resume`, if the cell or its data have changed since it was saved.
-    Also raises CheckpointError if the directory cannot be read, and PathError if `path` is invalid.
+    With `fresh`, the run does not continue from a checkpoint. Without `fresh`, it continues from the newest one, and
+    CheckpointError is raised if that checkpoint has shards for another number of ranks. CheckpointError is also raised
+    if the cell or its data have changed since the checkpoint was saved, unless `resume` is set.
+
+    Raises CheckpointError if the directory cannot be read, and PathError if `path` is invalid.
     """
     location = locate(path)
     try:

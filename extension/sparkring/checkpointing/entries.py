@@ -1,10 +1,11 @@
 """The entries of a directory of checkpoints, as plain data.
 
-    DIR/00000120.1795294802123-0/       step; stamp of the attempt that saved it; number of the save in the attempt
-        rank-0.safetensors              what a rank wrote, in one go; without sharding, only rank 0 writes
+    DIR/00000120.1795294802123-0/       a checkpoint, named STEP.STAMP-NUMBER
+        rank-0.safetensors              the state that rank 0 saved; with sharding, there is such a file for each rank
         commit.json                     written last, with sizes and digests: without it, the folder is not a checkpoint
 
-Later attempts have larger stamps, so the newest checkpoint has the largest (stamp, number), whatever its step.
+STAMP identifies the attempt that saved the checkpoint, and NUMBER counts the saves of this attempt from 0. Later
+attempts have larger stamps, so the newest checkpoint has the largest (STAMP, NUMBER), whatever its STEP.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _NAME = re.compile(r"(\d{8,})\.(\d{10,})-(\d+)")
 
 
 class Name(NamedTuple):
-    """A checkpoint's name: its step, its attempt's stamp, and the number of the save in the attempt."""
+    """A checkpoint's name: its step, the stamp of the attempt that saved it, and its number in this attempt."""
 
     step: int
     stamp: int
@@ -53,7 +54,8 @@ class File(NamedTuple):
 class Commit(NamedTuple):
     """What commit.json says. `time` is in Unix seconds; `size` is the number of ranks that trained.
 
-    `data` has the version of each data set whose position is saved, by name. `sharded`: every rank has its own file.
+    `sharded` tells whether each rank wrote a file of its own. `lineage` is an id that all checkpoints of one training
+    share. `data` maps the name of each data set whose position is saved to the version of this data set.
     """
 
     step: int
@@ -73,7 +75,10 @@ class Commit(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A checkpoint: "committed" is complete (judged by file sizes), "partial" has no commit, "corrupt" is damaged."""
+    """A checkpoint. Its state is "committed" if all files have the right sizes, "partial" if it has no commit.json.
+
+    Otherwise its state is "corrupt": a file is missing or damaged.
+    """
 
     name: str
     state: State
@@ -94,7 +99,7 @@ class Entry(NamedTuple):
 class Last(NamedTuple):
     """The checkpoint from which a new attempt continues; `name` is '' if there is none.
 
-    `there` has the names of all checkpoints that the driver knows. `commit` is None if it could not be read.
+    `there` has the names of all checkpoints that the driver knows. `commit` is None if the driver could not read it.
     """
 
     name: str = ""
@@ -124,7 +129,7 @@ def best(entries: list[Entry] | tuple[Entry, ...], metric: str, mode: Literal["m
         for entry in entries
         if entry.state == "committed"
         and entry.commit is not None
-        # false without a value, and for NaN, which is neither better nor worse than another value
+        # This skips a checkpoint without a value, or whose value is NaN: NaN cannot be compared with other values.
         and entry.commit.metrics.get(metric, float("nan")) == entry.commit.metrics.get(metric)
     ]
     return max(scored)[2] if scored else None

@@ -27,15 +27,17 @@ _SEALED = re.compile(rb'\{"digest": "(' + ALGORITHM.encode() + rb':[0-9a-f]{32})
 _WITHOUT_FOLDERS = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"}
 _DATA = re.compile(r"rank-\d+\.safetensors")
 
-# By directory and name: the size, times and etag of commit.json when it was read, and its contents.
+# The commit.json files that have been read, by directory and checkpoint name. Each is stored with the size, times and
+# etag that it had: if these are still the same, the file need not be read again.
 _remembered: dict[str, dict[str, tuple[tuple[str, ...], Commit]]] = {}
 
 
 class Folder(NamedTuple):
     """A checkpoint's folder as the storage lists it.
 
-    `sizes` has the sizes of its files by name. `commit` has the size, times and etag of its commit.json; None if it has
-    none. `changed` is when something in it last changed, in Unix seconds; 0.0 where the storage does not tell.
+    `sizes` maps the names of the files in the folder to their sizes. `commit` has the size, times and etag of
+    commit.json, or is None if the folder has no commit.json. `changed` is the last time at which something in the
+    folder changed, in Unix seconds; it is 0.0 if the storage does not tell.
     """
 
     sizes: dict[str, int]
@@ -44,10 +46,12 @@ class Folder(NamedTuple):
 
 
 def listing(directory: Location) -> list[Entry]:
-    """The checkpoints in `directory`, newest first; other files are skipped.
+    """Return the checkpoints in `directory`, newest first; [] if the directory is missing. Other files are skipped.
 
-    Reads the commits and compares the sizes of files; check() reads their contents. On a mount, what another machine
-    has just written may not be visible yet. [] if the directory is missing; CheckpointError if it cannot be read.
+    A checkpoint counts as complete if its files have the sizes that its commit.json lists. Their contents are not read:
+    check() does that. On a mount, a file that another machine has just written may not be visible yet.
+
+    Raises CheckpointError if the directory cannot be read.
     """
     key = directory.url
     known, now = _remembered.get(key, {}), {}
@@ -72,7 +76,7 @@ def listing(directory: Location) -> list[Entry]:
 
 
 def folders(directory: Location) -> dict[str, Folder]:
-    """The folders of checkpoints in `directory`, complete or not, as the storage lists them, by name."""
+    """Return the folders in `directory` that are named like checkpoints, by name; some may be incomplete."""
     found: dict[str, Folder] = {}
     with in_words(f"the checkpoints in {directory.written} cannot be read"):
         directory.fs.invalidate_cache()  # fsspec caches listings without a time limit
@@ -93,12 +97,12 @@ def folders(directory: Location) -> dict[str, Folder]:
 
 
 def unfinished(directory: Location) -> dict[str, float]:
-    """The names of the folders that have no commit, each with the time of its last change, as in Folder."""
+    """Map the name of each folder without a commit.json to the time of its last change, as in `Folder.changed`."""
     return {name: found.changed for name, found in folders(directory).items() if found.commit is None}
 
 
 def look(directory: Location, name: str) -> Entry | None:
-    """The checkpoint of this name, read without a listing; None if it has no commit."""
+    """Return the checkpoint `name`, or None if it has no commit.json. This works even if a listing does not show it."""
     commit = None
     try:
         commit = read_commit(directory, name)
@@ -201,7 +205,8 @@ def remove(directory: Location, entry: Entry) -> None:
     folder = directory / entry.name
     files = [file.name for file in entry.commit.files] if entry.commit else [data(0)]
     parts = [part(rank) for rank in range(1, len(files))]
-    # One by one: if the listing is stale, rm() stops at the first file that is missing.
+    # The files are removed one by one. rm() of the folder would first list the files, and if this listing is stale,
+    # rm() stops at the first file that no longer exists.
     for name in (COMMIT, *files, *parts):
         with contextlib.suppress(FileNotFoundError):
             folder.fs.rm_file((folder / name).path)
@@ -228,7 +233,7 @@ def in_words(what: str) -> Iterator[None]:
 
 
 def told(error: Exception) -> str:
-    """A file system's error as a sentence, and what to do."""
+    """Describe a file system's error in a sentence, followed by advice on what the user can do."""
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     number = getattr(error, "errno", None)
     if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
@@ -299,7 +304,10 @@ def content_of(commit: Commit) -> dict[str, Any]:
 
 
 def commit_of(content: dict[str, Any]) -> Commit:
-    """The commit from what content_of() returned. KeyError, TypeError or ValueError if it is not a commit."""
+    """Return the commit from which content_of() made `content`.
+
+    Raises KeyError, TypeError or ValueError if `content` does not describe a commit.
+    """
     files = tuple(File(str(name), int(size), str(digest)) for name, size, digest in content["files"])
     for file in files:
         if not _DATA.fullmatch(file.name) or not file.digest.startswith(f"{ALGORITHM}:"):
@@ -310,7 +318,7 @@ def commit_of(content: dict[str, Any]) -> Commit:
 
 
 def _unlike(commit: Commit, sizes: dict[str, int]) -> str:
-    """Say which file is missing or has another size than when it was written; '' if none."""
+    """Say which file of `commit` is missing or has another size than in `sizes`; '' if all are as they were written."""
     for file in commit.files:
         if file.name not in sizes:
             return f"{file.name} is missing"

@@ -1,4 +1,4 @@
-"""Checkpoints of other tools. They are recognised only by their names, so it is unknown whether one is complete."""
+"""Checkpoints of other tools. They are recognised by the names of their files, so they may be incomplete or damaged."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ _SUFFIXES: tuple[tuple[str, Kind], ...] = (
 )
 _SHARD = re.compile(r"(.+)\.data-(\d{5})-of-(\d{5})")
 _SAVED_MODEL = ("saved_model.pb", "saved_model.pbtxt")
-# The checkpoint from which Keras' BackupAndRestore continues, in a folder below the one that it was given.
+# BackupAndRestore of Keras saves the checkpoint from which it continues as chief/ckpt-1 or worker_0/ckpt-1, say, in the
+# folder that the user gave it.
 _BACKUP = re.compile(r"(?:(.*)/)?(?:chief|worker_\d+)/ckpt-\d+")
 
 
@@ -68,7 +69,10 @@ def recognised(files: Iterable[Seen]) -> list[Other]:
 
 
 def _prefix(prefix: str, parts: list[Seen]) -> Other | None:
-    """A TensorFlow checkpoint in several files; None for an .index file alone, which any tool may have written."""
+    """Return the TensorFlow checkpoint whose files, `parts`, begin with `prefix`.
+
+    Return None if there is only an .index file, because any tool may have written it.
+    """
     shards = [shard for part in parts if (shard := _SHARD.fullmatch(part.path))]
     if not shards:
         return None

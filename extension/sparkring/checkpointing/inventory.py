@@ -44,9 +44,10 @@ class Inventory(NamedTuple):
 
 
 def directory_of(value: Any, name: str) -> Location:
-    """The directory that `value` names: a path, a URL, or the result of checkpoints(…). `name` is what the user wrote.
+    """Return the directory that `value` names: `value` is a path, a URL, or the result of sparkring.checkpoints(…).
 
-    Raises OptionsError if `value` names no directory, and PathError.
+    `name` is what the user wrote. Raises OptionsError if `value` names no directory, and PathError if its path or URL
+    is invalid.
     """
     written = getattr(value, "directory", value)
     if not isinstance(written, str | os.PathLike):
@@ -60,7 +61,10 @@ def directory_of(value: Any, name: str) -> Location:
 
 
 def names_directory(value: Any) -> bool:
-    """Whether to suggest a variable with this value as a directory; strings are left out, since there are too many."""
+    """Whether to suggest a variable with this value as a directory.
+
+    Strings are never suggested, although they can be paths: most strings in a notebook are something else.
+    """
     return isinstance(value, os.PathLike) or type(value).__name__ == "Store"
 
 
@@ -89,7 +93,11 @@ def inventory(
 
 
 def _checked(location: Location, entries: list[Entry], say: Callable[[int, int, int, int], None]) -> list[Entry]:
-    """Read all bytes of the committed `entries`, and mark damaged ones. Leave out damaged ones that are gone by now."""
+    """Read all bytes of the committed `entries`, and return `entries` with the damaged ones marked as "corrupt".
+
+    A run may remove a checkpoint while it is read, which looks like damage. Therefore a damaged checkpoint is left out
+    of the result if it no longer exists.
+    """
     from sparkring.checkpointing.folder import check as what_is_wrong
     from sparkring.checkpointing.folder import listing
 

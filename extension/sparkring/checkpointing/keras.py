@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 class Positioned:
-    """A data set with the position that is to be saved.
+    """Stands for `data` in a state that is saved, with `position` as the position of the data set.
 
-    The data set's own position is ahead of the training, because TensorFlow reads ahead.
+    The data set's own position cannot be saved: it is ahead of the training, because TensorFlow reads ahead.
     """
 
     def __init__(self, data: Shards, position: Any) -> None:
@@ -42,19 +42,20 @@ def resume(store: Store, model: Any, data: Shards | None = None, every: str | in
     every: "epoch", or a number of batches. A save that is due at an epoch's last batch is made at the epoch's end. With
         "epoch", a checkpoint has the metrics of the epoch, including validation; otherwise, the metrics so far.
 
-    Pass the callback's `initial_epoch` to fit(), which would start there without it, too. The callback's `history` has
-    the metrics of all epochs by name. If training continues within an epoch, fit() reads only the rest of this epoch,
-    and the epoch's metrics cover only this rest. So pass no `steps_per_epoch`, or else repeat() the data set.
+    Pass the callback's `initial_epoch` to fit(). (fit() would begin at this epoch even without it, because the callback
+    tells Keras where to begin.) The callback's `history` has the metrics of all epochs by name. If training continues
+    within an epoch, fit() reads only the rest of this epoch, and the epoch's metrics cover only this rest. So pass no
+    `steps_per_epoch`, or else repeat() the data set: Keras could expect more batches than the data set has left.
 
-    The training continues with exactly the same numbers: weights, optimizer, learning rate, loss scale and random
-    layers (Dropout and similar layers draw from generators whose states can be saved). Every row of the epoch is read
-    once. In three cases, the numbers differ, but the training is as good: the model or its data draw from tf.random
-    without a generator in a tf.function; operations add numbers in varying order, as on GPUs; or the number of ranks
-    has changed. On ranks that do not save, random layers draw numbers of their own. Without `data`, the data set that
-    is passed to fit() decides what is read in the rest of an epoch. Under a strategy with several replicas, `data` is
-    refused, and random layers are not changed. With Keras 3, the backend must be TensorFlow, callbacks count the
-    batches of a continued epoch from 0, and fit() must be given `data.as_tf(…)` itself, not a data set made from it
-    with map().
+    The training continues with exactly the numbers that it would have had without the interruption. For this, a
+    checkpoint has the weights, the optimizer with its learning rate and loss scale, and the states of the generators
+    from which Dropout and similar layers draw. Every row of the epoch is read once. In three cases, the numbers differ,
+    but the training is as good: the model or its data use tf.random in a tf.function without a generator; operations
+    add numbers in varying order, as on GPUs; or the number of ranks has changed. On ranks that do not save, random
+    layers draw numbers of their own, not those of the rank that saved. Without `data`, the data set that is passed to
+    fit() decides what is read in the rest of an epoch. Under a strategy with several replicas, `data` is refused, and
+    random layers are not changed. With Keras 3, the backend must be TensorFlow, callbacks count the batches of a
+    continued epoch from 0, and fit() must be given `data.as_tf(…)` itself, not a data set made from it with map().
 
     Raises OptionsError, CheckpointError.
     """
@@ -85,7 +86,8 @@ def resume(store: Store, model: Any, data: Shards | None = None, every: str | in
         state["data"] = data
     step = store.restore(state)
     if data is not None and data.start.legs and not data.steps:
-        data.ended(data.epoch)  # the rest of the epoch fills no batch on this number of ranks
+        # With the current number of ranks, the rest of the epoch is too small for a batch: go on with the next epoch.
+        data.ended(data.epoch)
         state.update(epoch=state["epoch"] + 1, batch=0)
     if is_keras_3:
         bases: tuple[type, ...] = (ResumeKeras3, sys.modules["keras"].callbacks.Callback)
@@ -117,8 +119,9 @@ class Resume:
         self._count(batch + 1 - self._batch)
         self._batch = batch + 1
         steps = self.params.get("steps")
+        # After an epoch's last batch, nothing is saved here, because on_epoch_end() then saves, with more metrics.
         if self._due() and not (steps and self._batch >= steps):
-            self._save(self._epoch, self._batch, logs)  # at the epoch's end, on_epoch_end() saves, with more metrics
+            self._save(self._epoch, self._batch, logs)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         steps = self.params.get("steps")
@@ -136,7 +139,8 @@ class Resume:
         self._step += batches
         self._taken += batches
         if self._data is not None and self._taken >= self._left:
-            # Not from data.start, which may be in a later epoch already: a strategy reads ahead.
+            # The next epoch is the one after `_start`, not the one after data.start: a strategy reads ahead, so
+            # data.start may already be in a later epoch than the training.
             self._begin(type(self._start)(self._start.epoch + 1, self._start.seed))
 
     def _begin(self, start: Any) -> None:
@@ -151,7 +155,9 @@ class Resume:
         if self._data is not None:
             found["data"] = Positioned(self._data, self._data.resume(self._start).position(self._taken))
         if _read_together(self._kept_model) and world.world().rank and not getattr(self._store, "sharded", False):
-            parts.tree_of(self._kept_model)  # replicas can read averaged variables only together, so all ranks do so
+            # This rank saves nothing, but must read the model's variables when rank 0 does: variables that are averaged
+            # over the replicas can be read only by all replicas together.
+            parts.tree_of(self._kept_model)
         self._store.save(self._step, found, report.numbers(logs))
         self._saved = self._step
 
@@ -168,7 +174,7 @@ class ResumeKeras2(Resume):
         if self._data is not None:
             self._begin(self._data.start)
             if not self.params.get("steps"):
-                # The first epoch may be the rest of one, from which Keras would derive the length of all epochs.
+                # If the first epoch is only the rest of one, Keras would take its length for that of every epoch.
                 self.params["steps"] = whole_steps(self._data)
                 self._end_epoch_in_time()
         if self._first and getattr(self.model, "_training_state", None) is None:
@@ -185,13 +191,14 @@ class ResumeKeras2(Resume):
         if initial_epoch > epoch:
             return initial_epoch, 0
         if self._data is not None and not steps_per_epoch:
-            # Counted anew for this number of ranks: Keras takes the last batch's number as the length of all epochs.
+            # Keras takes the number of the last batch for the length of every epoch. So number the batches anew: with
+            # the current number of ranks, the last batch must get the number that it has in a whole epoch.
             batch = max(0, whole_steps(self._data) - self._data.steps)
         self._epoch, self._batch = epoch, batch
         return epoch, batch
 
     def _end_epoch_in_time(self) -> None:
-        """End an epoch after its last step. Keras would try another step, in which random layers would draw numbers."""
+        """Make Keras end an epoch after its last step. Keras would try one more, and random layers would draw in it."""
         step = getattr(self.model.train_function, "_sparkring", self.model.train_function)
 
         def step_if_any(iterator: Any) -> Any:
@@ -235,7 +242,7 @@ class ResumeKeras3(Resume):
             self._begin(self._data.start)
         self._epoch, self._batch = -1, 0
         if self._first:
-            self.model._initial_epoch = self._first[0]  # fit() reads it next, as it does for BackupAndRestore
+            self.model._initial_epoch = self._first[0]  # fit() reads it after on_train_begin(), for BackupAndRestore
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._epoch, self._before = epoch, 0

@@ -1,7 +1,7 @@
 """Saves the state of Keras 3's models, layers, optimizers and variables, on any of its backends, and restores it.
 
-For Keras 2 and tf-keras, tensorflow_state.py does this. Importing this module does not import Keras: a process
-that has such an object has already imported it. Tested with Keras 3.15 on TensorFlow.
+For Keras 2 and tf-keras, tensorflow_state.py does this. Importing this module does not import Keras, because a process
+that has an object of Keras has imported Keras already. Tested with Keras 3.15 on TensorFlow.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sparkring.errors import CheckpointError
 from sparkring.runtime import world
 
 _SEED = "seed_generator_state"
-# In configurations, these class names stand for values.
+# The configuration of a model uses these class names for plain values, so they are not classes to look up.
 _VALUES = ("__keras_tensor__", "__tensor__", "__numpy__", "__bytes__", "__slice__", "__ellipsis__")
 
 
@@ -69,7 +69,7 @@ def leaf(variable: Any) -> Any:
 
 
 def array(found: Any) -> Any:
-    """The NumPy array of a leaf."""
+    """Return the leaf `found` as a NumPy array."""
     if isinstance(found, Raw):
         import ml_dtypes  # Keras 3 depends on it
 
@@ -119,7 +119,8 @@ def put_layer(layer: Any, tree: dict[str, Any], path: str) -> None:
             f"{path}: the {_called(layer)} is not built yet, so the checkpoint's weights cannot be loaded. Build it, "
             "or call it once."
         )
-    # A rank that restores another's state continues with its own seeds; otherwise both would drop the same units.
+    # A rank that restores the state of another rank keeps its own seeds. With equal seeds, the Dropout layers of both
+    # ranks would drop the same units.
     own_seeds = [] if tree["rank"] == world.world().rank else _seeds(layer)
     kept = [leaf(variable) for variable in own_seeds]
     what = f"the {_called(layer)}"
@@ -137,11 +138,12 @@ def put_layer(layer: Any, tree: dict[str, Any], path: str) -> None:
 
 
 def plain_layer(tree: dict[str, Any]) -> Any:
-    """A model made from what was saved, compiled if the saved one was; for a layer, its arrays by name.
+    """Make a new model from what was saved, and return it. It is compiled if the saved model was compiled.
 
-    A model's arrays, too, are returned by name if its configuration was not saved, or if the configuration names a
-    class or function that is neither Keras' own nor registered with it: a checkpoint must not run code. In the latter
-    case, a warning names the class or function.
+    Return the saved arrays by name instead if only a layer was saved, if the model's configuration was not saved, or if
+    Keras 3 is not installed. Also return the arrays if the configuration names a class or function that is neither
+    Keras' own nor registered with Keras, because a checkpoint must not run code. Then a warning names this class or
+    function.
     """
     by_name = VARIABLES.by_name(tree)
     architecture = tree.get("architecture")  # version 0.1 did not save it

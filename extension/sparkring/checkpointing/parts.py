@@ -1,8 +1,9 @@
 """The objects in a state, and what a checkpoint keeps of them.
 
-A state is what a training run needs to continue: dicts, lists and tuples of models, optimizers, data, numbers. Its
-tree has the same structure, but each object is replaced by a dict of what is saved of it, marked with its kind. Trees
-contain only what `tree.flatten()` accepts. A tree that is read from a file is checked against the existing objects.
+A state is what a training run needs to continue: dicts, lists and tuples of models, optimizers, data, numbers. The tree
+of a state has the same structure, but in place of each object it has a dict: what is saved of the object, and the name
+of the object's kind under the key MARK. Trees contain only what `tree.flatten()` accepts. A tree that is read from a
+file is checked against the existing objects.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ _byte_bounds: Callable[[npt.NDArray[Any]], tuple[int, int]] = (
 
 MARK = "·kind"
 _ESCAPED = "dict"  # a user's dict that itself has the key MARK
-_PIECE, _WHOLE = "piece", "torch"  # torch's tensors: those that are spread over the ranks, and others
+_PIECE, _WHOLE = "piece", "torch"  # the kinds of torch's tensors: spread over the ranks (FSDP), or not
 _STATE_DICT = "state_dict"
-_CALLED = "state"
+_CALLED = "state"  # what error messages call the whole state
 
 _AtTensor = Callable[[dict[str, Any], tuple[Any, ...], str], Any]
 
@@ -43,8 +44,8 @@ class Kind(NamedTuple):
     """How objects of one kind are saved.
 
     `take(value, path)` returns what is saved, a dict. `put(value, tree, path)` restores it, and returns the object or
-    its replacement. `plain(tree)` returns a form that can be used without the object. A `replaceable` object is a value
-    like a number: if it does not fit, the saved one replaces it.
+    its replacement. `plain(tree)` returns a form that can be used without the object. A `replaceable` object is treated
+    like a number: if what was saved does not fit into the object, a new object replaces it, without an error.
     """
 
     owns: Callable[[Any], bool]
@@ -55,9 +56,10 @@ class Kind(NamedTuple):
 
 
 def tree_of(value: Any, path: str = _CALLED) -> Any:
-    """The tree of a state.
+    """Return the tree of a state.
 
-    Its arrays are the objects' own memory wherever possible: copy them before the objects change.
+    The tree's arrays share the memory of the state's objects wherever possible. If the objects change, these arrays
+    change too, so copy the arrays before that.
     Raises CheckpointError, with the path, for an object whose state cannot be read.
     """
     if isinstance(value, _AT_ONCE):
@@ -112,7 +114,7 @@ def put_back(value: Any, tree: Any, path: str = _CALLED) -> Any:
 
 
 def plain(tree: Any) -> Any:
-    """A tree in a form that can be used without objects to restore it into.
+    """Return the contents of a tree in a form that can be used when there are no objects to restore the tree into.
 
     Tensors become tensors (this rank's piece, if they are spread over the ranks), objects with a state_dict() become
     that dict, and Keras models are made anew if possible. The caller must not use the tree's arrays afterwards.
@@ -128,9 +130,10 @@ def plain(tree: Any) -> Any:
 
 
 def memory_of(value: Any) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of a state that a file can be read into directly, by the names that flatten() gives them.
+    """Return the arrays of a state into which a file can be read directly, by the names that flatten() gives them.
 
-    Only arrays of NumPy and torch; none if TensorFlow is imported, since its arrays are not the variables' own memory.
+    These are arrays of NumPy and tensors of torch. If TensorFlow is imported, there are none: the arrays that tree_of()
+    returns for TensorFlow's variables are not the variables' own memory.
     """
     if "tensorflow" in sys.modules:
         return {}
@@ -171,7 +174,7 @@ def versions(value: Any) -> dict[str, str]:
 
 
 def _array_pairs(value: Any, tree: Any, path: str) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    """The arrays in the containers of a restored state, by their paths, each with the saved array."""
+    """Yield (path, (array, saved array)) for each array in the dicts, lists and tuples of a restored state."""
     if isinstance(value, np.ndarray) and isinstance(tree, np.ndarray):
         yield path, (value, tree)
     elif isinstance(value, dict) and isinstance(tree, dict):
@@ -230,7 +233,11 @@ def _put_items(value: list[Any] | tuple[Any, ...], tree: list[Any] | tuple[Any, 
 
 
 def _made_anew(tree: Any, path: str) -> Any:
-    """Return plain(tree), for a tree that has no object in the state. CheckpointError if the tree needs one."""
+    """Return plain(tree), for a tree that cannot be restored into an object of the state.
+
+    CheckpointError if the tree has a piece of a tensor that was spread over the ranks: a piece can be restored only
+    into a tensor that is spread in the same way.
+    """
     return plain(_with_pieces(tree, lambda piece, keys, path: torch_state.joined(piece, None, path), path))
 
 
@@ -329,7 +336,7 @@ def _take_state_dict(value: Any, path: str) -> dict[str, Any]:
 
 def _put_state_dict(value: Any, tree: dict[str, Any], path: str) -> Any:
     state: Any = plain(_for_object(value, tree["value"], path))
-    if tree["metadata"]:  # it tells torch's modules which version of them was saved
+    if tree["metadata"]:  # torch's modules read in it which version of them was saved
         state = OrderedDict(state)
         state._metadata = OrderedDict(plain(tree["metadata"]))
     try:
@@ -346,7 +353,10 @@ def _put_state_dict(value: Any, tree: dict[str, Any], path: str) -> Any:
 
 
 def _for_object(value: Any, tree: Any, path: str) -> Any:
-    """A saved state_dict() with its pieces as tensors that are spread over the ranks like the object's own tensors."""
+    """Prepare a saved state_dict() for being loaded into the object `value`.
+
+    Each piece of a tensor in it becomes a tensor that is spread over the ranks in the same way as the object's own.
+    """
     counterpart, spread = torch_state.counterparts(value), torch_state.has_pieces(value)
 
     def leave(whole: dict[str, Any], keys: tuple[Any, ...], path: str) -> Any:
@@ -363,11 +373,11 @@ def _for_object(value: Any, tree: Any, path: str) -> Any:
 
 
 def random_states() -> Any:
-    """The states of the global random generators of Python and of the packages that have been imported.
+    """Return the states of the global random generators of Python and NumPy, and of some packages if they are imported.
 
-    These are NumPy, torch (CPU and every GPU in use), TensorFlow and Keras. If TensorFlow's random operations are used
-    without a generator in a tf.function, their state cannot be read, and a training run continues with other numbers
-    (see tensorflow_state.keep_random for Keras' layers).
+    These packages are torch (CPU and every GPU in use), TensorFlow and Keras. If a tf.function uses TensorFlow's random
+    operations without a generator, their state cannot be read: a training run that is continued then gets other random
+    numbers. tensorflow_state.keep_random() prevents this for Keras' layers.
     """
     found: dict[str, Any] = {"python": _of_random(random._inst), "numpy": np.random.get_state(legacy=False)}
     torch = sys.modules.get("torch")
@@ -475,7 +485,8 @@ def _returning(put: Callable[[Any, Any, str], None]) -> Callable[[Any, dict[str,
     return put_and_return
 
 
-# The first kind that owns an object is used. A Keras model is also a module, and an optimizer may have a state_dict().
+# The order matters, because the first kind that owns an object is used: for example, a Keras model is also a tf.Module,
+# and an optimizer may also have a state_dict().
 _KINDS = {
     _PIECE: Kind(
         torch_state.is_spread,

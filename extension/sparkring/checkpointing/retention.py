@@ -13,10 +13,11 @@ Mode = Literal["min", "max"]
 
 
 class Policy(NamedTuple):
-    """What to keep of a lineage: the newest `keep` (None for all), and the best one by `metric` ('' for no metric).
+    """Which checkpoints of one training to keep: the newest `keep` (None for all), and the best one by `metric`.
 
-    `resume` names the checkpoint that other ranks may be restoring now, '' for none. `stamp` is that of the
-    attempt that saves. `alone`: no other run writes to this directory now.
+    Without a metric, `metric` is ''. `lineage` is the id that all checkpoints of the training share. `resume` names the
+    checkpoint that other ranks may be restoring now, '' for none. `stamp` is the stamp of the attempt that is saving.
+    `alone` says that no other run writes to this directory now.
     """
 
     keep: int | None
@@ -28,7 +29,7 @@ class Policy(NamedTuple):
     alone: bool
 
     def best(self, entries: Sequence[Entry]) -> Entry | None:
-        """The best checkpoint of this lineage; None without a metric, or if no checkpoint has it."""
+        """Return the best checkpoint of this lineage; None without a metric, or if no checkpoint has a value for it."""
         return best(of_lineage(entries, self.lineage), self.metric, self.mode) if self.metric else None
 
 
@@ -51,7 +52,8 @@ def superfluous(entries: Sequence[Entry], policy: Policy) -> list[Entry]:
     resumed = Name.of(policy.resume)
     if resumed is not None and sum(entry.parsed.age > resumed.age for entry in whole) < 2:
         kept.add(policy.resume)
-    # Damaged ones are kept if they are newer than this: they may look damaged only because a listing is stale.
+    # Of the damaged checkpoints, only those older than `recent` are removed. Newer ones may look damaged only because a
+    # listing is stale.
     oldest = recent[0].parsed.age
     return [entry for entry in ours if entry.name not in kept and entry.parsed.age < oldest]
 

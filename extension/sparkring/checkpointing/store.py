@@ -36,10 +36,11 @@ Which = Literal["latest", "best"] | int | str | Entry
 Entries = list[Entry]
 Steps = list[int]
 History = list[tuple[int, dict[str, float]]]
-Room = dict[str, npt.NDArray[Any]]  # the memory of a state, by the names that its arrays have in a checkpoint
+# The arrays of an existing state into which a file can be read directly, by their names in a checkpoint.
+Room = dict[str, npt.NDArray[Any]]
 
-# The steps for which this process has called save(), by directory and stamp; stores of one directory share the list.
-# The number of a save is its index in the list.
+# The steps that this process has passed to save(). The key is the directory and the stamp of the attempt, so all stores
+# of one directory share a list. The number of a save, which is part of the checkpoint's name, is its index in the list.
 _steps: dict[tuple[str, int], list[int]] = {}
 
 
@@ -69,8 +70,9 @@ def checkpoints(
     best, mode: a metric; the checkpoint with its minimum ("min") or maximum ("max") is kept, too.
     sharded: every rank saves and restores its own state; the number of ranks must then stay the same. A model sharded
         with fully_shard() (FSDP) and its optimizer are saved this way, each rank's part separately.
-    background: save() copies the state and returns before it is written. If writing fails, the error is raised by the
-        next save(), by wait(), or at the end of the cell. The copy takes as much memory as the state.
+    background: save() copies the state and returns; the copy is then written while the training continues. If writing
+        fails, the error is raised by the next save(), by wait(), or at the end of the cell. The copy takes as much
+        memory as the state.
 
     Raises CheckpointError, PathError.
     """
@@ -108,7 +110,7 @@ class Store:
     _lineage: str = ""
 
     def __post_init__(self) -> None:
-        """Set the attributes that belong to this process."""
+        """Set the attributes that are not pickled with the store, because they are valid only in this process."""
         self._location = locate(self.directory)
         self._stamp = time.time_ns() // 1_000_000
         self._arena = np.empty(0, np.uint8)
@@ -152,7 +154,7 @@ class Store:
         flight = Flight()
         try:
             copy = tensors.copy_into(self._arena, layout, leaves)
-        except BaseException:  # an interrupt, too: the thread must not wait for a save that will not come
+        except BaseException:  # an interrupt, too: without depart(), the flight's thread would wait forever
             flight.depart(None)
             raise
         save = save._replace(blocked_s=time.monotonic() - began)
@@ -168,7 +170,7 @@ class Store:
     # ── restoring ─────────────────────────────────────────────────────────────
 
     def restore(self, state: dict[str, Any], which: Which = "latest") -> int:
-        """Restore a checkpoint into `state`, in place, and its random states. Return its step; 0 without a checkpoint.
+        """Restore `state`, in place, and the random states from a checkpoint. Return its step, or 0 if there is none.
 
         which: "latest", "best", a step, or a name or entry from list(). For "latest" and "best", a damaged checkpoint
         is skipped with a message. Call it on every rank. In a run with --checkpoint-dir, the latest is the one that the
@@ -229,7 +231,7 @@ class Store:
         entries = [
             entry for entry in entries if entry.name in there or (entry.parsed.stamp == stamp and entry.step in steps)
         ]
-        # A listing may be stale: look up by name what it lacks.
+        # The listing may be stale. Checkpoints that the driver has seen, but the listing lacks, are looked up by name.
         missing = there.difference(entry.name for entry in entries)
         entries += filter(None, (folder.look(self._location, name) for name in missing))
         return sorted(entries, key=lambda entry: entry.parsed.age, reverse=True)
@@ -239,8 +241,9 @@ class Store:
 
         In a run with --checkpoint-dir, all ranks of an attempt get the same result: the checkpoint that restore() would
         restore, or None after --fresh. Once this rank has called save(), the result is the newest complete checkpoint
-        of this attempt, if there is one. A checkpoint is complete when rank 0 has written it. After a save(),
-        ranks get the same result only if all of them have first called wait() and then a collective.
+        of this attempt, if there is one. Rank 0 completes each checkpoint, and save() on other ranks does not
+        wait for that. So after a save(), ranks get the same result only if all of them have first called wait() and
+        then a collective.
         """
         if not self._is_here():
             return newest(self.list())
@@ -251,7 +254,7 @@ class Store:
                 return saved
         if not now.resume:
             return None
-        if now.commit is None:  # a rank reported it, but the driver could not read it yet
+        if now.commit is None:  # the driver knows the checkpoint's name, but could not read its commit
             return folder.look(self._location, now.resume)
         return Entry(now.resume, "committed", folder.commit_of(now.commit))
 
@@ -259,8 +262,8 @@ class Store:
         """The checkpoint with the best metric.
 
         Once this store has saved or restored, only checkpoints of the same training are compared; before that, all are.
-        The checkpoints are those of list(), so ranks may get different results, as described there.
-        CheckpointError if the store has no metric.
+        It chooses among the checkpoints that list() returns: where ranks get different lists, they may get different
+        results. CheckpointError if the store has no metric.
         """
         return self._best(self.list())
 
@@ -280,7 +283,8 @@ class Store:
         return f"<checkpoints in {self.directory}: keeps {kept}{top}>"
 
     def __getstate__(self) -> dict[str, Any]:
-        # These belong to this process: the location, the stamp of its saves, the copy of a state, the save in progress.
+        # These attributes are valid only in this process, so they are not pickled: the location, the stamp of saves,
+        # the memory for the copy of a state, and the save in progress.
         own = ("_location", "_stamp", "_arena", "_flight")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
@@ -343,7 +347,7 @@ class Store:
         return here().stamp or self._stamp
 
     def _steps(self) -> Steps:
-        """The steps for which this process has called save() in its attempt."""
+        """Return the steps that this process has passed to save() in this attempt."""
         return _steps.setdefault((self._location.url, self._stamp_now()), [])
 
     def _is_here(self) -> bool:
@@ -379,7 +383,8 @@ class Store:
             entry = newest(entries) if which == "latest" else self._best(entries)
             while damaged and (entry is None or damaged[0].parsed.age > entry.parsed.age):
                 lost = damaged.pop(0)
-                passed = passed or lost.commit is not None  # without a commit, it may never have been complete
+                # A checkpoint whose commit cannot be read may never have been complete, so it alone is not an error.
+                passed = passed or lost.commit is not None
                 self._pass_over(lost, lost.reason)
             if entry is None:
                 break
@@ -387,7 +392,7 @@ class Store:
                 return entry, self._held(entry, room)
             except CheckpointDamagedError as error:
                 if entry.commit is not None and entry.commit.sharded and world.world().size > 1:
-                    # Ranks whose own files are intact do not skip this checkpoint.
+                    # This rank must not skip the checkpoint: ranks whose own files are intact would still restore it.
                     raise CheckpointDamagedError(
                         f"the checkpoint {entry.name} in {self.directory} is damaged: {error}. Restore another one by "
                         f"its name, on all ranks. {self._there()}"
@@ -420,9 +425,9 @@ class Store:
             raise CheckpointError(f"the {told} in {self.directory} cannot be used: {error}. {self._there()}") from error
 
     def _held(self, entry: Entry, room: Room) -> Held:
-        """Read this rank's file of a checkpoint; arrays that have memory in `room` are read into it.
+        """Read this rank's file of a checkpoint. An array that has a fitting array in `room` is read into that array.
 
-        Raises CheckpointDamagedError, which says what is wrong with the file. In that case, nothing has been changed.
+        Raises CheckpointDamagedError, which says what is wrong with the file. In that case, `room` is unchanged.
         """
         rank, size = world.world()[:2]
         try:
@@ -469,7 +474,7 @@ class Store:
         tell(f"skipped the checkpoint of step {entry.step:,} in {self.directory}, which is damaged: {reason}")
 
     def _there(self) -> str:
-        """Which checkpoints there are, in words."""
+        """Return a sentence that names the complete checkpoints in the directory."""
         names = [entry.name for entry in self.list() if entry.state == "committed"]
         if not names:
             return "It has no complete checkpoint."
@@ -478,7 +483,10 @@ class Store:
 
 
 class Held(NamedTuple):
-    """What was read of a checkpoint: its commit, the skeletons of two trees, its history, and both trees' arrays."""
+    """What was read from a checkpoint: its commit, its history, and two trees, for the state and for the random states.
+
+    `state` and `random` are the skeletons of the two trees. `leaves` has the arrays of both.
+    """
 
     commit: Commit
     state: Any
@@ -501,7 +509,7 @@ def _check_state(state: Any) -> None:
 
 
 def _whole(value: Any, least: int) -> int | None:
-    """The value as a whole number of at least `least`, otherwise None."""
+    """Return the value as a whole number, or None if it is not one or is less than `least`."""
     with contextlib.suppress(TypeError):
         number = operator.index(value)
         return number if number >= least and not isinstance(value, bool) else None

@@ -22,7 +22,7 @@ from sparkring.checkpointing.variables import Variables, raw_or_array
 from sparkring.errors import CheckpointError
 from sparkring.runtime import world
 
-STREAM = 1 << 40  # the distance between the random streams of consecutive ranks
+STREAM = 1 << 40  # how far to skip a generator from one rank's random stream to the next rank's
 
 
 # ── kinds of objects ──────────────────────────────────────────────────────────
@@ -72,19 +72,19 @@ def keras_of(model: Any) -> Any:
 
 
 def leaf(value: Any) -> Any:
-    """The current value of a variable or tensor, in memory that TensorFlow does not change afterwards."""
+    """Return the value of a variable or tensor as a leaf. TensorFlow does not change the leaf's memory afterwards."""
     tensor = value.read_value() if hasattr(value, "read_value") else value
     try:
         found = np.asarray(memoryview(tensor))
     except (TypeError, ValueError):  # the dtype lacks the buffer protocol, or the tensor is on another device
         found = np.asarray(tensor.numpy())
-    if found.dtype.kind in "OS":  # bytes of any length
+    if found.dtype.kind in "OS":  # bytes objects of any length: save the shape, and a list of them
         return [list(found.shape), found.reshape(-1).tolist()]
     return raw_or_array(found)
 
 
 def array(found: Any) -> Any:
-    """The NumPy array of a leaf."""
+    """Convert what leaf() returned to a NumPy array."""
     import tensorflow as tf
 
     if isinstance(found, Raw):
@@ -98,7 +98,7 @@ def array(found: Any) -> Any:
 
 
 def tensor(found: Any) -> Any:
-    """The tensor of a leaf."""
+    """Convert what leaf() returned to a tensor."""
     import tensorflow as tf
 
     return tf.constant(array(found))
@@ -127,20 +127,24 @@ def put_module(module: Any, tree: dict[str, Any], path: str) -> None:
 
 
 def take_optimizer(optimizer: Any) -> dict[str, Any]:
-    """An optimizer's variables, variable settings such as the learning rate, and gradients accumulated by Horovod."""
+    """Return the state of an optimizer.
+
+    This is its variables, those of its settings that are variables (such as the learning rate), and the gradients that
+    Horovod has accumulated on this rank.
+    """
     helper = getattr(optimizer, "_agg_helper", None)
     gradients = getattr(helper, "locally_aggregated_grads", None)
     return {
         **VARIABLES.take(variables_of(optimizer)),
         "settings": {name: leaf(variable) for name, variable in _settings(optimizer).items()},
         "inner": take_optimizer(optimizer.inner_optimizer) if hasattr(optimizer, "inner_optimizer") else None,
-        # The gradients of the rank that writes; those of other ranks are lost unless every rank writes.
+        # Each rank has accumulated gradients of its own. Those of ranks that do not write the checkpoint are lost.
         "gradients": {key: leaf(sum) for key, sum in gradients.items()} if isinstance(gradients, dict) else {},
     }
 
 
 def put_optimizer(optimizer: Any, tree: dict[str, Any], path: str, trainable: Sequence[Any] | None = None) -> None:
-    """Assign what take_optimizer() took. If the optimizer is not built yet, first build it for `trainable`."""
+    """Assign what take_optimizer() returned. With `trainable`, first build the optimizer if it is not built yet."""
     if trainable is not None:
         build_optimizer(optimizer, trainable)
     if tree["inner"] is not None and hasattr(optimizer, "inner_optimizer"):
@@ -161,12 +165,12 @@ def put_optimizer(optimizer: Any, tree: dict[str, Any], path: str, trainable: Se
         for key, found in tree["gradients"].items():
             if key in helper.locally_aggregated_grads:
                 helper.locally_aggregated_grads[key].assign(array(found))
-            else:  # Horovod makes them in the first step, unless they exist
+            else:  # Horovod makes this variable in the first step, unless it exists by then
                 helper.locally_aggregated_grads[key] = tf.Variable(array(found), trainable=False)
 
 
 def build_optimizer(optimizer: Any, trainable: Sequence[Any]) -> None:
-    """Create an optimizer's variables for the `trainable` ones, if they do not exist yet."""
+    """Create the variables that an optimizer needs to train `trainable`, if they do not exist yet."""
     if hasattr(optimizer, "build"):
         optimizer.build(trainable)
     else:
@@ -174,7 +178,7 @@ def build_optimizer(optimizer: Any, trainable: Sequence[Any]) -> None:
 
 
 def _settings(optimizer: Any) -> dict[str, Any]:
-    """The variables that `optimizer.variables` leaves out, by name."""
+    """Return the variables of an optimizer that `optimizer.variables` leaves out, by name."""
     scale = getattr(optimizer, "_loss_scale", None)
     helper = getattr(optimizer, "_agg_helper", None)
     found = {
@@ -201,7 +205,7 @@ def _optimizer_config(optimizer: Any) -> dict[str, Any]:
 
 
 def take_model(model: Any, path: str) -> dict[str, Any]:
-    """A model's weights, optimizer and states of random layers, and the configuration for making such a model."""
+    """Return a model's weights, the states of its optimizer and of its random layers, and its configuration."""
     if not model.built:
         raise CheckpointError(f"{path}: the model is not built yet, so it has no weights. {_BUILD}")
     optimizer = getattr(model, "optimizer", None)
@@ -217,7 +221,7 @@ def take_model(model: Any, path: str) -> dict[str, Any]:
 
 
 def put_model(model: Any, tree: dict[str, Any], path: str) -> None:
-    """Assign what take_model() took, in the scope of the model's strategy. CheckpointError if it does not fit."""
+    """Assign what take_model() returned, in the scope of the model's strategy. CheckpointError if it does not fit."""
     strategy = getattr(model, "distribute_strategy", None)
     with contextlib.nullcontext() if strategy is None else strategy.scope():
         if not model.built:
@@ -241,9 +245,9 @@ def put_model(model: Any, tree: dict[str, Any], path: str) -> None:
 
 
 def plain_model(tree: dict[str, Any]) -> Any:
-    """A model made from what was saved, compiled if the saved one was.
+    """Return a model made from what take_model() returned, compiled if the saved model was.
 
-    Returns the arrays by name if there is no configuration. A checkpoint must not run code, so it also returns the
+    If there is no configuration, return the arrays by name instead. A checkpoint must not run code, so also return the
     arrays if the configuration names a Lambda layer, or something that is neither Keras' own nor registered with it.
     """
     by_name = VARIABLES.by_name(tree)
@@ -252,7 +256,7 @@ def plain_model(tree: dict[str, Any]) -> Any:
     import tensorflow as tf
 
     keras = tf.keras
-    # Keras 3 would make a different model from such a configuration.
+    # From a configuration of Keras 2, Keras 3 would make a different model.
     if not _is_keras_2(sys.modules[keras.Model.__module__.partition(".")[0]]):
         return by_name
     architecture = json.loads(tree["architecture"])
@@ -274,7 +278,7 @@ def plain_model(tree: dict[str, Any]) -> Any:
 def _compile(model: Any, config: dict[str, Any]) -> None:
     try:
         model.compile_from_config(config)
-    except AttributeError:  # Keras 2.13 calls optimizer.build() last; legacy optimizers lack it and do not need it
+    except AttributeError:  # Keras 2.13 ends with optimizer.build(), which legacy optimizers lack and do not need
         if hasattr(model.optimizer, "build"):
             raise
 
@@ -283,7 +287,7 @@ _BUILD = "Build it (model.build(input_shape)), or call it once."
 
 
 def _build(model: Any, tree: dict[str, Any], path: str) -> None:
-    """Build a model for the shapes that it was built for when it was saved."""
+    """Build a model for the same shapes for which the saved model had been built."""
     if tree["build"] is not None:
         with contextlib.suppress(Exception):  # a subclass may raise anything in build()
             model.build_from_config(json.loads(tree["build"]))
@@ -301,7 +305,7 @@ def _compile_config(model: Any) -> str | None:
 
 
 def or_none(make: Callable[[], str | None]) -> str | None:
-    """Return make(), or None if it fails: a user's own model may have no configuration, and needs none here."""
+    """Return make(), or None if it fails: a user's own model may have no configuration, and is saved without one."""
     try:
         return make()
     except Exception:  # a user's layer may raise anything
@@ -350,7 +354,8 @@ def keep_random(model: Any) -> None:
         return
     changed = [_draw_from_generator(source) for source in _random_sources(model)]
     if any(changed):
-        model.train_function = None  # it may have been traced with the older operations
+        # Keras makes this function again if it is None. The present one may have been traced with the older operations.
+        model.train_function = None
 
 
 def replicas(model: Any) -> int:
@@ -384,7 +389,10 @@ def _random_state(source: Any) -> Any:
 
 
 def _set_random_state(source: Any, state: Any, ranks_on: int) -> None:
-    """Continue from the saved state. If another rank saved it, skip to this rank's own stream, `ranks_on` further."""
+    """Make a source continue from a saved state.
+
+    `ranks_on` is this rank less the rank that saved the state. If it is not 0, skip to this rank's own random stream.
+    """
     _draw_from_generator(source)
     if source._generator is not None:
         source._generator.reset(array(state))
@@ -402,7 +410,7 @@ def random_states(of_random: Callable[[Any], Any]) -> dict[str, Any]:
         here, shared = context.context(), stateful_random_ops.global_generator
         found["tensorflow"] = {
             "seed": here._seed,
-            # The generator from which operations outside of functions take their seeds, once a global seed is set.
+            # Once a global seed is set, operations outside of functions take their seeds from this generator.
             "operations": None if here._seed is None else of_random(here._rng),
             "generator": None if shared is None else leaf(shared.state),
         }

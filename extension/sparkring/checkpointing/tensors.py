@@ -4,8 +4,9 @@
     header      JSON: {"__metadata__": {text: text}, name: {"dtype": …, "shape": […], "data_offsets": [from, to]}, …}
     the rest    the arrays' bytes in C order, one after another, without gaps
 
-A mount of an object store supports only sequential access: no seek, no append, no rename. The digest is computed while
-the file is written or read. dtypes that the format lacks are stored as bytes, with the dtype in the metadata.
+A mount of an object store supports only sequential access: no seek, no append, no rename. So the digest is computed
+while the file is written or read. If the format lacks the dtype of an array, the array is stored
+as bytes, and the dtype in the metadata.
 https://github.com/huggingface/safetensors
 """
 
@@ -32,7 +33,7 @@ from sparkring.checkpointing.tree import Array, Leaf, Raw
 from sparkring.errors import CheckpointDamagedError, CheckpointError
 from sparkring.runtime.storage import Location
 
-CHUNK_BYTES = 512 << 10  # fits into a core's cache, where a piece that was just written or read is hashed
+CHUNK_BYTES = 512 << 10  # written or read at a time; it fits into a core's cache, so hashing it next is fast
 COPIERS = min(4, os.cpu_count() or 1)  # the most threads that copy
 PER_COPIER_BYTES = 8 << 20  # how many bytes justify another thread
 COPIED_BYTES = 4 << 20  # how much a thread copies at a time
@@ -40,8 +41,9 @@ HEADER_BYTES = 100_000_000  # the most that safetensors' own readers accept
 _npy: Any = np.lib.format  # describes dtypes as .npy files do; Any, because it has no annotations
 _LENGTH = struct.Struct("<Q")
 _METADATA = "__metadata__"
-_OURS, _DTYPES = "sparkring", "dtypes"  # metadata keys: for what the caller gave, and for dtypes that the format lacks
-_UNSYNCED = ("EINVAL", "ENOSYS", "ENOTSUP", "EOPNOTSUPP")
+# Two keys in the metadata of a file: for the metadata that the caller gave, and for the dtypes that the format lacks.
+_OURS, _DTYPES = "sparkring", "dtypes"
+_UNSYNCED = ("EINVAL", "ENOSYS", "ENOTSUP", "EOPNOTSUPP")  # how fsync() fails on a mount that does not support it
 
 _NUMPY = {
     "BOOL": "bool",
@@ -63,9 +65,9 @@ _RAW_CODES = {name: code for code, (name, _) in _RAW.items()}
 
 
 class Lies(NamedTuple):
-    """An array's place in the bytes after the header.
+    """Where the bytes of an array are in a file: from `start` to `stop`, counted from the end of the header.
 
-    `code` is its type there. `dtype` is the array's own type if the format lacks it, otherwise ''.
+    `code` is the array's type in the file. `dtype` is its own dtype if the format lacks that, otherwise ''.
     """
 
     name: str
@@ -84,9 +86,10 @@ class Layout(NamedTuple):
 
 
 def lay_out(leaves: Mapping[str, Leaf]) -> Layout:
-    """The place of each of `leaves` in the file."""
+    """Return the place of each of `leaves` in the file."""
     found, start = [], 0
-    # Arrays with large elements come first, so that each is aligned for its dtype: programs may map the file.
+    # Arrays with large elements come first, so that each array is aligned for its dtype, as a program that maps the
+    # file into its memory may need.
     for name, leaf in sorted(leaves.items(), key=lambda item: -_alignment(item[1])):
         stop = start + _size(leaf)
         found.append(_lies(name, leaf, start, stop))
@@ -102,14 +105,15 @@ def copy_into(arena: npt.NDArray[np.uint8], layout: Layout, leaves: Mapping[str,
         for room, found in pairs:
             np.copyto(room, found)
 
-    # The training waits for this, and one core alone does not use the whole bandwidth of the memory.
+    # The training waits for the copy. Several threads are faster: one core alone does not use the whole bandwidth of
+    # the memory.
     count = min(COPIERS, layout.size_bytes // PER_COPIER_BYTES)
     threads = [threading.Thread(target=copy, name="sparkring-copy", daemon=True) for _ in range(count - 1)]
     try:
         for thread in threads:
             thread.start()
         copy()
-    finally:  # after an interrupt, too: the next save uses the arena again
+    finally:  # after an interrupt, too: the next save uses the arena again, so no thread may still write to it
         for thread in threads:
             if thread.ident is not None:
                 thread.join()
@@ -122,7 +126,10 @@ def in_order(layout: Layout, leaves: Mapping[str, Leaf]) -> Iterator[memoryview]
 
 
 def write(file: Location, layout: Layout, metadata: Mapping[str, Any], buffers: Iterable[memoryview]) -> File:
-    """Write a header and then `buffers`, which follow `layout`. `metadata` has JSON values. Raises OSError."""
+    """Write a header and then `buffers`, and return the name, size and digest of the file.
+
+    The buffers contain the bytes of the arrays in the order of `layout`. `metadata` has JSON values. Raises OSError.
+    """
     digest = Digest()
     header = _header(layout, metadata)
     with file.fs.open(file.path, "wb") as out:
@@ -141,7 +148,7 @@ def sync(descriptor: int) -> None:
     """Flush a local file or folder to the disk."""
     try:
         os.fsync(descriptor)
-    except OSError as error:  # not every mount supports it; a full disk is reported here, too
+    except OSError as error:  # not every mount supports fsync(); other errors, such as a full disk, are raised
         if errno.errorcode.get(error.errno or 0) not in _UNSYNCED:
             raise
 
@@ -151,8 +158,9 @@ def read(
 ) -> tuple[dict[str, Any], dict[str, Leaf]]:
     """Read the metadata and the arrays of a file, and check that its size and digest are those in `written`.
 
-    With `room`, a local file is read twice, first to check its digest. Then each array is read into the array of the
-    same name in `room`, if it fits, because this takes less time than new memory. Every other array gets new memory.
+    With `room`, a local file is read twice. The first time, only its digest is checked, so that a damaged file does not
+    change `room`. The second time, each array is read into the array of the same name in `room`, if it fits, because
+    this takes less time than allocating memory. Every other array gets new memory.
     Raises CheckpointDamagedError, which says what is wrong with the file, and OSError.
     """
     check_size(file, written)
@@ -312,7 +320,7 @@ class _Reading:
                 found = room
             else:
                 found = _room(size).view(dtype).reshape(lies.shape) if size else np.empty(lies.shape, dtype)
-        except Exception as error:  # as in header()
+        except Exception as error:  # a damaged header may describe an impossible array
             raise self.damaged() from error
         if size:
             self.take(found.reshape(-1).view(np.uint8))
@@ -335,21 +343,27 @@ class _Reading:
 
 
 def _room(size_bytes: int) -> npt.NDArray[np.uint8]:
-    """New memory without NumPy's huge pages, which Linux allocates slowly when cached files fill the memory."""
+    """Return new memory, without the huge pages that NumPy asks for.
+
+    Linux allocates huge pages slowly when cached files fill the memory.
+    """
     if size_bytes < CHUNK_BYTES:
         return np.empty(size_bytes, np.uint8)
     return np.frombuffer(mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
 
 
 def _meant(lies: Lies) -> tuple[str, np.dtype[Any] | None]:
-    """The name of the dtype if NumPy lacks it, else ''; and a NumPy dtype of the same size, None if unknown."""
+    """Return two descriptions of an array's dtype: its name if NumPy lacks the dtype, else ''; and a NumPy dtype.
+
+    If NumPy lacks the dtype, the second is a NumPy dtype of the same size, or None if the size is unknown.
+    """
     if min(lies.shape, default=0) < 0:
         raise ValueError(lies.name)
     if lies.dtype.startswith("raw:"):
         return lies.dtype.removeprefix("raw:"), None
     if lies.dtype:
         dtype: np.dtype[Any] = _npy.descr_to_dtype(ast.literal_eval(lies.dtype))
-        if dtype.hasobject:  # its bytes would be taken for addresses
+        if dtype.hasobject:  # NumPy would take the file's bytes for addresses of objects
             raise ValueError(lies.dtype)
         return "", dtype
     if lies.code in _RAW:

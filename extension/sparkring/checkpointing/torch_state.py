@@ -22,9 +22,10 @@ def is_tensor(value: Any) -> bool:
 
 
 def leaf(tensor: Any, path: str) -> Any:
-    """A tensor's values, in its own memory if it is on the CPU; Raw if NumPy lacks its dtype.
+    """Return a tensor's values as a leaf: a NumPy array, or Raw if NumPy lacks the dtype.
 
-    Raises CheckpointError, with the path, for a tensor that cannot be saved.
+    If the tensor is on the CPU, the leaf shares the tensor's memory where possible, so copy the leaf before the
+    tensor changes. Raises CheckpointError, with the path, for a tensor that cannot be saved.
     """
     import torch
 
@@ -37,13 +38,13 @@ def leaf(tensor: Any, path: str) -> Any:
     here = tensor.detach().cpu().resolve_conj().resolve_neg()
     try:
         return here.numpy()
-    except TypeError:  # bfloat16 and the small floats
+    except TypeError:  # NumPy has no bfloat16 and no floats of 8 bits or less
         name = str(here.dtype).removeprefix("torch.")
         return Raw(name, tuple(here.shape), here.contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
 def tensor(found: Any) -> Any:
-    """The tensor of a leaf. It shares the leaf's memory, unless that is read-only."""
+    """Convert a leaf to a tensor, which shares the leaf's memory unless that memory is read-only."""
     import torch
 
     if isinstance(found, Raw):
@@ -53,7 +54,10 @@ def tensor(found: Any) -> Any:
 
 
 def put(value: Any, found: Any, path: str) -> Any:
-    """Copy a leaf into a tensor on any device; if it does not fit, return its replacement."""
+    """Copy a leaf into the tensor `value`, on any device, and return `value`.
+
+    If shape or dtype differ, return a new tensor instead, or raise CheckpointError if `value` is a Parameter.
+    """
     import torch
 
     saved = tensor(found)
@@ -76,8 +80,8 @@ class Layout(NamedTuple):
     """How a tensor is spread over the ranks, and which piece of it is this rank's.
 
     `shape` is that of the whole tensor, and `mesh` that of the mesh of ranks. `at` is this rank's coordinate in the
-    mesh, None if it has no piece. `placements` has torch's short name of the placement along each dimension of the
-    mesh: "S(0)" is sharded along dimension 0, "R" is replicated.
+    mesh, None if this rank has no piece. `placements` has torch's short name of the placement along each dimension of
+    the mesh: "S(0)" is sharded along dimension 0, "R" is replicated.
     """
 
     shape: tuple[int, ...]
@@ -125,7 +129,7 @@ def joined(found: dict[str, Any], like: Any, path: str) -> Any:
 
 
 def refuse_unlike(found: dict[str, Any], like: Any, path: str) -> None:
-    """Raise CheckpointError for a piece that joined() could not restore, since its parameter is spread differently."""
+    """Raise CheckpointError if a piece is spread unlike its parameter `like`, so that joined() could not restore it."""
     saved, now = Layout(*found["layout"]), _layout(like) if is_spread(like) else None
     if saved != now:
         raise CheckpointError(
@@ -144,15 +148,15 @@ def refuse_whole(saved: Any, like: Any, path: str) -> None:
 
 
 def counterparts(value: Any) -> Callable[[tuple[Any, ...]], Any]:
-    """Return a function from the keys of a value in an object's state_dict() to the object's own tensor there.
+    """Return a function that finds an object's own tensor, given the keys that lead to it in the object's state_dict().
 
-    It returns None if there is no tensor. For an optimizer's state of a parameter, it returns the parameter itself,
-    because the optimizer has no other tensor before its first step.
+    The function returns None if there is no tensor. For an optimizer, it returns the parameter whose state
+    the keys lead to, because the optimizer has no tensors of its own before its first step.
     """
     if hasattr(value, "param_groups"):
         parameters = dict(enumerate(parameter for group in value.param_groups for parameter in group["params"]))
         return lambda keys: parameters.get(keys[1]) if keys[0] == "state" and len(keys) > 1 else None
-    state = functools.cache(value.state_dict)  # for most objects, it is never needed
+    state = functools.cache(value.state_dict)  # called only when it is needed: for most objects, never
 
     def at(keys: tuple[Any, ...]) -> Any:
         with contextlib.suppress(KeyError, IndexError, TypeError):

@@ -43,10 +43,10 @@ Leaf = Array | Raw
 
 
 def flatten(state: Any, called: str = "state") -> tuple[Any, dict[str, Leaf]]:
-    """Split `state` into a skeleton of new JSON values and its arrays by path ("model/0.weight"), not copied.
+    """Split `state` into a skeleton of JSON values and its arrays, which are not copied, by path ("model/0.weight").
 
-    Subclasses of dict, tuple, str, int and float come back as these types. Raises CheckpointError for what cannot be
-    saved, with its path, which begins with `called`.
+    rebuild() returns instances of subclasses of dict, tuple, str, int and float as these types. Raises CheckpointError
+    for a value that cannot be saved; the error names the path to the value, which begins with `called`.
     """
     taking = _Taking(called)
     return taking.apart(state, ()), taking.leaves
@@ -64,7 +64,7 @@ def rebuild(skeleton: Any, leaves: dict[str, Leaf]) -> Any:
 
 
 class _Taking:
-    """A state that is being taken apart: the leaves so far, and the containers that are being walked."""
+    """A state that is being taken apart: the leaves so far, and the containers around the current value."""
 
     def __init__(self, called: str) -> None:
         self.called = called
@@ -72,7 +72,7 @@ class _Taking:
         self._within: set[int] = set()
 
     def apart(self, value: Any, path: tuple[Any, ...]) -> Any:
-        # NumPy's float64 is a float and its str_ a str, so NumPy's scalars come first.
+        # NumPy's scalars come first, because its float64 is also a float, and its str_ also a str.
         if isinstance(value, np.generic):
             return {"scalar": self._leaf(self._checked(np.asarray(value), path), path)}
         if value is None or isinstance(value, bool | str | int | float):
@@ -135,7 +135,7 @@ class _Taking:
         return array
 
     def _leaf(self, leaf: Leaf, path: tuple[Any, ...]) -> str:
-        # Keys may contain slashes, be equal as text, or not be Unicode; a name must be readable and unique.
+        # A name must be readable and unique, but keys may contain slashes, be equal as text, or not be valid Unicode.
         nice = "/".join(map(_text, path)).encode("utf-8", "replace").decode() or "value"
         name, count = nice, 1
         while name in self.leaves:

@@ -17,18 +17,19 @@ class Variables:
     """How the properties and values of a framework's variables are read, and how values are assigned."""
 
     name: Callable[[Any], str]
-    # In a shape, None is a dimension of any length. None instead of a shape allows any number of dimensions.
+    # Returns a variable's shape, in which None stands for a dimension of any length. Returns None if the variable may
+    # have any number of dimensions.
     shape: Callable[[Any], Sequence[int | None] | None]
     dtype: Callable[[Any], str]
     leaf: Callable[[Any], Any]
     array: Callable[[Any], Any]
 
     def take(self, variables: Sequence[Any]) -> dict[str, Any]:
-        """The names of `variables`, and their values as leaves."""
+        """Return the names of `variables`, and their values as leaves."""
         return {"names": [self.name(variable) for variable in variables], "values": [self.leaf(v) for v in variables]}
 
     def by_name(self, tree: dict[str, Any]) -> dict[str, Any]:
-        """The arrays that take() took, by their names."""
+        """Return the values in what take() returned, as arrays, by the names of their variables."""
         return {name: self.array(found) for name, found in zip(tree["names"], tree["values"], strict=True)}
 
     def put(self, variables: Sequence[Any], tree: dict[str, Any], path: str, owner: str, advice: str) -> None:
@@ -44,13 +45,13 @@ class Variables:
             )
         here = [self.name(variable) for variable in variables]
         if len(set(here)) == len(here) and set(here) == set(names):
-            # The order depends on which layers are trainable; the names do not.
+            # Match by name where possible: the order of variables depends on which layers are trainable.
             known = dict(zip(names, values, strict=True))
             values = [known[name] for name in here]
         self.assign(zip(variables, values, strict=True), path, owner)
 
     def assign(self, pairs: Iterable[tuple[Any, Any]], path: str, owner: str) -> None:
-        """Assign leaves to the variables of `owner`. If one does not fit, CheckpointError before any assignment."""
+        """Assign leaves to the variables of `owner`. If one does not fit, assign none, and raise CheckpointError."""
         ready = [(variable, self.array(found)) for variable, found in pairs]
         for variable, found in ready:
             shape, dtype = self.shape(variable), self.dtype(variable)
@@ -71,7 +72,7 @@ def _fits(shape: Sequence[int | None] | None, found: tuple[int, ...]) -> bool:
 
 
 def raw_or_array(found: Any) -> Any:
-    """An array as a leaf: Raw for bfloat16 and the small floats, which are not NumPy's own dtypes."""
+    """Return an array as a leaf: itself, or Raw if its dtype is not NumPy's own (bfloat16 and the small floats)."""
     if found.dtype.kind == "V":
         return Raw(found.dtype.name, found.shape, np.ascontiguousarray(found).reshape(-1).view(np.uint8))
     return found

@@ -59,12 +59,14 @@ def carry_out(save: Save, buffers: Iterable[memoryview]) -> None:
         files = _written(save, buffers)
         if files is None:
             return
-        there = _look_around(save)  # before the commit, so that the commit is reported at once
+        # Listing the directory takes time. It is listed before the commit, so that the commit can be reported at once.
+        there = _look_around(save)
         commit = save.commit._replace(files=files, time=time.time())
         folder.write_commit(save.directory, save.name, commit)
-    except BaseException as error:  # an interrupt as well: what has been written is removed
+    except BaseException as error:  # an interrupt as well: remove what has been written
         if not save.commit.sharded:
-            # Without a commit, these files are useless. If their removal fails, the save's own error matters more.
+            # Without a commit, these files are useless. An error of their removal is ignored, so that the error of the
+            # save is raised.
             with contextlib.suppress(Exception):
                 folder.remove(save.directory, Entry(save.name, "partial"))
         if not isinstance(error, Exception):
@@ -99,7 +101,10 @@ def _written(save: Save, buffers: Iterable[memoryview]) -> tuple[File, ...] | No
 
 
 def _of_others(save: Save) -> list[File]:
-    """The files of all ranks but 0, by rank. They are looked up by name: listings may be stale."""
+    """Wait until all ranks except 0 have reported their files, and return the files in the order of the ranks.
+
+    The reports are looked up by name, because a listing may be stale.
+    """
     found: dict[int, File] = {}
     heard, pause_s = time.monotonic(), _LOOK_FIRST_S
     missing = list(range(1, save.commit.size))
@@ -174,7 +179,7 @@ def _removed(directory: Location, entry: Entry) -> bool:
 
 
 def _complain(directory: Location, error: Exception) -> None:
-    """Report an error once per directory, because every save would repeat it."""
+    """Say that old checkpoints cannot be removed: once per directory, because every save would repeat it."""
     if directory.written not in _complained:
         _complained.add(directory.written)
         reason = str(error) if isinstance(error, CheckpointError) else folder.told(error)

@@ -1,1 +1,1 @@
-"""What the other packages need of Spark: the session, its slots, jobs and Python, and the messages of Java's errors."""
+"""Access to Spark: its session, slots, jobs, DataFrames and Python, and the messages of Java's errors."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 
-REASONS = ("Error", "Exception")  # a line that contains one of these says why
+REASONS = ("Error", "Exception")  # a line that contains one of these says why something failed
 
 
 def line_with(text: str, *words: str) -> str:
-    """The line of a long Java message that has one of `words`, else its first line, cut to a readable length."""
+    """Return the line of a long Java message that contains one of `words`, or its first line if none does.
+
+    The line is cut to a readable length.
+    """
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith("at ")]
     for line in lines[1:] if len(lines) > 1 else lines:
         if any(word in line for word in words):
@@ -17,7 +20,10 @@ def line_with(text: str, *words: str) -> str:
 
 
 def root_cause(text: str) -> str:
-    """Why a Spark job failed: the exception of a Python traceback in the message, else Java's root cause."""
+    """Return why a Spark job failed, from the text of its error.
+
+    If the text contains a Python traceback, this is the exception at its end; otherwise, it is Java's root cause.
+    """
     _, traceback, stack = text.rpartition("Traceback (most recent call last):\n")
     if traceback:
         return _first_line("\n".join(line for line in stack.splitlines() if not line.startswith((" ", "\t"))))
@@ -34,5 +40,5 @@ def _first_line(text: str) -> str:
 
 
 def _plain(line: str) -> str:
-    """The line without the name of Java's exception, if Spark's error class follows it: `[DIVIDE_BY_ZERO] …`."""
+    """Return a line without the name of Java's exception, if Spark's error class (`[DIVIDE_BY_ZERO] …`) follows it."""
     return re.sub(r"^[\w.$]+: (?=\[[A-Z0-9_.]+\] )", "", line)[:400]

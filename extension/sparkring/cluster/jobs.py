@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
 
 Answer = TypeVar("Answer")
-_FIRST_WORD_S, _RAREST_WORD_S = 2.0, 60.0
+_FIRST_WORD_S, _RAREST_WORD_S = 2.0, 60.0  # the first and the longest time between two reports
 _CANCEL_AGAIN_S = 0.2
 
 
@@ -50,7 +50,7 @@ def interruptibly(
                     say(f"{what}: {time.monotonic() - started:.0f} s{_tasks(context, group)} …")
                 pause_s = min(2 * pause_s, _RAREST_WORD_S)
     except KeyboardInterrupt:
-        while thread.is_alive():  # a cancellation misses jobs that have not begun yet
+        while thread.is_alive():  # cancel repeatedly: a cancellation misses jobs that have not begun yet
             context.cancelJobGroup(group)
             thread.join(_CANCEL_AGAIN_S)
         raise
@@ -59,7 +59,7 @@ def interruptibly(
 
 
 def _tasks(context: SparkContext, group: str) -> str:
-    """How many tasks of the group's jobs are done, as far as Spark tells."""
+    """Return, in words, how many tasks of the group's jobs are done; '' if Spark does not know."""
     tracker = context.statusTracker()
     jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group)]
     stages = [tracker.getStageInfo(stage) for job in jobs if job for stage in job.stageIds]

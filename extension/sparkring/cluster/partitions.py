@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Data(NamedTuple):
     """A DataFrame whose partitions go to the ranks, and what the notebook calls it.
 
-    `counted`: the number of ranks is the number of partitions; otherwise, the two may differ.
+    `counted`: whether the number of ranks has been taken from the number of partitions. If not, the two may differ.
     """
 
     name: str
@@ -37,10 +37,11 @@ class Data(NamedTuple):
         return found
 
     def partitions(self) -> int:
-        """The number of partitions. To find it out, Spark may have to run all stages but the last."""
+        """Return the number of partitions. To find this number, Spark may have to run all stages but the last."""
         self.session()
         try:
-            # A new DataFrame each time: a DataFrame remembers how its shuffles ended, even if they were interrupted.
+            # select() makes a new DataFrame for each call. The same one would not repeat an interrupted shuffle,
+            # because a DataFrame remembers how its shuffles ended.
             return int(self.frame.select("*").rdd.getNumPartitions())
         except Exception as error:  # a DataFrame is computed lazily, so its errors first appear here
             raise LaunchError(f"Spark cannot compute `{self.name}`: {line_with(str(error), *REASONS)}") from error
@@ -78,7 +79,7 @@ class Data(NamedTuple):
             ) from error
 
     def stage(self, size: int, task: Callable[..., Any]) -> DataFrame:
-        """The barrier stage of `size` tasks over the DataFrame's partitions, not yet run."""
+        """Return a DataFrame that, when it is computed, runs `task` on each of `size` partitions in a barrier stage."""
         as_it_is = self.counted or self.partitions() == size
         frame = self.frame if as_it_is else self.frame.repartition(size)
         # mapInArrow() looks columns up by name, which fails if a name has a dot or if two columns have the same name.
@@ -88,12 +89,12 @@ class Data(NamedTuple):
 
 
 def _time_zone(to_arrow_schema: Callable[..., Any]) -> dict[str, str]:
-    """The argument that to_arrow_schema() needs for timestamps since pyspark 4.3; before, it always used UTC."""
+    """Return the time zone for to_arrow_schema(), which has this argument since pyspark 4.3; before, it used UTC."""
     return {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
 
 
 def find_data(name: str, namespace: Mapping[str, Any], *, counted: bool) -> Data:
-    """The DataFrame that the notebook calls `name`. Raises OptionsError if it is something else."""
+    """Return the DataFrame that the notebook calls `name`. Raises OptionsError if `name` is not a Spark DataFrame."""
     if name not in namespace:
         raise OptionsError(f"--data {name}: the notebook has no variable `{name}`.")
     found = namespace[name]

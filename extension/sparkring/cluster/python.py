@@ -1,4 +1,4 @@
-"""Which Python Spark's executors run."""
+"""Finds out, or sets, which Python is run by Spark's executors."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _changing = threading.Lock()
 
 @contextlib.contextmanager
 def executed_by_this_python(context: SparkContext) -> Iterator[None]:
-    """Within this context, local executors run Python functions with this kernel's Python.
+    """Within this context, have local executors run Python functions with this kernel's Python.
 
-    Outside of it, they use PYSPARK_PYTHON or `python3`, which may be another Python. With a master that is not local,
-    nothing changes. The session's own setting stays as it is for all other jobs.
+    Otherwise, they would use PYSPARK_PYTHON or `python3`, which may be another Python. If the master is not local,
+    nothing changes. At the end, the session's own setting is restored for other jobs.
     """
     if not context.master.startswith("local"):
         yield
@@ -37,12 +37,12 @@ def executed_by_this_python(context: SparkContext) -> Iterator[None]:
 def executors_python(context: SparkContext) -> str:
     """The path of the Python that executors run, or the configured one if no task can run."""
 
-    def look(_: int) -> str:  # pickled by value, since executors may lack sparkring; so it imports what it needs
+    def look(_: int) -> str:  # pickled by value, since executors may lack sparkring: it must import what it needs
         import sys
 
         return sys.executable
 
     try:
         return str(context.parallelize([0], 1).map(look).collect()[0])
-    except Exception:  # another version of Python, or a stopped session
+    except Exception:  # the executors' Python has another version, or the session is stopped
         return str(context.pythonExec)

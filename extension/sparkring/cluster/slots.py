@@ -16,14 +16,16 @@ if TYPE_CHECKING:
 
     from sparkring.cluster.partitions import Data
 
-# Executors register a moment after the session is up. If there are too few slots, check() counts again for this long.
+# Executors register with Spark a moment after the session has started. If check() finds too few slots at first, it
+# therefore goes on counting them for this long.
 SETTLE_S = 1.2
 
 
 class Slots(NamedTuple):
-    """How many tasks Spark can run at once, and how many run now; `holders` says for which stages.
+    """How many tasks Spark can run at once (`total`), and how many it runs now (`busy`).
 
-    The GPUs are those that Spark itself assigns; tasks that share a GPU have a fraction of it.
+    `holders` has a text for each running stage: what it is, and how many tasks it runs. `gpus_per_task` and
+    `gpus_per_executor` count only GPUs that Spark itself assigns; if tasks share a GPU, `gpus_per_task` is a fraction.
     """
 
     total: int
@@ -40,9 +42,9 @@ class Slots(NamedTuple):
 
 
 class Stage:
-    """A barrier stage of sparkring that may be running: what it is for, and how many slots it holds.
+    """A barrier stage of sparkring that may be running: `title` says what it is for, `size` how many slots it holds.
 
-    `persistent`: it keeps its slots until it is stopped.
+    `persistent` is whether the stage keeps its slots until it is stopped, as a warm gang does.
     """
 
     def __init__(self, context: SparkContext, title: str, size: int, *, persistent: bool) -> None:
@@ -63,7 +65,10 @@ running: set[Stage] = set()
 
 
 def slots(context: SparkContext, *, apart_from: Collection[int] = ()) -> Slots:
-    """How many tasks Spark can run at once in this session, and what it runs now, except the stages `apart_from`."""
+    """Return how many tasks Spark can run at once in this session, and what it runs now.
+
+    Tasks of the stages whose ids are in `apart_from` are not counted as running.
+    """
     assert context._jsc is not None
     jvm_context = context._jsc.sc()
     profile = jvm_context.resourceProfileManager().defaultResourceProfile()
@@ -93,9 +98,9 @@ def current_slots() -> Slots | None:
 
 
 def gpus_per(context: SparkContext, holder: Literal["task", "executor"]) -> float:
-    """How many GPUs Spark gives to each task or executor."""
+    """Return how many GPUs Spark gives to each task or to each executor, as `holder` says."""
     if _on_driver_alone(context):
-        return 0.0  # whatever the settings say
+        return 0.0  # in local mode, Spark assigns no GPUs, whatever the settings say
     return float(context.getConf().get(f"spark.{holder}.resource.gpu.amount", "0") or 0)
 
 
@@ -122,7 +127,11 @@ def check_gpus(context: SparkContext, size: int, each: int) -> None:
 
 
 def check(context: SparkContext, size: int, data: Data | None, *, here: bool) -> None:
-    """Raise LaunchError or SlotsError for anything that would make the barrier stage wait in vain."""
+    """Raise LaunchError or SlotsError if a barrier stage of `size` tasks cannot start in the session as it is.
+
+    `data` is the partitioned data that the stage reads, if any. `here` is whether errors may suggest processes on this
+    machine in place of Spark tasks.
+    """
     setting = context.getConf().get
     if str(setting("spark.dynamicAllocation.enabled", "false")).lower() == "true":
         raise LaunchError(
@@ -161,7 +170,10 @@ def check(context: SparkContext, size: int, data: Data | None, *, here: bool) ->
 
 
 def waiting(context: SparkContext, mine: Collection[int]) -> dict[int, str]:
-    """The stages, except `mine`, that could run tasks but run none now: Spark's names, by stage id."""
+    """Return the stages that are ready to run tasks but run none now, with their names in Spark, by stage id.
+
+    The stages whose ids are in `mine` are left out.
+    """
     tracker = context.statusTracker()
     found = {stage: tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds() if stage not in mine}
     return {stage: str(info.name) for stage, info in found.items() if info is not None and not info.numActiveTasks}

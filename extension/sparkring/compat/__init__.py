@@ -1,1 +1,1 @@
-"""What keeps code for other packages working: sparkdl's import paths, Horovod on Keras 3, tf-keras, TensorBoard."""
+"""Keeps code for other packages working: sparkdl's import paths, Horovod on Keras 3, tf-keras, TensorBoard."""

@@ -1,7 +1,8 @@
-"""Adapts Horovod 0.28's Keras functions to Keras 3. Without this, they would average nothing.
+"""Adapts Horovod 0.28's Keras functions to Keras 3. Without this module, they would average no gradients.
 
 Keras 3 calls none of the methods that Horovod's DistributedOptimizer overrides, so each rank would train on its own,
-without an error. Here the optimizer averages in `apply()`, which every `fit` and `apply_gradients()` of Keras 3 calls.
+without an error. The optimizer that this module makes averages in `apply()`, which Keras 3 calls in every `fit()` and
+`apply_gradients()`.
 For Keras 2 and tf-keras, Horovod's functions stay as they are. Tested with Keras 3.15 on TensorFlow 2.21.
 """
 
@@ -34,7 +35,7 @@ def adapt_callbacks(module: types.ModuleType) -> None:
 
 
 def adapt_elastic(module: types.ModuleType) -> None:
-    """Adapt `horovod.tensorflow.elastic` to Keras 3: what KerasState commits, restores and broadcasts."""
+    """Adapt `horovod.tensorflow.elastic` to Keras 3, so that KerasState can save, restore and broadcast its models."""
     state = module.TensorFlowKerasState
     state._save_model, state._load_model = _save(state._save_model), _load(state._load_model)
     module._broadcast_model = _broadcast_model(module._broadcast_model)  # type: ignore[attr-defined]
@@ -71,7 +72,7 @@ def _create(module: types.ModuleType) -> Any:
         process_set: Any = hvd.global_process_set,
         scale_local_gradients: bool = True,
     ) -> Any:
-        # In the order of the parameters of _make_allreduce_grads_fn().
+        # The order is that of the parameters of _make_allreduce_grads_fn(), which is called with them below.
         reducing = (device_dense, device_sparse, compression, sparse_as_dense, op, gradient_predivide_factor, groups)
         if not _is_of_keras_3(optimizer, "optimizers.Optimizer"):
             return real(
@@ -117,20 +118,28 @@ def _create(module: types.ModuleType) -> Any:
 
 
 def _scales_loss(optimizer: Any) -> bool:
-    """Whether compile() wraps the optimizer in a LossScaleOptimizer, which calls apply() only for finite gradients."""
+    """Whether compile() will wrap the optimizer in a LossScaleOptimizer.
+
+    A LossScaleOptimizer calls apply(), which averages, only if the gradients of its own rank are finite. So ranks could
+    disagree on whether to average.
+    """
     keras = sys.modules["keras"]
     is_scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     return keras.config.dtype_policy().name == "mixed_float16" and not is_scaled
 
 
 def _distribute(optimizer: Any, reduce: Any, local_divisor: int) -> Any:
-    """Make a Keras 3 optimizer average its gradients, in place. Its class keeps the name that saved models use."""
+    """Change a Keras 3 optimizer so that it averages its gradients, and return it.
+
+    The optimizer gets a new class. This class has the name of the old one, because models are saved with that name.
+    Gradients of variables that are registered as local are not averaged, but divided by `local_divisor`.
+    """
     base = type(optimizer)
     local: set[Any] = set()
 
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         grads = list(grads)
-        # Keras has no public list of the variables that an optimizer trains. This private one is Keras 3.15's.
+        # Keras has no public list of the variables that an optimizer trains, so this uses a private list of Keras 3.15.
         known = self._trainable_variables if trainable_variables is None else trainable_variables
         variables = [getattr(variable, "value", variable) for variable in known]
         shared = [i for i, variable in enumerate(variables) if variable.ref() not in local]
@@ -148,7 +157,7 @@ def _distribute(optimizer: Any, reduce: Any, local_divisor: int) -> Any:
         "__doc__": base.__doc__,
         "_sparkring_distributed": True,
         "apply": apply,
-        # Horovod's callbacks for the learning rate read this.
+        # Horovod's callbacks for the learning rate read `lr`.
         "lr": property(lambda self: float(self.learning_rate)),
         "register_local_var": register_local_var,
     }
@@ -171,7 +180,8 @@ def _load_model(real: Any) -> Any:
         classes = {kind.__name__: kind for kind in custom_optimizers or ()}
         model = keras.models.load_model(filepath, custom_objects={**classes, **(custom_objects or {})})
         if getattr(model, "optimizer", None) is not None:
-            # wrap_optimizer() makes a new optimizer, which lacks the loaded one's state: only its class is used.
+            # wrap_optimizer() makes a new optimizer, which lacks the state of the loaded one. So the model keeps the
+            # loaded optimizer, which only gets the class of the new one.
             stateless = type(model.optimizer).from_config(model.optimizer.get_config())
             model.optimizer.__class__ = type(wrap_optimizer(lambda: stateless)())
         return model

@@ -1,7 +1,8 @@
-"""Decides whether ranks use tf-keras as tf.keras. tf-keras is Keras 2 for TensorFlow versions that come with Keras 3.
+"""Decides whether ranks use tf-keras as tf.keras.
 
-horovod.tensorflow.keras takes its callbacks and optimizers from tf.keras. In these versions, tf.keras is Keras 3 unless
-TF_USE_LEGACY_KERAS=1 is set. Ranks get the Keras that the cell uses: a notebook with models of Keras 3 keeps Keras 3.
+Newer versions of TensorFlow come with Keras 3; the package tf-keras is Keras 2 for them. In these versions, tf.keras is
+Keras 3 unless TF_USE_LEGACY_KERAS=1 is set, and horovod.tensorflow.keras takes its callbacks and optimizers from
+tf.keras. So the ranks get this variable if the cell uses tf-keras; a notebook with models of Keras 3 keeps Keras 3.
 """
 
 from __future__ import annotations

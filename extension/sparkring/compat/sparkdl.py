@@ -1,4 +1,4 @@
-"""The import paths that HorovodRunner notebooks use, where no real sparkdl is installed.
+"""Provides the import paths that HorovodRunner notebooks use, unless a real sparkdl is installed.
 
     from sparkdl import HorovodRunner
     from sparkdl.horovod import log_to_driver
@@ -24,7 +24,7 @@ _HOMES = {
 
 
 def install() -> None:
-    """Make the import paths work, unless a real sparkdl is installed or they already do."""
+    """Make the import paths work. Do nothing if a real sparkdl is installed, or if the paths already work."""
     if "sparkdl" in sys.modules or importlib.util.find_spec("sparkdl") is not None:
         return
     for name in _MODULES:
@@ -38,7 +38,7 @@ def install() -> None:
 
 
 def _finder(module: str) -> Any:
-    """A `__getattr__` for the module named `module`: it imports what it returns."""
+    """Return a `__getattr__` for the module named `module`. It imports attributes when they are asked for."""
 
     def find(name: str) -> Any:
         if (module, name) == ("sparkdl.horovod.tensorflow.keras", "LogCallback"):
@@ -59,7 +59,7 @@ def _log_callback() -> type[Any]:
     class LogCallback(keras.callbacks.Callback):  # type: ignore[misc]
         """Sends a line to the notebook at the start and the end of each epoch.
 
-        With `per_batch_log=True`, it also sends one after every batch.
+        With `per_batch_log=True`, it also sends a line after every batch.
         """
 
         def __init__(self, per_batch_log: bool = False) -> None:

@@ -7,7 +7,7 @@ dates and times                [rows] datetime64    with NaT for nulls
 decimals                       [rows] of object     decimal.Decimal
 lists, tensors                 [rows, …]            all rows must have the same length
 Spark ML's vectors             [rows, length]       float64; sparse vectors are filled with zeros
-rows, maps, and lists of them  [rows] of object     as toPandas() returns them; without a DataFrame, dicts
+rows, maps, and lists of them  [rows] of object     from a DataFrame, as toPandas() returns them; otherwise, dicts
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _VECTOR = {"type", "size", "indices", "values"}
 
 @dataclass(frozen=True)
 class Making:
-    """How arrays are made from columns: in the same way for all batches of a data set, whatever rows they contain.
+    """How arrays are made from columns. This is the same for all batches of a data set, whatever rows they contain.
 
-    `fill` has the values that replace nulls, by column. `nulls` names the columns that have nulls and whose arrays
-    therefore have another dtype. `raw` has the dtype and shape of a row, by binary column. `spark` has the Spark types
-    of columns that hold rows or maps.
+    All mappings are by column name. `fill` has the values that replace nulls. `raw` has the dtype and shape of the
+    array that each row of a binary column holds. `nulls` names the columns whose arrays have another dtype because the
+    columns have nulls. `spark` has the Spark types of columns that hold rows or maps.
     """
 
     fill: Mapping[str, Any]
@@ -73,10 +73,11 @@ def holds_nulls(kind: pa.DataType) -> bool:
 
 
 def to_numpy(column: pa.Array, name: str, making: Making, dtype: Any = None, *, exact: bool = True) -> Array:
-    """A column as an array of shape [rows, …]. If a `dtype` is given, floating-point values and decimals have it.
+    """Return a column as an array of shape [rows, …].
 
-    Without a `dtype`, decimals stay decimals if `exact` is true; otherwise, they become float64.
-    Raises DataError for nulls that the array cannot hold and `fill` does not replace, for rows of different lengths,
+    If a `dtype` is given, floating-point values and decimals are converted to it. Without a `dtype`, decimals stay
+    decimals if `exact` is true; otherwise, they become float64.
+    Raise DataError for nulls that the array cannot hold and `fill` does not replace, for rows of different lengths,
     and for a type that cannot become an array.
     """
     raw, spark, nulls = making.raw.get(name), making.spark.get(name), name in making.nulls
@@ -92,7 +93,7 @@ def to_numpy(column: pa.Array, name: str, making: Making, dtype: Any = None, *, 
     if is_object(kind):
         return _objects(filled, spark)
     found = _array(filled, name, exact=exact and dtype is None)
-    if nulls:  # even if this batch has none, so that all batches have the same dtype
+    if nulls:  # The array is converted even if this batch has no nulls, so that all batches have the same dtype.
         found = found.astype(object if found.dtype.kind in "bO" else np.float64, copy=False)
     if dtype is not None and found.dtype.kind == "f":
         found = found.astype(dtype, copy=False)
@@ -118,7 +119,7 @@ def _filled(array: pa.Array, name: str, fill: Mapping[str, Any]) -> pa.Array:
 
 
 def has_nulls(name: str, count: int, rows: int) -> DataError:
-    """The error for a column with nulls that its array cannot hold and that `fill` does not replace."""
+    """Return the error for a column that has nulls, if its array cannot hold nulls and `fill` does not replace them."""
     return DataError(
         f"column `{name}` has nulls ({count:,} in {rows:,} rows), which an array of its shape cannot hold: replace "
         f"them with fill={{'{name}': …}}, or leave these rows out with where=\"{name} is not None\"."
@@ -126,7 +127,7 @@ def has_nulls(name: str, count: int, rows: int) -> DataError:
 
 
 def has_untold_nulls(name: str, count: int, rows: int) -> DataError:
-    """The error for nulls that the footers do not count, so that the dtype of the column was chosen without them."""
+    """Return the error for nulls that the footers do not count: the column's dtype was chosen as if it had no nulls."""
     return DataError(
         f"column `{name}` has nulls ({count:,} in {rows:,} rows), but the footers of its files do not count them: "
         f"replace them with fill={{'{name}': 0}}, or leave these rows out with where=\"{name} is not None\"."
@@ -162,7 +163,10 @@ def _array(array: pa.Array, name: str, *, exact: bool) -> Array:
 
 
 def _objects(array: pa.Array, spark: DataType | None) -> Array:
-    """Rows, maps and lists of these, as toPandas() gives them. If `spark` (their type) is None, rows are dicts."""
+    """Return an array of rows, maps or lists of these as Python objects.
+
+    If `spark` (their Spark type) is given, the objects are those that toPandas() returns; otherwise, rows are dicts.
+    """
     if spark is not None:
         return series_of(array, spark).to_numpy(object)
     rebuild = _rebuilding(array.type)
@@ -173,9 +177,10 @@ def _objects(array: pa.Array, spark: DataType | None) -> Array:
 
 
 def _rebuilding(kind: pa.DataType) -> Callable[[Any], Any] | None:
-    """Return a function that turns maps, which pyarrow gives as lists of pairs, into dicts; None if there are none.
+    """Return a function that turns the maps in a value of this type into dicts; None if there is nothing to turn.
 
-    The function accepts None, too. Maps with nested keys stay lists of pairs, since dicts and lists cannot be keys.
+    pyarrow returns a map as a list of pairs. The function accepts None, too. Maps whose keys are rows, maps or lists
+    stay lists of pairs, because a dict's keys cannot be dicts or lists.
     """
     if pa.types.is_map(kind) and not pa.types.is_nested(kind.key_type):
         key, item = _rebuilding(kind.key_type) or _same, _rebuilding(kind.item_type) or _same
@@ -234,7 +239,7 @@ def _length(lengths: Array, name: str) -> int:
 
 
 def ragged(name: str, lengths: list[int]) -> DataError:
-    """The error for a column whose rows have these different lengths; `lengths` is sorted."""
+    """Return the error for a column whose rows have different lengths, namely those in `lengths`, which is sorted."""
     shown = f"{lengths[0]} and {lengths[-1]}" if len(lengths) < 3 else f"between {lengths[0]} and {lengths[-1]}"
     return DataError(
         f"column `{name}` has rows of different lengths ({shown}), but a batch is one array: pad or cut them first, or "
@@ -254,7 +259,7 @@ def _vectors(array: pa.StructArray, name: str) -> Array:
     flat = np.asarray(values.flatten())
     owner = np.repeat(np.arange(len(array)), lengths)
     begin = np.repeat(np.cumsum(lengths) - lengths, lengths)
-    place = np.arange(len(flat)) - begin  # the indices of a dense vector's values
+    place = np.arange(len(flat)) - begin  # right for dense vectors; sparse ones get their own indices below
     sparse = ~dense[owner]
     place[sparse] = np.asarray(array.field("indices").flatten())
     found[owner, place] = flat

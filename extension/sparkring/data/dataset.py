@@ -1,6 +1,6 @@
 """A Parquet data set as described by its footers: files, row groups, rows, columns.
 
-Rows are read only to count those that pass a filter, and only if the footers are not enough for this.
+This module reads rows only to count those that pass a filter, and only if the footers are not enough to count them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 Found = TypeVar("Found")
 Wanted = TypeVar("Wanted")
 
-AT_ONCE = 16  # the footers to read at the same time: most of a read is waiting for the file system
+AT_ONCE = 16  # how many footers are read at the same time: a read mostly waits for the file system
 TELL_AFTER_S = 2.0
 LOCAL_BUFFER_BYTES, REMOTE_BUFFER_BYTES = 1 << 20, 8 << 20
 LARGE_BYTES = 128_000_000  # a remote row group above this size is not fetched whole
@@ -51,8 +51,8 @@ BROKEN = (pa.ArrowException, OSError, ValueError, EOFError)
 class RowGroup(NamedTuple):
     """One row group: `rows` is the number of rows that pass the filter, `rows_in_file` the number of all rows.
 
-    The sizes are those of the columns that are read: `size_bytes` as compressed in the file, `stored_bytes`
-    uncompressed.
+    The sizes count only the columns that are read: `size_bytes` is their compressed size, as in the file, and
+    `stored_bytes` is their uncompressed size.
     """
 
     rows: int
@@ -77,9 +77,10 @@ class Dataset:
 
     `version` is a digest of the footers, the partitions, the chosen columns and the filter. `schema` has the chosen
     columns, in the order in which they were chosen. `stored_schema` has all columns, from the files and from their
-    paths. `reads` are the chosen columns and those that the filter reads. `where` is the filter as text. `nulls` has
-    the number of nulls of each column, as far as footers and paths tell; rows that do not pass the filter count, too.
-    If the data comes from a DataFrame, `spark` has the Spark types of the columns that hold rows or maps.
+    paths. `reads` names the chosen columns and the columns that the filter reads. `where` is the filter as text.
+    `nulls` has the number of nulls of each column, as far as footers and paths tell; nulls in rows that do not pass the
+    filter are counted, too. If the data comes from a DataFrame, `spark` has the Spark types of the columns that hold
+    rows or maps.
     """
 
     name: str
@@ -115,7 +116,7 @@ class Dataset:
 
     @property
     def local(self) -> bool:
-        """Whether its files are in this machine's file system."""
+        """Whether the data set's files are in this machine's file system."""
         return Location(self.fs, "", self.name).local
 
     def counts(self) -> list[list[int]]:
@@ -133,8 +134,8 @@ class Dataset:
 def open_dataset(source: Source, columns: Sequence[str] | None = None, where: Where = None) -> Dataset:
     """Read the footers of a Parquet file, a folder of files (also with Hive partitions), a glob, or a list of these.
 
-    With a filter, the rows that pass it are counted, if necessary by reading the filter's columns.
-    DataError if nothing is there, if there are no rows, if a file is damaged or not Parquet, if the files' columns
+    If there is a filter, the rows that pass it are counted, if necessary by reading the filter's columns.
+    Raise DataError if there is no file or no row, if a file is damaged or not Parquet, if the columns of the files
     differ, or if a column does not exist.
     """
     sources = [source] if isinstance(source, str | os.PathLike) else list(source)
@@ -185,7 +186,10 @@ def open_dataset(source: Source, columns: Sequence[str] | None = None, where: Wh
 
 
 def having_nulls(dataset: Dataset, columns: Iterable[str]) -> frozenset[str]:
-    """Those of `columns` that have nulls in rows that pass the filter. With a filter, this may read their values."""
+    """Return those of `columns` that have nulls in rows that pass the filter.
+
+    The footers count the nulls in all rows. So if there is a filter, the values of the columns may have to be read.
+    """
     found = {name for name in columns if dataset.nulls.get(name)}
     if dataset.condition is None or not found:
         return frozenset(found)
@@ -203,14 +207,18 @@ def arrow_file_system(fs: AbstractFileSystem) -> Any:
 
 
 def open_file(dataset: Dataset, file: int) -> pq.ParquetFile:
-    """Open a file of the data set; the caller closes it. DataError if it has been removed or rewritten."""
+    """Open the data set's file number `file`; the caller closes it.
+
+    Raise DataError if the file has been removed or rewritten.
+    """
     known = dataset.files[file]
     try:
-        # By default, Arrow reads whole columns of a row group. With a buffer, it reads a piece and decodes it, then the
-        # next, which is faster for local files. In remote storage, each piece is a request and costs time, so a buffer
-        # is used there only if row groups are large, to save memory.
+        # By default, Arrow reads whole columns of a row group before it decodes them. With a buffer, Arrow reads one
+        # piece, decodes it, and then reads the next; this is faster for local files. In remote storage, each piece is a
+        # request and costs time. So remote files are read with a buffer only if they have large row groups, whose
+        # columns would need much memory.
         if dataset.local:
-            # pre_buffer, which reads whole columns, is True by default in pyarrow 26.
+            # With pre_buffer=True, the default in pyarrow 26, Arrow would read whole columns in spite of the buffer.
             found = pq.ParquetFile(known.path, buffer_size=LOCAL_BUFFER_BYTES, pre_buffer=False)
         else:
             large = max(group.size_bytes for group in known.row_groups) > LARGE_BYTES
@@ -233,7 +241,10 @@ def open_file(dataset: Dataset, file: int) -> pq.ParquetFile:
 
 @functools.lru_cache(maxsize=10_000)
 def _remote_footer(fs: AbstractFileSystem, path: str, version: str) -> pq.FileMetaData:
-    """A remote file's footer. It is cached by path and version, since requests cost time and money."""
+    """Return a remote file's footer. It is cached, because requests cost time and money.
+
+    `version` is used only as a key of the cache: if a file has been rewritten, its footer is read again.
+    """
     with fs.open(path, "rb") as opened:
         return pq.read_metadata(opened)
 
@@ -243,7 +254,7 @@ def _remote_footer(fs: AbstractFileSystem, path: str, version: str) -> pq.FileMe
 
 class _File(NamedTuple):
     path: str
-    below: str  # the path below the given one, such as day=3/part-0.parquet
+    below: str  # the path relative to the folder that the user gave, such as day=3/part-0.parquet
     size_bytes: int
 
 
@@ -254,7 +265,10 @@ class _Footer(NamedTuple):
 
 
 def _files(place: Location) -> list[_File]:
-    """The files at a path, in the order of their names, without those whose names begin with _ or ."""
+    """Return the files at a path, in the order of their names.
+
+    In a folder, files and folders whose names begin with _ or . are left out.
+    """
     fs, path = place.fs, place.path
     try:
         if any(sign in path for sign in "*?["):
@@ -289,7 +303,7 @@ def _files(place: Location) -> list[_File]:
 
 
 def _similar(place: Location) -> str:
-    """The end of a message about a missing path: a similar path, or that its folder is missing, too."""
+    """Return the end of a message about a missing path: a similar path, or that its folder is missing, too."""
     with contextlib.suppress(OSError, PathError):
         beside = [
             posixpath.basename(str(each).rstrip("/"))
@@ -326,7 +340,10 @@ def _broken(path: str, error: BaseException) -> DataError:
 
 
 def _partitions(below: Sequence[str]) -> tuple[list[tuple[tuple[str, Any], ...]], dict[str, pa.DataType]]:
-    """The partitions in Hive-style paths (key=value), and the type of each key: int64 if all values are integers."""
+    """Return the partitions in each path, and the type of each key: int64 if all its values are integers, else string.
+
+    The paths are in Hive's style: a folder named key=value is a partition.
+    """
     found = [
         [tuple(urllib.parse.unquote(part).partition("=")[::2]) for part in path.split("/")[:-1] if "=" in part]
         for path in below
@@ -389,7 +406,7 @@ def _row_groups(metadata: pq.FileMetaData, columns: set[str]) -> tuple[RowGroup,
 
 
 def _nulls(metadata: pq.FileMetaData, columns: set[str]) -> Counter[str]:
-    """The number of nulls in each of `columns`, as far as the footers tell; nested columns are left out."""
+    """Return the number of nulls in each of `columns`, as far as the footer tells. Nested columns are left out."""
     leaves = {name: at for at in range(metadata.num_columns) if (name := metadata.schema.column(at).path) in columns}
     found: Counter[str] = Counter()
     for number in range(metadata.num_row_groups):
@@ -405,7 +422,11 @@ def _nulls(metadata: pq.FileMetaData, columns: set[str]) -> Counter[str]:
 
 
 def _named_in(condition: pc.Expression, schema: pa.Schema) -> set[str]:
-    """The columns that a filter reads. Arrow does not list them, so the filter is tried without each column in turn."""
+    """Return the columns that a filter reads.
+
+    Arrow does not list them. So each column in turn is left out of an empty table: if the filter then fails, it reads
+    this column.
+    """
     found = set()
     for name in schema.names:
         rest = pa.schema([field for field in schema if field.name != name]).empty_table()
@@ -419,7 +440,10 @@ def _named_in(condition: pc.Expression, schema: pa.Schema) -> set[str]:
 
 
 def _counted(dataset: Dataset) -> Dataset:
-    """The data set with `rows` set for each row group: how many pass the filter, from statistics or by reading."""
+    """Return the data set with `rows` of each row group set to the number of its rows that pass the filter.
+
+    Arrow gets this number from the statistics in the footer if they are enough, and otherwise reads the rows.
+    """
     schema, fs, form = dataset.stored_schema, arrow_file_system(dataset.fs), ds.ParquetFileFormat()
 
     def count(file: DataFile) -> DataFile:
@@ -444,7 +468,11 @@ def _counted(dataset: Dataset) -> Dataset:
 
 
 def _at_once(work: Callable[[Wanted], Found], items: Sequence[Wanted], doing: str) -> list[Found]:
-    """Call `work` for all items, several at a time; return the results. Slow work is reported. An error ends it."""
+    """Call `work` for all items, several at a time, and return the results in the order of the items.
+
+    If this takes long, the number of finished items is reported from time to time. If a call raises an error, no more
+    calls are begun, and the error is raised.
+    """
     found = []
     due = time.monotonic() + TELL_AFTER_S
     pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="sparkring-footers")

@@ -17,9 +17,11 @@ GETS_PER_S = 5_500  # what S3 serves under one prefix: Amazon S3 User Guide, "Be
 
 
 class Share(NamedTuple):
-    """What one rank reads in an epoch. `files` and `row_groups` count those that it reads at least in part.
+    """What one rank reads in an epoch.
 
-    `size_bytes` is the compressed size of the chosen columns. A part of a row group counts in proportion to its rows.
+    `files` and `row_groups` are the numbers of files and row groups that the rank reads, even if it reads only a part
+    of them. `size_bytes` is the compressed size of the columns that are read; if the rank reads only a part of a row
+    group, this part counts in proportion to its rows.
     """
 
     rows: int
@@ -30,12 +32,13 @@ class Share(NamedTuple):
 
 
 class Requests(NamedTuple):
-    """GET requests for a data set in an object store.
+    """How many GET requests a data set in an object store needs.
 
     `opening` is the number of requests to open the data set once: one per file, for its footer. `per_epoch` is the
-    number in an epoch: for each row group that it reads from, a rank makes one request per series of adjacent columns.
-    Readers that fetch in smaller pieces, or open each file anew for every epoch, make more requests. `folder` is the
-    folder with the most requests, and `busiest` is their number in an epoch.
+    number of requests that all ranks make in an epoch. In each row group that a rank reads from, it makes one request
+    for each series of adjacent columns. Readers that fetch in smaller pieces, or open each file anew for every epoch,
+    make more requests. `folder` is the folder that gets the most requests, and `busiest` is the number of requests
+    that this folder gets in an epoch.
     """
 
     opening: int
@@ -49,15 +52,18 @@ class Requests(NamedTuple):
 
     @property
     def throttled_below_s(self) -> float:
-        """If an epoch takes fewer seconds than this, it makes requests faster than S3 serves them under one prefix."""
+        """The number of seconds that S3 needs to serve an epoch's requests to the busiest folder.
+
+        If an epoch takes less time, the ranks make requests faster than S3 serves them under one prefix.
+        """
         return self.busiest / GETS_PER_S
 
 
 class Outlook(NamedTuple):
     """What each rank reads in an epoch: `ours` with sparkring's even split, `petastorms` with Petastorm's shards.
 
-    Petastorm's shards consist of whole row groups. `stretches` has, for each rank, the first row of its shard in the
-    even split and the row after its last one, counted through all files.
+    Petastorm's shards consist of whole row groups. `stretches` has a pair of row numbers for each rank: the first row
+    of its shard in the even split, and the row after the last one. The rows are numbered through all files.
     """
 
     dataset: Dataset
@@ -75,14 +81,20 @@ class Outlook(NamedTuple):
 
     @property
     def rows_unread(self) -> int:
-        """With "drop", the number of rows left out in an epoch, so that all ranks take equally many steps; else 0."""
+        """With "drop", the number of rows that no rank reads in an epoch, so that all ranks take equally many steps.
+
+        Otherwise, 0.
+        """
         if self.remainder != "drop":
             return 0
         return self.dataset.rows - sum(share.steps for share in self.ours) * self.batch_size
 
     @property
     def rows_twice(self) -> int:
-        """With "pad", the number of rows that are read a second time in an epoch to fill the last batches; else 0."""
+        """With "pad", the number of rows that are read a second time in an epoch, to fill the last batches.
+
+        Otherwise, 0.
+        """
         if self.remainder != "pad":
             return 0
         return sum(share.steps for share in self.ours) * self.batch_size - self.dataset.rows
@@ -96,12 +108,12 @@ def outlook(
     remainder: Remainder = "drop",
     epochs: int = 1,
 ) -> Outlook:
-    """What each of `size` ranks reads of `dataset` in an epoch, in batches of `batch_size` rows.
+    """Return what each of `size` ranks reads of `dataset` in an epoch, in batches of `batch_size` rows.
 
     Petastorm numbers the row groups through all files and gives row group i to shard i % size. With Petastorm, a rank
-    takes steps until it has read its whole shard; its last batch may be smaller. Our shards are those of an epoch that
-    is not shuffled; in a shuffled epoch, a rank may read from one row group more or less. If there is a filter, both
-    splits count only the rows that pass it.
+    takes steps until it has read its whole shard; its last batch may be smaller. sparkring's shards are computed for an
+    epoch that is not shuffled; in a shuffled epoch, a rank may read from one more or one fewer row group. If there is a
+    filter, only the rows that pass it are counted, for Petastorm's shards, too.
     """
     ours, stretches = _ours(dataset, size, batch_size, remainder)
     return Outlook(
@@ -143,7 +155,8 @@ def _petastorms(dataset: Dataset, size: int, batch_size: int) -> tuple[Share, ..
 
 
 def _requests(dataset: Dataset, stretches: Iterable[tuple[int, int]]) -> Requests:
-    # A row group is requested by the rank that reads its first row, and by each rank whose shard begins inside it.
+    # A row group is requested by the rank that reads the group's first row, and by each rank whose shard begins further
+    # inside the group.
     inside = iter(sorted({begin for begin, end in stretches if end > begin}))
     begin, next_cut = 0, next(inside, None)
     by_folder: Counter[str] = Counter()
@@ -163,7 +176,7 @@ def _requests(dataset: Dataset, stretches: Iterable[tuple[int, int]]) -> Request
 
 
 def _column_runs(dataset: Dataset) -> int:
-    """The number of series of columns to read. Columns that are adjacent in the files form one series."""
+    """Return how many series the columns to read form. Columns that are adjacent in the files are one series."""
     in_path = {key for file in dataset.files for key, _ in file.partitions}
     taken = [name in dataset.reads for name in dataset.stored_schema.names if name not in in_path]
     return max(1, sum(now and not before for before, now in itertools.pairwise([False, *taken])))

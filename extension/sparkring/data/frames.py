@@ -1,10 +1,10 @@
-"""Spark DataFrames: whether one can be used, and whether two have the same rows.
+"""Spark DataFrames as data: whether a DataFrame can be used, and whether two DataFrames have the same rows.
 
-A DataFrame's version changes if its rows change. A plan that has only Spark's own expressions over files determines the
-rows. The version is then computed from the plan and from the sizes and modification times of the files. In other cases
-(rows from the notebook, a Python function, JDBC, a cached DataFrame, the time of day), and in case of doubt, Spark
-computes the version from the rows, in one job: from their number and two sums of 64-bit hashes, which do not depend on
-the order of the rows.
+To compare DataFrames, this module computes a version of each: a text that changes if the rows change. If a DataFrame's
+plan has only Spark's own expressions over files, the plan and the files determine the rows. The version is then
+computed from the plan and from the sizes and modification times of the files. In other cases (rows from the notebook, a
+Python function, JDBC, a cached DataFrame, the time of day), and in case of doubt, a Spark job computes the version from
+the rows: from their number and from two sums of 64-bit hashes, which do not depend on the order of the rows.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ if TYPE_CHECKING:
 
 _CATALYST = "org.apache.spark.sql.catalyst."
 _FILES = "org.apache.spark.sql.execution.datasources.LogicalRelation"
-# Spark's own formats. In others, such as Delta, the data files alone may not determine the rows.
+# Spark's own file formats. In tables of other formats, such as Delta, the data files alone may not determine the rows.
 _FORMATS = ("org.apache.spark.sql.execution.datasources.", "org.apache.spark.sql.avro.")
-# Nodes that depend on the time, the user, a function's body or rows outside files, or that contain another plan.
+# If the class name of a plan's node contains one of these words, the plan does not determine the rows: the node depends
+# on the time, the user, a function's body or rows outside files, or it contains another plan.
 _UNTOLD = re.compile(
     r"UDF|UDAF|UDTF|Pandas|Arrow|Invoke|Reflect|Current(?!Row)|Now$|LocalTimestamp|Uuid|Shuffle$|Subquery$|^Exists$"
     r"|ListQuery|MapPartitions|MapElements|MapGroups|TypedFilter|Script|Stream|LocalRelation|LogicalRDD"
 )
-# Fields that may be null in a plan's JSON. They are optional, or the plan's text has them; `relation` is covered by
-# _files(), and `desc` by the child plan. Any other null may hide something that determines the rows.
+# Fields of a plan's JSON that do no harm if they are null: a field is optional, or the plan's text has its value, or
+# (for `relation`) _files() describes it, or (for `desc`) the child plan does. A null in any other field may hide
+# something that determines the rows.
 _EMPTY = {
     "evalMode",
     "evalContext",  # in Spark 4.3, in place of evalMode
@@ -51,7 +53,10 @@ _STATUS = re.compile(r"path=(.+?); isDirectory=false; length=(\d+);.*?modificati
 
 
 def session_of(frame: Any, called: str = "the DataFrame") -> SparkSession:
-    """The session of a Spark DataFrame. DataError for other objects, and if it is stopped or one of Spark Connect."""
+    """Return the session of a Spark DataFrame.
+
+    Raise DataError if `frame` is not a Spark DataFrame, if its session has been stopped, or if Spark Connect is used.
+    """
     roots = {(base.__module__.partition(".")[0], base.__name__) for base in type(frame).__mro__}
     if ("pyspark", "DataFrame") not in roots:
         raise DataError(f"{called} is a `{type(frame).__name__}`, not a Spark DataFrame.")
@@ -70,9 +75,10 @@ def session_of(frame: Any, called: str = "the DataFrame") -> SparkSession:
 
 
 def for_arrays(frame: DataFrame) -> DataFrame:
-    """The same rows in types that every Parquet reader knows: arrays for MLlib's vectors, timestamps without a zone.
+    """Return the same rows in types that every Parquet reader knows.
 
-    The timestamps are in the session's time zone, as in toPandas(). Otherwise, Spark would write them in UTC.
+    MLlib's vectors become arrays. Timestamps lose their time zone and are then in the session's time zone, as in
+    toPandas(). Otherwise, Spark would write them in UTC.
     """
     from pyspark.sql import functions
 
@@ -93,7 +99,10 @@ def for_arrays(frame: DataFrame) -> DataFrame:
 
 
 def nested_types(frame: DataFrame) -> dict[str, DataType]:
-    """The types of the columns of for_arrays() that hold rows or maps; converting their values needs them."""
+    """Return the types of those columns of for_arrays() that hold rows or maps.
+
+    They are needed to convert the values of these columns to the objects that toPandas() returns.
+    """
     return {field.name: field.dataType for field in for_arrays(frame).schema.fields if _is_nested(field.dataType)}
 
 
@@ -131,7 +140,7 @@ def version_of(frame: DataFrame) -> str:
 
     If the rows have timestamps, the text also depends on the session's time zone.
 
-    If the plan does not determine the rows, one Spark job reads them. Errors of this job are raised.
+    If the plan does not determine the rows, one Spark job reads the rows. If this job fails, its error is raised.
     """
     found = _by_plan(frame) or _by_rows(frame)
     if any(_has_times(field.dataType) for field in frame.schema.fields):
@@ -145,13 +154,13 @@ def version_of(frame: DataFrame) -> str:
 def _by_plan(frame: DataFrame) -> str:
     try:
         told = _told(frame)
-    except Exception:  # Spark's internal classes differ between versions: use the rows
+    except Exception:  # Spark's internal classes differ between versions: version_of() then uses the rows
         return ""
     return f"plan-{_digest(told)}" if told else ""
 
 
 def _told(frame: DataFrame) -> list[str]:
-    """Everything that determines the rows, in a fixed order; empty if the plan does not determine them."""
+    """Return everything that determines the rows, in a fixed order; [] if the plan does not determine them."""
     execution, session = frame._jdf.queryExecution(), frame.sparkSession
     if "InMemoryRelation" in execution.withCachedData().toString():
         return []  # what is in the cache may be older than the files
@@ -161,7 +170,7 @@ def _told(frame: DataFrame) -> list[str]:
         return []
     leaves = plan.collectLeaves()
     files = [line for index in range(leaves.size()) for line in _files(session, leaves.apply(index))]
-    # The text contains some things that the JSON leaves out.
+    # The plan's text contains some things that its JSON leaves out.
     text = _text(plan)
     seen: dict[str, str] = {}
     settings = [
@@ -207,7 +216,10 @@ def _tells(node: dict[str, Any]) -> bool:
 
 
 def _files(session: SparkSession, leaf: Any) -> list[str]:
-    """How the files of one leaf of a plan are read, then a line for each file: path, size, time of change."""
+    """Return a leaf's file format and options, then a line for each of its files: path, size, time of change.
+
+    Return [] if the leaf of the plan reads no files. Raise LookupError if the format is not one of Spark's own.
+    """
     if leaf.getClass().getName() != _FILES:
         return []
     relation = leaf.relation()
@@ -222,7 +234,10 @@ def _files(session: SparkSession, leaf: Any) -> list[str]:
 
 
 def _listed(session: SparkSession, folder: str) -> dict[str, str]:
-    """Size and time of change of each file in a folder, from the file system itself, not from Spark's cache."""
+    """Return the size and time of change of each file in a folder.
+
+    They are read from the file system, because Spark's cache may be older than the files.
+    """
     jvm: Any = session._jvm
     path = jvm.org.apache.hadoop.fs.Path(folder)
     listed = path.getFileSystem(session.sparkContext._jsc.hadoopConfiguration()).listStatus(path)
@@ -231,12 +246,15 @@ def _listed(session: SparkSession, folder: str) -> dict[str, str]:
 
 
 def _bare(path: str) -> str:
-    """A path in one form, since file:///x and file:/x are the same file."""
+    """Return a path with one slash after the colon, since file:///x and file:/x are the same file."""
     return re.sub(r":/+", ":/", path, count=1)
 
 
 def _renumbered(found: Any, seen: dict[str, str]) -> Any:
-    """A plan's JSON with its expressions numbered in order of appearance, and without the ids of this JVM."""
+    """Return a plan's JSON without the ids that differ between Java processes.
+
+    Expressions are numbered in the order in which they appear, and ids of data sets are left out.
+    """
     if isinstance(found, list):
         return [_renumbered(part, seen) for part in found]
     if not isinstance(found, dict):
@@ -257,8 +275,8 @@ def _by_rows(frame: DataFrame) -> str:
     from pyspark.sql import functions
 
     parts = [part for field in frame.schema.fields for part in _hashable(field)] or [functions.lit(0)]
-    # The hashes are added as decimals, which have room for 10^19 rows. A sum of integers could overflow, which is an
-    # error in ANSI mode.
+    # The hashes are added as decimals, because a sum of integers could overflow, which is an error in ANSI mode. Spark
+    # makes the sum a decimal of 30 digits, which are enough for the hashes of 10^11 rows.
     sums = [
         functions.sum(functions.xxhash64(functions.lit(salt), *parts).cast("decimal(20,0)")).alias(f"sum{salt}")
         for salt in (0, 1)
@@ -268,7 +286,11 @@ def _by_rows(frame: DataFrame) -> str:
 
 
 def _hashable(field: StructField) -> list[Column]:
-    """The expressions to hash for a column. xxhash64 ignores nulls and the ends of arrays, and rejects maps."""
+    """Return the expressions to hash for a column.
+
+    The column itself is not enough: xxhash64 skips nulls, does not notice where an array ends, and rejects maps. So
+    nulls and the lengths of arrays are hashed, too, and maps, rows and nested arrays are hashed as JSON.
+    """
     from pyspark.sql import functions
     from pyspark.sql.types import ArrayType, MapType, StructType
 

@@ -33,8 +33,8 @@ class Layout:
     """The columns of a batch, and how each is made: from one stored column, or from several side by side.
 
     learn() finds `spec` from the first rows; all other rows must match it. If a transform returns arrays of objects
-    other than str and bytes, `objects` has the type of one object of each, by the array's name. `data` is the data
-    set's name in messages.
+    other than str and bytes, `objects` maps the name of each of these arrays to the type of one of its objects. `data`
+    is the data set's name in messages.
     """
 
     data: str
@@ -46,7 +46,11 @@ class Layout:
     objects: dict[str, str] = field(default_factory=dict)
 
     def learn(self, rows: pa.RecordBatch) -> None:
-        """Find `spec` from some rows. Raises DataError if their columns, or the transform's, cannot become arrays."""
+        """Find `spec` from some rows.
+
+        Raise DataError if the columns of these rows cannot become arrays, or if what the transform returns is not a
+        dict of arrays with as many rows.
+        """
         batch = self._columns(rows)
         if self.transform is not None:
             batch = self._transformed(batch)
@@ -62,10 +66,13 @@ class Layout:
     def arrays(
         self, batches: Iterable[pa.RecordBatch], length: int, order: Array | None, rows: int, where: str
     ) -> tuple[Batch, int]:
-        """Put `length` rows in `order` (None: as stored), and return the first `rows` as arrays, not yet transformed.
+        """Return the first `rows` of the `length` rows in `batches`, and the size of all of them.
 
-        Also returns the size of all `length` rows in Arrow's memory, in bytes. Each batch is copied to its place before
-        the next one is decoded: then it is still in the processor's cache, and the next one can reuse its memory.
+        The rows are put in `order` first; if `order` is None, they stay in the order in which they are stored. They are
+        returned as arrays, not yet transformed. The size is that in Arrow's memory, in bytes.
+
+        Each batch is copied to its place in the arrays before the next batch is decoded. At that time, the batch is
+        still in the processor's cache, and after the copy, the next batch can reuse its memory.
         """
         place = None
         if order is not None:
@@ -92,7 +99,10 @@ class Layout:
         return found, size_bytes
 
     def transformed(self, batch: Batch, rows: int, where: str) -> Batch:
-        """The transformed batch. DataError if its columns, shapes or dtypes differ from those of the first rows."""
+        """Return the transformed batch.
+
+        Raise DataError if its columns, shapes or dtypes differ from those of the first rows.
+        """
         found = self._transformed(batch)
         self._check(found, rows, where)
         return found
@@ -101,7 +111,7 @@ class Layout:
         """The columns of a batch, made from the stored ones. `groups` says which stored columns to put side by side."""
         found = {}
         for name, members in self.groups.items():
-            exact = len(members) == 1  # in one array with other columns, decimals become floats
+            exact = len(members) == 1  # if an array combines several columns, decimals become floats
             parts = [to_numpy(batch.column(each), each, self.making, self.dtype, exact=exact) for each in members]
             found[name] = parts[0] if len(parts) == 1 else _side_by_side(parts, members, name)
         return found
@@ -134,7 +144,7 @@ class Layout:
 
 
 def groups_of(columns: Columns | None) -> dict[str, tuple[str, ...]] | None:
-    """The arrays of a batch by name, each with the columns that it combines."""
+    """Return the columns that each array of a batch combines, by the array's name; None if `columns` is None."""
     if columns is None:
         return None
     if isinstance(columns, str):
@@ -190,7 +200,10 @@ def _side_by_side(parts: Sequence[Array], members: Sequence[str], name: str) -> 
 
 
 def raw_of(name: str, value: Any) -> Raw:
-    """The dtype and shape that were given for the bytes of a column. DataError if they are invalid."""
+    """Return the dtype and shape in `value`, which the user gave for the bytes of column `name`.
+
+    Raise DataError if they are invalid.
+    """
     try:
         dtype, shape = value
         found = np.dtype(dtype), tuple(operator.index(length) for length in shape)

@@ -1,9 +1,9 @@
-"""Writes a Spark DataFrame once as Parquet, for every later run that needs the same rows.
+"""Writes a Spark DataFrame as Parquet once, so that every later run that needs the same rows can reuse the files.
 
     CACHE/<key>/<random>/
         _owner.json         the process that writes the folder; written first
         part-*.parquet      what Spark writes
-        _sparkring.json     the files, their rows and sizes; written last; without it, a copy is incomplete
+        _sparkring.json     the files, their rows and sizes; written last: a copy without this file is incomplete
         _used               when the copy was last used
 
 The key is computed from the DataFrame's version (frames.py) and from the settings for writing it. No file is renamed,
@@ -43,15 +43,20 @@ CACHE = "SPARKRING_CACHE"
 KEEP_DAYS = 30.0
 COMMIT, OWNER, USED = "_sparkring.json", "_owner.json", "_used"
 LAYOUT = 1
-ABANDONED_AFTER_S = 24 * 3600  # an unfinished copy from another host counts as abandoned after this time
+# It cannot be checked whether a process on another host is still writing a copy. An unfinished copy of such a process
+# counts as abandoned after this time.
+ABANDONED_AFTER_S = 24 * 3600
 _KEY, _COPY = re.compile(r"[0-9a-f]{32}"), re.compile(r"[0-9a-f]{16}")
-_LAST_TASKS_S = 2.0
+_LAST_TASKS_S = 2.0  # how long _remove() waits for Spark's last tasks to stop writing
 
 Say = Callable[[str], None]
 
 
 class Copy(NamedTuple):
-    """A DataFrame's rows as Parquet files. `version` is the DataFrame's; `reused`: the files existed already."""
+    """A DataFrame's rows as Parquet files, with the DataFrame's `version`.
+
+    `reused` is true if the files existed already, and false if they have just been written.
+    """
 
     location: Location
     version: str
@@ -68,13 +73,13 @@ def materialise(
     name: str = "",
     say: Say | None = None,
 ) -> Copy:
-    """The copy of a Spark DataFrame in `cache`. If there is none yet, it is written now.
+    """Return the copy of a Spark DataFrame in `cache`. If the cache has no copy yet, write one first.
 
-    `cache` is any path that both Spark's executors and this process can reach; default: see cache_folder(). Row groups
-    have about `row_group_bytes` bytes before compression. MLlib's vectors become arrays of doubles, and times are in
-    the session's time zone, as in toPandas(). `name` is the DataFrame's name in the notebook. `say` is called with
+    `cache` is any path that both Spark's executors and this process can reach; cache_folder() has the default. Row
+    groups have about `row_group_bytes` bytes before compression. MLlib's vectors become arrays of doubles. Times are
+    in the session's time zone, as in toPandas(). `name` is the DataFrame's name in the notebook. `say` is called with
     messages for the user. An interrupt ends Spark's job, and incomplete files are removed.
-    DataError: the DataFrame is empty or cannot be computed, or the cache cannot be used.
+    Raise DataError if the DataFrame is empty or cannot be computed, or if the cache cannot be used.
     """
     called = f"`{name}`" if name else "the DataFrame"
     tell: Say = say or (lambda text: None)
@@ -99,9 +104,11 @@ def materialise(
 
 
 def cache_folder(cache: str | os.PathLike[str] | None = None, session: SparkSession | None = None) -> Location:
-    """Where copies are kept: `cache`, or the folder `dataframes` in $SPARKRING_CACHE or in the user's cache folder.
+    """Return the folder in which copies are kept: `cache`, if it is given.
 
-    On Databricks, dbfs:/tmp/sparkring/<user> is used as the user's cache folder, since executors can reach it, too.
+    The default is the folder `dataframes` in $SPARKRING_CACHE or, if this variable is not set, in the user's cache
+    folder. On Databricks, dbfs:/tmp/sparkring/<user> takes the place of the user's cache folder, because the executors
+    can reach that folder, too.
     """
     if cache is not None:
         return locate(cache)
@@ -116,8 +123,8 @@ def cache_folder(cache: str | os.PathLike[str] | None = None, session: SparkSess
 def clean(cache: str | os.PathLike[str] | None = None, *, keep_days: float = KEEP_DAYS) -> list[str]:
     """Remove the copies in `cache` that were not used for `keep_days` days, and those that were never finished.
 
-    Removes only folders that materialise() has made, and none that a live process is writing. Returns the paths
-    of the removed folders. Raises DataError if the cache cannot be read.
+    Only folders that materialise() has made are removed, and no folder to which a live process is writing. Return the
+    paths of the removed folders. Raise DataError if the cache cannot be read.
     """
     home = cache_folder(cache)
     with _usable(home):
@@ -133,7 +140,7 @@ def _clean(home: Location, keep_days: float) -> list[str]:
             if unused_s > keep_days * 24 * 3600 or (not commit and _abandoned(copy)):
                 _remove(copy)
                 gone.append(copy.written)
-        with contextlib.suppress(OSError):  # another copy is in it
+        with contextlib.suppress(OSError):  # rmdir() fails if the folder still has another copy
             home.fs.rmdir(key.path)
     return gone
 
@@ -142,7 +149,7 @@ def _clean(home: Location, keep_days: float) -> list[str]:
 
 
 def _find(folder: Location, version: str, tell: Say) -> Copy | None:
-    """A complete copy in `folder`, or None. A copy that has been damaged is removed."""
+    """Return a complete copy in `folder`, or None if there is none. Damaged copies are removed."""
     for copy in _folders(folder, _COPY):
         commit = _read(copy / COMMIT)
         if not commit:
@@ -150,10 +157,10 @@ def _find(folder: Location, version: str, tell: Say) -> Copy | None:
         damage = _damage(copy, commit)
         if damage:
             tell(f"the copy in {copy.written} is damaged ({damage}); rewriting it")
-            with contextlib.suppress(OSError):  # a damaged copy that stays does no harm
+            with contextlib.suppress(OSError):  # if it cannot be removed, it stays, and no run uses it
                 _remove(copy)
             continue
-        with contextlib.suppress(OSError):  # a read-only cache can be used, too
+        with contextlib.suppress(OSError):  # writing fails in a read-only cache, but its copies can be used
             copy.fs.pipe_file((copy / USED).path, repr(time.time()).encode())
         tell(f"reused {copy.written}, written {ago(time.time() - commit['created'])}")
         return Copy(copy, version, commit["rows"], commit["size_bytes"], True)
@@ -161,7 +168,7 @@ def _find(folder: Location, version: str, tell: Say) -> Copy | None:
 
 
 def _damage(copy: Location, commit: dict[str, Any]) -> str:
-    """How a copy is damaged; '' if it is not."""
+    """Return what is wrong with a copy, in words, or '' if all its files are there in full size."""
     sizes = _sizes(copy)
     for file in commit["files"]:
         size = sizes.get(file["name"])
@@ -190,7 +197,7 @@ def _sizes(copy: Location) -> dict[str, int]:
 
 
 def _read(file: Location) -> dict[str, Any]:
-    """The content of a JSON file; empty if the file is missing or incomplete."""
+    """Return the content of a JSON file, or {} if the file is missing, incomplete, or of another LAYOUT."""
     try:
         found = json.loads(file.fs.cat_file(file.path))
     except (FileNotFoundError, ValueError):
@@ -221,7 +228,8 @@ def _write(
         _check_executors(session, copy, home, called)
 
         def write() -> None:
-            # "append", since the folder exists: _owner.json is in it. Spark ignores names that begin with _.
+            # By default, Spark refuses to write to a folder that exists. This folder exists, with _owner.json in it, so
+            # the mode is "append". Spark ignores files whose names begin with _.
             writer = for_arrays(frame).write.mode("append").option("parquet.block.size", row_group_bytes)
             writer.parquet(copy.for_spark())
 
@@ -230,8 +238,8 @@ def _write(
         with _usable(home):
             sizes = _sizes(copy)
             counts = [_rows(copy / name) for name in sizes]
-            # Spark's first task writes part-00000 even if it has no rows. If this file is missing here, it is on an
-            # executor's disk.
+            # Spark's first task writes part-00000 even if the task has no rows. If this process does not find the file,
+            # an executor has written it to its own disk.
             if not any(name.startswith("part-00000") for name in sizes):
                 raise _own_disks("an executor", home)
             rows, size_bytes = sum(counts), sum(sizes.values())
@@ -248,13 +256,16 @@ def _write(
     except BaseException:  # an interrupt as well
         with contextlib.suppress(OSError):
             _remove(copy)
-        with contextlib.suppress(OSError):  # there may be other copies
+        with contextlib.suppress(OSError):  # rmdir() fails if the folder still has another copy
             copy.fs.rmdir((home / key).path)
         raise
 
 
 def _computed(session: SparkSession, called: str, doing: str, ask: Callable[[], Any], tell: Say) -> Any:
-    """Return the result of ask(). An interrupt ends its Spark jobs. Raises DataError with Spark's reason."""
+    """Return the result of ask(). Raise DataError with Spark's reason if ask() fails.
+
+    An interrupt ends the Spark jobs that ask() has started.
+    """
     try:
         return interruptibly(session.sparkContext, f"{doing} {called}", ask, tell)
     except KeyboardInterrupt:
@@ -265,7 +276,7 @@ def _computed(session: SparkSession, called: str, doing: str, ask: Callable[[], 
 
 
 def _advice(reason: str) -> str:
-    """Advice if Spark failed to write to the cache; '' for other failures."""
+    """Return advice for the user if `reason` says that Spark could not write to the cache, otherwise ''."""
     if re.search(r"No space left|File too large|[Qq]uota|Permission denied|Mkdirs failed|Read-only", reason):
         return f". Free up some space, or set another folder with cache=… or {CACHE}."
     return ""
@@ -282,7 +293,10 @@ def _check_columns(frame: DataFrame, called: str) -> None:
 
 
 def _check_executors(session: SparkSession, copy: Location, home: Location, called: str) -> None:
-    """Raise DataError if executors do not see the folder: they would write to the same path on their own disks."""
+    """Raise DataError if an executor does not see the folder `copy`.
+
+    Without this check, such an executor would write to the same path on its own disk, where no rank finds the files.
+    """
     context = session.sparkContext
     if context.master.startswith("local") or not copy.for_spark().startswith("file:"):
         return
@@ -324,7 +338,7 @@ def _write_json(file: Location, content: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _usable(home: Location) -> Iterator[None]:
-    """Turn an error of the cache's file system into a DataError that names the cache."""
+    """A context manager that turns an error of the cache's file system into a DataError that names the cache."""
     try:
         yield
     except DataError:
@@ -350,7 +364,11 @@ def _remove(copy: Location) -> None:
 
 
 def _abandoned(copy: Location) -> bool:
-    """Whether the process that wrote this copy has ended. On another host, it is assumed to have ended after a day."""
+    """Whether the process that was writing this unfinished copy has ended.
+
+    If this cannot be checked, because the process ran on another host or _owner.json is missing, the process is assumed
+    to have ended once the copy is a day old.
+    """
     owner = _read(copy / OWNER)
     ended = owners.has_ended(owner) if owner else None
     if ended is not None:
@@ -360,10 +378,10 @@ def _abandoned(copy: Location) -> bool:
 
 
 def _modified(copy: Location) -> float:
-    """When a folder last changed, in seconds since 1970; the current time if its file system does not tell."""
+    """When a folder last changed, in seconds since 1970, or the current time if the file system does not know."""
     try:
         return float(copy.fs.modified(copy.path).timestamp())
-    except Exception:  # many file systems do not know when a folder changed
+    except Exception:  # many file systems do not know this, and each has its own errors
         return time.time()
 
 

@@ -1,4 +1,4 @@
-"""The owner of a folder: which process, on which host, and whether it still runs."""
+"""Describes the process that owns a folder, and tells later whether that process has ended."""
 
 from __future__ import annotations
 
@@ -8,19 +8,22 @@ from typing import Any
 
 
 def me() -> dict[str, Any]:
-    """This process, as JSON values."""
+    """Return a description of this process in JSON values, for has_ended()."""
     return {"host": socket.gethostname(), "pid": os.getpid(), "started": _started(os.getpid())}
 
 
 def has_ended(owner: dict[str, Any]) -> bool | None:
-    """Whether the process that me() described has ended; None (unknown) if it ran on another host."""
+    """Whether the process that me() described has ended. None means unknown: the process ran on another host."""
     if owner["host"] != socket.gethostname():
         return None
     return bool(owner["started"] != _started(owner["pid"]))
 
 
 def _started(pid: int) -> str:
-    """When a process began, in clock ticks, to tell it from another with the same pid. '' if the process has ended."""
+    """Return when the process `pid` began, in clock ticks, or '' if the process has ended.
+
+    A later process may get the same pid, but it began at another time.
+    """
     try:
         with open(f"/proc/{pid}/stat") as file:
             state, *fields = file.read().rpartition(")")[2].split()
@@ -30,11 +33,11 @@ def _started(pid: int) -> str:
 
 
 def _answers(pid: int) -> str:
-    """'running', or '' if the process has ended; for systems without /proc."""
+    """Return 'running', or '' if the process `pid` has ended. Used on systems without /proc."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return ""
     except OSError:
-        pass  # it belongs to another user
+        pass  # the process runs, but belongs to another user
     return "running"

@@ -1,7 +1,8 @@
 """Which rank reads which rows: pure functions of the row groups' sizes, the number of ranks, a seed and a position.
 
-An epoch is one sequence of all row groups, in an order of its own. Each rank reads one contiguous part of it. So every
-row is read once, ranks differ by at most one row, and a row group is read by one rank or by neighbouring ranks.
+In an epoch, all row groups form one sequence. If rows are shuffled, each epoch has another order of row groups. The
+sequence is cut into as many contiguous parts as there are ranks, and each rank reads one part. So every row is read
+once, the ranks' numbers of rows differ by at most one, and a row group is read by one rank or by neighbouring ranks.
 Within its part, a rank shuffles one window of rows at a time, to limit the memory that it needs.
 """
 
@@ -21,7 +22,7 @@ REMAINDERS: tuple[Remainder, ...] = get_args(Remainder)
 
 
 class RowRange(NamedTuple):
-    """Rows `start` to `stop` (not included) of one row group of one file. Only rows that pass the filter count."""
+    """Rows `start` to `stop` (not included) of one row group of one file. Rows that the filter drops do not count."""
 
     file: int
     row_group: int
@@ -44,7 +45,8 @@ class Leg(NamedTuple):
 class Position(NamedTuple):
     """How far the ranks have read: the epoch (from 1), its seed, and the legs of the epoch that they have read.
 
-    It consists of numbers only, so that it can be saved as JSON; of() accepts lists in place of tuples.
+    A position consists of numbers only, so that it can be saved as JSON. JSON turns tuples into lists, and of() accepts
+    them.
     """
 
     epoch: int = 1
@@ -53,7 +55,7 @@ class Position(NamedTuple):
 
     @classmethod
     def of(cls, found: Sequence[Any]) -> Position:
-        """The position that was saved as JSON. DataError if it is not a position."""
+        """Return the position that `found` (loaded from JSON) describes. Raise DataError if `found` is no position."""
         try:
             epoch, seed, legs = found
             return cls(int(epoch), int(seed), tuple(Leg(*map(int, leg)) for leg in legs))
@@ -62,11 +64,11 @@ class Position(NamedTuple):
 
 
 class Shard(NamedTuple):
-    """What one rank reads in (the rest of) an epoch: `steps` batches of rows from `ranges`.
+    """What one rank reads in an epoch, or in the rest of an epoch: `steps` batches of rows from `ranges`.
 
-    shuffled() gives the order of the rows within each window. `rows` is the number of rows in `ranges`. In that order,
-    the first `read` rows have already been read. With "drop", the last rows may be left out; with "pad", the rows in
-    `pad` fill the last batch.
+    `rows` is the number of rows in `ranges`. Within each window, the rows are read in the order of shuffled(). The
+    first `read` rows in this order have already been read. If the remainder is "drop", the last rows may be left out.
+    If the remainder is "pad", the rows in `pad` fill the last batch.
     """
 
     ranges: tuple[RowRange, ...]
@@ -77,7 +79,10 @@ class Shard(NamedTuple):
 
 
 def seat(rank: int | None, size: int | None) -> tuple[int, int] | None:
-    """(rank, size) if both are given; None if neither is. DataError if only one is, or if the rank is out of range."""
+    """Return (rank, size) if both are given, and None if neither is.
+
+    Raise DataError if only one of them is given, or if the rank is out of range.
+    """
     if rank is None and size is None:
         return None
     if rank is None or size is None or not 0 <= rank < size:
@@ -94,15 +99,18 @@ def plan(
     remainder: Remainder = "drop",
     window: int = 0,
 ) -> tuple[Shard, ...]:
-    """The shard of each of `size` ranks for (the rest of) an epoch.
+    """Return the shard of each of `size` ranks for the epoch, or for the rest of the epoch after `position`.
 
-    `counts[file][row_group]` is a number of rows. With a `window` of 0, nothing is shuffled: files and rows keep their
-    order.
+    `counts[file][row_group]` is the number of rows of a row group. With a `window` of 0, nothing is shuffled: files and
+    rows keep their order.
 
-    `remainder` decides how many steps a rank takes. "drop": as many as the rank with the fewest rows can fill. "pad":
-    as many as the rank with the most rows needs; a rank fills up its batches with rows that it reads anyway. "join": as
-    many as its own rows need, so that its last batch may be smaller, and one rank may need a step more than another
-    (call `hvd.join()` after the epoch).
+    `remainder` decides how many steps a rank takes:
+
+    - "drop": all ranks take as many steps as the rank with the fewest rows has full batches.
+    - "pad": all ranks take as many steps as the rank with the most rows needs. A rank whose own rows do not
+      fill its last batch repeats some of them.
+    - "join": each rank takes as many steps as its own rows need. Its last batch may be smaller, and one rank may need a
+      step more than another (call `hvd.join()` after the epoch).
     """
     position, read = begun(position or Position(), size, window)
     line = remaining(counts, position, window)
@@ -122,10 +130,10 @@ def plan(
 
 
 def begun(position: Position, size: int, window: int) -> tuple[Position, int]:
-    """The position at which `size` ranks began to read with this window, and how many rows each has read since.
+    """Return the position at which `size` ranks began to read with this window, and how many rows each has read since.
 
-    If the last leg had the same size and window, each rank continues in its own part. Otherwise, the ranks divide the
-    remaining rows again.
+    If the last leg was read with the same size and window, each rank continues in the part that it has begun.
+    Otherwise, the rows that remain are divided again: the position is returned as it is, with 0 rows read since.
     """
     legs = position.legs
     if legs and (legs[-1].size, legs[-1].window) == (size, window):
@@ -134,19 +142,19 @@ def begun(position: Position, size: int, window: int) -> tuple[Position, int]:
 
 
 def even(rows: int, size: int) -> list[int]:
-    """How many of `rows` rows each of `size` ranks reads. These numbers differ by one at most."""
+    """Divide `rows` rows among `size` ranks: return each rank's number of rows. The numbers differ by one at most."""
     return [rows * (rank + 1) // size - rows * rank // size for rank in range(size)]
 
 
 def epoch_order(counts: Sequence[Sequence[int]], seed: int, epoch: int) -> list[RowRange]:
-    """All row groups that have rows, in the order of this epoch."""
+    """Return all row groups that have rows, in the shuffled order of this epoch."""
     groups = in_order(counts)
     random.Random(f"{seed}/{epoch}").shuffle(groups)
     return groups
 
 
 def in_order(counts: Sequence[Sequence[int]]) -> list[RowRange]:
-    """All row groups that have rows, in the order of the files."""
+    """Return all row groups that have rows, in the order of the files."""
     return [
         RowRange(file, group, 0, rows)
         for file, groups in enumerate(counts)
@@ -156,7 +164,10 @@ def in_order(counts: Sequence[Sequence[int]]) -> list[RowRange]:
 
 
 def remaining(counts: Sequence[Sequence[int]], position: Position, window: int) -> list[RowRange]:
-    """The rows that are left of an epoch at `position`, as one sequence."""
+    """Return the rows of the epoch that no rank has read at `position`, as one sequence of ranges.
+
+    For each leg of `position`, the rows that the legs before it had left were cut into one stretch for each rank.
+    """
     line = epoch_order(counts, position.seed, position.epoch) if window else in_order(counts)
     for number, leg in enumerate(position.legs):
         left: list[RowRange] = []
@@ -167,7 +178,7 @@ def remaining(counts: Sequence[Sequence[int]], position: Position, window: int) 
 
 
 def stretch(line: Sequence[RowRange], size: int) -> Iterator[tuple[RowRange, ...]]:
-    """Cut a sequence of rows into `size` stretches that differ by one row at most."""
+    """Cut a sequence of rows into `size` stretches, whose numbers of rows differ by one at most."""
     rest = iter(line)
     here = next(rest, None)
     for wanted in even(sum(each.rows for each in line), size):
@@ -181,7 +192,7 @@ def stretch(line: Sequence[RowRange], size: int) -> Iterator[tuple[RowRange, ...
 
 
 def cut(line: Sequence[RowRange], begin: int, end: int) -> list[RowRange]:
-    """The rows `begin` to `end` (not included) of a sequence of rows."""
+    """Return rows `begin` to `end` (not included) of a sequence of rows, counted from its first row."""
     found = []
     for each in line:
         start, stop = max(each.start, each.start + begin), min(each.stop, each.start + end)
@@ -192,7 +203,7 @@ def cut(line: Sequence[RowRange], begin: int, end: int) -> list[RowRange]:
 
 
 def first_rows(ranges: Sequence[RowRange], rows: int) -> tuple[RowRange, ...]:
-    """The first `rows` rows of `ranges`, starting over if there are too few."""
+    """Return the first `rows` rows of `ranges`. If `ranges` has fewer rows, they are repeated."""
     found: list[RowRange] = []
     for each in itertools.cycle(ranges):
         if rows <= 0:
@@ -203,9 +214,9 @@ def first_rows(ranges: Sequence[RowRange], rows: int) -> tuple[RowRange, ...]:
 
 
 def shuffled(rows: int, window: int, key: tuple[int, ...], number: int) -> Any:
-    """The order in which the rows of window `number` are read: an int64 array of the indices 0 to `rows` - 1.
+    """Return the order in which the `rows` rows of window `number` are read, as an int64 array of their indices.
 
-    `key` is (seed, epoch, leg, rank). With a `window` of 0, the rows keep their order.
+    The order depends on `key`, which is (seed, epoch, leg, rank). With a `window` of 0, the rows keep their order.
     """
     if not window:
         return np.arange(rows)
@@ -213,7 +224,7 @@ def shuffled(rows: int, window: int, key: tuple[int, ...], number: int) -> Any:
 
 
 def _after(ranges: Sequence[RowRange], leg: Leg, key: tuple[int, ...]) -> list[RowRange]:
-    """The rows of a rank's stretch that are left after a leg."""
+    """Return the rows of `ranges`, one rank's stretch, that this rank has not read in the leg."""
     rows = sum(each.rows for each in ranges)
     if leg.rows >= rows:
         return []
@@ -227,7 +238,7 @@ def _after(ranges: Sequence[RowRange], leg: Leg, key: tuple[int, ...]) -> list[R
 
 
 def _rows_at(ranges: Sequence[RowRange], places: Any) -> list[RowRange]:
-    """The rows at `places` (sorted, counted from the beginning of `ranges`); adjacent rows form one range."""
+    """Return the rows of `ranges` at `places` (sorted, counted from the first row). Adjacent rows form one range."""
     found: list[RowRange] = []
     begin = 0
     for each in ranges:

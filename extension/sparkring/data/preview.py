@@ -1,4 +1,4 @@
-"""What `%shards` shows before a launch, for a path, a DataFrame or the result of shards(…)."""
+"""Computes what `%shards` shows before a launch, for a path, a DataFrame or the result of shards(…)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sparkring.data.epoch_plan import Outlook
     from sparkring.data.plan import Remainder
 
-BATCH_SIZE = 32  # if neither the user nor the Shards give one
+BATCH_SIZE = 32  # the batch size if the user gives none and the value is not Shards, which have their own
 
 
 def preview(
@@ -28,11 +28,11 @@ def preview(
     remainder: Remainder | None = None,
     epochs: int = 1,
 ) -> Outlook:
-    """What each of `size` ranks will read of `value`, which the user calls `name`.
+    """Return what each of `size` ranks will read of `value`, which the user calls `name`.
 
-    `value` is a path, a Spark DataFrame, a Dataset or Shards. If `batch_size` or `remainder` is None, that of the
-    Shards is used; for any other `value`, it is BATCH_SIZE or "drop". Raises OptionsError if `value` is of another
-    type, and DataError or PathError if it cannot be read.
+    `value` is a path, a Spark DataFrame, a Dataset or Shards. If `batch_size` is None, Shards use their own batch size,
+    and any other value uses BATCH_SIZE. If `remainder` is None, Shards use their own remainder, and any other value
+    uses "drop". Raise OptionsError if `value` is of another type, and DataError or PathError if it cannot be read.
     """
     from sparkring.data.epoch_plan import outlook
 
@@ -43,7 +43,10 @@ def preview(
 
 
 def can_be_previewed(value: Any) -> bool:
-    """Whether to offer a variable with this value to the user; strings are not offered, since there are too many."""
+    """Whether to offer the user to preview a variable with this value.
+
+    A string may be a path, but strings are not offered, since a notebook has too many of them.
+    """
     kind = type(value)
     return isinstance(value, os.PathLike) or hasattr(kind, "sparkSession") or kind.__name__ in ("Shards", "Dataset")
 

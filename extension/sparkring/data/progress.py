@@ -13,17 +13,17 @@ from sparkring.runtime import report, world
 from sparkring.wire.messages import DataOpened, DataPlanned, DataRead, Piece
 
 TELL_EVERY_S = 0.2
-PIECES, PIECES_OF_ALL = 500, 32_000  # the most pieces of an epoch to report: by one rank, by all ranks
-FILES_NAMED, NAME_CHARACTERS = 100, 80
+PIECES, PIECES_OF_ALL = 500, 32_000  # how many pieces of an epoch one rank and all ranks together report at most
+FILES_NAMED, NAME_CHARACTERS = 100, 80  # how many files a rank names in a report, and how long a name may be
 
 _numbers = itertools.count()
 
 
 class Route(NamedTuple):
-    """What a rank reads in an epoch, in the order of reading, for DataPlanned.
+    """What a rank reads in an epoch, in the order of reading, for the report DataPlanned.
 
-    `named` returns the path of a file, given its number. The pieces are iterated over once, and only if progress
-    is reported.
+    `named` returns the path of a file, given the file's number. `begun` and `window` are those of DataPlanned. The
+    pieces are iterated over once, and only if this process reports to a notebook.
     """
 
     pieces: Iterable[Piece]
@@ -36,14 +36,14 @@ class Progress:
     """Reports the progress of one reader of this rank: at most a few times a second, and at the end of each epoch."""
 
     def __init__(self, **data: Any) -> None:
-        """Report a new reader; `data` are the fields of DataOpened, except `reader`."""
+        """Report a new reader. `data` are the fields of DataOpened except `reader`, which is set here."""
         self._reader = next(_numbers)
         self._due = 0.0
         self.begin(0)
         report.tell(DataOpened(self._reader, **data))
 
     def begin(self, epoch: int, rows: int | None = None, steps: int | None = None, route: Route | None = None) -> None:
-        """Begin an epoch (counted from 1); `rows` and `steps` are those planned for this rank, if they are known."""
+        """Begin an epoch (counted from 1). `rows` and `steps` are this rank's planned numbers, or None if unknown."""
         if route is not None and report.connected():
             self._tell_plan(epoch, route)
         self._epoch, self._rows_planned, self._steps_planned = epoch, rows, steps
@@ -51,7 +51,10 @@ class Progress:
         self._waited_s, self._began, self._place = 0.0, time.monotonic(), ""
 
     def batch(self, rows: int, size_bytes: int, waited_s: float = 0.0, place: str = "", steps: int = 1) -> None:
-        """Count a batch (or `steps`). `place` is that of the last row; the rank's code has waited `waited_s` for it."""
+        """Count `rows` rows as one batch, or as `steps` batches, and report if the last report is long enough ago.
+
+        `place` is where the last row was read. `waited_s` is how long the rank's code has waited for the rows.
+        """
         self._rows += rows
         self._steps += steps
         self._size_bytes += size_bytes
@@ -91,13 +94,13 @@ class Progress:
 
 
 def joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
-    """Merge consecutive pieces of the same row group."""
+    """Merge consecutive pieces if they are of the same row group."""
     for (file, row_group), same in itertools.groupby(pieces, key=operator.itemgetter(0, 1)):
         yield Piece(file, row_group, sum(piece.rows for piece in same))
 
 
 def at_most(most: int, pieces: Iterable[Piece]) -> list[Piece]:
-    """At most this number of pieces; if there are more, neighbours are merged."""
+    """Return at most `most` pieces. If `pieces` has more, neighbouring pieces are merged."""
     found = list(pieces)
     length = -(-len(found) // most)
     if length <= 1:

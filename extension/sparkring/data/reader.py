@@ -1,4 +1,4 @@
-"""Reads a shard as Arrow record batches, one window of rows at a time, and a few windows ahead, in a thread."""
+"""Reads a shard as Arrow record batches, one window of rows at a time. `Ahead` can do so in a thread, in advance."""
 
 from __future__ import annotations
 
@@ -21,13 +21,16 @@ from sparkring.errors import DataError
 
 Made = TypeVar("Made")
 
-READ_ROWS = 65_536  # decoded at a time
-OPEN_FILES = 16
+READ_ROWS = 65_536  # how many rows are decoded at a time, at most
+OPEN_FILES = 16  # how many local files are open at a time, at most
 LOOK_EVERY_S = 0.2  # how often to check whether the thread that reads is alive
 
 
 class Window(NamedTuple):
-    """Some rows of a shard, and the place of the last one. Read all `batches` before you ask for the next window."""
+    """Some rows of a shard, and the place of the last of them.
+
+    All windows take their batches from the same stream, so read all `batches` before you ask for the next window.
+    """
 
     batches: Iterator[pa.RecordBatch]
     rows: int
@@ -35,10 +38,10 @@ class Window(NamedTuple):
 
 
 def windows(dataset: Dataset, ranges: Sequence[RowRange], rows: int, most_bytes: int) -> Iterator[Window]:
-    """Read `ranges` one after another, and hand out `rows` rows at a time (fewer at the end).
+    """Read `ranges` one after another, and yield windows of `rows` rows each. The last window may have fewer rows.
 
-    At most `most_bytes` are decoded at a time, however large a row group is. Raises DataError with the file and the row
-    group that cannot be read.
+    At most `most_bytes` bytes are decoded at a time, however large a row group is. If a row group cannot be read, raise
+    a DataError that names the row group and its file.
     """
     ends = list(itertools.accumulate(each.rows for each in ranges))
     with _Files(dataset) as files:
@@ -70,12 +73,12 @@ def _place(dataset: Dataset, each: RowRange) -> str:
 
 
 class _Files:
-    """Reads ranges of rows. Files stay open, because in a shuffled order later ranges may be in the same file."""
+    """Reads ranges of rows. A file stays open after a range, because a later range may be in the same file."""
 
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset
         self._open: dict[int, pq.ParquetFile] = {}  # in the order in which they were opened
-        self._most = OPEN_FILES if dataset.local else 1  # a remote file keeps in memory what it has read ahead
+        self._most = OPEN_FILES if dataset.local else 1  # one remote file at a time: it keeps read-ahead data in memory
 
     def __enter__(self) -> _Files:
         return self
@@ -95,7 +98,7 @@ class _Files:
         return self._open[number]
 
     def read(self, wanted: RowRange, most_bytes: int) -> Iterator[pa.RecordBatch]:
-        """The chosen columns of a range of rows, in batches."""
+        """Yield the chosen columns of a range of rows, in batches."""
         file, at = self._dataset.files[wanted.file], 0
         group = file.row_groups[wanted.row_group]
         row_bytes = max(1.0, group.stored_bytes / max(1, group.rows_in_file))
@@ -120,14 +123,14 @@ class _Files:
         )
 
     def _batches(self, wanted: RowRange, rows: int) -> Iterator[pa.RecordBatch]:
-        """The chosen columns of those rows of a row group that pass the filter."""
+        """Yield the chosen columns of the row group of `wanted`, in batches, without rows that the filter drops."""
         dataset, file = self._dataset, self._file(wanted.file)
         there = file.schema_arrow.names
         keys = dict(dataset.files[wanted.file].partitions)
         stored = [name for name in dataset.reads if name in there]
-        # If all columns to read come from the path, the file's first column is read, to know the number of rows.
+        # If all columns to read come from the file's path, the file's first column is read to learn the number of rows.
         columns = stored or there[:1]
-        # Each of Arrow's threads decodes one column. If there is only one column, threads only cost time.
+        # Arrow's threads decode different columns at the same time. For a single column, a thread only costs time.
         threads = len(columns) > 1 and pa.cpu_count() > 1
         for batch in file.iter_batches(rows, row_groups=[wanted.row_group], columns=columns, use_threads=threads):
             if keys:
@@ -147,9 +150,11 @@ class _Files:
 
 
 class Ahead(Generic[Made]):
-    """Runs `make()` in a thread, `depth` items ahead. Iterating starts it, and yields (item, seconds of waiting).
+    """Runs the generator `make()` in a thread, which produces up to `depth` items before they are asked for.
 
-    Iterating raises the thread's exceptions, and DataError if the thread has died without one. close() ends the thread.
+    Iterating starts the thread, and yields each item with the seconds that the caller has waited for it. An exception
+    in the thread is raised by the iteration. If the thread has died without an exception, the iteration raises
+    DataError. close() ends the thread.
     """
 
     def __init__(self, make: Callable[[], Generator[Made, None, None]], depth: int) -> None:
@@ -176,12 +181,13 @@ class Ahead(Generic[Made]):
         self._stop.set()
         while self._thread.is_alive():
             with contextlib.suppress(queue.Empty):
-                self._items.get_nowait()  # the thread may be waiting for room in the queue
+                self._items.get_nowait()  # makes room in the queue, for which the thread may be waiting
             self._thread.join(0.01)
 
     def _next(self) -> tuple[Made | None, BaseException | None]:
         while True:
-            # Checked before the queue: a thread that has ended by now has already put its last item there.
+            # The thread is checked before the queue. If it has ended by now, its last item is already in the queue. In
+            # the opposite order, the thread could put its last item and end in between, and the item would be missed.
             alive = self._thread.is_alive()
             try:
                 return self._items.get(timeout=LOOK_EVERY_S) if alive else self._items.get_nowait()
@@ -197,7 +203,7 @@ class Ahead(Generic[Made]):
                     if not self._put(item, None):
                         return
             self._put(None, None)
-        except BaseException as error:  # of any kind: it is raised again where the items are used
+        except BaseException as error:  # errors of every kind are passed on, and raised where the items are used
             if isinstance(error, SystemExit | KeyboardInterrupt):
                 error = DataError(f"the thread that reads this rank's shard was ended by {type(error).__name__}.")
             self._put(None, error)

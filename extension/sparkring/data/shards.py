@@ -32,10 +32,11 @@ if TYPE_CHECKING:
     from sparkring.data.plan import Remainder
 
 SHUFFLED_ROWS = 65_536
-SHUFFLED_BYTES = 16_000_000  # in a window, by default
-READ_BYTES = 32_000_000  # decoded at a time
-PROBED_ROWS = 16
-TRANSFORMED_AHEAD = 8  # with a transform: the number of batches to read ahead for each buffer of `prefetch`
+SHUFFLED_BYTES = 16_000_000  # by default, a window holds at most SHUFFLED_ROWS rows and SHUFFLED_BYTES bytes
+READ_BYTES = 32_000_000  # the most bytes to decode at a time
+PROBED_ROWS = 16  # the number of rows from which `spec` is found
+# With a transform, batches are read ahead instead of buffers: this number of batches for each buffer of `prefetch`.
+TRANSFORMED_AHEAD = 8
 
 _AHEAD = -1  # a value of `_steps`: batches were read ahead, and it is not known how many were used
 
@@ -43,9 +44,10 @@ Held = TypeVar("Held")
 
 
 class Buffer(NamedTuple):
-    """A window, and which of its rows are handed out: the first `rows` in `order`, or as stored if `order` is None.
+    """A window, of which all or some rows are handed out.
 
-    `before` is the number of this rank's rows that come before them in the epoch.
+    The rows of the window are put in `order` (None: as stored), and the first `rows` of them are handed out. `before`
+    is the number of rows of this rank's shard that come before them.
     """
 
     window: Window
@@ -56,7 +58,10 @@ class Buffer(NamedTuple):
 
 @dataclass(frozen=True)
 class Chunk(Generic[Held]):
-    """Rows to hand out: whole batches, except for the last batch of an epoch. `place` is that of the last row."""
+    """Rows to hand out. They form whole batches, but the last batch of an epoch may be smaller.
+
+    `place` says in words where the last of the rows is stored: its file and row group.
+    """
 
     data: Held
     rows: int
@@ -82,32 +87,38 @@ def shards(
     rank: int | None = None,
     size: int | None = None,
 ) -> Shards:
-    """This rank's shard of a Parquet data set or Spark DataFrame, in batches. On the driver, it is the whole data set.
+    """Return this rank's shard of a Parquet data set or Spark DataFrame, in batches.
 
         data = shards("dbfs:/flights", 256, columns={"x": ["distance", "hour"], "y": "delay"}, where="delay < 600")
         model.fit(data.as_tf("x", "y"), epochs=3)
 
-    Make it in the notebook and use it in the cell, so that errors are raised before the launch. Every row is read once
-    per epoch, apart from the `remainder`. Ranks differ by at most one row and take the same number of steps; with
-    "join", some may take one more.
+    Call shards() in the notebook, and use its result in the cell, so that errors are raised before the launch. On the
+    driver, the shard is the whole data set. On the ranks, every row is read once per epoch, except that `remainder` can
+    leave out or repeat a few rows. The shards of two ranks differ by at most one row. All ranks take the same number
+    of steps; only with remainder="join" may some ranks take one step more than others.
 
     source: a path (dbfs:, file:, any URL that fsspec supports) of a file, a folder or a glob, a list of them, or a
-        Spark DataFrame, which is written once to `cache` and read from there.
+        Spark DataFrame. A DataFrame is written once to the folder `cache`, and read from there.
     batch_size: the number of rows in a batch of this rank.
-    columns: the names of the columns to read (default: all), or a dict of the arrays of a batch: each value is the name
-        of a column, or a list of numeric columns, which become one array [rows, columns].
+    columns: the names of the columns to read (default: all), or a dict that describes the arrays of a batch. A key of
+        this dict is the name of an array. Its value is the name of a column, or a list of numeric columns, which
+        become one array [rows, columns].
     where: a row filter, "speed > 3 and city == 'Ulm'" (or pyarrow's filters, or an expression).
-    transform: a function that takes a batch, a dict of arrays of shape [rows, …], and returns such a dict.
-    shuffle: read row groups in a new order every epoch, and shuffle rows in a buffer. A number sets its size in rows.
-    seed: the seed of this order, the same on all ranks; 0 is a seed like any other.
+    transform: a function that is called with each batch (a dict of arrays [rows, …]) and returns the dict of arrays
+        to use instead.
+    shuffle: read row groups in a new order every epoch, and shuffle rows in a buffer. A number sets the size of this
+        buffer, in rows.
+    seed: the seed of the shuffled order. It must be the same on all ranks; 0 is a seed like any other.
     remainder: what to do with the last rows of an epoch that do not fill a batch: "drop" leaves them out, "pad" fills
         the batch with rows that the rank has already read, "join" returns a smaller batch.
-    fill: the replacement for nulls, by column. Without it, integer columns with nulls become float64 with NaN, and
-        other types have NaN, NaT or None; lists, vectors and raw bytes cannot hold nulls.
-    raw: the dtype and shape of a row of a binary column, as in {"image": ("uint8", (32, 32, 3))}.
+    fill: a dict from columns to the values that replace their nulls. Without a replacement, integer columns with nulls
+        become float64 with NaN, and other types have NaN, NaT or None; lists, vectors and raw bytes cannot hold nulls.
+    raw: a dict from binary columns to the dtype and shape of the array that each of their rows holds, as in
+        {"image": ("uint8", (32, 32, 3))}.
     dtype: the dtype of all floating-point columns and decimals, as in dtype="float32".
     prefetch: the number of buffers to read ahead.
-    rank, size: use these instead of this rank's own.
+    rank, size: the rank whose shard to return, and the number of ranks to divide the data set among; default: those of
+        this process. Give both or neither.
 
     Raises DataError, PathError.
     """
@@ -140,10 +151,11 @@ def shards(
 
 @dataclass
 class Shards:
-    """A data set that is divided among the ranks. `len()` is the number of steps of this rank in an epoch.
+    """A data set that is divided among the ranks. `len()` is the number of steps that this rank takes in an epoch.
 
-    Each iteration with one of the `as_…` methods reads the next epoch. An epoch that was not read to its end is read
-    again from its beginning. `position()` returns the position, and `resume()` continues from it.
+    Each iteration with one of the `as_…` methods reads the next epoch. If an epoch was not read to its end, the next
+    iteration reads the same epoch again from its beginning. `position()` tells how far the ranks have read, and
+    `resume()` continues from such a position.
     """
 
     dataset: Dataset
@@ -180,11 +192,14 @@ class Shards:
 
     @property
     def steps(self) -> int:
-        """The number of batches of this rank in (the rest of) this epoch."""
+        """The number of batches that this rank reads in this epoch, or in the rest of it after resume()."""
         return len(self)
 
     def plan(self, size: int | None = None) -> tuple[Shard, ...]:
-        """The rows that each rank reads in (the rest of) this epoch. DataError: a rank cannot fill a single batch."""
+        """Return the shard of each rank: the rows that it reads in this epoch, or in the rest of it after resume().
+
+        Raise DataError if the data set is so small that no rank would take a step.
+        """
         size = size or self.size
         if self._planned is not None and self._planned[:2] == (size, self.start):
             return self._planned[2]
@@ -208,16 +223,20 @@ class Shards:
 
     @property
     def spec(self) -> dict[str, Spec]:
-        """The shape of a row and the dtype of each column of a batch, found from the first rows."""
+        """The columns of a batch: the shape of a row and the dtype of each. They are found from the first rows."""
         if not self.layout.spec:
             whole = planning.in_order(self.dataset.counts())[0]
-            first = whole._replace(stop=min(whole.stop, PROBED_ROWS))  # the same for all ranks
+            # The first rows of the whole data set, not of this rank's shard: so all ranks find the same spec.
+            first = whole._replace(stop=min(whole.stop, PROBED_ROWS))
             reading = windows(self.dataset, [first], first.rows, READ_BYTES)
             self.layout.learn(pa.Table.from_batches(next(reading).batches).combine_chunks().to_batches()[0])
         return self.layout.spec
 
     def __sparkring_validate__(self, size: int, calls: Iterable[Call] = ()) -> None:
-        """Before ranks are started, raise the errors that they would raise."""
+        """Raise, before any rank is started, the errors that ranks would raise.
+
+        `size` is the number of ranks. `calls` are the calls of this object's methods in the cell.
+        """
         self.plan(self.size if self.seat else size)
         for each in self.dataset.schema:
             count, placed = self._nulls(each.name), each.name not in self.layout.making.raw and holds_nulls(each.type)
@@ -227,15 +246,17 @@ class Shards:
             self.spec  # noqa: B018
         except DataError:
             raise
-        except Exception:  # the transform may work on ranks only; if it fails there, too, the rank shows the line
+        except Exception:
+            # The transform has failed here, but it may work on a rank. If it does not, the rank's error shows the line.
             return
         for call in calls:
             if call.method in ("as_tf", "as_torch") and all(isinstance(name, str) for name in call.arguments):
                 self.tensors(call.arguments)
 
     def _nulls(self, name: str) -> int:
-        """The number of nulls that the batches will have in a column, as far as it is known before reading."""
-        if name in self.layout.making.fill or self.dataset.condition is not None:  # a filter may remove them
+        """The number of nulls that a column of the batches is known to have, before any row is read; 0 if unknown."""
+        # `fill` replaces the nulls. A filter may leave out the rows that have nulls, so then the number is not known.
+        if name in self.layout.making.fill or self.dataset.condition is not None:
             return 0
         return self.dataset.nulls.get(name, 0)
 
@@ -255,41 +276,56 @@ class Shards:
     # ── reading it ────────────────────────────────────────────────────────────
 
     def as_numpy(self, *names: str) -> Iterator[Any]:
-        """One epoch as NumPy batches: dicts of arrays [rows, …], arrays for one name, or tuples for several."""
+        """Yield the batches of one epoch as NumPy arrays.
+
+        Without `names`, a batch is a dict of arrays [rows, …]; with one name, it is this array; with several names, it
+        is a tuple of their arrays.
+        """
         take = self.taking(names)
         return (take(batch) for batch in self.batches())
 
     def as_arrow(self) -> Iterator[pa.Table]:
-        """One epoch as Arrow tables, one per batch: the columns as they are stored, without fill or transform."""
+        """Yield the batches of one epoch as Arrow tables.
+
+        They hold the columns as they are stored: `fill` and `transform` are not applied.
+        """
         return self.handed_out(self._ahead(self._read_arrow), lambda table, begin: table.slice(begin, self.batch_size))
 
     def as_tf(self, *names: str) -> Any:
-        """A tf.data.Dataset that reads the next epoch each time it is iterated: `model.fit(data.as_tf("x", "y"))`.
+        """Return a tf.data.Dataset that reads the next epoch each time it is iterated.
 
-        Its elements are dicts of tensors [rows, …], tensors for one name, or tuples for several, in the order of the
-        names (for Keras, inputs and targets). Shapes are static; dates are int64 nanoseconds since 1970. A column that
-        no tensor can hold (decimals, rows, maps, None) raises DataError. In a fit under MultiWorkerMirroredStrategy,
-        TensorFlow divides each batch: `batch_size` is then for all ranks together.
+            model.fit(data.as_tf("x", "y"))
+
+        Without `names`, its elements are dicts of tensors [rows, …]; with one name, they are tensors; with several
+        names, they are tuples of tensors in the order of the names (for Keras, inputs and targets). Shapes are static;
+        dates are int64 nanoseconds since 1970. A column that no tensor can hold (decimals, rows, maps, None) raises
+        DataError. In a fit under MultiWorkerMirroredStrategy, TensorFlow divides each batch among the ranks:
+        `batch_size` is then the number of rows of all ranks together.
         """
         from sparkring.data.tensorflow_dataset import as_tf
 
         return as_tf(self, names)
 
     def as_torch(self, *names: str, workers: int = 0) -> Any:
-        """A torch DataLoader that reads the next epoch each time it is iterated: `for x, y in data.as_torch("x", "y")`.
+        """Return a torch DataLoader that reads the next epoch each time it is iterated.
 
-        Its batches are dicts of tensors [rows, …], tensors for one name, or tuples for several. Strings are lists, and
-        dates are int64 nanoseconds since 1970. A column that no tensor can hold (decimals, rows, maps, None) raises
-        DataError. `workers` is the number of processes that read and transform rows; each takes one buffer at a time.
+            for x, y in data.as_torch("x", "y"): …
+
+        Without `names`, its batches are dicts of tensors [rows, …]; with one name, they are tensors; with several
+        names, they are tuples of tensors. Strings are lists, and dates are int64 nanoseconds since 1970. A column that
+        no tensor can hold (decimals, rows, maps, None) raises DataError. `workers` is the number of processes that
+        read and transform rows; each process takes one buffer at a time.
         """
         from sparkring.data.torch_dataset import as_torch
 
         return as_torch(self, names, workers)
 
     def position(self, step: int | None = None) -> Position:
-        """The position of all ranks after `step` batches, counted from the epoch's beginning, or from resume() on.
+        """Return the position of all ranks after `step` batches.
 
-        `step` defaults to the number of batches that this rank has read. Pass it with TensorFlow, which reads ahead.
+        Count `step` from the beginning of the epoch or, if the epoch was resumed, from resume() on. `step` defaults to
+        the number of batches that this rank has read. Pass it with TensorFlow, which reads ahead, so that sparkring
+        does not know how many batches the training has used.
         """
         if step is None:
             step = self._steps
@@ -305,13 +341,16 @@ class Shards:
         return before._replace(legs=(*before.legs, leg))
 
     def resume(self, position: Sequence[Any]) -> Shards:
-        """Return the same data from `position` on, for the current number of ranks. A list from JSON is accepted."""
+        """Return shards of the same data that begin at `position`, divided among the current number of ranks.
+
+        A position that was saved as JSON, and so became a list, is accepted as well.
+        """
         return replace(self, start=Position.of(position), _steps=0, _progress=None)
 
     def state_dict(self, position: Position | None = None) -> dict[str, Any]:
-        """The state for a checkpoint: the position (default: position()), and the version of the data.
+        """Return the state for a checkpoint: `position` (default: position()), and the version of the data.
 
-        DataError: the position is unknown, since TensorFlow has read ahead.
+        Raise DataError if no `position` is given, and it is unknown because TensorFlow has read ahead.
         """
         if position is None:
             if self._steps == _AHEAD:
@@ -329,9 +368,9 @@ class Shards:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state_dict(), with the present number of ranks.
+        """Continue from the position in `state`, which state_dict() has returned, with the present number of ranks.
 
-        CheckpointError: the data has changed, or different columns or rows are being read.
+        Raise CheckpointError if the data has changed since then, or if different columns or rows are being read.
         """
         if state["version"] != self.dataset.version:
             raise CheckpointError(
@@ -345,7 +384,10 @@ class Shards:
     # ── for the as_… methods ──────────────────────────────────────────────────
 
     def taking(self, names: Sequence[str]) -> Callable[[Mapping[str, Any]], Any]:
-        """A function that returns the requested part of a batch: all of it, one named column, or a tuple of several."""
+        """Return a function that takes a batch and returns the part of it that `names` ask for.
+
+        Without `names`, this is the whole batch; with one name, the column; with several names, a tuple of columns.
+        """
         for name in names:
             if name not in self.spec:
                 raise DataError(f"a batch has no column `{name}`: {nearest(name, list(self.spec))}")
@@ -356,7 +398,10 @@ class Shards:
         return lambda batch: tuple(batch[name] for name in names)
 
     def tensors(self, names: Sequence[str]) -> tuple[str, ...]:
-        """The columns to make tensors of: those that are named, or all. DataError if no tensor can hold one of them."""
+        """Return the columns to turn into tensors: those in `names`, or all columns if there are no names.
+
+        Raise DataError if one of these columns has a type that no tensor can hold.
+        """
         self.taking(names)
         wanted = tuple(dict.fromkeys(names)) or tuple(self.spec)
         for name in wanted:
@@ -368,7 +413,7 @@ class Shards:
                     )
                 continue
             member, *others = self.layout.groups[name]
-            if others or member in self.layout.making.raw:  # these are numbers
+            if others or member in self.layout.making.raw:  # columns side by side and `raw` arrays are numbers
                 continue
             nulls = self._nulls(member) > 0 or member in self.layout.making.nulls
             kind = self.dataset.schema.field(member).type
@@ -378,7 +423,7 @@ class Shards:
         return wanted
 
     def batches(self) -> Iterator[Batch]:
-        """One epoch as dicts of arrays [rows, …]."""
+        """Yield the batches of one epoch as dicts of arrays [rows, …]."""
 
         def cut(arrays: Batch, begin: int) -> Batch:
             return {name: array[begin : begin + self.batch_size] for name, array in arrays.items()}
@@ -386,7 +431,10 @@ class Shards:
         return self.handed_out(self._ahead(self.read), cut)
 
     def chunks(self) -> Iterator[Batch]:
-        """One epoch as arrays of several batches each. The caller cuts them into batches, and calls ended()."""
+        """Yield one epoch as dicts of arrays, each with the rows of several batches.
+
+        The caller cuts the arrays into batches, and calls ended() when it hands out the last batch.
+        """
         told, epoch, steps = self._begin(), self.start.epoch, len(self)
         self._steps = _AHEAD
         for chunk, waited_s in self._ahead(self.read):
@@ -396,7 +444,7 @@ class Shards:
             self.ended(epoch)
 
     def ended(self, epoch: int) -> None:
-        """Begin the next epoch. Called when the rank's own code is given the last batch of `epoch`."""
+        """Move on to the next epoch. This is called when the last batch of `epoch` is handed to the rank's own code."""
         if self.start.epoch == epoch:
             self.start, self._steps = Position(self.start.epoch + 1, self.start.seed), 0
             if self._progress is not None:
@@ -417,16 +465,19 @@ class Shards:
                 rows = min(self.batch_size, chunk.rows - begin)
                 told.batch(rows, chunk.size_bytes * rows // chunk.rows, 0.0 if begin else waited_s, chunk.place)
                 self._steps += 1
-                if self._steps == steps:  # code that counts steps never asks for another batch
+                if self._steps == steps:
+                    # End the epoch before the last batch is yielded: code that counts its steps does not ask for a
+                    # further batch, so the lines after this `yield` might never run.
                     self.ended(epoch)
                 yield cut(chunk.data, begin)
-        if not steps:  # what is left of an epoch can be less than a batch
+        if not steps:  # no batch was handed out: the rest of a resumed epoch, for example, can be less than a batch
             self.ended(epoch)
 
     def read(self, worker: int = 0, workers: int = 1, *, whole: bool = False) -> Generator[Chunk[Batch], None, None]:
-        """Read one epoch of this rank, or every n-th buffer of it (n = `workers`), in the calling thread or process.
+        """Read one epoch of this rank in the calling thread or process, and yield it in chunks.
 
-        Each chunk is a buffer; with a transform, it is a batch, unless `whole` is true.
+        If there are several `workers`, read only the share of number `worker` (from 0): every n-th buffer, where n is
+        `workers`. A chunk has the rows of one buffer. With a transform, a chunk is one batch, unless `whole` is true.
         """
         layout, names = self.layout, list(self.spec)
         for window, order, rows, before in self._windows(worker, workers):
@@ -451,7 +502,7 @@ class Shards:
         return Ahead(read, self.prefetch * (1 if self.layout.transform is None else TRANSFORMED_AHEAD))
 
     def _begin(self) -> Progress:
-        """Report to the notebook that an epoch begins and, the first time, which data is read."""
+        """Report to the notebook that an epoch begins. The first time, also report which data is read."""
         found = self.dataset
         if self._progress is None:
             self._progress = Progress(
@@ -477,7 +528,7 @@ class Shards:
         return self._progress
 
     def _end(self, shard: Shard) -> int:
-        """How many rows of its shard the rank will have read at the end of the epoch."""
+        """Return the number of rows of its shard that the rank will have read at the end of the epoch."""
         return shard.rows if self.remainder == "join" else shard.read + shard.steps * self.batch_size
 
     def _windows(self, worker: int = 0, workers: int = 1) -> Iterator[Buffer]:
@@ -497,7 +548,8 @@ class Shards:
             order = None
             if self.window:
                 order = np.arange(window.rows)
-                own = min(window.rows, max(0, shard.rows - number * length))  # rows that pad the last batch come last
+                # Shuffle only the shard's own rows. The rows that pad the last batch stay at the end.
+                own = min(window.rows, max(0, shard.rows - number * length))
                 order[:own] = planning.shuffled(own, self.window, key, number)
             rows, begin = min(window.rows, end - number * length), number * length
             if inside and number == first:
@@ -512,7 +564,7 @@ class Shards:
             yield Chunk(found, rows, table.nbytes, window.place)
 
     def __getstate__(self) -> dict[str, Any]:
-        # The progress belongs to this process, and making the plan again takes little time.
+        # A copy of this object in another process reports its own progress, and makes the plan again, which is quick.
         return {**self.__dict__, "_progress": None, "_planned": None}
 
 
@@ -527,14 +579,19 @@ def _whole(name: str, value: Any, least: int, what: str) -> int:
 
 
 def _window(shuffle: bool | int, batch_size: int, dataset: Dataset) -> int:
-    """How many rows to shuffle at a time, a multiple of `batch_size`; 0: do not shuffle."""
-    if shuffle is False or (shuffle is not True and _whole("shuffle", shuffle, 0, "True, False or rows") == 0):
+    """Return the number of rows to shuffle at a time: a multiple of `batch_size`, or 0 if rows are not shuffled."""
+    if shuffle is False or (
+        shuffle is not True and _whole("shuffle", shuffle, 0, "True, False or a number of rows") == 0
+    ):
         return 0
     return _whole_batches(SHUFFLED_ROWS if shuffle is True else shuffle, batch_size, dataset, bounded=shuffle is True)
 
 
 def _whole_batches(rows: int, batch_size: int, dataset: Dataset, *, bounded: bool = True) -> int:
-    """`rows`, rounded down to whole batches, at least one. If `bounded`, at most as many as fit into SHUFFLED_BYTES."""
+    """Return the number `rows`, rounded down to whole batches; at least one batch.
+
+    If `bounded` is true, the number is first reduced to the rows that fit into SHUFFLED_BYTES.
+    """
     if bounded:
         rows = min(rows, int(SHUFFLED_BYTES / max(1.0, dataset.row_bytes())))
     return max(1, rows // batch_size) * batch_size

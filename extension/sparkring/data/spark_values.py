@@ -1,7 +1,8 @@
 """Converts pyarrow's values to Spark's Python values.
 
-pyarrow returns maps as lists of pairs, rows as dicts, and values of user-defined types, such as Spark ML's vectors, as
-they are stored. Spark's schema says what type each of them has in Spark.
+pyarrow returns maps as lists of pairs, and rows as dicts. Values of user-defined types, such as Spark ML's vectors, it
+returns in the form in which they are stored. The functions here are given the type that the column has in Spark's
+schema, and make the values that Spark itself would return.
 """
 
 from __future__ import annotations
@@ -14,21 +15,25 @@ if TYPE_CHECKING:
 
 
 def collected(column: Any, kind: DataType, *, zoned: bool) -> list[Any]:
-    """The values of a column as collect() gives them; with `zoned`, times keep their time zone."""
+    """Return the values of a column as DataFrame.collect() returns them. If `zoned` is true, times keep their zone."""
     values: list[Any] = column.to_pylist()
     rebuild = rebuilding(kind, zoned)
     return values if rebuild is None else [None if value is None else rebuild(value) for value in values]
 
 
 def series_of(column: Any, kind: DataType, convert: Callable[[Any], Any] | None = None) -> Any:
-    """A column as toPandas() gives it without Arrow; `convert` is a converter() for the DataFrame's session."""
+    """Return a column as DataFrame.toPandas() returns it if Arrow is not enabled in Spark.
+
+    `convert` is a function that converter() has returned for the settings of the DataFrame's session. Without it,
+    converter(kind) is used.
+    """
     import pandas
 
     return (convert or converter(kind))(pandas.Series(collected(column, kind, zoned=True), dtype=object))
 
 
 def converter(kind: DataType, *, nullable: bool = True, timezone: str = "UTC", structs: str = "row") -> Any:
-    """The function that toPandas() itself applies to each pandas Series, since Spark 3.5."""
+    """Return the function that toPandas() itself, in Spark 3.5 and later, applies to the pandas Series of a column."""
     from pyspark.sql.pandas.types import _create_converter_to_pandas
 
     return _create_converter_to_pandas(
@@ -37,14 +42,17 @@ def converter(kind: DataType, *, nullable: bool = True, timezone: str = "UTC", s
 
 
 def time_dtype(kind: DataType) -> Any:
-    """The dtype in which toPandas() gives times and intervals: nanoseconds before pandas 3, microseconds from 3 on."""
+    """Return the dtype that times and intervals have in toPandas(): nanoseconds before pandas 3, then microseconds."""
     from pyspark.sql.pandas.types import _to_corrected_pandas_type
 
     return _to_corrected_pandas_type(kind)
 
 
 def rebuilding(kind: DataType, zoned: bool) -> Callable[[Any], Any] | None:
-    """Return a function that converts pyarrow's non-null values of type `kind` to Spark's; None if none changes."""
+    """Return a function that converts one of pyarrow's values of type `kind`, not None, to Spark's value.
+
+    Return None if pyarrow's and Spark's values of this type are the same.
+    """
     from pyspark.sql import Row
     from pyspark.sql.types import ArrayType, BinaryType, MapType, StructType, TimestampType, UserDefinedType
 
@@ -75,9 +83,9 @@ def rebuilding(kind: DataType, zoned: bool) -> Callable[[Any], Any] | None:
 
 
 def _binary_is_bytes() -> bool:
-    """Whether collect() gives bytes by default, as it does from Spark 4.1 on.
+    """Whether collect() returns binary values as bytes by default, as it does from Spark 4.1 on.
 
-    This ignores the setting spark.sql.execution.pyspark.binaryAsBytes.
+    The setting spark.sql.execution.pyspark.binaryAsBytes, which can change this in Spark, is not taken into account.
     """
     import pyspark
 

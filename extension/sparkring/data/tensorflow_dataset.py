@@ -1,4 +1,4 @@
-"""A shard as a tf.data.Dataset. Small batches are passed to TensorFlow several at a time, and split there."""
+"""Makes a tf.data.Dataset of a shard. Small batches are passed to TensorFlow several at a time, and split there."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def as_tf(data: Shards, names: Sequence[str]) -> Any:
     import tensorflow as tf
 
     take, specs = data.taking(names), {name: data.spec[name] for name in data.tensors(names)}
-    whole = data.remainder != "join"  # all batches are full
+    whole = data.remainder != "join"  # whether all batches are full
 
     def kind(dtype: np.dtype[Any]) -> Any:
         return tf.string if dtype.kind in "OSU" else tf.int64 if dtype.kind in "mM" else tf.as_dtype(dtype)
@@ -32,42 +32,46 @@ def as_tf(data: Shards, names: Sequence[str]) -> Any:
         name: tf.TensorSpec([data.batch_size if whole else None, *spec.shape], kind(spec.dtype))
         for name, spec in specs.items()
     }
-    # Each call from TensorFlow into Python costs as much as copying a few hundred kB.
+    # Each call from TensorFlow into Python takes as long as copying a few hundred kB. So if batches
+    # are small, one call passes several of them.
     row_bytes = sum(spec.dtype.itemsize * math.prod(spec.shape) for spec in specs.values())
     if data.batch_size * row_bytes < LARGE_BYTES:
         found = _several_at_a_time(data, take, batch)
     else:
-        # No prefetch here: the reader already reads ahead, and TensorFlow uses its arrays without a copy. A prefetch
-        # would need a function that reports which batches have been handed out, and epochs would start later.
+        # No prefetch() is needed here: the reader already reads ahead, and TensorFlow uses the reader's arrays without
+        # a copy. A prefetch would also delay the start of an epoch, and would need one more function, to report which
+        # of the prefetched batches have been handed out.
         found = tf.data.Dataset.from_generator(
             lambda: map(take, _one_by_one(data, batch)), output_signature=take(batch)
         )
-    # In two cases, no length is declared. If only the rest of an epoch is left, the epochs after it are longer. Under
-    # MultiWorkerMirroredStrategy, TensorFlow splits each batch among its workers, but would still stop after the
-    # declared number of batches, so that most of the shard would never be read.
+    # Declare the dataset's length, except in two cases. After resume() in the middle of an epoch, only the first epoch
+    # is that short: the epochs after it are longer. Under MultiWorkerMirroredStrategy, TensorFlow splits each batch
+    # among its workers, but would still stop after the declared number of batches, so that most of the shard would
+    # never be read.
     if not data.start.legs and "TF_CONFIG" not in os.environ:
         found = found.apply(tf.data.experimental.assert_cardinality(data.steps))
     options = tf.data.Options()
     # TensorFlow must not add a prefetch after the last step of the pipeline: batches that leave this step count as
     # handed out, so they must go straight to the training.
     options.experimental_optimization.inject_prefetch = False
-    # The data is a shard already.
+    # TensorFlow must not divide the data among its workers, because the data is only this rank's shard already.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     found = found.with_options(options)
     if data.start.legs:
-        # Keras 3 uses one length for all epochs. It asks for the length once; if this is unknown, it counts the batches
-        # of the first epoch. So it is given the length of a whole epoch. A shorter epoch still ends after its last row.
+        # Keras 3 asks a dataset for its length once, and uses the answer for all epochs. If the length were unknown,
+        # Keras would count the batches of the first epoch, which is only the rest of an epoch here. So the answer is
+        # the length of a whole epoch. The shorter first epoch still ends after its last row.
         found.cardinality = lambda: tf.constant(whole_steps(data), tf.int64)
     return found
 
 
 def whole_steps(data: Shards) -> int:
-    """The number of steps in a whole epoch."""
+    """Return the number of steps in a whole epoch, even if `data` begins in the middle of one."""
     return data.resume(data.start._replace(legs=())).steps
 
 
 def _one_by_one(data: Shards, wanted: Iterable[str]) -> Iterator[Batch]:
-    """An epoch's batches. The epoch is over when the last one is handed out."""
+    """Yield the batches of an epoch. When the last batch is handed out, the epoch counts as ended."""
     epoch, left, size = data.epoch, data.steps, data.batch_size
     for arrays in data.chunks():
         tensors = {name: _numbers(name, arrays[name]) for name in wanted}
@@ -79,13 +83,19 @@ def _one_by_one(data: Shards, wanted: Iterable[str]) -> Iterator[Batch]:
 
 
 def _several_at_a_time(data: Shards, take: Any, batch: dict[str, Any]) -> Any:
-    """A dataset of batches, passed several at a time and read ahead. Handing out the last of an epoch calls ended()."""
+    """Return a dataset whose batches are passed to TensorFlow several at a time, and prefetched there.
+
+    When the dataset hands out the last batch of an epoch, it calls data.ended().
+    """
     import tensorflow as tf
 
     size = data.batch_size
 
     def batches() -> Iterator[Any]:
-        """Yield (ends, stacked batches). For each batch, `ends` has the epoch's number if it is the last, else 0."""
+        """Yield pairs (ends, arrays), where the arrays hold several batches, stacked along a new first axis.
+
+        `ends` has one number for each of these batches: the number of the epoch if the batch is its last, else 0.
+        """
         epoch, left = data.epoch, data.steps
         for arrays in data.chunks():
             rows = len(next(iter(arrays.values())))

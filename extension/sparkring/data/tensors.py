@@ -1,4 +1,4 @@
-"""Which columns can become tensors. Other columns are refused, with advice."""
+"""Checks whether columns can become tensors. The error for a column that cannot says what to do instead."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ import pyarrow as pa
 from sparkring.data.columns import is_object
 from sparkring.errors import DataError
 
-SHOWN = 60  # characters of a type
+SHOWN = 60  # the most characters of a type's name to show in a message
 
 
 def refused(name: str, kind: pa.DataType, *, nulls: bool, floats: bool) -> DataError | None:
-    """The error for a column that no tensor can hold, else None. `floats`: decimals become floats."""
+    """Return the error for a column that no tensor can hold, or None if a tensor can hold it.
+
+    `nulls` says whether the column has nulls; `floats` says whether its decimals, if it has any, become floats.
+    """
     advice = _advice(name, kind, nulls=nulls, floats=floats)
     if not advice:
         return None
@@ -23,7 +26,10 @@ def refused(name: str, kind: pa.DataType, *, nulls: bool, floats: bool) -> DataE
 
 
 def check_values(name: str, array: Any) -> None:
-    """Raise DataError for nulls among strings, dates or times. With a filter, nulls are known only from the rows."""
+    """Raise DataError if an array of strings, dates or times has nulls.
+
+    refused() cannot find them all in advance: with a filter, only the rows themselves show whether nulls remain.
+    """
     if array.dtype.kind == "O" and any(value is None for value in array.flat):
         raise DataError(f"column `{name}` has nulls, which no tensor can hold: {_filling(name, repr(''))}.")
     if array.dtype.kind in "mM" and np.isnat(array).any():
@@ -31,7 +37,10 @@ def check_values(name: str, array: Any) -> None:
 
 
 def as_int64(name: str, array: Any) -> Any:
-    """Times as int64 nanoseconds; dates and timestamps count from 1970. DataError: they do not fit."""
+    """Return dates and times as int64 nanoseconds. Dates and timestamps count from 1970.
+
+    Raise DataError if the values do not fit into int64 as nanoseconds.
+    """
     try:
         found = array.astype(f"{array.dtype.kind}8[ns]")
         fits = bool((found.astype(array.dtype) == array).all())
@@ -48,7 +57,7 @@ def as_int64(name: str, array: Any) -> Any:
 
 
 def other_than_text(array: Any) -> str:
-    """The type of the first value that is neither str nor bytes in an object array; '' if there is no such value."""
+    """Return the name of the type of an object array's first value that is neither str nor bytes; '' if all are."""
     return next((type(value).__name__ for value in array.flat if not isinstance(value, str | bytes)), "")
 
 

@@ -1,4 +1,4 @@
-"""A shard as a torch DataLoader."""
+"""Makes a torch DataLoader of a shard."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ def as_torch(data: Shards, names: Sequence[str], workers: int) -> Any:
         return {name: _tensor(name, batch[name]) for name in wanted}
 
     class Reader(torch.utils.data.IterableDataset):  # type: ignore[misc]
-        """The batches of an epoch; in a worker, every n-th chunk. The loader takes a chunk from each worker in turn."""
+        """Yields the batches of an epoch. In one of n worker processes, it yields every n-th chunk instead.
+
+        The loader takes one chunk from each worker in turn, so that it receives the chunks in their order.
+        """
 
         def __len__(self) -> int:
             return len(data)
@@ -41,12 +44,14 @@ def as_torch(data: Shards, names: Sequence[str], workers: int) -> Any:
             here = torch.utils.data.get_worker_info()
             if here is None:
                 return (take(tensors(batch)) for batch in data.batches())
-            gc.freeze()  # so that the worker does not finalise what it inherited, such as a connection to Spark
+            # A forked worker has inherited objects, such as a connection to Spark. freeze() keeps the worker's garbage
+            # collector from finalising them.
+            gc.freeze()
             chunks = data.read(here.id, here.num_workers, whole=True)
             return (replace(chunk, data=tensors(chunk.data)) for chunk in chunks)
 
     class Loader(torch.utils.data.DataLoader):  # type: ignore[misc]
-        """Cuts the workers' chunks into batches. This is done in the process that uses the batches."""
+        """Cuts the workers' chunks into batches, in the process that uses the batches."""
 
         def __iter__(self) -> Iterator[Any]:
             read = super().__iter__()
@@ -55,10 +60,11 @@ def as_torch(data: Shards, names: Sequence[str], workers: int) -> Any:
     def cut(tensors: dict[str, Any], begin: int) -> dict[str, Any]:
         return {name: tensor[begin : begin + size] for name, tensor in tensors.items()}
 
-    # For each iterator, torch draws a seed for the workers. It draws the seed from a separate generator: the
-    # training's generator is restored from checkpoints, and its state must not depend on how often an epoch was begun.
+    # Whenever an epoch is begun, torch draws a random seed for the workers. By default, torch would draw it from the
+    # training's generator, and so change the generator's state. But that state is restored from checkpoints, and must
+    # not depend on how often an epoch was begun. So the loader is given its own generator.
     own = torch.Generator().manual_seed(data.start.seed + data.rank)
-    # The items are batches already, so they are not collated.
+    # The items of the Reader are whole batches already, so torch must not collate them.
     return Loader(Reader(), batch_size=None, num_workers=workers, collate_fn=_as_it_is, generator=own)
 
 
@@ -79,7 +85,7 @@ def _as_it_is(batch: Any) -> Any:
 
 
 def _tensor(name: str, array: Any) -> Any:
-    """An array as a tensor; strings become a list."""
+    """Return an array as a tensor, or as a list if it holds strings."""
     import torch
 
     check_values(name, array)
@@ -87,5 +93,5 @@ def _tensor(name: str, array: Any) -> Any:
         return array.tolist()
     if array.dtype.kind in "mM":
         array = as_int64(name, array)
-    # torch needs arrays that can be written to. Arrow's own memory is read-only, so it is copied.
+    # from_numpy() needs an array that can be written to. An array in Arrow's memory is read-only, so it is copied.
     return torch.from_numpy(array if array.flags.writeable else np.array(array))

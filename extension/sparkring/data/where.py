@@ -1,4 +1,4 @@
-"""Row filters that are written as text: `speed > 3 and city in ('Ulm', 'Bonn')`."""
+"""Reads row filters that are written as text: `speed > 3 and city in ('Ulm', 'Bonn')`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sparkring.errors import DataError
 
 Where: TypeAlias = "str | Sequence[Any] | pc.Expression | None"
 
-_CONSTANTS = {"true": True, "false": False, "null": None, "none": None}  # as SQL writes them
+_CONSTANTS = {"true": True, "false": False, "null": None, "none": None}  # in any case: SQL writes TRUE, NULL
 
 _COMPARED: dict[type[ast.cmpop], Any] = {
     ast.Eq: operator.eq,
@@ -28,11 +28,12 @@ _COMPARED: dict[type[ast.cmpop], Any] = {
 
 
 def compile_where(where: Where, schema: pa.Schema) -> tuple[pc.Expression | None, str]:
-    """A filter over the columns of `schema` as an Arrow expression and as text; (None, '') if there is no filter.
+    """Return the filter `where` as an Arrow expression and as text, or (None, '') if there is no filter.
 
-    A string holds comparisons of columns with numbers, strings or None, joined by and, or, not; `in (…)` works, and
-    dates are strings: `day >= '2026-01-31'`. Lists are pyarrow's `filters`: [('speed', '>', 3), …]. DataError names
-    the part that cannot be read.
+    A filter can be a string of comparisons, joined by `and`, `or` and `not`. A comparison compares a column of `schema`
+    with a number, a string or None, or, with `in (…)`, with several values; dates are written as strings:
+    `day >= '2026-01-31'`. A filter can also be a list in the form of pyarrow's `filters`, [('speed', '>', 3), …], or an
+    Arrow expression. Raise DataError if the filter cannot be read; its message names the part that is wrong.
     """
     if where is None or (isinstance(where, str) and not where.strip()):
         return None, ""
@@ -52,7 +53,7 @@ def compile_where(where: Where, schema: pa.Schema) -> tuple[pc.Expression | None
 
 
 def nearest(name: str, names: Sequence[str]) -> str:
-    """The end of a message about a column that does not exist: a similar name, or the names that exist."""
+    """Return a hint to end a message that the column `name` does not exist: a similar name in `names`, or all names."""
     close = difflib.get_close_matches(name, names, 1, 0.6)
     if close:
         return f"did you mean `{close[0]}`?"
@@ -135,7 +136,8 @@ class _Reader:
             kind = kind.value_type
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if number and _is_number(kind):
-            return pa.scalar(value)  # not cast to `kind`: fractions are kept, and 300 can be compared with int8
+            # Do not cast the number to `kind`: a fraction would be lost, and 300 could not be compared with int8.
+            return pa.scalar(value)
         try:
             found = pa.scalar(value)
             if not number:

@@ -1,1 +1,1 @@
-"""One run from its options to its outcome: preparation, supervision, restarts, warm gangs, background runs."""
+"""Carries out a run, from its options to its outcome: on new ranks or a warm gang, waited for or in the background."""

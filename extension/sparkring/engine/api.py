@@ -29,7 +29,7 @@ from sparkring.views import open_view
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-last_result: RunResult | None = None  # of the latest run of this process, for `sparkring.last_result`
+last_result: RunResult | None = None  # the result of this process's latest run; `sparkring.last_result` returns it
 
 
 def run_spec(spec: RunSpec, view: View | None = None) -> RunResult:
@@ -42,9 +42,10 @@ def run_spec(spec: RunSpec, view: View | None = None) -> RunResult:
 
 
 def start_spec(spec: RunSpec, view: View | None = None) -> BackgroundRun:
-    """Execute a run in its own thread. Errors that can be found before the launch are raised at once.
+    """Start a run in its own thread, and return its BackgroundRun.
 
-    The spec must have `background` set in its options, and must not name a warm gang.
+    Errors that can be found before the launch are raised at once.
+    The options of `spec` must have `background` set, and `spec` must not name a warm gang.
     """
     run = _open(spec, view)
     directory = run.prepared.directory
@@ -74,10 +75,11 @@ def _carry_out(run: Run) -> RunResult:
 
 
 def spark(slots: int = 2) -> SparkSession:
-    """The notebook's SparkSession, or a new one on this machine, with at least `slots` task slots.
+    """Return the notebook's SparkSession or, if there is none, start one on this machine with at least `slots` slots.
 
-    If no other Java is found, a new session uses one that was installed with pip. LaunchError: there is no Java, or the
-    session has been stopped, or there is only a Spark Connect session.
+    A slot can run one task at a time. A new session needs Java: if no other Java is found, it uses a Java that was
+    installed with pip. Raises LaunchError if there is no Java, if the session has been stopped, or if there is only a
+    Spark Connect session.
     """
     from sparkring.cluster.session import find_session
 
@@ -87,11 +89,12 @@ def spark(slots: int = 2) -> SparkSession:
 class HorovodRunner:
     """Runs a training function on a ring of Horovod ranks. The signature is that of Databricks' class.
 
-    np < 0: -np processes on this machine; np > 0: np Spark barrier tasks; np = 0: every
-    task slot (deprecated). `driver_log_verbosity` is "all" or "log_callback_only". With the latter, the
-    notebook shows only messages of log_to_driver and LogCallback; the run's logs have all output.
+    If `np` is negative, the ranks are -np processes on this machine. If `np` is positive, they are np Spark barrier
+    tasks. With np=0, which is deprecated, there is a rank for every task slot. If `driver_log_verbosity` is "all", the
+    notebook shows the ranks' output; if it is "log_callback_only", the notebook shows only the messages of
+    log_to_driver and LogCallback. The run's logs have all output in either case.
 
-    The API is the one in sparkdl's public documentation.
+    The class follows sparkdl's public documentation.
     """
 
     def __init__(self, *, np: int, driver_log_verbosity: str = "log_callback_only") -> None:
@@ -140,18 +143,19 @@ def run(
     timeline: bool = False,
     **kwargs: Any,
 ) -> RunResult | BackgroundRun:
-    """Call `main(*args, **kwargs)` on a ring of ranks. Takes HorovodRunner's keywords and options of %%horovod.
+    """Call `main(*args, **kwargs)` on a ring of ranks.
 
         sparkring.run(train, x, y, np=-2, checkpoint_dir="dbfs:/ml/run1", max_restarts=3, learning_rate=0.001).value
 
-    np, driver_log_verbosity: as in HorovodRunner. framework: horovod, torch, tensorflow or plain. The other keywords
-    are the options of %%horovod (`--checkpoint-dir`, …) with the same meanings. With background=True, run() returns a
-    BackgroundRun at once.
+    `np` and `driver_log_verbosity` have the same meanings as in HorovodRunner. `framework` is "horovod", "torch",
+    "tensorflow" or "plain". The other keywords are named like the options of %%horovod (`--checkpoint-dir`, …), and
+    have the same meanings. With background=True, run() returns a BackgroundRun at once.
 
-    A keyword that is an option and also a parameter of `main` is rejected. Pass the argument of `main` by position, or
-    with functools.partial(main, checkpoint_dir=…); the keyword then sets the option.
+    If `main` has a parameter with the name of an option, such as checkpoint_dir, this keyword is rejected, since it
+    could mean either of them. Pass the argument of `main` by position, or with functools.partial(main,
+    checkpoint_dir=…). Then the keyword sets the option.
 
-    Raises the same errors as %%horovod. OptionsError: an argument is invalid.
+    Raises the same errors as %%horovod, and OptionsError if an argument is invalid.
     """
     if framework not in FRAMEWORKS or FRAMEWORKS[framework].in_task:
         carried = ", ".join(name for name, each in FRAMEWORKS.items() if not each.in_task)

@@ -1,6 +1,6 @@
-"""Runs in the background, each in its own thread. The notebook does not wait for them.
+"""The runs that are in the background. Each has its own thread, and the notebook does not wait for them.
 
-An interrupt of the kernel reaches only the main thread: it ends the cell that is running, but not these runs.
+An interrupt of the kernel reaches only the main thread, so it ends the cell that is running, but no background run.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from sparkring.runtime.storage import Location
 class BackgroundRun:
     """A run in the background. The notebook does not wait for it.
 
-    `result(timeout_s)` waits for the run and returns its RunResult, or raises its error (KeyboardInterrupt if it was
-    stopped). `done`: whether the run has ended. `stop()` ends it. `show()`, or the object as the last expression of a
-    cell, shows its panel again. `record`: the current RunRecord. `run_id`: its name in %runs and %logs.
+    `result(timeout_s)` waits for the run and returns its RunResult, or raises its error (KeyboardInterrupt if the run
+    was stopped). `done` says whether the run has ended. `stop()` ends the run. `show()` shows the run's panel again,
+    and so does a cell whose last expression is this object. `record` is the current RunRecord. `run_id` is the name of
+    the run in %runs and %logs.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class BackgroundRun:
         self._asked = False
         self._started_in = current_cell()
         self._over = threading.Event()
-        # A daemon: the interpreter does not wait for it at exit, but calls stop_all().
+        # If the thread were not a daemon, the interpreter would wait for it at exit. Instead, it then calls stop_all().
         self._thread = threading.Thread(target=self._carry_out, args=(work,), name="sparkring-background", daemon=True)
         _going[self.run_id] = self
         self._thread.start()
@@ -61,7 +62,10 @@ class BackgroundRun:
         return self._recorder.record
 
     def result(self, timeout_s: float | None = None) -> RunResult:
-        """Wait for the run; return its result or raise its error. StillRunning: it has not ended after `timeout_s`."""
+        """Wait for the run, and return its result or raise its error.
+
+        Raise StillRunning if the run has not ended after `timeout_s` seconds.
+        """
         self._asked = True
         try:
             over = self._over.wait(timeout_s)
@@ -75,7 +79,7 @@ class BackgroundRun:
         return self._result
 
     def stop(self, *, wait: bool = True) -> None:
-        """End the run as the panel's Stop does. Returns when its processes have ended, or at once with wait=False."""
+        """End the run, as the panel's Stop button does. Wait until its processes have ended, unless `wait` is False."""
         self._interrupts.request()
         if wait:
             self._thread.join()
@@ -85,33 +89,33 @@ class BackgroundRun:
         return mine is not None and (mine.fs, mine.path) == (directory.fs, directory.path)
 
     def show(self) -> None:
-        """Show the run's panel again, in the current cell, for example if the first one has been cleared."""
+        """Show the run's panel again, in the current cell, for example if the first panel has been cleared."""
         self._recorder.show_again()
 
     def __repr__(self) -> str:
         return f"BackgroundRun({self.run_id}: {describe.closing(self.record, time.time())})"
 
     def _ipython_display_(self) -> None:
-        """Show the panel, except in the cell that has started the run and already shows it."""
+        """Show the panel, except in the cell that has started the run, because that cell already shows the panel."""
         if current_cell() != self._started_in:
             self.show()
-        raise NotImplementedError  # IPython then shows the text form
+        raise NotImplementedError  # this tells IPython to print the text of _repr_pretty_() as well
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Print the text of Out[]: the ranks' values, which the panel does not show, or how to wait for them."""
+        """Print the text for Out[]: the ranks' values, which the panel does not show, or how to wait for the values."""
         if len(printer.stack) > 1 or self._error is not None:
             printer.text(repr(self))
         elif self._result is not None:
             self._result._repr_pretty_(printer, cycle)
         else:
-            # This text stays in the notebook after the run has ended, so it does not say how far the run is.
+            # This text stays in the notebook even after the run has ended, so it does not say how far the run has come.
             printer.text(f"run {self.run_id} in the background: .result() waits for its result, .stop() ends it")
 
     def _carry_out(self, work: Callable[[], RunResult]) -> None:
-        """In the run's own thread: do the work, and keep its result or error."""
+        """Do the work, and keep its result or error. This is what the run's own thread executes."""
         try:
             self._result = work()
-        except BaseException as error:  # raised again by result()
+        except BaseException as error:  # of any kind: result() raises it again
             _empty_frames(error)
             self._error = error
         finally:
@@ -124,32 +128,38 @@ class BackgroundRun:
 
 
 def _empty_frames(error: BaseException | None) -> None:
-    """Clear the frames of the error and its causes: they hold references to everything that was sent to the ranks."""
+    """Clear the local variables in the tracebacks of the error and its causes.
+
+    They would keep in memory everything that was sent to the ranks, for as long as the error is kept.
+    """
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__context__
 
 
-_going: dict[str, BackgroundRun] = {}  # by id, in the order of their starts
+_going: dict[str, BackgroundRun] = {}  # the runs that have not ended, by id, in the order in which they were started
 
-# When a forked process exits, it must not end its parent's runs.
+# A forked process inherits `_going`. Empty it there: otherwise, the process would end its parent's runs when it exits.
 os.register_at_fork(after_in_child=_going.clear)
 
 
 def going() -> list[BackgroundRun]:
-    """This process's runs in the background, the most recently started first."""
+    """Return this process's runs in the background that have not ended, the most recently started run first."""
     return list(_going.values())[::-1]
 
 
 def find(name: str) -> BackgroundRun | None:
-    """The run in the background called `name`: its id, the beginning or the end of its id, or its title; or None."""
+    """Return the run in the background that `name` means, or None if there is no such run.
+
+    `name` is the id of the run, the beginning or the end of this id, or the title of the run.
+    """
     found = going()
     by_id = (each for each in found if run_store.is_named(name, each.run_id))
     return next(by_id, None) or next((each for each in found if each.record.title == name), None)
 
 
 def stop(name: str) -> BackgroundRun:
-    """End the run called `name`, and return it. OptionsError if no such run is running."""
+    """End the run that `name` means (see find()), and return it. Raise OptionsError if there is no such run."""
     found = find(name)
     if found is None:
         others = ", ".join(run.run_id for run in going())
@@ -163,7 +173,7 @@ def stop(name: str) -> BackgroundRun:
 
 @atexit.register
 def stop_all() -> None:
-    """End all runs in the background; returns when all of their processes have ended."""
+    """End all runs in the background, and wait until all of their processes have ended."""
     found = going()
     for each in found:
         each.stop(wait=False)

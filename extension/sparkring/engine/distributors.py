@@ -1,7 +1,7 @@
-"""TorchDistributor and MirroredStrategyRunner, on rings of ranks.
+"""The classes TorchDistributor and MirroredStrategyRunner, which run a function or a script on a ring of ranks.
 
-Each class chooses the ranks and the framework, and starts a run. The API is that of the public documentation of
-pyspark.ml.torch.distributor and of spark-tensorflow-distributor.
+Each class turns its arguments into the options of a run, and starts the run. The API of the classes is the one in the
+public documentation of pyspark.ml.torch.distributor and of spark-tensorflow-distributor.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import shlex
 from collections.abc import Callable
 from typing import Any
 
-# A rank may import a module of the user's that imports these classes. So modules that only the driver has are imported
-# in run().
+# A rank imports this module, too, if a module of the user's uses these classes. The rank may lack packages that the
+# driver has, so modules that only the driver needs are imported in run().
 from sparkring.capture.calls import check_call, name_of, source_of
 from sparkring.capture.scripts import read_script
 from sparkring.engine.options import Options
@@ -28,9 +28,11 @@ _TITLE_LENGTH = 60
 class TorchDistributor:
     """Runs a function or a script for torch.distributed, on ranks that have torchrun's environment variables.
 
-    num_processes: the number of ranks. local_mode: processes on this machine; else Spark barrier tasks. use_gpu: a GPU
-    for each rank; on Spark, the GPUs of its task. If there are no GPUs at all, the ranks run on CPUs, and the run says
-    so; too few GPUs raise a LaunchError. use_gpu=False hides the GPUs.
+    num_processes: the number of ranks.
+    local_mode: whether the ranks are processes on this machine. Otherwise, they are tasks of a Spark barrier stage.
+    use_gpu: whether each rank uses a GPU; on Spark, a rank uses all GPUs of its task. If there are no GPUs at all, the
+    ranks run on CPUs, and a notice says so. If there are too few, run() raises a LaunchError. use_gpu=False hides the
+    GPUs from the ranks.
 
     The API is that of the class in pyspark's public documentation.
     """
@@ -41,10 +43,12 @@ class TorchDistributor:
         self.use_gpu = use_gpu
 
     def run(self, train_object: Callable[..., Any] | str | os.PathLike[str], *args: Any, **kwargs: Any) -> Any:
-        """Call a function with these arguments on every rank; return what rank 0 returned.
+        """Call the function `train_object` with these arguments on every rank; return what rank 0 returned.
 
-        If a path is given, that script is run instead, with `args` as its sys.argv[1:]: the script is sent to the
-        ranks, and None is returned. RunFailed: a rank failed. OptionsError: an argument is invalid.
+        If `train_object` is the path of a script, the script is sent to the ranks, every rank runs it with `args` as
+        its sys.argv[1:], and None is returned.
+
+        Raises RunFailed if a rank fails, and OptionsError if an argument is invalid.
         """
         from sparkring.engine.api import run_spec
         from sparkring.engine.spec import Call, RunSpec
@@ -77,9 +81,10 @@ class TorchDistributor:
 class MirroredStrategyRunner:
     """Runs a function on the workers of one TensorFlow cluster, within a MultiWorkerMirroredStrategy.
 
-    num_slots: the number of ranks, or of GPUs if Spark gives several to a task. local_mode: processes on this machine;
-    else Spark barrier tasks. use_gpu: as for TorchDistributor. gpu_resource_name: Spark's name for GPUs, which can only
-    be "gpu". use_custom_strategy: the function makes its own strategy.
+    num_slots: the number of ranks. But if each Spark task gets several GPUs, it is the number of GPUs of all ranks.
+    local_mode, use_gpu: the same as for TorchDistributor.
+    gpu_resource_name: Spark's name for the resource "GPU". The only name that is supported is "gpu".
+    use_custom_strategy: whether the function makes a strategy itself. Otherwise, it is called in a strategy's scope.
 
     The API is that of the class in spark-tensorflow-distributor's public documentation.
     """
@@ -106,7 +111,7 @@ class MirroredStrategyRunner:
     def run(self, train_fn: Callable[..., Any], **kwargs: Any) -> Any:
         """Call `train_fn(**kwargs)` on every rank, in the strategy's scope; return what rank 0 returned.
 
-        RunFailed: a rank failed. OptionsError: an argument is invalid.
+        Raises RunFailed if a rank fails, and OptionsError if an argument is invalid.
         """
         from sparkring.engine.api import run_spec
         from sparkring.engine.spec import Call, RunSpec
@@ -131,7 +136,11 @@ def _at_least_one(name: str, value: Any) -> int:
 
 
 def _options(count: int, local_mode: bool, use_gpu: bool, *, several: bool = False) -> tuple[Options, str]:
-    """The options, and a notice about GPUs or ''. With `several`, `count` is a number of GPUs if tasks have several."""
+    """Return the options of a run, and a notice if the ranks will have no GPUs although `use_gpu` is set; otherwise ''.
+
+    `count` is the number of ranks. But if `several` is set and each Spark task gets several GPUs, `count` is the number
+    of GPUs of all ranks.
+    """
     from sparkring.launchers import gpus_of_a_rank
     from sparkring.runtime.kernel import tell
 
@@ -144,5 +153,5 @@ def _options(count: int, local_mode: bool, use_gpu: bool, *, several: bool = Fal
         return Options(np=np), f"use_gpu=True, but {why}: the ranks run on CPUs"
     if several and each > 1:
         np = math.ceil(count / each)
-    # On Spark a rank always has the GPUs of its task.
+    # On Spark, `gpus` is left at None, because Spark decides how many GPUs each task has, and a rank uses all of them.
     return Options(np=np, gpus=1 if local_mode else None), ""

@@ -1,4 +1,4 @@
-"""Which warm gang a cell runs on, and which options cannot be used with one."""
+"""Chooses the warm gang for a cell, and refuses options that cannot be used with a warm gang."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from sparkring.runtime.kernel import tell
 
 
 def default_np() -> int:
-    """The np of a cell without -n: that of the gang that was started last, or -1 for one process here."""
+    """Return `np` for a cell without -n: the `np` of the gang that was started last, or -1 if there is no gang."""
     return warm_gang.default_np() or -1
 
 
 def gang_for(options: Options) -> WarmGang | None:
-    """The warm gang for a cell with these options, or None if the cell starts its own ranks.
+    """Return the warm gang for a cell with these options, or None if the cell must start its own ranks.
 
     Raises OptionsError if the cell asks for a different number of GPUs than the gang's ranks have.
     """
@@ -34,13 +34,17 @@ def _needs_own_ranks(options: Options) -> bool:
     """Whether a cell with these options cannot run on a warm gang.
 
     A dry run shows what new ranks would be sent. Partitions of a DataFrame need a new barrier stage. A restart needs
-    new ranks. A timeline is complete only when its ranks have ended. A run in the background would keep the gang busy.
+    new ranks. A timeline is complete only when the ranks have ended, but the ranks of a warm gang stay. A run in the
+    background would keep the gang busy.
     """
     return bool(options.dry_run or options.data or options.survives or options.timeline or options.background)
 
 
 def latest_gang(magic: str) -> WarmGang:
-    """The gang that was started last, or a new one if its ranks are lost. OptionsError if none is up and free."""
+    """Return the gang that was started last. If its ranks are lost, a new gang is started and returned instead.
+
+    Raises OptionsError if there is no gang, or if the gang is busy.
+    """
     np = warm_gang.default_np()
     gang = None if np is None else warm_gang.find(np, tell)
     if gang is None:
@@ -49,7 +53,7 @@ def latest_gang(magic: str) -> WarmGang:
 
 
 def latest_gang_alive(magic: str) -> WarmGang:
-    """The same as latest_gang(), but OptionsError if the gang's ranks are lost."""
+    """Return the gang that was started last, as latest_gang() does, but raise OptionsError if its ranks are lost."""
     np = warm_gang.default_np()
     ended = next((gang for gang in warm_gang.every() if gang.ended and gang.wanted.np == np), None)
     if ended is not None:

@@ -14,15 +14,17 @@ RESTARTS = 3  # the default for a run with checkpoints
 
 @dataclass(frozen=True)
 class Options:
-    """How to run a cell. `np` < 0: -np processes on this machine; > 0: np Spark barrier tasks.
+    """How to run a cell.
 
-    `gpus`: the number for each rank; 0 hides all GPUs, None means the launcher's default.
+    `np`: if it is negative, the ranks are -np processes on this machine; if it is positive, they are np Spark tasks.
+    `gpus`: the number of GPUs for each rank; 0 hides all GPUs, None means the launcher's default.
     `data`: the name of a DataFrame; each rank is given a partition, and `np` 0 means a rank for each partition.
-    `checkpoint_dir`: the directory of checkpoints. The run continues from the last one, unless `fresh` is set. With
-    `resume`, it continues even if the cell or its data has changed.
-    `max_restarts`: how often all ranks are restarted if one is lost. `least`: the fewest ranks of a restart; 0: all.
+    `checkpoint_dir`: the directory of checkpoints. The run continues from the last checkpoint, unless `fresh` is set.
+    With `resume`, the run continues even if the cell or its data has changed.
+    `max_restarts`: how often all ranks may be restarted after a rank is lost.
+    `least`: the number of ranks that a restart needs at least; 0 means that it needs as many as the first start.
     `background`: the notebook does not wait for the run.
-    `timeline`: Horovod records a timeline. It does so only from its own start, so the run needs new ranks.
+    `timeline`: Horovod records a timeline. A recording can only begin when Horovod starts, so the run needs new ranks.
     """
 
     np: int = -1
@@ -58,19 +60,19 @@ class Options:
 
 
 def timeline(who: str, horovod: bool, asked: bool) -> bool:
-    """Whether to record a timeline. Raises OptionsError if it is asked for but cannot be recorded."""
+    """Whether to record a timeline. Raises OptionsError if a timeline is `asked` for on ranks without Horovod."""
     if asked and not horovod:
         raise OptionsError(f"{who}: --timeline is for Horovod only and needs new ranks: use %%horovod --timeline.")
     return asked
 
 
 def restarts(asked: int | None, checkpoint_dir: str) -> int:
-    """How often to restart after a rank is lost: `asked`, or the default if it is None."""
+    """Return how often a run may restart: `asked`, or if that is None, RESTARTS with checkpoints and 0 without."""
     return asked if asked is not None else RESTARTS if checkpoint_dir else 0
 
 
 def checked(who: str, found: Options) -> Options:
-    """Return the options if they can be combined. OptionsError says which cannot."""
+    """Return the options `found` if they can be combined; otherwise, raise an OptionsError that says why not."""
     if (found.fresh or found.resume) and not found.checkpoint_dir:
         raise OptionsError(f"{who}: --{'fresh' if found.fresh else 'resume'} needs a --checkpoint-dir.")
     if found.background and found.dry_run:
@@ -88,7 +90,7 @@ def checked(who: str, found: Options) -> Options:
 
 @dataclass(frozen=True)
 class GangOptions:
-    """The options of a warm gang; `np` as in Options, `framework` is that of %%ranks cells."""
+    """The options of a warm gang. `np` means the same as in Options. `framework` is the one that %%ranks cells use."""
 
     np: int
     framework: str

@@ -15,7 +15,9 @@ def poll_until(
     *,
     every_s: float = POLL_S,
 ) -> bool:
-    """Call `poll(seconds)` again and again until `condition()` is true. Each call may take that many seconds.
+    """Call `poll(seconds)` again and again until `condition()` is true.
+
+    `seconds` is how long the call may take: `every_s`, or less if the deadline is nearer.
 
     Returns True, or False if the `deadline` (a time of time.monotonic(), or math.inf) passes first.
     """

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from sparkring.cluster.partitions import Data
     from sparkring.engine.warm_gang import WarmGang
 
-# Names that ranks have unless the notebook defines them. `exit` and `quit` are builtins, except in IPython's kernel.
+# Names that ranks have unless the notebook defines them. `exit` and `quit` are listed because IPython hides the
+# builtins of these names, so they are not found among the kernel's builtins.
 PROVIDED = ("rank", "size", "local_rank", "get_ipython", "display", "displayHTML", "exit", "quit")
 
 
@@ -43,8 +44,8 @@ class PreparedRun(NamedTuple):
     """A validated run that has not started.
 
     `launch` is what a launcher is to start if the run has ranks of its own; otherwise, the run uses `ranks` of `gang`.
-    `directory` is the directory of checkpoints, or None. `started` is the first event of the record, and `notices` come
-    next. `on_result` is called with the result.
+    `directory` is the directory of checkpoints, or None. `started` is the first event of the run's record, and the
+    `notices` are recorded after it. `on_result` is called with the result.
     """
 
     options: Options
@@ -64,10 +65,10 @@ class _Packed(NamedTuple):
     request: Request
     captured: tuple[events.CapturedName, ...]
     large: dict[str, int]
-    values: list[tuple[str, Any]]  # each with its name in the notebook; '' for arguments
+    values: list[tuple[str, Any]]  # pairs of a name in the notebook ('' for an argument) and its value
     title: str
     code: str
-    scripts: tuple[str, ...] = ()  # sources of the cell's scripts: checkpoints count them as part of its code
+    scripts: tuple[str, ...] = ()  # sources of the cell's scripts, which a checkpoint counts as code of the cell
     data: Data | None = None
     on_result: Callable[[RunResult], None] = lambda result: None
 
@@ -75,8 +76,9 @@ class _Packed(NamedTuple):
 def prepare(spec: RunSpec) -> PreparedRun:
     """Look up, check and pack what a run needs.
 
-    Raises CaptureError if something that the work reads is missing or cannot be sent; OptionsError, CheckpointError,
-    PathError or LaunchError if something else is wrong; TypeError if the function to call is not callable.
+    Raises CaptureError if something that the cell or the function reads is missing or cannot be sent, and TypeError if
+    the function is not callable. If something else is wrong, OptionsError, CheckpointError, PathError or LaunchError
+    is raised.
     """
     packed = _pack_cell(spec, spec.work) if isinstance(spec.work, Cell) else _pack_call(spec, spec.work)
     options, request = spec.options, packed.request
@@ -92,7 +94,8 @@ def prepare(spec: RunSpec) -> PreparedRun:
         # The run's thread opens its own launcher. Open one here, too: errors are then raised at once, and a new
         # SparkSession is made in the main thread.
         open_launcher(launch, tell)
-        # The notebook may change its arrays before they are sent at the start or at a restart: copy them.
+        # The parts share the memory of the notebook's arrays. The notebook may change these arrays before the parts are
+        # sent, at the start or at a restart: so copy the parts now.
         request = request._replace(run=request.run._replace(parts=tuple(map(bytes, request.run.parts))))
     legacy = (
         spec.framework == "horovod"
@@ -130,7 +133,7 @@ def prepare(spec: RunSpec) -> PreparedRun:
 
 
 def capture_cell(spec: RunSpec, cell: Cell) -> Captured:
-    """What a cell takes from the notebook to the ranks, except what the ranks of a warm gang already have."""
+    """Return what `cell` needs from the notebook, except what the ranks of a warm gang already have."""
     gang = spec.gang
     try:
         return capture(
@@ -145,7 +148,7 @@ def capture_cell(spec: RunSpec, cell: Cell) -> Captured:
             dry_run=spec.options.dry_run,
         )
     except CaptureError as error:
-        if gang and gang.news:  # the missing names may have been on ranks that are gone
+        if gang and gang.news:  # the news may explain why a name is missing: it was on ranks that have been lost
             raise CaptureError("\n".join([str(error), *gang.news]), line=error.line) from None
         raise
 
@@ -222,7 +225,10 @@ def _taking_part(spec: RunSpec) -> Iterable[int]:
 
 
 def _validate(packed: _Packed, size: int) -> None:
-    """Let each value raise an error if it does not support `size` ranks or the methods that the cell calls on it."""
+    """Call `__sparkring_validate__()` on the values that have this method.
+
+    The method raises an error if the value does not support `size` ranks, or a method that the cell calls on it.
+    """
     for name, value in packed.values:
         validate = getattr(type(value), "__sparkring_validate__", None)
         if validate is not None and size:
@@ -233,7 +239,10 @@ def _validate(packed: _Packed, size: int) -> None:
 
 
 def _open_directory(options: Options, code: str, values: Iterable[Any]) -> Directory | None:
-    """The checkpoint directory, which knows the checkpoint to continue from. Raises CheckpointError, PathError."""
+    """Return the checkpoint directory, with the checkpoint to continue from; None if the run has no such directory.
+
+    Raises CheckpointError if the run cannot use the directory, and PathError if its path is invalid.
+    """
     if not options.checkpoint_dir:
         return None
     _refuse_shared(options.checkpoint_dir)
@@ -246,7 +255,7 @@ def _open_directory(options: Options, code: str, values: Iterable[Any]) -> Direc
 
 
 def _refuse_shared(directory: str) -> None:
-    """Raise CheckpointError if a run in the background saves to this directory, even under another path."""
+    """Raise CheckpointError if a run in the background saves to `directory`, even if it spells the path differently."""
     location = locate(directory)
     other = next((each for each in background.going() if each.saves_in(location)), None)
     if other is not None:

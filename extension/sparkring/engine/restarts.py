@@ -1,8 +1,8 @@
 """A run that can restart: if a rank is lost, all ranks are restarted and continue from the last checkpoint.
 
-One lost rank ends the attempt, and the next attempt has new ranks. If Spark has fewer slots than before, the new ring
-is smaller, as far as --min-np allows. When the slots are available again, the run restarts with more ranks after the
-next checkpoint.
+A run is a series of attempts. If a rank is lost, the attempt ends, and the next attempt has new ranks. If Spark then
+has fewer slots than before, the new ring is smaller, but has at least as many ranks as --min-np says. When the slots
+are available again, the run restarts with more ranks after the next checkpoint.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from sparkring.runtime.resume_point import Here
 if TYPE_CHECKING:
     from sparkring.checkpointing.directory import Directory
 
-PAUSE_S = 0.5  # before a restart; doubled for each further attempt in a row that saved nothing …
-LONGEST_PAUSE_S = 30.0  # … up to this
-SHRINK_AFTER_S = 5.0  # before the ring gets smaller: Spark may soon replace a lost executor
+PAUSE_S = 0.5  # the pause before a restart; if several attempts in a row have saved nothing, it doubles each time …
+LONGEST_PAUSE_S = 30.0  # … but does not get longer than this
+SHRINK_AFTER_S = 5.0  # wait this long before the ring gets smaller: Spark may soon replace a lost executor
 SAY_AFTER_S = 1.0  # after this, report that the run waits for slots
 WAIT_FOR_SLOTS_S = 300.0
 LOOK_EVERY_S = 2.0
@@ -39,7 +39,7 @@ INTERRUPTED = Outcome("interrupted", "between two attempts")
 
 
 class Restarts:
-    """Runs a request on one gang after another, until it succeeds or another attempt would be useless.
+    """Runs a request on one gang after another, until an attempt succeeds or another attempt would be useless.
 
     `directory` is the directory of checkpoints; without it, each attempt starts from the beginning.
     """
@@ -53,7 +53,7 @@ class Restarts:
         self._size = launch.size
         self._deadline = deadline_of(run.options)
         self._look_at = 0.0
-        self._room_since = 0.0  # since when there is room for more ranks; 0 if there is none
+        self._room_since = 0.0  # the time since which there is room for more ranks; 0 if there is no room
 
     def outcome(self) -> Outcome:
         """Run the attempts. Return how the last one ended, or what ended the run between two of them."""
@@ -124,13 +124,16 @@ class Restarts:
             )
 
     def _attempts(self, outcome: Outcome) -> tuple[Attempt, ...]:
-        """All attempts. The failure that ended the last one is filled in here, before AttemptEnded records it."""
+        """Return all attempts of the run, the last one with the failure that has just ended it.
+
+        In the record, the last attempt has no failure yet: only the AttemptEnded event that follows enters it there.
+        """
         record = self.recorder.record
         failure = None if outcome.rank is None else record.ranks[outcome.rank].failure
         return (*record.attempts[:-1], record.attempts[-1]._replace(failed_rank=outcome.rank, failure=failure))
 
     def _why_not(self, outcome: Outcome) -> NoRestart | None:
-        """Why there is no further attempt after this outcome; None if there is one."""
+        """Return why the run makes no further attempt after this outcome; None if it makes another attempt."""
         if outcome.rank is None:
             return None
         record, attempts = self.recorder.record, self._attempts(outcome)
@@ -142,9 +145,10 @@ class Restarts:
         return why_not
 
     def _wait_for_slots(self, until: float) -> Outcome | None:
-        """Wait as long as there are too few slots for the next attempt, and decide how many ranks it has.
+        """Wait until Spark has enough slots for the next attempt, and decide how many ranks that attempt has.
 
-        Returns the outcome of the run if there is no next attempt; otherwise None.
+        Return None if there are enough slots. If there are still too few at the time `until`, or if the user interrupts
+        the run, return the outcome with which the run ends.
         """
         most, least = self.launch.size, self.options.least or self.launch.size
         began, there, told = time.monotonic(), 0, False
@@ -174,7 +178,11 @@ class Restarts:
         return Outcome("not started", str(error), error=error)
 
     def _can_be_larger(self) -> str:
-        """The reason to restart with more ranks, or ''. There must be room, and a checkpoint saved since then."""
+        """Return the reason to restart with more ranks now, or '' if the attempt should go on.
+
+        A restart needs free slots. It also waits for a checkpoint that was saved after the slots became free, so that
+        little work is lost.
+        """
         if self._size == self.launch.size:
             return ""
         now = time.monotonic()
@@ -191,10 +199,11 @@ class Restarts:
 
 
 def counted(attempts: Sequence[Attempt]) -> list[Attempt]:
-    """The failed attempts that count towards `max_restarts`.
+    """Return the failed attempts that count towards `max_restarts`.
 
-    An attempt that found its checkpoint damaged does not count, since the next one takes an earlier checkpoint. A later
-    attempt that fails on the same checkpoint counts: the cell itself asks for that checkpoint.
+    An attempt that found its checkpoint damaged does not count, since the next attempt takes an earlier checkpoint. If
+    a later attempt fails on the same checkpoint nevertheless, that attempt counts: the cell itself must have asked for
+    the checkpoint, and may do so in every attempt.
     """
     lost, damaged = [], set()
     for each in attempts:
@@ -206,7 +215,7 @@ def counted(attempts: Sequence[Attempt]) -> list[Attempt]:
 
 
 def gives_up(attempts: Sequence[Attempt], checkpoints: Sequence[Checkpoint], max_restarts: int) -> NoRestart | None:
-    """Why there is no further attempt after the last of `attempts`, which has failed; None if there is one."""
+    """Return why the run gives up, now that the last of `attempts` has failed; None if it makes another attempt."""
     now, lost = attempts[-1], counted(attempts)
     if now not in lost:
         return None
@@ -220,10 +229,11 @@ def gives_up(attempts: Sequence[Attempt], checkpoints: Sequence[Checkpoint], max
 
 
 def cannot_heal(failure: Failure, failures: Collection[Failure], size: int, *, stepped: bool) -> NoRestart | None:
-    """Why another attempt with `size` ranks would fail in the same way; None if it may succeed.
+    """Return why another attempt with `size` ranks would fail in the same way; None if it may succeed.
 
-    `failures` are those of all ranks; `stepped` says whether a rank has reached a step. Returns None if a process died
-    without an exception, or if a collective broke: another rank's end may then have caused the failure.
+    `failures` are the failures of all ranks, and `stepped` says whether a rank has reached a step. An attempt may
+    succeed if a process died without an exception, or if the checkpoint was damaged. It may also succeed if `failure`
+    is that of a collective: the end of another rank may have caused it.
     """
     if failure.cause in ("echo", "damaged checkpoint") or not all(each.error for each in failures):
         return None
@@ -247,7 +257,7 @@ def _same(one: Failure, other: Failure) -> bool:
 
 
 def pause_after(attempts: Sequence[Attempt], checkpoints: Sequence[Checkpoint]) -> float:
-    """How long to wait after the last of `attempts`; longer if several in a row have saved nothing."""
+    """Return how long to wait after the last of `attempts`: longer if several in a row have saved no checkpoint."""
     fruitful = {each.attempt for each in checkpoints}
     in_vain = 0
     for attempt in reversed(counted(attempts)):

@@ -1,4 +1,4 @@
-"""The result of a run: the values of ranks, the names that were pulled, and the record."""
+"""The result of a run: the values that the ranks returned, the names that were pulled, and the record."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class RunResult:
 
     `value`: the value of the last expression, or what the function returned, on rank 0. `values`: the values of all
     ranks, in rank order; `by_rank`: the same as a dict. `pulled`: the values of the names in --pull, from rank 0.
-    `record`: the RunRecord. `logs(rank)`: everything that the rank printed. `problems`: values that
+    `record`: the RunRecord. `logs(rank)`: everything that the rank printed. `problems`: sentences that say which values
     could not be returned, and why. For a run on only some ranks (%%ranks), `values` contains their values, and the
     first of these ranks takes the place of rank 0.
     """
@@ -39,7 +39,7 @@ class RunResult:
         return [self.by_rank.get(rank.rank) for rank in self.record.taking_part]
 
     def logs(self, rank: int = 0) -> str:
-        """Everything that `rank` wrote to stdout and stderr, in order of arrival; invalid UTF-8 as \\xNN."""
+        """Return what `rank` wrote to stdout and stderr, in order of arrival. Invalid UTF-8 is shown as \\xNN."""
         if not 0 <= rank < self.record.size:
             raise IndexError(f"there is no rank {rank}: this run had ranks 0 to {self.record.size - 1}")
         return run_store.log(Path(self.record.log_folder), rank)
@@ -51,13 +51,13 @@ class RunResult:
         return f"RunResult({describe.ranks(self.record)}, {self.record.outcome} in {took}{value})"
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Print the text of Out[]: the ranks' values, or the repr if the result is part of another object."""
+        """Print what IPython shows in Out[]: the ranks' values, or the repr if the result is part of another object."""
         whole = len(printer.stack) <= 1
         printer.text((value_texts.told(self.by_rank, value_texts.like(printer)) if whole else "") or repr(self))
 
 
 def unpack_results(execution: Execution) -> Results:
-    """Unpack what the ranks have sent so far."""
+    """Return the values that the ranks have sent so far, unpacked, and say which values are missing."""
     import cloudpickle
 
     missing = [f"rank {execution.ranks[0]} has no variable `{name}` to pull" for name in execution.missing]
@@ -66,7 +66,8 @@ def unpack_results(execution: Execution) -> Results:
         for name, packed in named.items():
             problem = f"cannot be pickled ({packed.error})" if packed.error else ""
             try:
-                # Safe: the peer has proved that it knows the gang's secret, so it is as trusted as this process.
+                # To unpickle is safe here: the sender has proved that it knows the gang's secret, so it is as
+                # trusted as this process.
                 value = None if problem else cloudpickle.loads(packed.parts[0], buffers=packed.parts[1:])
             except Exception as error:  # whatever the value's class does when it is rebuilt
                 problem = f"cannot be rebuilt here ({type(error).__name__}: {error})"

@@ -28,16 +28,16 @@ class Run:
             self.recorder.notice(notice)
 
     def to_the_end(self) -> RunResult:
-        """Carry out the run; values that could not be returned are listed in the result's `problems`.
+        """Carry out the run and return its result, whose `problems` list the values that could not be returned.
 
-        Raises RunFailed, RunTimeout, LaunchError or KeyboardInterrupt if it does not end well.
+        Raises RunFailed, RunTimeout, LaunchError or KeyboardInterrupt if the run does not end well.
         """
         recorder = self.recorder
         try:
             outcome = self._outcome()
             with self.interrupts:
                 record = _close(recorder, outcome)
-        except BaseException as error:  # raised again: the record and the view must not be left unfinished
+        except BaseException as error:  # complete the record and the view, then raise the error again
             if recorder.record.outcome is None:
                 said = str(error) if isinstance(error, SparkringError) else f"{type(error).__name__}: {error}"
                 stopped = isinstance(error, KeyboardInterrupt)

@@ -1,4 +1,4 @@
-"""The specification of a run and its outcome, as plain data. A specification may be invalid: prepare() checks it."""
+"""Plain data: what a run is to do, and how it ended. A specification of a run may be invalid: prepare() checks it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 class Cell(NamedTuple):
-    """A cell of the notebook whose variables are in `namespace`; `scripts` are those of its %run lines.
+    """A cell of a notebook. `scripts` are the scripts that the cell's %run lines name.
 
-    The variables named in --pull are copied from rank 0 into `namespace`.
+    `namespace` has the notebook's variables. The variables named in --pull are copied from rank 0 into it.
     """
 
     source: str
@@ -37,9 +37,9 @@ class Call(NamedTuple):
 class RunSpec(NamedTuple):
     """What to run, on which ranks, and with which options.
 
-    `framework` names the ranks' framework. `title` and `code` are kept in the record; for a call, they default to its
-    function's name and source. `gang` is the warm gang to run on, and `ranks` are those to use (all if none is named).
-    Without a gang, the run has ranks of its own. A `notice` is shown with the run.
+    `framework` names the ranks' framework. `title` and `code` are kept in the record; for a call, they default to the
+    name and the source of its function. `gang` is the warm gang to run on, and `ranks` are the ranks of this gang to
+    use (if empty, all of them). Without a gang, the run has ranks of its own. A `notice` is shown with the run.
     """
 
     work: Cell | Call
@@ -67,8 +67,9 @@ class Outcome:
     There are two endings besides those of a run: "not started" if the ranks could not be started (`error` says why),
     and "called off" if it was ended so that the run can restart (`reason` says why).
 
-    `reason` is one line for the record. `rank` is the one whose failure ended the execution. `results` are what the
-    ranks had sent by then. `explanation` is what the error message says in addition to the record.
+    `reason` is one line for the record. `rank` is the rank whose failure ended the execution. `results` are what the
+    ranks had sent by then. `explanation` is text for the message of the error that the run raises. After a failure, it
+    follows the text that describes the failure; after a timeout, it is the whole message.
     """
 
     ending: Ending | Literal["not started", "called off"]

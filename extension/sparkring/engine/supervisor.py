@@ -24,11 +24,13 @@ from sparkring.runtime.interrupts import Interrupts
 
 STACKS_WAIT_S = 1.0
 FAILURE_GRACE_S = 0.1
-OTHERS_GRACE_S = 1.0  # after an exception, wait this long for other ranks' failures, to decide on a restart
+OTHERS_GRACE_S = 1.0  # after an exception, wait this long for other ranks' failures: a restart may depend on them
 INTERRUPT_GRACE_S = 1.0
 RETURN_GRACE_S = 4.0  # a warm gang is given up if its ranks do not come back from an interrupt in this time
-RELEASE_AFTER_S = 0.5  # after this, end collectives: a rank that has not come back may be waiting in one
-REPEAT_AFTER_S = 2.0  # after this, interrupt again: the first may be lost in a callback or as the cell begins
+# If a rank has not come back from an interrupt after this time, it may be waiting in a collective: end the collectives.
+RELEASE_AFTER_S = 0.5
+# After this time, interrupt again: the first one may be lost if it comes in a callback or as the cell begins.
+REPEAT_AFTER_S = 2.0
 LEAVE_GRACE_S = 10.0
 EVERYTHING_ENDS_S = 5.0  # beyond this, close() ends the rest by force
 STALL_EVERY_S = 1.0
@@ -51,9 +53,9 @@ def run_on_fresh_ranks(
     deadline: float | None = None,
     calls_off: Callable[[], str] = str,
 ) -> Outcome:
-    """Start a gang, run a request on it, and close it; `deadline` and `calls_off` as for Supervisor.
+    """Start a gang, run `request` on it, close the gang, and return the outcome.
 
-    The caller must have entered `run.interrupts`.
+    `deadline` and `calls_off` mean the same as for Supervisor. The caller must have entered `run.interrupts`.
     """
     try:
         with contextlib.closing(Gang(launcher, size)) as gang:
@@ -73,8 +75,9 @@ class Supervisor:
     """Watches one execution until it is over.
 
     With `warm`, the gang stays up after the execution, unless a rank died or did not come back from an interrupt. A
-    cold gang is always closed. The run times out at the `deadline` (of time.monotonic()); without a deadline, its time
-    limit counts from now. `calls_off` is called repeatedly; it returns why the execution is to be called off, or ''.
+    cold gang is always closed. The run times out at the `deadline`, a time of time.monotonic(). If `deadline` is None,
+    the run's time limit counts from when the Supervisor is made. `calls_off` is called repeatedly: it returns why the
+    execution is to be called off, or '' if it is to go on.
     """
 
     def __init__(
@@ -118,7 +121,10 @@ class Supervisor:
         return poll_until(condition, time.monotonic() + within_s, self._poll)
 
     def _ended_early(self) -> Outcome | None:
-        """End the execution if it was interrupted, failed, timed out or is called off. Returns its outcome, or None."""
+        """If the execution was interrupted, failed, timed out or is called off, end it and return its outcome.
+
+        Return None if it goes on.
+        """
         if self.interrupts.seen:
             running = self.execution.running if self.gang.up else []
             return Outcome("interrupted", describe.interrupted(len(running), self._end_early(), warm=self.warm))
@@ -143,9 +149,10 @@ class Supervisor:
         return Outcome("failed", reason, rank, unpack_results(self.execution), left)
 
     def _hear_others(self, rank: int) -> int:
-        """Wait for a moment for failures of other ranks; returns the rank whose failure is the cause.
+        """Wait for a moment for failures of other ranks. Return the rank whose failure is then the cause.
 
-        Whether the run restarts depends on them: whether all ranks failed in the same way, and whether one has died.
+        The run waits because a decision about a restart must know whether all ranks failed in the same way, and whether
+        a rank has died. If there are no restarts, or if `rank` itself has died, it does not wait.
         """
         if self.options.max_restarts and self.execution.failures[rank].is_exception:
             self._poll_until(lambda: self.interrupts.seen or not self.execution.running, OTHERS_GRACE_S)
@@ -153,7 +160,7 @@ class Supervisor:
         return rank if found is None else found
 
     def _end(self) -> str:
-        """End the ranks, and the gang. Returns a sentence about what is left of a warm gang; '' for a cold one."""
+        """End the ranks and close the gang. Return a sentence about the end of a warm gang; '' for a cold one."""
         self.gang.stop(signal.SIGTERM, FAILURE_GRACE_S)
         self._poll_until_gone(EVERYTHING_ENDS_S)
         return self._given_up()
@@ -171,7 +178,10 @@ class Supervisor:
         return Outcome("timed out", reason, results=unpack_results(self.execution), explanation=explanation)
 
     def _end_early(self) -> str:
-        """Interrupt the ranks. The gang ends unless it is warm and they come back. Returns a sentence like _end()."""
+        """Interrupt the ranks. Then close the gang, unless it is warm and all ranks have come back in time.
+
+        Return a sentence that says what is left of a warm gang; '' for a cold one.
+        """
         back = self.gang.up and self._come_back(RETURN_GRACE_S if self.warm else INTERRUPT_GRACE_S)
         if self.warm and back:
             return self._kept()
@@ -180,7 +190,10 @@ class Supervisor:
         return self._given_up()
 
     def _come_back(self, grace_s: float) -> bool:
-        """Interrupt the ranks; return False if one did not come back in time, or died."""
+        """Interrupt the ranks. Return whether all of them stopped running the request in time, and none died.
+
+        If the user interrupts once more, the wait ends after INTERRUPT_GRACE_S.
+        """
         began = time.monotonic()
         self.interrupts.seen = False
 
@@ -207,9 +220,9 @@ class Supervisor:
         return describe.gang_kept(released=self._released)
 
     def _given_up(self) -> str:
-        """Close the gang. Returns a sentence about what this means for a warm gang; '' for a cold one."""
+        """Close the gang. Return a sentence that says what this means for a warm gang; '' for a cold one."""
         stuck = self.execution.running
-        if self.execution.request.timeline:  # close() does not wait for the rest of the timeline
+        if self.execution.request.timeline:  # close() does not wait for the rest of the timeline: wait here
             self.gang.stop(signal.SIGKILL, 0.0)
             self._poll_until_gone(EVERYTHING_ENDS_S)
         self.gang.close()
@@ -234,7 +247,7 @@ class Supervisor:
 
         self._poll_until(gone, within_s)
         self._poll_until(lambda: gone() or not self.gang.timeline_pending, math.inf)
-        # Take the messages that were queued behind the last Exited.
+        # When the last Exited message is read, other messages may be queued behind it: take these, too.
         self._poll(0.0)
 
     def _tell_of_a_slow_start(self) -> None:
@@ -280,5 +293,5 @@ class Supervisor:
 
 
 def why_it_waits(gang: Gang, joined: int) -> str:
-    """Why the start takes long, as far as that is known."""
+    """Return a text that says what the start is waiting for, as far as that is known."""
     return describe.waiting_for_ranks(joined, gang.size, gang.launcher.waits_for() if not joined else "")

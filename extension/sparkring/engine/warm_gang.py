@@ -1,7 +1,7 @@
 """Warm gangs, which stay up between cells. There is at most one on this machine, and at most one on Spark.
 
-While no cell runs on a gang, a thread listens to its ranks. So a dead rank, the idle limit and a Spark job that waits
-for slots are noticed before the next cell.
+While no cell runs on a gang, a thread listens to its ranks. The thread ends the gang if a rank has died, or if no cell
+has run for too long. It also warns the user if a Spark job waits for the slots that the gang holds.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ LEAVE_S = 2.0
 WARN_EVERY_S = 2.0
 SETTLE_S = 0.5  # after a death, wait this long for others with the same cause
 STOPPED = "it was stopped"
-KEPT_BYTES = 500_000  # of what each rank prints between cells
-EVENT_BYTES = 100  # counted for each event, in addition to its text
+KEPT_BYTES = 500_000  # for each rank, how much of what it prints between cells is kept for the next cell
+EVENT_BYTES = 100  # each event counts for this many of the KEPT_BYTES, in addition to its text
 
 Tell = Callable[[str], None]
 
 
 class WarmGang:
-    """A gang that stays up, and the notebook's names that have values on its ranks.
+    """A gang that stays up. `held` knows which of the notebook's names have values on the gang's ranks.
 
-    `ended` says why it has ended; '' while it is up.
+    `ended` says why the gang has ended; it is '' while the gang is up.
     """
 
     def __init__(self, wanted: GangOptions, gang: Gang, tell: Tell) -> None:
@@ -69,7 +69,7 @@ class WarmGang:
 
     @property
     def lost(self) -> bool:
-        """Whether it ended without having been asked to."""
+        """Whether the gang has ended although nobody stopped it."""
         return bool(self.ended) and self.ended != STOPPED
 
     @property
@@ -83,7 +83,7 @@ class WarmGang:
 
     @contextlib.contextmanager
     def take(self, recorder: Recorder | None = None) -> Iterator[Gang]:
-        """Reserve the gang for a cell, and yield it. `recorder` gets the events since the last cell."""
+        """Reserve the gang for a cell, and yield it. `recorder` gets what the ranks have sent since the last cell."""
         self._resting.clear()
         self.gang.wake()
         with self._mine:
@@ -136,7 +136,7 @@ class WarmGang:
 
     def stop(self) -> None:
         """End the ranks, and release everything; returns when nothing is left."""
-        with contextlib.suppress(LaunchError), self.take() as gang:  # it may have ended already
+        with contextlib.suppress(LaunchError), self.take() as gang:  # a LaunchError: the gang has ended already
             gang.leave()
             poll_until(lambda: gang.gone, time.monotonic() + LEAVE_S, gang.poll)
             self._end(STOPPED)
@@ -185,7 +185,10 @@ class WarmGang:
 
 
 class _Kept:
-    """What ranks have printed and reported between cells: for each rank, the last KEPT_BYTES of it."""
+    """Keeps what the ranks have printed and reported between cells: for each rank, only the last KEPT_BYTES.
+
+    `lossy` says whether something has been left out.
+    """
 
     def __init__(self) -> None:
         self.lossy = False
@@ -206,7 +209,7 @@ class _Kept:
                     self.lossy = True
 
     def taken(self) -> list[Event]:
-        """Return all events, in their order, and keep none."""
+        """Return all events in the order of their times, and keep none of them."""
         found = sorted((event for kept in self._by_rank.values() for event in kept), key=lambda event: event.time)
         self.lossy = False
         self._by_rank.clear()
@@ -224,15 +227,16 @@ def _bytes(event: Event) -> int:
 _gangs: list[WarmGang] = []  # in the order of their starts
 
 
-# When a forked process exits, it must not end its parent's gangs.
+# A forked process forgets the gangs, which belong to its parent: when it exits, its stop() would end them.
 os.register_at_fork(after_in_child=_gangs.clear)
 
 
 def start(wanted: GangOptions, say: Tell, tell: Tell) -> WarmGang:
     """Start a warm gang and wait until its ranks are up.
 
-    `say` reports what happens during the start, `tell` what happens later between cells. LaunchError: it cannot be
-    started. OptionsError: there is a gang at this place already.
+    `say` is called to report what happens during the start, and `tell` to report what happens later, between cells.
+
+    Raises LaunchError if the gang cannot be started, and OptionsError if this machine, or Spark, already has a gang.
     """
     there = _at(wanted.np)
     if there is not None and not there.ended:
@@ -272,12 +276,15 @@ def _wait_until_up(gang: Gang, interrupts: Interrupts, say: Tell) -> None:
 
 
 def default_np() -> int | None:
-    """The np of a cell without -n: that of the gang that was started last; None if there is no gang."""
+    """Return `np` for a cell without -n: the `np` of the gang that was started last; None if there is no gang."""
     return _gangs[-1].wanted.np if _gangs else None
 
 
 def find(np: int, say: Tell) -> WarmGang | None:
-    """The warm gang for a cell with this `np`; None if there is none, or it is busy. A lost gang is replaced."""
+    """Return the warm gang that has this `np`; None if there is no such gang, or if the gang is busy.
+
+    If the gang has been lost, start a new gang in its place and return the new gang.
+    """
     found = _at(np)
     if found is None or found.wanted.np != np or found.busy:
         return None
@@ -302,9 +309,9 @@ def every() -> list[WarmGang]:
 
 
 def stop(where: str = "") -> list[WarmGang]:
-    """Stop the gangs at `where` ('local', 'spark'; all if ''); returns those that were there.
+    """Stop the gangs at `where` ('local' or 'spark'; '' means both), and return the gangs that were stopped.
 
-    If an interrupt comes meanwhile, it is raised after they have ended.
+    If the user interrupts stop(), KeyboardInterrupt is raised only after the gangs have ended.
     """
     found = [gang for gang in _gangs if where in ("", gang.where)]
     with Interrupts() as interrupts:

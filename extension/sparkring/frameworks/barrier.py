@@ -1,4 +1,7 @@
-"""Spark's own barrier stage: ranks communicate through its task context, and rank i has partition i."""
+"""The framework of %%barrier: rank i is the task of partition i in a Spark barrier stage.
+
+The ranks communicate through Spark's BarrierTaskContext.
+"""
 
 from __future__ import annotations
 

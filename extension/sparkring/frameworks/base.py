@@ -1,4 +1,8 @@
-"""The interface of a framework: an environment for each rank, and what has to exist as long as the gang does."""
+"""The interface of a framework, which connects the ranks of a gang.
+
+A framework makes environment variables for each rank. It also runs what the ranks need as long as the gang exists, for
+example a server through which they find each other.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +15,13 @@ from sparkring.runtime.world import World
 class Endpoint(NamedTuple):
     """Where other ranks can reach a rank.
 
-    host: the name of its host.
-    address, interface: its address on the network that leads to the driver, and the interface that has the address.
-    seen_as: the address that the driver sees, which differs behind network address translation.
-    port: a port that was free when the rank started, or at the end of its last request. Some frameworks listen on it.
+    host: the name of the rank's host.
+    address: the host's address on the network that leads to the driver.
+    interface: the name of the network interface that has this address.
+    seen_as: the address from which the rank's connections reach the driver. It differs from `address` if
+    addresses are translated on the way.
+    port: a port of the host that was free when the rank started, or when its last request ended. Some frameworks
+    listen on this port.
     """
 
     host: str
@@ -39,14 +46,21 @@ class Lesson(NamedTuple):
 
 
 class Timeline(NamedTuple):
-    """`variable` is the environment variable that names a timeline's file; `beside` has others to set with it."""
+    """How to make a framework record a timeline.
+
+    `variable` is the environment variable that names the timeline's file. `beside` are other variables, with their
+    values, that must be set if a timeline is recorded.
+    """
 
     variable: str
     beside: dict[str, str]
 
 
 class Start(NamedTuple):
-    """An attempt of run `run_id`, after `restarts` restarts. `max_restarts` is the limit."""
+    """A start of the ranks for the run `run_id`, which has been restarted `restarts` times.
+
+    `max_restarts` says how often the run may be restarted.
+    """
 
     run_id: str
     restarts: int
@@ -54,13 +68,16 @@ class Start(NamedTuple):
 
 
 class Framework(ABC):
-    """Connects the ranks of a gang. It is made when all ranks are up, with their endpoints in rank order.
+    """Connects the ranks of a gang. A framework is made when all ranks are up, with their endpoints in rank order.
 
-    `bind_host` is where the driver listens, `host` where ranks reach it; the gang keeps `endpoints` up to date.
-    `by_node`: whether ranks on one node are neighbours. Otherwise, ranks are in the order of their members, which
-    on Spark is the order of the partitions. `in_task`: whether cells get the context and the rows of the Spark task.
-    `lesson`: the cell magic and its help. `reserved`: names that ranks define for a cell, even if the notebook defines
-    them, too. `timeline`: how the framework is told to record a timeline.
+    The driver listens on `bind_host`, and the ranks reach it at `host`. The gang keeps `endpoints` up to date.
+
+    by_node: whether the ranks of one node have consecutive numbers. Otherwise, ranks are in the order of their members,
+    which on Spark is the order of the partitions.
+    in_task: whether cells get the context and the rows of the Spark task.
+    lesson: the cell magic and its help.
+    reserved: names that ranks define for a cell, even if the notebook defines them, too.
+    timeline: how to make the framework record a timeline; None if it cannot record one.
     """
 
     by_node: ClassVar[bool] = True
@@ -76,10 +93,10 @@ class Framework(ABC):
 
     @abstractmethod
     def environment(self, world: World, start: Start) -> dict[str, str]:
-        """The variables to add to the environment of the rank at `world`; called before each request."""
+        """Return the variables to add to the environment of the rank at `world`. Called before each request."""
 
     def defaults(self, world: World) -> dict[str, str]:
-        """The variables to add unless the rank already has them: the user's own values take precedence."""
+        """Return the variables to add unless the rank already has them: the user's own values take precedence."""
         return {}
 
     def close(self) -> None:  # noqa: B027 - most have nothing to release

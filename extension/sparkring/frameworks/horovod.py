@@ -1,4 +1,4 @@
-"""Horovod without horovodrun: the environment that its Gloo controller reads, and the rendezvous store.
+"""Runs Horovod without horovodrun: sets the variables that its Gloo controller reads, and runs the rendezvous store.
 
 The variables are those of Horovod 0.28 (horovod/common/gloo/gloo_context.cc).
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 from sparkring.frameworks.base import Endpoint, Framework, Lesson, Start, Timeline
 from sparkring.runtime.world import World
 
-# Gloo's default is 30 s. The timeout also limits how long after the first rank the last one may call
-# hvd.init(). If a rank is lost, sparkring ends the gang, so no rank waits this long in vain.
+# Gloo's default is 30 s. The timeout applies to hvd.init(), too: after the first rank has called it, the last rank must
+# call it within this time. If a rank is lost, sparkring ends the gang, so no rank waits this long in vain.
 GLOO_TIMEOUT_S = 600
 
 
@@ -27,8 +27,8 @@ class Horovod(Framework):
         """,
         "model, x, y",
     )
-    # Only rank 0 writes the file, but a ring hangs unless the variable is set on all of its ranks. For responses from
-    # Horovod's cache, the timeline does not show when each rank was ready, so the cache is off.
+    # Only rank 0 writes the file, but the ring hangs unless the variable is set on all ranks. The timeline is to show
+    # when each rank was ready for a collective. Horovod leaves this out if it uses its cache, so the cache is off.
     timeline = Timeline("HOROVOD_TIMELINE", {"HOROVOD_CACHE_CAPACITY": "0"})
 
     def __init__(self, host: str, bind_host: str, endpoints: list[Endpoint]) -> None:

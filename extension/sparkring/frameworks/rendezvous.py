@@ -22,12 +22,12 @@ MOST_KEY_CHARACTERS = 256
 MOST_KEYS_PER_RANK = 4_096
 REQUEST_TIMEOUT_S = 30.0
 
-# The scopes of horovod/common/gloo/gloo_context.cc; those of a process set end in a hash of its ranks.
+# The scopes of horovod/common/gloo/gloo_context.cc. The scope of a process set ends in a hash of the set's ranks.
 _SCOPE = re.compile(r"(?:global|local_[\w.\-]{1,255}|cross_\d{1,6})(?:_process_set_hash_[0-9a-fA-F]{1,32})?", re.ASCII)
 
 
 class Store:
-    """A rendezvous for `ranks` ranks, whose addresses are `peers`. It listens on a free port of `host`."""
+    """The store for a gang of `ranks` ranks, on a free port of `host`. It answers only the addresses in `peers`."""
 
     def __init__(self, host: str, *, peers: set[str], ranks: int) -> None:
         self._server = _Server((host, 0), peers, MOST_KEYS_PER_RANK * ranks)
@@ -61,7 +61,7 @@ class _Server(ThreadingHTTPServer):
             self.handle_request()
 
     def server_bind(self) -> None:
-        # HTTPServer.server_bind() looks up the host's name, which can take seconds.
+        # HTTPServer.server_bind() is not called, because it looks up the host's name, which can take seconds.
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
@@ -83,7 +83,7 @@ class _Server(ThreadingHTTPServer):
                 request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        pass  # nothing to report here: if a rank is lost, its member reports it
+        pass  # a broken connection need not be reported: if the rank is lost, its member reports that
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -1,6 +1,6 @@
-"""TensorFlow's own strategies: TF_CONFIG, which MultiWorkerMirroredStrategy reads.
+"""Sets the environment variable TF_CONFIG, from which TensorFlow's MultiWorkerMirroredStrategy learns its workers.
 
-Its format is documented under tf.distribute.cluster_resolver.TFConfigClusterResolver.
+The format of TF_CONFIG is documented under tf.distribute.cluster_resolver.TFConfigClusterResolver.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class TensorFlow(Framework):
 
     def __init__(self, host: str, bind_host: str, endpoints: list[Endpoint]) -> None:
         super().__init__(host, bind_host, endpoints)
-        # Fixed for the gang's life: a process has one server, which strategies of later cells use again.
+        # The ports in `endpoints` change, but those in TF_CONFIG must not: a rank's process has one TensorFlow server
+        # as long as the gang exists, and the strategies of later cells use this server again.
         self._workers = [f"{endpoint.address}:{endpoint.port}" for endpoint in endpoints]
 
     def environment(self, world: World, start: Start) -> dict[str, str]:

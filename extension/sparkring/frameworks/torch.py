@@ -1,4 +1,4 @@
-"""torch.distributed: the environment variables of torchrun, so that `init_process_group()` needs no arguments.
+"""Sets the environment variables that torchrun would set, so that `init_process_group()` needs no arguments.
 
 The variables are those of torch.distributed's "env://" initialisation and of torchrun's documentation.
 TORCHELASTIC_RUN_ID tells libraries such as Lightning that the ranks have already been started.
@@ -43,11 +43,12 @@ class Torch(Framework):
             "TORCHELASTIC_RUN_ID": start.run_id,
             "TORCHELASTIC_RESTART_COUNT": str(start.restarts),
             "TORCHELASTIC_MAX_RESTARTS": str(start.max_restarts),
-            # Under torchrun the agent runs the ranks' store; here rank 0 does.
+            # Under torchrun, an agent runs the store through which the ranks connect. Here, rank 0 runs it.
             "TORCHELASTIC_USE_AGENT_STORE": "False",
         }
         if interface:
-            # Otherwise Gloo uses the address that the host's name resolves to, and NCCL skips loopback.
+            # Without these variables, Gloo would use the address that the host's name resolves to, which other ranks
+            # may not reach, and NCCL would not use a loopback interface.
             found["GLOO_SOCKET_IFNAME"] = found["NCCL_SOCKET_IFNAME"] = interface
         return found
 

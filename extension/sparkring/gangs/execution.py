@@ -9,14 +9,17 @@ from sparkring.history.events import Event, Failure, RankFailed, RankFinished, R
 from sparkring.runtime.resume_point import Here
 from sparkring.wire.messages import Buffers, Done, RankNews, Run
 
-SETTLE_S = 0.15  # after an exception, wait this long for news of a rank that died: its death is then the cause
+# After a failure, wait this long before deciding which failure is the cause: the news that another rank was killed or
+# lost may still arrive, and then the loss of that rank is the cause.
+SETTLE_S = 0.15
 
 
 class Request(NamedTuple):
-    """What ranks are to run, and with which framework; `run` does not yet have what differs from rank to rank.
+    """What ranks are to run, and with which framework. The gang adds to `run` what differs from rank to rank.
 
-    `modules` are the packages that ranks import for the values, `sent` the names whose values are sent. `timeline`:
-    the framework is to record one. `restarts` is the number of restarts so far in this run, of at most `max_restarts`.
+    `sent` are the names whose values are sent, and `modules` are the packages that ranks import to rebuild values.
+    `timeline` says whether the framework is to record a timeline. `restarts` is how often this run has been restarted
+    so far, and `max_restarts` is the limit.
     """
 
     run: Run
@@ -28,7 +31,7 @@ class Request(NamedTuple):
     max_restarts: int = 0
 
     def going_on(self, here: Here) -> Request:
-        """The same request for ranks that save to, and continue from, the checkpoints of `here`."""
+        """Return the same request, for ranks that save their checkpoints and continue as `here` says."""
         return self._replace(run=self.run._replace(checkpoints=here))
 
 
@@ -41,9 +44,9 @@ class Value(NamedTuple):
 
 
 def cause_priority(failure: Failure) -> int:
-    """A failure's priority as the cause of an execution's end. The failure with the lowest number is the cause.
+    """Return how well another rank's end explains the failure. The failure with the lowest number is the cause.
 
-    0 if another rank's end cannot have caused the failure, 2 if it looks like a consequence of one, 1 otherwise.
+    Return 0 if another rank's end cannot have caused the failure, 2 if it probably has, and 1 otherwise.
     """
     if failure.cause == "echo":
         return 2
@@ -56,14 +59,14 @@ class Execution:
     def __init__(self, request: Request, ranks: tuple[int, ...]) -> None:
         self.request = request
         self.ranks = ranks
-        self.values: dict[int, dict[str, Value]] = {}  # by rank and name; "" is the last expression
-        self.missing: list[str] = []  # names to pull that the first of the ranks does not have
-        self.names: set[str] = set()  # names that the ranks have bound, as far as they have reported
-        self.loaded: set[int] = set()  # the ranks that have loaded all that was sent, as far as they have reported
+        self.values: dict[int, dict[str, Value]] = {}  # by rank, then by name; "" names the last expression
+        self.missing: list[str] = []  # the names to pull that `ranks[0]`, the only rank asked, does not have
+        self.names: set[str] = set()  # names that ranks have bound, by their reports so far
+        self.loaded: set[int] = set()  # ranks that have reported that they loaded all values that were sent
         self.failures: dict[int, Failure] = {}
-        self.stopped: set[int] = set()  # ranks that returned from an interrupt
+        self.stopped: set[int] = set()  # ranks on which an interrupt has ended the request
         self.interrupted = False
-        self._decide_at: float | None = None
+        self._decide_at: float | None = None  # when the wait for further failures ends; None if there is no wait
 
     @property
     def done(self) -> bool:
@@ -79,15 +82,15 @@ class Execution:
 
     @property
     def failed_rank(self) -> int | None:
-        """The rank whose failure ends the execution; None if there is none, or it is not decided yet."""
+        """The rank whose failure ends the execution; None if no rank has failed, or while more failures are awaited."""
         if not self.failures or (self._decide_at is not None and time.monotonic() < self._decide_at):
             return None
-        # Among those with the lowest number, the first to fail: dicts keep the order of arrival.
+        # If several failures have the lowest number, min() returns the first that arrived: dicts keep the order.
         return min(self.failures, key=lambda rank: cause_priority(self.failures[rank]))
 
     @property
     def decides_in_s(self) -> float | None:
-        """In how many seconds failed_rank is decided without further news; None if no decision is pending."""
+        """After how many seconds `failed_rank` is decided even without further news; None if there is no such wait."""
         return None if self._decide_at is None else max(0.01, self._decide_at - time.monotonic())
 
     def heard(self, rank: int, news: RankNews) -> None:
@@ -107,7 +110,7 @@ class Execution:
     def failed(self, rank: int, failure: Failure) -> list[Event]:
         """Note that a rank has failed, and return the events; none if it had already failed or been stopped.
 
-        The death of a rank that has finished counts as well: other ranks may wait for it.
+        A rank that has finished the request fails if it then dies, since other ranks may still wait for it.
         """
         if rank not in self.running and rank not in self.values:
             return []

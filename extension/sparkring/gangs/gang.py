@@ -1,8 +1,8 @@
 """A gang: N ranks that are connected to the driver, whichever launcher started them.
 
-`Members` knows which members have connected, `Inbox` has what they send, `Outbox` what is sent to them. poll() returns
-what has happened, as events. A gang runs one request after another, each as an Execution: a cold gang runs one request,
-a warm gang many.
+`Members` knows which members have connected, `Inbox` receives their messages, and `Outbox` sends messages to them.
+poll() returns what has happened, as events. A gang runs one request after another, each as an Execution: a cold gang
+runs one request, a warm gang many.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from sparkring.runtime.world import World
 from sparkring.wire import messages
 from sparkring.wire.ticket import Ticket
 
-SILENT_LIMIT_S = 30.0  # a member sends a Beat every 2 s
-TIMELINE_S = 20.0  # wait this long for a timeline's next piece, or for Exited after the last one: reading takes time
-LOST_WAIT_S = 2.0  # Spark can say why a task has ended only a moment after its member is gone
+SILENT_LIMIT_S = 30.0  # a member that sends nothing for this long counts as lost: members send a Beat every 2 s
+# Wait this long for the next piece of a timeline, and after the last piece for Exited: a member reads the file slowly.
+TIMELINE_S = 20.0
+LOST_WAIT_S = 2.0  # wait this long for the reason of a member's loss: Spark knows it only a moment later
 
 
 class Gang:
@@ -47,9 +48,9 @@ class Gang:
         self._inbox = Inbox(size, self._members.admit)
         self._outbox = Outbox(self._members.connections)
         self._frameworks: dict[str, Framework] = {}
-        self._gpus: dict[tuple[int, str], events.GpuUsed] = {}  # the latest of each GPU: members report only changes
-        self._early: list[Arrival] = []  # from members that have no rank yet
-        self._untold: list[Event] = []  # what poll() returns first
+        self._gpus: dict[tuple[int, str], events.GpuUsed] = {}  # last report of each GPU; members send changes
+        self._early: list[Arrival] = []  # messages of members that have no rank yet
+        self._untold: list[Event] = []  # events of submit(), which the next poll() returns
         self._started = self._polled = time.monotonic()
         self._timeline_until = 0.0
         self._leaving = False
@@ -58,7 +59,7 @@ class Gang:
     # ── life ──────────────────────────────────────────────────────────────────
 
     def start(self) -> None:
-        """Listen for members and have them started; returns at once. LaunchError if that fails."""
+        """Listen for members and have them started, but do not wait for them. Raise LaunchError if that fails."""
         launcher, secret = self.launcher, secrets.token_bytes(32)
         try:
             port = self._inbox.open(launcher.bind_host, launcher.port, secret)
@@ -77,7 +78,8 @@ class Gang:
     def submit(self, request: Request, ranks: Sequence[int] = ()) -> Execution:
         """Have `ranks` (all if none is named) run `request` as soon as the gang is up; no other request may be running.
 
-        LaunchError, here or from poll(), if the ranks' Python lacks what the request needs.
+        Raise LaunchError if the ranks' Python lacks packages that the request needs, or has other versions of them. If
+        members have yet to connect, poll() raises this error later.
         """
         self._members.check_packages(request.modules)
         self.execution = Execution(request, tuple(ranks) or tuple(range(self.size)))
@@ -113,13 +115,14 @@ class Gang:
     def _end_members(self) -> None:
         if not self.gone:
             self._outbox.send_all(messages.Stop(signal.SIGKILL, 0.0))
-        self.launcher.stop(0.5 if self._outbox.busy else 3.0)  # if busy, a member is stuck and will not read Stop
+        # If the outbox is busy, a member is stuck and will not read Stop, so waiting for it would be useless.
+        self.launcher.stop(0.5 if self._outbox.busy else 3.0)
 
     # ── state ─────────────────────────────────────────────────────────────────
 
     @property
     def up(self) -> bool:
-        """Whether all ranks have been given their World."""
+        """Whether all members have connected and have been given their World: their rank and its place."""
         return self._members.up
 
     @property
@@ -185,21 +188,21 @@ class Gang:
         if isinstance(arrival.report, messages.Hello):
             return self._joined(arrival.report)
         if not self.up:
-            self._early.append(arrival)  # handled when the member has its rank
+            self._early.append(arrival)  # _enter_world() takes it again when the member has its rank
             return []
         return self._reported(self._members.rank_of(arrival.member), arrival.report)
 
     def _joined(self, hello: messages.Hello) -> list[Event]:
         self._members.join(hello)
         joined: list[Event] = [events.MemberJoined(time.time(), hello.member, hello.host)]
-        if self._stopping:  # the other members have been told already
+        if self._stopping:  # the other members were told before this one connected
             self._outbox.send(hello.member, messages.Stop(signal.SIGKILL, 0.0))
         elif self._members.complete:
             joined += self._enter_world()
         return joined
 
     def _enter_world(self) -> list[Event]:
-        """Give each member its rank, now that all have joined, and the request if there is one already."""
+        """Give each member its rank, now that all have joined. If there is a request already, begin it."""
         execution = self.execution
         if execution is not None:
             self._members.check_packages(execution.request.modules)
@@ -272,7 +275,10 @@ class Gang:
         return [*found, events.RankExited(time.time(), rank)]
 
     def _lost(self, member: int, how: str) -> list[Event]:
-        """Handle a lost member that sent no Exited message: its host, executor or process ended, or it is silent."""
+        """Note that a lost member's rank has ended, unless its Exited message has come. `how` says how it was lost.
+
+        Raise MemberLost if the gang was not up yet and is not being stopped.
+        """
         if not self.up:
             if self._stopping:
                 return []
@@ -286,7 +292,7 @@ class Gang:
         return self._exited(rank, Failure("lost", f"lost: {said}", advice=str(reason or "")))
 
     def _watch(self) -> list[Event]:
-        """Look for what no message reports: a launch that fails, members that have become silent."""
+        """Check for what no message reports: that the launch has failed, or that a member has become silent."""
         now = time.monotonic()
         slept, self._polled = now - self._polled, now
         if self._stopping:
@@ -294,12 +300,12 @@ class Gang:
         if not self.up:
             self._watch_launch(now)
             return []
-        if slept >= SILENT_LIMIT_S / 4:
+        if slept >= SILENT_LIMIT_S / 4:  # nobody called poll() for a while, or this process was suspended
             self._members.forgive_silence()
             return []
         found: list[Event] = []
         for member, silent_s in self._members.silences().items():
-            # While a member passes a large payload on to its rank, it cannot send a Beat.
+            # A member cannot send a Beat while it passes a large payload on to its rank, so its silence is then normal.
             if silent_s > SILENT_LIMIT_S and not self._outbox.sends_to(member):
                 found += self._lost(member, f"no message from the member for {silent_s:.0f} s")
         return found

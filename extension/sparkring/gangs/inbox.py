@@ -1,7 +1,7 @@
-"""What the members of a gang send, in one bounded queue.
+"""Receives what the members of a gang send, in one queue of limited size.
 
-A thread for each connection adds messages, and the gang takes them out. The limit slows ranks that print faster than
-the driver can read.
+Each connection has a thread that puts its messages into the queue, and the gang takes them out. While the queue is
+full, these threads wait. This slows ranks that print faster than the driver can read.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from sparkring.wire.channel import ChannelClosed, Connection, Listener, Protocol
 from sparkring.wire.messages import Hello, Report
 
 QUEUE_MESSAGES = 64
-STRANGERS = 16  # connections that may wait to be authenticated, in addition to the members' own
+STRANGERS = 16  # so many connections are served besides the members' own, so that unknown peers do not block members
 _REPORTS = get_args(Report)
 
 
 class Arrival(NamedTuple):
-    """A message of a member; `report` is None if its connection has ended, for the reason `end`."""
+    """A message of a member. If `report` is None, the member's connection has ended, and `end` says why."""
 
     member: int
     report: Report | None
     end: str = ""
 
 
-_WAKE = Arrival(-1, None)  # only makes take() return
+_WAKE = Arrival(-1, None)  # an item that only makes take() return
 _END = Arrival(-2, None)  # the last item of the queue
 
 
@@ -36,7 +36,7 @@ class Inbox:
     """Accepts the members' connections, and queues what comes over them.
 
     `admit(hello, connection)` is called in the connection's thread. It returns whether this is the first connection of
-    a member of this gang.
+    a member of this gang; if not, the connection is closed.
     """
 
     def __init__(self, size: int, admit: Callable[[Hello, Connection], bool]) -> None:
@@ -47,7 +47,7 @@ class Inbox:
         self._closed = threading.Event()
 
     def open(self, host: str, port: int, secret: bytes) -> int:
-        """Listen for members; returns the port. OSError if that fails."""
+        """Listen for members, and return the port. Raise OSError if that fails."""
         self._listener = Listener(host, port, secret, self._read, most=self._size + STRANGERS)
         return self._listener.port
 
@@ -56,11 +56,11 @@ class Inbox:
         return self._closed.is_set()
 
     def take(self, timeout_s: float) -> list[Arrival]:
-        """Wait up to `timeout_s` for the first arrival; return it, and up to QUEUE_MESSAGES more that are there."""
+        """Wait up to `timeout_s` for an arrival; return it, and up to QUEUE_MESSAGES more that are in the queue."""
         found: list[Arrival] = []
         with contextlib.suppress(queue.Empty):
             found.append(self._queue.get(timeout=timeout_s) if timeout_s > 0 else self._queue.get_nowait())
-            for _ in range(QUEUE_MESSAGES):  # not all: ranks that never stop printing must not keep us here
+            for _ in range(QUEUE_MESSAGES):  # with no limit, ranks that never stop printing would keep us here
                 found.append(self._queue.get_nowait())
         return [arrival for arrival in found if arrival is not _WAKE]
 
@@ -71,7 +71,8 @@ class Inbox:
 
     def close(self, handle: Callable[[Arrival], object], end_members: Callable[[], None]) -> None:
         """Call `end_members()`, and meanwhile `handle(arrival)` for each arrival; then close all connections."""
-        # Nobody calls take() any more. A thread empties the queue, since members would wait if it were full.
+        # The gang no longer calls take(), so the queue could fill up, and members would wait instead of ending.
+        # Therefore a thread empties the queue.
         drain = threading.Thread(target=self._drain, args=(handle,), name="sparkring-drain", daemon=True)
         drain.start()
         try:
@@ -89,7 +90,7 @@ class Inbox:
                 handle(arrival)
 
     def _read(self, connection: Connection) -> None:
-        """In a connection's own thread: read until it ends."""
+        """Read a connection's messages until the connection ends. This runs in the connection's own thread."""
         member = -1
         try:
             hello = connection.receive()

@@ -19,8 +19,9 @@ from sparkring.wire.messages import EnterWorld, Hello, RankNews
 class Members:
     """The `size` members of a gang.
 
-    `worlds` are the places of the members, by member, once all have joined; `endpoints` are where ranks can be reached,
-    by rank. `deaths` are the ranks whose process ended without having been asked to, and why.
+    `worlds[i]` is the World of member i, which has its rank and its node; the list is empty until all members have
+    joined. `endpoints[i]` says where rank i can be reached. `deaths` has the ranks whose process ended without having
+    been asked to, and why.
     """
 
     def __init__(self, size: int) -> None:
@@ -35,7 +36,7 @@ class Members:
         self._lock = threading.Lock()
 
     def admit(self, hello: Hello, connection: Connection) -> bool:
-        """Accept the first connection of a member; returns whether this is one. Any thread may call this."""
+        """Return whether `connection` is the first one of a member; if so, keep it. Any thread may call this."""
         with self._lock:
             if not 0 <= hello.member < self.size or hello.member in self.connections:
                 return False
@@ -54,9 +55,10 @@ class Members:
         return [member for member in range(self.size) if member not in self._hellos]
 
     def place(self, *, by_node: bool, pins_gpus: bool) -> dict[int, EnterWorld]:
-        """Give each member its rank: with `by_node`, a node's ranks are neighbours; else member i has rank i.
+        """Give each member its rank. Return the message for each member that tells it its rank.
 
-        Returns the message for each member. With `pins_gpus`, ranks see only the GPUs of their node's ranks.
+        With `by_node`, the ranks on one node have consecutive numbers; otherwise, member i has rank i. With
+        `pins_gpus`, a rank sees only the GPUs that belong to the ranks on its node.
         """
         hellos = [self._hellos[member] for member in range(self.size)]
         self.worlds = place_ranks(_nodes(hellos), [hello.gpus for hello in hellos], by_node=by_node)
@@ -72,7 +74,7 @@ class Members:
         }
 
     def check_packages(self, modules: Iterable[str]) -> None:
-        """LaunchError if a member runs another Python that lacks one of the packages."""
+        """Raise LaunchError if a member's Python, other than the notebook's, lacks a module or has another version."""
         for hello in self._hellos.values():
             if hello.packages is not None and (found := difference(modules, hello.packages)):
                 raise LaunchError(
@@ -102,16 +104,16 @@ class Members:
         return self._hellos[self._member_of[rank]].pid
 
     def heard(self, rank: int, news: RankNews) -> None:
-        """Note the port on which the rank's framework may listen next: the present one may not be free by then."""
+        """Note a port for the framework of the rank's next request: the port noted before may be in use by then."""
         self.endpoints[rank] = self.endpoints[rank]._replace(port=news.port)
 
     def silences(self) -> dict[int, float]:
-        """For how many seconds nothing has been heard from each member."""
+        """Return, by member, for how many seconds nothing has been heard from the member."""
         now = time.monotonic()
         return {member: now - connection.heard_at for member, connection in list(self.connections.items())}
 
     def forgive_silence(self) -> None:
-        """Count silences from now on, since it was the driver that did not listen."""
+        """Count every member's silence from now on, since the driver itself may not have listened until now."""
         for connection in list(self.connections.values()):
             connection.heard_at = time.monotonic()
 
@@ -123,14 +125,14 @@ class Members:
         return rank in self._exited
 
     def exit(self, rank: int, failure: Failure | None) -> None:
-        """Note that the rank's process has ended; `failure` says why, unless it was asked to end."""
+        """Note that the rank's process has ended. `failure` says why; it is None if the process was asked to end."""
         self._exited.add(rank)
         if failure is not None:
             self.deaths[rank] = failure
 
 
 def _nodes(hellos: Sequence[Hello]) -> list[str]:
-    """The name of each member's node: its host's name, with the address if several hosts have the same name."""
+    """Return the name of each member's node: the host's name, plus the address if several hosts have that name."""
     addresses: dict[str, set[str]] = {}
     for hello in hellos:
         addresses.setdefault(hello.host, set()).add(hello.address)

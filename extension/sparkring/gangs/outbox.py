@@ -1,4 +1,4 @@
-"""Messages from the driver to the members, until they are sent."""
+"""Sends the driver's messages to the members, and keeps those that cannot be sent yet."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ SMALL_BYTES = 64 * 1024  # a payload of this size fits into the system's buffers
 class Outbox:
     """Sends messages to members, in order, without waiting for a member that is slow to take them.
 
-    A large request is sent by a thread, so that several members get theirs at once, and the driver goes on meanwhile.
-    Later messages to the same member wait until it is sent.
+    A thread of its own sends a large request, so that several members get their requests at once, and the driver goes
+    on meanwhile. Later messages to the same member wait until the request is sent.
     """
 
     def __init__(self, connections: Mapping[int, Connection]) -> None:
         self._connections = connections
-        self._waiting: dict[int, list[Message]] = {}  # by member, for those that a thread sends to
+        self._waiting: dict[int, list[Message]] = {}  # by member: what the member's thread is to send
         self._senders: dict[int, threading.Thread] = {}
         self._lock = threading.Lock()
 
@@ -35,9 +35,9 @@ class Outbox:
         return sender is not None and sender.is_alive()
 
     def send(self, member: int, message: Message) -> None:
-        """Send a message to a member. If its connection has ended, the thread that reads the connection reports it."""
+        """Send a message to a member. If its connection has ended, the connection's reading thread reports the end."""
         with self._lock:
-            if member in self._waiting:  # do not wait: a frozen rank may never read what is being sent
+            if member in self._waiting:  # its thread sends it later, or never if the rank is frozen
                 self._waiting[member].append(message)
                 return
             if isinstance(message, Run) and sum(map(len, message.parts)) > SMALL_BYTES:
@@ -58,7 +58,7 @@ class Outbox:
             sender.join()
 
     def _empty(self, member: int) -> None:
-        """In its own thread: send the messages that wait for a member, until there are none."""
+        """Send the messages that wait for a member, until none are left. This runs in a thread of its own."""
         while True:
             with self._lock:
                 if not self._waiting[member]:
@@ -68,5 +68,5 @@ class Outbox:
             self._post(member, message)
 
     def _post(self, member: int, message: Message) -> None:
-        with contextlib.suppress(ChannelClosed):  # the thread that reads the connection reports it
+        with contextlib.suppress(ChannelClosed):  # the thread that reads the connection reports its end
             self._connections[member].send(message)

@@ -10,14 +10,14 @@ from sparkring.wire.messages import Exited, Kept, Stack
 
 
 def as_event(time: float, rank: int, report: Kept | Stack) -> Event:
-    """The event that the record gets; `time` is when the driver received the report."""
+    """Return the event that is recorded for `report`; `time` is when the driver received the report."""
     if isinstance(report, Stack):
         return StackTaken(time, rank, report.state, stacks.cell_line(report.text), report.text)
     return report._replace(time=time, rank=rank)
 
 
 def exit_failure(exited: Exited) -> Failure:
-    """The failure of a rank whose process ended before the cell did."""
+    """Return the Failure of a rank whose process ended before the cell had ended."""
     peak = f"; its memory peaked at {exited.peak_memory_bytes / 1e6:,.0f} MB"
     if exited.signal is None:
         advice = "The process ended itself, with os._exit() or in a library that calls exit()."

@@ -26,11 +26,11 @@ LAST_LINES = 20
 CONTEXT_LINES = 2
 _SHORT_LINES, _SHORT_CHARACTERS = 10, 200
 _METRICS_NAMED = 6
-_CODE_CHARACTERS = 100  # of a line of the cell that is quoted in a sentence
+_CODE_CHARACTERS = 100  # the length to which a line of code is cut if a sentence quotes it
 _RANKS_CHARACTERS = 40
 _STANDINGS_NAMED = 8
 QUICK_S = 1.0
-_FOLLOWERS_NAMED = 3  # kinds of secondary failures that are named one by one
+_FOLLOWERS_NAMED = 3  # how many different secondary failures are named; the others become "…"
 
 # ── Numbers ───────────────────────────────────────────────────────────────────
 
@@ -84,7 +84,7 @@ def number(value: float) -> str:
 
 
 def numbers(values: Sequence[float]) -> Callable[[float], str]:
-    """How to write the numbers of one column: with four decimals if that suits all of them, else like number()."""
+    """Return a function that writes the numbers of one column: with four decimals if that suits all, else number()."""
     plain_ones = all(value == 0 or 1e-3 <= abs(value) < 100 for value in values)
     if plain_ones and not all(value == int(value) for value in values):
         return lambda value: f"{value:.4f}"
@@ -103,7 +103,7 @@ def rank_list(ranks: Iterable[int]) -> str:
 
 
 def rank_numbers(ranks: Iterable[int]) -> str:
-    """`0–3, 7`: three or more in a row as a range."""
+    """`0–3, 7`: three or more consecutive numbers are written as a range."""
     spans: list[list[int]] = []
     for rank in sorted(set(ranks)):
         if spans and spans[-1][-1] == rank - 1:
@@ -142,7 +142,7 @@ def named(names: Sequence[str], most: int, characters: int = 40) -> str:
 
 
 def states(record: RunRecord) -> dict[str, int]:
-    """The number of ranks in each state; the states in the order in which a rank goes through them."""
+    """The number of ranks in each state. The states are in the order in which a rank goes through them."""
     found = Counter(rank.state for rank in record.taking_part)
     return {state: found[state] for state in ("starting", "running", "finished", "failed", "stopped") if found[state]}
 
@@ -158,7 +158,7 @@ def ranks(record: RunRecord) -> str:
 
 
 def facts(record: RunRecord) -> list[str]:
-    """How many ranks, where, and with which framework."""
+    """How many ranks there are, where they run, with which framework, and whether the gang is warm."""
     hosts = len({rank.host for rank in record.taking_part if rank.host})
     place = f"{ranks(record)} on {'Spark' if record.where == 'spark' else 'this machine'}"
     found = [place + (f" ({counted(hosts, 'host')})" if hosts > 1 else ""), record.framework]
@@ -233,7 +233,7 @@ def last_lines(record: RunRecord) -> str:
 
 
 def gpu_words(used: Sequence[GpuUsed]) -> str:
-    """The use of some GPUs together, as far as it is known: `2 GPUs 87 %, 24.6 GB of 302 GB`; '' if there are none."""
+    """How much several GPUs are used, as far as is known: `2 GPUs 87 %, 24.6 GB of 302 GB`; '' if there are none."""
     if not used:
         return ""
     busy = [gpu.busy_percent for gpu in used if gpu.busy_percent is not None]
@@ -245,7 +245,7 @@ def gpu_words(used: Sequence[GpuUsed]) -> str:
 
 
 def progress_words(found: Progress, *, running: bool = True) -> str:
-    """`1 of 2 ranks finished · epoch 2 of 3 · step 45 of 118 · 34 % · 12 s left`, of the slowest rank."""
+    """The progress of the slowest rank: `1 of 2 ranks finished · epoch 2 of 3 · step 45 of 118 · 34 % · 12 s left`."""
     words = []
     if 0 < found.finished < found.size:
         words.append(f"{found.finished:,} of {rank_count(found.size)} finished")
@@ -270,7 +270,7 @@ def first_line(text: str, most: int = 300) -> str:
 
 
 def log_path(record: RunRecord, rank: int | None = None) -> str:
-    """The path of the whole log of `rank`, or a pattern for those of all ranks."""
+    """The path of the whole log of `rank`, or without `rank` a pattern for the paths of all ranks' logs."""
     name = "rank-N.log" if rank is None else f"rank-{rank}.log"
     return f"{record.log_folder}/{name}" if record.log_folder else ""
 
@@ -319,7 +319,7 @@ def failed_line(record: RunRecord) -> int:
 
 
 def _in_the_cell(record: RunRecord, rank: RankRecord, failure: Failure) -> str:
-    """The lines around the innermost line that was running in the cell, or in a script that the cell runs."""
+    """Quote the innermost line that was running in the cell, or in a script that the cell runs, with its callers."""
     in_cell = [frame for frame in failure.frames if frame.in_cell or frame.source]
     if not in_cell:
         line = _line_of_crash(rank)
@@ -341,7 +341,8 @@ def _place(frame: CodeFrame) -> str:
     if frame.filename == CELL_NAME:
         return f"cell line {frame.line}{function}"
     if frame.in_cell:
-        which = "an earlier" if frame.filename == EARLIER_CELL else "a notebook"  # perhaps the cell that calls run()
+        # A cell that is not known to be an earlier one may be the cell that calls run().
+        which = "an earlier" if frame.filename == EARLIER_CELL else "a notebook"
         return f"line {frame.line} of {which} cell{function}"
     return f"{'/'.join(frame.filename.rsplit('/', 3)[-3:])}:{frame.line}{function}"
 
@@ -359,27 +360,27 @@ def _source(record: RunRecord, frame: CodeFrame) -> list[str]:
 
 
 def _line_text(record: RunRecord, frame: CodeFrame) -> str:
-    # The cell's own text first: on ranks, IPython has translated its `%` and `!` lines.
+    # Prefer the cell's own text to the rank's: on ranks, IPython has replaced the cell's `%` and `!` lines by Python.
     if frame.filename == CELL_NAME and (text := code_line(record, frame.line)):
         return text
     return next((line.text for line in frame.source if line.number == frame.line), "")
 
 
 def code_line(record: RunRecord, line: int) -> str:
-    """The text of one line of the cell; the magic's own line is 1."""
+    """The text of line `line` of the cell. The magic is on line 1."""
     code = record.code.splitlines()
     return code[line - 1].strip() if 0 < line <= len(code) else ""
 
 
 def _line_of_crash(rank: RankRecord) -> int:
-    """The line of the cell in the stack that a crash left on stderr; 0 if there is none."""
+    """The line of the cell in the stack that Python printed on stderr when it crashed; 0 if there is no such line."""
     texts = [line.text for line in rank.tail if line.stream == "stderr"]
     begin = max((at for at, text in enumerate(texts) if text.startswith("Fatal Python error")), default=len(texts))
     return cell_line("\n".join(texts[begin:]))
 
 
 def _followers(record: RunRecord) -> str:
-    """One line for the ranks that failed after the first."""
+    """One line about the ranks that failed in addition to the one that ended the run; '' if there are none."""
     by_summary: dict[str, list[int]] = {}
     for rank in record.ranks:
         if rank.failure is not None and rank.rank != record.failed_rank:
@@ -403,7 +404,7 @@ def _last_lines(rank: RankRecord, failure: Failure) -> str:
 
 
 def without_traceback(lines: Sequence[LogLine], failure: Failure) -> list[LogLine]:
-    """`lines` without the traceback of `failure` that the rank printed."""
+    """Return `lines` without those in which the rank printed the traceback of `failure`."""
     wanted = [as_shown(line.encode("utf-8", "backslashreplace")) for line in failure.traceback.splitlines()]
     at = [index for index, line in enumerate(lines) if line.stream == "stderr"]
     # Compare from the end of the traceback: its beginning may no longer be in the tail, and other lines may follow it.
@@ -418,9 +419,9 @@ def without_traceback(lines: Sequence[LogLine], failure: Failure) -> list[LogLin
 
 
 class NoRestart(NamedTuple):
-    """Why a failed run was not restarted, after `attempts` attempts of at most `max_restarts` + 1.
+    """Why a failed run was not restarted. It made `attempts` attempts; `max_restarts` + 1 were allowed.
 
-    `error` is the class of the exception that another attempt would raise again, `size` the number of ranks.
+    `error` is the class of the exception that another attempt would raise again. `size` is the number of ranks.
     """
 
     why: Literal["not asked for", "used up", "twice the same", "code", "before the first step"]
@@ -454,12 +455,12 @@ def no_restart(found: NoRestart) -> str:
 
 
 def waiting_for_ranks(joined: int, size: int, reason: str) -> str:
-    """What a slow start waits for; `reason` says why, '' if that is not known."""
+    """What a slow start waits for. `reason` says why the start is slow; it is '' if that is not known."""
     return f"waiting for ranks to start: {joined} of {size} have connected" + (reason and f" ({reason})")
 
 
 def interrupted(running: int, left: str, *, warm: bool) -> str:
-    """How an interrupt ended a run: `2 ranks ended`. `left` says what is left of a warm gang."""
+    """How an interrupt ended a run: `2 ranks ended`. `left` is a sentence about what is left of a warm gang."""
     ended = f"{rank_count(running)} {'stopped' if warm else 'ended'}" if running else "before the ranks were up"
     return f"{ended}. {left}" if left else ended
 
@@ -499,7 +500,7 @@ def large_value(name: str, size_bytes: int) -> str:
 
 
 class Standing(NamedTuple):
-    """What a rank does and where, equal for ranks that do the same at the same place."""
+    """What a rank does, and where. Ranks that do the same at the same place have equal Standings."""
 
     state: str
     where: str = ""
@@ -554,7 +555,7 @@ def explain_timeout(record: RunRecord, timeout_s: float) -> str:
 
 
 def stacks_table(record: RunRecord) -> list[tuple[str, ...]]:
-    """Where each rank is: a row for each, with the columns STACK_HEADERS, for show_table()."""
+    """Where each rank is: a table for show_table(), with one row for each rank and the columns STACK_HEADERS."""
     rows: list[tuple[str, ...]] = []
     for rank in record.ranks:
         line = rank.stack.cell_line if rank.stack is not None else 0
@@ -594,7 +595,8 @@ def _state(rank: RankRecord) -> str:
         return "no answer"
     if waits_for_cell(rank.stack.text):
         return "idle"
-    # Horovod for PyTorch waits for the others in a loop, which looks like work.
+    # In Horovod for PyTorch, a rank waits for the others in a loop, so its process looks as if it worked. In a graph of
+    # TensorFlow, a rank may really work.
     spins = rank.stack.state == "running" and _meets(rank) not in ("", GRAPH)
     return "waiting" if spins else rank.stack.state
 

@@ -1,7 +1,7 @@
-"""What happens in a run: a closed set of events. A RunRecord is a fold over them.
+"""The events of a run: every kind of thing that can happen in it. Applying them one by one yields a RunRecord.
 
-What members and ranks report is kept as it is, so these events are the messages themselves (`wire/messages.py`). The
-other events are defined here. Times are Unix seconds on the driver's clock, taken when the driver heard of the event.
+Most reports of members and ranks are kept as they are: these events are the messages of `wire/messages.py`. The other
+events are defined here. `time` is in Unix seconds on the driver's clock, taken when the driver heard of the event.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from sparkring.wire.messages import UserMessage as UserMessage
 Until = Literal["", "up", "heard"]
 Ending = Literal["finished", "failed", "interrupted", "timed out"]
 
-CAPTURED_KEPT = 200  # names at most: all are saved on one line of the run's events
+CAPTURED_KEPT = 200  # RunStarted has at most this many captured names, because each event is saved as one line
 
 
 class CapturedName(NamedTuple):
@@ -49,8 +49,8 @@ class CapturedName(NamedTuple):
     travels: how it is sent. Modules and importable functions and classes are sent by reference, that is, as a name.
     problem: why it cannot travel, with the path to the object at fault ("`trainer.loader._lock` is a `_thread.lock`").
     advice: what to do about the problem.
-    required: the cell cannot run without it.
-    via: the name whose functions use this one, if the cell itself does not use it.
+    required: whether the cell cannot run without the name.
+    via: if the cell itself does not use the name, another name, whose functions use it.
     """
 
     name: str
@@ -66,9 +66,10 @@ class CapturedName(NamedTuple):
 class RunStarted(NamedTuple):
     """The run has begun; `code` is what the user wrote, with the magic's line as its first line.
 
-    `ranks` are those that the cell runs on; () for all ranks. `warm`: the run is on a gang whose ranks are up already.
-    `checkpoint_dir` is the directory for checkpoints, as the user wrote it; '' for none. `captured` are the names that
-    were sent along, at most CAPTURED_KEPT; `versions` are names and versions of packages installed on the driver.
+    `ranks` are those that the cell runs on; () for all ranks. `warm` says whether the run is on a gang whose ranks are
+    up already. `checkpoint_dir` is the directory for checkpoints, as the user wrote it; '' for none. `captured` are the
+    names that were sent to the ranks, at most CAPTURED_KEPT. `versions` are the names and versions of packages that are
+    installed on the driver.
     """
 
     time: float
@@ -87,9 +88,10 @@ class RunStarted(NamedTuple):
 
 
 class AttemptStarted(NamedTuple):
-    """Attempt `number` (from 1) of a run that can restart is started, with `size` ranks.
+    """A run that can restart starts its attempt `number`, counted from 1, with `size` ranks.
 
-    `checkpoint` is the name of the checkpoint that it continues from, `step` its step; '' and 0 if there is none.
+    `checkpoint` is the name of the checkpoint that the attempt continues from, and `step` is the checkpoint's step. If
+    there is no checkpoint, they are '' and 0.
     """
 
     time: float
@@ -100,9 +102,10 @@ class AttemptStarted(NamedTuple):
 
 
 class AttemptEnded(NamedTuple):
-    """An attempt is over, and another one follows in `pause_s`. `reason` says in one line why it ended.
+    """An attempt is over, and another one follows after `pause_s`. `reason` says in one line why the attempt ended.
 
-    `failed_rank` is the rank whose failure ended it; None if none failed, as when the ring is to grow.
+    `failed_rank` is the rank whose failure ended the attempt. It is None if no rank failed, for example if the attempt
+    was ended so that the next one can have more ranks.
     """
 
     time: float
@@ -121,7 +124,7 @@ class MemberJoined(NamedTuple):
 
 
 class RankStarted(NamedTuple):
-    """A rank has been sent the cell to run; `pid` is its process on `host`."""
+    """A rank has been sent the cell to run. `pid` is the id of the rank's process on `host`."""
 
     time: float
     rank: int
@@ -130,10 +133,10 @@ class RankStarted(NamedTuple):
 
 
 class TensorTimes(NamedTuple):
-    """How the time of one tensor's operations was spent: seconds for all `count` operations together."""
+    """How long the operations on one tensor spent in each phase: the seconds of all `count` operations added up."""
 
     name: str
-    count: int  # type: ignore[assignment] # hides tuple.count; saved runs have this name
+    count: int  # type: ignore[assignment] # hides tuple.count, but saved runs use this name
     negotiating_s: float = 0.0
     waiting_s: float = 0.0
     copying_s: float = 0.0
@@ -146,9 +149,10 @@ class TensorTimes(NamedTuple):
 
 
 class Lateness(NamedTuple):
-    """How often a rank was the last to be ready, and how long all others had been ready by then.
+    """How often a rank was the last one to be ready for an operation, and how long the other ranks waited for it.
 
-    If they waited for it with several tensors at the same time, that time counts once.
+    `waited_s` counts the time in which all other ranks were ready. Time in which they waited with several tensors
+    at once counts only once.
     """
 
     rank: int
@@ -159,11 +163,11 @@ class Lateness(NamedTuple):
 class TimelineSaved(NamedTuple):
     """Horovod's timeline of an attempt is in the run's folder as `name`; the other fields summarise it.
 
-    `wall_s` is the time from its first event to its last, and the sum of the five times that follow. Each moment
-    counts for the operation that was furthest along: reducing, else copying, else waiting for data, else negotiating.
-    `elsewhere_s` is the time without an operation, for example while gradients are computed. `slowest` are the tensors
-    that took longest, `late` the ranks that others waited for, worst first. `problem` says what is wrong with the
-    file, if anything is.
+    `wall_s` is the time from the timeline's first event to its last. It is the sum of the five times that follow, since
+    each moment counts for only one of them. If several operations are under way, the one that is furthest along
+    decides: reducing, else copying, else waiting for data, else negotiating. `elsewhere_s` is the time in which no
+    operation is under way, for example while gradients are computed. `slowest` are the tensors that took longest, and
+    `late` are the ranks that others waited for, worst first. `problem` says what, if anything, is wrong with the file.
     """
 
     time: float
@@ -247,17 +251,17 @@ RankEvent = Kept | RankStarted | RankFinished | RankFailed | RankStopped | RankE
 Event = RankEvent | RunStarted | AttemptStarted | AttemptEnded | MemberJoined | TimelineSaved | Notice | RunFinished
 
 _BY_NAME: dict[str, type[Event]] = {kind.__name__: kind for kind in get_args(Event)}
-_BY_NAME["Message"] = UserMessage  # as version 0.1 called it
+_BY_NAME["Message"] = UserMessage  # version 0.1 saved a UserMessage under this name
 
 
 def to_json(event: Event, **more: Any) -> str:
-    """The event as JSON, with its type and the fields `more`. Bytes are left out: they have files of their own."""
+    """Return the event as JSON, with its type and the fields `more`. Its `data` is left out: it has its own file."""
     found = {name: _plain(value) for name, value in event._asdict().items() if name != "data"}
     return json.dumps({"type": type(event).__name__, **found, **more})
 
 
 def _plain(value: Any) -> Any:
-    """The value for JSON: named tuples become dicts. A Piece stays a tuple: this is shorter, and there may be many."""
+    """Return the value for JSON: named tuples become dicts. A Piece stays a tuple, to save space: there may be many."""
     if not isinstance(value, tuple) or isinstance(value, Piece):
         return value
     named = value._asdict() if hasattr(value, "_asdict") else None
@@ -265,7 +269,7 @@ def _plain(value: Any) -> Any:
 
 
 def from_json(found: dict[str, Any]) -> Event:
-    """The event that to_json() wrote, with the `data` of Output and Displayed. Unknown fields are ignored."""
+    """Return the event that to_json() wrote. The caller has added any `data` to `found`. Ignore unknown fields."""
     kind: Any = _BY_NAME[found["type"]]
     known = _known(kind, found)
     for name in known.keys() & _FROM_JSON.keys():
@@ -287,7 +291,7 @@ def failure_from_json(found: dict[str, Any]) -> Failure:
     return Failure(**{**_known(Failure, found if "kind" not in found else _of_0_1(found)), "frames": frames})
 
 
-# Conversions by the names of fields: JSON has lists in place of tuples.
+# How to convert the fields of these names back from JSON, which has lists and dicts in place of tuples.
 _FROM_JSON: dict[str, Callable[[Any], Any]] = {
     "failure": failure_from_json,
     "captured": lambda found: tuple(CapturedName(**_known(CapturedName, each)) for each in found),
@@ -302,7 +306,7 @@ _FROM_JSON: dict[str, Callable[[Any], Any]] = {
 
 
 def _of_0_1(found: dict[str, Any]) -> dict[str, Any]:
-    """A failure that version 0.1 saved, in today's form: 0.1 spread the cause over several fields and the summary."""
+    """Return today's form of a failure that version 0.1 saved, whose cause is in several fields and in the summary."""
     named = {"code": "code", "damaged": "damaged checkpoint"}.get(found.get("cause", ""), found["kind"])
     cause = "interrupt" if found.get("interrupt") else "echo" if found.get("follows") else named
     signal = re.search(r"killed by (SIG\w+|signal \d+)", found["summary"]) if cause == "signal" else None

@@ -1,12 +1,13 @@
-"""Horovod's timeline: reads it as a stream, completes the file, and summarises it.
+"""Reads Horovod's timeline as a stream, saves it as valid JSON, and summarises it.
 
 The timeline is a list of Chrome trace events. In it, each tensor is a "process", whose name is in an "M" event. Nested
-"B" and "E" events mark the beginning and end of the operations on a tensor. In NEGOTIATE_ALLREDUCE, an "X" event with a
-rank's number says that this rank is ready. The ALLREDUCE that follows contains WAIT_FOR_DATA, MEMCPY_IN_FUSION_BUFFER,
-GLOO_ALLREDUCE and the like (horovod.readthedocs.io/en/stable/timeline_include.html). Times are in microseconds.
+"B" and "E" events mark the beginning and end of the operations on a tensor. In NEGOTIATE_ALLREDUCE, an "X" event whose
+name is a rank's number says that this rank is ready. The ALLREDUCE that follows contains WAIT_FOR_DATA,
+MEMCPY_IN_FUSION_BUFFER, GLOO_ALLREDUCE and the like (horovod.readthedocs.io/en/stable/timeline_include.html). Times are
+in microseconds.
 
-If Horovod was killed, the file has no end. A rank may also have written anything into it. So parts that cannot be read
-are skipped, and the use of memory is limited.
+If Horovod was killed, the end of the list is missing. The user's code may also have written anything into the file. So
+parts that cannot be read are skipped, and the use of memory is limited.
 """
 
 from __future__ import annotations
@@ -23,22 +24,22 @@ from typing import IO, Any, Literal, NoReturn
 from sparkring.history.events import Lateness, TensorTimes, TimelineSaved
 
 EVENT_CHARACTERS = 64 * 1024  # anything longer is not one of Horovod's events
-BROKEN_PLACES = 1_000  # parts that cannot be read; after this many, reading stops
-TENSORS = 20_000  # the most that are timed; events of others are ignored
+BROKEN_PLACES = 1_000  # after this many parts that cannot be read, reading stops
+TENSORS = 20_000  # at most this many tensors are timed; events of further tensors are ignored
 RANKS = 1_024
 DEPTH = 16
 NAME_CHARACTERS = 200
 SLOWEST, LATEST = 20, 64  # how many tensors and ranks a summary names
 PIECE_BYTES = 1 << 20
-MOST_BYTES = 1 << 29  # unpacked; members send less
+MOST_BYTES = 1 << 29  # at most this much of an unpacked timeline is read; members send less
 STRETCHES = 1_000
 
 Phase = Literal["negotiating", "waiting", "copying", "reducing", "operation"]
-# In order of precedence: time counts towards the first of these that is under way.
+# If several phases are under way at a moment, this moment counts only for the first of them in this order.
 PHASES: tuple[Phase, ...] = ("reducing", "copying", "waiting", "operation", "negotiating")
 _WAITING = {"QUEUE", "WAIT_FOR_DATA", "WAIT_FOR_OTHER_TENSOR_DATA"}
 _COPYING = re.compile(r"FUSION_BUFFER|MEMCPY|ALLOCATE|^SCALE")
-# Horovod does not escape names, so they may contain quotation marks.
+# The event that names a tensor. If the name contains quotation marks, the event is not JSON: Horovod escapes nothing.
 _NAMED = re.compile(
     r'\{"name": "process_name", "ph": "M", "pid": (\d{1,9}), "args": \{"name": "(.{0,10000}?)"\}\}(?=,\n|\])'
 )
@@ -46,7 +47,7 @@ _BETWEEN = re.compile(r"[\s\[\],]*")
 
 
 def phase_of(name: str, *, outermost: bool) -> Phase:
-    """The phase that a tensor's event called `name` belongs to; an operation's outermost event encloses the others."""
+    """Return the phase of a tensor's event called `name`. `outermost`: no other event of the tensor encloses it."""
     if name.startswith("NEGOTIATE_"):
         return "negotiating"
     if name in _WAITING:
@@ -69,7 +70,7 @@ class Scanner:
         self._rest = ""
 
     def feed(self, data: bytes, *, last: bool = False) -> Iterator[tuple[dict[str, Any], str]]:
-        """The events that are complete by now, each with its text."""
+        """Yield the events that are complete once `data` is added, each with its text. `last`: no data follows."""
         text = self._rest + self._text.decode(data, last)
         at = 0
         while self.broken < BROKEN_PLACES:
@@ -112,7 +113,7 @@ def _problem(scanner: Scanner, tally: Tally, *, whole: bool, cut: int) -> str:
         found.append(f"its last {cut / 2**20:,.0f} MiB were left out, since the timeline is too large")
     if scanner.broken >= BROKEN_PLACES:
         found.append(f"reading stopped after {BROKEN_PLACES:,} parts that cannot be read")
-    elif scanner.broken > 1:  # a single one is where the file was cut off
+    elif scanner.broken > 1:  # a single part is no problem: it is where the file was cut off
         found.append(f"{scanner.broken:,} parts of it cannot be read")
     if not tally.operations:
         found.append("it has no completed operation")
@@ -140,7 +141,7 @@ class Arriving:
             return True  # damaged, but not empty
 
     def add(self, data: bytes) -> None:
-        """Take in a piece. OSError if it cannot be written."""
+        """Unpack the piece `data`, and write the events in it. Raise OSError if they cannot be written."""
         while data and not self._damaged and self._size < MOST_BYTES:
             try:
                 piece = self._unpack.decompress(data, PIECE_BYTES)
@@ -152,7 +153,7 @@ class Arriving:
             self._take(self._scanner.feed(piece))
 
     def end(self, time: float, name: str, attempt: int, *, whole: bool, cut: int) -> TimelineSaved:
-        """Close the file, and say what is in it. OSError if it cannot be written."""
+        """Complete and close the file, and return the timeline's summary. Raise OSError if writing fails."""
         try:
             self._take(self._scanner.feed(self._unpack.flush() if not self._damaged else b"", last=True))
             self._written += self._file.write("\n]\n")
@@ -176,7 +177,11 @@ class Arriving:
 
 @dataclass
 class _Tensor:
-    """A tensor: its totals, the phases under way with their beginnings, and the ranks that are ready."""
+    """What is known of a tensor.
+
+    `spent` is the time in each phase so far, `stack` has the phases under way and when they began, and `ready` says
+    when each rank became ready.
+    """
 
     name: str = ""
     operations: int = 0
@@ -186,11 +191,11 @@ class _Tensor:
 
 
 class _Stretches:
-    """Adds up the time that stretches cover. They may overlap, and are added in the order of their ends."""
+    """The length of time that stretches cover together, even if they overlap. Add them in the order of their ends."""
 
     def __init__(self) -> None:
         self.covered = 0.0
-        self._last: deque[tuple[float, float]] = deque(maxlen=STRETCHES)  # merged, so that none of them overlap
+        self._last: deque[tuple[float, float]] = deque(maxlen=STRETCHES)  # stretches that overlap are merged into one
 
     def add(self, begin: float, end: float) -> None:
         while self._last and self._last[-1][1] >= begin:
@@ -202,7 +207,7 @@ class _Stretches:
 
 
 class Tally:
-    """Sums up events in the order in which Horovod wrote them; its times are in microseconds."""
+    """Sums up events, which are added in the order in which Horovod wrote them. All times are in microseconds."""
 
     def __init__(self) -> None:
         self.operations = 0
@@ -236,7 +241,7 @@ class Tally:
             tensor.ready.setdefault(int(name), at)
 
     def _pass(self, at: float) -> None:
-        """Add the time since the last event to the first of PHASES that was under way."""
+        """Add the time since the last event to the first of PHASES that was under way, or else to "elsewhere"."""
         if self._now is not None and at > self._now:
             phase = next((phase for phase in PHASES if self._active[phase]), "elsewhere")
             self._wall[phase] += at - self._now
@@ -264,7 +269,7 @@ class Tally:
             self.operations += 1
 
     def _judge(self, ready: dict[int, float]) -> None:
-        """Now that all ranks are ready, note which one came last, and how long all others had been ready."""
+        """Note which of the ranks became ready last, and how long all other ranks had been ready by then."""
         if len(ready) > 1:
             *_, (before, _), (last, rank) = sorted((at, rank) for rank, at in ready.items())
             times, stretches = self._late.get(rank, (0, _Stretches()))
@@ -273,7 +278,7 @@ class Tally:
         ready.clear()
 
     def summary(self, time: float, name: str, size_bytes: int, attempt: int, problem: str) -> TimelineSaved:
-        """The summary of all events that were added."""
+        """Return the summary of all events that were added."""
         wall = {phase: spent / 1e6 for phase, spent in self._wall.items()}
         used = [_times(tensor) for tensor in self._tensors.values() if tensor.spent]
         late = [Lateness(rank, times, stretches.covered / 1e6) for rank, (times, stretches) in self._late.items()]
@@ -299,7 +304,7 @@ class Tally:
 def _times(tensor: _Tensor) -> TensorTimes:
     spent = {phase: value / 1e6 for phase, value in tensor.spent.items()}
     waiting, copying = spent.get("waiting", 0.0), spent.get("copying", 0.0)
-    # The part of an operation that is neither waiting nor copying; time between its phases counts, too.
+    # All of an operation that is neither waiting nor copying counts as reducing, even the time between two phases.
     reducing = max(spent.get("reducing", 0.0), spent.get("operation", 0.0) - waiting - copying)
     return TensorTimes(
         tensor.name, tensor.operations, spent.get("negotiating", 0.0), waiting, copying, max(0.0, reducing)

@@ -1,4 +1,4 @@
-"""Prepares the output of ranks for display: control codes, start-up messages, and equal lines of several ranks."""
+"""Prepares ranks' output for display: handles control codes, finds start-up messages, and folds equal lines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sparkring.history.record import LogLine, RunRecord
 
 # ── Control codes ─────────────────────────────────────────────────────────────
 
-# Sequences that a terminal would act on: CSI (colours, cursor), strings with an end mark (titles, links), short ones.
+# Sequences on which a terminal acts: CSI (colours, cursor), strings with an end mark (titles, links), short sequences.
 _SEQUENCE = re.compile(
     r"(?:\x1b\[|\x9b)(?P<parameters>[0-?]*)[ -/]*(?P<final>[@-~])"
     r"|(?:\x1b[\]P^_X]|[\x9d\x90\x9e\x9f\x98])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)"
@@ -35,9 +35,10 @@ def plain(text: str) -> str:
 
 
 def coloured(text: str) -> list[tuple[str, str]]:
-    """A line in pieces: each has the parameters of a colour code (SGR; "" for none) and the text up to the next code.
+    """Split a line at its colour codes (SGR). Return pairs: a code's parameters, and the text up to the next code.
 
-    All other sequences are left out. Other control characters become visible.
+    The parameters are "" for text without a colour code. Sequences other than colour codes are left out, and other
+    control characters become visible.
     """
     text = text.lstrip("\b")
     pieces: list[tuple[str, str]] = []
@@ -108,7 +109,7 @@ def visible(found: Iterable[LogLine], logs: str) -> list[LogLine]:
 
 
 def in_lines(found: Iterable[LogLine]) -> list[LogLine]:
-    """The same lines, with each message of several lines split into single lines."""
+    """Return the same lines, except that a message of several lines becomes one LogLine for each of its lines."""
     cut: list[LogLine] = []
     for line in found:
         if line.stream == "message" and "\n" in line.text:
@@ -134,7 +135,8 @@ def pending(record: RunRecord, most: int = 8) -> list[LogLine]:
 # views/panel/src/lines.js folds by the same rules: tests/views/folding.json has the test cases for both.
 _TRACEBACK = "Traceback (most recent call last)"
 _CHAINED = ("During handling of the above exception, another", "The above exception was the direct cause of the")
-# What differs from rank to rank in the same traceback: the number of the cell, addresses, ranks, processes, ports.
+# Even equal tracebacks differ from rank to rank in these parts: the number of the cell, addresses, ranks, processes,
+# ports. They are ignored when tracebacks are compared.
 _RANKS_OWN = re.compile(
     r"(<cell)(?: \d+)?(?=>)|(\b0x)[0-9a-f]+|((?:rank|pid|process)\W{0,3})\d+|(:)\d{5}\b", re.IGNORECASE
 )
@@ -143,7 +145,10 @@ Block = list[LogLine]
 
 
 class _Traceback:
-    """A traceback of one rank, built line by line; the first `whole` of `lines` certainly belong to it."""
+    """A traceback of one rank, built line by line. The first `whole` of `lines` certainly belong to it.
+
+    Whether the rest belongs to it is open: it may be the beginning of a chained exception, or other output.
+    """
 
     def __init__(self, line: LogLine) -> None:
         self.lines = [line]
@@ -174,8 +179,8 @@ class _Traceback:
 class Blocks:
     """Collects the lines of each traceback into one block, even if other ranks have printed in between.
 
-    take() returns complete blocks: a line by itself, or a whole traceback once it has ended. It returns nothing while a
-    line may belong to an unfinished traceback.
+    take() returns the blocks that are complete: a line by itself, or a whole traceback once it has ended. It keeps the
+    line back, and returns no block, if the line may belong to a traceback that has not ended.
     """
 
     def __init__(self) -> None:
@@ -198,7 +203,7 @@ class Blocks:
         return [*complete, [line]]
 
     def rest(self) -> list[Block]:
-        """The lines that were kept back, complete tracebacks or not."""
+        """Return the lines that were kept back, even if their tracebacks are not complete."""
         return [block for rank in list(self._open) for block in self._end(rank)]
 
     def _end(self, rank: int) -> list[Block]:
@@ -207,7 +212,7 @@ class Blocks:
 
 
 def folded(lines: Iterable[LogLine]) -> list[Shared]:
-    """The lines in order; a line that several ranks printed at about the same time appears once."""
+    """Return the lines in order. A line that several ranks printed at about the same time appears only once."""
     blocks = Blocks()
     return folded_blocks([*(block for line in lines for block in blocks.take(line)), *blocks.rest()])
 
@@ -215,8 +220,9 @@ def folded(lines: Iterable[LogLine]) -> list[Shared]:
 def folded_blocks(blocks: Iterable[Block]) -> list[Shared]:
     """Like folded(), for lines that are already in blocks: equal tracebacks are folded as a whole.
 
-    Ranks print in turn and in bursts (A B, then A B again), so a block joins the first equal block that comes after
-    the last block of its own rank. This keeps the order of each rank.
+    A block joins the first equal block of another rank that comes after the place of its own rank's previous block. So
+    if each rank prints A B A B, the first A of one rank joins the first A of the other, and the second joins the
+    second, whether the ranks print in turn or in bursts. This also keeps the lines of each rank in their order.
     """
     found: list[tuple[Block, str, list[int]]] = []
     last_of: dict[int, int] = {}
@@ -236,7 +242,7 @@ def folded_blocks(blocks: Iterable[Block]) -> list[Shared]:
 
 
 def _compared(block: Block) -> str:
-    """The text that must be equal in blocks that are folded into one."""
+    """Return the text by which blocks are compared. Only blocks whose texts are equal are folded into one."""
     if len(block) == 1:
         return block[0].text
     return _RANKS_OWN.sub(r"\1\2\3\4", "\n".join(line.text for line in block))

@@ -14,9 +14,10 @@ from sparkring.history.events import Metrics
 from sparkring.history.record import RunRecord
 
 CURVE_POINTS = 100
-RANK_LINES = 8  # for more ranks, a band is drawn
-STILL_THERE = 0.9  # of a curve: a rank that reports at least up to here is counted up to the curve's end
-MARKED_PLACES = 100  # on the whole axis; marks of one kind at the same place are drawn once
+RANK_LINES = 8  # up to this many ranks have a line each; for more ranks, a band is drawn
+# If a rank's last report is beyond this fraction of a curve, its last value counts up to the curve's end.
+STILL_THERE = 0.9
+MARKED_PLACES = 100  # the axis is divided into this many places; marks of one kind at the same place are drawn once
 
 
 class Spread(NamedTuple):
@@ -28,16 +29,17 @@ class Spread(NamedTuple):
 
     @property
     def differs(self) -> bool:
-        """Whether the values of ranks differ in the digits that are shown."""
+        """Whether the ranks' values differ in the digits that are shown."""
         return abs(self.high - self.low) > 1e-4 * max(abs(self.high), abs(self.low))
 
 
 class Row(NamedTuple):
-    """An epoch or a step of one attempt; `attempt` is the number of restarts before it.
+    """An epoch or a step of one attempt.
 
-    `lap` is 1 at first, and grows each time counting starts over within the attempt, as when fit() is called again.
-    `turn` is 1, 2, … if the epoch or step was run several times, else 0. `by_rank` has the values by metric
-    and rank. `time` is the time of the last report.
+    `attempt` is the number of restarts before the attempt. `at` is the number of the epoch or step. `lap` is 1 at
+    first, and grows each time counting starts over within the attempt, as when fit() is called again. If the epoch or
+    step was run several times, `turn` says which time this row is, counted from 1; otherwise, `turn` is 0. `by_rank`
+    has the values by metric and rank. `time` is the time of the last report.
     """
 
     attempt: int
@@ -51,9 +53,9 @@ class Row(NamedTuple):
 class Table(NamedTuple):
     """The last value of each metric in each epoch, or in each step if no epochs were reported.
 
-    Each metric ends where the slowest of the ranks that report it is, so that a mean always covers all of these ranks.
-    `laps`: whether counting has started over without a restart. `reached` is the epoch or step of a rank's last report
-    of a metric, by attempt, lap, metric and rank.
+    The values of a metric end at the place that the slowest of its ranks has reached. So a mean covers all the ranks
+    that report the metric. `laps` says whether counting has started over without a restart. `reached` has, for each
+    attempt, lap, metric and rank, the epoch or step of the rank's last report of the metric.
     """
 
     by: Literal["epoch", "step"]
@@ -78,9 +80,9 @@ class Table(NamedTuple):
         return {name: found[at[name]][name] for name in self.names}
 
     def _spreads(self, wanted: Container[int]) -> Iterator[tuple[int, dict[str, Spread]]]:
-        """The number and the metrics of each row whose number is in `wanted`.
+        """Yield the number and the metrics of each row whose number is in `wanted`.
 
-        Ranks may report at different steps: between two reports of a rank, the earlier one counts.
+        Ranks may report at different steps. If a rank has no report at a step, its previous report counts.
         """
         lap = (0, 0)
         known: dict[str, dict[int, float]] = {}
@@ -107,10 +109,11 @@ class Point(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """One metric over the course of the run; `last` is its last value in the table (the last point may be a mean).
+    """One metric over the course of the run.
 
-    `ranks` has each rank's pairs of x and value, if the values differ and the ranks are few enough to be told apart.
-    `undone` has the means that were lost in restarts: a line for each attempt that lost epochs or steps.
+    `last` is the metric's last value in the table; the last point may differ from it, as a point may be the mean of
+    several values. `ranks` has each rank's pairs of x and value, if the values differ and the ranks are few enough to
+    be told apart. If a restart undid epochs or steps of an attempt, their means are a separate line in `undone`.
     """
 
     name: str
@@ -128,9 +131,9 @@ class Mark(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """The progress of the slowest rank; `epoch` is counted from 1, whatever number the user's first epoch has.
+    """The progress of the slowest rank, `rank`.
 
-    `finished` is the number of finished ranks, of `size` ranks.
+    `epoch` is counted from 1, even if the user counts epochs from 0. `finished` of the `size` ranks have finished.
     """
 
     rank: int
@@ -149,7 +152,7 @@ class Progress(NamedTuple):
 
 @dataclass
 class _Place:
-    """How far the reports of one rank have come."""
+    """The place that the reports of one rank have reached; `ended` says whether the epoch `at` has ended there."""
 
     attempt: int = 0
     lap: int = 1
@@ -163,7 +166,10 @@ _Made = TypeVar("_Made")
 
 
 def remembered(*fields: str) -> Callable[[Callable[[RunRecord], _Made]], Callable[[RunRecord], _Made]]:
-    """Cache a function's last result while these fields of its record are unchanged: views often ask again."""
+    """Return a decorator that caches a function's last result, since views often ask again.
+
+    The cached result is used as long as these `fields` of the function's record are unchanged.
+    """
 
     def remember(make: Callable[[RunRecord], _Made]) -> Callable[[RunRecord], _Made]:
         last: list[tuple[list[Any], _Made]] = []
@@ -172,7 +178,7 @@ def remembered(*fields: str) -> Callable[[Callable[[RunRecord], _Made]], Callabl
         def find(record: RunRecord) -> _Made:
             values = [getattr(record, name) for name in fields]
             for known, made in last:  # `last` is read only once: another thread may change it
-                if known == values:  # quick if they are the same objects
+                if known == values:  # this is quick if the fields are still the same objects
                     return made
             made = make(record)
             last[:] = [(values, made)]
@@ -185,7 +191,10 @@ def remembered(*fields: str) -> Callable[[Callable[[RunRecord], _Made]], Callabl
 
 @remembered("metrics", "attempts", "finished_ranks")
 def table(record: RunRecord) -> Table:
-    """All metrics by epoch; if no epochs were reported, by step. A report without a step counts by its own number."""
+    """Return all metrics by epoch, or by step if no epochs were reported.
+
+    In a table by step, a report without a step is numbered: its step is the number of reports that its rank has made.
+    """
     by: Literal["epoch", "step"] = "epoch" if any(m.epoch is not None for m in record.metrics) else "step"
     names: dict[str, None] = {}
     cells: dict[_Key, dict[str, dict[int, float]]] = {}
@@ -213,9 +222,10 @@ def table(record: RunRecord) -> Table:
 
 
 def _shared(record: RunRecord, by: str) -> Iterator[tuple[_Key, Metrics, dict[str, float]]]:
-    """Each report: its place, the report, and its values of the metrics that all ranks have reported up to that place.
+    """Yield the place of each report, the report, and those of its values that are shown.
 
-    A metric does not wait for finished ranks, or for ranks that have never reported it.
+    In the current attempt, a value is shown only when all ranks have reported the metric up to the value's place.
+    Finished ranks, and ranks that have never reported the metric, are not waited for.
     """
     restarts = _restarts(record)
     finished = frozenset(record.finished_ranks)
@@ -244,12 +254,15 @@ def _shared(record: RunRecord, by: str) -> Iterator[tuple[_Key, Metrics, dict[st
 
 
 def _restarts(record: RunRecord) -> list[float]:
-    """When the attempts after the first began."""
+    """Return the times at which the attempts after the first began."""
     return [attempt.started for attempt in record.attempts[1:]]
 
 
 def placed(reports: Sequence[Metrics], restarts: Sequence[float], by: str) -> Iterator[tuple[_Key, Metrics]]:
-    """Each report with its attempt, lap, and epoch or step; a report without an epoch gets its rank's current epoch."""
+    """Yield each report with its place: the attempt, the lap, and the epoch or step, as `by` says.
+
+    If places are epochs, a report without an epoch gets the epoch that its rank has reached.
+    """
     places: dict[int, _Place] = {}
     first = min((m.epoch for m in reports if m.epoch is not None), default=1)
     for metrics in reports:
@@ -263,7 +276,8 @@ def placed(reports: Sequence[Metrics], restarts: Sequence[float], by: str) -> It
         step = place.reports if metrics.step is None else metrics.step
         at = metrics.epoch if by == "epoch" else step
         if at is not None:
-            # After an epoch has ended, users may still report values of it. But a step of it begins another fit.
+            # Users may still report values of an epoch that has ended. But if such a report has a step, then the
+            # epoch is being run again by another fit.
             again = at == place.at and place.ended and metrics.step is not None
             if place.at is not None and (at < place.at or again):
                 place.lap += 1
@@ -280,12 +294,12 @@ def last_by_rank(record: RunRecord) -> dict[int, dict[str, float]]:
 
 
 def last(record: RunRecord) -> dict[str, Spread]:
-    """The last value of each metric, as a Spread over the ranks: as in the table and at the end of its curve."""
+    """Return the last value of each metric as a Spread over the ranks; tables and curves show the same values."""
     return table(record).last()
 
 
 def spread(values: Iterable[float]) -> Spread:
-    """The mean, minimum and maximum of some values; if one is not finite, it is returned for all three."""
+    """Return the mean, minimum and maximum of `values`; if a value is not finite, that value stands for all three."""
     found = list(values)
     if len(found) == 1:
         return Spread(found[0], found[0], found[0])
@@ -307,7 +321,10 @@ class _Measured(NamedTuple):
 
 
 def curves(record: RunRecord, found: Table) -> list[list[Curve]]:
-    """The curves by chart: training and validation (`loss`, `val_loss`) share one. A curve has at least 3 points."""
+    """Return the curves of each chart. A training metric and its validation metric (`loss`, `val_loss`) share a chart.
+
+    A metric with fewer than 3 finite values has no curve.
+    """
     charts: dict[str, list[Curve]] = {}
     measured, undone = _measured(record, found)
     last = found.last()
@@ -324,7 +341,7 @@ _ByName = dict[str, list[_Measured]]
 
 
 def _measured(record: RunRecord, found: Table) -> tuple[_ByName, dict[int, _ByName]]:
-    """The measurements by metric; and, by attempt, those that later attempts undid."""
+    """Return the measurements by metric; and those that later attempts undid, by the attempt that made them."""
     measured: _ByName = {}
     undone: dict[int, _ByName] = {}
     if len(found.rows) <= 2:
@@ -355,7 +372,10 @@ def _kept(found: Table) -> list[bool]:
 
 
 def _within_epochs(record: RunRecord, found: Table) -> _ByName:
-    """For runs of few epochs: the values reported for steps. Values reported once per epoch have no curve."""
+    """Return the values that were reported for steps, by metric: the curves of a run with few epochs.
+
+    Such a run has no curves of values that are reported once per epoch.
+    """
     values: dict[str, dict[float, dict[int, float]]] = {}
     for x, metrics, reported in _steps(record, found):
         for name, value in reported.items():
@@ -364,7 +384,10 @@ def _within_epochs(record: RunRecord, found: Table) -> _ByName:
 
 
 def _steps(record: RunRecord, found: Table) -> Iterator[tuple[float, Metrics, dict[str, float]]]:
-    """For each report of a step: the step counted through all epochs, the report, and its values in the table."""
+    """Yield, for each report with a step: the step, the report, and those of its values that are in the table.
+
+    The steps are counted through all epochs.
+    """
     before = {(row.attempt, row.lap, row.at): number for number, row in enumerate(found.rows)}
     for place, metrics, values in _shared(record, found.by):
         if metrics.step is not None and place in before:
@@ -402,9 +425,10 @@ def _rank_lines(by_rank: _Lines) -> _Lines:
 
 
 def _thinned(measured: list[_Measured]) -> tuple[tuple[Point, ...], _Lines]:
-    """At most CURVE_POINTS points, each for the same number of neighbouring measurements; and each rank's points.
+    """Return at most CURVE_POINTS points, and the points of each rank's own line.
 
-    Ranks may report at different steps: between two reports of a rank, the earlier one counts.
+    Each point stands for the same number of neighbouring measurements. If a rank has no report among them, its previous
+    point counts.
     """
     stride = -(-len(measured) // CURVE_POINTS)
     last = {rank: at for at, each in enumerate(measured) for rank in each.by_rank}
@@ -430,13 +454,13 @@ def _thinned(measured: list[_Measured]) -> tuple[tuple[Point, ...], _Lines]:
 
 
 def marks(record: RunRecord, found: Table) -> list[Mark]:
-    """Where on the curves checkpoints were saved, and where attempts continued after a restart."""
+    """Return the places on the curves at which checkpoints were saved or attempts continued after a restart."""
     by_time = _by_time(record, found)
     if not by_time:
         return []
     marked = []
     for each in record.checkpoints:
-        if each.attempt or not record.attempts:  # else an earlier run saved it
+        if each.attempt or not record.attempts:  # otherwise, an earlier run saved the checkpoint
             exact = found.by == "step" and len(found.rows) > 2 and not found.laps and each.saved.kind == "sparkring"
             marked.append(Mark(each.saved.step if exact else _x_at(by_time, each.saved.time), "checkpoint"))
     for attempt in record.attempts[1:]:
@@ -450,14 +474,14 @@ def marks(record: RunRecord, found: Table) -> list[Mark]:
 
 
 def _by_time(record: RunRecord, found: Table) -> list[tuple[float, float]]:
-    """The times of reports, each with the place on the horizontal axis that was reached."""
+    """Return the times of reports, each with the place on the horizontal axis that the run had reached by then."""
     if len(found.rows) > 2:
         return sorted((row.time, float(x)) for row, x in zip(found.rows, _xs(found), strict=True))
     return sorted((metrics.time, x) for x, metrics, values in _steps(record, found) if values)
 
 
 def _x_at(by_time: list[tuple[float, float]], time: float) -> float:
-    """The place that was reached at `time`, interpolated between two reports."""
+    """Return the place that the run had reached at `time`, interpolated between two reports."""
     after = bisect.bisect_left(by_time, (time, -math.inf))
     if after in (0, len(by_time)):
         return by_time[min(after, len(by_time) - 1)][1]
@@ -539,7 +563,7 @@ def _courses(record: RunRecord) -> dict[int, _Course]:
 
 
 def first_epoch(record: RunRecord) -> int:
-    """The number that the user's first epoch has: 0 or 1."""
+    """Return the number from which the user counts epochs: 0 or 1."""
     return 0 if any(metrics.epoch == 0 for metrics in record.metrics) else 1
 
 
@@ -564,7 +588,7 @@ def _left_s(course: _Course, now: float) -> float | None:
     if took < 1 or made <= 0:
         return None  # too early to tell
     left = took / made * (1 - course.newest_done) - (now - course.newest.time)
-    return left if left > 0 else None  # overdue: the rank has become slower
+    return left if left > 0 else None  # the estimated end has passed, so the rank has become slower
 
 
 def _ordinal(count: int) -> str:

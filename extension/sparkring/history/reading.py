@@ -17,15 +17,18 @@ from sparkring.history.record import Reading, RunRecord
 
 STARVED = 0.5  # a rank starves if it waits for data for more than this part of its time
 STARVED_BESIDE_OTHERS, MORE_THAN_OTHERS = 0.3, 0.2  # or for more than 0.3, if that is 0.2 above the others' median
-JUDGED_AFTER_S = 1.0  # after an epoch's start: every rank has to wait for its first batch
-EARLY_S = 2.0  # ahead of the others: less may only mean that their reports are late
+# In an epoch's first second, waiting is ignored, since every rank has to wait for its first batch.
+JUDGED_AFTER_S = 1.0
+# A rank is early if it ended its epoch at least this long ago and others have not. A shorter time may only mean that
+# the others' reports are late.
+EARLY_S = 2.0
 RANKS_ALONE, BLOCKS = 32, 16  # more ranks than RANKS_ALONE are shown as at most BLOCKS blocks of neighbours
-NAMED = 3  # data sets that are shown rank by rank
+NAMED = 3  # this many data sets of a run are shown: those that were opened last
 UNEVEN = 1.01  # ranks count as even if the most rows of a rank are at most this many times the fewest
-_NAME_CHARACTERS = 40  # of a file, in a picture
+_NAME_CHARACTERS = 40  # of a file's name, in a picture
 _NOTES_SHOWN = 4
 _COLUMNS = 8
-_DATA_LISTED = 2  # in a list of runs
+_DATA_LISTED = 2  # data sets that a list of runs names for each run
 _RANKS_CHARACTERS = 60
 
 Mark = Literal["", "starves", "early"]
@@ -33,7 +36,10 @@ State = Literal["read", "reading", "to come"]
 
 
 class RankReading(NamedTuple):
-    """One rank and its last reader of a data set; `mark` says what is wrong, and `note` says it in words."""
+    """One rank and the progress of its last reader of a data set.
+
+    If something is wrong, `mark` says what, and `note` describes it.
+    """
 
     rank: int
     read: DataRead | None
@@ -66,7 +72,7 @@ class RankReading(NamedTuple):
 
     @property
     def epoch(self) -> int:
-        """The epoch that the rank reads, counted from 1; 0 before the first."""
+        """The epoch that the rank reads, counted from 1; 0 before the first epoch begins."""
         return max(self.read.epoch if self.read else 0, self.plan.epoch if self.plan else 0)
 
     @property
@@ -74,16 +80,17 @@ class RankReading(NamedTuple):
         """The rank's progress in the epoch of its plan; None if it has not reported any yet."""
         if self.plan is None or self.read is None or self.read.epoch != self.plan.epoch:
             return None
-        return self.read if self.read.time >= self.plan.time else None  # else the epoch has been started again
+        # Progress that is older than the plan belongs to an earlier start of the same epoch.
+        return self.read if self.read.time >= self.plan.time else None
 
     @property
     def begun(self) -> int:
-        """The rows of its epoch that were read before its reader was made."""
+        """The number of the epoch's rows that had already been read when the rank's reader was made."""
         return self.plan.begun if self.plan is not None and self.plan.epoch == self.epoch else 0
 
     @property
     def rows_planned(self) -> int | None:
-        """The rows that its reader is to read in its epoch; None if they are not known."""
+        """The number of rows that the rank's reader is to read in the epoch; None if it is not known."""
         if self.plan is not None and self.plan.epoch == self.epoch:
             return self.plan.rows - self.plan.begun
         return None if self.read is None else self.read.rows_planned
@@ -94,11 +101,11 @@ class DataSet(NamedTuple):
 
     opened: DataOpened
     ranks: tuple[RankReading, ...]
-    versions: tuple[tuple[str, tuple[int, ...]], ...]  # versions of the files, and the ranks that found them
+    versions: tuple[tuple[str, tuple[int, ...]], ...]  # each version of the files, with the ranks that found it
 
 
 class Line(NamedTuple):
-    """A line of the table: one rank, or several neighbouring ranks. Its texts are written as they are shown."""
+    """A line of the table, for one rank or several neighbouring ranks. The texts are formatted to be shown."""
 
     ranks: tuple[int, ...]
     epoch: str
@@ -109,7 +116,7 @@ class Line(NamedTuple):
     waiting: str
     place: str
     mark: Mark
-    notes: str  # for a block of ranks, they name the ranks
+    notes: str  # if the line has several ranks, the notes name the ranks that they are about
 
 
 def data_sets(record: RunRecord, now: float) -> list[DataSet]:
@@ -118,7 +125,7 @@ def data_sets(record: RunRecord, now: float) -> list[DataSet]:
     for rank in record.ranks:
         for reading in rank.readings:
             opened = reading.opened
-            # A rank's later reader of the same data replaces the earlier one: each evaluation may open a new reader.
+            # A rank may open a new reader of the same data for each evaluation: only its last reader is shown.
             found.setdefault((opened.name, opened.kind, opened.where), {})[rank.rank] = reading
     return [_data_set(record, readings, record.ended or now) for readings in found.values()]
 
@@ -133,9 +140,10 @@ def _data_set(record: RunRecord, readings: dict[int, Reading], now: float) -> Da
 
 
 def _judged(record: RunRecord, ranks: Sequence[RankReading], now: float) -> tuple[RankReading, ...]:
-    """The ranks with their marks: which ones have ended an epoch before others, and which ones wait for data.
+    """Return the ranks, with a mark and a note on those that have ended an epoch before others or wait for data.
 
-    The waiting times are sorted only once, as there may be many ranks.
+    Each rank's waiting is compared with the others' median. As there may be many ranks, the waiting times are sorted
+    only once.
     """
     over = record.outcome is not None
     reading = {rank.rank for rank in record.ranks if (rank.state != "finished" if over else rank.state == "running")}
@@ -171,7 +179,7 @@ def _judged(record: RunRecord, ranks: Sequence[RankReading], now: float) -> tupl
 
 
 def _median_without(ordered: Sequence[float], value: float) -> float | None:
-    """The median of `ordered` after one `value` in it is removed; None if nothing else is left."""
+    """Return the median of `ordered` without one occurrence of `value`; None if nothing else is left."""
     at, count = bisect.bisect_left(ordered, value), len(ordered) - 1
     if not count:
         return None
@@ -206,7 +214,7 @@ def data_words(found: DataSet) -> str:
 
 
 def progress_words(record: RunRecord, now: float) -> str:
-    """The progress in the data set with the latest report: `34 % of digits read, 1,203,000 rows/s`; or ''."""
+    """Return the progress in the data set that was reported on last: `34 % of digits read, 1,203,000 rows/s`; or ''."""
     found = max(data_sets(record, now), key=_last_heard, default=None)
     if found is None or not _last_heard(found):
         return ""
@@ -225,7 +233,7 @@ def progress_words(record: RunRecord, now: float) -> str:
 
 
 def notes(found: DataSet) -> str:
-    """What is wrong with the reading, rank by rank, or in short for many ranks; '' if nothing is."""
+    """Return what is wrong with the reading, rank by rank, or summed up if there are many such ranks; or ''."""
     told = [each for each in found.ranks if each.note]
     if len(told) <= _NOTES_SHOWN:
         return "; ".join(f"rank {each.rank} {each.note}" for each in told)
@@ -240,12 +248,15 @@ def closing_words(record: RunRecord, now: float) -> list[str]:
 
 
 def balance_words(found: DataSet) -> str:
-    """Which rank has more to read than others, which is slowest, and how much has been read in all; or ''."""
+    """Return which rank has more to read than others, which is slowest, and how much has been read in all; or ''."""
     return plain(dotted(_share_words(found), _pace_words(found), _amount_words(found)))
 
 
 def _share_words(found: DataSet) -> str:
-    """`rank 3 has 12 % more rows than rank 0`: only ranks in the latest epoch are compared."""
+    """Return how the ranks' shares differ: `rank 3 has 12 % more rows than rank 0`; '' if that is not known.
+
+    Only ranks that are in the latest epoch are compared.
+    """
     epoch = max((each.epoch for each in found.ranks), default=0)
     same = [(each.rows_planned, each.rank) for each in found.ranks if each.epoch == epoch]
     known = [(rows, rank) for rows, rank in same if rows is not None]
@@ -270,7 +281,7 @@ def _pace_words(found: DataSet) -> str:
 
 
 def _amount_words(found: DataSet) -> str:
-    """Roughly how much of the files has been read: some ranks may already be in the next epoch."""
+    """Return how much of the files has been read. This is an estimate: some ranks may be in the next epoch already."""
     opened = found.opened
     rows = sum(each.read.rows + each.begun for each in found.ranks if each.read is not None)
     if not (opened.rows and opened.size_bytes and rows):
@@ -280,7 +291,7 @@ def _amount_words(found: DataSet) -> str:
 
 
 def _ranks(found: Sequence[int]) -> str:
-    """`ranks 0–3, 7`, or only the number of ranks if the list would be long."""
+    """Return the list of ranks, `ranks 0–3, 7`, or only the number of ranks if the list would be long."""
     named = rank_list(found)
     return named if len(named) <= _RANKS_CHARACTERS else f"{len(found):,} ranks"
 
@@ -303,7 +314,7 @@ def _last_heard(found: DataSet) -> float:
 
 
 def lines(found: DataSet, alone: int = RANKS_ALONE) -> list[Line]:
-    """A line for each rank, or for each block of neighbours if there are more ranks than `alone`."""
+    """Return a line for each rank, or for each block of neighbouring ranks if there are more ranks than `alone`."""
     ranks = found.ranks
     length = 1 if len(ranks) <= alone else -(-len(ranks) // BLOCKS)
     some = [found._replace(ranks=ranks[begin : begin + length]) for begin in range(0, len(ranks), length)]
@@ -348,7 +359,10 @@ def _rows(rate: float) -> str:
 
 
 class Block(NamedTuple):
-    """Consecutive row groups of a rank's epoch, in one state; `begin` and `end` are fractions of the epoch's rows."""
+    """Consecutive row groups of a rank's epoch that are in the same state.
+
+    `begin` and `end` are fractions of the epoch's rows.
+    """
 
     state: State
     begin: float
@@ -357,7 +371,10 @@ class Block(NamedTuple):
 
 
 class Strip(NamedTuple):
-    """A rank's epoch in the order in which it is read; `at` is the fraction that has been read, if that is known."""
+    """A rank's epoch in the order in which it is read.
+
+    `at` is the fraction that has been read; None if it is not known, or if the epoch is over.
+    """
 
     blocks: tuple[Block, ...]
     at: float | None
@@ -365,9 +382,9 @@ class Strip(NamedTuple):
 
 
 def strip(mine: RankReading, most: int, *, over: bool = False) -> Strip | None:
-    """A rank's epoch in at most about `most` blocks; None if it is not known what the rank reads.
+    """Return a rank's epoch, divided into roughly `most` blocks at most; None if it is not known what the rank reads.
 
-    `over`: the run has ended, so the rest will not be read.
+    `over` says whether the run has ended, so that the rest of the epoch will not be read.
     """
     plan, read = mine.plan, mine.read_of_plan
     if plan is None or plan.epoch < mine.epoch or not plan.rows:
@@ -400,7 +417,7 @@ def strip(mine: RankReading, most: int, *, over: bool = False) -> Strip | None:
 
 
 def state_words(over: bool) -> dict[State, str]:
-    """The names of the states, during the run and after it."""
+    """Return the words for the states: those for a run in progress, or those for a run that is `over`."""
     if over:
         return {"read": "read", "reading": "begun", "to come": "not read"}
     return {"read": "read", "reading": "being read", "to come": "to come"}
@@ -411,7 +428,11 @@ def _position(plan: DataPlanned, read: DataRead | None) -> int:
 
 
 def _reach(plan: DataPlanned, read: DataRead | None) -> tuple[int, int]:
-    """How many rows of the plan have been read, and up to which row the rank is reading now."""
+    """Return how many rows of the plan have been read, and up to which row the rank is reading now.
+
+    Rows are shuffled within a window, so all rows of the current window count as being read. If the number of rows to
+    read is not known, all rows of the plan count as being read.
+    """
     if read is not None and read.done:
         return plan.rows, 0
     if read is not None and read.rows_planned is None:
@@ -434,7 +455,7 @@ def _file_name(name: str) -> str:
 
 
 def telling(found: DataSet, most: int) -> tuple[RankReading, ...]:
-    """At most `most` ranks: those that are marked, the slowest, and the first ones."""
+    """Choose at most `most` ranks to show: first some with marks, then some of the slowest, then the first ranks."""
     if len(found.ranks) <= most:
         return found.ranks
     marked = [each for each in found.ranks if each.mark]

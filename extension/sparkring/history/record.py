@@ -1,8 +1,8 @@
 """A run's record: what is known of the run so far, computed by a pure fold over its events.
 
-A view depends on nothing but a RunRecord, so a saved run looks like a live one. The size of a record is limited. It
-keeps only the last lines that ranks print (the log files contain all lines), and for each rank at most DISPLAYS_KEPT
-displays of DISPLAY_BYTES in total.
+A view shows only what is in a RunRecord, so a saved run looks like a live one. The size of a record is limited:
+it has only the last lines that the ranks printed (the log files have all lines), and at most DISPLAYS_KEPT displays of
+each rank, with at most DISPLAY_BYTES in total.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from typing import Any, Literal, NamedTuple
 from sparkring.history import events
 from sparkring.runtime.report import DISPLAY_BYTES, DISPLAYS_KEPT
 
-TAIL_LINES = 200  # kept per rank
-RECENT_LINES = 1_000  # kept of all ranks, in order of arrival
+TAIL_LINES = 200  # the last lines of each rank that are kept
+RECENT_LINES = 1_000  # the last lines of all ranks together that are kept, in order of arrival
 METRICS_KEPT = 5_000
 NOTICES_KEPT = 50
-EPOCHS_KEPT = 100  # ended epochs of each reader
-PLANS_KEPT = 3  # per rank: the plans of the readers that last reported one
+EPOCHS_KEPT = 100  # for each reader, the last epochs that have ended
+PLANS_KEPT = 3  # for each rank, the newest plans; of each reader, only the last plan is known
 CHECKPOINTS_KEPT = 1_000
 TIMELINES_KEPT = 20
-ATTEMPT_LINES = 20  # the last lines of the rank that ended an attempt
+ATTEMPT_LINES = 20  # the last lines of the rank whose failure ended an attempt
 LINE_CHARACTERS = 4_000  # a longer line is cut in the record, not in the log file
-PARTIAL_BYTES = 64 * 1024  # a line that grows beyond this is shown in pieces
-STACK_HOLDS_S = 1.0  # a stack is kept at least this long, even if the rank prints: some ranks print all the time
+PARTIAL_BYTES = 64 * 1024  # a line that grows beyond this before it ends is shown in pieces
+STACK_HOLDS_S = 1.0  # a stack is kept at least this long; otherwise, the next output of the rank would remove it
 
 RankState = Literal["starting", "running", "finished", "failed", "stopped", "idle"]
 
 
 class LogLine(NamedTuple):
-    """One line that a rank printed; `stream` is "message" for what it sent to the notebook on purpose."""
+    """One line that a rank printed, or text that it sent to the notebook on purpose: then `stream` is "message"."""
 
     time: float
     rank: int
@@ -45,8 +45,8 @@ CheckpointState = Literal["committed", "damaged", "removed"]
 class Checkpoint(NamedTuple):
     """A checkpoint that this run saved, or that it found damaged, and what has become of it.
 
-    `attempt` is the number of the attempt that saved it; 0 if an earlier run saved it, or if this run lists no
-    attempts. `reason` says why it is damaged.
+    `attempt` is the number of the attempt that saved the checkpoint. It is 0 if an earlier run saved the checkpoint, or
+    if this run lists no attempts. `reason` says in which way the checkpoint is damaged.
     """
 
     saved: events.CheckpointSaved
@@ -56,16 +56,16 @@ class Checkpoint(NamedTuple):
 
     @property
     def place(self) -> tuple[str, str]:
-        """Its directory, and its name there."""
+        """The checkpoint's directory, and its name in the directory."""
         return self.saved.folder, self.saved.name
 
 
 class Attempt(NamedTuple):
     """One attempt of a run that can restart.
 
-    `checkpoint` is the name of the checkpoint to continue from, and `step` its step. `restored` is when the first rank
-    had restored it (Unix seconds; 0 if no rank has yet). `ended` and the fields after it say when and why the
-    attempt ended, if it ended before the run was over.
+    `checkpoint` is the name of the checkpoint to continue from, and `step` is the checkpoint's step. `restored` is the
+    time at which the first rank had restored this checkpoint (Unix seconds; 0 if no rank has yet). `ended` and the
+    fields after `ended` say when and why the attempt ended, if it ended before the run was over.
     """
 
     number: int
@@ -92,10 +92,11 @@ class Reading(NamedTuple):
 
 
 class RankRecord(NamedTuple):
-    """One rank. `partial_…` is the last line of a stream while its end has not been printed yet.
+    """One rank. A rank whose state is "idle" does not run the cell.
 
-    `stack` is the last one taken; it is dropped when the rank is heard from more than STACK_HOLDS_S later, since the
-    rank has then moved on. In the state "idle", the cell does not run on the rank.
+    `partial_stdout` and `partial_stderr` hold the beginning of a line whose end has not been printed yet. `stack` is
+    the last stack that was taken of the rank. If the rank is heard from more than STACK_HOLDS_S later, it has moved on,
+    so the stack is dropped.
     """
 
     rank: int
@@ -126,7 +127,12 @@ class RankRecord(NamedTuple):
 
 
 class RunRecord(NamedTuple):
-    """One run. `recent_count` counts all lines that were ever added to `recent`; `part` is RunStarted's `ranks`."""
+    """One run.
+
+    `part` are the ranks that the cell runs on; () for all ranks. `joined` is the number of members that have connected
+    in the current attempt. `recent` are the last lines of all ranks, and `recent_count` counts all lines that were ever
+    added to `recent`.
+    """
 
     run_id: str = ""
     title: str = ""
@@ -143,14 +149,14 @@ class RunRecord(NamedTuple):
     versions: tuple[tuple[str, str], ...] = ()
     running_since: float = 0.0
     ended: float = 0.0
-    attempts: tuple[Attempt, ...] = ()  # of a run that can restart; any other run has just one, which is not listed
+    attempts: tuple[Attempt, ...] = ()  # () if the run cannot restart: its only attempt is not listed
     checkpoints: tuple[Checkpoint, ...] = ()
-    timelines: tuple[events.TimelineSaved, ...] = ()  # of the attempts, in their order
+    timelines: tuple[events.TimelineSaved, ...] = ()  # in the order of the attempts
     joined: int = 0
     ranks: tuple[RankRecord, ...] = ()
     recent: tuple[LogLine, ...] = ()
     recent_count: int = 0
-    displays: tuple[events.Displayed, ...] = ()  # those that were not left out, in order of arrival
+    displays: tuple[events.Displayed, ...] = ()  # the displays that were not left out, in order of arrival
     metrics: tuple[events.Metrics, ...] = ()
     notices: tuple[events.Notice, ...] = ()
     outcome: events.Ending | None = None
@@ -170,12 +176,12 @@ class RunRecord(NamedTuple):
 
     @property
     def failure(self) -> events.Failure | None:
-        """Why the rank that ended the run failed, if one did."""
+        """The failure of the rank whose failure ended the run; None if no rank's failure did."""
         return None if self.failed_rank is None else self.ranks[self.failed_rank].failure
 
 
 def replay(found: Iterable[events.Event], record: RunRecord | None = None) -> RunRecord:
-    """The record after all the events `found`."""
+    """Return `record`, or an empty record, after all the events `found`."""
     record = record or RunRecord()
     for event in found:
         record = apply(record, event)
@@ -183,7 +189,7 @@ def replay(found: Iterable[events.Event], record: RunRecord | None = None) -> Ru
 
 
 def apply(record: RunRecord, event: events.Event) -> RunRecord:
-    """The record after `event`; neither argument is changed."""
+    """Return the record after `event`; neither argument is changed."""
     after = _after(record, event)
     return _without_old_notices(record, event, after) if any(notice.until for notice in record.notices) else after
 
@@ -211,7 +217,7 @@ def _after(record: RunRecord, event: events.Event) -> RunRecord:
 
 
 def _after_news(record: RunRecord, rank: RankRecord, event: events.RankEvent) -> RunRecord:
-    """The record after an event of one of its ranks."""
+    """Return the record after an event of the rank `rank`."""
     match event:
         case events.Output():
             return _printed(record, event)
@@ -256,7 +262,7 @@ def _after_news(record: RunRecord, rank: RankRecord, event: events.RankEvent) ->
             return _exited(record, event)
         case events.StackTaken():
             return _with_rank(record, rank._replace(stack=event))
-    return record  # TimelinePart: timelines have files of their own
+    return record  # a TimelinePart: timelines are not in the record, but in files
 
 
 def _started(record: RunRecord, event: events.RunStarted) -> RunRecord:
@@ -277,8 +283,9 @@ def _noticed(record: RunRecord, notice: events.Notice) -> RunRecord:
 
 
 def _without_old_notices(before: RunRecord, event: events.Event, after: RunRecord) -> RunRecord:
-    """The record without the notices that no longer apply."""
-    # A rank that is ended in a stall writes a traceback. That is not progress, so the notice of the stall stays.
+    """Return the record `after` the event without the notices that no longer apply."""
+    # A rank that is stopped during a stall writes a traceback. This is not progress, so it must not remove the notice
+    # about the stall.
     ends = isinstance(event, events.RankFailed | events.RankStopped) or (
         isinstance(event, events.Output) and event.stream == "stderr"
     )
@@ -299,7 +306,8 @@ def _thinned(metrics: tuple[events.Metrics, ...]) -> tuple[events.Metrics, ...]:
     older, newer = metrics[: METRICS_KEPT // 2], metrics[METRICS_KEPT // 2 :]
     places = _places(older)
     numbers = {place: number for number, place in enumerate(dict.fromkeys(places))}
-    # A step may have reports in both halves. Those in the newer half are kept, so those in the older half are, too.
+    # A step may have reports of some ranks in the older half and of others in the newer half. The newer half is kept
+    # whole, so such a step is also kept in the older half.
     split = {*_places(newer[: 2 * len({each.rank for each in older})])}
     kept = (
         each
@@ -310,7 +318,10 @@ def _thinned(metrics: tuple[events.Metrics, ...]) -> tuple[events.Metrics, ...]:
 
 
 def _places(metrics: Sequence[events.Metrics]) -> list[tuple[int | None, int]]:
-    """The epoch and step of each report; a report without a step has its number among its rank's reports instead."""
+    """Return the epoch and step of each report.
+
+    A report without a step is numbered: its step is the number of reports that its rank has made.
+    """
     counted: dict[int, int] = {}
     places = []
     for each in metrics:
@@ -320,7 +331,7 @@ def _places(metrics: Sequence[events.Metrics]) -> list[tuple[int | None, int]]:
 
 
 def as_shown(line: bytes) -> str:
-    """A line as a terminal finally shows it: the text after the last carriage return, with bad bytes as \\xNN."""
+    """Return the text that a terminal shows in the end: what follows the last carriage return; bad bytes as \\xNN."""
     line = line.rstrip(b"\r")
     line = line[line.rfind(b"\r") + 1 :]
     text = line.decode("utf-8", "backslashreplace")
@@ -328,7 +339,11 @@ def as_shown(line: bytes) -> str:
 
 
 def _at_the_start(size: int, part: Sequence[int] = (), warm_at: float = 0.0) -> tuple[RankRecord, ...]:
-    """The ranks when the cell starts; those of a warm gang are up already, and run it at once."""
+    """Return the ranks as they are when the cell starts.
+
+    If the run is on a warm gang, `warm_at` is the time of the start: the gang's ranks are up, so they are "running" at
+    once. If `part` names some ranks, the others are "idle".
+    """
     found = RankRecord(0, "running" if warm_at else "starting", last_heard=warm_at)
     return tuple(
         found._replace(rank=rank, state="idle" if part and rank not in part else found.state) for rank in range(size)
@@ -336,7 +351,7 @@ def _at_the_start(size: int, part: Sequence[int] = (), warm_at: float = 0.0) -> 
 
 
 def _begun(record: RunRecord, event: events.AttemptStarted) -> RunRecord:
-    """The record with new ranks, which keep only the line counts and the last lines of the previous ones."""
+    """Begin an attempt: its ranks are new, and keep only the line counts and last lines of the previous attempt's."""
     ranks = tuple(
         rank._replace(line_count=old.line_count, size_bytes=old.size_bytes, tail=old.tail) if old else rank
         for rank, old in itertools.zip_longest(_at_the_start(event.size), record.ranks[: event.size])
@@ -363,13 +378,13 @@ def _saved(record: RunRecord, event: events.CheckpointSaved) -> RunRecord:
     for each in record.checkpoints:
         if event.best and each.saved.best and (each.saved.folder, each.saved.kind) == (event.folder, event.kind):
             each = each._replace(saved=each.saved._replace(best=False))
-        if each.place != found.place:  # ModelCheckpoint may overwrite one
+        if each.place != found.place:  # ModelCheckpoint may overwrite a checkpoint: `found` then replaces it
             others.append(each)
     return record._replace(checkpoints=(*others, found)[-CHECKPOINTS_KEPT:])
 
 
 def _changed(record: RunRecord, event: events.CheckpointDamaged | events.CheckpointRemoved) -> RunRecord:
-    """Note that a checkpoint was damaged or removed; for one that an earlier run saved, only damage is noted."""
+    """Note that a checkpoint was damaged or removed. If an earlier run saved the checkpoint, only damage is noted."""
     state: CheckpointState = "damaged" if isinstance(event, events.CheckpointDamaged) else "removed"
     reason = event.reason if isinstance(event, events.CheckpointDamaged) else ""
     place, found = (event.folder, event.name), record.checkpoints
@@ -388,13 +403,16 @@ def _restored(record: RunRecord, event: events.CheckpointRestored) -> RunRecord:
 
 
 def _heard(rank: RankRecord, time: float) -> RankRecord:
-    """The rank after a message from it. In a saved run, a DataRead may be older than the message before it."""
+    """Return the rank after a message from it.
+
+    `last_heard` never goes back, although a DataRead of a saved run may come after newer events.
+    """
     moved_on = rank.stack is not None and time - rank.stack.time > STACK_HOLDS_S
     return rank._replace(last_heard=max(time, rank.last_heard), stack=None if moved_on else rank.stack)
 
 
 def _told(record: RunRecord, event: events.RankEvent, **changes: Any) -> RunRecord:
-    """The record after an event that shows that its rank is alive, with these changes to the rank."""
+    """Apply `changes` to the rank of `event`, and note that the rank was heard from: the event shows that it lives."""
     return _with_rank(record, _heard(record.ranks[event.rank], event.time)._replace(**changes))
 
 
@@ -404,7 +422,10 @@ def _with_rank(record: RunRecord, changed: RankRecord) -> RunRecord:
 
 
 def _with_lines(record: RunRecord, rank: RankRecord, lines: list[LogLine], count: int) -> RunRecord:
-    """Add `lines`, the last of `count` new lines. Lines that `--logs` leaves out are kept only in the rank's tail."""
+    """Add new lines of a rank to the record: `count` is their number, and `lines` are the last ones of them.
+
+    Lines that `--logs` leaves out are kept only in the rank's `tail`.
+    """
     tail = (*rank.tail, *lines[-TAIL_LINES:])[-TAIL_LINES:]
     record = _with_rank(record, rank._replace(tail=tail, line_count=rank.line_count + count))
     if record.logs == "callbacks" or (record.logs == "rank0" and rank.rank != 0):
@@ -434,7 +455,7 @@ def _printed(record: RunRecord, event: events.Output) -> RunRecord:
 
 
 def bounded(record: RunRecord, event: events.Displayed) -> events.Displayed:
-    """The display as the record will keep it: without its data if the rank has reached its limits."""
+    """Return the display as the record will keep it: without its data if it would exceed the limits for a rank."""
     event = event._replace(attempt=len(record.attempts) or 1)
     others = [each for each in record.displays if each.rank == event.rank and not _takes_place(event, each)]
     full = len(others) >= DISPLAYS_KEPT or sum(len(each.data) for each in others) + len(event.data) > DISPLAY_BYTES
@@ -447,7 +468,7 @@ def _takes_place(new: events.Displayed, old: events.Displayed) -> bool:
 
 
 def _displayed(record: RunRecord, event: events.Displayed) -> RunRecord:
-    """Add the display, or replace the one that it updates; count it as left out if it has no data."""
+    """Add a display to the record, or replace the display that it updates. One without data is counted as left out."""
     if not event.data:
         return _told(record, event, displays_left_out=record.ranks[event.rank].displays_left_out + 1)
     at = next((at for at, each in enumerate(record.displays) if not event.clears and _takes_place(event, each)), None)
@@ -466,7 +487,7 @@ def _read(reading: Reading, event: events.DataRead) -> Reading:
 
 
 def _planned(readings: tuple[Reading, ...], event: events.DataPlanned) -> tuple[Reading, ...]:
-    """The readings with the plan of an epoch; if too many have a plan, the oldest plan is removed."""
+    """Return the readings with the new plan `event`; only the newest PLANS_KEPT plans are kept."""
     found = [each._replace(plan=event) if each.opened.reader == event.reader else each for each in readings]
     told = sorted((each.plan.time, each.plan.reader) for each in found if each.plan is not None)
     gone = {reader for _, reader in told[:-PLANS_KEPT]}
@@ -481,7 +502,7 @@ def _exited(record: RunRecord, event: events.RankExited) -> RunRecord:
 
 
 def _all_ended(record: RunRecord) -> RunRecord:
-    """Mark the ranks that have not ended as stopped: a rank that had to be killed sends no event of its own."""
+    """Mark the ranks that have not ended as stopped: if a rank had to be killed, no event of that rank says so."""
     for rank in record.ranks:
         if rank.partial_stdout or rank.partial_stderr:
             record = _with_last_lines(record, rank)
@@ -492,6 +513,6 @@ def _all_ended(record: RunRecord) -> RunRecord:
 
 
 def _with_last_lines(record: RunRecord, rank: RankRecord) -> RunRecord:
-    """Add the lines that have not ended yet, as whole lines."""
+    """Add the rank's last lines that have no end yet, as if they had ended."""
     last = list(rank.lines_with_partial()[len(rank.tail) :])
     return _with_lines(record, rank._replace(partial_stdout=b"", partial_stderr=b""), last, len(last))

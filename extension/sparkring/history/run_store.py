@@ -1,9 +1,10 @@
 """Saved runs: each is a folder with the run's events as JSON lines and one log file per rank.
 
     RUNS/2026-11-20_14-03-22_a1b2c3/
-        events.jsonl     every event. An output event says where in the log its bytes are. Of frequent events (a rank's
-                         reading, a GPU's use), only the newest one is stored, every PROGRESS_EVERY_S seconds
-        rank-0.log …     everything that each rank wrote, both streams in order of arrival
+        events.jsonl     the events, one on each line. The bytes of an output event are in the rank's log, and the event
+                         says where. Frequent events (how far a rank has read, how a GPU is used) are collected, and
+                         every PROGRESS_EVERY_S seconds only the newest event of each reader and GPU is stored
+        rank-0.log …     everything that each rank wrote to stdout and stderr, in order of arrival
         displays/        what the ranks displayed: rank-0-1.png is rank 0's first display in attempt 1,
                          attempt-2-rank-0-1.png its first display in attempt 2
         timeline.json    Horovod's timeline, if there is one; attempt 2's timeline is timeline-2.json
@@ -33,22 +34,24 @@ from sparkring.history.record import RunRecord, replay
 
 KEEP = 100
 NEWEST = 20  # this many of the newest runs are never removed, not even quick ones
-QUICK_S = 1.0
-# Pruning waits for this many runs above KEEP: after each cell, it would take a quarter of a warm gang's time.
+QUICK_S = 1.0  # a cell of a warm gang that finishes in less time is quick
+# Old runs are removed only when there are this many more than KEEP. To do that after each cell would take a quarter of
+# the time of a warm gang's cells.
 SLACK = 20
 PROGRESS_EVERY_S = 5.0
 EVENTS = "events.jsonl"
 DISPLAYS = "displays"
 # The file suffixes that differ from the MIME subtype.
 _SUFFIXES = {"jpeg": "jpg", "svg+xml": "svg", "markdown": "md", "latex": "tex"}
-LOOKED_THROUGH_BYTES = 256 * 1024  # the part of a run's events that is searched for data sets, which are opened early
+# Data sets are usually opened early in a run, so only this much of the beginning of its events is searched for them.
+LOOKED_THROUGH_BYTES = 256 * 1024
 DATA_LINES = 200
-ABANDONED_AFTER_S = 24 * 3600  # an unfinished run that has not been written to for this long is not running
+ABANDONED_AFTER_S = 24 * 3600  # an unfinished run whose events have not changed for this long is not running
 
 
 def home() -> Path:
-    """Where runs are saved: `$SPARKRING_HOME/runs`, or `runs` in the user's data folder."""
-    import platformdirs  # imported here: executors import this module, and need not have platformdirs
+    """Return where runs are saved: `$SPARKRING_HOME/runs`, or `runs` in the user's data folder."""
+    import platformdirs  # not at the top: executors import this module too, and may lack platformdirs
 
     root = os.environ.get("SPARKRING_HOME") or platformdirs.user_data_dir("sparkring", appauthor=False)
     return Path(root, "runs")
@@ -58,7 +61,7 @@ Kind = TypeVar("Kind", bound=events.Event)
 
 
 class RunFolder:
-    """Writes one run. A full disk ends the writing, not the run; the first failed write is reported once."""
+    """Writes one run to its folder. If the disk is full, writing ends and this is reported once; the run goes on."""
 
     def __init__(self, run_id: str) -> None:
         self.path = home() / run_id
@@ -76,12 +79,12 @@ class RunFolder:
         # Frequent events that are not written yet: the newest one of each reader and of each GPU.
         self._later: dict[tuple[object, ...], events.Event] = {}
         self._due = 0.0
-        self._timeline: tuple[int, Arriving] | None = None  # with the number of its attempt
+        self._timeline: tuple[int, Arriving] | None = None  # an attempt's number, and its unfinished timeline
         self._broken: str | None = None
         self._told = False
 
     def write(self, event: events.Event) -> Notice | None:
-        """Save one event; returns a Notice if saving has failed for the first time."""
+        """Save one event. Return a Notice if saving fails for the first time."""
         if self._broken is None:
             try:
                 self._write(event)
@@ -109,15 +112,15 @@ class RunFolder:
             if self._broken is None:
                 self._catch_up()
         except OSError:
-            pass  # then closing the files below fails, too
+            pass  # closing the files below fails too
         for file in self._files():
             try:
                 file.close()
             except OSError:
-                pass  # write() or flush() has noted it already
+                pass  # write() or flush() has noted the error already
 
     def take_timeline(self, part: events.TimelinePart, attempt: int) -> list[TimelineSaved | Notice]:
-        """Save a piece of an attempt's timeline; returns what to report when it is complete or saving fails."""
+        """Save a piece of an attempt's timeline. Return what to report if the timeline is complete or saving fails."""
         found: list[TimelineSaved | Notice] = []
         if self._timeline is not None and self._timeline[0] != attempt:
             found += self.end_timeline(part.time)
@@ -136,7 +139,7 @@ class RunFolder:
         return found
 
     def end_timeline(self, time: float, *, whole: bool = False, cut: int = 0) -> list[TimelineSaved | Notice]:
-        """Close the timeline that is being saved, if there is one, and return its summary, or a Notice if it fails."""
+        """Close the timeline that is being saved, if any. Return its summary, or a Notice if it cannot be saved."""
         if self._timeline is None:
             return []
         (attempt, arriving), self._timeline = self._timeline, None
@@ -191,9 +194,9 @@ class RunFolder:
 
 
 def new_id() -> str:
-    """A new run's id: the local time, five hex digits for the fraction of the second, and a random one against clashes.
+    """Return the id of a new run: the local time, five hex digits for the fraction of the second, and a random one.
 
-    So ids sort by time, even if runs take less than a second.
+    Ids sort by time, even if several runs begin within a second. The random digit makes clashes less likely.
     """
     now = time.time()
     fraction = int(now % 1 * 0x10_0000)
@@ -218,13 +221,13 @@ def timeline_name(attempt: int) -> str:
 
 
 def log(path: Path, rank: int) -> str:
-    """Everything that a rank wrote to stdout and stderr, in order of arrival; bad bytes as \\xNN."""
+    """Return everything that a rank wrote to stdout and stderr, in order of arrival. Invalid bytes appear as \\xNN."""
     file = path / log_name(rank)
     return file.read_bytes().decode("utf-8", "backslashreplace") if file.exists() else ""
 
 
 def saved() -> list[Path]:
-    """The folders of all saved runs, newest first."""
+    """Return the folders of all saved runs, newest first."""
     try:
         return sorted((path for path in home().iterdir() if (path / EVENTS).is_file()), reverse=True)
     except OSError:
@@ -232,7 +235,10 @@ def saved() -> list[Path]:
 
 
 def find(name: str) -> Path | None:
-    """The saved run that `name` means: its id, the beginning or the end of its id, or its title; '' is the newest."""
+    """Return the folder of the saved run that `name` means; None if there is none.
+
+    `name` is the run's id, the beginning or the end of its id, or its title; '' means the newest run.
+    """
     every = saved()
     if not name:
         return every[0] if every else None
@@ -241,7 +247,7 @@ def find(name: str) -> Path | None:
 
 
 def find_saved(name: str) -> Path:
-    """Like find(), but OptionsError if there is none."""
+    """Return what find() returns, but raise OptionsError if there is no such run."""
     path = find(name)
     if path is None:
         raise OptionsError(f"no saved run called {name!r}: %runs lists them." if name else "no runs saved yet.")
@@ -249,7 +255,7 @@ def find_saved(name: str) -> Path:
 
 
 def last_checkpoint_dir() -> str:
-    """The --checkpoint-dir of the newest saved run that had one; OptionsError if none had."""
+    """Return the --checkpoint-dir of the newest saved run that had one; raise OptionsError if none had."""
     directories = (first(path).checkpoint_dir for path in saved())
     directory = next(filter(None, directories), "")
     if not directory:
@@ -258,12 +264,12 @@ def last_checkpoint_dir() -> str:
 
 
 def is_named(name: str, run_id: str) -> bool:
-    """Whether `name` means the run: its id, or the beginning or the end of its id."""
+    """Whether `name` is the run's id, or the beginning or the end of it."""
     return run_id.startswith(name) or run_id.endswith(name)
 
 
 def load(path: Path) -> RunRecord:
-    """The whole record of a saved run; an incomplete event at its end is skipped."""
+    """Return the whole record of a saved run. If its last event is incomplete, the event is skipped."""
     return replay(_events(path))._replace(log_folder=str(path))
 
 
@@ -275,7 +281,7 @@ def _events(path: Path) -> Iterator[events.Event]:
                 rank = found["rank"]
                 if rank not in logs:
                     whole = path / log_name(rank)
-                    logs[rank] = whole.open("rb") if whole.exists() else io.BytesIO()  # no log: the disk was full
+                    logs[rank] = whole.open("rb") if whole.exists() else io.BytesIO()  # a full disk left no log
                 logs[rank].seek(found["start"])
                 found["data"] = logs[rank].read(found["size"])
             if found["type"] == events.Displayed.__name__:
@@ -298,20 +304,20 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def told(path: Path, kind: type[Kind]) -> Iterator[Kind]:
-    """All events of one kind in a saved run, in order of arrival."""
+    """Yield the events of one kind in a saved run, in order of arrival."""
     for found in _lines(path):
         if found["type"] == kind.__name__ and isinstance(event := events.from_json(found), kind):
             yield event
 
 
 def first(path: Path) -> RunStarted:
-    """How a saved run began."""
+    """Return the event with which a saved run began; one with "?" for unknown values if the event is missing."""
     event = next(map(events.from_json, _lines(path)), None)
     return event if isinstance(event, RunStarted) else RunStarted(0.0, path.name, "?", "", 0, "?", "?", "all")
 
 
 def data(path: Path) -> list[str]:
-    """The names of the data sets that a saved run has opened; of a long run, only the beginning is searched."""
+    """Return the names of the data sets that a saved run has opened. Of a long run, only the beginning is searched."""
     with (path / EVENTS).open("rb") as file:
         seen = file.read(LOOKED_THROUGH_BYTES)
     begin = f'{{"type": "{events.DataOpened.__name__}",'.encode()
@@ -320,7 +326,7 @@ def data(path: Path) -> list[str]:
 
 
 def last(path: Path) -> events.RunFinished | None:
-    """How a saved run ended; None while it runs, or when its driver was killed."""
+    """Return the event with which a saved run ended; None if the run has not ended, or if its driver was killed."""
     with (path / EVENTS).open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - 64 * 1024))
         tail = file.read().splitlines()
@@ -339,7 +345,7 @@ def last(path: Path) -> events.RunFinished | None:
 def prune(keep: int = KEEP, slack: int = 0) -> None:
     """If more than `keep` + `slack` runs are saved, remove all but `keep` of them. Runs that may be in progress stay.
 
-    Quick cells of warm gangs are removed first: a hundred of them must not displace yesterday's training.
+    The runs of quick cells are removed first: a hundred quick cells must not displace yesterday's training.
     """
     try:
         if len(os.listdir(home())) <= keep + slack:
@@ -348,7 +354,7 @@ def prune(keep: int = KEEP, slack: int = 0) -> None:
         return
     every = saved()
     left, oldest_first = len(every), every[min(NEWEST, keep) :][::-1]
-    for path in itertools.chain(filter(_was_quick, oldest_first), oldest_first):  # lazily, so that few runs are read
+    for path in itertools.chain(filter(_was_quick, oldest_first), oldest_first):  # lazy, so few runs are read
         if left <= keep:
             return
         try:

@@ -1,7 +1,7 @@
 """The Python stack of a rank, taken without its cooperation.
 
-faulthandler's signal handler is C code: it works while the rank waits in an allreduce, holds the
-GIL, or is in a system call, but not in a frozen process.
+The signal handler of faulthandler is C code. So it works even while the rank waits in an allreduce, holds the GIL, or
+is in a system call. It does not work while the process is frozen (SIGSTOP).
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ import signal
 from typing import NamedTuple
 
 CELL_NAME = "<cell>"  # the file name of the cell that is being run
-EARLIER_CELL = "<earlier cell>"  # the file name of every earlier cell in what ranks send to the driver
+EARLIER_CELL = "<earlier cell>"  # in what ranks send to the driver, the file name of every earlier cell
 _CELL = re.compile(r"<cell(?: (\d+))?>")
 _FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>.*)$', re.MULTILINE)
 _LIBRARIES = re.compile(r".*(?:/(?:site|dist)-packages/|\.zip/|/lib/python3\.\d+/)")
 
-# Functions in which a rank waits for the others, by file; `name` is the usual name of the collective. Functions that
-# only begin something (allreduce_async, isend) are not listed. The synchronize() in Horovod's mpi_ops is not listed
-# either, because its caller is the collective.
+# The functions in which a rank waits for the others: a pattern for the file, a pattern for the function, and the usual
+# name of the collective. If the name is '', the group `name` of the function's pattern is used. Functions that only
+# begin an operation (allreduce_async, isend) are not listed. The synchronize() in Horovod's mpi_ops is not listed
+# either, because its caller is listed.
 _WAITS = tuple(
     (re.compile(file), re.compile(function), name)
     for file, function, name in (
@@ -53,14 +54,16 @@ _WAITS = tuple(
         (r"/pyspark/taskcontext\.py$", r"(?P<name>barrier|allGather)", ""),
     )
 )
-# TensorFlow runs a whole graph in one call: a collective in it (as in Keras' fit) cannot be told from a computation.
+# TensorFlow runs a whole graph in one call, as in Keras' fit. The Python stack does not show whether the rank computes
+# in this call or waits in one of the graph's collectives.
 GRAPH = "a TensorFlow graph"
 _RUNS_GRAPH = (
     ("/tensorflow/python/eager/context.py", "call_function"),
     ("/tensorflow/python/client/session.py", "_call_tf_sessionrun"),
 )
 _TRACES_GRAPH = "func_graph_from_py_func"
-_WAITS_FOR_CELL = ("sparkring/worker/rank/rank.py", "serve")  # no leading slash: executors' paths have none
+# The path has no leading slash: in the zip that executors import sparkring from, paths begin with `sparkring/`.
+_WAITS_FOR_CELL = ("sparkring/worker/rank/rank.py", "serve")
 
 
 class Frame(NamedTuple):
@@ -84,7 +87,10 @@ def install(fd: int) -> None:
 
 
 def cell_name(number: int) -> str:
-    """The file name for compiling a rank's cell: each cell has its own, since its functions may outlive it."""
+    """Return the file name under which a rank compiles its cell `number`, counted from 1.
+
+    Each cell has its own file name, since a later cell may call its functions.
+    """
     return CELL_NAME if number == 1 else f"<cell {number}>"
 
 
@@ -94,17 +100,20 @@ def is_cell(filename: str) -> bool:
 
 
 def cell_line(text: str) -> int:
-    """The innermost line of the cell in `text`, the main thread's stack from faulthandler; 0 if there is none."""
+    """Return the innermost line of the cell on the main thread's stack `text`; 0 if the cell is not on the stack.
+
+    `text` was written by faulthandler. If it has frames of several cells, the newest cell is meant.
+    """
     newest, line = 0, 0
     for frame in _main_thread(text):
         cell = _CELL.fullmatch(frame.file)
-        if cell and int(cell[1] or 1) > newest:  # functions of earlier cells may be on the stack too
+        if cell and int(cell[1] or 1) > newest:  # the cell may have called functions of earlier cells
             newest, line = int(cell[1] or 1), frame.line
     return line
 
 
 def innermost(text: str) -> str:
-    """The function that the main thread runs, as `numpy/linalg.py:12 solve`; empty if unknown."""
+    """Return the function that the main thread runs, as `numpy/linalg.py:12 solve`; '' if it is not known."""
     frames = _main_thread(text)
     if not frames:
         return ""
@@ -120,20 +129,20 @@ def waits_for_cell(text: str) -> bool:
 
 
 def collective(text: str) -> str:
-    """The collective in which the main thread waits: `allreduce`, `barrier`, `init`; '' if none is known.
+    """Return the collective in which the main thread waits, such as `allreduce` or `init`; '' if none is known.
 
-    It is the innermost such function of Horovod, torch.distributed, TensorFlow or Spark, or GRAPH if all that can be
-    seen is that TensorFlow executes a graph.
+    This is the innermost function on the stack that is a collective of Horovod, torch.distributed, TensorFlow or Spark.
+    If there is none, but TensorFlow executes a graph, GRAPH is returned.
     """
     frames = _main_thread(text)
     graph = False
     for at, frame in enumerate(frames):
         if is_cell(frame.file):
-            break  # the outer frames only wait for the cell's code
+            break  # the frames farther out only wait for the cell to end
         for file, function, name in _WAITS:
             found = function.fullmatch(frame.function)
             if found and file.search(frame.file):
-                # While a graph is traced, its collectives are only recorded.
+                # While TensorFlow traces a graph, it records the graph's collectives, but does not run them.
                 traced = any(outer.function == _TRACES_GRAPH for outer in frames[at:])
                 return "" if traced else name or found["name"]
         if any(frame.function == function and frame.file.endswith(file) for file, function in _RUNS_GRAPH):
@@ -142,6 +151,9 @@ def collective(text: str) -> str:
 
 
 def _main_thread(text: str) -> list[Frame]:
-    """The frames of the main thread, innermost first. Version 0.1 saved other threads' frames before them."""
+    """Return the frames of the main thread, innermost first.
+
+    In stacks that version 0.1 saved, the frames of other threads come before those of the main thread.
+    """
     last_block = text.rpartition("(most recent call first):")[2]
     return [Frame(found["file"], int(found["line"]), found["function"]) for found in _FRAME.finditer(last_block)]

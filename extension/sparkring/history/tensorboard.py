@@ -1,4 +1,4 @@
-"""A saved run's metrics as TensorBoard's event files: one series for each rank, and one for their mean."""
+"""Writes a saved run's metrics as TensorBoard's event files: one series for each rank, and one for the ranks' mean."""
 
 from __future__ import annotations
 
@@ -23,10 +23,14 @@ FOLDER = "tensorboard"
 
 
 def environment() -> dict[str, str]:
-    """Environment variables for TensorBoard's process: its path, and a replacement for a module that it lacks."""
+    """Return the environment variables with which TensorBoard must be started from here.
+
+    TENSORBOARD_BINARY is the path of its program, if that is not on the PATH. PYTHONPATH adds a replacement for
+    pkg_resources, which TensorBoard imports, if that is not installed.
+    """
     found = {}
     beside = Path(sys.executable).with_name("tensorboard")
-    if shutil.which("tensorboard") is None and beside.exists():  # an environment's programs need not be on the PATH
+    if shutil.which("tensorboard") is None and beside.exists():  # the programs beside Python may not be on the PATH
         found["TENSORBOARD_BINARY"] = str(beside)
     if importlib.util.find_spec("pkg_resources") is None:
         folder = str(Path(__file__).parents[1] / "compat" / "beside_tensorboard")
@@ -36,7 +40,7 @@ def environment() -> dict[str, str]:
 
 @contextlib.contextmanager
 def environment_set() -> Iterator[None]:
-    """Set environment() in this process, from which TensorBoard is started, and restore the old values afterwards."""
+    """Set the variables of environment() in this process, which starts TensorBoard, and restore them afterwards."""
     needed = environment()
     before = {name: os.environ.get(name) for name in needed}
     try:
@@ -51,7 +55,7 @@ def environment_set() -> Iterator[None]:
 
 
 def shell_command(folder: Path) -> str:
-    """The command that shows the event files in `folder`, for a shell."""
+    """Return the shell command that starts TensorBoard with the event files in `folder`."""
     needed = environment()
     command = needed.pop("TENSORBOARD_BINARY", "tensorboard")
     settings = [f"{name}={shlex.quote(value)}" for name, value in needed.items()]
@@ -59,7 +63,7 @@ def shell_command(folder: Path) -> str:
 
 
 class Scalar(NamedTuple):
-    """One point of a curve; `series` is its folder, `time` is in Unix seconds."""
+    """One point of a curve; `series` is the name of the curve's folder, `time` is in Unix seconds."""
 
     series: str
     tag: str
@@ -69,9 +73,10 @@ class Scalar(NamedTuple):
 
 
 def write_event_files(run: Path) -> Path:
-    """Write event files with the metrics of the run saved in `run`, all of them or none; returns the files' folder.
+    """Write event files with the metrics of the run saved in `run`, all files or none. Return the files' folder.
 
-    OptionsError if TensorBoard is not installed, DataError if there are no metrics or they cannot be written.
+    Raise OptionsError if TensorBoard is not installed, and DataError if there are no metrics or the files cannot be
+    written.
     """
     try:
         import tensorboard  # noqa: F401 - to see if it is installed
@@ -99,11 +104,11 @@ def write_event_files(run: Path) -> Path:
 
 
 def scalars(reports: Iterable[Metrics], restarts: Sequence[float] = ()) -> list[Scalar]:
-    """Every value that was reported, and the mean over the ranks where every rank with metrics has a value.
+    """Return every value that was reported. Where every rank with metrics has a value, also return the ranks' mean.
 
-    Values reported at the end of an epoch are under `epoch/`, by epoch. The others are by step. Steps are counted
-    through all epochs if the number of steps per epoch is known. If counting starts over (several fits, a restart), a
-    new series begins.
+    Values that were reported at the end of an epoch have tags that begin with `epoch/`, and their step is the epoch.
+    The steps of other values are counted through all epochs if the number of steps per epoch is known. If counting
+    starts over (after a restart, or because fit() is called again), a new series begins.
     """
     every = list(reports)
     by = "epoch" if any(report.epoch is not None for report in every) else "step"
@@ -128,7 +133,7 @@ def scalars(reports: Iterable[Metrics], restarts: Sequence[float] = ()) -> list[
 
 
 def _step(report: Metrics) -> int:
-    """The step, counted from the first epoch on if the number of steps per epoch is known."""
+    """Return the report's step, counted through all epochs if the number of steps per epoch is known."""
     assert report.step is not None
     return report.step + max(0, (report.epoch or 1) - 1) * (report.steps or 0)
 
@@ -138,7 +143,7 @@ def _series(name: str, lap: int) -> str:
 
 
 def _mean(those: list[Scalar]) -> float:
-    last = {each.series: each.value for each in those}  # of each rank
+    last = {each.series: each.value for each in those}  # only the last value of each rank counts
     return math.fsum(last.values()) / len(last) if all(map(math.isfinite, last.values())) else math.nan
 
 

@@ -1,4 +1,7 @@
-"""The values of the ranks' last expressions as a notebook shows them: equal values once, with their ranks."""
+"""The text with which a notebook shows the values of the ranks' last expressions.
+
+Values that look alike are shown once, with the list of their ranks.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,16 @@ from sparkring.history.describe import rank_list
 from sparkring.history.lines import plain
 
 ENTRIES = 20
-CHARACTERS = 4_000  # of each entry
+CHARACTERS = 4_000  # of each entry; longer texts are cut
 
 Write = Callable[[object], str]
 
 
 def told(values: Mapping[int, object], write: Write = repr) -> str:
-    """`ranks 0–3: 0.9731`, one entry for each text that `write` makes of a value; empty if all values are None.
+    """Return the values of the ranks as entries such as `ranks 0–3: 0.9731`; '' if all values are None.
 
-    A text of several lines begins on a line of its own, so that its columns stay aligned.
+    `write` makes a text of each value; ranks whose values have the same text share an entry. A text of several lines
+    begins on a line of its own, so that its columns stay aligned.
     """
     by_text: dict[str, list[int]] = {}
     for rank in sorted(values):
@@ -33,7 +37,7 @@ def told(values: Mapping[int, object], write: Write = repr) -> str:
 
 
 def like(printer: Any) -> Write:
-    """A function that writes values like `printer`, a RepresentationPrinter of IPython, with the same settings."""
+    """Return a function that writes a value as `printer` would, a RepresentationPrinter of IPython."""
 
     def write(value: object) -> str:
         stream = io.StringIO()
@@ -55,7 +59,7 @@ def like(printer: Any) -> Write:
 
 
 def _written(value: object, write: Write) -> str:
-    """A value's text as plain() shows it; its type if `write` raises."""
+    """Return the value's text, cut if it is long, as plain() shows it; if `write` raises, name the value's type."""
     try:
         text = write(value)
     except Exception as error:  # a class's repr() may raise anything

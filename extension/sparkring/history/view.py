@@ -8,7 +8,7 @@ from sparkring.history.record import RunRecord
 
 
 class View(Protocol):
-    """Shows one run while it runs, and how it ended."""
+    """Shows one run: its progress while it runs, and then how it ended."""
 
     def refresh(self, record: RunRecord) -> None:
         """Show the run as it is now. This is called often; the view itself limits how often it draws."""
@@ -17,4 +17,4 @@ class View(Protocol):
         """Show the run as it ended."""
 
     def again(self, record: RunRecord) -> None:
-        """Show the run also in the current cell."""
+        """Show the run in the current cell as well, since the user has asked for it."""

@@ -13,7 +13,7 @@ from sparkring.worker.member import gpus, process
 
 
 def open_launcher(request: LaunchRequest, say: Callable[[str], None]) -> Launcher:
-    """A launcher for the request. LaunchError if it could not start the members."""
+    """Return a launcher for the request. Raise LaunchError if a launcher could not start the members."""
     if request.np < 0:
         return LocalLauncher(request.environment, request.size, request.gpus)
     from sparkring.cluster.session import find_session
@@ -24,7 +24,7 @@ def open_launcher(request: LaunchRequest, say: Callable[[str], None]) -> Launche
 
 
 def every_slot() -> int:
-    """The number of ranks for np=0: one for each of Spark's task slots."""
+    """Return the number of ranks for np=0: one rank for each of Spark's task slots."""
     from sparkring.cluster.session import find_session
     from sparkring.cluster.slots import slots
 
@@ -35,7 +35,7 @@ def every_slot() -> int:
 
 
 def gpus_of_a_rank(np: int, say: Callable[[str], None]) -> float:
-    """The number of GPUs for each rank: on this machine, one if it has any; on Spark, as many as a task gets."""
+    """Return the number of GPUs for each rank: here, one if the machine has any; on Spark, as many as a task gets."""
     if np < 0:
         return float(bool(gpus.found(os.environ.get("CUDA_VISIBLE_DEVICES"))))
     from sparkring.cluster.session import find_session
@@ -45,7 +45,10 @@ def gpus_of_a_rank(np: int, say: Callable[[str], None]) -> float:
 
 
 def room(request: LaunchRequest) -> int:
-    """How many ranks could run now, including those that already run; on this machine, as many as requested."""
+    """Return how many ranks there is room for now, including the ranks that already run.
+
+    On this machine, there is always room for as many ranks as requested.
+    """
     if request.np < 0:
         return request.size
     from sparkring.cluster.slots import current_slots
@@ -55,7 +58,10 @@ def room(request: LaunchRequest) -> int:
 
 
 def slots_table() -> list[tuple[str, ...]]:
-    """Where ranks can run now, as rows: where, slots, busy, details. Makes no SparkSession."""
+    """Return a table of the places where ranks can run now, with the columns where, slots, busy and details.
+
+    This does not start a SparkSession.
+    """
     load = f"load {os.getloadavg()[0]:.1f}"
     rows = [("this machine (n < 0)", f"{process.cores()} cores", "", load)]
     found = gpus.found(os.environ.get("CUDA_VISIBLE_DEVICES"))

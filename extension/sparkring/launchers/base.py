@@ -1,4 +1,7 @@
-"""The interface of a launcher, which starts members and makes sure that they end. It does not know what they do."""
+"""The interface of a launcher, which starts members and makes sure that they end.
+
+A launcher does not know what the members do.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class LaunchRequest(NamedTuple):
-    """What a launcher is to start: `size` members, on this machine if `np` is negative, else on Spark.
+    """What a launcher is to start: `size` members, on this machine if `np` is negative, otherwise on Spark.
 
     gpus: the number of GPUs for each member; 0 hides all GPUs, None is the launcher's default.
     data: the DataFrame whose partitions the ranks read.
-    here: whether errors may suggest processes on this machine instead.
+    here: whether the message of an error may suggest processes on this machine in place of Spark tasks.
     persistent: whether the members keep their slots until they are stopped, as those of a warm gang do.
     """
 
@@ -32,11 +35,12 @@ class LaunchRequest(NamedTuple):
 
 
 class Launcher(ABC):
-    """One place where members can run. A launcher serves one gang, once.
+    """Starts the members of one gang in one place. A launcher cannot be used for a second gang.
 
-    The driver listens on `bind_host`, and members reach it at `host`, both on `port` (0: any free one). With
-    `pins_gpus`, ranks see only the GPUs of the ranks on their node. After `slow_after_s`, a notice says what the start
-    waits for. After `give_up_after_s`, the start fails if members have not connected.
+    The driver listens on the address `bind_host` and on `port` (0: any free port). Members reach the driver at `host`,
+    on the same port. If `pins_gpus` is true, each rank sees only the GPUs that are assigned to the ranks on its node.
+    If the start takes longer than `slow_after_s`, a notice says what it waits for. If some members have not connected
+    after `give_up_after_s`, the start fails.
     """
 
     bind_host = host = "127.0.0.1"
@@ -47,20 +51,29 @@ class Launcher(ABC):
 
     @abstractmethod
     def start(self, size: int, ticket: Ticket) -> None:
-        """Start `size` members. Each gets a copy of `ticket` with its own number in `member`. Returns at once."""
+        """Start `size` members, and return without waiting for them.
+
+        Each member gets a copy of `ticket` in which the field `member` is the member's number.
+        """
 
     @abstractmethod
     def problem(self, wait_s: float = 0.0) -> LaunchError | None:
-        """Why members cannot start, or have ended; None if nothing is known after waiting up to `wait_s`."""
+        """Return an error that says why members cannot start, or why they have ended.
+
+        Return None if no such error is known after waiting up to `wait_s` seconds.
+        """
 
     @abstractmethod
     def stop(self, grace_s: float) -> None:
-        """Wait up to `grace_s` for the members to end, then end them; returns when none is left."""
+        """Wait up to `grace_s` seconds for the members to end, then end those that still run."""
 
     def waits_for(self) -> str:
-        """What a slow start may be waiting for; '' if that is not known."""
+        """Return what a slow start may be waiting for; '' if that is not known."""
         return ""
 
     def warning(self) -> str:
-        """What the user should know while the members are up and idle; '' if nothing, or if it was said already."""
+        """Return what the user should know while the members are up and idle.
+
+        Return '' if there is nothing to say, or if an earlier call has already returned it.
+        """
         return ""

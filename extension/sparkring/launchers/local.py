@@ -1,4 +1,4 @@
-"""Members as child processes on the driver's machine."""
+"""Starts members as child processes on the driver's machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from sparkring.worker.member import timeline
 
 
 class LocalLauncher(Launcher):
-    """Starts each member as a process in a session of its own, so that the terminal's Ctrl-C does not reach it."""
+    """Starts each member as a process.
+
+    Each process begins a new session of the operating system, so that Ctrl-C in the terminal does not reach the member.
+    """
 
     def __init__(self, environment: dict[str, str], size: int, gpus: int | None = None) -> None:
         self._environment = environment
@@ -48,7 +51,7 @@ class LocalLauncher(Launcher):
             assert process.stdin is not None
             with contextlib.suppress(OSError):  # the process died at once; problem() reports it
                 process.stdin.write(ticket._replace(member=member, last=last, gpus=self._gpus[member]).line())
-                process.stdin.flush()  # stdin stays open: when it is closed, the member ends
+                process.stdin.flush()  # stdin stays open, because a member ends when its stdin is closed
 
     def problem(self, wait_s: float = 0.0) -> LaunchError | None:
         for member, process in enumerate(self._members):
@@ -67,7 +70,8 @@ class LocalLauncher(Launcher):
             try:
                 process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                process.terminate()  # a rank that reads nothing may block the member, which kills the rank on SIGTERM
+                # The member may be blocked because its rank reads nothing. On SIGTERM, the member kills the rank.
+                process.terminate()
         for process in self._members:
             assert process.stdin is not None
             with contextlib.suppress(OSError):
@@ -84,9 +88,11 @@ class LocalLauncher(Launcher):
 
 
 def _shares(size: int, each: int | None, visible: str | None) -> list[tuple[str, ...]]:
-    """The GPUs of each rank, from those in CUDA_VISIBLE_DEVICES=`visible`. LaunchError if there are too few.
+    """Return the addresses of the GPUs for each of `size` ranks. Raise LaunchError if there are too few GPUs.
 
-    If `each` is None, every rank has one GPU if there are enough for all; otherwise none is assigned.
+    `each` is the number of GPUs for each rank. If `each` is None, this number is 1 if there are enough GPUs for all
+    ranks, and 0 if there are not. `visible` is the value of CUDA_VISIBLE_DEVICES, which limits the GPUs that may be
+    used; None if it is not set.
     """
     found = [] if each == 0 else nvml.found(visible)
     if each is None:

@@ -1,7 +1,7 @@
-"""Members as tasks of one Spark barrier stage, which runs in a thread of its own.
+"""Starts members as tasks of one Spark barrier stage. A separate thread of the driver runs the stage.
 
-Spark starts the tasks together, and gives them code, tickets and rows. Everything else goes over the members' own
-connections to the driver. The user's session is used as it is and never stopped.
+Spark starts all tasks together, and gives each task the code, a ticket and the rows of its partition. Everything else
+goes over the members' own connections to the driver. The user's SparkSession is used as it is, and is never stopped.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ PORT_SETTING = "spark.sparkring.driver.port"
 
 
 class SparkLauncher(Launcher):
-    """Starts each member in a task. Raises LaunchError or SlotsError, before any job runs, if that cannot work.
+    """Starts each member in a Spark task. If the request has data, Spark gives partition i to task i.
 
-    With data, task i is given partition i.
+    If members cannot start in the session, SparkLauncher() raises LaunchError or SlotsError, before any job runs.
     """
 
     slow_after_s = 2.0
@@ -62,7 +62,8 @@ class SparkLauncher(Launcher):
         self._stage = Stage(self._context, request.title, size, persistent=request.persistent)
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
-        self._python = str(self._context.pythonExec)  # the executors' Python, as far as it is known
+        # The executors' Python as configured. If the tasks fail for lack of a package, _run() finds the real one.
+        self._python = str(self._context.pythonExec)
         self._ended = False
         self._count_at = time.monotonic() + COUNT_EVERY_S
         self._starving: set[int] = set()
@@ -93,7 +94,7 @@ class SparkLauncher(Launcher):
             with executed_by_this_python(self._context):
                 if self._data is None:
                     stage = self._context.parallelize(range(size), size).barrier().mapPartitions(task)
-                    stage._jrdd  # noqa: B018 - records which Python is to run it
+                    stage._jrdd  # noqa: B018 - reading this now makes Spark note which Python to run
                 else:
                     stage = self._data.stage(size, task)
             stage.collect()
@@ -110,7 +111,8 @@ class SparkLauncher(Launcher):
         if not self._ended:
             return self._too_few()
         if self._error is None:
-            # The ranks have ended. A stage over a DataFrame may also have had no task to run.
+            # The stage ended without an error, so its ranks have ended. But if the stage reads an empty DataFrame, it
+            # had no task to run, and no rank has started.
             return LaunchError(f"Spark ran no task: `{self._data.name}` is empty.") if self._data else None
         text = str(self._error)
         if "PYTHON_VERSION_MISMATCH" in text or "Python in worker has different version" in text:
@@ -129,15 +131,18 @@ class SparkLauncher(Launcher):
         if self._data is not None and "SPARK-24820" in text:
             return LaunchError(
                 f"`{self._data.name}` comes from a union, a coalesce or another narrow transformation, which "
-                f"Spark cannot run in a barrier stage: use `{self._data.name}.repartition({self._size})`, or another "
-                "number of ranks with -n, which repartitions it."
+                f"Spark cannot run in a barrier stage: use `{self._data.name}.repartition({self._size})`, or set "
+                "another number of ranks with -n, so that sparkring repartitions the DataFrame."
             )
         if isinstance(self._error, LaunchError):
             return self._error
         return LaunchError(f"Spark ended the barrier stage: {root_cause(text)}")
 
     def _too_few(self) -> LaunchError | None:
-        """The error if too few slots are left. Spark does not report that it lost an executor; the stage just waits."""
+        """Return an error if Spark has fewer slots left than there are members, otherwise None.
+
+        The slots have to be counted because Spark does not report that it has lost an executor: the stage just waits.
+        """
         now = time.monotonic()
         if self._data is not None or now < self._count_at:
             return None
@@ -161,7 +166,7 @@ class SparkLauncher(Launcher):
         )
 
     def warning(self) -> str:
-        """A warning if a Spark job of the user has begun to wait for slots that the gang holds; otherwise ''."""
+        """Return a warning if a Spark job of the user has begun to wait for slots that the gang holds; otherwise ''."""
         if self._ended:
             return ""
         try:
@@ -169,7 +174,8 @@ class SparkLauncher(Launcher):
             behind = {} if found.free else waiting(self._context, mine)
         except Exception:  # py4j raises various errors if the session has been stopped
             return ""
-        # Only stages seen waiting twice count: one that has just been submitted has no tasks yet.
+        # A stage that has just been submitted runs no tasks yet, so it looks like a stage that waits. Therefore a stage
+        # counts only if the previous call also found it waiting.
         starving, self._starving = set(behind) & self._starving - self._warned_of, set(behind)
         if not starving:
             return ""
@@ -192,17 +198,21 @@ class SparkLauncher(Launcher):
 
 
 def _lacks(text: str) -> str:
-    """The package that Spark's own worker did not find when it started the task; '' if that was not the error."""
+    """Return the package that Spark's own worker did not find when it started a task.
+
+    Return '' if `text`, the message of an error, says something else.
+    """
     found = re.search(r"ModuleNotFoundError: No module named '(pyarrow|pandas|numpy|pyspark|py4j)\b", text)
     return found[1] if found else ""
 
 
 @functools.cache
 def _archive(with_nvml: bool) -> bytes:
-    """sparkring and cloudpickle as a zip that Python can import from, for executors that have neither.
+    """Return a zip with sparkring and cloudpickle. Python can import them from the zip on executors that have neither.
 
-    The modules are compiled, because otherwise each member would compile them; Spark ensures that all Pythons have the
-    same version. pynvml, which is as large as the rest, is included only if there are GPUs.
+    The modules are compiled here, because otherwise each member would compile them. The executors can load the compiled
+    modules, because Spark ensures that all Pythons have the same version. pynvml, which is as large as the rest, is
+    included only if `with_nvml` is true, that is, if there are GPUs.
     """
     import cloudpickle
 
@@ -226,7 +236,11 @@ def _archive(with_nvml: bool) -> bytes:
 def _task(
     ticket: Ticket, environment: dict[str, str], gpus: int | None, size: int, schema: bytes | None, *, with_nvml: bool
 ) -> Callable[..., Any]:
-    """The task's function. It is pickled by value, because executors cannot import its module."""
+    """Return the function that each task runs.
+
+    Executors cannot import the function's module. So the module is executed here under a name that no module has, which
+    makes cloudpickle pickle the function by value.
+    """
     source = pkgutil.get_data("sparkring.worker", "spark_task.py")
     assert source is not None
     namespace: dict[str, Any] = {"__name__": "sparkring_task"}

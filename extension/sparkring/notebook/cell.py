@@ -1,4 +1,4 @@
-"""The text of a cell: as Python for the ranks, the scripts that it runs, and a title for its run."""
+"""Turns a cell into Python for the ranks, finds the scripts that the cell runs, and chooses a title for its run."""
 
 from __future__ import annotations
 
@@ -19,18 +19,20 @@ _OUTSIDE_A_FUNCTION = {
     "yield": "The cell is the body of a function that runs once on each rank. Collect the values in a list, and end "
     "the cell with it.",
 }
-# Calls that do not show what a cell is for.
+# A cell's title may be the call that ends the cell. A call of one of these functions does not show what a cell is for.
 _UNTELLING_CALLS = frozenset({"barrier", "display", "init", "init_process_group", "print", "seed", "shutdown"})
 
 
 def python_source(shell: Any, magic: str, cell: str) -> str:
-    """The cell as Python, its lines numbered as the notebook shows them: the magic's own line is 1.
+    """Return the cell as Python. Its lines have the numbers that the notebook shows: the line of the magic is line 1.
 
-    CaptureError if it is not Python, or holds magics that ranks do not have; OptionsError if it is empty.
+    Raise CaptureError if the cell is not Python, or if it has magics that do not work on ranks. Raise OptionsError if
+    the cell is empty.
     """
     if not cell.strip():
         raise OptionsError(f"the cell is empty: the lines below %%{magic} are what the ranks run.")
-    empty = cell[: len(cell) - len(cell.lstrip())].count("\n")  # lines at the top, which IPython drops
+    # IPython drops the empty lines at the top of a cell. They are put back here, so that line numbers stay right.
+    empty = cell[: len(cell) - len(cell.lstrip())].count("\n")
     source: str = "\n" * (1 + empty) + shell.transform_cell(cell)
     try:
         tree = ast.parse(source)
@@ -44,7 +46,7 @@ def python_source(shell: Any, magic: str, cell: str) -> str:
 
 
 def _syntax_error(error: SyntaxError, cell: str) -> CaptureError:
-    """The error with the line at fault, and advice if there is any."""
+    """Return a CaptureError that shows the line with the mistake and, for some mistakes, gives advice."""
     line = error.lineno or 2
     text = ("\n" + cell).split("\n")[line - 1 : line]
     shown = f"\n    {text[0]}\n    {' ' * max(0, (error.offset or 1) - 1)}^" if text else ""
@@ -54,7 +56,11 @@ def _syntax_error(error: SyntaxError, cell: str) -> CaptureError:
 
 
 def _magic_call(node: ast.AST) -> tuple[str, str, str] | None:
-    """The call into which IPython turns a magic: the method's name, the magic's name, and the rest of the line."""
+    """Return the parts of `node` if it is a call into which IPython has turned a magic; otherwise None.
+
+    The parts are the name of the called method, such as 'run_line_magic', the name of the magic, and the rest of the
+    magic's line.
+    """
     match node:
         case ast.Call(
             func=ast.Attribute(value=ast.Call(func=ast.Name("get_ipython")), attr=kind),
@@ -79,7 +85,10 @@ def _refuse_magics(tree: ast.AST, where: str = "cell") -> None:
 
 
 def find_scripts(shell: Any, source: str) -> tuple[Script, ...]:
-    """The scripts that a cell runs with `%run`. If one of them is a notebook, its `%run` lines count, too."""
+    """Return the scripts that a cell runs with `%run`.
+
+    If such a script is itself a notebook or an .ipy file, the scripts that it runs with `%run` are included.
+    """
     scripts: dict[str, Script] = {}
 
     def look_through(tree: ast.AST, where: str = "cell") -> None:
@@ -107,10 +116,10 @@ def _error_at(node: ast.AST, where: str, message: str) -> CaptureError:
 
 
 def title_of(source: str) -> str:
-    """A title for a run without a name, or ''.
+    """Return a title for a run that the user has not named, or '' if the cell has nothing that can be a title.
 
-    It is the first of these that the cell has: a comment or docstring at the top, a call of fit(), a last expression, a
-    function definition.
+    The title is the first of these that the cell has: a comment or docstring at the top, a call of fit(), a last
+    expression, a function definition.
     """
     lines = (line.strip() for line in source.splitlines())
     first = next((line for line in lines if line and not line.startswith(("import ", "from "))), "")
@@ -126,7 +135,7 @@ def title_of(source: str) -> str:
 
 
 def _called_name(node: ast.AST) -> str:
-    """The name of the function or method in a call."""
+    """Return the name of the function or method that `node` calls; '' if `node` is not such a call."""
     match node:
         case ast.Call(func=ast.Attribute(attr=name)) | ast.Call(func=ast.Name(id=name)):
             return name

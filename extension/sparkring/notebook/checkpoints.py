@@ -1,4 +1,4 @@
-"""`%checkpoints`: the checkpoints in a directory."""
+"""`%checkpoints`, which shows the checkpoints in a directory."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ OPTIONS = OptionsTable(
         nargs="?",
         default="",
         metavar="DIR",
-        help="a path or URL, or a variable that holds one or checkpoints(…); default: the last --checkpoint-dir",
+        help="a path or URL, or a variable that holds a path, a URL or the result of checkpoints(…); default: the last "
+        "--checkpoint-dir",
         suggest=_suggest,
     ),
     Option("--check", action="store_true", help="compare every byte with what was saved"),
@@ -54,7 +55,10 @@ OPTIONS = OptionsTable(
 
 
 def parse(line: str) -> dict[str, Any]:
-    """The options on a `%checkpoints` line. OptionsError says what is wrong with it."""
+    """Return the options on a `%checkpoints` line.
+
+    Raise OptionsError, which says what is wrong, if the line is not valid.
+    """
     given = OPTIONS.parse(line)
     mode = given["mode"]
     if mode and not given["metric"]:
@@ -70,7 +74,7 @@ def _checkpoints(shell: Any, line: str) -> None:
     given = parse(line)
     source, metric, mode = given["source"], given["metric"], given["mode"]
     value = value_of(shell, source) if source else run_store.last_checkpoint_dir()
-    if not metric:  # then the metric that was given to checkpoints(…) counts
+    if not metric:  # use the metric that the user has given to checkpoints(…), if `value` is the result of that call
         metric, mode = getattr(value, "metric", None) or "", getattr(value, "mode", None)
     with CheckProgress() as progress:
         location = directory_of(value, source)

@@ -17,11 +17,12 @@ _HELP = """Preview which rows of a data set each rank will read, before you star
     %shards frame -n 4          a Spark DataFrame in the notebook; it is first written to the cache
     %shards train               a variable that holds the result of sparkring.shards(…)
 
-Only the footers of the files and the columns that a filter names are read. The preview compares two ways to divide
+The preview reads only the footers of the files, and the columns that a filter names. It compares two ways to divide
 the rows. sparkring.shards() divides them evenly: ranks differ by at most one row and take the same number of steps.
 Petastorm gives row group i to rank i % n, so some ranks may read more than others, or nothing, and ranks then wait
 for each other in allreduce. For each rank, the preview shows its rows, bytes, files, row groups and steps. For object
-stores, it also shows the number of GET requests and their price. It says how the files could be improved.
+stores, it also shows the number of GET requests and their price. Finally, the preview says how the files could be
+improved.
 
 Options:
 {options}
@@ -49,14 +50,14 @@ OPTIONS = OptionsTable(
         metavar="NP",
         dest="size",
         default=0,
-        help="number of ranks; default: that of the warm gang, or 1",
+        help="number of ranks; default: as many as the warm gang has, or 1 without a gang",
     ),
     Option("--batch-size", type=positive_count, metavar="B", help="number of rows in a rank's batch; default: 32"),
     Option("--columns", type=columns, metavar="A,B,…", help="the columns to read; default: all"),
     Option("--where", default="", metavar="FILTER", help='the rows to read: --where "x > 3"'),
     Option(
         "--remainder",
-        choices=("drop", "pad", "join"),  # not imported from data.plan, which imports NumPy
+        choices=("drop", "pad", "join"),  # written out, because importing data.plan imports NumPy, which is slow
         help="what to do with the last rows: leave them out (drop), pad their batches, or make smaller batches (join)",
     ),
     Option(

@@ -17,7 +17,7 @@ from sparkring.notebook import checkpoints, data, gang, history, launch
 from sparkring.notebook.magic import Magic
 from sparkring.notebook.options_table import asks_for_help
 
-# The families of magics. Each is a module that lists its own in MAGICS.
+# Each of these modules defines a family of magics, and lists these magics in its own MAGICS.
 _FAMILIES = (launch, gang, history, data, checkpoints)
 MAGICS: dict[str, Magic] = {magic.name: magic for family in _FAMILIES for magic in family.MAGICS}
 
@@ -50,7 +50,10 @@ def unload(shell: Any) -> None:
 
 
 def _function(shell: Any, magic: Magic) -> Callable[..., Any]:
-    """The function that IPython calls with the line and, for a cell magic, the cell. Its docstring is the help."""
+    """Return the function that IPython calls with the magic's line and, for a cell magic, with the cell.
+
+    The function's docstring is the magic's help, so that IPython's `?` shows the help.
+    """
 
     def run_or_help(line: str, *cell: str) -> Any:
         if asks_for_help(line):
@@ -64,12 +67,13 @@ def _function(shell: Any, magic: Magic) -> Callable[..., Any]:
 
 
 def _completions(context: CompletionContext) -> dict[str, Any]:
-    """What Tab offers on the line of a magic of sparkring."""
+    """Return what Tab offers on the line of a magic of sparkring."""
     line = re.match(r"%%?(\w+)(\s.*)", context.text_until_cursor)
     magic = MAGICS.get(line[1]) if line else None
     words = magic.complete(line[2]) if line and magic else []
     return {"completions": [SimpleCompletion(word, type="option") for word in words], "suppress": True}
 
 
-# A matcher, not a hook: with a hook, Jedi would add Python's keywords and names, which are not options.
+# Completion uses one of IPython's matchers and not one of its hooks. With a hook, Jedi would add Python's keywords and
+# names to the words that Tab offers, although they are not options.
 _complete: Any = context_matcher(identifier="sparkring", priority=100)(_completions)

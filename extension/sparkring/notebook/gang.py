@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 _HELP = """Start, list and stop warm gangs: ranks that stay up between cells.
 
-    %gang start -n -4       start four processes here; -n 4: four Spark barrier tasks, which keep their slots
+    %gang start -n -4       start four processes here; -n 4 starts four Spark barrier tasks, which keep their slots
     %gang                   list the gangs
     %gang --stacks          show the stack of each rank
-    %gang stop              stop all gangs; `stop local` and `stop spark` stop one
+    %gang stop              stop all gangs; `stop local` or `stop spark` stops only the gang in that place
 
 Cells without -n, or with the same -n, then start on the gang within milliseconds. Variables stay on the ranks. A
 later cell uses the value that a name has on the ranks, unless the notebook has since assigned to the name. --push
@@ -54,7 +54,8 @@ _START = OptionsTable(
     Option("--gpus", type=count, metavar="K", help="number of GPUs for each rank; 0 hides all GPUs"),
 )
 _PLACES = ("local", "spark")
-# A name that is in the notebook's namespace from the start of a gang until %reset.
+# Starting a gang adds this name to the notebook's namespace, and %reset deletes it. So if the name is missing while a
+# gang is up, there has been a %reset.
 _MARK = "_sparkring_gang"
 
 
@@ -70,7 +71,7 @@ class GangRequest(NamedTuple):
 
 
 def parse(line: str) -> GangRequest:
-    """What a `%gang` line asks for. OptionsError says what is wrong with it."""
+    """Return what a `%gang` line asks for. Raise OptionsError, which says what is wrong, if the line is not valid."""
     words = split_line("%gang", line)
     match words:
         case ["start", *rest]:
@@ -98,7 +99,7 @@ def _gang_options(words: list[str]) -> GangOptions:
 
 
 def complete(line: str) -> list[str]:
-    """What Tab offers at the end of a `%gang` line."""
+    """Return what Tab offers at the end of a `%gang` line."""
     words = line.split()
     current = "" if line[-1:].isspace() or not words else words.pop()
     match words:
@@ -144,7 +145,7 @@ def _start(shell: Any, options: GangOptions) -> None:
 
 
 def _row(gang: WarmGang) -> tuple[str, ...]:
-    """One gang in the table of `%gang`."""
+    """Return the row that describes a gang in the table of `%gang`."""
     from sparkring.history import describe
 
     now = time.time()
@@ -155,7 +156,7 @@ def _row(gang: WarmGang) -> tuple[str, ...]:
 
 
 def stop_after_reset(result: Any) -> None:
-    """Stop the gangs if the cell that has just run was a %reset, which should delete the ranks' variables, too."""
+    """Stop the gangs if the cell that has just run was a %reset, so that the ranks' variables are deleted, too."""
     from sparkring.engine import warm_gang
 
     shell = get_ipython()

@@ -23,9 +23,9 @@ _RUNS_HELP = """List saved runs, show a run, open its metrics in TensorBoard, or
 
 RUN is a name in the list, the beginning or the end of a name, or a title.
 
-TensorBoard shows the metrics of each rank and their mean, against the step or epoch and against time. Its files are
-written to the run folder each time you use --tensorboard. Outside a notebook, the command that starts TensorBoard is
-printed.
+TensorBoard plots the metrics of each rank and their mean over ranks, by step or epoch, and by time. Each time you use
+--tensorboard, sparkring writes TensorBoard's files to the run folder. Outside a notebook, it prints the command that
+starts TensorBoard.
 
 Options:
 {options}
@@ -74,7 +74,7 @@ class RunsRequest:
 
 
 def parse_runs(line: str) -> RunsRequest:
-    """What a `%runs` line asks for. OptionsError says what is wrong with it."""
+    """Return what a `%runs` line asks for. Raise OptionsError, which says what is wrong, if the line is not valid."""
     given = _RUNS.parse(line)
     run, tensorboard, stop = given["run"], given["tensorboard"], given["stop"]
     if stop and (tensorboard or not run):
@@ -108,7 +108,7 @@ def _runs(shell: Any, line: str) -> None:
 
 
 def _rows(most: int) -> Iterator[tuple[str, ...]]:
-    """At most `most` of the newest saved runs, as rows for the table of `%runs`."""
+    """Yield a row for the table of `%runs` for each of the newest saved runs, `most` runs at most."""
     from sparkring.engine import background
     from sparkring.history import describe, reading, run_store
 
@@ -116,7 +116,7 @@ def _rows(most: int) -> Iterator[tuple[str, ...]]:
     for path in run_store.saved()[:most]:
         try:
             started, finished, data = run_store.first(path), run_store.last(path), run_store.data(path)
-        except OSError:  # removed meanwhile, to make room
+        except OSError:  # the run has been removed in the meantime, to make room
             continue
         took = describe.duration(finished.time - started.time) if finished else ""
         unfinished = "running, or its kernel was killed"
@@ -147,7 +147,7 @@ def _show(name: str) -> None:
 
 
 def _show_in_tensorboard(shell: Any, name: str) -> None:
-    """Show a run's metrics in TensorBoard: below the cell in a notebook; elsewhere print the command."""
+    """Show a run's metrics in TensorBoard below the cell. Outside a notebook, print the command that shows them."""
     from sparkring.history import run_store
     from sparkring.history.tensorboard import environment_set, shell_command, write_event_files
     from sparkring.runtime.kernel import in_notebook

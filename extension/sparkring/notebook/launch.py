@@ -52,7 +52,7 @@ _RANKS_HELP = """Run the cell on some ranks of the warm gang: `%%ranks 0,2-3` or
 
 The cell can use the variables of earlier cells on these ranks, and its own variables stay there. The result's
 .values has the values of these ranks, and --pull copies variables from the first of these ranks into the notebook.
-The options are those of %%horovod, except for those that start new ranks.
+The options are those of %%horovod, except for those that need new ranks, such as --background and --checkpoint-dir.
 """
 
 _RANKS = Option(
@@ -170,7 +170,7 @@ _BARRIER_DATA = Option(
 
 @functools.cache
 def options_table(magic: str) -> OptionsTable:
-    """The options of a launch magic, or of %%ranks."""
+    """Return the table with the options of a launch magic, or of %%ranks."""
     rows: tuple[Option, ...] = (_RANKS, *_OPTIONS)
     if magic == "barrier":
         rows = (_BARRIER_RANKS, *_OPTIONS, _BARRIER_DATA)
@@ -178,7 +178,10 @@ def options_table(magic: str) -> OptionsTable:
 
 
 def parse(magic: str, line: str, default_np: int = Options.np) -> Options:
-    """The Options that the line of a launch magic asks for. OptionsError says what is wrong with it."""
+    """Return the Options that the line of a launch magic asks for.
+
+    Raise OptionsError, which says what is wrong, if the line is not valid.
+    """
     who = f"%%{magic}"
     given = options_table(magic).parse(line)
     np = given["np"]
@@ -202,7 +205,11 @@ def parse(magic: str, line: str, default_np: int = Options.np) -> Options:
 
 
 def _barrier_np(np: int | None, data: str, default_np: int) -> int | None:
-    """The `np` of %%barrier: that of -n; else 0 (a rank for each partition) with a DataFrame; else None."""
+    """Return the `np` of %%barrier. Raise OptionsError if %%barrier cannot run with it.
+
+    If -n is given, `np` is the number that -n gives. Without -n, it is 0 if there is a DataFrame, which means one rank
+    for each partition; otherwise, it is None, which means the default.
+    """
     if np is not None and np < 1:
         raise OptionsError(
             f"%%barrier runs in the tasks of a Spark barrier stage, so -n cannot be {np}: use -n {abs(np) or 4}."
@@ -215,12 +222,15 @@ def _barrier_np(np: int | None, data: str, default_np: int) -> int | None:
 
 
 def _flattened(groups: Sequence[tuple[str, ...]] | None) -> tuple[str, ...]:
-    """All names that were given with an option that may be repeated, each name once."""
+    """Return all names that were given with an option. The option may be repeated; each name is returned once."""
     return tuple(dict.fromkeys(name for group in groups or () for name in group))
 
 
 def parse_ranks(line: str, size: int) -> tuple[tuple[int, ...], str]:
-    """The ranks that a `%%ranks` line names, and the rest of the line. OptionsError if there is no such rank."""
+    """Return the ranks that a `%%ranks` line names, and the rest of the line.
+
+    Raise OptionsError if the line does not begin with ranks, or if a rank does not exist.
+    """
     first, _, rest = line.strip().partition(" ")
     ranks: set[int] = set()
     for part in first.split(","):
@@ -228,7 +238,8 @@ def parse_ranks(line: str, size: int) -> tuple[tuple[int, ...], str]:
         if part == "all":
             ranks |= set(range(size))
         elif low.isdecimal() and (high.isdecimal() if dash else True):
-            # `size` stands for all ranks that do not exist: the message below names the ranks that do.
+            # If the line names ranks that do not exist, the number `size` is added for them. Since no rank has this
+            # number, the check below raises an error, which names the ranks that exist.
             ranks |= set(range(int(low), min(int(high or low), size) + 1)) or {size}
         else:
             raise OptionsError(f"%%ranks takes the ranks first, as in `%%ranks 0,2-3` or `%%ranks all`, not {first!r}.")
@@ -247,7 +258,7 @@ def _run_on_ranks(shell: Any, line: str, cell: str) -> Any:
 
 
 def _run_cell(shell: Any, line: str, cell: str, *, magic: str, framework: str, ranks: tuple[int, ...] = ()) -> Any:
-    """Run the cell as its line says, on `ranks` of the warm gang if any are named."""
+    """Run the cell with the options of its line. If `ranks` is not empty, run it on these ranks of the warm gang."""
     from sparkring.engine import api, gang_selection
     from sparkring.engine.prepare import capture_cell
     from sparkring.engine.spec import Cell, RunSpec

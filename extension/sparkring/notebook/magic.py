@@ -1,4 +1,4 @@
-"""The class with which the modules of this folder describe their magics."""
+"""The class Magic, with which each module of this folder describes its magics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The values that options take: each function turns the text on a magic's line into a value, or says what is wrong."""
+"""The types of options. Each function turns the text of an option on a magic's line into a value.
+
+If the text is not of the type, the function raises ArgumentTypeError, which says what is wrong.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ MOST_RANKS = 1_024
 
 
 def number_of_ranks(text: str) -> int:
-    """A number of ranks; a negative number means processes on this machine."""
+    """Return a number of ranks; a negative number means processes on this machine."""
     try:
         number = int(text)
     except ValueError:
@@ -21,12 +24,12 @@ def number_of_ranks(text: str) -> int:
 
 
 def seconds(text: str) -> float:
-    """A time in seconds."""
+    """Return a time in seconds."""
     return _time(text, "seconds")
 
 
 def minutes(text: str) -> float:
-    """A time in minutes."""
+    """Return a time in minutes."""
     return _time(text, "minutes")
 
 
@@ -41,19 +44,19 @@ def _time(text: str, unit: str) -> float:
 
 
 def variable(text: str) -> str:
-    """The name of a variable."""
+    """Return the name of a variable."""
     if not text.isidentifier():
         raise ArgumentTypeError(f"{text!r} is not a variable's name")
     return text
 
 
 def variables(text: str) -> tuple[str, ...]:
-    """Names of variables, separated by commas."""
+    """Return the names of variables, which are separated by commas in `text`."""
     return tuple(variable(name) for name in _separated(text))
 
 
 def columns(text: str) -> tuple[str, ...]:
-    """Names of columns, separated by commas; one at least."""
+    """Return the names of columns, which are separated by commas in `text`. At least one column has to be named."""
     names = tuple(dict.fromkeys(_separated(text)))
     if not names:
         raise ArgumentTypeError(f"{text!r} names no column")
@@ -65,7 +68,7 @@ def _separated(text: str) -> list[str]:
 
 
 def assignment(text: str) -> tuple[str, str]:
-    """KEY=VALUE as a pair."""
+    """Return the key and the value of a `text` of the form KEY=VALUE."""
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise ArgumentTypeError(f"{text!r} is not of the form KEY=VALUE")
@@ -73,12 +76,12 @@ def assignment(text: str) -> tuple[str, str]:
 
 
 def count(text: str, least: int = 0) -> int:
-    """A whole number, `least` or more."""
+    """Return a whole number that is not smaller than `least`."""
     if not text.isdecimal() or int(text) < least:
         raise ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
     return int(text)
 
 
 def positive_count(text: str) -> int:
-    """A whole number, 1 or more."""
+    """Return a whole number that is not smaller than 1."""
     return count(text, least=1)

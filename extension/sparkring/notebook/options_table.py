@@ -1,4 +1,4 @@
-"""The table of a magic's options. It parses a line, gives the help its list of options, and completes a line."""
+"""The table of a magic's options. It parses the magic's line, lists the options in the help, and completes the line."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from sparkring.errors import OptionsError
 
 
 class Option:
-    """One row of the table: an option with its flags, or an argument, which has a name and no dash.
+    """One row of the table. It is an option, whose flags begin with a dash, or an argument, whose name does not.
 
-    `settings` are those of argparse's add_argument(). For Tab, `suggest` gets the word at the
-    cursor and returns possible words: for the option's value or, if the option takes no value, for the argument that
-    follows it. An option that is `alone` cannot be combined with others.
+    `settings` are passed to argparse's add_argument(). When the user presses Tab, `suggest` is called with the word at
+    the cursor, and returns words that could stand there. They are values of the option or, if the option takes no
+    value, of the argument that follows it. If `alone` is true, the option cannot be combined with other options, so Tab
+    offers none after it.
     """
 
     def __init__(
@@ -31,12 +32,12 @@ class Option:
 
     @property
     def is_argument(self) -> bool:
-        """Whether it is an argument, which is recognised by its place on the line."""
+        """Whether this row is an argument, which is recognised by its place on the line."""
         return not self.names[0].startswith("-")
 
     @property
     def is_required(self) -> bool:
-        """Whether it is an argument that has to be there."""
+        """Whether this row is an argument that the line must have."""
         return self.is_argument and self.settings.get("nargs") != "?"
 
     @property
@@ -46,24 +47,24 @@ class Option:
 
     @property
     def can_repeat(self) -> bool:
-        """Whether it may be given more than once."""
+        """Whether the option may be given more than once."""
         return self.settings.get("action") == "append"
 
     @property
     def usage(self) -> str:
-        """Its names and its value, as the help shows them."""
+        """The names of the row and its value, as the help shows them."""
         choices = "|".join(self.settings.get("choices", ()))
         value = self.settings.get("metavar", choices) if self.takes_value else ""
         return value if self.is_argument else f"{'/'.join(self.names)} {value}".strip()
 
     def suggestions(self, current: str) -> list[str]:
-        """The words that Tab offers at the cursor, where `current` has been typed."""
+        """Return the words that Tab offers at the cursor, where the user has typed `current`."""
         offered = self.suggest(current) if self.suggest is not None else self.settings.get("choices", ())
         return [word for word in offered if word.startswith(current)]
 
 
 class OptionsTable:
-    """All options of one magic. `magic` is its name as users write it."""
+    """All options of one magic. `magic` is the name of the magic, as users write it."""
 
     def __init__(self, magic: str, *options: Option) -> None:
         self.magic = magic
@@ -77,31 +78,34 @@ class OptionsTable:
         return set(self._by_flag)
 
     def parse(self, line: str) -> dict[str, Any]:
-        """The value of each option, by its name. OptionsError says what is wrong with the line."""
+        """Return the value of each option by the option's name.
+
+        Raise OptionsError, which says what is wrong, if the line is not valid.
+        """
         return self.parse_words(split_line(self.magic, line))
 
     def parse_words(self, words: Sequence[str]) -> dict[str, Any]:
-        """The same as parse(), for a line that has been split into words."""
+        """Do the same as parse() for a line that has already been split into words."""
         return vars(self._parser.parse_args(self._joined(words)))
 
     @functools.cached_property
     def _parser(self) -> argparse.ArgumentParser:
-        # Cached, since making one takes longer than a whole cell on a warm gang.
+        # The parser is cached, because making a parser takes longer than running a whole cell on a warm gang.
         parser = _Parser(prog=self.magic, add_help=False, allow_abbrev=False)
         for row in self.options:
             parser.add_argument(*row.names, **row.settings)
         return parser
 
     def help(self) -> str:
-        """The list of options in the magic's help."""
+        """Return the list of options for the magic's help."""
         width = max(len(row.usage) for row in self.options)
         return "\n".join(f"  {row.usage.ljust(width)}  {row.help}" for row in self.options)
 
     def complete(self, line: str) -> list[str]:
-        """What Tab offers at the end of `line`, which is the magic's line up to the cursor.
+        """Return what Tab offers at the end of `line`, which is the magic's line up to the cursor.
 
-        After an option that takes a value, its values are offered, if they are known. While a required argument is
-        missing, options are offered only for a word that begins with a dash.
+        After an option that takes a value, Tab offers the option's values, if they are known. While a required argument
+        is missing, Tab offers options only if the word at the cursor begins with a dash.
         """
         words = line.split()
         current = "" if line[-1:].isspace() or not words else words.pop()
@@ -116,7 +120,7 @@ class OptionsTable:
         return offered + (missing.suggestions(current) if missing else [])
 
     def _flags_left(self, words: Sequence[str], current: str) -> list[str]:
-        """The flags that can still be given and begin with `current`."""
+        """Return the flags that begin with `current` and can still be added to `words`."""
         given = {row.names for word in words if (row := self._by_flag.get(word.partition("=")[0])) is not None}
         if any(row.alone and row.names in given for row in self.options):
             return []
@@ -127,7 +131,7 @@ class OptionsTable:
         ]
 
     def _has_argument(self, words: Sequence[str]) -> bool:
-        """Whether one of the words is the argument, and not an option or its value."""
+        """Whether one of the words is the argument, and not an option or the value of an option."""
         is_value = False
         for word in words:
             row = None if is_value else self._by_flag.get(word)
@@ -137,7 +141,11 @@ class OptionsTable:
         return False
 
     def _joined(self, words: Sequence[str]) -> list[str]:
-        """The words, with `-n -2` and `-np -2` as `--np=-2`: argparse would take each of the two for two options."""
+        """Return the words with the number of ranks in a form that argparse understands: `--np=-2` for `-np -2`.
+
+        argparse would read `-np` as `-n p`. `-n -2` becomes `--np=-2`, too, because argparse would not take every word
+        with a dash as the value of `-n`: in `-n -2x`, it would say that the number is missing, not that it is wrong.
+        """
         if "--np" not in self._by_flag:
             return list(words)
         joined: list[str] = []
@@ -153,7 +161,7 @@ class OptionsTable:
 
 
 class _Parser(argparse.ArgumentParser):
-    """An ArgumentParser that raises instead of printing and ending the process."""
+    """An ArgumentParser that raises OptionsError where argparse would print a message and end the process."""
 
     def error(self, message: str) -> NoReturn:
         raise OptionsError(f"{self.prog}: {message}. See {self.prog}? for the options.")
@@ -163,7 +171,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 def split_line(magic: str, line: str) -> list[str]:
-    """Split the line of a magic as a shell would; `#` begins a comment. OptionsError if a quote is not closed."""
+    """Split the line of a magic into words, as a shell would. `#` begins a comment.
+
+    Raise OptionsError if a quote is not closed.
+    """
     try:
         return shlex.split(line, comments=True)
     except ValueError as error:
@@ -174,5 +185,5 @@ def asks_for_help(line: str) -> bool:
     """Whether the line of a magic contains -h or --help."""
     try:
         return not {"-h", "--help"}.isdisjoint(shlex.split(line, comments=True))
-    except ValueError:  # the magic's own parser says what is wrong
+    except ValueError:  # a quote is not closed; the magic's own parser will say so
         return False

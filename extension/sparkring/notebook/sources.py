@@ -1,4 +1,7 @@
-"""Arguments that are variables of the notebook, paths or URLs: their values, and what Tab offers for them."""
+"""Arguments of magics that can be a variable of the notebook, a path or a URL.
+
+value_of() returns the value of such an argument, and suggest_sources() returns what Tab offers for it.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,15 @@ PATHS_OFFERED = 200
 
 
 def value_of(shell: Any, name: str) -> Any:
-    """The value of the notebook's variable of that name; if there is none, the name itself, which may be a path."""
+    """Return the value of the notebook's variable `name`. If there is none, return `name`, which may be a path."""
     return shell.user_ns.get(name, name) if name.isidentifier() else name
 
 
 def suggest_sources(current: str, fits: Callable[[Any], bool], *, folders_only: bool = False) -> list[str]:
-    """What begins with `current`: the notebook's variables whose value `fits`, then files and folders.
+    """Return the words that begin with `current`: names of the notebook's variables, then files and folders.
 
-    If `current` is empty, paths and variables with a leading underscore are not offered.
+    A variable is offered only if `fits(value)` is true. With `folders_only`, files are not offered. If `current` is
+    empty, no paths are offered, and no variables whose names begin with an underscore.
     """
     shell = get_ipython()
     variables = {} if shell is None else shell.user_ns

@@ -1,1 +1,1 @@
-"""What ranks and the driver share: the world, reports, storage, interrupts, and the point to resume from."""
+"""Modules for ranks and the driver: a rank's place, reports, storage, interrupts, and the checkpoint to resume from."""

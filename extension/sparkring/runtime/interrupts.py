@@ -1,4 +1,4 @@
-"""Interrupts (Stop, Ctrl-C) that are noted instead of being raised in the middle of an operation."""
+"""Notes interrupts (Stop, Ctrl-C), so that they do not raise an exception in the middle of an operation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def interrupted(what: str) -> KeyboardInterrupt:
-    """The KeyboardInterrupt to raise; IPython shows it without sparkring's frames."""
+    """Return a KeyboardInterrupt for the caller to raise. IPython shows it without sparkring's frames."""
     message = f"sparkring: interrupted, {what}"
     error: Any = KeyboardInterrupt(message)
     error._render_traceback_ = lambda: [f"KeyboardInterrupt: {message}"]
@@ -19,10 +19,10 @@ def interrupted(what: str) -> KeyboardInterrupt:
 
 
 class Interrupts:
-    """A context manager. In its block, an interrupt only sets `seen`, as request() does.
+    """A context manager. In its block, an interrupt does not raise KeyboardInterrupt, but sets `seen` to True.
 
-    Python lets only the main thread handle interrupts. In any other thread, only request() sets `seen`, and the main
-    thread handles interrupts as before.
+    Python lets only the main thread handle interrupts. If the block runs in another thread, the main thread handles
+    interrupts as before, and `seen` is set only by request().
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Interrupts:
             signal.signal(signal.SIGINT, self._before)
 
     def request(self) -> None:
-        """Interrupt, from any thread, as a Stop button does."""
+        """Set `seen`, as an interrupt does. A Stop button calls this method; any thread may call it."""
         self.seen = True
 
     def _note(self, number: int, frame: object) -> None:
@@ -48,7 +48,10 @@ class Interrupts:
 
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
-    """Hold an interrupt back until the end of the block. Then raise it, for the handler that was set before."""
+    """Hold back an interrupt that comes in the block.
+
+    After the block, the interrupt is raised again, and the handler that was set before the block handles it.
+    """
     with Interrupts() as interrupts:
         yield
     if interrupts.seen:

@@ -1,4 +1,4 @@
-"""The kernel that Python runs in: whether there is one, which cell it runs, and text that belongs to no run."""
+"""Whether this process is a notebook's kernel, which cell it runs, and how to show a message that belongs to no run."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import sys
 
 
 def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook, which can show HTML."""
+    """Whether this process is the kernel of a notebook, and so can show HTML."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return getattr(shell, "kernel", None) is not None
 
 
 def current_cell() -> int | None:
-    """The number of the cell that the notebook is running; None without a notebook."""
+    """Return the number of the cell that the notebook is running; None outside a notebook."""
     if not in_notebook():
         return None
     number: int = sys.modules["IPython"].get_ipython().execution_count

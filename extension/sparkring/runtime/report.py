@@ -13,16 +13,16 @@ from typing import Any
 
 from sparkring.wire.messages import Metrics, Told, UserMessage
 
-MESSAGE_CHARACTERS = 4_000  # as documented for HorovodRunner: longer text is cut off
-DISPLAYS_KEPT, DISPLAY_BYTES = 30, 3_000_000  # per rank and run: how many displays, and their total size
-DISPLAY_TEXT_CHARACTERS = 4_000  # of a display's text form; the log has the whole text
+MESSAGE_CHARACTERS = 4_000  # longer messages are cut off, as the documentation of HorovodRunner says
+DISPLAYS_KEPT, DISPLAY_BYTES = 30, 3_000_000  # the limits on the displays of one rank in one run: number and total size
+DISPLAY_TEXT_CHARACTERS = 4_000  # a display's text is cut off after these; the log has the whole text
 
 Tell = Callable[[Told], None]
 _tell: Tell | None = None
 
 
 def connect(tell: Tell) -> None:
-    """From now on, send reports with `tell(message)`; called once on each rank."""
+    """Send all later reports with `tell(message)`. Each rank calls this function once."""
     global _tell
     _tell = tell
 
@@ -48,8 +48,9 @@ def log(
 ) -> None:
     """Report metrics of this rank: `log(step=3, loss=0.25)`.
 
-    Values are numbers or objects with a single number (a 0-d array or tensor). `steps` (per epoch)
-    and `epochs` are totals, for the progress bar. TypeError: a value is not a number.
+    Values are numbers or objects with a single number (a 0-d array or tensor). For the progress bar,
+    `steps` is the number of steps in an epoch, and `epochs` is the number of epochs. Raise TypeError if
+    a value is not a number.
     """
     values = {name: _number(name, value) for name, value in metrics.items()}
     if _tell is not None:
@@ -57,7 +58,10 @@ def log(
 
 
 def numbers(logs: Any) -> dict[str, float]:
-    """The values in Keras' logs that are single numbers. Tables and the choice of a best checkpoint need numbers."""
+    """Return those values in Keras' `logs` that are single numbers.
+
+    Other values are left out, because they cannot be shown in tables or used to choose the best checkpoint.
+    """
     found = {}
     for name, value in (logs or {}).items():
         with contextlib.suppress(TypeError, ValueError):
@@ -83,7 +87,8 @@ def _number(name: str, value: Any) -> float:
         return float(value)
     detach = getattr(value, "detach", None)
     try:
-        # 0-d arrays and tensors; float() refuses larger ones. Without detach(), torch warns if a gradient is required.
+        # float() accepts arrays and tensors with a single number, and refuses larger ones. detach() avoids torch's
+        # warning about a tensor that requires a gradient.
         return float(value if detach is None else detach())
     except (TypeError, ValueError) as error:
         raise TypeError(

@@ -1,6 +1,7 @@
 """What the driver tells the ranks about checkpoints in a run with --checkpoint-dir.
 
-Members import this module at start-up: see wire/messages.py for why annotations are not strings here.
+Members import this module at start-up, so `from __future__ import annotations` would make them start more slowly. The
+docstring of wire/messages.py says why.
 """
 
 from collections.abc import Sequence
@@ -10,10 +11,11 @@ from typing import Any, NamedTuple
 class Here(NamedTuple):
     """This attempt's directory of checkpoints, and the checkpoint that it continues from.
 
-    `directory` is as the user wrote it. `stamp` is when the attempt began (ms since 1970, on the driver's clock); a
-    larger stamp means that a checkpoint is newer. `resume` is the name of the checkpoint that all ranks continue from,
-    '' for none; `commit` is its commit.json, if the driver could read it. `there` has the names of the checkpoints that
-    the driver has seen in the directory. `lineage` is an id that all checkpoints of one training share, from its first
+    `directory` is as the user wrote it. `stamp` is when the attempt began (ms since 1970, on the driver's clock). It
+    becomes part of the names of the attempt's checkpoints: of two checkpoints, the one with the larger stamp is newer.
+    `resume` is the name of the checkpoint that all ranks continue from, '' for none; `commit` is the content of this
+    checkpoint's commit.json, if the driver could read it. `there` has the names of all checkpoints that the driver has
+    seen in the directory. `lineage` is an id that all checkpoints of one training share, from the training's first
     attempt on. `code` is the cell's code, `run_id` the run's id.
     """
 
@@ -31,11 +33,11 @@ _current = Here()
 
 
 def here() -> Here:
-    """What the driver has told this process; without a --checkpoint-dir, `directory` is ''."""
+    """Return what the driver has told this process about checkpoints. Without --checkpoint-dir, `directory` is ''."""
     return _current
 
 
 def enter(found: Here) -> None:
-    """Make `found` what here() returns; called before each request."""
+    """Make here() return `found` from now on. A rank calls this before it runs a cell or a function."""
     global _current
     _current = found

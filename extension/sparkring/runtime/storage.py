@@ -1,11 +1,12 @@
 """Paths as users type them: on this machine, on DBFS, or any URL that fsspec knows.
 
-    dbfs:/x  dbfs:///x  /dbfs/x  file:/dbfs/x      the same path, through the mount at /dbfs
-    s3://bucket/x  abfss://…  gs://…  memory://x   through the package that fsspec needs for it
-    dbfs://x/y                                     an error: x would be a host
+    dbfs:/x  dbfs:///x  /dbfs/x  file:/dbfs/x      the same path, which is below the mount /dbfs
+    s3://bucket/x  abfss://…  gs://…  memory://x   opened by fsspec, with the package that it needs for the scheme
+    dbfs://x/y                                     an error, because x would be read as a host
 
-If SPARKRING_DBFS_ROOT names a folder, dbfs:/ is this folder, even if there is a mount. Without both, dbfs:/ is
-`dbfs` in the user's data folder. A path on DBFS cannot lead out of the folder that dbfs:/ is.
+If SPARKRING_DBFS_ROOT names a folder, dbfs:/ stands for this folder, even if there is a mount. If there is neither this
+variable nor a mount, dbfs:/ stands for `sparkring/dbfs` in the user's data folder. A path that begins at dbfs:/ but
+leads out of the folder for dbfs:/ is refused.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ _HADOOP = {"s3": "s3a", "gcs": "gs"}
 
 
 class Location(NamedTuple):
-    """A file or folder: the file system, its path there (without a slash at its end), and what the user wrote."""
+    """A file or folder.
+
+    `path` is its path in the file system `fs`, without a slash at the end. `written` is the path as the user wrote it.
+    """
 
     fs: AbstractFileSystem
     path: str
@@ -36,18 +40,22 @@ class Location(NamedTuple):
 
     @property
     def local(self) -> bool:
-        """Whether it is in this machine's file system, mounts included."""
+        """Whether the file or folder is in this machine's file system, which includes mounts."""
         return "file" in protocols(self.fs)
 
     def __truediv__(self, name: str) -> Location:
         return Location(self.fs, f"{self.path.rstrip('/')}/{name}", f"{self.written.rstrip('/')}/{name}")
 
     def entries(self) -> Iterator[dict[str, Any]]:
-        """What the folder contains, as fsspec describes files and folders. FileNotFoundError if there is no folder."""
+        """Yield what fsspec knows about each file and folder in this folder.
+
+        Raise FileNotFoundError if this folder does not exist.
+        """
         if not self.local:
             yield from self.fs.ls(self.path, detail=True)
             return
-        # One by one: fsspec before 2024.12 lists nothing at all if an entry is removed meanwhile.
+        # The entries are looked up one by one. If fsspec before 2024.12 lists them with details and an entry is removed
+        # meanwhile, it lists nothing at all.
         for name in self.fs.ls(self.path, detail=False):
             with contextlib.suppress(FileNotFoundError):
                 yield self.fs.info(name)
@@ -67,7 +75,10 @@ class Location(NamedTuple):
 
 
 def locate(path: str | os.PathLike[str]) -> Location:
-    """The Location of `path`, whether or not anything exists there. PathError says why a path cannot be used."""
+    """Return the Location of `path`, whether or not anything exists there.
+
+    Raise PathError, which says why, if the path cannot be used.
+    """
     written = os.fspath(path)
     if not written.strip():
         raise PathError("the path is empty.")
@@ -94,7 +105,7 @@ def locate(path: str | os.PathLike[str]) -> Location:
 
 
 def dbfs_root() -> str:
-    """The folder that dbfs:/ refers to on this machine."""
+    """Return the folder that dbfs:/ stands for on this machine."""
     named = os.environ.get(DBFS_ROOT)
     if named:
         return os.path.abspath(os.path.expanduser(named))
@@ -106,13 +117,16 @@ def dbfs_root() -> str:
 
 
 def root_for_ranks() -> dict[str, str]:
-    """The environment variables to set on ranks, so that dbfs:/ is the same folder there."""
+    """Return the environment variables to set on ranks, so that dbfs:/ stands for the same folder there as here."""
     root = dbfs_root()
     return {} if root == DBFS_MOUNT else {DBFS_ROOT: root}
 
 
 def _on_dbfs(rest: str, written: str) -> str:
-    """The path of `rest` in the folder for dbfs:/. PathError if the path leads out of the folder."""
+    """Return the path of `rest` in the folder for dbfs:/. `written` is the whole path, as the user wrote it.
+
+    Raise PathError if the path leads out of the folder, or if the folder cannot be created.
+    """
     for part in rest.split("/"):
         if _decoded(part) in ("..", "."):
             raise PathError(f"{written}: write the path without `{part}`, which DBFS does not resolve.")
@@ -133,7 +147,10 @@ def _on_dbfs(rest: str, written: str) -> str:
 
 
 def _decoded(part: str) -> str:
-    """A part of a path with all percent-encoding undone, because code that treats the path as a URL may decode it."""
+    """Return a part of a path with all percent-encoding undone.
+
+    Code that treats the path as a URL may decode it later, so that a part such as `%2e%2e` would become `..`.
+    """
     from urllib.parse import unquote
 
     while (again := unquote(part)) != part:
@@ -154,7 +171,7 @@ def _remote(url: str, written: str) -> Location:
 
 
 def protocols(fs: Any) -> tuple[str, ...]:
-    """The names by which fsspec knows a file system."""
+    """Return the names by which fsspec knows a file system, such as 'file' or 's3'."""
     found = fs.protocol
     return (found,) if isinstance(found, str) else tuple(found)
 

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-# A NamedTuple, not a dataclass: every member imports this module at start-up, and
-# importing `dataclasses` (it pulls in `inspect`) would take a third of the start-up time.
-# For the same reason there is no `from __future__ import annotations`: typing would compile the strings.
+# Every member imports this module at start-up, so it has to be imported fast. World is therefore a NamedTuple and not a
+# dataclass: importing `dataclasses`, which imports `inspect`, would take a third of the start-up time. And there is no
+# `from __future__ import annotations`: it makes annotations strings, and typing would have to compile each of them.
 
 
 class World(NamedTuple):
@@ -18,8 +18,10 @@ class World(NamedTuple):
     cross_rank: int = 0
     cross_size: int = 1
     node: str = "localhost"
-    gpus: tuple[str, ...] = ()  # this rank's own, as CUDA_VISIBLE_DEVICES names them
-    node_rank: int = 0  # the node's number among all nodes; cross_rank counts only nodes that have this local rank
+    gpus: tuple[str, ...] = ()  # the GPUs assigned to this rank, written as in CUDA_VISIBLE_DEVICES
+    # The node's number among all nodes. `cross_rank` is its number among those nodes that have a rank with the same
+    # `local_rank`.
+    node_rank: int = 0
     nodes: int = 1
 
 
@@ -27,12 +29,12 @@ _current = World()
 
 
 def world() -> World:
-    """This process's World. In a process that is not a rank, such as the driver: rank 0 of 1."""
+    """Return this process's World. A process that is not a rank, such as the driver, is rank 0 of 1."""
     return _current
 
 
 def enter(place: World) -> None:
-    """Make `place` this process's World; called once, when a rank comes up."""
+    """Make `place` this process's World. Each rank calls this once, when it comes up."""
     global _current
     _current = place
 
@@ -43,7 +45,7 @@ def place_ranks(nodes: Sequence[str], gpus: Sequence[Sequence[str]] = (), *, by_
     Ranks on one node are neighbours, as under mpirun: nodes are numbered in the order in which they
     first appear, and members keep their order within a node. `cross_rank` counts the nodes that
     have a rank with the same `local_rank`, as Horovod's cross communicator does.
-    Without `by_node`, member i is rank i, wherever it runs; the rest is the same.
+    If `by_node` is false, member i is rank i, whichever node it runs on; all else is as before.
     """
     members_of: dict[str, list[int]] = {}
     for member, node in enumerate(nodes):
@@ -73,13 +75,15 @@ def share_gpus(addresses: Sequence[str], ranks: int, each: int) -> list[tuple[st
 
 
 def gpu_environments(worlds: Sequence[World]) -> dict[str, dict[str, str]]:
-    """CUDA's list of GPUs, by node: every rank sees the GPUs of all ranks of its node, in the order of local ranks.
+    """Return the environment variables that tell CUDA which GPUs the ranks of each node see, by the node's name.
 
-    If each rank has one GPU, it finds this GPU under its local rank, as code for horovodrun and torchrun expects, and
-    NCCL can copy between GPUs. A GPU that tasks share is listed once, because CUDA does not accept an address twice.
+    Each rank sees the GPUs of all ranks on its node, so that NCCL can copy between GPUs. The GPUs are listed in the
+    order of local ranks. So if each rank has one GPU, the GPU's number in the list is the rank's local rank, as code
+    for horovodrun and torchrun expects. A GPU that tasks share is listed once, because CUDA does not accept an address
+    twice.
     """
     seen: dict[str, dict[str, None]] = {}
-    for world in sorted(worlds):  # by rank, hence by local rank on each node
+    for world in sorted(worlds):  # sorted by rank, and so, on each node, also by local rank
         seen.setdefault(world.node, {}).update(dict.fromkeys(world.gpus))
     return {
         node: {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(addresses)}

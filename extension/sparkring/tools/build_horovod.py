@@ -30,8 +30,9 @@ from sparkring.tools.pace import Pace
 from sparkring.tools.watch import Progress, telling_lines, watch
 
 HOROVOD = "0.28.1"
-# Part of the wheel's key: raise the number when the edits or the build's environment change. The second number is for
-# TensorFlow 2.16 and later, which need edits of their own.
+# The recipe's number is part of a wheel's key, so that wheels of an older recipe are not used. Raise it when the edits
+# to the source, or the build's environment variables, change. TensorFlow 2.16 and later need other edits than earlier
+# versions, so their recipe has its own number.
 RECIPE, RECIPE_WITH_KERAS_3 = 2, 3
 FIRST_TENSORFLOW_WITH_KERAS_3 = Version("2.16")
 # The names under which variants of the TensorFlow package are published.
@@ -45,7 +46,7 @@ FIRST_SETUPTOOLS_WITHOUT_PACKAGING = Version("70")
 
 _WITHOUT_CUDA = (
     "horovod.torch takes tensors in the CPU's memory only, since no CUDA toolkit with headers and libraries was found. "
-    "For tensors on GPUs, install one and build again with --force --install."
+    "For tensors on GPUs, install such a toolkit and build again with --force --install."
 )
 
 
@@ -65,7 +66,7 @@ class Target:
 
     @property
     def key(self) -> str:
-        """The wheel's place in the cache: one readable folder name."""
+        """The name of the folder in the cache that holds the wheel."""
         frameworks = [
             f"{name}{version}" for name, version in (("tf", self.tensorflow), ("torch", self.torch)) if version
         ]
@@ -80,7 +81,7 @@ class Target:
 
     @property
     def frameworks(self) -> list[str]:
-        """The frameworks, spelled as Horovod's subpackages."""
+        """The frameworks, by the names of Horovod's subpackages for them."""
         return [name for name, version in (("tensorflow", self.tensorflow), ("torch", self.torch)) if version]
 
     def __str__(self) -> str:
@@ -102,7 +103,7 @@ class Edit:
 
 
 def detect() -> Target:
-    """The frameworks and the interpreter of the running environment, without importing a framework."""
+    """Return the target for the running environment: its interpreter and its frameworks, which are not imported."""
     tensorflow, torch = _installed(*TENSORFLOW_NAMES), _installed("torch")
     if not tensorflow and not torch:
         raise BuildError(
@@ -129,7 +130,7 @@ def _installed(*names: str) -> str | None:
 
 
 def _cxx_standard(tensorflow: str | None, torch: str | None) -> int:
-    """The C++ standard for Gloo and for Horovod's PyTorch part (its TensorFlow part sets its own)."""
+    """Return the C++ standard for Gloo and for Horovod's PyTorch part. The TensorFlow part chooses its own standard."""
     standard = 17 if tensorflow and Version(tensorflow) >= FIRST_TENSORFLOW_WITH_KERAS_3 else 14
     if torch:
         # The compiler flags that PyTorch gives to extensions name the standard that its headers need.
@@ -150,8 +151,9 @@ def edits(target: Target) -> list[Edit]:
     # Build without debug information, which takes a third of the compiler's time.
     wanted = [Edit("setup.py", "'RelWithDebInfo'", "'Release'")]
     if target.cxx_standard != 14:
-        # Both files are edited, so that Gloo and the PyTorch part agree on whether Gloo's constants are inline.
-        # Otherwise, a constant is defined twice, and linking fails.
+        # The first file sets the standard for Gloo, the second for the PyTorch part, and both must be the same. Gloo's
+        # constants are inline in C++17 but not in C++14, so with two standards a constant would be defined twice, and
+        # linking would fail.
         old, new = (f"set(CMAKE_CXX_STANDARD {standard})" for standard in (14, target.cxx_standard))
         wanted += [Edit("CMakeLists.txt", old, new), Edit("horovod/torch/CMakeLists.txt", old, new)]
     if target.torch:
@@ -167,7 +169,8 @@ def edits(target: Target) -> list[Edit]:
         # This file needs XLA headers that TensorFlow 2.16 and later do not ship. Only XLA-compiled collectives use it.
         line = 'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")\n'
         wanted.append(Edit("horovod/tensorflow/CMakeLists.txt", line, ""))
-        # With TensorFlow 2.16+, `keras` is Keras 3, even if TF_USE_LEGACY_KERAS makes tf.keras the Keras 2 of tf-keras.
+        # Horovod must use the same Keras as tf.keras. From TensorFlow 2.16 on, the module `keras` is always Keras 3,
+        # but tf.keras is Keras 2 (from the package tf-keras) if TF_USE_LEGACY_KERAS is set.
         imported = "from keras import backend as K"
         wanted += [
             Edit(f"horovod/tensorflow/keras/{name}.py", imported, "from tensorflow.keras import backend as K")
@@ -177,7 +180,7 @@ def edits(target: Target) -> list[Edit]:
 
 
 def patch(source: Path, changes: Sequence[Edit]) -> None:
-    """Apply the edits to the files in `source`. BuildError if a text to replace is missing."""
+    """Apply `changes` to the files in `source`. Raise BuildError if a file lacks the text to replace."""
     for edit in changes:
         file = source / edit.path
         text = file.read_text(encoding="utf-8")
@@ -190,7 +193,7 @@ def patch(source: Path, changes: Sequence[Edit]) -> None:
 
 
 def find_cmake() -> Path:
-    """The first usable cmake: the environment's own, then the one on PATH."""
+    """Return a cmake of a usable version: the environment's own or, failing that, the one on PATH."""
     fix = f"run `{sys.executable} -m pip install 'cmake<4'`, then this command again."
     refused = None
     for folder in (sysconfig.get_path("scripts"), None):
@@ -262,7 +265,11 @@ def check_tools(target: Target) -> Path:
 
 
 def build_environment(target: Target, cmake: Path) -> dict[str, str]:
-    """The build's environment variables: the user's, without those that would change the wheel but not its key."""
+    """Return the build's environment variables.
+
+    They are the user's variables and Horovod's build options. The user's variables that would change the wheel while
+    its key stays the same are left out.
+    """
     dropped = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL"}
     env = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_") and name not in dropped}
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -280,7 +287,7 @@ def build_environment(target: Target, cmake: Path) -> dict[str, str]:
 
 
 def build(target: Target, cache: Path, progress: Progress, *, force: bool = False, verbose: bool = False) -> Path:
-    """The wheel for `target` in the cache. It is built if it is not there yet, or with `force`."""
+    """Return the path of the cache's wheel for `target`; build the wheel if it is missing, or if `force` is set."""
     shelf = cache / target.key
     kept = sorted(shelf.glob(f"horovod-{HOROVOD}-*.whl"))
     if kept and not force:
@@ -311,7 +318,7 @@ def build(target: Target, cache: Path, progress: Progress, *, force: bool = Fals
             run(f"Downloading Horovod {HOROVOD}'s source", fetch, env, failure)
             _keep(work / sdist.name, sdist)
         with tarfile.open(sdist) as archive:
-            # Python 3.10 before 3.10.12, and 3.11 before 3.11.4, have no tarfile.data_filter.
+            # Python 3.10 before 3.10.12, and 3.11 before 3.11.4, have no tarfile.data_filter. There, no filter is used.
             archive.extraction_filter = getattr(tarfile, "data_filter", lambda member, _: member)
             archive.extractall(work)
         source = work / f"horovod-{HOROVOD}"
@@ -339,7 +346,7 @@ def _keep(made: Path, place: Path) -> Path:
 
 
 def install(wheel: Path, target: Target, progress: Progress) -> str:
-    """Install the wheel and its dependencies, and import Horovod. Returns a sentence on its limits, or ''."""
+    """Install the wheel and its dependencies, and import Horovod. Return a sentence on Horovod's limits, or ''."""
     limits = ""
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
     if not _is_installed(wheel):
@@ -370,7 +377,7 @@ def install(wheel: Path, target: Target, progress: Progress) -> str:
 
 
 def _is_installed(wheel: Path) -> bool:
-    """Whether the installed Horovod came from this very wheel: pip records the digest of a file that it installs."""
+    """Whether the installed Horovod came from this very wheel. pip has recorded the digest of the file it came from."""
     try:
         noted = metadata.distribution("horovod").read_text("direct_url.json")
     except metadata.PackageNotFoundError:

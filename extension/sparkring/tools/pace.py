@@ -1,6 +1,7 @@
 """Estimates how much of a build's time has passed when make prints a percentage.
 
-make counts files, and the largest come last: at 99 %, a sixth of the time of Horovod's build is left.
+make's percentages count files, and the largest files are compiled last. Therefore a sixth of the time of Horovod's
+build is still left when make prints 99 %.
 """
 
 from __future__ import annotations
@@ -19,16 +20,19 @@ _STEP = re.compile(r"^\s*\[ *(\d+)%\]", re.MULTILINE)
 
 
 class Pace:
-    """Estimates the progress of a build from its output. Measurements of this machine's last build are used, if any."""
+    """Estimates the progress of a build from its output. It uses the times of this machine's last build, if any."""
 
     def __init__(self, kept: Path) -> None:
         self._kept = kept
         self._shares, self._whole_s = _last(kept)
-        self._seen: dict[int, float] = {}  # percentages, with the seconds after which each was printed
+        self._seen: dict[int, float] = {}  # each percentage, and after how many seconds it was printed
         self._passed_s = 0.0
 
     def read(self, fresh: str, passed_s: float) -> float | None:
-        """The share of the time that has passed after `passed_s` seconds; `fresh` is new output. None if unknown."""
+        """Return the estimated share of the build's time that has passed, from 0 to 1; None if it cannot be estimated.
+
+        `fresh` is the output since the last call, and `passed_s` is how many seconds the build has taken so far.
+        """
         self._passed_s = passed_s
         for found in _STEP.findall(fresh):
             self._seen.setdefault(int(found), passed_s)
@@ -58,5 +62,5 @@ def _last(kept: Path) -> tuple[Mapping[int, float], float]:
         if shares and all(0 < share < 1 for share in shares.values()):
             return shares, float(found["seconds"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        pass  # no file, or one of another version
+        pass  # there is no file, or another version of this module wrote it
     return _MEASURED, 0.0

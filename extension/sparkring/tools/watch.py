@@ -18,7 +18,10 @@ from typing import Protocol, TextIO
 
 
 class Progress:
-    """Shows progress: on a terminal, one line that is rewritten; elsewhere, a line per step and every ten seconds."""
+    """Shows progress. On a terminal, one line is rewritten.
+
+    Elsewhere, a line is written when a step begins, every ten seconds, and when the step ends.
+    """
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream, self._clock = stream, clock
@@ -67,7 +70,10 @@ class Estimate(Protocol):
     """Estimates how much of a command's time has passed, from its output."""
 
     def read(self, fresh: str, passed_s: float) -> float | None:
-        """The share that has passed after `passed_s` seconds; `fresh` is new output. None if it is unknown."""
+        """Return the share of the command's time that has passed, from 0 to 1; None if it is unknown.
+
+        `fresh` is the output since the last call, and `passed_s` is how many seconds have passed.
+        """
 
 
 def watch(
@@ -79,7 +85,7 @@ def watch(
     verbose: bool = False,
     pace: Estimate | None = None,
 ) -> int:
-    """Run a command with its output in `log`, showing how far it is; returns its exit status.
+    """Run a command with its output in `log`, and show how far it is. Return its exit status.
 
     The output is read from the growing log. Reading a pipe would block while the command is silent, and the elapsed
     time would not be updated.
@@ -118,7 +124,10 @@ _ECHO = re.compile(r"subprocess-exited|did not run successfully|Failed (building
 
 
 def telling_lines(log: str, limit: int = 6) -> list[str]:
-    """The lines of a build log that say why it failed: the first errors, without pip's repetition of them."""
+    """Return the lines of `log` that say why the build failed, or its last lines if none says why.
+
+    The lines that say why are the first errors. Lines in which pip only repeats an error are left out.
+    """
     lines = [line.strip() for line in log.splitlines()]
     lines = [line for line in lines if line]
     chosen: list[str] = []

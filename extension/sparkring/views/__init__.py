@@ -1,7 +1,7 @@
 """Ways to show a run. A view sees a RunRecord and nothing else.
 
-This module is imported with the runner, even on ranks. So the modules that draw are imported only when they are used:
-executors need not have the libraries for drawing.
+Ranks import this module too, and executors need not have the libraries for drawing. Therefore the modules that draw
+are imported only when they are used.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sparkring.runtime.kernel import in_notebook
 
 
 class Quiet:
-    """Shows nothing: the result or the exception is enough."""
+    """Shows nothing during the run: its result or exception is enough."""
 
     def refresh(self, record: RunRecord) -> None:
         """Show nothing."""
@@ -32,9 +32,9 @@ class Quiet:
 def open_view(*, quiet: bool = False, stop: Callable[[], None] | None = None, background: bool = False) -> View:
     """The view for the place where Python runs: in a notebook's kernel the live panel, elsewhere plain text.
 
-    `stop` ends the run and can be called from any thread. For a run in the `background`, refresh() and close() are
-    called from the run's thread, except for the first refresh(). On Databricks, which has no widgets, and with
-    SPARKRING_PANEL=0, the panel is HTML that is redrawn each time.
+    `stop` ends the run and can be called from any thread. With `background`, the run's thread calls refresh() and
+    close(); only the first refresh() comes from the thread that starts the run. On Databricks, which has no widgets,
+    or with SPARKRING_PANEL=0, the panel is HTML that is redrawn as a whole for each update.
     """
     if quiet:
         return Quiet()

@@ -12,7 +12,11 @@ REASON_CHARACTERS = 300
 
 
 class Chapter(NamedTuple):
-    """One attempt in words; `state` says how it ended, if it has; `last_lines` are from the rank that ended it."""
+    """One attempt in words.
+
+    `state` says whether the attempt is running or how it ended. "ended" means that another attempt followed or was to
+    follow, and "cut" that the run was interrupted or timed out. `last_lines` are from the rank that failed.
+    """
 
     state: Literal["ended", "running", "finished", "failed", "cut"]
     line: str
@@ -42,7 +46,7 @@ def why(attempt: Attempt) -> str:
 
 
 def saved_before(record: RunRecord, attempt: Attempt) -> str:
-    """What an attempt had saved when it ended: `step 120 was saved 3 s before`; '' if the run saves nothing."""
+    """What an attempt had saved when it ended: `step 120 was saved 3 s before`; '' without a checkpoint directory."""
     if not record.checkpoint_dir:
         return ""
     saved = [
@@ -55,7 +59,7 @@ def saved_before(record: RunRecord, attempt: Attempt) -> str:
 
 
 def news(before: tuple[Attempt, ...], record: RunRecord) -> list[str]:
-    """A line for each attempt that has started or ended since the record had the attempts `before`."""
+    """Return a line for each attempt that has started or ended since the record's attempts were `before`."""
     told = []
     for at, attempt in enumerate(record.attempts):
         known = before[at] if at < len(before) else None

@@ -13,8 +13,8 @@ from sparkring.history.record import RunRecord
 from sparkring.views.markup import AMBER, BLUE
 
 MOST = 6  # charts
-COLOURS = (BLUE, AMBER)  # of training and validation
-_DIGITS = 6  # of each value: more than a screen can show
+COLOURS = (BLUE, AMBER)  # the colours of a chart's first and second curve: training and validation
+_DIGITS = 6  # significant digits of each value; a screen cannot show more
 
 Column = list[float | None]
 
@@ -23,8 +23,8 @@ Column = list[float | None]
 def charts(record: RunRecord) -> dict[str, Any]:
     """All charts of a run, as JSON values; {} if there is nothing to draw.
 
-    Each chart has the places `x` of its horizontal axis in ascending order. Its curves are columns with a value, or
-    None, for each of these places.
+    A chart's `x` lists the places on the horizontal axis, in ascending order. A curve's columns have an entry for each
+    of these places: a value, or None if the curve has no value there.
     """
     table = metrics.table(record)
     found = metrics.curves(record, table)[:MOST] if table.rows else []
@@ -62,7 +62,7 @@ def _chart(curves: Sequence[Curve], axis: str) -> dict[str, Any]:
 
 
 def has_band(curve: Curve) -> bool:
-    """Whether the ranks' values differ, and there are too many ranks for a line each."""
+    """Whether the ranks' values differ, but there are too many ranks to draw a line for each of them."""
     return not curve.ranks and any(point.value.differs for point in curve.points)
 
 

@@ -10,17 +10,17 @@ from typing import Literal, NamedTuple
 from sparkring.history.describe import ago, counted, dotted, duration, first_line, number, size
 from sparkring.views.markup import AMBER, BLUE, GREEN, RED, svg, text, tint
 
-MARKS, CROWD = 80, 40  # the most marks in a picture, and the most of full size
+MARKS, CROWD = 80, 40  # a picture has at most MARKS marks, and if it has more than CROWD, most of them are drawn small
 METRICS_NAMED, NAME_CHARACTERS, REASON_CHARACTERS = 4, 40, 200
-TITLE_CHARACTERS = 120  # of a mark
+TITLE_CHARACTERS = 120  # the most characters in the text that appears over a mark
 
 WIDTH, _LEFT, _RIGHT, _TOP = 720, 46, 62, 34
 _CURVE, _FLAT = 66, 14  # the height of the plot, with a metric and without
-_PITCH = 46  # at most, between two marks
-_CHARACTER = 6.2  # of a label, in pixels
-_LINE = 13  # from one line of a label to the next
-_APART = 6  # at least, between the lines where attempts begin
-_REMOVED_PART = 0.35  # of the width, at most, for removed checkpoints
+_PITCH = 46  # the largest distance between two marks
+_CHARACTER = 6.2  # the width of a label's character, in pixels
+_LINE = 13  # the distance from one line of a label to the next
+_APART = 6  # the smallest distance between the lines that show where attempts begin
+_REMOVED_PART = 0.35  # the largest part of the width that removed checkpoints may take
 
 State = Literal["committed", "partial", "damaged", "removed"]
 STATES: tuple[State, ...] = ("committed", "partial", "damaged", "removed")
@@ -32,8 +32,8 @@ SAID: dict[State, str] = {
 class Mark(NamedTuple):
     """One checkpoint as it is shown; `time` is in Unix seconds, and unknown values are 0 or None.
 
-    `origin` says in words what saved it. Marks with the same `stretch` were saved in one attempt or run. `resumes`
-    marks the resume point.
+    `origin` has the words for the table's columns about what saved the checkpoint. Marks with the same `stretch` were
+    saved in the same attempt or run. `resumes` is True for the resume point.
     """
 
     step: int
@@ -49,14 +49,18 @@ class Mark(NamedTuple):
 
 
 class Series(NamedTuple):
-    """The checkpoints of one directory, oldest first; `noun` is `step` or `epoch`, `headers` are `origin`'s columns."""
+    """The checkpoints of one directory, oldest first.
+
+    `noun` is what a step is called: `step` or `epoch`. `headers` are the titles of the columns that show each mark's
+    `origin`.
+    """
 
     folder: str
     marks: tuple[Mark, ...]
     headers: tuple[str, ...] = ()
     noun: str = "step"
-    kind: str = ""  # what writes there, if it is not sparkring
-    metric: str = ""  # the one to draw; '' to choose one
+    kind: str = ""  # what wrote the checkpoints, if it was not sparkring
+    metric: str = ""  # the metric to draw; with '', one is chosen
     began: float = 0.0  # when the run began, to show times relative to it; 0 to show ages
 
 
@@ -78,7 +82,7 @@ def state_words(mark: Mark) -> str:
 
 
 def metric_names(series: Series) -> list[str]:
-    """The metrics that there is room for: the one that was asked for, then those of the newest checkpoints."""
+    """The names of the metrics to list: the metric that was asked for, then others of the newest checkpoints."""
     found: dict[str, None] = {series.metric: None} if series.metric else {}
     for mark in reversed(series.marks):
         found |= dict.fromkeys(mark.metrics)
@@ -144,12 +148,12 @@ def chosen(marks: Sequence[Mark], most: int) -> list[int]:
 
 
 def positions(marks: Sequence[Mark]) -> list[float]:
-    """The position of each mark, in pixels from the left; removed ones are closer together than the others."""
+    """Return each mark's distance from the left edge, in pixels. Removed checkpoints are drawn closer together."""
     gone = sum(mark.state == "removed" for mark in marks)
     left = len(marks) - gone
     narrow = min(0.5, _REMOVED_PART / (1 - _REMOVED_PART) * left / gone) if gone and left else 1.0
     widths = [narrow if mark.state == "removed" else 1.0 for mark in marks]
-    # The distance of each mark's middle from that of the first mark.
+    # How far the middle of each mark is from the middle of the first mark.
     ways = [0.0]
     for one, other in itertools.pairwise(widths):
         ways.append(ways[-1] + (one + other) / 2)
@@ -188,7 +192,7 @@ def _curve(points: Sequence[tuple[float, float]]) -> str:
 
 
 def _stretches(series: Series, xs: Sequence[float], bottom: int) -> list[str]:
-    """A line where another attempt or run begins, and its name where there is room."""
+    """Return SVG: a line where each further attempt or run begins, and its name if there is room for the name."""
     begins = [at for at in range(len(xs)) if not at or series.marks[at].stretch != series.marks[at - 1].stretch]
     if len(begins) < 2:
         return []
@@ -209,7 +213,10 @@ def _stretches(series: Series, xs: Sequence[float], bottom: int) -> list[str]:
 
 
 def _stretch_name(series: Series, at: int) -> str:
-    """The name of an attempt; or `run …` with the end of a run's id, which %logs accepts."""
+    """Return the name of the attempt that begins at mark `at`, or `run …` with the end of the run's id.
+
+    %logs finds a run by the end of its id, too.
+    """
     mark = series.marks[at]
     if not mark.stretch.isdecimal():
         return mark.stretch
@@ -259,7 +266,10 @@ def _shape(series: Series, mark: Mark, x: float, y: float, now: float, *, crowde
 
 
 def _callouts(series: Series, places: Mapping[int, tuple[float, float]]) -> list[str]:
-    """`best` and `resume`, each above its mark; side by side where the marks are neighbours."""
+    """Return SVG that writes `best` and `resume` above the best checkpoint and the resume point.
+
+    If both are close together, the words stand side by side.
+    """
     named: dict[int, list[str]] = {at: [] for at in places}
     for at in places:
         mark = series.marks[at]
@@ -277,7 +287,10 @@ def _callouts(series: Series, places: Mapping[int, tuple[float, float]]) -> list
 
 
 def _labels(series: Series, places: Mapping[int, tuple[float, float]], now: float) -> list[tuple[float, list[str]]]:
-    """Step and age (and size, if sizes differ) of as many marks as there is room for, the most important first."""
+    """Return the labels below the marks, each with its place: a mark's step and age, and its size if sizes differ.
+
+    Labels must not overlap, so if there is no room for all, the most important marks are labelled.
+    """
 
     def weight(at: int) -> tuple[bool, ...]:
         mark = series.marks[at]

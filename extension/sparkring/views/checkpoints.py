@@ -1,4 +1,4 @@
-"""Checkpoints: a picture of them in order of time, a table, and the resume point."""
+"""Shows checkpoints: as a picture in which time goes from left to right, as a table, and in words."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ ROWS_LISTED = 200
 OTHERS_LISTED = 50
 DAMAGED_NAMED = 3
 METRICS_LISTED = 8
-QUIET_S, PROGRESS_EVERY_S = 2.0, 0.5  # of a check: when its progress first appears, and how often it changes
+# A check's progress first appears after QUIET_S seconds. After that it changes every PROGRESS_EVERY_S seconds.
+QUIET_S, PROGRESS_EVERY_S = 2.0, 0.5
 
 _WRITERS = {"keras": "ModelCheckpoint", "tensorflow": "BackupAndRestore", "torch": "torch"}
 
@@ -40,7 +41,7 @@ _WRITERS = {"keras": "ModelCheckpoint", "tensorflow": "BackupAndRestore", "torch
 
 
 def recorded(record: RunRecord) -> list[Series]:
-    """The checkpoints that a run has saved, or found damaged, by directory and by writer."""
+    """Return the checkpoints that a run has saved or found damaged: a series for each directory and writer."""
     by_place: dict[tuple[str, str], list[Checkpoint]] = {}
     for each in record.checkpoints:
         by_place.setdefault((each.saved.folder, each.saved.kind), []).append(each)
@@ -57,7 +58,8 @@ def _recorded(folder: str, kind: str, found: Sequence[Checkpoint], record: RunRe
         Mark(
             each.saved.step,
             each.state,
-            0.0 if _earlier(each) else each.saved.time,  # its event has only the time when the damage was found
+            # If an earlier run saved it, `time` is when the damage was found, and the time of saving is unknown.
+            0.0 if _earlier(each) else each.saved.time,
             each.saved.size_bytes or None,
             each.saved.metrics,
             ("an earlier run" if _earlier(each) else f"rank {each.saved.rank}" + of_attempt(each, " in "),),
@@ -74,12 +76,12 @@ def _recorded(folder: str, kind: str, found: Sequence[Checkpoint], record: RunRe
 
 
 def _earlier(found: Checkpoint) -> bool:
-    """Whether an earlier run saved the checkpoint, and this run only found it damaged. Its size is then not known."""
+    """Whether an earlier run saved the checkpoint, and this run only found it damaged. Then its size is unknown."""
     return not found.attempt and not found.saved.size_bytes
 
 
 def listed(found: Inventory) -> Series:
-    """sparkring's own checkpoints in a directory."""
+    """Return the series of the checkpoints that sparkring wrote to a directory."""
     best, newest = found.best, found.newest
     marks = tuple(
         _listed(entry, best=entry is best, resumes=entry is newest)
@@ -255,7 +257,7 @@ def table_rows(series: Series, now: float, most: int) -> tuple[tuple[str, ...], 
 
 
 def table_html(series: Series, now: float, most: int) -> str:
-    """The table; if it does not show all checkpoints, it says how many it shows."""
+    """Return the table. If it does not show all checkpoints, its caption says how many it shows."""
     many = len(series.marks)
     note = f"the newest {most} of {counted(many, 'checkpoint')}" if many > most else ""
     return bare_table(*table_rows(series, now, most), note)
@@ -265,7 +267,7 @@ OTHERS_HEADERS = ("written by other tools", "kind", "saved", "size", "")
 
 
 def others_rows(found: Inventory) -> list[tuple[str, ...]]:
-    """A row of OTHERS_HEADERS for each checkpoint that another tool wrote."""
+    """Return a row for each checkpoint that another tool wrote; OTHERS_HEADERS has the titles of the columns."""
     return [
         (each.name, each.kind, ago(found.time - each.time) if each.time else "", size(each.size_bytes), each.note)
         for each in found.others[:OTHERS_LISTED]
@@ -342,7 +344,7 @@ class CheckProgress:
         self._width = len(said)
 
 
-# ── What a terminal says of a run ─────────────────────────────────────────────
+# ── What a terminal shows of a run ───────────────────────────────────────────
 
 
 def progress_words(record: RunRecord) -> str:
@@ -352,7 +354,7 @@ def progress_words(record: RunRecord) -> str:
 
 
 def news(before: Iterable[Checkpoint], record: RunRecord) -> list[str]:
-    """A line for each checkpoint that was found damaged since the record had the checkpoints `before`."""
+    """Return a line for each checkpoint that was found damaged since the record's checkpoints were `before`."""
     known = {each.place for each in before if each.state == "damaged"}
     return [
         f"the checkpoint of step {each.saved.step:,} in {first_line(each.saved.folder, 200)} is damaged and was skipped"

@@ -19,7 +19,7 @@ from sparkring.runtime.report import DISPLAY_BYTES, DISPLAYS_KEPT
 
 PAUSE_S = 0.2
 BYTES_PER_S = 500_000  # the most that is sent to the browser
-OUTPUT_BYTES = 4_000_000  # of all ranks; Databricks keeps 10 MB of a cell's output
+OUTPUT_BYTES = 4_000_000  # the most for all ranks together; Databricks keeps 10 MB of a cell's output
 
 Bundle = dict[str, str]
 _PLACE = {"text/html": '<div data-sparkring-displays=""></div>', "text/plain": ""}
@@ -34,10 +34,10 @@ class Shared:
 
 
 class DisplaysView:
-    """Draws the ranks' displays in place, whenever there is a new one.
+    """Draws the ranks' displays below the panel, and redraws them there when there is a new one.
 
-    `show(bundle, id, update)` puts them into the notebook. `early` makes a place for them at once: when the first one
-    comes, the kernel may be running another cell.
+    `show(bundle, id, update)` puts them into the notebook. With `early`, an empty place for them is put there at once.
+    Without it, a run in the background would put its first display below another cell, if the kernel runs one by then.
     """
 
     def __init__(self, show: Callable[[Bundle, str, bool], None], display_id: str, *, early: bool = False) -> None:
@@ -88,13 +88,17 @@ def bundle(record: RunRecord) -> Bundle | None:
     if not parts and not notes:
         return None
     body = "".join(parts) + "".join(f"<div><small>{escape(note)}</small></div>" for note in notes)
-    # The two classes keep MathJax from typesetting TeX, which can contain links.
+    # The two classes keep MathJax from typesetting TeX in the displays, since TeX can contain links that nothing has
+    # checked.
     html = f'<div class="mathjax_ignore tex2jax_ignore" data-sparkring-displays="{escape(record.run_id)}">{body}</div>'
     return {"text/html": html, "text/plain": "\n".join(texts + notes)}
 
 
 def shared(record: RunRecord) -> list[Shared]:
-    """The displays that `--logs` selects, in each rank's order; equal displays of several ranks once."""
+    """Return the displays that `--logs` selects, in the order in which each rank showed them.
+
+    If several ranks showed an equal display, it is listed only once, with all these ranks.
+    """
     by_rank: dict[int, list[Displayed]] = {}
     for display in record.displays:
         if _asked_for(record, display.rank):
@@ -119,7 +123,7 @@ def _seen(display: Displayed) -> tuple[str, bytes]:
 
 
 def left_out(record: RunRecord) -> dict[int, int]:
-    """The number of displays that were left out, by rank."""
+    """The number of each rank's displays that were left out, if any, by rank."""
     return {
         rank.rank: rank.displays_left_out
         for rank in record.ranks
@@ -133,7 +137,7 @@ def folder(record: RunRecord) -> str:
 
 
 def closing_words(record: RunRecord) -> list[str]:
-    """For a terminal: the number of displays, and their folder."""
+    """Return a line for a terminal with the number of displays and their folder; [] if there are none."""
     found = shared(record)
     return [f"{describe.counted(len(found), 'output')}: {folder(record)}"] if found and record.log_folder else []
 
@@ -143,7 +147,8 @@ def _asked_for(record: RunRecord, rank: int) -> bool:
 
 
 def _html(each: Shared) -> str:
-    from sparkring.views.foreign import body_html  # here, since it imports libraries, and most runs display nothing
+    # This module is imported only here, since it loads libraries, and most runs display nothing.
+    from sparkring.views.foreign import body_html
 
     tag = f"<div><b>[{escape(describe.rank_list(each.ranks))}]</b></div>"
     return f'<div style="margin:0 0 12px">{tag}<div style="overflow-x:auto">{body_html(each.display)}</div></div>'

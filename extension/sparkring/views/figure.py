@@ -1,8 +1,8 @@
 """Curves as pictures that stay in the notebook: a small PNG for each chart, which matplotlib draws.
 
-A page that strips scripts and inline SVG, as JupyterLab does with a notebook that it does not trust, keeps a picture.
-A picture holds only numbers and lines. Names that users choose are text beside it, since a picture's font may lack
-their letters.
+JupyterLab removes scripts and inline SVG from a notebook that it does not trust, and so do some web pages. Pictures
+stay. A picture holds only numbers and lines. Names that users choose are written beside the picture, since its font may
+lack their letters.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 WIDTH, HEIGHT = 320, 165  # CSS pixels
 PICTURES_BYTES = 80_000  # of all pictures together, in base64
-# Pixels per CSS pixel, and the number of colours: with a palette, a picture takes a quarter of the bytes. The second
-# pair is used if pictures with the first take too many bytes.
+# Each pair is the number of pixels per CSS pixel, and the number of colours in a picture's palette; with a palette, the
+# picture takes a quarter of the bytes. The second pair is used if the pictures of the first pair take too many bytes.
 _QUALITIES = ((2, 48), (1, 24))
-_DOTS_PER_INCH = 96  # CSS pixels
+_DOTS_PER_INCH = 96  # CSS pixels per inch
 _LEFT, _RIGHT, _TOP, _BOTTOM = 0.5, 0.08, 0.08, 0.36  # inches that a chart leaves for its labels
-_RANK_APART = 0.08  # of the height: a rank whose line ends farther than this from the mean is named
+_RANK_APART = 0.08  # a rank is named if its line ends farther from the mean than this part of the chart's height
 _RC: dict[str, Any] = {
     "axes.edgecolor": GREY,
     "axes.labelcolor": GREY,
@@ -78,7 +78,7 @@ def _image(picture: str, said: str) -> str:
 
 
 def _pictures(charts: Sequence[Sequence[Curve]], axis: str, marks: Sequence[Mark]) -> list[str]:
-    """The charts as PNG in base64; '' for each if they would be too large, or matplotlib cannot draw them."""
+    """Return the charts as PNG in base64. All are '' if they are too large, or if matplotlib cannot draw them."""
     try:
         for quality in _QUALITIES:
             found = [base64.b64encode(png).decode() for png in _drawn(charts, axis, marks, *quality)]

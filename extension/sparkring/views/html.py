@@ -17,7 +17,8 @@ from sparkring.views.markup import enclosed, note
 from sparkring.views.sections import Form, checkpoints, code, log, metrics, ranks, restarts, shards, state, timeline
 
 PAUSE_S = 0.2
-WARM_PAUSE_S = 0.1  # most cells on a warm gang end sooner: what they print is all there is to see
+# On a warm gang, the first drawing waits this long. Most cells have ended by then, and only what they printed is shown.
+WARM_PAUSE_S = 0.1
 PAUSE_PER_WORK = 10  # drawing takes at most a tenth of the time, since the ranks may need the processor
 BYTES_PER_S = 500_000  # the most that is sent to the browser
 PANEL_BYTES = 190_000
@@ -27,8 +28,8 @@ QUICK_LINES, QUICK_BYTES = 200, 120_000  # how much of a quick run's output is s
 class HtmlView:
     """Draws the panel in place, at most a few times a second, and once more when the run has ended.
 
-    For a quick run on a warm gang, only its output is shown, or nothing if there was none. Displays of ranks appear
-    below; `early` reserves their place at once.
+    Of a quick run on a warm gang, only what the ranks printed is shown, or nothing if they printed nothing. What ranks
+    display appears below. With `early`, the place for it is reserved at once.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class HtmlView:
         self._displays = DisplaysView(self._show, f"{self._id}-displays", early=early)
 
     def refresh(self, record: RunRecord) -> None:
-        """Draw, unless that has just been done."""
+        """Draw the run, unless it was drawn a moment ago."""
         began = self._clock()
         if self._due is None:
             self._due = began + max(self._after_s, WARM_PAUSE_S if record.warm else 0.0)
@@ -86,7 +87,7 @@ def _display(found: Bundle, display_id: str, update: bool) -> None:
 
 
 def show(record: RunRecord) -> None:
-    """Show the run of `record`, without its id, so that no live panel replaces this view."""
+    """Show the run of `record`, without its id: a live panel of the run would hide an output with this id."""
     found = bundle(record._replace(run_id=""), now=describe.last_known(record), final=record.outcome is not None)
     _display(found, f"sparkring-{secrets.token_hex(8)}", False)
 
@@ -105,7 +106,7 @@ def bundle(record: RunRecord, *, now: float, final: bool) -> Bundle:
 
 
 def _quick(record: RunRecord) -> str:
-    """What the ranks of a quick run printed; how it ended, if there is nothing else to show."""
+    """Return HTML of what the ranks of a quick run printed. If there is nothing to show, return how the run ended."""
     seen = lines.visible(record.recent, record.logs)
     every = lines.folded([line for line in seen if not lines.is_noise(line)])
     found = every[-QUICK_LINES:]

@@ -2,10 +2,11 @@
 
 A message is a dict of JSON values with the `run` and a `kind`:
 
-    lines     what ranks printed: `start` is the number of the first line among all lines of the run, `count` the
-              number of lines; the columns `rank`, `stream` ("o", "e", "m"), `time` (s since the run began) and `text`;
-              `html` by index, for the lines with colours; `noise`, the indices of TensorFlow's start-up messages;
-              `pending`, lines whose end is still to come
+    lines     what ranks printed. `start` is the number of the first new line among all lines of the run, and `count`
+              is how many are new. Columns describe those of them that are shown: `rank`, `stream` ("o" for stdout,
+              "e" for stderr, "m" for a message), `time` (in seconds since the run began), `text`, and `html`, which
+              has entries only for the lines with colours, by index. `noise` has the indices of TensorFlow's start-up
+              messages. `pending` has lines whose end has not been printed yet
     state     the state of the run, and a column for each fact about its ranks
     sections  the HTML of those sections (views/sections) that have changed, by name
     charts    the curves as numbers (views/charts), all of them when one has changed
@@ -32,7 +33,7 @@ STATE_PAUSE_S, SECTIONS_PAUSE_S = 0.25, 1.0
 PAUSE_PER_WORK = 25  # drawing takes at most 1/25 of the time, since the ranks may need the processor
 NOTICES = 5
 _STATES = {"starting": ".", "running": "r", "finished": "f", "failed": "x", "stopped": "s", "idle": "i"}
-_FOLLOWED = "y"  # failed after another rank had
+_FOLLOWED = "y"  # the state of a rank that failed after another rank had failed
 _STREAMS = {"stdout": "o", "stderr": "e", "message": "m"}
 
 Section = Callable[[RunRecord, float, Form], str]
@@ -48,7 +49,7 @@ SECTIONS: dict[str, Section] = {
 
 
 class Feed:
-    """What a page already knows about one run, so that each change is sent once."""
+    """Remembers what a page already knows about one run, so that each change is sent only once."""
 
     def __init__(self) -> None:
         self._lines = 0
@@ -60,7 +61,10 @@ class Feed:
         self._sections_due = 0.0
 
     def news(self, record: RunRecord, now: float) -> list[Message]:
-        """What the page does not know yet; the state and the sections only if it is time to send them again."""
+        """Return the messages with what the page does not know yet.
+
+        While the run goes on, the state and the sections are sent again only after a pause.
+        """
         ended = record.outcome is not None
         found = self._new_lines(record)
         if drawn := ended or now >= self._sections_due:
@@ -70,7 +74,7 @@ class Feed:
             state = state_message(record, now)
             self._state_due = now + max(STATE_PAUSE_S, PAUSE_PER_WORK * (clock.monotonic() - began))
             if not drawn and self._state:
-                state["last"] = self._state["last"]  # must agree with the table and curves, which are not sent now
+                state["last"] = self._state["last"]  # must match the table and the curves, which are not sent now
             if state != self._state:
                 self._state = state
                 found.append({**state, "now": now})
@@ -110,7 +114,10 @@ def whole(record: RunRecord, now: float) -> list[Message]:
 
 
 def lines_message(record: RunRecord, new: Sequence[LogLine], pending: Sequence[LogLine]) -> Message:
-    """A message with `new`, the record's last lines. A user's message of several lines becomes several items."""
+    """Return a message for the page with the lines `new` and `pending`. `new` must be the record's last lines.
+
+    If a user's message has several lines, each of them becomes a line of its own.
+    """
     shown = lines.visible(new, record.logs)
     return {
         "run": record.run_id,
@@ -163,7 +170,10 @@ def state_message(record: RunRecord, now: float) -> Message:
 
 
 def _ranks(record: RunRecord) -> Message:
-    """A column for each fact: `heard` is the time of a rank's last message, `step` its step in the epoch or None."""
+    """Return facts about the ranks. Most are columns, which have a value for each rank.
+
+    `heard` is the time of a rank's last message, and `step` its step in the epoch, or None if the rank reports no step.
+    """
     hosts = sorted({rank.host for rank in record.ranks})
     place = {host: at for at, host in enumerate(hosts)}
     told = [rank.metrics for rank in record.ranks]

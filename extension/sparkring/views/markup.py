@@ -1,4 +1,7 @@
-"""Makes HTML in which texts of users and ranks are escaped, and turns it into the form that a notebook saves."""
+"""Functions that make pieces of HTML, and enclosed(), which turns them into the form that a notebook saves.
+
+What users wrote and what ranks printed is escaped, so that a page shows it as text and does not act on it.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +18,25 @@ from sparkring.history.lines import coloured, plain
 BLUE, GREEN, RED, AMBER = "#2f80d0", "#23935a", "#dd4a45", "#b97a10"
 RANK_COLOURS = (BLUE, GREEN, AMBER, "#9262d6", "#d0528f", "#16908f", "#7d8a1e", "#cf6a32")
 
-# The colours of text in images, which cannot have the page's text colour; GREY is readable on white and on black.
+# An image cannot use the text colour of the page around it, so text in images has one of these colours. GREY can be
+# read on white and on black.
 GREY, GREY_ON_DARK = "#767676", "#b4b4b4"
 
 
 def text(value: str) -> str:
-    """Any text as HTML: without colours, with hidden characters made visible and markup escaped."""
+    """Return any text as HTML: without colours, with hidden characters made visible and with markup escaped."""
     return escape(plain(value))
 
 
 def enclosed(body: str, run_id: str = "") -> str:
-    """Wrap HTML as an output of a notebook; the live panel's script finds the output of `run_id`, and hides it.
+    """Return the HTML `body` in the form in which a notebook shows and saves it.
+
+    With a `run_id`, the result is marked as the static view of this run. The live panel's script hides the static view
+    while the page shows the panel of the same run.
 
     Untrusted notebooks, and notebooks on the web, lose <style> and <svg>. So the rules of style.css become inline
-    styles, and each drawing becomes an image. The classes keep MathJax 3 and 2 from typesetting text between dollar
-    signs.
+    styles, and each drawing becomes an image. The classes mathjax_ignore and tex2jax_ignore keep MathJax 3 and 2 from
+    showing text between dollar signs as formulas.
     """
     mark = f' data-sparkring-static="{text(run_id)}"' if run_id else ""
     body = _DRAWING.sub(lambda drawing: _image(drawing[0]), body)
@@ -38,8 +45,8 @@ def enclosed(body: str, run_id: str = "") -> str:
 
 @functools.cache
 def _inliner() -> Callable[[str], str]:
-    """The function that turns the rules of style.css into inline styles; made on first use, as the import is slow."""
-    import css_inline
+    """Return the function that turns the rules of style.css into inline styles."""
+    import css_inline  # here and not above, because this import is slow
 
     style = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
     inliner = css_inline.CSSInliner(inline_style_tags=False, load_remote_stylesheets=False, minify_css=True)
@@ -54,7 +61,7 @@ _SVG_STYLE = (
 
 
 def _image(svg: str) -> str:
-    """A drawing as an <img>, with a text alternative instead of titles, which images cannot show."""
+    """Return a drawing as an <img>. Images cannot show the titles of a drawing, so an alt text replaces them."""
     tag, _, inside = svg.partition(">")
     looks = dict(re.findall(r'([\w-]+)="([^"]*)"', tag))
     kept = "".join(f' {name}="{looks[name]}"' for name in _SVG_ATTRIBUTES if name in looks)
@@ -70,7 +77,7 @@ _SVG_ATTRIBUTES = ("width", "height", "viewBox", "font-size", "fill")
 
 
 def svg(width: float, height: float, words: str, parts: Iterable[str], font_size: float = 11) -> str:
-    """A drawing in the colour of the text around it; `words` say what it shows."""
+    """Return a drawing that consists of `parts`, in the colour of the text around it. `words` describe it in words."""
     return (
         f'<svg width="{width:g}" height="{height:g}" viewBox="0 0 {width:g} {height:g}" role="img" '
         f'aria-label="{text(words)}" font-size="{font_size:g}" fill="currentColor">{"".join(parts)}</svg>'
@@ -78,9 +85,10 @@ def svg(width: float, height: float, words: str, parts: Iterable[str], font_size
 
 
 def tint(colour: str) -> str:
-    """CSS for text in this colour, mixed with the page's text colour: dark enough on light pages, light enough on dark.
+    """Return CSS for text in a colour that is mixed with the page's text colour.
 
-    JupyterLab's sanitiser removes color-mix; the plain colour is left.
+    The mixture is readable on light and on dark pages. JupyterLab's sanitiser removes `color-mix`. The text then has
+    the plain colour, which is declared first.
     """
     return f"color:{colour};color:color-mix(in srgb,{colour} {TINT},currentColor)"
 
@@ -89,33 +97,33 @@ TINT = "65%"
 
 
 def note(said: str) -> str:
-    """A line in small letters; '' if there is nothing to say."""
+    """Return a line in small letters, or '' if `said` is empty."""
     return f"<div><small>{text(said)}</small></div>" if said else ""
 
 
 def warning(said: str) -> str:
-    """A line with a warning; '' if there is nothing to say."""
+    """Return a line with a warning, or '' if `said` is empty."""
     return f'<div><b style="{tint(AMBER)}">⚠ {text(said)}</b></div>' if said else ""
 
 
 def advised(lines: Iterable[str]) -> str:
-    """What to do, as a list; '' if there is nothing."""
+    """Return advice as a list with an item for each of the `lines`, or '' if there are none."""
     told = "".join(f"<li>{text(line)}</li>" for line in lines)
     return f'<ul class="sr-advice">{told}</ul>' if told else ""
 
 
 def scrolled(body: str, words: str) -> str:
-    """A box that scrolls if its content is long, also by keyboard."""
+    """Return `body` in a box that can be scrolled, also by keyboard, or '' if `body` is empty. `words` name the box."""
     return f'<div class="sr-scroll" role="group" tabindex="0" aria-label="{text(words)}">{body}</div>' if body else ""
 
 
 def details(title: str, body: str) -> str:
-    """`body`, folded away under `title`; '' if there is no body."""
+    """Return `body`, folded away under `title`, or '' if `body` is empty."""
     return f"<details><summary>{text(title)}</summary>{body}</details>" if body else ""
 
 
 def log_text(line: str) -> str:
-    """A line that a rank printed, with its colours as spans, or without colours if it has too many."""
+    """Return the HTML of a line that a rank printed. A line whose colour changes too often loses all its colours."""
     pieces = coloured(line)
     if len(pieces) > _PIECES:
         return text(line)
@@ -129,18 +137,19 @@ def log_text(line: str) -> str:
 
 
 _PIECES = 60
-# The colours of a terminal, normal and bright ones alike. Black becomes grey, and white becomes the text's own colour.
+# The eight colours of a terminal, from black to white, for its normal and its bright ones. Black is shown as grey, and
+# white ('') as the text colour of the page.
 _BASIC = ("#767676", RED, GREEN, AMBER, BLUE, "#b557c8", "#16908f", "")
 
 
 class Colours:
-    """The colours and weights that SGR codes have switched on so far."""
+    """The colours and weights that SGR codes, which style the text of a terminal, have switched on so far in a line."""
 
     def __init__(self) -> None:
         self._set: dict[str, str] = {}
 
     def css(self) -> str:
-        """Declarations for a style attribute; made of our own words and of numbers only."""
+        """Return CSS declarations for a style attribute. They contain only words of this module, and numbers."""
         return ";".join(
             tint(value) if name == "color" and value in _BASIC else f"{name}:{value}"
             for name, value in self._set.items()
@@ -185,7 +194,7 @@ _WEIGHTS = {
 
 
 def _extended(codes: list[int]) -> str:
-    """One of 256 colours (`5;N`), or a 24-bit colour (`2;R;G;B`); removes from `codes` what it has used."""
+    """Return one of 256 colours (`5;N`) or a 24-bit colour (`2;R;G;B`), and remove its numbers from `codes`."""
     kind = codes.pop(0) if codes else 0
     if kind == 2 and len(codes) >= 3:
         red, green, blue = (min(codes.pop(0), 255) for _ in range(3))

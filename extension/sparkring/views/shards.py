@@ -23,9 +23,9 @@ from sparkring.history.lines import plain
 from sparkring.views.markup import RANK_COLOURS, advised, enclosed, svg, text
 from sparkring.views.tables import bare_table, show, table_text
 
-ROWS_SHOWN = 32  # if there are more ranks, all are shown in blocks of neighbours
-BAND, LABEL, NUMBERS, PITCH, TALL = 260, 84, 110, 17, 13  # of a picture, in pixels
-CELLS = 32  # the width of a band, in characters
+ROWS_SHOWN = 32  # if there are more ranks, each line of the table and of a picture stands for several neighbours
+BAND, LABEL, NUMBERS, PITCH, TALL = 260, 84, 110, 17, 13  # measures of a picture, in pixels
+CELLS = 32  # the width of a band in the text picture, in characters
 FILES_MARKED = 64
 COLUMNS_NAMED = 8
 SHADES = 20
@@ -35,7 +35,7 @@ LARGE_GROUP_BYTES = 256_000_000
 GROUP_BYTES = 64_000_000
 FILE_BYTES = 128_000_000
 SMALL_FILE_BYTES, MANY_FILES = 1_000_000, 100
-UNEVEN = 1.1  # if the most rows of a rank are at least this many times the fewest, there is advice
+UNEVEN = 1.1  # there is advice if one rank gets at least this many times as many rows as another
 
 
 def show_shards(found: Outlook) -> None:
@@ -102,7 +102,10 @@ def epoch_words(found: Outlook) -> str:
 
 
 def request_words(found: Outlook) -> list[str]:
-    """The requests to an object store, their price, and when the store slows down; [] for local files."""
+    """Return sentences on the requests to the object store: how many, their price, and when they are slowed down.
+
+    For local files, the list is empty.
+    """
     if found.dataset.local:
         return []
     asked = found.requests
@@ -122,7 +125,7 @@ def request_words(found: Outlook) -> list[str]:
 
 
 def advice(found: Outlook) -> list[str]:
-    """Problems and what to do about them, a sentence or two each, the most serious first."""
+    """Return the problems and what to do about them, in a few sentences each; the most serious comes first."""
     told = [_few_rows(found), _few_groups(found), _uneven(found), _large_groups(found), _small_files(found)]
     return [line for line in [*told, _selective(found)] if line]
 
@@ -235,13 +238,16 @@ _WRITE: dict[str, Callable[[int], str]] = {"size_bytes": size}
 
 
 def blocks(count: int, most: int = ROWS_SHOWN) -> list[range]:
-    """The ranks as they are shown: each alone, or neighbours together so that there are at most `most` blocks."""
+    """Divide `count` ranks into at most `most` blocks of neighbours; if there is room, each rank is its own block."""
     length = -(-count // most)
     return [range(begin, min(begin + length, count)) for begin in range(0, count, length)]
 
 
 def table_rows(found: Outlook) -> list[tuple[str, ...]]:
-    """A row under HEADERS for each rank or block of ranks; for a block, a cell has its lowest and highest number."""
+    """Return the table's row for each rank or block of ranks; HEADERS has the headers of the columns.
+
+    In the row of a block, each cell shows the lowest and the highest number that a rank of the block has.
+    """
     rows: list[tuple[str, ...]] = []
     for ranks in blocks(found.size):
         cells = [rank_numbers(ranks)]
@@ -263,7 +269,10 @@ class Stretch(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """How a split looks: what each block of ranks reads (its band), and how many rows that is."""
+    """How a split looks.
+
+    For each block of ranks, `bands` has the stretches that it reads, and `rows` the number of rows that it reads.
+    """
 
     title: str
     bands: tuple[tuple[Stretch, ...], ...]
@@ -287,7 +296,7 @@ def _groups(found: Outlook) -> list[Stretch]:
 
 
 def covered(stretches: Iterable[Stretch], rows: int, cells: int) -> list[float]:
-    """The share (0 to 1) of each cell that stretches cover, with `rows` rows divided into `cells` equal cells."""
+    """Divide `rows` rows into `cells` equal cells; return, for each cell, which share (0 to 1) the stretches cover."""
     found = [0.0] * cells
     scale = cells / max(1, rows)
     for begin, end in stretches:
@@ -328,7 +337,10 @@ def _number(said: str, line: int, *, missing: bool = False) -> str:
 
 
 def _band_of_data(found: Outlook) -> list[str]:
-    """The row groups one after another, a gap between two where there is room, and a mark where a file begins."""
+    """Draw all row groups one after another, with gaps between them if there is room.
+
+    A mark shows where the next file begins, unless there are more than FILES_MARKED files.
+    """
     groups = [group for group in _groups(found) if group.end > group.begin]
     parts = [_path(groups, found.dataset.rows, 0, "currentColor", 0.4)]
     ends = itertools.accumulate(sum(group.rows for group in file.row_groups) for file in found.dataset.files)
@@ -341,7 +353,7 @@ def _band_of_data(found: Outlook) -> list[str]:
 def _band(band: Sequence[Stretch], rows: int, line: int, colour: str) -> list[str]:
     if len(band) <= BAND // 4:
         return [_path([each for each in band if each.end > each.begin], rows, line, colour, 0.9)]
-    # Too many to draw one by one: shade each part of the data set by how much of it the band covers.
+    # There are too many stretches to draw each: shade each part of the data set by how much of it the band covers.
     cells = max(8, min(BAND // 4, len(band) // 8))
     shades: dict[int, list[Stretch]] = {}
     for cell, share in enumerate(covered(band, rows, cells)):
@@ -353,7 +365,10 @@ def _band(band: Sequence[Stretch], rows: int, line: int, colour: str) -> list[st
 def _path(
     stretches: Sequence[Stretch], rows: int, line: int, colour: str, opacity: float, gap: float | None = None
 ) -> str:
-    """All stretches as one path, with a gap between two where there is room for it."""
+    """Draw all stretches as one path, with `gap` pixels between two.
+
+    If `gap` is None, it is one pixel or, if there are too many stretches for gaps, none.
+    """
     if gap is None and len(stretches) > BAND // 4:
         stretches, gap = _joined(stretches), 0
     scale = BAND / max(1, rows)

@@ -30,7 +30,7 @@ def show_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, empty: 
 
 
 def show(said: str, html: Callable[[], str]) -> None:
-    """Show the result of a magic: HTML in a notebook, the text elsewhere."""
+    """Show the result of a magic: as HTML in a notebook, as the text `said` elsewhere."""
     if not in_notebook():
         sys.stdout.write(f"{said}\n")
         return
@@ -58,7 +58,7 @@ def captured_rows(names: Iterable[CapturedName]) -> list[tuple[str, ...]]:
 
 
 def table_text(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """`rows` in aligned columns; numbers and sizes are aligned to the right."""
+    """Return `rows` as text in aligned columns; columns of numbers or sizes are aligned to the right."""
     cells = [[_cell(value) for value in row] for row in rows]
     right = _numeric(cells, len(headers))
     widths = [max(map(_width, column)) for column in zip(headers, *cells, strict=True)]
@@ -73,17 +73,17 @@ def table_text(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def table_html(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """`rows` as an HTML table with its style; every text is escaped."""
+    """Return `rows` as an HTML table that brings its own style; every text is escaped."""
     return enclosed(bare_table(headers, rows))
 
 
 def bare_table(headers: Sequence[str], rows: Iterable[Sequence[str]], note: str = "") -> str:
-    """The table without its style, for a page that has the style; `note` is the caption."""
+    """Return `rows` as an HTML table without style, for HTML that is styled as a whole; `note` becomes its caption."""
     cells = [[_cell(value) for value in row] for row in rows]
     marks = [' class="sr-n" align="right"' if number else ' align="left"' for number in _numeric(cells, len(headers))]
 
     def line(tag: str, row: Sequence[str]) -> str:
-        # An empty header cell is not a header.
+        # An empty cell of the header line becomes a <td>, since it does not name its column.
         tags = [tag if cell else "td" for cell in row]
         return "".join(f"<{tag}{mark}>{text(cell)}</{tag}>" for tag, cell, mark in zip(tags, row, marks, strict=True))
 
@@ -100,7 +100,7 @@ def _cell(value: str) -> str:
 
 
 def _numeric(rows: Sequence[Sequence[str]], columns: int) -> list[bool]:
-    """Which columns hold numbers, sizes or durations, and nothing else."""
+    """Return, for each column, whether all its cells that are not empty are numbers, sizes or durations."""
     filled = [[row[column] for row in rows if row[column]] for column in range(columns)]
     return [bool(cells) and all(_AMOUNT.fullmatch(cell) for cell in cells) for cells in filled]
 

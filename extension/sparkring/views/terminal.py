@@ -23,7 +23,7 @@ _DIM, _RESET, _CLEAR_LINE = "\x1b[2m", "\x1b[0m", "\r\x1b[K"
 class TerminalView:
     """Prints lines as they come. On a terminal, they are in colour, and the last line shows the run's progress.
 
-    Without `progress`, this last line is left out, since it would overwrite the terminal's prompt.
+    Without `progress`, this last line is left out: while a run is in the background, it would overwrite the prompt.
     """
 
     def __init__(self, stream: TextIO, *, clock: Callable[[], float] = time.monotonic, progress: bool = True) -> None:
@@ -42,11 +42,14 @@ class TerminalView:
         self._progress_shown = ""
 
     def refresh(self, record: RunRecord) -> None:
-        """Print what is new."""
+        """Print what is new in the run since the last call."""
         self._print(self._news(record), record)
 
     def close(self, record: RunRecord) -> None:
-        """Print what is new, and in one line how the run ended; a quick run on a warm gang needs no such line."""
+        """Print what is new, and then closing lines, of which the last says how the run ended.
+
+        After a quick run on a warm gang, there is no line on how it ended.
+        """
         told = self._news(record)
         if self._noise:
             hidden = f"{describe.counted(self._noise, 'line')} of TensorFlow's start-up not shown"
@@ -61,7 +64,7 @@ class TerminalView:
         self._print(told, record)
 
     def again(self, record: RunRecord) -> None:
-        """Print the state of the run."""
+        """Print the state of the run in one line."""
         self._print([describe.short(record, time.time())], record)
 
     def _news(self, record: RunRecord) -> list[str]:
@@ -107,13 +110,13 @@ class TerminalView:
         cleared = _CLEAR_LINE if self._progress_shown else ""
         whole = cleared + "".join(f"{line}\n" for line in told) + progress
         self._progress_shown = progress
-        # Characters that the terminal's encoding lacks must not end the run.
+        # A character that the terminal's encoding lacks would raise an error and end the run, so it becomes a `?`.
         encoding = getattr(self._stream, "encoding", None) or "utf-8"
         self._stream.write(whole.encode(encoding, "replace").decode(encoding))
         self._stream.flush()
 
     def _progress(self, record: RunRecord) -> str:
-        """The progress line, without a newline; the same text is returned until a new one is due."""
+        """Return the progress line without a newline. Until a new line is due, the last one is returned again."""
         if not self._shows_progress or record.outcome is not None:
             return ""
         began = self._clock()
@@ -126,7 +129,7 @@ class TerminalView:
         words = [describe.progress_words(found)] if found else [describe.outcome(record)]
         words += filter(None, [reading.progress_words(record, time.time()), checkpoints.progress_words(record)])
         words += [f"{name} {describe.number(value.mean)}" for name, value in list(metrics.last(record).items())[:4]]
-        # Each GPU once, though several ranks may share it.
+        # Several ranks may share a GPU, which counts only once.
         used = {(rank.host, gpu.address): gpu for rank in record.ranks for gpu in rank.gpus}
         words += [describe.gpu_words(list(used.values()))] if used else []
         columns = shutil.get_terminal_size().columns

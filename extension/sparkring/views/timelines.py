@@ -10,7 +10,7 @@ from sparkring.history.record import RunRecord
 from sparkring.views.markup import AMBER, BLUE, GREEN
 
 VIEWER = "https://ui.perfetto.dev"
-WORTH_NAMING = 0.02  # of the whole time
+WORTH_NAMING = 0.02  # a text leaves out what took less than this part of the whole time
 _NAMED = 3
 
 ELSEWHERE_COLOUR = "#8b939c"
@@ -26,7 +26,7 @@ class Share(NamedTuple):
 
 
 def shares(saved: TimelineSaved) -> list[Share]:
-    """What all of the time was spent on."""
+    """Divide the whole time by what it was spent on."""
     whole = saved.wall_s or 1.0
     return [
         Share(what, seconds, seconds / whole, colour)
@@ -59,12 +59,13 @@ def share_words(saved: TimelineSaved) -> str:
 
 
 def late_words(record: RunRecord, saved: TimelineSaved) -> str:
-    """`the other ranks waited 12 s in total for rank 1 (the last one 40 times)`; leaves out short waits."""
+    """`the other ranks waited 12 s in total for rank 1 (the last to be ready 40 times)`; leaves out short waits."""
     worth = [each for each in saved.late if each.waited_s >= WORTH_NAMING * saved.wall_s][:_NAMED]
     if not worth:
         return "no rank made the others wait" if saved.late else ""
     told = [
-        f"{duration(each.waited_s)} for rank {each.rank} (the last one {counted(each.times, 'time')})" for each in worth
+        f"{duration(each.waited_s)} for rank {each.rank} (the last to be ready {counted(each.times, 'time')})"
+        for each in worth
     ]
     told[0] = told[0].replace(" for", " in total for", 1)
     return f"the other {'ranks' if record.size > 2 else 'rank'} waited {', '.join(told)}"
@@ -76,7 +77,7 @@ def how_to_open() -> str:
 
 
 def closing_words(record: RunRecord) -> list[str]:
-    """A line for each timeline: what it says, what it lacks, and where it is."""
+    """Return a line for each timeline: its summary, what is wrong with it, how to open it, and where the file is."""
     return [
         dotted(
             f"timeline: {head_words(record, saved)}",

@@ -38,10 +38,12 @@ GREETING = b"sparkring/1\n"
 NONCE_BYTES = 32
 PROOF_BYTES = 32
 HANDSHAKE_TIMEOUT_S = 10.0
-# A peer that acknowledges nothing for this long is given up: its host may have lost power, or the network is cut.
+# If a peer acknowledges nothing for this long, the connection ends: the peer's host may have lost power, or the network
+# may be cut.
 UNACKNOWLEDGED_LIMIT_MS = 30_000
 PREFIX = struct.Struct("!IQ")
-# The limit of a header's size. If a peer sends text, its first bytes read as a much larger size: receive() would wait.
+# The most bytes that a header may have. If a peer sends text in place of frames, its first bytes read as a much larger
+# size. Without this limit, receive() would wait for that many bytes.
 HEADER_BYTES = 1 << 28
 CHUNK_BYTES = 1 << 20
 RELAY_BYTES = 256 * 1024  # pass_on() copies this much at a time, which fits into the processor's cache
@@ -53,11 +55,14 @@ class ChannelClosed(ConnectionError):
 
 
 class ProtocolError(ChannelClosed):
-    """The peer sent something that is not a message, or not a message for this end. Reading from the peer stops."""
+    """The peer sent something that is not a message, or is a message for someone else. Reading from the peer stops."""
 
 
 class Head(NamedTuple):
-    """A frame whose body has not been read yet. `sizes` are the parts' lengths in bytes, `raw` is all bytes so far."""
+    """A frame whose body has not been read yet.
+
+    `sizes` are the lengths of the body's parts in bytes. `raw` holds the frame's bytes up to the body, as they came.
+    """
 
     kind: type[Message]
     fields: dict[str, Any]
@@ -68,8 +73,8 @@ class Head(NamedTuple):
 class Connection:
     """One end of a stream of frames over a connected socket. Sending is safe from any thread.
 
-    `heard_at` is when the last bytes came, on the monotonic clock: while a large frame comes over a slow network,
-    each part of it is a sign of life.
+    `heard_at` is when the last bytes came, on the monotonic clock. While a large frame comes in over a slow network,
+    each piece of the frame shows that the peer is alive.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -83,7 +88,7 @@ class Connection:
         return self._sock.fileno()
 
     def send(self, message: Message) -> None:
-        """Send one message; ChannelClosed if the peer has closed the connection."""
+        """Send one message. Raise ChannelClosed if the connection has been closed or lost."""
         fields, parts = encode(message)
         views = [memoryview(part).cast("B") for part in parts]
         sizes = [view.nbytes for view in views]
@@ -100,14 +105,18 @@ class Connection:
                     for view in views:
                         self._sock.sendall(view)
             except BaseException as error:  # raised again below
-                # Perhaps only part of the frame was sent, for example after an interrupt. No other frame can follow.
+                # Perhaps only part of the frame was sent, for example because of an interrupt. The peer would take the
+                # next frame for the rest of this one, so no other frame may follow.
                 self._broken = True
                 if isinstance(error, OSError):
                     raise ChannelClosed(str(error)) from error
                 raise
 
     def receive(self) -> Message:
-        """Wait for one message; ChannelClosed at the end of the stream, ProtocolError for what is not a message."""
+        """Wait for one message, and return it.
+
+        Raise ChannelClosed at the end of the stream, and ProtocolError if the bytes are not a message.
+        """
         return self.receive_body(self.receive_head())
 
     def receive_head(self) -> Head:
@@ -161,7 +170,10 @@ class Connection:
         self._sock.close()
 
     def release(self) -> None:
-        """Close only this process's descriptor: a forked process continues to use the connection."""
+        """Close the socket in this process only.
+
+        After a fork, the parent and the child both have the socket, and the other process continues to use it.
+        """
         self._sock.close()
 
     def local_host(self) -> str:
@@ -190,12 +202,12 @@ class Connection:
 
 
 def _blank(size: int) -> memoryview:
-    """Memory for a large part. A bytearray would be written twice: first with zeros, then with the data."""
+    """Return memory for a large part. A bytearray would be written twice: with zeros first, and then with the data."""
     return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
 
 def pair() -> tuple[Connection, Connection]:
-    """Two connected ends for a parent and the child that it forks."""
+    """Return two connected ends: one for a process, and one for the child that it forks."""
     left, right = socket.socketpair()
     for end in (left, right):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PAIR_BYTES)
@@ -204,7 +216,7 @@ def pair() -> tuple[Connection, Connection]:
 
 def dial(host: str, port: int, secret: bytes) -> Connection:
     """Connect to the driver; each side proves to the other that it knows the gang's secret."""
-    # For a name that is a str, Python would import the idna codec and Unicode's tables, which takes 2 ms.
+    # The name is passed as bytes: for a str, Python would import the idna codec and Unicode's tables, which takes 2 ms.
     name: Any = host.encode() if host.isascii() else host
     sock = socket.create_connection((name, port), timeout=HANDSHAKE_TIMEOUT_S)
     try:
@@ -241,7 +253,8 @@ class Listener:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._sock = socket.socket(family, socket.SOCK_STREAM)
         try:
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a fixed port may just have been used
+            # Without this option, bind() may fail for a while on a port that was in use until just now.
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._sock.bind((host, port))
             self._sock.listen(128)
         except OSError:
@@ -296,15 +309,18 @@ class Listener:
 
 
 def wake(listening: socket.socket) -> None:
-    """Connect to a listening socket, to wake the thread that waits on it. Closing it is not enough on every system."""
+    """Wake the thread that waits in accept() on a listening socket, by connecting to the socket.
+
+    On some systems, closing the socket would not wake the thread.
+    """
     try:
         socket.create_connection(listening.getsockname()[:2], timeout=1.0).close()
     except OSError:
-        pass  # the backlog is full, so the thread has connections to accept and does not wait
+        pass  # the backlog is full: the thread has connections to accept, so it is not waiting
 
 
 def _accept_proof(sock: socket.socket, secret: bytes) -> Connection | None:
-    """The driver's half of the handshake; None if the peer does not prove that it knows the secret."""
+    """Do the driver's half of the handshake. Return None if the peer does not prove that it knows the secret."""
     try:
         sock.settimeout(HANDSHAKE_TIMEOUT_S)
         ours = os.urandom(NONCE_BYTES)

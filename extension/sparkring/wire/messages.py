@@ -33,8 +33,8 @@ DataKind = Literal["parquet", "petastorm", "tfrecord"]
 CheckpointKind = Literal["sparkring", "keras", "tensorflow", "torch"]
 FailureCause = Literal[
     "exception",  # an exception that is not listed below: another attempt may succeed
-    "code",  # an exception that the same code raises again, on any ranks
-    "damaged checkpoint",  # the one that the attempt continued from
+    "code",  # an exception that the same code would raise again, on whatever ranks it runs
+    "damaged checkpoint",  # the attempt was to continue from a checkpoint that turned out to be damaged
     "echo",  # a collective failed because another rank ended
     "interrupt",  # a KeyboardInterrupt
     "exit",  # sys.exit(), or a process that ended itself
@@ -71,7 +71,10 @@ class TakeStack(NamedTuple):
 
 
 class RecordTimeline(NamedTuple):
-    """Set `variable` in the rank's environment to a file for its timeline. If `wanted`, send it when the rank ends."""
+    """Choose a file for the rank's timeline, and set `variable` in the rank's environment to the file's path.
+
+    If `wanted`, send the file's contents to the driver when the rank has ended.
+    """
 
     variable: str
     wanted: bool
@@ -126,8 +129,9 @@ class Script(NamedTuple):
 
     line: the text after %run, by which the rank finds the script.
     written: the path as the user wrote it, or the name of a module.
-    parts: the code, as pairs of a file name for tracebacks and source; a notebook has one pair for each cell.
-    arguments: the part of `line` after the script: the script's own arguments.
+    path: the absolute path, '' for a module.
+    parts: the code, as pairs: the file name that tracebacks show, and the source. A notebook has a pair for each cell.
+    arguments: the script's own arguments, which follow the script in `line`.
     module: the module to run, for -m. The rank finds its code, so `parts` is empty.
     name: the value of `__name__`.
     inside: whether to run the script in the cell's own namespace.
@@ -152,7 +156,7 @@ class Script(NamedTuple):
 
     @property
     def source(self) -> str:
-        """All of the script's code. If the script is a notebook, its cells are one below the other."""
+        """All of the script's code; if the script is a notebook, the code of its cells, one below the other."""
         return "\n".join(source for _, source in self.parts)
 
 
@@ -185,7 +189,7 @@ class Release(NamedTuple):
 
 
 class Leave(NamedTuple):
-    """Nothing more will come: end."""
+    """The driver will send nothing more; the rank ends."""
 
 
 # ── From a member to its rank ─────────────────────────────────────────────────────────────────────────────────────────
@@ -205,9 +209,9 @@ class SetEnvironment(NamedTuple):
 class Hello(NamedTuple):
     """The first message: which member this is, where it runs, and the process of its rank.
 
-    `interface` is the network interface that has `address`, and `port` is free there. `gpus` are the addresses of the
-    GPUs that only this rank uses. `packages` are the versions of the packages in the rank's Python, by module; None if
-    this is the notebook's Python.
+    `interface` is the network interface that has `address`, and `port` is a port that is free on `address`. `gpus` are
+    the addresses of the GPUs that only this rank uses. `packages` are the versions of the packages in the rank's
+    Python, by module. It is None if the rank uses the notebook's own Python.
     """
 
     member: Count
@@ -226,7 +230,7 @@ class Beat(NamedTuple):
 
 
 class Output(NamedTuple):
-    """Bytes that the rank wrote: whole lines, unless the end of a line takes too long to come."""
+    """Bytes that the rank wrote: whole lines, or a part of a line if the end of the line does not come soon."""
 
     stream: Stream
     data: bytes
@@ -235,7 +239,10 @@ class Output(NamedTuple):
 
 
 class GpuUsed(NamedTuple):
-    """How much all processes together use one of the rank's GPUs; None if NVML does not say. Sent when this changes."""
+    """How much all processes together use one of the rank's GPUs. It is sent when one of the numbers changes.
+
+    A number is None if NVML does not give it.
+    """
 
     address: str
     name: str
@@ -287,7 +294,7 @@ class RankNews(NamedTuple):
     """What the gang needs for the next request.
 
     `names_bound` are the names that are new in the rank's `__main__`. `loaded` says whether the rank has loaded all
-    values that were sent to it. `port` is a free port of the rank's address.
+    values that were sent to it. `port` is a port that is free on the rank's address.
     """
 
     names_bound: tuple[str, ...]
@@ -296,7 +303,10 @@ class RankNews(NamedTuple):
 
 
 class PackedValue(NamedTuple):
-    """A returned value. `parts` is how many parts of the message it has. If it cannot be packed, `error` says why."""
+    """A returned value. If it could not be packed, `error` says why.
+
+    `parts` is the number of the message's parts that belong to this value.
+    """
 
     name: str
     type_name: str
@@ -307,8 +317,8 @@ class PackedValue(NamedTuple):
 class Done(NamedTuple):
     """The rank has run the request. `repr` is the shortened repr() of the value that the request returned.
 
-    In `values`, this value is first, under the name ''. The names to be pulled follow, except for those that the rank
-    does not have, which are in `missing`.
+    In `values`, the returned value is first, under the name ''. The values of the names to pull follow. If the rank
+    does not have one of these names, the name is in `missing` instead.
     """
 
     values: tuple[PackedValue, ...]
@@ -358,7 +368,7 @@ class Failure(NamedTuple):
 
     @property
     def is_exception(self) -> bool:
-        """Whether the rank's own code raised an exception, other than to exit or because of another rank."""
+        """Whether the rank's code raised an exception, and not only to exit or because another rank had ended."""
         return bool(self.error) and self.cause not in ("exit", "echo")
 
 
@@ -378,8 +388,9 @@ class UserMessage(NamedTuple):
 
 
 class Metrics(NamedTuple):
-    """Numbers that a rank reported; `epochs` and `steps` (per epoch) are totals, if known.
+    """Numbers that a rank reported.
 
+    `epochs` is the total number of epochs, and `steps` is the total number of steps in an epoch, if they are known.
     Under Keras, `step` counts from 1 within the epoch; with log(), it is what the user passes.
     """
 
@@ -397,8 +408,8 @@ class Displayed(NamedTuple):
     """A rank has shown something other than text, with display() or plt.show().
 
     `number` counts the rank's displays in an attempt, from 1. A display replaces an earlier one with the same number;
-    one with `clears` replaces all displays of the rank. `data` is of type `mime_type`, and empty if it was too large:
-    `size_bytes` is its original size. `text` is the text form, which the rank has also printed.
+    a display with `clears` replaces all displays of the rank. `data` is of type `mime_type`. It is empty if the data
+    was too large; `size_bytes` is the original size. `text` is the text form, which the rank has also printed.
     """
 
     number: Count
@@ -450,9 +461,9 @@ class Piece(NamedTuple):
 class DataPlanned(NamedTuple):
     """What a rank is to read in an epoch: `pieces`, in this order. `epoch` counts from 1.
 
-    `names` are the numbers and names of the files; if there are many, only of the first ones. The first `begun` rows
-    were read before this reader was made. If `window` is 0, rows are handed out in order; otherwise, they are shuffled
-    within each block of `window` rows.
+    `names` are the numbers and names of the files; if there are many files, only of the first ones. The first `begun`
+    rows of the epoch were read before this reader was made. If `window` is 0, rows are handed out in order; otherwise,
+    they are shuffled within each block of `window` rows.
     """
 
     reader: Count
@@ -471,10 +482,10 @@ class DataPlanned(NamedTuple):
 
 
 class DataRead(NamedTuple):
-    """How far a rank has read in an epoch: the rows, steps and bytes that it has read, and the planned numbers.
+    """How far a rank has read in an epoch: the rows, steps and bytes so far, and the rows and steps that are planned.
 
-    `epoch` counts from 1. `place` is where the rank reads: `part-3.parquet, row group 2 of 8`. `waited_s` is how long
-    the rank's own code has waited for batches in this epoch. Unknown values are None or ''.
+    `epoch` counts from 1. `place` says where the rank reads now: `part-3.parquet, row group 2 of 8`. `waited_s` is how
+    long the rank's own code has waited for batches in this epoch. Unknown values are None or ''.
     """
 
     reader: Count
@@ -515,7 +526,10 @@ class CheckpointSaved(NamedTuple):
 
 
 class CheckpointFailed(NamedTuple):
-    """A checkpoint could not be saved. The run fails when it saves the next one, or at its end."""
+    """A checkpoint could not be saved.
+
+    If the save was in the background, the run does not fail now, but at the next save or at the end of the cell.
+    """
 
     folder: str
     step: int
@@ -586,7 +600,7 @@ KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in get_args(Mess
 
 
 def encode(message: Message) -> tuple[dict[str, Any], list[Buffer]]:
-    """The fields of the message's header, as JSON values, and the parts of its body."""
+    """Return the fields of the message's header, as JSON values, and the parts of its body."""
     plan = _plan(type(message))
     parts: list[Buffer] = []
     for name in plan.binary:
@@ -596,7 +610,7 @@ def encode(message: Message) -> tuple[dict[str, Any], list[Buffer]]:
 
 
 def decode(kind: type[Message], fields: dict[str, Any], parts: Sequence[Buffer]) -> Message:
-    """The message; MalformedMessage if the fields and parts are not those of its kind."""
+    """Return the message. Raise MalformedMessage if the fields and parts are not those of a message of this kind."""
     plan = _plan(kind)
     if fields.keys() != plan.converters.keys():
         wrong = ", ".join(sorted(fields.keys() ^ plan.converters.keys()))
@@ -624,7 +638,8 @@ Converter = Callable[[Any], Any]
 class _Plan(NamedTuple):
     """How a kind of message is encoded and decoded.
 
-    `converters` has a function for each JSON field. `binary` has the other fields: True is `Buffers`, False is `bytes`.
+    `converters` has a function for each field in the header. `binary` has the other fields, which are in the body: the
+    value is True for a field of type `Buffers`, and False for a field of type `bytes`.
     """
 
     converters: dict[str, Converter]
@@ -646,7 +661,7 @@ def _plan(kind: Any) -> _Plan:
 
 
 def _converter(hint: Any) -> Converter:
-    """A function that turns a value from JSON into one of type `hint`, or raises ValueError."""
+    """Return a function that turns a value from JSON into a value of type `hint`, or raises ValueError."""
     if hint is Any:
         return lambda value: value
     if hint is float:
@@ -681,7 +696,10 @@ def _float(value: Any) -> float:
 def _checked(
     kind: type[Any], expected: str, make: Converter | None = None, within: Container[Any] | None = None
 ) -> Converter:
-    """A converter of values that must be of type `kind` and in `within`; without `make`, the value is kept as it is."""
+    """Return a converter that calls `make` with the value, or keeps the value if there is no `make`.
+
+    It raises ValueError if the value is not of type `kind`, or not in `within`.
+    """
 
     def convert(value: Any) -> Any:
         if type(value) is not kind or (within is not None and value not in within):
@@ -692,7 +710,11 @@ def _checked(
 
 
 def _each(converters: Sequence[Converter], expected: str, make: Converter) -> Converter:
-    """A converter of lists with an item for each of `converters`; `make` gets the list of converted items."""
+    """Return a converter for lists, with a function from `converters` for each item.
+
+    The converter calls `make` with the list of converted items. It raises ValueError if the value
+    is not a list of that length.
+    """
 
     def convert(value: Any) -> Any:
         if type(value) is not list or len(value) != len(converters):

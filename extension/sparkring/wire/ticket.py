@@ -6,9 +6,9 @@ import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
-# How a member's Python is started. The ticket comes on stdin, so that the secret is never in argv or in
-# an environment. stdin stays open, and the member ends when it is closed. '' (the working folder) is
-# removed from sys.path first: a json.py beside the notebook must not be imported.
+# The code with which a member's Python starts. The ticket, which holds the secret, comes on stdin: so the secret is
+# never in argv or in an environment. stdin then stays open, and the member ends when stdin is closed. Before `json` is
+# imported, '' (the working folder) is removed from sys.path: a json.py beside the notebook must not be imported.
 BOOT = (
     "import sys; sys.path[:] = [p for p in sys.path if p]; import json; "
     "ticket = json.loads(sys.stdin.buffer.readline()); "
@@ -16,15 +16,17 @@ BOOT = (
     "from sparkring.worker.member.member import main; main(ticket)"
 )
 
-# Follows the last row, so that a stream that breaks off is not taken for a short partition.
+# The Spark task sends these bytes after the last row of its partition. If they are missing, the rank knows that the
+# stream has broken off. Without this sign, it would take the rows that came for the whole partition.
 ROWS_END = b"end of rows"
-# The key of Spark's own schema in the metadata of the Arrow schema.
+# The key under which the metadata of the Arrow schema holds Spark's own schema.
 SPARK_SCHEMA = b"sparkring.spark"
 
 
 class Ticket(NamedTuple):
-    """`first` and `last` are entries to put before and after those of sys.path.
+    """What a member reads from stdin when it starts.
 
+    `first` and `last` are paths that the member adds to its sys.path: at its beginning and at its end.
     `cleanup` is a folder to remove when the member ends, or ''. `prefix` is sys.prefix of the notebook's Python. `gpus`
     are the addresses of the GPUs that only this rank uses. In a Spark task, `context` is the content of the task's
     BarrierTaskContext, packed by worker/spark_task.py. `rows` is the open file descriptor from which the rank reads the

@@ -1,7 +1,7 @@
 """Reports the metrics of Keras' `model.fit` and the checkpoints of its callbacks, without changes to the user's code.
 
-Every fit gets one more callback. What ModelCheckpoint and BackupAndRestore write is reported, too. Keras is
-not imported for this: the modules of Model and the callbacks are patched when the user's code has imported them.
+Every `fit` gets one more callback. What ModelCheckpoint and BackupAndRestore write is reported, too. To do so, Keras'
+modules are patched, but only when the user's code has imported them: this module does not import Keras by itself.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _report_fits(module: types.ModuleType) -> None:
         callbacks: Any = bound.arguments.get("callbacks")
         if callbacks is None or isinstance(callbacks, (list, tuple, set)):
             callbacks = list(callbacks or ())
-        elif not hasattr(callbacks, "append"):  # else it is Keras' CallbackList
+        elif not hasattr(callbacks, "append"):  # only Keras' CallbackList has append(); it stays as it is
             callbacks = [callbacks]
         callbacks.append(_callback(module))
         bound.arguments["callbacks"] = callbacks
@@ -86,9 +86,10 @@ def _callback(module: types.ModuleType) -> Any:
     ).Callback
 
     class ReportMetrics(base):  # type: ignore[misc, valid-type]
-        """Reports each epoch, and the running values at most five times a second."""
+        """Reports the metrics after each epoch and, during an epoch, at most five times a second."""
 
-        # With this, Keras passes tensors as they are. They are read only when they are sent.
+        # This tells Keras that `logs` may hold tensors. So Keras need not convert them after every batch: they are
+        # converted only when they are reported.
         _supports_tf_logs = True
 
         def __init__(self) -> None:
@@ -147,9 +148,10 @@ def _tell_model_checkpoints(kind: Any) -> None:
 
 
 def _written(callback: Any) -> tuple[str, float]:
-    """The path that Keras 2.13 has written, and 0.0, as the time is not known; KeyError if it has written nothing.
+    """Return the path that Keras 2.13 has written, and 0.0 because the time is not known.
 
-    Its ModelCheckpoint decides and writes in one method. With save_best_only, a new `best` shows that it has written.
+    Raise KeyError if nothing was written. In Keras 2.13, one method of ModelCheckpoint decides whether to write, and
+    writes. With save_best_only, the callback has written only if its `best` has changed.
     """
     path, best_before = callback.__dict__.pop("_sparkring_aim")
     if callback.save_best_only and callback.best == best_before:
@@ -158,7 +160,7 @@ def _written(callback: Any) -> tuple[str, float]:
 
 
 def _note_path(kind: Any) -> None:
-    """Keras 3 has no `_save_handler`; note the path in the method that decides whether to save."""
+    """Make the method that decides whether to save note the path. Keras 3 has no `_save_handler` for this purpose."""
     decide = kind.__dict__.get("_should_save_model")
     if decide is None or "filepath" not in decide.__code__.co_varnames or hasattr(decide, "_sparkring"):
         return
@@ -175,13 +177,16 @@ def _note_path(kind: Any) -> None:
 
 
 def _tell_backups(kind: Any) -> None:
-    """Report what a BackupAndRestore writes and removes: it keeps only the last checkpoint, and none after fit()."""
+    """Report what BackupAndRestore writes and removes. It keeps only the last checkpoint, and none after fit()."""
 
     def tell(callback: Any, took_s: float, epoch: int = 0, batch: Any = None) -> None:
         tell_file(callback, took_s, callback._training_state.write_checkpoint_manager.latest_checkpoint, int(epoch) + 1)
 
     def tell_weights(callback: Any, took_s: float) -> None:
-        """Keras 3 writes a file of weights; its epoch counter includes an epoch only once the epoch has ended."""
+        """Report the file of weights that Keras 3 writes.
+
+        Keras' own counter counts only epochs that have ended, so within an epoch it is one too low.
+        """
         in_epoch = callback._last_batch_seen > 0
         tell_file(callback, took_s, callback._weights_path, callback._current_epoch + in_epoch)
 
@@ -209,7 +214,7 @@ def _tell_backups(kind: Any) -> None:
 
 
 def _tell_after(kind: Any, name: str, tell: Callable[..., None]) -> None:
-    """Call `tell(callback, seconds, …)` after each call of a method; errors in `tell` are suppressed."""
+    """Patch the method `name`: after each call of it, call `tell(callback, seconds, …)` and suppress its errors."""
     method = kind.__dict__.get(name)
     if method is None or hasattr(method, "_sparkring"):
         return
@@ -228,7 +233,10 @@ def _tell_after(kind: Any, name: str, tell: Callable[..., None]) -> None:
 
 
 def _writes(model: Any) -> bool:
-    """Whether this rank's files stay: with several workers, all but the chief's are in a folder that is removed."""
+    """Whether the files that this rank writes stay.
+
+    With several workers, all workers except the chief write into a folder that Keras then removes.
+    """
     extended = getattr(getattr(model, "distribute_strategy", None), "extended", None)
     return bool(getattr(extended, "should_checkpoint", True))
 

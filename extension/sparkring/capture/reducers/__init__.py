@@ -1,7 +1,7 @@
 """Reducers for objects that pickle and cloudpickle cannot pack, or pack incompletely.
 
 A reducer, in the sense of `pickle`, is a function that says how to rebuild a value. The reducers for a type are looked
-up once. The functions that rebuild values are called on the ranks, and import what they need there.
+up once. The functions that rebuild values are called on the ranks, and import what they need when they are called.
 """
 
 from __future__ import annotations
@@ -11,6 +11,6 @@ from sparkring.capture.reducers.base import Reducer
 
 
 def reducers_for(cls: type) -> tuple[Reducer, ...]:
-    """Return the reducers to try for values of a type; pickle and cloudpickle pack what these do not."""
+    """Return the reducers to try for values of a type. If none of them packs a value, pickle and cloudpickle do."""
     found = (module.reducer_for(cls) for module in (torch, tensorflow, standard))
     return tuple(reducer for reducer in found if reducer)

@@ -1,4 +1,4 @@
-"""What reducers share."""
+"""The types that the modules of reducers share."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
-# What `object.__reduce_ex__` returns.
+# How to rebuild a value, in the form that `object.__reduce_ex__` returns.
 Reduced: TypeAlias = tuple[Any, ...]
-# Returns None to leave a value to pickle.
+# A reducer returns None if pickle is to pack the value.
 Reducer: TypeAlias = Callable[[Any], Reduced | None]
 
 
@@ -22,13 +22,13 @@ class Layout(NamedTuple):
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """The addresses of the first byte and of the one after the last. The array must not be empty."""
+        """Return the address of the first byte and the address after the last byte. The array must not be empty."""
         reach = [(length - 1) * stride for length, stride in zip(self.shape, self.strides, strict=True)]
         start = self.address + sum(step for step in reach if step < 0)
         return start, self.address + sum(step for step in reach if step > 0) + self.itemsize
 
     @property
     def is_dense(self) -> bool:
-        """Whether every byte between the bounds belongs to one element."""
+        """Return whether every byte between the bounds belongs to exactly one element."""
         start, end = self.bounds
         return end - start == self.itemsize * math.prod(self.shape)

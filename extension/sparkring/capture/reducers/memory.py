@@ -1,7 +1,7 @@
 """Packs arrays of NumPy and torch so that those that share memory in the notebook share it on the rank.
 
-Pickle writes each array separately. If the memory of several arrays overlaps, it is written once, as a block of bytes,
-and each array as a view of the block.
+Pickle would write each array separately. If the memory of several arrays overlaps, this memory is written once, as a
+block of bytes, and each of the arrays is written as a view of the block.
 """
 
 from __future__ import annotations
@@ -15,8 +15,12 @@ from typing import Any, NamedTuple
 from sparkring.capture.reducers import torch
 from sparkring.capture.reducers.base import Layout, Reduced
 
-_ALIGNMENT = 16  # of blocks: torch needs offsets that are multiples of the element size
-_EFFORT = 10_000  # NumPy's limit in the search for a common element; beyond it, one is assumed
+# Blocks start at multiples of this many bytes, because torch needs offsets in a block that are multiples of the size of
+# an element.
+_ALIGNMENT = 16
+# How many candidates NumPy tries in the search for an element that two arrays have in common. If the search is not done
+# by then, the arrays are taken to have such an element.
+_EFFORT = 10_000
 
 
 class Block:
@@ -25,7 +29,8 @@ class Block:
     def __init__(self, start: int, end: int, owner: object) -> None:
         start = _aligned(start)
         self.start, self.end = start, end
-        # An array is safe from the garbage collector while it is read, unlike a memoryview or a ctypes array.
+        # The bytes are read through an array, because the garbage collector cannot interfere with an array while it is
+        # read. It could with a memoryview or a ctypes array.
         self._content = _numpy().asarray(_Memory(Layout(start, 1, (end - start,), (1,)), "|u1", owner))
 
     def __contains__(self, layout: Layout) -> bool:
@@ -37,7 +42,7 @@ class Block:
 
 
 def _aligned(address: int) -> int:
-    """The aligned start of a block. The bytes before `address` can be read: they are on the same memory page."""
+    """Return the aligned start of a block. The bytes before `address` can be read: they are on the same memory page."""
     return address - address % _ALIGNMENT
 
 
@@ -47,14 +52,15 @@ def _writable(buffer: Any) -> Any:
 
 class _Array(NamedTuple):
     layout: Layout
-    value: Any  # kept, so that its memory is not reused meanwhile
+    value: Any  # kept until the search for shared memory is done, so that the memory is not used for another array
 
 
 class Memory:
     """The memory of all arrays that are packed together.
 
-    The reducer `reduce` packs an array that lies in one of the blocks as a view of that block. When all arrays are
-    packed, `shared` returns blocks for those that share memory but were packed separately.
+    The reducer reduce() packs an array that lies in one of `blocks` as a view of that block, and other arrays
+    separately. When all arrays are packed, shared() returns blocks for those that were packed separately although they
+    share memory. The caller then packs everything again with these blocks.
     """
 
     def __init__(self, blocks: Sequence[Block] = ()) -> None:
@@ -67,7 +73,7 @@ class Memory:
         return _numpy() is not None and (cls is _numpy().ndarray or cls in torch.tensor_types())
 
     def reduce(self, value: Any) -> Reduced | None:
-        """Pack an array: as a view if it lies in a block, else separately."""
+        """Pack an array: as a view if it lies in a block, otherwise separately."""
         is_tensor = type(value) is not _numpy().ndarray
         layout = torch.layout(value) if is_tensor else _layout(value)
         if layout is None:
@@ -88,7 +94,7 @@ class Memory:
         return torch.reduced(value, layout, block, layout.address - block.start)
 
     def shared(self) -> tuple[Block, ...]:
-        """Find the memory that several separately packed arrays share, ordered by address."""
+        """Return blocks, ordered by address, of the memory that arrays share although they were packed separately."""
         ranges: list[tuple[int, int, object]] = []
         open_: list[_Array] = []  # earlier arrays that reach beyond the start of the current one
         for array in sorted(self._arrays, key=lambda array: array.layout.bounds):
@@ -109,17 +115,17 @@ class Memory:
 
 
 def _shared(one: Layout, other: Layout) -> bool:
-    """Whether two arrays whose bounds overlap have an element in common."""
+    """Return whether two arrays whose bounds overlap have an element in common."""
     if one.is_dense and other.is_dense:
         return True
     try:
         return bool(_numpy().shares_memory(_probe(one), _probe(other), max_work=_EFFORT))
-    except RuntimeError:  # TooHardError, whose module depends on NumPy's version
+    except RuntimeError:  # NumPy's TooHardError, which older versions have in another module
         return True
 
 
 class _Memory:
-    """Describes memory of `owner` to NumPy."""
+    """Describes memory of `owner` to NumPy, which makes an array of it."""
 
     def __init__(self, layout: Layout, typestr: str, owner: object = None) -> None:
         self.owner = owner
@@ -137,12 +143,12 @@ def _probe(layout: Layout) -> Any:
 
 
 def _numpy() -> Any:
-    """NumPy, if it has been imported; torch imports it."""
+    """Return NumPy if it has been imported, otherwise None. The import of torch also imports NumPy."""
     return sys.modules.get("numpy")
 
 
 def _layout(array: Any) -> Layout | None:
-    """The layout of an array; None if the array holds objects or is empty."""
+    """Return the layout of an array; None if the array holds objects or is empty."""
     if array.dtype.hasobject or array.size == 0:
         return None
     return Layout(array.__array_interface__["data"][0], array.itemsize, array.shape, array.strides)

@@ -14,6 +14,7 @@ from sparkring.capture.reducers.base import Reduced, Reducer
 
 _HOOKS = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__")
 _HEAP_TYPE = 1 << 9  # in `type.__flags__`: the type was made by a class statement
+# The code that all functions made by `functools.singledispatch` share, by which they are recognised.
 _DISPATCHER = functools.singledispatch(lambda _: None).__code__  # type: ignore[attr-defined]
 
 
@@ -38,7 +39,10 @@ def _name_property(made: functools.cached_property[Any], state: tuple[str | None
 
 
 def _dispatcher(value: types.FunctionType) -> Reduced | None:
-    """Pack a `functools.singledispatch` function as its implementations, without its cache of weak references."""
+    """Pack a `functools.singledispatch` function as its implementations, without its cache of weak references.
+
+    Return None for other functions, and for a function that the rank can import with the same implementations.
+    """
     if value.__code__ is not _DISPATCHER:
         return None
     registry: dict[Any, Any] = dict(value.registry)  # type: ignore[attr-defined]
@@ -61,7 +65,11 @@ def _register(dispatcher: Any, implementations: Iterable[tuple[type, Callable[..
 
 
 def _has_unguarded_lookups(cls: type) -> bool:
-    """Whether pickle would look up its hooks through a class's `__getattr__` before an object has its attributes."""
+    """Return whether pickle would call the `__getattr__` of the class on an object that has no attributes yet.
+
+    Pickle looks for hooks such as `__setstate__` on an object that it has just made. If the class does not define them,
+    the look-up calls `__getattr__`, which often fails, because it reads attributes that the object does not have yet.
+    """
     own = [vars(base) for base in cls.__mro__[:-1]]
     if not any("__getattr__" in names for names in own) or any(hook in names for names in own for hook in _HOOKS):
         return False
@@ -70,13 +78,13 @@ def _has_unguarded_lookups(cls: type) -> bool:
 
 
 def _by_state(value: Any) -> Reduced:
-    """Do what `object.__reduce_ex__` does, but never call `__getattr__`, here or on the rank."""
+    """Do what `object.__reduce_ex__` does, but never call the class's `__getattr__`, neither here nor on the rank."""
     cls = type(value)
     slots = {}
     for name in copyreg._slotnames(cls):  # type: ignore[attr-defined]
         try:
             slots[name] = object.__getattribute__(value, name)
-        except AttributeError:  # not set
+        except AttributeError:  # the slot has no value
             continue
     attributes = object.__getattribute__(value, "__dict__") if cls.__dictoffset__ else {}
     items = iter(list.__iter__(value)) if issubclass(cls, list) else None

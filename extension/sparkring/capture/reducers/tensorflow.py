@@ -1,7 +1,8 @@
 """Reducers for TensorFlow's and Keras' objects: models, layers, optimizers, `tf.function` and `tf.data`.
 
 A Keras model is rebuilt from its configuration and its weights, with the classes and functions of the notebook that it
-uses. Only functions that run on ranks import TensorFlow: a driver that has such an object has already imported it.
+uses. Only functions that run on ranks have to import TensorFlow. A driver that has an object of TensorFlow or Keras has
+already imported the module that the object comes from.
 """
 
 from __future__ import annotations
@@ -50,12 +51,17 @@ def reducer_for(cls: type) -> Reducer | None:
 
 
 def _reducer_of_keras_3(cls: type, keras: Any) -> Reducer | None:
-    """Keras 3's own `__reduce__` finds only classes that can be imported, and loses an optimizer's state."""
+    """Return the reducer for a type of Keras 3, if it needs one.
+
+    Keras 3's own `__reduce__` fails for classes that cannot be imported, such as those of the notebook, and loses the
+    state of an optimizer.
+    """
     container = next((kind for kind in (list, dict, set) if issubclass(cls, kind)), None)
     if container is not None and _is_theirs(cls):
-        return lambda value: (container, (container(value),))  # Keras' own layer-tracking type cannot be unpacked
+        # The containers with which Keras tracks a model's layers cannot be unpacked: pack a plain container instead.
+        return lambda value: (container, (container(value),))
     if not str(getattr(cls.__reduce__, "__module__", "")).startswith("keras."):
-        return None  # of another kind, or its class defines how it is packed
+        return None  # the type is not one of Keras', or it is a subclass that defines itself how values are packed
     if issubclass(cls, keras.Layer):
         return _model
     if issubclass(cls, keras.Optimizer):
@@ -84,7 +90,10 @@ def _refuse(kind: Kind, value: object) -> Reduced:
 
 
 def _names(cls: type) -> set[str]:
-    """A type's bases as `module.Class`, with only the last part of the module's name: the rest differs by version."""
+    """Return a type's bases in TensorFlow, as `module.Class`.
+
+    The module's name is cut to its last part, because the other parts differ between versions of TensorFlow.
+    """
     return {
         f"{base.__module__.rpartition('.')[2]}.{base.__name__}"
         for base in cls.__mro__
@@ -93,7 +102,7 @@ def _names(cls: type) -> set[str]:
 
 
 def _keras(cls: type) -> Any:
-    """The Keras that a class belongs to: the package `keras` or `tf_keras`."""
+    """Return the Keras that a class belongs to, which is the package `keras` or `tf_keras`; None for other classes."""
     roots = (base.__module__.partition(".")[0] for base in cls.__mro__)
     return next((sys.modules[root] for root in roots if root in ("keras", "tf_keras")), None)
 
@@ -106,7 +115,8 @@ def _function(function: Any) -> Reduced:
     original = function.python_function
     bound: Any = getattr(original, "__original_wrapped__", None)
     if isinstance(bound, types.MethodType) and hasattr(bound.__self__, "weakrefself_target__"):
-        # A method of an object: TensorFlow makes it from the class's method on access.
+        # The function was read as a method of an object. TensorFlow makes it from the class's tf.function when the
+        # attribute is first read, so the rank reads this attribute of its own object.
         target: Any = bound.__self__
         return getattr, (target.target, bound.__func__.__name__)
     options = {
@@ -127,7 +137,7 @@ def _traced(original: Any, options: dict[str, Any]) -> Any:
 
 
 def _dataset(dataset: Any) -> Reduced:
-    """Pack the graph of a dataset; refuse it if the graph depends on this process."""
+    """Pack a dataset as its graph. Refuse the dataset if its graph depends on this process."""
     tf: Any = sys.modules["tensorflow"]
     try:
         graph = dataset._as_serialized_graph(external_state_policy=tf.data.experimental.ExternalStatePolicy.FAIL)
@@ -153,7 +163,10 @@ def _dataset_of(graph: bytes, element_spec: Any) -> Any:
 
 
 def registered_names(value: Any) -> dict[str, str]:
-    """Return the name under which a class or function is registered with each Keras that is loaded."""
+    """Return the names under which a class or function is registered, by the name of the Keras package.
+
+    Packages that have not been imported are left out.
+    """
     found = {}
     for root in ("keras", "tf_keras"):
         saving = getattr(sys.modules.get(root), "saving", None)
@@ -163,7 +176,7 @@ def registered_names(value: Any) -> dict[str, str]:
 
 
 def set_registered(set_state: Callable[[Any, Any], object], names: dict[str, str], made: Any, state: Any) -> None:
-    """Give a class or function its state, and register it with Keras as it was in the notebook."""
+    """Give a class or function its state, and register it with Keras under the names that it has in the notebook."""
     set_state(made, state)
     for root, registered in names.items():
         package, _, name = registered.partition(">")
@@ -185,10 +198,12 @@ def _model(model: Any) -> Reduced:
             (at, *_learned(layer)) for at, layer in enumerate(model._flatten_layers()) if hasattr(layer, "adapt")
         ]
         if custom or not all(_is_theirs(type(layer)) for layer in model._flatten_layers()):
-            # Rebuild it once here: classes that are not Keras' own may fail, and should do so before the launch.
+            # Rebuild the model once here. Classes that are not Keras' own may fail in this, and the user should see the
+            # error before the ranks are launched.
             with _same_random_numbers(keras):
                 _remade(recipe, weights, adapted)
-            recipe = _model_recipe(model, keras, custom)  # from_config() may change the configuration that it is given
+            # Make the recipe again: from_config() may have changed the configuration in it.
+            recipe = _model_recipe(model, keras, custom)
         compilation = _compilation(model)
     return _remade, (recipe, weights, adapted), compilation, None, None, _compile
 
@@ -201,9 +216,11 @@ def _model_recipe(model: Any, keras: Any, custom: dict[str, Any]) -> tuple[Any, 
 
 
 def _config(model: Any, keras: Any) -> dict[str, Any]:
-    """The configuration of a model. ValueError if it lacks the arguments that `__init__()` was given.
+    """Return the configuration of a model.
 
-    Up to Keras 3.15, the configuration of a subclass of Model without a get_config() has defaults in place of them.
+    Raises ValueError if the configuration lacks the arguments that `__init__()` was given. In Keras 3, up to 3.15, a
+    subclass of Model that defines `__init__()` but no get_config() has a configuration with default values in place of
+    these arguments.
     """
     config: dict[str, Any] = model.get_config()
     cls = type(model)
@@ -223,7 +240,7 @@ def _config(model: Any, keras: Any) -> dict[str, Any]:
 
 @contextmanager
 def _refused_if_not_rebuilt(value: Any, noun: str) -> Iterator[None]:
-    """Turn whatever the classes of a Keras object raise into advice on what to change."""
+    """Turn any error that the classes of a Keras object raise into Refused, with advice on what to change."""
     try:
         yield
     except Exception as error:  # classes of the notebook may raise anything
@@ -259,10 +276,14 @@ def _remade(recipe: tuple[Any, ...], weights: list[Any], adapted: list[tuple[int
 
 
 def _custom_objects(owners: Iterable[Any], keras: Any) -> dict[str, Any]:
-    """The classes and functions in Keras objects that a rank cannot import, by their names in the configurations."""
+    """Return the classes and functions that Keras objects use and that a rank cannot import.
+
+    The keys are the names by which the configurations of the objects refer to these classes and functions.
+    """
     parts = [part for owner in owners for part in (type(owner), *vars(owner).values())]
     found: dict[str, Any] = {}
-    # Frameworks' objects are not entered: a tf.function, for example, holds wrappers with the function's name.
+    # What an object of a framework holds is not searched. A tf.function, for example, holds wrappers that have the same
+    # name as the function from which it was made.
     walks = (
         walk(part, limit=_SEARCHED, enters=lambda value: not _is_frameworks(type(value)))
         for part in parts
@@ -284,6 +305,7 @@ def _is_frameworks(value: Any) -> bool:
     return value.__module__.partition(".")[0] in ("keras", "tf_keras", "tensorflow", "horovod", "torch", "jax", "numpy")
 
 
+# Whether a class or function belongs to a framework or to the standard library, without the builtins.
 def _is_theirs(value: Any) -> bool:
     root = value.__module__.partition(".")[0]
     return _is_frameworks(value) or (root in sys.stdlib_module_names and root != "builtins")
@@ -291,7 +313,10 @@ def _is_theirs(value: Any) -> bool:
 
 @contextmanager
 def _named(custom: dict[str, Any]) -> Iterator[None]:
-    """Name lambdas, and objects that share a name, by their keys in `custom`: configurations refer to them by name."""
+    """Name the objects in `custom` by their keys, and restore their names on exit.
+
+    Configurations refer to objects by name. Lambdas, and other objects that share a name, could not be told apart.
+    """
     own = {key: value.__name__ for key, value in custom.items() if ">" not in key and value.__name__ != key}
     try:
         for key in own:
@@ -303,7 +328,11 @@ def _named(custom: dict[str, Any]) -> Iterator[None]:
 
 
 def _name_lambdas(config: Any, layers: dict[str, Any], custom: dict[str, Any]) -> None:
-    """Make Lambda layers refer to functions by name; as byte code, the functions would lose their globals."""
+    """Make Lambda layers in `config` refer to their functions by name, and add the functions to `custom`.
+
+    Keras would put the byte code of a lambda into the configuration. On the rank, a function that is made from this
+    byte code would lack the globals that the lambda uses.
+    """
     if isinstance(config, list | tuple):
         for item in config:
             _name_lambdas(item, layers, custom)
@@ -322,8 +351,11 @@ def _name_lambdas(config: Any, layers: dict[str, Any], custom: dict[str, Any]) -
 
 
 def _compilation(model: Any) -> dict[str, Any] | None:
-    """The arguments of the last call of `compile()`, as they were given: the optimizer, losses and metrics."""
-    # Keras 2 has `_is_compiled`, Keras 3 `compiled`; both, up to 3.15, keep the arguments in `_compile_config`.
+    """Return the arguments of the last call of `compile()`, such as losses and metrics, with the model's optimizer.
+
+    Return None if the model has not been compiled.
+    """
+    # Keras 2 has `_is_compiled`, and Keras 3 has `compiled`. Both keep the arguments in `_compile_config`, up to 3.15.
     if not getattr(model, "_is_compiled", getattr(model, "compiled", False)):
         return None
     return {**model._compile_config.config, "optimizer": model.optimizer}
@@ -337,15 +369,15 @@ def _compile(model: Any, arguments: dict[str, Any] | None) -> None:
 
 
 def seeds_of(keras: str) -> Any:
-    """The object from which the layers of this Keras get their seeds; None if it has not been imported."""
+    """Return the object from which layers get their seeds in the package `keras`; None if it has not been imported."""
     return getattr(sys.modules.get(f"{keras}.src.backend"), "_SEED_GENERATOR", None)
 
 
 @contextmanager
 def _same_random_numbers(keras: Any) -> Iterator[None]:
-    """Restore, on exit, the random generators from which initial weights are drawn."""
+    """Restore, on exit, the state of the random generators from which initial weights are drawn."""
     seeds = getattr(seeds_of(keras.__name__), "generator", None)
-    context = sys.modules.get("tensorflow.python.eager.context")  # Keras 3 may have another backend
+    context = sys.modules.get("tensorflow.python.eager.context")  # None if Keras 3 runs without TensorFlow
     drawing = (random._inst, seeds, getattr(context.context(), "_rng", None) if context else None)
     generators = [generator for generator in drawing if generator is not None]
     states = [generator.getstate() for generator in generators]
@@ -381,6 +413,7 @@ def _preprocessing(
     return layer
 
 
+# Returns what a preprocessing layer has learned in adapt(): its variables, and the contents of its vocabulary's files.
 def _learned(layer: Any) -> tuple[dict[str, Any], dict[str, bytes]]:
     variables: dict[str, Any] = {}
     if not layer.built and not hasattr(layer, "get_vocabulary"):
@@ -397,7 +430,8 @@ def _learn(layer: Any, variables: dict[str, Any], files: dict[str, bytes]) -> No
     if variables:
         layer.load_own_variables(variables)
         if hasattr(layer, "bin_boundaries"):
-            layer.finalize_state()  # Discretization's load_own_variables() does not call it, unlike other layers'
+            # The load_own_variables() of other layers calls finalize_state(), but that of Discretization does not.
+            layer.finalize_state()
     if files:
         with tempfile.TemporaryDirectory() as folder:
             for name, content in files.items():
@@ -414,7 +448,7 @@ def _optimizer(optimizer: Any) -> Reduced:
     values = [variable.numpy() for variable in variables_of(optimizer)]
     is_legacy = isinstance(optimizer.variables, types.MethodType)
     if not getattr(optimizer, "built", getattr(optimizer, "_built", is_legacy)):  # `_built` is Keras 2's
-        values = values[:1]
+        values = values[:1]  # of an optimizer that is not built, only the number of iterations is sent
     return _from_config, _recipe(optimizer, "optimizer"), values, None, None, _give_variables
 
 
@@ -424,17 +458,20 @@ def _metric_or_loss(value: Any) -> Reduced:
 
 
 def _recipe(value: Any, noun: str) -> tuple[Any, ...]:
-    """The arguments of _from_config()."""
+    """Return the arguments with which _from_config() rebuilds an optimizer, metric or loss."""
     keras = _keras(type(value))
     kind = type(value)
-    if _is_theirs(kind):  # Horovod's changes to an optimizer of Keras 3 are in a class that cannot be imported
+    # Horovod's DistributedOptimizer gives an optimizer of Keras 3 a new class, which cannot be imported: use the first
+    # base class that can be.
+    if _is_theirs(kind):
         kind = next(base for base in kind.__mro__ if by_reference(base))
     with _refused_if_not_rebuilt(value, noun):
         custom = _custom_objects([value], keras)
         with _named(custom):
             config, tried = value.get_config(), value.get_config()
         if custom:
-            _from_config(kind, tried, custom, keras.__name__)  # if this fails, it should fail before the launch
+            # Rebuild the object once here: if this fails, the user should see the error before the ranks are launched.
+            _from_config(kind, tried, custom, keras.__name__)
     return kind, config, custom, keras.__name__
 
 
@@ -445,20 +482,31 @@ def _from_config(cls: Any, config: dict[str, Any], custom: dict[str, Any], keras
 
 def _assign(owner: Any, values: list[Any]) -> None:
     variables = variables_of(owner)
-    if variables:  # a metric may create them only when it is first used; it then starts from zero
+    # A metric may create its variables only when it is first used. Until then, there are none to assign the values to,
+    # and so the metric starts from zero.
+    if variables:
         for variable, value in zip(variables, values, strict=True):
             variable.assign(value)
 
 
 def variables_of(owner: Any) -> list[Any]:
-    """The variables of a layer, or of an optimizer, which has them as a method, a property, or (Horovod's) both."""
+    """Return the variables of a layer or of an optimizer.
+
+    The attribute `variables` is a list in some classes, and a method that returns the list in others. Horovod's
+    optimizers have a list that can also be called like this method.
+    """
     found = owner.variables
     return list(found() if callable(found) else found)
 
 
 def _give_variables(optimizer: Any, values: list[Any]) -> None:
-    """Assign an optimizer's variables once it has created them. To create them, it needs the model's weights."""
-    name = "build" if hasattr(optimizer, "build") else "_create_all_weights"  # of a legacy optimizer
+    """Make an optimizer assign `values` to its variables as soon as it has created them.
+
+    It creates most of its variables later, when it is given the model's weights. Only the number of iterations, which
+    comes first in `values`, is assigned at once.
+    """
+    # Legacy optimizers have `_create_all_weights()` in place of `build()`.
+    name = "build" if hasattr(optimizer, "build") else "_create_all_weights"
     make: Callable[[Any], Any] = getattr(optimizer, name)
 
     def make_and_assign(weights: Any) -> Any:

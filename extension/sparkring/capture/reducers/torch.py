@@ -1,6 +1,6 @@
 """Reducers for torch's tensors, with their gradients, and for what `torch.compile` and `torch.jit` return.
 
-Only functions that run on ranks import torch: a driver that has such an object has already imported it.
+Only functions that run on ranks have to import torch. A driver that has an object of torch has already imported it.
 """
 
 from __future__ import annotations
@@ -40,13 +40,16 @@ def reducer_for(cls: type) -> Reducer | None:
 
 
 def tensor_types() -> tuple[type, ...]:
-    """The types of plain tensors, if torch has been imported."""
+    """Return the types of plain tensors; none if torch has not been imported."""
     nn: Any = sys.modules.get("torch.nn")
     return (sys.modules["torch"].Tensor, nn.Parameter) if hasattr(nn, "Parameter") else ()
 
 
 def layout(tensor: Any) -> Layout | None:
-    """The layout of a plain tensor in this machine's memory; None for other tensors, which torch itself packs."""
+    """Return the layout of a plain tensor in this machine's memory; None for other tensors, which torch packs itself.
+
+    For example, tensors in a GPU's memory, sparse tensors and empty tensors are packed by torch.
+    """
     torch = sys.modules["torch"]
     if (
         tensor.layout is not torch.strided
@@ -102,7 +105,10 @@ def _complete(tensor: Any, state: tuple[Any, dict[str, Any]]) -> None:
 
 
 def _compiled_function(function: types.FunctionType) -> Reduced | None:
-    """Pack what was compiled; the rank compiles it on the first call."""
+    """Pack the function that `torch.compile` was given; the rank compiles it on the first call.
+
+    Return None if `function` was not made by `torch.compile`.
+    """
     attributes = vars(function)
     original = attributes.get("_torchdynamo_orig_callable")
     if original is None:
@@ -119,16 +125,16 @@ def _compiled_module(module: Any) -> Reduced:
 
 
 def _options(context: Any) -> dict[str, Any]:
-    """The arguments of the `torch.compile` call that made `context`."""
+    """Return the arguments of the `torch.compile` call that made `context`."""
     try:
         from torch._dynamo.eval_frame import innermost_backend
 
         backend = innermost_backend(context.callback)
         options = {"fullgraph": context.fullgraph, "dynamic": context._dynamic}
-        if hasattr(backend, "compiler_fn"):  # any backend but inductor
+        if hasattr(backend, "compiler_fn"):  # every backend except inductor has this attribute
             return {**options, "backend": backend.compiler_fn, **backend.kwargs}
         return {**options, "options": dict(backend.config)}
-    except (ImportError, AttributeError) as error:  # another version of torch
+    except (ImportError, AttributeError) as error:  # this version of torch keeps the arguments elsewhere
         raise Refused(_COMPILED) from error
 
 

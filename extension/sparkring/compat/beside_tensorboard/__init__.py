@@ -1,1 +1,1 @@
-"""A folder for TensorBoard's PYTHONPATH, with a module that TensorBoard imports and current environments lack."""
+"""This folder goes on TensorBoard's PYTHONPATH: TensorBoard imports pkg_resources, which newer environments lack."""

@@ -1,4 +1,4 @@
-"""Petastorm's functions under their own names. They read this rank's shard by default.
+"""Petastorm's functions under their own names. On a rank, they read this rank's shard by default.
 
     from sparkring.data.petastorm import make_reader, make_batch_reader, make_spark_converter, SparkDatasetConverter
 
@@ -6,10 +6,11 @@ This import is the only change that a notebook needs. The differences from Petas
 
 - `cur_shard` and `shard_count` default to this rank and the number of ranks. In the notebook's process, the whole data
   set is read. To read everything on a rank, pass cur_shard=0, shard_count=1.
-- Paths are written as elsewhere in sparkring: `dbfs:/x`, `/dbfs/x`, a folder on this machine, any URL.
-- The footers are read before any worker starts. A missing path, too few row groups, or a TransformSpec that does not
-  return what it declares then raises a DataError; unequal numbers of steps cause a warning.
-- If a worker dies, the reader raises an error on every subsequent read; Petastorm's own reader waits forever.
+- A path may have any form that sparkring accepts: `dbfs:/x`, `/dbfs/x`, a folder on this machine, any URL.
+- Before a reader starts its workers, the footers of the Parquet files are read, to find errors early. A DataError is
+  raised if a path is missing, if there are too few row groups, or if a TransformSpec does not return what it declares.
+  A warning is shown if ranks would get unequal numbers of steps.
+- If a worker dies, the reader raises an error on every subsequent read. Petastorm's own reader would wait forever.
 - The progress of each rank is reported to the notebook.
 """
 
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
     from sparkring.data.petastorm.readers import make_batch_reader as make_batch_reader
     from sparkring.data.petastorm.readers import make_reader as make_reader
 
-# Imported only when they are used, because every rank imports this package to get its module `quiet`.
+# The module that has each name. It is imported only when the name is used, because every rank imports this package to
+# get its module `quiet`, and should not load the other modules for this.
 _HOMES = {
     "SparkDatasetConverter": "sparkring.data.petastorm.converter",
     "make_spark_converter": "sparkring.data.petastorm.converter",
@@ -36,7 +38,7 @@ _HOMES = {
     "check_transform": "sparkring.data.petastorm.readers",
     "make_batch_reader": "sparkring.data.petastorm.readers",
     "make_reader": "sparkring.data.petastorm.readers",
-    # Petastorm's own, for code that imports all names from one place.
+    # These two are Petastorm's own, unchanged, so that a notebook can import all names from this package.
     "NoDataAvailableError": "petastorm.errors",
     "TransformSpec": "petastorm.transform",
 }

@@ -1,4 +1,4 @@
-"""Petastorm's Spark converter: made in the notebook, used in a cell."""
+"""Petastorm's Spark converter, which is made in the notebook's process and used by ranks."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ from sparkring.runtime.storage import Location, locate
 from sparkring.runtime.world import world
 
 _PARENT_CACHE_DIR_URL = "petastorm.spark.converter.parentCacheDirUrl"
-# This file in a converter's folder names the process that made the folder. Spark and Petastorm ignore it. Petastorm
-# removes the folder when the process ends normally. If the process was killed, the next one on this host that makes a
-# converter removes the folder.
+# This file in a converter's folder names the process that made the folder. Spark and Petastorm ignore the file. When
+# the process ends normally, Petastorm removes the folder. If the process was killed, the folder stays until another
+# process on this host makes a converter, learns from this file that the owner has ended, and removes the folder.
 _OWNER = "_sparkring_owner.json"
-_NAME = re.compile(r"\d{14}-appid-.+")  # the names that Petastorm gives to such folders
+_NAME = re.compile(r"\d{14}-appid-.+")  # the names that Petastorm gives to converters' folders
 
 
 def make_spark_converter(
     df: Any, *arguments: Any, parent_cache_dir_url: Path | None = None, **options: Any
 ) -> SparkDatasetConverter:
-    """Petastorm's make_spark_converter: writes a Spark DataFrame as Parquet, for ranks to read.
+    """Write a Spark DataFrame as Parquet with Petastorm's make_spark_converter, so that ranks can read its rows.
 
-    The cache folder is made in `parent_cache_dir_url`, which all ranks must be able to reach. The default is the Spark
-    setting petastorm.spark.converter.parentCacheDirUrl; a value given here changes this setting. The other arguments
-    (`parquet_row_group_size_bytes`, `compression_codec`, `dtype`) are Petastorm's: by default, floats become float32,
-    and MLlib's vectors become 1-D arrays. The cache folder is removed by delete() or when the notebook's process ends.
-    If the process is killed, the folder is removed when the next process on the same host makes a converter in the same
-    parent folder. OptionsError: no parent folder is given. PathError: it is invalid.
+    The Parquet files are written to a new folder in `parent_cache_dir_url`, which all ranks must be able to reach. The
+    default is the Spark setting petastorm.spark.converter.parentCacheDirUrl; a value given here changes this setting.
+    The other arguments (`parquet_row_group_size_bytes`, `compression_codec`, `dtype`) are Petastorm's: by default,
+    floats become float32, and MLlib's vectors become 1-D arrays. The new folder is removed by the converter's delete()
+    or when the notebook's process ends. If the process is killed, the folder is removed when another process on the
+    same host makes a converter in the same parent folder. Raise OptionsError if no parent folder is given, and
+    PathError if its path is invalid.
     """
     silence()
     from petastorm.spark import make_spark_converter as real
@@ -59,10 +60,10 @@ def make_spark_converter(
 
 @dataclass(frozen=True)
 class SparkDatasetConverter:
-    """The rows of a DataFrame as Parquet files; made in the notebook, used in a cell. `len()` is the number of rows.
+    """The rows of a DataFrame as Parquet files, for ranks to read. `len()` is the number of rows.
 
-    Only the paths are sent to the ranks, and ranks do not remove the files. Call delete() in the notebook when no run
-    needs them any more.
+    The ranks get only the paths of the files, and do not remove the files. When no run needs the files any more, call
+    delete() in the notebook.
     """
 
     cache_dir_url: str
@@ -84,11 +85,12 @@ class SparkDatasetConverter:
         shuffling_queue_capacity: int | None = None,
         **reader_options: Any,
     ) -> Iterator[Any]:
-        """A tf.data.Dataset of namedtuples of tensors, as a context manager: `with converter.make_tf_dataset() as d`.
+        """A context manager that yields a tf.data.Dataset: `with converter.make_tf_dataset() as dataset`.
 
-        A `batch_size` of None means 32, and a `num_epochs` of None means no limit; the very last batch may be smaller.
-        `reader_options` and errors are those of make_batch_reader. With TensorFlow, a transform must declare every
-        change of dtype.
+        Each batch is a namedtuple of tensors. A `batch_size` of None means 32, and a `num_epochs` of None means no
+        limit. The last batch of the last epoch may be smaller. `reader_options` and errors are those of
+        make_batch_reader. With TensorFlow, a transform must declare every field whose dtype or shape it changes:
+        TensorFlow silently casts values to the declared dtype.
         """
         plan = self._planned(reader_options, batch_size or 32, num_epochs, workers_count, every_change=True)
         manager = self._petastorms().make_tf_dataset(
@@ -107,7 +109,10 @@ class SparkDatasetConverter:
         data_loader_fn: Callable[..., Any] | None = None,
         **reader_options: Any,
     ) -> Iterator[Any]:
-        """A loader of dicts of torch tensors, as a context manager. The arguments are as in make_tf_dataset."""
+        """A context manager that yields a loader, whose batches are dicts of torch tensors.
+
+        The arguments that make_tf_dataset also has mean the same here.
+        """
         plan = self._planned(reader_options, batch_size, num_epochs, workers_count)
         manager = self._petastorms().make_torch_dataloader(
             batch_size, num_epochs, workers_count, shuffling_queue_capacity, data_loader_fn,
@@ -117,7 +122,10 @@ class SparkDatasetConverter:
             yield loader
 
     def delete(self) -> None:
-        """Remove the cache folder. OptionsError: called on one of several ranks, since the others may be reading it."""
+        """Remove the folder with the Parquet files.
+
+        Raise OptionsError if this is called on one of several ranks, because other ranks may still read the files.
+        """
         if world().size > 1:
             raise OptionsError(
                 "delete() on a rank would remove files that other ranks are still reading: call it in the notebook "
@@ -139,13 +147,14 @@ class SparkDatasetConverter:
         every_change: bool = False,
     ) -> Plan:
         given = {**reader_options, "num_epochs": num_epochs, "workers_count": workers_count or 4}
-        # The shard is set even if there is only one rank, because Petastorm compares it with Horovod's rank.
+        # `shard_one` sets the shard even if there is only one rank. Without a shard, Petastorm's converter would warn
+        # that the shard differs from HOROVOD_RANK and HOROVOD_SIZE, if these variables are set.
         return plan_reader("make_batch_reader", (list(self.file_urls),), given, batch_size,
                      name=self.cache_dir_url, shard_one=True, every_change=every_change)  # fmt: skip
 
 
 def _cache_url(path: Path) -> str:
-    """A URL that is valid for both Spark and Petastorm. On Databricks, file:///dbfs/… replaces dbfs:/…."""
+    """Return `path` as a URL that both Spark and Petastorm accept: on Databricks, file:///dbfs/… for dbfs:/…."""
     written = os.fspath(path)
     if written.startswith("hdfs:"):
         return written
@@ -154,15 +163,15 @@ def _cache_url(path: Path) -> str:
 
 
 def _claim(cache_dir_url: str) -> None:
-    """Record this process as the owner of the folder, in a file in the folder. Errors are ignored."""
+    """Write the file _OWNER to the folder, which names this process as the folder's owner. Errors are ignored."""
     with contextlib.suppress(Exception):  # each of fsspec's packages has its own errors
         folder = locate(cache_dir_url)
         folder.fs.pipe_file((folder / _OWNER).path, json.dumps(owners.me()).encode())
 
 
 def _remove_abandoned(parent_url: str) -> None:
-    """Remove the folders in the parent folder whose owner ran on this host and has ended."""
-    with contextlib.suppress(Exception):  # nothing depends on the removal
+    """Remove converters' folders from the parent folder if their owners ran on this host and have ended."""
+    with contextlib.suppress(Exception):  # a folder that stays only takes up space
         parent = locate(parent_url)
         for path in parent.fs.ls(parent.path, detail=False):
             folder = parent / os.path.basename(path.rstrip("/"))
@@ -179,7 +188,10 @@ def _abandoned(folder: Location) -> bool:
 
 @contextlib.contextmanager
 def _entered(manager: Any, plan: Plan) -> Iterator[Any]:
-    """Enter Petastorm's context manager and watch its reader. If entering it fails, the reader's workers are ended."""
+    """Enter Petastorm's context manager, watch its reader, and yield what Petastorm's context manager yields.
+
+    If entering fails, Petastorm leaves the reader's workers running, so they are ended here.
+    """
     with contextlib.ExitStack() as stack:
         try:
             with in_words(plan.source.name):

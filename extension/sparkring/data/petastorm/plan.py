@@ -1,4 +1,4 @@
-"""Checks a Petastorm reader before a worker starts: its arguments and its shard."""
+"""Checks the arguments and the shard of a Petastorm reader, before the reader starts its workers."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Path = str | os.PathLike[str]
 
 
 def row_group_shard(row_group_rows: Sequence[int], shard_count: int) -> list[int]:
-    """The number of rows in each of Petastorm's `shard_count` shards, if row group i has `row_group_rows[i]` rows.
+    """Return how many rows each of Petastorm's `shard_count` shards has, if row group i has `row_group_rows[i]` rows.
 
-    Row group i belongs to shard i modulo `shard_count`, whatever the seed and the shuffling.
+    Petastorm assigns row group i to shard i modulo `shard_count`. Seed and shuffling do not change this.
     """
     return [sum(row_group_rows[shard::shard_count]) for shard in range(shard_count)]
 
@@ -44,16 +44,16 @@ class Plan(NamedTuple):
 
     @property
     def counted(self) -> bool:
-        """Whether the footers tell how many rows the reader will return."""
+        """Whether the number of rows that the reader will return is known from the files' footers alone."""
         options = self.options
         chosen = options["predicate"] is not None or options["rowgroup_selector"] is not None
         spec = options["transform_spec"]
-        changed = self.batched and spec is not None and spec.func is not None  # it may drop or add rows
+        changed = self.batched and spec is not None and spec.func is not None  # func may drop or add rows
         parts = options["shuffle_row_drop_partitions"] > 1
         return not (chosen or changed or parts or transform.is_ngram(options["schema_fields"]))
 
     def chosen(self, given: dict[str, Any]) -> dict[str, Any]:
-        """The options to call a converter with: those that were given, and this rank's shard."""
+        """Return the options for a method of Petastorm's converter: the options `given`, and this rank's shard."""
         return {**given, **{name: self.options[name] for name in ("cur_shard", "shard_count")}}
 
 
@@ -67,7 +67,12 @@ def plan_reader(
     shard_one: bool = False,
     every_change: bool = False,
 ) -> Plan:
-    """Check everything that can be known before a worker starts. Raises DataError, OptionsError, PathError."""
+    """Check all that can be checked of a call of Petastorm's `function` before a worker starts, and return the Plan.
+
+    `arguments` and `given` are the positional and the keyword arguments of the call. `name` is the data's name in
+    messages. With `shard_one`, the shard is set even if there is only one rank. `every_change` is that of
+    transform.check(). Raise DataError, OptionsError or PathError for what is wrong.
+    """
     silence()
     if batch_size is not None and batch_size < 1:
         raise OptionsError(f"batch_size is {batch_size}; it must be at least 1.")
@@ -91,7 +96,7 @@ def plan_reader(
 
 
 def bound(function: str, arguments: tuple[Any, ...], given: dict[str, Any]) -> dict[str, Any]:
-    """All arguments of Petastorm's `function` by name, including defaults, with the URL as Petastorm needs it."""
+    """Return all arguments of Petastorm's `function` by name, with its defaults, and its paths as Petastorm's URLs."""
     import petastorm
 
     bound = inspect.signature(getattr(petastorm, function)).bind(*arguments, **given)
@@ -106,7 +111,7 @@ def bound(function: str, arguments: tuple[Any, ...], given: dict[str, Any]) -> d
 
 def _url(path: Path) -> str:
     written = os.fspath(path)
-    if written.startswith("hdfs:"):  # Petastorm connects to HDFS in its own way
+    if written.startswith("hdfs:"):  # Petastorm parses these URLs itself, to connect to HDFS
         return written
     found = locate(written)
     if not found.local:
@@ -117,7 +122,7 @@ def _url(path: Path) -> str:
 
 
 def _share_out(options: dict[str, Any], shard_one: bool) -> None:
-    """Set this rank's shard if none is given. Raises OptionsError for an invalid one."""
+    """Set the options to this rank's shard if no shard is given. Raise OptionsError if the given shard is invalid."""
     here = world()
     shard, count = options["cur_shard"], options["shard_count"]
     if shard is None and count is None:
@@ -132,7 +137,7 @@ def _share_out(options: dict[str, Any], shard_one: bool) -> None:
 
 
 def _check_shards(plan: Plan) -> None:
-    """Raise DataError if a shard has no row group; warn if shards have unequal numbers of steps."""
+    """Raise DataError if some shard would have no row group. Warn if shards have unequal numbers of steps."""
     source, count = plan.source, plan.options["shard_count"]
     if len(source.rows) < count:
         smaller = max(1, sum(source.sizes_bytes) // (2 * count))
@@ -144,7 +149,7 @@ def _check_shards(plan: Plan) -> None:
         )
     epochs = plan.options["num_epochs"]
     if plan.options["cur_shard"] or not plan.batch_size or not plan.counted or epochs is None:
-        return  # only the first rank warns; and if num_epochs is None, no rank runs out of rows
+        return  # only the first rank warns; unknown steps cannot be compared; endless epochs never run out of rows
     steps = [math.ceil(rows * epochs / plan.batch_size) for rows in row_group_shard(source.rows, count)]
     most, least = max(steps), min(steps)
     if most != least:
@@ -158,7 +163,7 @@ def _check_shards(plan: Plan) -> None:
 
 
 def _level_of_user() -> int:
-    """The stack level of the caller of this package, as warnings.warn counts it."""
+    """Return the `stacklevel` with which warnings.warn() shows the line that called this package."""
     level, frame = 1, inspect.currentframe()
     frame = frame.f_back if frame else None
     ours = (os.path.dirname(__file__), contextlib.__file__)

@@ -1,7 +1,7 @@
-"""Hides warnings about deprecated functions that Petastorm calls, some forty lines for each reader.
+"""Hides warnings about deprecated functions that Petastorm calls. Otherwise each reader would show some forty lines.
 
-They are not about the user's code, and the user cannot do anything about them. Petastorm's own warnings (UserWarning)
-are shown. This module does not import Petastorm.
+These warnings are not about the user's code, and the user cannot do anything about them. Petastorm's own warnings
+(UserWarning) are shown. This module does not import Petastorm, because every rank imports this module.
 """
 
 from __future__ import annotations
@@ -12,17 +12,19 @@ import sys
 import warnings
 from typing import Any
 
-# The reader's workers can be processes. In these, PYTHONWARNINGS hides the warnings of these modules.
+# A reader's workers can be processes, to which this process's filters do not apply. So silence() also names these
+# modules in PYTHONWARNINGS, which the workers inherit.
 _WORKERS = ("petastorm.arrow_reader_worker", "petastorm.py_dict_reader_worker", "petastorm.fs_utils", "petastorm.utils")
+# Messages that Petastorm's Spark converter logs are hidden if they begin with one of these texts.
 _TOLD_ANYWAY = ("Converting floating-point columns to", "The median size ")
 
 
 def silence() -> None:
-    """Hide these warnings in this process, and in those that it starts; calling it again changes nothing."""
+    """Hide these warnings in this process and in the processes that it starts. A second call changes nothing."""
     for category in (FutureWarning, DeprecationWarning, PendingDeprecationWarning):
         warnings.filterwarnings("ignore", category=category, module=r"(sparkring\.data\.)?petastorm")
     warnings.filterwarnings("ignore", message="The given NumPy array is not writ", module=r"petastorm\.pytorch")
-    # The next two are about modules that Petastorm 0.12 imports.
+    # The next two filters hide warnings about modules of other packages that Petastorm 0.12 imports.
     warnings.filterwarnings("ignore", message=r"pkg_resources is deprecated", category=UserWarning)
     warnings.filterwarnings("ignore", message=r"pyarrow\.\w+ (is|was) deprecated", category=FutureWarning)
     found = [entry for entry in os.environ.get("PYTHONWARNINGS", "").split(",") if entry]
@@ -37,13 +39,13 @@ def silence() -> None:
 
 
 def silence_when_imported() -> None:
-    """Call silence() as soon as this process imports Petastorm, at no cost if it does not."""
+    """Arrange that silence() is called when this process imports Petastorm. Until then, it costs nothing."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
 
 class _Finder:
-    """An import finder that finds nothing. It is asked first, and so notices when Petastorm is imported."""
+    """An import finder that finds nothing. Python asks it before all others, so it notices an import of Petastorm."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
         if fullname == "petastorm":
@@ -51,14 +53,17 @@ class _Finder:
 
 
 def _let_functions_go() -> None:
-    """Prevent an error at exit: TensorFlow's functions would update a count with modules that no longer exist."""
+    """Remove the destructor of TensorFlow's functions, since it can fail while Python exits.
+
+    The destructor updates a count of references, and by then the modules that it needs may no longer exist.
+    """
     module: Any = sys.modules.get("tensorflow.python.eager.polymorphic_function.atomic_function")
     if hasattr(getattr(module, "AtomicFunction", None), "__del__"):
         del module.AtomicFunction.__del__
 
 
 def _not_of_petastorm(record: Any) -> bool:
-    """Whether to show a deprecation that TensorFlow logs: False if it is about a call in Petastorm."""
+    """Whether to show a deprecation that TensorFlow logs: not if the deprecated call is in Petastorm's code."""
     return "petastorm" not in str(record.args[0] if record.args else "")
 
 

@@ -1,4 +1,4 @@
-"""Petastorm's own readers, with this rank's shard by default."""
+"""Petastorm's own readers. By default, they read this rank's shard."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ if TYPE_CHECKING:
 def make_reader(
     dataset_url: Path | list[str], *arguments: Any, batch_size: int | None = None, **options: Any
 ) -> Reader:
-    """Petastorm's make_reader: reads rows that were written with materialize_dataset(), each as a namedtuple.
+    """Return a reader made by Petastorm's make_reader. It yields rows of a data set, each as a namedtuple.
 
-    `batch_size` is the size of the batches that will be made from the rows; it is used to count steps and to check that
-    all ranks have the same number. All other arguments are Petastorm's. DataError: no files, no Unischema, a file that
-    is not Parquet, fewer row groups than shards, or a transform that does not return what it declares. PathError,
-    OptionsError: an invalid argument.
+    The data set must have been written with materialize_dataset(). `batch_size` is the size of the batches that your
+    code will make from the rows. The reader does not make these batches: the number is used only to count steps, and
+    to check that all ranks have the same number of steps. All other arguments are Petastorm's.
+    Raise DataError if there are no files, if a file is not Parquet, if the data has no Unischema, if there are fewer
+    row groups than shards, or if a transform does not return what it declares. Raise PathError or OptionsError if an
+    argument is invalid.
     """
     return _make("make_reader", (dataset_url, *arguments), options, batch_size)
 
@@ -31,9 +33,9 @@ def make_reader(
 def make_batch_reader(
     dataset_url_or_urls: Path | list[str], *arguments: Any, batch_size: int | None = None, **options: Any
 ) -> Reader:
-    """Petastorm's make_batch_reader: reads any Parquet files, one row group at a time, as a namedtuple of arrays.
+    """Return a reader made by Petastorm's make_batch_reader. It yields each row group as a namedtuple of arrays.
 
-    `batch_size` and errors are as in make_reader.
+    It reads any Parquet files, with or without a Unischema. `batch_size` and the other errors are as in make_reader.
     """
     return _make("make_batch_reader", (dataset_url_or_urls, *arguments), options, batch_size)
 
@@ -47,10 +49,12 @@ def check_transform(
 ) -> None:
     """Check on the first rows of `source` (a path, URLs or a converter) that a TransformSpec returns what it declares.
 
-    The spec's function gets one row as a dict, as in make_reader, or, with `batched`, eight rows as a pandas DataFrame,
-    as in make_batch_reader. By default, `batched` is true unless the data has a Unischema. DataError names the field,
-    what was expected and what was found. The readers of this module make the same check, but allow a field to change
-    without a declaration, since some consumers accept this.
+    If `batched` is false, the spec's function gets one row as a dict, as in make_reader. If it is true, the function
+    gets up to eight rows as a pandas DataFrame, as in make_batch_reader. By default, `batched` is true unless the data
+    has a Unischema. If the check fails, raise a DataError that names the field, what was expected and what was found.
+
+    make_reader and make_batch_reader make the same check, with one difference: they allow the function to change a
+    field that the spec does not name, because some code that uses the readers accepts such a change.
     """
     silence()
     urls = list(source.file_urls) if hasattr(source, "file_urls") else source

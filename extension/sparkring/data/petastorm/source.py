@@ -1,4 +1,4 @@
-"""Reads what Petastorm will see of a data set, and turns errors about the data into a DataError."""
+"""Finds the row groups and the schema of a data set as Petastorm will. Turns errors about them into a DataError."""
 
 from __future__ import annotations
 
@@ -28,20 +28,24 @@ class Source(NamedTuple):
 
     @property
     def version(self) -> str:
-        """A digest of what the footers say about every row group."""
+        """A digest of what the footers say about the row groups: their paths, numbers, rows and bytes."""
         groups = zip(self.pieces, self.rows, self.sizes_bytes, strict=True)
         told = [(piece.path, piece.row_group, rows, size_bytes) for piece, rows, size_bytes in groups]
         return hashlib.blake2b(repr(told).encode(), digest_size=8).hexdigest()
 
     def place(self, index: int) -> str:
-        """The name of row group `index` in messages: its file, and its number counted from 1."""
+        """Return the name of row group `index` for messages: the file, and the row group's number in it (from 1)."""
         piece = self.pieces[index]
         of = self.groups_in[piece.path]
         return f"{os.path.basename(piece.path)}, row group {piece.row_group + 1} of {of}"
 
 
 def open_source(options: dict[str, Any], name: str = "") -> Source:
-    """Read the footers, through the file system that Petastorm will use."""
+    """Read the footers of the files that `options` name, through the file system that Petastorm will use.
+
+    `options` are the arguments of Petastorm's function, as bound() returns them; the first is the URL or the URLs.
+    Messages call the data `name`, by default its URL. Raise DataError if the data cannot be read or has no rows.
+    """
     from petastorm.errors import NoDataAvailableError
     from petastorm.etl import dataset_metadata
     from petastorm.fs_utils import get_filesystem_and_path_or_paths
@@ -87,7 +91,7 @@ def open_source(options: dict[str, Any], name: str = "") -> Source:
 
 
 def _footers(fs: Any, paths: list[str]) -> dict[str, Any]:
-    """The footer of every file, by its path; DataError names the one that has none."""
+    """Return the footer of every file, by its path. Raise a DataError that names the file if a footer is unreadable."""
     from pyarrow import parquet
 
     def read(path: str) -> Any:
@@ -103,7 +107,7 @@ def _footers(fs: Any, paths: list[str]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def in_words(name: str, also: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    """Turn errors of Petastorm and pyarrow about the data into a DataError of one sentence."""
+    """A context manager that turns Petastorm's errors about the data, and those of types `also`, into a DataError."""
     from petastorm.errors import NoDataAvailableError
     from petastorm.etl.dataset_metadata import PetastormMetadataError
 
@@ -119,7 +123,10 @@ def in_words(name: str, also: tuple[type[Exception], ...] = ()) -> Iterator[None
 
 
 def _as_seen_here() -> str:
-    """The end of a message that a path is missing: on which node, since other nodes may be able to reach it."""
+    """Return the end of a message that a path is missing, or '' if there is only one rank.
+
+    With several ranks, the message names the node that does not see the path, since other nodes may see it.
+    """
     here = world()
     if here.size == 1:
         return ""
@@ -127,11 +134,11 @@ def _as_seen_here() -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """An exception in one line."""
+    """Return the type of an exception and the first line of its text."""
     text = str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
 
 
 def some(count: int, noun: str) -> str:
-    """`1 row group`, `3 row groups`."""
+    """Return the count with the noun in singular or plural: `1 row group`, `3 row groups`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

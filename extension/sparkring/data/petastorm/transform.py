@@ -1,7 +1,7 @@
-"""Checks on the first rows that a TransformSpec returns what it declares, before a worker starts.
+"""Calls a TransformSpec on the first rows, before a worker starts, to check that it returns what it declares.
 
-Without these checks, a wrong shape or dtype raises an error in a worker's thread. With TensorFlow, it may raise none:
-TensorFlow casts the values to the declared dtype, and fractions are lost.
+Without this check, a wrong shape or dtype would raise an error later, in a worker's thread. With TensorFlow, a wrong
+dtype may raise no error at all: TensorFlow casts the values to the declared dtype, and fractions are lost.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _BATCH_ROWS = 8
 
 
 class Seen(NamedTuple):
-    """A value's NumPy dtype (if it has none, its Python type) and its shape."""
+    """The shape of a value and its NumPy dtype, or its Python type if it has no dtype."""
 
     dtype: Any
     shape: tuple[int, ...]
@@ -33,8 +33,8 @@ class Seen(NamedTuple):
 def check(spec: Any, source: Source, schema_fields: Any, *, batched: bool, every_change: bool) -> None:
     """Raise DataError if `spec` does not turn the first rows of `source` into what it declares.
 
-    `batched`: call the function as make_batch_reader does. `every_change`: it is also an error if the function changes
-    a field that `edit_fields` does not name.
+    If `batched` is true, the spec's function is called as make_batch_reader calls it, otherwise as make_reader does. If
+    `every_change` is true, it is also an error if the function changes a field that `edit_fields` does not name.
     """
     before = view(source.schema, schema_fields)
     declared = _declared(spec, before, source.name)
@@ -53,7 +53,10 @@ def check(spec: Any, source: Source, schema_fields: Any, *, batched: bool, every
 
 
 def view(schema: Any, schema_fields: Any) -> Any:
-    """The part of a Unischema that `schema_fields` (patterns, fields or an NGram) names. DataError if none matches."""
+    """Return a Unischema of only those fields that `schema_fields` (patterns, fields or an NGram) names.
+
+    If `schema_fields` is None or an empty list, return the whole schema. Raise DataError if no field matches.
+    """
     if schema_fields is None or (isinstance(schema_fields, list) and not schema_fields):
         return schema
     if is_ngram(schema_fields):
@@ -70,12 +73,12 @@ def view(schema: Any, schema_fields: Any) -> Any:
 
 
 def is_ngram(schema_fields: Any) -> bool:
-    """Whether these are the fields of Petastorm's NGram."""
+    """Whether `schema_fields` is an NGram of Petastorm, rather than a list of fields or patterns."""
     return hasattr(schema_fields, "resolve_regex_field_names")
 
 
 def _declared(spec: Any, before: Any, name: str) -> Any:
-    """The schema after the transform."""
+    """Return the schema that `spec` declares for the transformed rows. `before` is the schema of the rows."""
     from petastorm.transform import transform_schema
 
     there = {*before.fields, *(field[0] for field in spec.edit_fields)}
@@ -86,12 +89,16 @@ def _declared(spec: Any, before: Any, name: str) -> Any:
             f"{', '.join(sorted(there))}."
         )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Petastorm repeats its warnings when the reader is made
+        warnings.simplefilter("ignore")  # Petastorm gives these warnings again when the reader is made
         return transform_schema(before, spec)
 
 
 def _sample(source: Source, before: Any, batched: bool) -> Any:
-    """The first row as a dict, as in make_reader's workers, or a few as a DataFrame, as in make_batch_reader's."""
+    """Return what Petastorm's workers would pass to the spec's function for the first rows.
+
+    With `batched`, this is a DataFrame of up to _BATCH_ROWS rows (make_batch_reader), otherwise one row as a dict
+    (make_reader).
+    """
     import pyarrow as pa
     from petastorm.utils import decode_row
     from pyarrow import parquet
@@ -133,7 +140,7 @@ def _apply(function: Any, sample: Any, name: str, batched: bool) -> Any:
 
 
 def _columns(rows: Any, batched: bool) -> dict[str, list[Any]]:
-    """The values of each field, by name: all values in a DataFrame's column, or the only one in a dict."""
+    """Return a list of values for each field: the column of a DataFrame, or the single value that a dict has."""
     if not batched:
         return {str(name): [value] for name, value in rows.items()}
     return {str(name): [rows[name].iloc[number] for number in range(len(rows))] for name in rows.columns}
@@ -198,7 +205,10 @@ def _same_shape(found: tuple[int, ...], declared: tuple[int | None, ...]) -> boo
 
 
 def _same_dtype(found: Any, declared: Any) -> bool:
-    """Whether a dtype is as declared. Python numbers match any width. Text and times may also be objects."""
+    """Whether the dtype or Python type `found` fits the `declared` dtype.
+
+    A Python number fits a dtype of any width. For text and times, arrays of dtype object fit as well.
+    """
     import numpy as np
 
     if declared is Decimal:

@@ -1,6 +1,7 @@
-"""Watches a reader while it reads: its progress, and whether its workers are alive.
+"""Watches a reader while it reads: reports its progress, and notices when its workers have died.
 
-Both use attributes of the reader that are not part of Petastorm's API. This is why Petastorm 0.12 is pinned.
+For this, the module replaces attributes of the reader that are not part of Petastorm's API. Other versions may not
+have these attributes, so Petastorm 0.12 is pinned.
 """
 
 from __future__ import annotations
@@ -21,14 +22,18 @@ from sparkring.wire.messages import Piece
 if TYPE_CHECKING:
     from petastorm.reader import Reader
 
-# How long to read on after a worker has ended: while nothing arrives, and while results still arrive.
-_DEAD_AND_SILENT_S = 0.3
-_DEAD_S = 1.5
+# When a worker has died, other workers' results may still arrive, so the reader reads on for a while before it raises.
+_DEAD_AND_SILENT_S = 0.3  # if no result is arriving
+_DEAD_S = 1.5  # if results are still arriving
 _ROWS_AT_ONCE = 32  # counting each row by itself would add a fifth to Petastorm's time
 
 
 def watch(reader: Reader, plan: Plan) -> None:
-    """Wrap the queue from which the reader takes its results, and look for dead workers while the reader waits."""
+    """Count what `reader` returns, and raise an error if its workers have died.
+
+    To count, wrap the queue from which the reader takes its results. Dead workers are looked for whenever the reader
+    waits for a result.
+    """
     source, options = plan.source, plan.options
     progress = Progress(
         name=source.name,
@@ -51,7 +56,10 @@ def watch(reader: Reader, plan: Plan) -> None:
 
 
 class Results:
-    """The reader's queue of results. It counts what is read from it, and after an error it raises on every read."""
+    """Wraps the reader's queue of results, and counts what is read from it.
+
+    If reading has failed once, every later read raises a DataError.
+    """
 
     def __init__(self, real: Any, tally: Tally) -> None:
         self._real = real
@@ -79,11 +87,11 @@ class Results:
 
 
 class Tally:
-    """Counts what a reader returns, epoch by epoch, and reports it.
+    """Counts the rows that a reader returns in each epoch, and reports the counts.
 
-    Petastorm's epochs overlap: its workers begin the next one before the last row group of the current one has arrived.
-    Here, an epoch ends after as many rows as the shard has. If the footers do not tell this number, all rows count as
-    one epoch.
+    Petastorm's epochs overlap: its workers begin the next epoch before the last row group of the current epoch has
+    arrived. So this class ends an epoch when it has counted as many rows as the shard has. If this number is not known
+    from the footers, all rows count as one epoch.
     """
 
     def __init__(self, progress: Progress, plan: Plan) -> None:
@@ -94,10 +102,10 @@ class Tally:
         self._rows: float = rows if plan.counted and rows else math.inf
         steps = math.ceil(rows / plan.batch_size) if plan.batch_size else len(groups) if plan.batched else None
         self._planned = (rows, steps) if plan.counted else (None, None)
-        # If the row groups are read in order, each result is the next row group.
+        # If the row groups are read in order, the n-th result is the n-th row group, so its place is known.
         in_order = plan.counted and plan.batched and not plan.options["shuffle_row_groups"]
         self._places = itertools.cycle([plan.source.place(index) for index in groups] if in_order else [""])
-        self._pending, self._waited_s = 0, 0.0  # _pending: rows that are not counted yet
+        self._pending, self._waited_s = 0, 0.0  # _pending: rows that add() has got but not yet counted
         self._epoch, self._done = 0, 0
         self._begin()
 
@@ -107,8 +115,8 @@ class Tally:
         self._progress.begin(self._epoch, rows, steps, _route(self._plan))
 
     def add(self, item: Any, waited_s: float) -> None:
-        """Count one result, a row or a batch; `waited_s` is how long the caller has waited for it."""
-        # Only the main thread's waits count: those of TensorFlow's threads do not delay the computation.
+        """Count one result (a row or a batch). `waited_s` is how long the caller has waited for this result."""
+        # Only waits of the main thread count, since waits of TensorFlow's threads do not delay the computation.
         self._waited_s += waited_s if threading.current_thread() is threading.main_thread() else 0.0
         if self._batched:
             size_bytes = sum(int(getattr(column, "nbytes", 0)) for column in item)
@@ -138,31 +146,32 @@ class Tally:
             rows, self._waited_s = rows - taken, 0.0
 
     def end(self) -> None:
-        """Count and report the rest, when there is nothing more to read."""
+        """Count the pending rows, and report the end of the epoch. Called when there is nothing more to read."""
         self._count(self._pending, 0, "")
         self._pending = 0
         if 0 < self._done < self._rows:
             if self._batch_size and self._done % self._batch_size:
-                self._progress.batch(0, 0)  # the last batch, which is smaller
+                self._progress.batch(0, 0)  # one more step: the last, smaller batch, whose rows are counted already
             self._progress.end()
 
 
 def _route(plan: Plan) -> Route | None:
-    """The shard's row groups; None if a filter chooses among them."""
+    """Return the shard's row groups for the report, or None if a filter chooses which of them are read."""
     if plan.options["predicate"] is not None or plan.options["rowgroup_selector"] is not None:
         return None
     source, files = plan.source, {path: number for number, path in enumerate(plan.source.groups_in)}
     pieces = [Piece(files[source.pieces[at].path], source.pieces[at].row_group, source.rows[at]) for at in plan.groups]
-    # If row groups are shuffled, or rows may be dropped or added, any row group may be next: the window has all rows.
+    # If row groups are shuffled, or if rows may be dropped or added, it is not known which row group comes next. So the
+    # route is one window of all rows: within a window, the order is not specified.
     in_order = plan.counted and not plan.options["shuffle_row_groups"]
     return Route(pieces, list(files).__getitem__, window=0 if in_order else max(1, sum(piece.rows for piece in pieces)))
 
 
 class Deaths:
-    """Decides when to give up on workers that have ended without an exception.
+    """Raises an error if workers have ended without an exception.
 
-    Petastorm notices exceptions in a worker, but neither sys.exit() in a transform nor a process that the system has
-    killed. It waits for the results of such workers forever.
+    Petastorm notices an exception in a worker. It does not notice that a transform has called sys.exit(), or that the
+    system has killed a worker's process, and then waits for the worker's results forever.
     """
 
     def __init__(self, name: str, pool: Any) -> None:
@@ -171,7 +180,10 @@ class Deaths:
         self._since = 0.0
 
     def look(self, *, silent: bool) -> None:
-        """Raise DataError if a worker has been dead for a while; sooner if there is nothing else to read (`silent`)."""
+        """Raise DataError if a worker has been dead for a while.
+
+        The error comes sooner if `silent` is true, which means that no result of any worker is arriving.
+        """
         dead = [self._ended(worker) for worker in self._pool._workers]
         reasons = [reason for reason in dead if reason]
         if not reasons:
@@ -224,7 +236,7 @@ def _guard(results: queue.Queue[Any], deaths: Deaths) -> None:
 
 
 def where(options: dict[str, Any]) -> str:
-    """The filters in words, '' for none."""
+    """Return a text that shows the filters among a reader's options, or '' if there are none."""
     found = [repr(options["filters"])] if options["filters"] else []
     chosen = (options["predicate"], options["rowgroup_selector"])
     return " and ".join(found + [type(each).__name__ for each in chosen if each is not None])

@@ -1,11 +1,13 @@
 """TFRecord files of whole batches, with a schema. They are divided evenly among the ranks.
 
-    PATH/part-00007.tfrecord        or PATH/3f0a/part-00007.tfrecord, spread over prefixes for an object store
-            one tf.train.Example per batch; each column is one bytes feature: for numbers, the array's memory,
-            little-endian and in C order, as for tf.io.decode_raw; for strings, one value per string
-    PATH/_schema.json               columns, files, rows; written last; without it, a folder is not read
+    PATH/part-00007.tfrecord        or PATH/3f0a/part-00007.tfrecord, if files are spread over several folders, for
+            an object store. A file has one tf.train.Example (a record) per batch, in which each column is one bytes
+            feature. For numbers, the feature's only value is the array's memory, little-endian and in C order, which
+            tf.io.decode_raw can read. For strings, the feature has one value per string.
+    PATH/_schema.json               the columns, the files and the number of rows. This file is written last: a folder
+            without it is incomplete, and is not read.
 
-Record i is in file i modulo the number of files, so files differ by at most one record.
+Record number i is in file number i modulo the number of files, so files differ by at most one record.
 """
 
 from sparkring.data.tfrecord.read import Records, tfrecords

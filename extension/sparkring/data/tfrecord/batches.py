@@ -1,4 +1,4 @@
-"""The batches to write: the rows of any source, in batches of one size, as arrays that TFRecord files can hold."""
+"""Cuts the rows of any source into batches of one size, and makes arrays of them that TFRecord files can hold."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def batches(source: Any, batch_size: int, called: str) -> Generator[Batch, None,
                 told = ", ".join(f"`{name}` {rows:,}" for name, rows in lengths.items())
                 raise DataError(f"{called}: the columns of a batch differ in length: {told}.")
             length = next(iter(lengths.values()))
-            if not length:  # an empty chunk may be of any type
+            if not length:  # skipped before the types are compared, since an empty chunk's arrays may have any type
                 continue
             found = {column.name: column for column in columns_of(chunk)}
             columns = columns or found
@@ -62,7 +62,7 @@ def batches(source: Any, batch_size: int, called: str) -> Generator[Batch, None,
 
 
 def columns_of(batch: Batch) -> tuple[Column, ...]:
-    """The name, dtype and row shape of each array of a batch."""
+    """Return the name, the dtype and the shape of a row of each array of a batch."""
     return tuple(
         Column(name, STRING if array.dtype.kind in "OUS" else array.dtype.name, tuple(array.shape[1:]))
         for name, array in batch.items()
@@ -74,11 +74,13 @@ def _words(column: Column | None) -> str:
 
 
 def _chunks(source: Any, called: str) -> Generator[Batch, None, None]:
-    """The source's rows, in the chunks in which it yields them."""
+    """Yield the source's rows as dicts of arrays, in the chunks in which the source itself yields them."""
     with contextlib.ExitStack() as stack:
         if isinstance(source, Shards):
             source = source.as_numpy()
-            stack.callback(source.close)  # end the reading thread, even if a traceback keeps the iterator alive
+            # close() ends the thread that reads. Without this, a traceback that refers to the iterator would keep the
+            # thread alive.
+            stack.callback(source.close)
         elif hasattr(source, "iloc"):
             source = {column: source[column].to_numpy() for column in source.columns}
         for chunk in [source] if isinstance(source, Mapping) else source:
@@ -90,12 +92,16 @@ def _chunks(source: Any, called: str) -> Generator[Batch, None, None]:
 
 
 def _array(values: Any, what: str) -> Array:
-    """A column as a little-endian array of numbers, or an array of strings. DataError for others; it names `what`."""
+    """Return a column's values as a little-endian array of numbers, or as an array of strings.
+
+    Raise DataError for other values. `what` is the name of the column in its message.
+    """
     if isinstance(values, np.ma.MaskedArray) and values.mask.any():
         raise DataError(f"{what} has masked values: fill them first.")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # before 1.24, NumPy only warned of ragged lists; they are refused below
+            # Before NumPy 1.24, ragged lists caused only a warning. It is not shown, because they are refused below.
+            warnings.simplefilter("ignore")
             array = np.asarray(values)
         if array.dtype.kind == "O" and not _of_strings(array):
             array = _stacked(array, what)
@@ -121,7 +127,10 @@ def _of_strings(array: Array) -> bool:
 
 
 def _stacked(array: Array, what: str) -> Array:
-    """Python values, or arrays of one shape, as one array. ValueError if their shapes differ."""
+    """Combine the objects in an array, which are Python values or arrays, into one array.
+
+    Raise DataError if some objects are None, and ValueError if the shapes of the objects differ.
+    """
     nulls = sum(value is None for value in array.flat)
     if nulls:
         raise DataError(f"{what} has nulls ({nulls:,} of {array.size:,} values): fill them first.")

@@ -9,12 +9,13 @@ from sparkring.data.tfrecord.batches import Batch
 from sparkring.data.tfrecord.schema import STRING, Column
 from sparkring.errors import DataError
 
-LARGEST_RECORD = 2**31 - 2**20  # protobuf's limit is 2 GiB
-_SIGNED = {"uint32": "int32", "uint64": "int64"}  # decode_raw does not support these unsigned types
+LARGEST_RECORD = 2**31 - 2**20  # bytes; protobuf's own limit is 2 GiB
+# decode_raw cannot read these unsigned types: they are read as signed numbers, whose bits are then reinterpreted.
+_SIGNED = {"uint32": "int32", "uint64": "int64"}
 
 
 def encoded(batch: Batch, called: str) -> bytes:
-    """One batch as a record. DataError if it is too large for one."""
+    """Return a batch as a record: a serialised Example. Raise DataError if the batch is too large for one record."""
     tf = tensorflow()
     features, size = {}, 0
     for name, array in batch.items():
@@ -31,7 +32,10 @@ def encoded(batch: Batch, called: str) -> bytes:
 
 
 def decoded(record: Any, columns: Sequence[Column], batch_size: int, *, pad: bool) -> dict[str, Any]:
-    """The given columns of a record as tensors [batch, …]; with `pad`, a short record repeats its rows."""
+    """Return the given columns of a record as tensors [batch, …].
+
+    If `pad` is true and the record has fewer than `batch_size` rows, the tensors repeat its rows to fill the batch.
+    """
     tf = tensorflow()
     text = tf.io.FixedLenSequenceFeature([], tf.string, allow_missing=True)
     one = tf.io.FixedLenFeature([], tf.string)
@@ -53,7 +57,7 @@ def _tensor(values: Any, column: Column, batch_size: int, pad: bool) -> Any:
 
 
 def tensorflow() -> Any:
-    """TensorFlow, imported when it is first needed. DataError if this fails."""
+    """Import TensorFlow, now that it is needed, and return it. Raise DataError if the import fails."""
     try:
         import tensorflow
     except ImportError as error:

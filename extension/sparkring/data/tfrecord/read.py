@@ -20,8 +20,8 @@ from sparkring.runtime.storage import Location, locate
 if TYPE_CHECKING:
     from sparkring.capture.names import Call
 
-SHUFFLED_BYTES = 64_000_000
-MOST_SHUFFLED = 64
+SHUFFLED_BYTES = 64_000_000  # the most bytes in the buffer in which records are shuffled
+MOST_SHUFFLED = 64  # the most records in this buffer
 
 Transform = Callable[[dict[str, Any]], Any]
 
@@ -37,19 +37,21 @@ def tfrecords(
     rank: int | None = None,
     size: int | None = None,
 ) -> Records:
-    """This rank's share of a folder that write_tfrecord() has written. On the driver, it is the whole folder.
+    """Return this rank's share of a folder that write_tfrecord() has written. On the driver, this is the whole folder.
 
-    Make it in the notebook and use it in the cell, so that errors are raised before the launch.
+    Call tfrecords() in the notebook, and use its result in the cell, so that errors are raised before the launch.
 
     columns: the names of the columns to read; default: all.
     shuffle: read the records in a new order every epoch. The order depends on `seed`; 0 is a seed like any other.
-    remainder: how all ranks get the same number of full batches: the last rows are left out ("drop"), or rows are
-        repeated ("pad").
-    transform: a function from a dict of tensors [batch, …] to the model's input, run in TensorFlow's graph.
-    rank, size: use these instead of this rank's own.
+    remainder: what to do so that all ranks get the same number of full batches: "drop" leaves out the last rows, "pad"
+        repeats some rows.
+    transform: a function that takes a dict of tensors [batch, …] and returns the model's input. It runs in TensorFlow's
+        graph.
+    rank, size: the rank whose share to return, and the number of ranks to divide the folder among; default: those of
+        this process. Give both or neither.
 
-    DataError: the folder is incomplete, a file is missing or has the wrong size, a column does not exist, or there are
-    fewer records than ranks.
+    Raises DataError if the folder is incomplete, a file is missing or has the wrong size, a column does not exist, or
+    there are fewer records than ranks.
     """
     if remainder not in ("drop", "pad"):
         raise OptionsError(f"remainder={remainder!r}: expected 'drop' or 'pad'.")
@@ -66,9 +68,9 @@ def tfrecords(
 
 @dataclass(frozen=True)
 class Records:
-    """TFRecord files, divided among the ranks. `len()` is the number of steps of each rank in an epoch.
+    """TFRecord files, divided among the ranks. `len()` is the number of steps that each rank takes in an epoch.
 
-    Iterating yields one epoch of dicts of NumPy arrays [batch, …].
+    Iterating reads one epoch, and yields each batch as a dict of NumPy arrays [batch, …].
     """
 
     folder: Location
@@ -91,7 +93,7 @@ class Records:
         return self.seat[1] if self.seat else world.world().size
 
     def share(self) -> Share:
-        """The records that this rank reads. DataError: there are fewer records than ranks."""
+        """Return the records that this rank reads. Raise DataError if there are fewer records than ranks."""
         return share_out(self.schema, self.rank, self.size, self.remainder)
 
     @property
@@ -108,7 +110,7 @@ class Records:
         return self.steps
 
     def __sparkring_validate__(self, size: int, calls: Iterable[Call] = ()) -> None:
-        """Before ranks are started, raise the errors that they would raise."""
+        """Raise, before any rank is started, the error that ranks would raise if there are too few records."""
         share_out(self.schema, 0, self.size if self.seat else size, self.remainder)
 
     def __repr__(self) -> str:
@@ -127,10 +129,11 @@ class Records:
             raise self._damaged() or error from None
 
     def as_tf(self, *names: str) -> Any:
-        """A tf.data.Dataset of batches with static shapes: dicts, tensors for one name, or tuples for several.
+        """Return a tf.data.Dataset of batches with static shapes.
 
-        Each pass over the Dataset is an epoch; with `shuffle`, each epoch has a new order. TensorFlow does not divide
-        the Dataset among ranks, since it already is this rank's share.
+        Without `names`, a batch is a dict of tensors; with one name, it is this tensor; with several names, it is a
+        tuple of their tensors. Each pass over the Dataset is an epoch; with `shuffle`, each epoch has a new order.
+        TensorFlow is told not to divide the Dataset among ranks, since the Dataset already is this rank's share.
         """
         tf = tensorflow()
         schema, reading = self.schema, self._reading
@@ -140,7 +143,7 @@ class Records:
         takes = tf.constant([part.take for part in share.parts], tf.int64)
 
         def begin(_: Any) -> Any:
-            # The order of an epoch is made when the epoch begins, because its number is known only then.
+            # This runs when an epoch begins: the order depends on the number of the epoch, which is known only then.
             order = tf.numpy_function(reading.begin, [], tf.int64)
             return tf.data.Dataset.from_tensor_slices(tf.ensure_shape(order, [len(share.parts)]))
 
@@ -173,11 +176,11 @@ class Records:
         return Reading(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Pickle only the fields, not what this process has computed from them.
+        # Pickle only the fields. What cached properties hold is of use in this process only.
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
     def _path(self, index: int) -> str:
-        """A file's path for TensorFlow. DataError if TensorFlow cannot read from there."""
+        """Return the path or URL of file number `index`. Raise DataError if TensorFlow cannot read from there."""
         location = self.folder / self.schema.files[index].name
         if location.local:
             return location.path
@@ -190,7 +193,7 @@ class Records:
         return location.url
 
     def _taken(self, batch: dict[str, Any], names: Sequence[str]) -> Any:
-        """The requested part of a batch, after the transform."""
+        """Apply the transform to a batch, and return the part of the result that `names` ask for."""
         found = batch if self.transform is None else self.transform(batch)
         if names and not isinstance(found, Mapping):
             raise OptionsError(f"as_tf({', '.join(names)}): transform returned a `{type(found).__name__}`, not a dict.")
@@ -201,7 +204,7 @@ class Records:
         return taken[0] if len(taken) == 1 else taken or found
 
     def _damaged(self) -> DataError | None:
-        """A DataError for the first of this rank's files that is damaged; None if there is none."""
+        """Look for damage in this rank's files. Return a DataError about the first damaged file, or None."""
         tf = tensorflow()
         for index in sorted({part.file for part in self.share().parts}):
             count = 0

@@ -1,4 +1,4 @@
-"""What a pipeline over TFRecord files reports: the beginning of an epoch, and its progress."""
+"""Reports to the notebook how a rank reads TFRecord files: the beginning of each epoch, and the progress in it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,16 @@ if TYPE_CHECKING:
 
     from sparkring.data.tfrecord.read import Records
 
-MOST_OPEN, OPEN_IN_ORDER = 16, 256  # the most files to read in turn, a record at a time: with shuffling, without it
+# Several files are open at a time, and one record is read from each in turn. With shuffling, at most MOST_OPEN files
+# are open; without it, at most OPEN_IN_ORDER.
+MOST_OPEN, OPEN_IN_ORDER = 16, 256
 
 
 class Reading:
-    """How one rank reads its share. It is made on the rank, at first use, since only the rank knows its share."""
+    """How one rank reads its share.
+
+    The object is made on the rank, when it is first used, since only the rank knows which share it has.
+    """
 
     def __init__(self, records: Records) -> None:
         schema = records.schema
@@ -50,8 +55,8 @@ class Reading:
     def begin(self) -> Any:
         """Begin the next epoch, and return the order in which its parts are opened.
 
-        Every pass counts as an epoch, even if it ended early. So ranks may be in different epochs, which does no harm:
-        their shares do not depend on the epoch.
+        Every pass over the data counts as an epoch, even if it ends early. So one rank may be in another epoch than
+        others. This does no harm, since the share of a rank is the same in every epoch.
         """
         self._epoch += 1
         order = list(range(len(self.share.parts)))
@@ -61,14 +66,21 @@ class Reading:
         return np.array(order, np.int64)
 
     def _route(self, order: Sequence[int]) -> Route:
-        """The files in the order in which they are opened; `window` covers those that are read in turn."""
+        """Return the route of an epoch: the files in the order in which they are opened.
+
+        The route's `window` is the number of rows in the first files, which are read together, one record from each in
+        turn.
+        """
         parts = [self.share.parts[at] for at in order]
         pieces = [Piece(part.file, -1, part.take * self._rows) for part in parts]
         window = sum(piece.rows for piece in pieces[: self.at_once]) if self.at_once > 1 else 0
         return Route(pieces, lambda file: self._files[file].name, window=window)
 
     def counted(self, before: Any, batch: Any) -> tuple[Any, Any]:
-        """Return the number of batches so far, and the batch itself; report the number every `_every` batches."""
+        """Count one more batch after the `before` batches so far. Return the new number and the batch itself.
+
+        The number is reported once in `_every` batches, and after the last batch.
+        """
         tf = tensorflow()
         steps = before + 1
         due = tf.logical_or(tf.equal(steps % self._every, 0), tf.equal(steps, self.share.steps))
@@ -83,7 +95,7 @@ class Reading:
 
 
 def _advise(records: Records) -> None:
-    """Report if ranks read only parts of files, and if rows are left out."""
+    """Tell the user if some ranks read only parts of files, and if rows are left out."""
     schema, where, size = records.schema, records.folder.written, records.size
     if records.share().split:
         report.log_to_driver(

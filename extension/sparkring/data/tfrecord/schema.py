@@ -20,7 +20,10 @@ Remainder = Literal["drop", "pad"]
 
 
 class Column(NamedTuple):
-    """A column. `dtype` is NumPy's name of its type, or `string` (bytes of any length); `shape` is that of a row."""
+    """A column of a batch. `shape` is the shape of one row.
+
+    `dtype` is NumPy's name of the column's type, or "string", which stands for bytes of any length.
+    """
 
     name: str
     dtype: str
@@ -28,7 +31,10 @@ class Column(NamedTuple):
 
 
 class RecordFile(NamedTuple):
-    """One file. `name` is its path in the folder. A record has `batch_size` rows; only the very last may have fewer."""
+    """One file. `name` is its path in the folder.
+
+    Each of its records has the `batch_size` rows of the schema; only the last record of all files may have fewer.
+    """
 
     name: str
     records: int
@@ -58,7 +64,7 @@ class Schema:
 
 
 class Part(NamedTuple):
-    """`take` records of one file, after the first `skip`."""
+    """Consecutive records of one file: the `take` records that follow its first `skip` records."""
 
     file: int
     skip: int
@@ -66,9 +72,9 @@ class Part(NamedTuple):
 
 
 class Share(NamedTuple):
-    """What one rank reads in an epoch: `steps` records from `parts`, which may contain more records.
+    """What one rank reads in an epoch: `steps` records from `parts`. The parts may contain more records than that.
 
-    `split`: some of its files are read by other ranks as well.
+    `split` says whether files are divided between ranks, so that a rank reads only parts of some files.
     """
 
     parts: tuple[Part, ...]
@@ -79,9 +85,10 @@ class Share(NamedTuple):
 def share_out(schema: Schema, rank: int, size: int, remainder: Remainder = "drop") -> Share:
     """Return what rank `rank` of `size` reads. Ranks take the same number of steps, and no two read the same record.
 
-    Each rank reads whole files if ranks then differ by at most one record; otherwise, it reads consecutive records.
-    drop: only full records are read, and at most size - 1 of them are left out. pad: all records are read, and a rank
-    that has one record fewer than others reads one of its own twice.
+    Each rank reads whole files if the ranks then differ by at most one record. Otherwise, the records of all files are
+    cut into `size` runs of consecutive records, one for each rank.
+    With remainder="drop", only full records are read, and at most size - 1 of them are left out. With "pad", all
+    records are read, and a rank that has one record fewer than others reads one of its own twice.
     Raises DataError if there are fewer records than ranks.
     """
     full = [file.rows // schema.batch_size if remainder == "drop" else file.records for file in schema.files]
@@ -104,7 +111,10 @@ def share_out(schema: Schema, rank: int, size: int, remainder: Remainder = "drop
 
 
 def _run_of(full: Sequence[int], start: int, stop: int) -> list[Part]:
-    """The parts with records `start` to `stop` (not included), counted through all files."""
+    """Return the parts with the records `start` to `stop` (not included), if all files are read one after another.
+
+    `full` has the number of records of each file.
+    """
     parts, before = [], 0
     for file, count in enumerate(full):
         first, last = max(start - before, 0), min(stop - before, count)
@@ -115,7 +125,7 @@ def _run_of(full: Sequence[int], start: int, stop: int) -> list[Part]:
 
 
 def write_schema(schema: Schema, folder: Location) -> None:
-    """Write the schema beside the files, which makes the folder complete."""
+    """Write the schema into the folder of the files. Only then is the folder complete, and can be read."""
     text = json.dumps({"layout": LAYOUT, **asdict(schema)}, indent=1)
     folder.fs.pipe_file((folder / SCHEMA).path, text.encode())
 

@@ -1,4 +1,4 @@
-"""`write_tfrecord(…)`: a DataFrame, shards or arrays as TFRecord files of whole batches."""
+"""`write_tfrecord(…)` writes a DataFrame, shards or arrays as TFRecord files of whole batches."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from sparkring.runtime.storage import Location, locate
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-FILES = 16  # if the number of ranks is not given: can be divided evenly among 1, 2, 4, 8 and 16 ranks
+FILES = 16  # the default if `ranks` is not given: 16 files can be divided evenly among 1, 2, 4, 8 and 16 ranks
 MOST_PREFIXES = 4_096
-FIRST_WORD_S = 2.0
+FIRST_WORD_S = 2.0  # report the progress only if writing takes longer than this
 
 Say = Callable[[str], None]
 
@@ -47,16 +47,16 @@ def write_tfrecord(
 
         write_tfrecord(df, "dbfs:/flights-records", batch_size=256, ranks=4)
 
-    source: a Spark DataFrame (written to `cache` first; this process then writes the files, so only it needs
-        TensorFlow), shards(…) with its options, a pandas DataFrame, a dict of arrays [rows, …], or an iterable
-        of such dicts. `name` is the source's name in messages.
-    batch_size: the number of rows in a record. Leave it out for shards(…), which have their own.
-    files: the number of files; default: ranks × files_per_rank, or 16.
-    prefixes: spread the files over this many folders with names like hashes, since object stores limit the requests
-        per second for each prefix.
+    source: a Spark DataFrame, the result of shards(…), a pandas DataFrame, a dict of arrays [rows, …], or an iterable
+        of such dicts. A Spark DataFrame is first written to `cache` by Spark; from there, this process writes the
+        files, so that TensorFlow is needed only in this process. `name` is the source's name in messages.
+    batch_size: the number of rows in a record. Leave it out if the source comes from shards(…), which has its own.
+    files: the number of files; default: ranks × files_per_rank if `ranks` is given, else 16.
+    prefixes: the number of folders, with names like hashes, to spread the files over; default: none. This helps
+        with object stores, which limit the requests per second for each prefix.
 
-    DataError: rows that cannot be stored (nulls, ragged arrays, unsupported types), no rows, or a folder that is not
-    empty. A write that fails or is stopped leaves no files.
+    Raises DataError if there are rows that cannot be stored (nulls, ragged arrays, unsupported types), if there are no
+    rows, or if the folder is not empty. If writing fails or is stopped, no files are left behind.
     """
     if isinstance(source, Shards):
         if batch_size not in (None, source.batch_size):
@@ -94,7 +94,10 @@ def write_tfrecord(
 
 
 def _refuse_nulls(frame: Shards, called: str) -> None:
-    """Raise DataError if a column of the DataFrame has nulls, since some would be written as NaN, without an error."""
+    """Raise DataError if a column of the DataFrame has nulls.
+
+    Without this check, nulls in some types of columns would be written as NaN, without any error.
+    """
     for name, count in frame.dataset.nulls.items():
         if count:
             raise DataError(
@@ -110,7 +113,8 @@ def _write(
     tf = tensorflow()
     columns: tuple[Column, ...] = ()
     records, rows = [0] * len(names), [0] * len(names)
-    # Remote files cannot be appended to, so files are written on this machine first, and then copied whole.
+    # The batches are appended to the files one by one, but remote files cannot be appended to. So files for a remote
+    # folder are written on this machine first, and then copied there whole.
     here = target.path if target.local else tempfile.mkdtemp(prefix="sparkring-tfrecord-")
     paths = [os.path.join(here, name) for name in names]
     writers: list[Any] = []
@@ -139,7 +143,8 @@ def _write(
         return columns, tuple(map(RecordFile, names, records, rows, sizes))
     finally:
         for writer in writers:
-            with contextlib.suppress(OSError, tf.errors.OpError):  # an earlier error is being raised
+            # If close() fails here, an earlier error is being raised, and must not be replaced by this one.
+            with contextlib.suppress(OSError, tf.errors.OpError):
                 writer.close()
         if not target.local:
             shutil.rmtree(here, ignore_errors=True)
@@ -159,7 +164,7 @@ def _names(count: int, prefixes: int) -> list[str]:
 
 
 def _told(found: Iterable[Batch], target: Location, say: Say | None) -> Iterator[Batch]:
-    """Yield the batches of `found`. If this takes long, `say` reports the number of rows, at growing intervals."""
+    """Yield the batches of `found`. If writing takes long, call `say` with the number of rows, at growing intervals."""
     began, due_s, rows = time.monotonic(), FIRST_WORD_S, 0
     for batch in found:
         rows += _rows(batch)
@@ -172,7 +177,10 @@ def _told(found: Iterable[Batch], target: Location, say: Say | None) -> Iterator
 
 @contextlib.contextmanager
 def _new(target: Location) -> Iterator[None]:
-    """Make the folder, which must be new or empty. If the block fails or is stopped, what it wrote is removed."""
+    """Make the folder, which must be new or empty, for a `with` block that writes to it.
+
+    If the block fails or is stopped, remove what the block has written.
+    """
     fs, path = target.fs, target.path
     with _usable(target):
         there = fs.exists(path)
@@ -181,8 +189,9 @@ def _new(target: Location) -> Iterator[None]:
         fs.makedirs(path, exist_ok=True)
     try:
         yield
-    except BaseException:  # an interrupt as well
-        with contextlib.suppress(OSError):  # files that remain do no harm: without a schema, they are not read
+    except BaseException:  # an interrupt, too, must not leave files behind
+        # If some files cannot be removed, they do no harm: a folder without a schema is not read.
+        with contextlib.suppress(OSError):
             for made in fs.ls(path, detail=False, refresh=True) if there else [path]:
                 fs.rm(made, recursive=True)
         raise
@@ -190,7 +199,7 @@ def _new(target: Location) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _usable(target: Location) -> Iterator[None]:
-    """Turn an error of the file system, or of TensorFlow, into a DataError."""
+    """Turn an error that the file system or TensorFlow raises in a `with` block into a DataError."""
     try:
         yield
     except (OSError, tensorflow().errors.OpError) as error:

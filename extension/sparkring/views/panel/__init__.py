@@ -32,12 +32,14 @@ from sparkring.history.record import RunRecord
 from sparkring.views.html import PAUSE_PER_WORK, WARM_PAUSE_S, HtmlView
 from sparkring.views.live import Feed, Message, whole
 
-PAUSE_S = 0.05  # a line must be visible within 150 ms
+PAUSE_S = 0.05  # between two messages; a printed line must be visible in the page within 150 ms
 BYTES_PER_S = 500_000  # Jupyter's server drops output above 1 MB/s
-STATIC_AFTER_S = STATIC_PAUSE_S = 2.0  # the static view is for pages without widgets, and in case the kernel is killed
+# The static view is redrawn rarely during a run, when only pages without widgets show it. It must not be too old,
+# because it is what the notebook keeps if the kernel is killed.
+STATIC_AFTER_S = STATIC_PAUSE_S = 2.0
 BUSY_EVERY_S = 1.0
-ANNOUNCE_AFTER_S = (1.5, 4.0, 10.0)  # a newly loaded page does not listen at once
-KEPT = 20  # ended runs, which a page that is loaded again can still show
+ANNOUNCE_AFTER_S = (1.5, 4.0, 10.0)  # more than once, because a newly loaded page does not listen at once
+KEPT = 20  # the number of ended runs that a page can still show after it has been loaded again
 
 _HERE = Path(__file__).parent
 _VIEW = "application/vnd.jupyter.widget-view+json"
@@ -48,10 +50,10 @@ Stop = Callable[[], None]
 class Page(anywidget.AnyWidget):  # type: ignore[misc]
     """The connection to the pages that show this notebook.
 
-    It sends the messages of views/live.py. It receives `stop`, and `hello` from a page with an empty element for a run
-    that the page does not know. In JupyterLab, both arrive while a cell runs, in a thread of the kernel; elsewhere,
-    they arrive when the cell has ended. The answer to `hello` is the whole run, and `heard`, which says if the run is
-    known.
+    The kernel sends pages the messages of views/live.py. A page sends two messages: `stop`, to stop a run, and `hello`,
+    when it first finds an empty element for the panel of a run. The kernel answers `hello` with the whole run, and with
+    a message `heard`, which says whether the kernel knows the run and can stop it. In JupyterLab, the messages of a
+    page arrive while a cell runs, in a thread of the kernel; elsewhere, they arrive when the cell has ended.
     """
 
     # Built by build.js from src/.
@@ -67,14 +69,14 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
         self.on_msg(self._heard)
 
     def begin(self, record: RunRecord, stop: Stop | None) -> None:
-        """Note a run that has begun, and how to stop it."""
+        """Note a run that has begun, and `stop`, the function that stops it."""
         with self._guard:
             self._records[record.run_id] = record
             if stop is not None:
                 self._stops[record.run_id] = stop
 
     def tell(self, record: RunRecord, news: list[Message]) -> None:
-        """Send what is new."""
+        """Send the messages `news` about a run to all pages."""
         with self._guard:
             self._records[record.run_id] = record
             for message in news:
@@ -89,17 +91,18 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
                 del self._records[run]
 
     def forget(self, record: RunRecord) -> None:
-        """Remove the run's panel: the static view, which the notebook saves, is enough."""
+        """Remove a run's panel from all pages: its static view, which the notebook saves, is enough."""
         with self._guard:
             self._stops.pop(record.run_id, None)
             del self._records[record.run_id]
             self._post({"run": record.run_id, "kind": "gone"})
 
     def announce(self) -> None:
-        """Announce this model again, and send the whole state of all runs that are in progress.
+        """Announce this widget's model to all pages again, and send them every run that is in progress.
 
-        A page that is loaded while a cell runs cannot ask for the model. It shows no Stop button, since the kernel
-        would not receive its messages. A page that knows the model replaces it with the announced one.
+        A page that is loaded while a cell runs cannot ask the kernel for the model, so it needs the announcement. It
+        then shows no Stop button, since the kernel would not receive its messages. A page that already knows the model
+        replaces it with the announced one.
         """
         for widget in (self.layout, self):
             opened = {"state": widget.get_state(), "buffer_paths": []}
@@ -111,7 +114,8 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
                         self._post(message)
 
     def _post(self, message: Message) -> None:
-        # A copy, because each run sends from its own thread, and two threads cannot enter the same context at a time.
+        # Each run sends from its own thread, and two threads cannot be in the same context at a time. So each message
+        # is sent in a copy of the context.
         _apart.copy().run(self.send, message)
 
     def _heard(self, _: Any, message: Message, buffers: Any) -> None:
@@ -130,13 +134,14 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
 
 
 _page: Page | None = None
-# The context for sending the page's messages, without a parent message. If the running cell were their parent, the
-# kernel would hold back the answers until this cell has ended.
+# Every message of a kernel names a parent: the request that it belongs to. Messages to pages are sent in this context,
+# which has no parent. If their parent were the request to run the cell, the kernel would hold back its answers to pages
+# until this cell has ended.
 _apart = contextvars.Context()
 
 
 def _open_page() -> Page:
-    """The kernel's page; a new one if there is none, or if the notebook has closed all widgets."""
+    """Return the kernel's Page. Make a new one if there is none, or if the notebook has closed all widgets."""
     global _page, _apart
     if _page is None or _page.comm is None:
         _apart = contextvars.copy_context()
@@ -148,11 +153,12 @@ def _open_page() -> Page:
 
 
 class _Foreground:
-    """Tells front ends about the kernel while a cell runs and the kernel answers no requests.
+    """Tells front ends what they cannot ask the kernel while a cell runs: that it is busy, and which model it has.
 
-    JupyterLab shows the kernel as idle when a subshell has answered a message, such as a widget's, so the busy state is
-    sent again. A newly loaded page can ask for widgets only after the cell has ended. So when the kernel's socket
-    shows that a page has connected, the model is announced again.
+    A subshell of the kernel can answer a message, such as a widget's, while the cell runs. JupyterLab then shows the
+    kernel as idle, so the busy state is sent again and again. A page that is loaded while the cell runs gets no answer
+    when it asks for the kernel's widgets. So when the kernel's socket shows that a page has connected, the model is
+    announced again.
     """
 
     def __init__(self) -> None:
@@ -162,7 +168,7 @@ class _Foreground:
         self._connections = _watch_connections(self._kernel)
 
     def tell(self, page: Page) -> None:
-        """Send the busy state and announcements that are due; called often, in the thread of the cell."""
+        """Send the busy state and the announcement if they are due. This is called often, in the thread of the cell."""
         now = time.monotonic()
         if now < self._due:
             return
@@ -188,14 +194,14 @@ class _Foreground:
 
 
 def _watch_connections(kernel: Any) -> Any:
-    """A socket that reports connections to the kernel's output; None if it is not available."""
+    """Return a socket that reports when a page connects to the kernel's output, or None if the kernel has none."""
     thread: Any = getattr(kernel, "iopub_thread", None)
     if not hasattr(thread, "schedule"):
         return None
     import zmq
 
     made: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    # The thread that owns the socket must make the monitor.
+    # Only the thread that owns the output's socket may use it, so that thread makes the monitor socket.
     thread.schedule(lambda: made.put(thread.socket.get_monitor_socket(zmq.Event.HANDSHAKE_SUCCEEDED)))
     try:
         return made.get(timeout=1.0)
@@ -204,13 +210,14 @@ def _watch_connections(kernel: Any) -> Any:
 
 
 class PanelView:
-    """Updates the panel many times a second, and the static view every few seconds and when the run has ended."""
+    """Updates the panel of a run many times a second. Updates its static view every few seconds, and at its end."""
 
     def __init__(self, stop: Stop | None = None, *, background: bool = False) -> None:
         self._stop = stop
         self._feed = Feed()
-        # The static view is not shown at once: the output would jump when the page replaces it with the panel. In the
-        # background it is shown at once, in the cell that starts the run: later, the kernel runs other cells.
+        # The static view of a run comes late, when the page shows the panel already. If it came first, the output would
+        # jump as the panel replaces it. A run in the background must show its static view at once: a view that comes
+        # later would be in the output of the cell that the kernel then runs.
         after_s = 0.0 if background else STATIC_AFTER_S
         self._static = HtmlView(after_s=after_s, pause_s=STATIC_PAUSE_S, early=background)
         self._page: Page | None = None
@@ -220,7 +227,7 @@ class PanelView:
         self._due: float | None = None
 
     def refresh(self, record: RunRecord) -> None:
-        """Send the page what is new, unless that has just been done."""
+        """Send pages what is new, unless the last messages were sent only a moment ago."""
         began = time.monotonic()
         if self._due is None:
             self._due = began + (WARM_PAUSE_S if record.warm else 0.0)
@@ -246,17 +253,18 @@ class PanelView:
         elif self._page is not None:
             self._page.forget(record)
         if self._view is not None:
-            # The script is loaded by now, so the view can go. Without a kernel, JupyterLab would show it as an error.
+            # The view was needed only to load the widget's script, so it can be removed now. If it were saved with the
+            # notebook, JupyterLab would show it as an error when there is no kernel.
             self._view.update({"text/plain": ""}, raw=True)
 
     def again(self, record: RunRecord) -> None:
-        """Show the panel in the current cell, too."""
+        """Show the panel and the static view also in the output of the current cell."""
         if self._page is not None:
             self._view = _display_place(self._page, record.run_id)
         self._static.again(record)
 
     def _tell(self, record: RunRecord) -> int:
-        """Send what is new, and return roughly how many bytes that was."""
+        """Send pages what is new, and return the approximate number of bytes that were sent."""
         if self._page is None:
             self._page = _open_page()
             self._page.begin(record, self._stop)
@@ -269,7 +277,7 @@ class PanelView:
 
 
 def _display_place(page: Page, run: str) -> Any:
-    """Display the element that holds the panel, and a widget's view if one is needed; return that view's handle."""
+    """Display the empty element for a run's panel. If a widget's view is needed, display one, and return its handle."""
     bundle: dict[str, Any] = {
         "text/html": f'<div class="sr-place" data-sparkring="{escape(run)}" data-page="{page.page}"></div>',
         "text/plain": "",
@@ -277,15 +285,17 @@ def _display_place(page: Page, run: str) -> Any:
     display(bundle, raw=True)  # type: ignore[no-untyped-call]
     if not _needs_a_view():
         return None
-    # The text is empty. In the widget's own bundle it is a repr, and pages without widgets would show only that.
+    # Pages without widgets show the text of this output, so the text is empty. If the widget displayed itself, they
+    # would show its repr.
     view = {"version_major": 2, "version_minor": 1, "model_id": page.model_id}
     return display({_VIEW: view, "text/plain": ""}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
 
 
 def _needs_a_view() -> bool:
-    """Whether the front end loads a widget's script only when a view of the widget is displayed: VS Code and Colab.
+    """Whether the front end is VS Code or Colab, which load a widget's script only when the widget has a view.
 
-    VS Code puts the notebook's name into the user's namespace. It sets VSCODE_PID only if the kernel is on its machine.
+    VS Code is recognised by the name `__vsc_ipynb_file__` that it puts into the user's namespace, or by the variable
+    VSCODE_PID, which it sets only if the kernel is on its machine.
     """
     names = getattr(get_ipython(), "user_ns", {})
     return "__vsc_ipynb_file__" in names or "VSCODE_PID" in os.environ or "google.colab" in sys.modules

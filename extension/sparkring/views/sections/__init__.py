@@ -1,8 +1,9 @@
-"""The sections of a view: a module for each topic, with a function that returns the section's HTML.
+"""The sections of a view. There is a module for each topic, with functions that return a section's HTML.
 
-This function, `html(record, now, form)`, returns '' if there is nothing to show. Forms: "stacked" sections are below
-each other during a run and are redrawn in place, so they are short and do not move what is below them; "tab" is for a
-tab of the live panel; "final" is what the notebook saves.
+Most of these modules have a function `html(record, now, form)`, which returns '' if there is nothing to show. A section
+has three forms. In the form "stacked", sections are below each other during a run. They are redrawn in place, so they
+are short and do not move what is below them. The form "tab" is for a tab of the live panel, and the form "final" is
+what the notebook saves.
 """
 
 from __future__ import annotations

@@ -10,12 +10,15 @@ from sparkring.views.markup import details, note, warning
 from sparkring.views.sections import Form
 
 ROWS_SHOWN = 12
-SERIES_SHOWN = 3  # directories that one run saves to
+SERIES_SHOWN = 3  # the number of directories of a run that are shown
 PANEL_BYTES = 60_000
 
 
 def html(record: RunRecord, now: float, form: Form) -> str:
-    """What a run has saved to each of its last SERIES_SHOWN directories; only one line for those that do not fit."""
+    """Return what a run has saved to each of the SERIES_SHOWN directories that it used last.
+
+    A directory whose picture and table would not fit into PANEL_BYTES has only a line of text.
+    """
     now = record.ended or now
     parts: list[str] = []
     for series in sorted(recorded(record), key=_last)[: -SERIES_SHOWN - 1 : -1]:

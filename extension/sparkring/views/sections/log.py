@@ -11,20 +11,20 @@ from sparkring.history.record import LogLine, RankRecord, RunRecord
 from sparkring.views.markup import AMBER, BLUE, RANK_COLOURS, details, enclosed, log_text, scrolled, text, tint
 from sparkring.views.sections import Form
 
-RANK_BYTES = 2_000  # less than this of a rank's log is not worth showing
+RANK_BYTES = 2_000  # if there is space for less than this of a rank's log, nothing of it is shown
 LOG_LINES = 30
 LINE_CHARACTERS = 600
-LINE_BYTES = 90  # an estimate of what block() adds to a line
+LINE_BYTES = 90  # an estimate of how much HTML block() adds to a line
 _SIGNS = {
     "stdout": "│",
     "stderr": f'<b style="{tint(AMBER)}" title="stderr">!</b>',
     "message": f'<b style="{tint(BLUE)}" title="message">»</b>',
 }
-_CHARACTER = 0.6  # the width of a fixed-width character in em; not all sanitisers allow ch
+_CHARACTER = 0.6  # the width of a fixed-width character in em; some sanitisers remove widths in the unit ch
 
 
 def html(record: RunRecord, now: float, form: Form) -> str:
-    """The last lines; during the run, also those that have not ended yet."""
+    """Return the last lines that the ranks printed. During the run, these include lines whose end is still to come."""
     final, seen = form == "final", lines.visible(record.recent, record.logs)
     last = [line for line in seen[-LOG_LINES * 20 :] if not lines.is_noise(line)]
     found = lines.folded(last)[-LOG_LINES:] + lines.folded([] if final else lines.pending(record))
@@ -34,32 +34,35 @@ def html(record: RunRecord, now: float, form: Form) -> str:
 
 
 def box(shown: str, *, final: bool) -> str:
-    """Lines in a separate box, which stays scrolled to its end."""
+    """Return lines in a box of their own, which stays scrolled to its end."""
     look = "sr-log sr-done" if final else "sr-log"
     return f'<div class="{look}" role="log" tabindex="0" aria-label="output of the ranks">{shown}</div>'
 
 
 def noise_html(seen: Sequence[LogLine]) -> str:
-    """TensorFlow's start-up messages, folded away."""
+    """Return TensorFlow's start-up messages among the lines `seen`, folded away."""
     noise = [line for line in seen if lines.is_noise(line)]
     title = f"TensorFlow's start-up ({counted(len(noise), 'line')})"
     return details(title, scrolled(pre(lines.folded(noise[-100:])), title))
 
 
 def pre(found: Sequence[Shared]) -> str:
-    """Lines below each other, each with the ranks that printed it."""
+    """Return lines below each other. In front of each line are the numbers of the ranks that printed it."""
     tags = [describe.rank_numbers(line.ranks) for line in found]
     width = min(12, max(map(len, tags), default=0))
     shown = []
     for each, tag in zip(found, tags, strict=True):
-        colour = RANK_COLOURS[min(each.ranks) % len(RANK_COLOURS)]  # the lowest rank's, whichever rank printed first
+        colour = RANK_COLOURS[min(each.ranks) % len(RANK_COLOURS)]  # of the lowest rank, even if another printed first
         tagged = f'<span style="{tint(colour)};user-select:none">{tag.rjust(width)}</span> '
         shown.append(tagged + line_html(each.line))
     return block(shown, width)
 
 
 def block(shown: Sequence[str], width: int) -> str:
-    """Lines below each other; a long line wraps to the right of the tags, which have `width` characters."""
+    """Return lines below each other. Each line in `shown` begins with a tag, such as a rank, of `width` characters.
+
+    If a line is too long for the page, its continuation is indented, so that it does not run below the tags.
+    """
     behind = f"{_CHARACTER * (width + 3):.1f}em"
     begin = f'<span style="display:block;padding-left:{behind};text-indent:-{behind}">'
     lines_in = "".join(f"{begin}{line}\n</span>" for line in shown)
@@ -67,15 +70,15 @@ def block(shown: Sequence[str], width: int) -> str:
 
 
 def line_html(line: LogLine) -> str:
-    """One line for block()."""
+    """Return the HTML of a line, without a tag, in the form that block() needs."""
     said = line.text if len(line.text) <= LINE_CHARACTERS else line.text[:LINE_CHARACTERS] + " …"
     return f"{_SIGNS[line.stream]} {log_text(said)}"
 
 
 def by_rank_html(record: RunRecord, budget: int) -> str:
-    """The last lines of each rank, as far as there is space; the failed rank has priority."""
+    """Return the last lines of each rank, in at most `budget` bytes. The failed rank gets its space first."""
     if record.logs == "all" and record.recent_count <= LOG_LINES and not any(map(lines.is_noise, record.recent)):
-        return ""  # the log above has them all
+        return ""  # html(), which is shown above, has all lines already
     talkative = [rank for rank in record.ranks if rank.tail]
     talkative.sort(key=lambda rank: (rank.rank != record.failed_rank, rank.rank))
     left_out: list[int] = []
@@ -83,7 +86,7 @@ def by_rank_html(record: RunRecord, budget: int) -> str:
     for count, rank in enumerate(talkative):
         fair = max(RANK_BYTES, budget // (len(talkative) - count) - LINE_CHARACTERS)
         part = _log_of(rank, fair) if budget > RANK_BYTES + LINE_CHARACTERS else ""
-        taken = len(enclosed(part))  # as the notebook keeps it
+        taken = len(enclosed(part))  # the size with inline styles, as the notebook saves it
         if not part or taken > budget:
             left_out.append(rank.rank)
             continue

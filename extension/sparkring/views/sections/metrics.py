@@ -19,9 +19,10 @@ _RIGHT = ' class="sr-n" align="right"'
 
 
 def html(record: RunRecord, now: float, form: Form) -> str:
-    """The table's last rows; in the panel also each rank's last values, in the final form also the curves.
+    """Return the last rows of the table of metrics.
 
-    The panel's curves are not HTML: the page draws them from the numbers of views/charts.py.
+    The form "tab" also has the last values of each rank, and the form "final" also has the curves. In the live panel,
+    the page draws the curves itself, from the numbers of views/charts.py.
     """
     return _tab(record) if form == "tab" else _html(record, form)
 
@@ -39,7 +40,7 @@ def _html(record: RunRecord, form: Form) -> str:
     labelled = [(table.label(row), [found.get(name) for name in table.names]) for row, found in rows]
     note = f"<caption><small>the last {len(rows)} of {counted(len(table.rows), table.by)}</small></caption>"
     if form == "stacked":
-        # Space for later epochs, so that the content below does not move.
+        # Empty rows keep space for later epochs, so that the content below does not move.
         expected = min(ROWS_LIVE, record.metrics[-1].epochs or 0)
         labelled += [("\xa0", [None] * len(table.names))] * (expected - len(rows))
     shown = _table(
@@ -52,7 +53,7 @@ def _html(record: RunRecord, form: Form) -> str:
 
 
 def _table(headers: Sequence[str], rows: Sequence[tuple[str, Sequence[Spread | None]]], note: str = "") -> str:
-    """Numbers in aligned columns; if the ranks' values differ, their range is beside the mean."""
+    """Return a table of numbers. If the values of the ranks differ, their range is in a column beside the mean."""
     head, body = [f"<th{_RIGHT}>{text(headers[0])}</th>"], [f"<td{_RIGHT}>{text(label)}</td>" for label, _ in rows]
     for column, name in enumerate(headers[1:]):
         values = [row[column] for _, row in rows]
@@ -78,7 +79,7 @@ def _pictures(record: RunRecord, table: Table) -> str:
 
 
 def by_rank_html(record: RunRecord) -> str:
-    """Each rank's last metrics; '' if they are the same on all ranks."""
+    """Return the last metrics of each rank, or '' if these are the same on all ranks."""
     return details("Last metrics by rank", _by_rank(record, metrics.table(record)))
 
 

@@ -30,7 +30,11 @@ SIGNS: dict[RankState, tuple[str, str]] = {
 
 
 def html(record: RunRecord, now: float, form: Form) -> str:
-    """A tile for each rank; if there are many, one for all neighbours in the same state, and counts above the tiles."""
+    """Return a tile for each rank.
+
+    If there are more than TILES_WITH_NUMBERS ranks, consecutive ranks in the same state share a tile, and a line above
+    the tiles says how many ranks are in each state.
+    """
     if not record.ranks:
         return ""
     if record.size <= TILES_WITH_NUMBERS:
@@ -48,7 +52,7 @@ def html(record: RunRecord, now: float, form: Form) -> str:
 def _look(record: RunRecord, rank: RankRecord) -> tuple[str, str]:
     name, sign = SIGNS[rank.state]
     if rank.state == "failed" and rank.rank != record.failed_rank and record.failed_rank is not None:
-        name = "y"  # it failed after another rank
+        name = "y"  # this rank failed after another rank had failed
     return name, sign
 
 
@@ -75,7 +79,7 @@ def _tile(record: RunRecord, rank: RankRecord, now: float) -> str:
 
 
 def gpus_html(record: RunRecord) -> str:
-    """The GPUs of the first ranks, as they were last reported."""
+    """Return a table of the ranks' GPUs, as last reported: at most GPU_ROWS of them."""
     used = [gpu for rank in record.ranks for gpu in rank.gpus]
     if not used:
         return ""

@@ -10,7 +10,7 @@ from sparkring.views.sections import Form
 from sparkring.views.sections.log import block, line_html
 
 ATTEMPTS_LIVE, ATTEMPTS_SHOWN = 3, 12
-ATTEMPTS_BYTES = 24_000  # for the last lines of the ranks that ended them
+ATTEMPTS_BYTES = 24_000  # the space for the last lines of all ranks whose failures ended attempts
 
 _CHAPTERS = {
     "ended": ("x", "✗"),
@@ -22,7 +22,7 @@ _CHAPTERS = {
 
 
 def html(record: RunRecord, now: float, form: Form) -> str:
-    """The last attempts, each with the last lines of the rank that ended it."""
+    """Return the last attempts, each with the last lines of the rank whose failure ended the attempt."""
     told = attempts.story(record)
     shown = told[-(ATTEMPTS_LIVE if form == "stacked" else ATTEMPTS_SHOWN) :]
     parts: list[str] = []

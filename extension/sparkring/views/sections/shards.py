@@ -1,4 +1,4 @@
-"""The data that is read: which row groups each rank has read, is reading and will read, and how fast."""
+"""The section on reading data: which row groups each rank has read, is reading and will read, and how fast."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ from sparkring.history.record import RunRecord
 from sparkring.views.markup import AMBER, BLUE, GREEN, details, note, text, tint, warning
 from sparkring.views.sections import Form
 
-WIDTH, TALL, TOP = 220, 9, 6  # of a strip, in pixels; TOP is the space above it for the mark of the rank's position
-STRIPS: dict[Form, int] = {"stacked": 0, "tab": 64, "final": 16}  # at most, of all data sets together
-BLOCKS: dict[Form, int] = {"stacked": 0, "tab": 280, "final": 150}  # at most, of all strips together
-LEAST_BLOCKS, MOST_BLOCKS = 4, WIDTH // 6  # of one strip: narrower blocks could not be told apart
-MANY_STRIPS = 24  # the most strips, if there are more ranks than there is room for
+# A strip's width and height in pixels, and the height of the space above the strip, where a mark shows how far the rank
+# has read.
+WIDTH, TALL, TOP = 220, 9, 6
+STRIPS: dict[Form, int] = {"stacked": 0, "tab": 64, "final": 16}  # at most so many strips for all data sets together
+BLOCKS: dict[Form, int] = {"stacked": 0, "tab": 280, "final": 150}  # at most so many blocks in all strips together
+LEAST_BLOCKS, MOST_BLOCKS = 4, WIDTH // 6  # in one strip; with more blocks, they could not be told apart
+MANY_STRIPS = 24  # at most so many ranks of a data set get a strip if there is not room for the strips of all
 
 _RIGHT = ' class="sr-n" align="right"'
 _COLOURS: dict[Mark, str] = {"starves": AMBER, "early": GREEN, "": BLUE}
 
 
 def html(record: RunRecord, now: float, form: Form) -> str:
-    """The data sets that are read, the last ones if there are many, and how far each rank is in them."""
+    """Return the data sets that the ranks read, and how far each rank is in them. Of many, only the last are shown."""
     found = reading.data_sets(record, now)
     parts = []
     if len(found) > reading.NAMED:
@@ -41,7 +43,10 @@ def html(record: RunRecord, now: float, form: Form) -> str:
 
 
 def _tables(found: DataSet, form: Form, sets: int, over: bool) -> str:
-    """A line for each rank, with the strips that fit; or a line for each block of ranks, with some strips below."""
+    """Return a table with a line for each rank, and with strips as far as there is room for them.
+
+    If there are too many ranks, each line stands for a block of ranks, and a second table has the strips of some ranks.
+    """
     room = STRIPS[form] // sets
     told = [line for line in reading.lines(found, max(room, reading.RANKS_ALONE)) if line.rows]
     strips = _strips(found, room, BLOCKS[form] // sets, over)
@@ -54,7 +59,10 @@ def _tables(found: DataSet, form: Form, sets: int, over: bool) -> str:
 
 
 def _strips(found: DataSet, room: int, blocks: int, over: bool) -> dict[int, str]:
-    """The strips of some ranks; a rank has none if it is not known what it reads."""
+    """Return the strips of at most `room` ranks, by rank, with about `blocks` blocks in all.
+
+    A rank gets no strip if it is not known what the rank reads.
+    """
     if not room:
         return {}
     some = reading.telling(found, room if len(found.ranks) <= room else min(room, MANY_STRIPS))
@@ -91,7 +99,10 @@ def _read_row(line: reading.Line, strips: Mapping[int, str]) -> str:
 
 
 def _picture(strip: Strip, colour: str) -> str:
-    """The epoch from left to right: boxes are full if read, half full while being read, and empty if still to come."""
+    """Draw a rank's epoch from left to right.
+
+    A box is full if its rows have been read, half full while they are being read, and empty if they are still to come.
+    """
     at = "" if strip.at is None else f'<path d="M{WIDTH * strip.at:.1f} {TOP}l-4 -6h8z" fill="currentColor"/>'
     return (
         f'<svg class="sr-strip" width="{WIDTH + 8}" height="{TOP + TALL + 1}" '
@@ -130,7 +141,7 @@ def _across(block: Block) -> tuple[float, float]:
 
 
 def _legend(over: bool) -> str:
-    """What the boxes mean."""
+    """Return the legend, which says what the boxes mean."""
     keys = "".join(
         f'<span><svg width="18" height="{TALL + 2}" viewBox="0 {TOP - 1} 18 {TALL + 2}" aria-hidden="true">'
         f"{_boxes([Block(state, 0.0, 18 / WIDTH, '')], BLUE)}</svg>{said}</span> "

@@ -1,4 +1,4 @@
-"""The state of a run: its head, why it failed, what it waits for, its notices, and its progress."""
+"""The state of a run: its title line, why it failed, what it waits for, its notices, and its progress."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sparkring.views.sections import Form
 
 
 def head_html(record: RunRecord, now: float) -> str:
-    """State, title, ranks, framework, and how long it has taken so far."""
+    """Return the title line: the run's state, title, ranks and framework, and how long the run has taken so far."""
     state = record.outcome or ("running" if record.running_since else "starting")
     look = {"interrupted": "cut", "timed out": "cut", "starting": ""}.get(state, state)
     facts = [*describe.facts(record), describe.took(record, now)]
@@ -27,7 +27,7 @@ def head_html(record: RunRecord, now: float) -> str:
 
 
 def why_html(record: RunRecord) -> str:
-    """One line about a run that did not succeed; the exception below it has the details."""
+    """Return one line on why a run did not succeed. The exception, which is shown below, has the details."""
     if record.outcome in (None, "finished"):
         return ""
     line = describe.failed_line(record)
@@ -36,20 +36,20 @@ def why_html(record: RunRecord) -> str:
 
 
 def waiting_html(record: RunRecord) -> str:
-    """How many ranks have connected, until all have."""
+    """Return how many ranks have connected; '' once all ranks have, or when the run is over."""
     if record.outcome is not None or record.running_since:
         return ""
     return f"<div>{text(describe.outcome(record))}</div>"
 
 
 def notices_html(record: RunRecord, form: Form) -> str:
-    """The last notices."""
+    """Return the last notices: three of them in the short form "stacked", ten in the others."""
     told = record.notices[-3 if form == "stacked" else -10 :]
     return "".join(note(f"⚑ {describe.first_line(notice.text, 600)}") for notice in told)
 
 
 def progress_html(record: RunRecord, now: float) -> str:
-    """How far the run is, or how far it got: a bar while it runs, and words."""
+    """Return how far the run is, or how far it got if it did not finish: in words and, while it runs, as a bar."""
     found = None if record.outcome == "finished" else metrics.progress(record, record.ended or now)
     if found is None:
         return ""

@@ -1,4 +1,4 @@
-"""How Horovod spent its time: a bar for the whole, which ranks the others waited for, and the slowest tensors."""
+"""How Horovod spent its time: a bar for the whole time, which ranks the others waited for, and the slowest tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WIDTH, _LEFT, _RIGHT, _ROW, _BAR = 560, 66, 74, 19, 12
 
 
 def html(record: RunRecord, now: float, form: Form) -> str:
-    """The last timelines. There is none while ranks run, because a timeline is read when its rank has ended."""
+    """Return the last timelines. While ranks run there is none: a timeline is read only when its rank has ended."""
     return "".join(_timeline(record, saved, form) for saved in record.timelines[-SHOWN:]) if form != "stacked" else ""
 
 
@@ -35,7 +35,7 @@ def _timeline(record: RunRecord, saved: TimelineSaved, form: Form) -> str:
 
 
 def _whole(saved: TimelineSaved) -> str:
-    """One bar for the whole time, and what its parts are."""
+    """Return one bar for the whole time, divided by what the time was spent on, and a legend for its parts."""
     if not saved.wall_s:
         return ""
     found, x, bars, legend = timelines.shares(saved), 0.0, [], []
@@ -58,7 +58,7 @@ def _whole(saved: TimelineSaved) -> str:
 
 
 def _late(saved: TimelineSaved) -> str:
-    """A bar for each rank that the others waited for, worst first."""
+    """Return a bar for each rank that the other ranks waited for; the rank with the longest wait comes first."""
     shown = [each for each in saved.late if each.waited_s > 0][:RANKS_DRAWN]
     if not shown:
         return ""
@@ -70,18 +70,18 @@ def _late(saved: TimelineSaved) -> str:
         bars.append(
             f'<text x="{_LEFT - 6}" y="{y:.1f}" dy="3.5" text-anchor="end">rank {each.rank}</text>'
             f'<rect x="{_LEFT}" y="{row * _ROW + 3}" width="{max(1.0, long):.1f}" height="{_BAR}" rx="2" '
-            f'fill="{AMBER}"><title>the last one {counted(each.times, "time")}</title></rect>'
+            f'fill="{AMBER}"><title>the last to be ready {counted(each.times, "time")}</title></rect>'
             f'<text x="{_LEFT + long + 6:.1f}" y="{y:.1f}" dy="3.5">{duration(each.waited_s)}</text>'
         )
     spoken = "; ".join(f"rank {each.rank} {duration(each.waited_s)}" for each in shown)
     rest = len(saved.late) - len(shown)
-    others = f" <small>(less for {counted(rest, 'other rank')})</small>" if rest > 0 else ""
+    others = f" <small>(they waited less for {counted(rest, 'more rank')})</small>" if rest > 0 else ""
     drawn = svg(_WIDTH, len(shown) * _ROW + 4, f"how long the other ranks waited for each rank: {spoken}", bars)
     return f"<figure><div><small>how long the other ranks waited for each rank</small>{others}</div>{drawn}</figure>"
 
 
 def _tensors(saved: TimelineSaved) -> str:
-    """The tensors that took longest, and where their time went."""
+    """Return a table of the tensors that took longest, and of what their time was spent on."""
     shown = saved.slowest[:TENSORS_SHOWN]
     if not shown:
         return ""
@@ -109,6 +109,6 @@ _COLUMNS: tuple[tuple[str, Callable[[TensorTimes], float]], ...] = (
 
 
 def _short(name: str) -> str:
-    """A tensor's name; a long one is cut at its beginning, since its end says more."""
+    """Return a tensor's name. A long name loses its beginning, since the end of the name says more."""
     shown = name or "(no name)"
     return shown if len(shown) <= NAME_CHARACTERS else f"…{shown[1 - NAME_CHARACTERS :]}"

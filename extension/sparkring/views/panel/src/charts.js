@@ -11,7 +11,7 @@ const TICK = 6; // px: the height of a checkpoint's mark
 // The intervals of the axis are whole numbers, because steps and epochs are.
 const WHOLE = Array.from({ length: 13 }, (_, power) => [1, 2, 5].map((digit) => digit * 10 ** power)).flat();
 
-// All charts of a run. They share a cursor: a step that is pointed at in one chart is marked in all.
+// All charts of a run. They share a cursor: when the user points at a step in one chart, all charts mark this step.
 export class ChartsView {
   constructor(panel) {
     this.panel = panel;
@@ -28,7 +28,8 @@ export class ChartsView {
     this.element = make("div", { class: "sr-charts" }, this.bar, this.grid, this.legend);
   }
 
-  // Draw the charts in `told`, the latest message, if they are visible and have changed.
+  // Draw the charts in `told`, the latest message of kind "charts". Do nothing if the charts are not visible, or if
+  // neither the message nor their width and text colour have changed.
   draw(told) {
     this.element.hidden = !told?.charts.length;
     const width = this.grid.clientWidth, colour = getComputedStyle(this.element).color;
@@ -56,7 +57,7 @@ export class ChartsView {
 
   showWhole() {
     for (const chart of this.charts) chart.showWhole();
-    this.logButton.focus(); // the button for this is hidden now, and the page would get its focus
+    this.logButton.focus(); // "reset zoom" is hidden now; without this line, its focus would go to the page
   }
 
   zoomed() {
@@ -96,7 +97,7 @@ class Chart {
     const kind = JSON.stringify([log, told.axis, chart.curves.map(({ name, ranks, undone, low }) => [name, Object.keys(ranks), undone.length, !low])]);
     if (this.kind !== kind) {
       this.plot?.destroy();
-      this.plot = null; // the hooks run while the new chart is being made
+      this.plot = null; // the hooks run while the new plot is being made, and must not use the destroyed one
       this.kind = kind;
       this.plot = new uPlot({ width, height: HEIGHT, ...this.options(log), series, bands }, data, this.place);
       this.plot.over.append(this.reading);

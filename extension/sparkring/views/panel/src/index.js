@@ -1,4 +1,4 @@
-// The script of the widget that each kernel has. It runs in the page.
+// The entry point of the panel's script, which runs in the page. Each kernel has one widget, which loads this script.
 
 import "uplot/dist/uPlot.min.css";
 import "../../style.css";

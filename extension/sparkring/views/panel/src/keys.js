@@ -4,9 +4,10 @@
 const NOTEBOOKS_KEYS = new Set(["Shift enter", "Ctrl enter", "Ctrl s", "Ctrl f", "Ctrl Shift c"]);
 
 // Keys typed in a panel must not reach the notebook, where D D would delete the running cell. JupyterLab ignores keys
-// of an element that has the attribute below, but it tests the focused element before its ancestors. So the focused
-// element itself gets the attribute, just before the key reaches JupyterLab's listener on the document. The attribute
-// is removed at the next key, since an element of the notebook inside this one may have the focus by then.
+// of an element that has the attribute below. But it tests the focused element before the elements around it, so an
+// attribute of the panel would come too late. Therefore the focused element itself gets the attribute, just before the
+// key reaches JupyterLab's listener on the document. At the next key, the attribute is removed from this element, since
+// an element of the notebook inside it may have the focus by then.
 let kept = null;
 
 export function keepKeys(event) {
@@ -15,9 +16,9 @@ export function keepKeys(event) {
   if (!NOTEBOOKS_KEYS.has(keyName(event))) kept?.setAttribute("data-lm-suppress-shortcuts", "");
 }
 
-// VS Code listens on the window and has no such attribute. Function keys, and keys with Ctrl or Cmd, still reach it,
-// because the whole application uses them, for example to copy or to show the terminal. Other keys are stopped, except
-// NOTEBOOKS_KEYS: they would reach the notebook.
+// VS Code listens on the window and has no such attribute, so this listener on the document stops keys before VS Code
+// gets them. It lets NOTEBOOKS_KEYS pass. It also lets function keys pass, and keys with Ctrl or Cmd, because the whole
+// application uses them, for example to copy or to show the terminal.
 export function stopKeys(event) {
   if (event.ctrlKey || event.metaKey || /^F\d/.test(event.key) || NOTEBOOKS_KEYS.has(keyName(event))) return;
   if (event.target.closest?.(".sr-run")) event.stopPropagation();

@@ -1,14 +1,15 @@
 // The lines that a run's ranks printed, and which of them are shown.
 
-const CHUNK = 4096; // lines that are kept, and dropped, together
-// Lines are folded as in history/lines.py: tests/views/folding.json has the cases that test both.
+const CHUNK = 4096; // the number of lines that are stored together, and later dropped together
+// Equal lines are folded by the same rules as in history/lines.py: tests/views/folding.json has test cases for both.
 const FOLD_WITHIN_S = 2, FOLD_WITHIN_LINES = 100;
 const TRACEBACK = "Traceback (most recent call last)";
 const CHAINED = /^(During handling of the above exception, another|The above exception was the direct cause of the)/;
 const RANKS_OWN = /(<cell)(?: \d+)?(?=>)|(\b0x)[0-9a-f]+|((?:rank|pid|process)\W{0,3})\d+|(:)\d{5}\b/gi;
-const SLICE_MS = 8; // of work at a time, so that the page stays responsive
+const SLICE_MS = 8; // the longest time to work without a pause, so that the page stays responsive
 
-// A traceback of one rank, built line by line; the first `whole` lines certainly belong to it.
+// A traceback of one rank, built line by line. The first `whole` of its lines certainly belong to the traceback; the
+// lines after them may turn out to be other output.
 class Traceback {
   constructor(line) {
     this.lines = [line];
@@ -33,18 +34,21 @@ class Traceback {
   }
 }
 
-// The lines of a run that the page has. They are numbered from 0 as they arrive; the oldest are dropped a chunk at a
-// time. If several ranks print the same line at about the same time, the first of these lines leads the others.
+// The lines of a run that the page has. Lines are numbered from 0 as they arrive, and the oldest lines are dropped, a
+// chunk at a time. If several ranks print the same line at about the same time, the first of these lines is called the
+// leader of the others, and the others are folded into it.
 export class Lines {
   constructor() {
     this.chunks = new Map();
     this.first = 0;
     this.end = 0;
     this.characters = 0;
-    this.told = 0; // how many lines of the run have come or were missed; missed lines show as a gap
+    this.told = 0; // how many lines of the run have arrived or were missed; gap() adds a line in place of missed lines
     this.pending = [];
-    this.tracebacks = new Map(); // unfinished ones by rank: held back, since other ranks may print in between
-    this.leaders = []; // the latest, for folding: [line, order, a traceback's text to compare]
+    // The unfinished traceback of each rank. Its lines are held back until it is complete, because other ranks may
+    // print lines in between.
+    this.tracebacks = new Map();
+    this.leaders = []; // the latest leaders: [number of the first line, order, text of a traceback or null]
     this.orders = 0;
     this.lastOf = new Map();
   }
@@ -53,7 +57,8 @@ export class Lines {
     const { start, count, rank, stream, time, text, html, noise, pending } = message;
     if (start + count > this.told) {
       if (start > this.told && text.length) this.gap(start - this.told);
-      const known = Math.max(0, this.told - start); // lines received before: when a page is loaded, all are sent again
+      // The kernel sends all lines again when a page asks for the run. The first `known` of them have arrived before.
+      const known = Math.max(0, this.told - start);
       const noisy = new Set(noise);
       for (let at = known; at < text.length; at++) {
         this.take({ rank: rank[at], stream: stream[at], time: time[at], text: text[at], html: html[at], noise: noisy.has(at) });
@@ -121,9 +126,10 @@ export class Lines {
     this.end++;
   }
 
-  // The index of the leader that a block (a line or a whole traceback) joins when it is pushed, or -1. Ranks print in turn
-  // and in bursts (A B, then A B again), so a block joins the first equal leader after the one that its rank joined
-  // last. This keeps each rank's lines in order.
+  // Return the number of the leader into which a block (a line or a whole traceback) is folded, or -1 if the block
+  // becomes a leader itself. A rank may print the same line several times (A B, then A B again), and its second A must
+  // not join the leader of its first A. So a block joins the first equal leader that comes after the leader of its
+  // rank's previous block. This keeps each rank's lines in order.
   fold(lines) {
     const { rank, stream, time, text } = lines[0];
     const whole = lines.length > 1 ? lines.map((line) => line.text).join("\n").replace(RANKS_OWN, "$1$2$3$4") : null;
@@ -153,8 +159,8 @@ export class Lines {
              html: chunk.html.get(at), led: chunk.led[at], others: chunk.others.get(at) };
   }
 
-  // The ranks that printed a line, or an equal line that is folded with it. If the leader of the equal lines was
-  // dropped, only the line's own rank.
+  // Return the ranks that printed a line, or an equal line that is folded with it. If the leader of these lines has
+  // been dropped, return only the rank of the line itself.
   ranksOf(line) {
     const { led } = this.at(line);
     const { rank, others } = this.at(led < this.first ? line : led);
@@ -171,8 +177,8 @@ export class Lines {
   }
 }
 
-// Which lines are shown: a list of their numbers, which grows as lines arrive. When the filter is changed, the list is
-// built again, in slices of time.
+// Decides which lines are shown, and keeps a list of their numbers, which grows as lines arrive. When the user changes
+// the filter, work() builds the list again, a part of it in each call.
 export class Filter {
   constructor(lines) {
     this.lines = lines;
@@ -186,7 +192,7 @@ export class Filter {
 
   restart() {
     this.found = [];
-    this.skipped = 0; // how many numbers at the beginning of `found` are of lines that were dropped
+    this.skipped = 0; // how many numbers at the beginning of `found` belong to lines that have been dropped since
     this.next = this.lines.first;
     this.noisy = 0;
   }
@@ -195,7 +201,7 @@ export class Filter {
   get done() { return this.next >= this.lines.end; }
   line(at) { return this.found[this.skipped + at]; }
 
-  // Look at more lines, for a slice of time, and return how many shown lines have been dropped at the front.
+  // Look at more lines for at most SLICE_MS. Return how many of the shown lines have been dropped since the last call.
   work() {
     const { lines } = this;
     const until = performance.now() + SLICE_MS;
@@ -227,7 +233,8 @@ export class Filter {
     if (!this.streams.has(stream)) return false;
     if (this.ranks.size && !this.ranks.has(chunk.rank[at])) return false;
     if (this.fold && chunk.led[at] >= this.lines.first) {
-      // Of the selected ranks that printed the line, only the first shows it.
+      // The line is folded into its leader, which stands for it. But if the user has selected ranks, the leader's rank
+      // may be hidden, so the line of the first selected rank that printed it is shown.
       if (!this.ranks.size) return false;
       if (this.lines.ranksOf(chunk.led[at]).find((rank) => this.ranks.has(rank)) !== chunk.rank[at]) return false;
     }

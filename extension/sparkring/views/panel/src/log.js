@@ -6,8 +6,8 @@ import { RANK_COLOURS } from "./series.js";
 import { rankNumbers } from "./words.js";
 
 const ROW = 18; // px, as in panel.css
-const REVOKE_MS = 10_000; // by then the file has been read
-const HIDDEN_MS = 250; // until a box that is not visible is checked again
+const REVOKE_MS = 10_000; // after this time the browser has read the data of a download, and can free it
+const HIDDEN_MS = 250; // the wait before draw() checks again whether an invisible box has become visible
 const STREAMS = { o: ["stdout", "│"], e: ["stderr", "!"], m: ["message", "»"], g: ["", "…"] };
 
 // The lines of a run in a box of fixed height. Only the visible lines are elements of the page.
@@ -46,7 +46,7 @@ export class LogView {
     this.chip = make("button", { type: "button", class: "sr-chip", hidden: true, title: "show all ranks again" });
     this.chip.addEventListener("click", () => {
       this.panel.chooseRanks(new Set());
-      this.box.focus(); // the hidden chip would lose the focus to the page
+      this.box.focus(); // the chip is hidden now; without this line, its focus would go to the page
     });
     this.followButton = make("button", { type: "button", class: "sr-toggle", "aria-pressed": "true",
       title: "scroll to new lines" }, "follow");
@@ -123,7 +123,8 @@ export class LogView {
 
   draw() {
     if (!this.box.clientHeight) {
-      // Not visible, perhaps only while the theme changes. No observer reports when this is over, so check again later.
+      // The box is not visible, perhaps only while the theme changes. No observer reports when it is visible again, so
+      // draw() must be called again later.
       clearTimeout(this.hidden);
       this.hidden = setTimeout(() => this.panel.schedule(), HIDDEN_MS);
       return true;
@@ -180,14 +181,14 @@ export class LogView {
 
   place(top) {
     this.box.scrollTop = top;
-    this.placed = this.box.scrollTop; // not always `top`: it is limited by the height of the lines
+    this.placed = this.box.scrollTop; // the browser limits it to the height of the lines, so it may differ from `top`
   }
 
   fits(line) {
     return this.filter.streams.has(line.stream) && (!this.filter.ranks.size || this.filter.ranks.has(line.rank));
   }
 
-  // The ranks that a row stands for.
+  // Return the ranks that a row shows as having printed its line.
   ranksOf(line) {
     const { rank } = this.lines.at(line);
     if (rank < 0) return [];
@@ -196,7 +197,7 @@ export class LogView {
     return this.filter.ranks.size ? every.filter((each) => this.filter.ranks.has(each)) : every;
   }
 
-  // Write a row's ranks, which may change: more ranks may print the same line a moment later.
+  // Write the ranks into a row, also into one that is shown already: more ranks may have printed its line since.
   tag(row, ranks) {
     if (row.tagged === ranks.length) return;
     row.tagged = ranks.length;
@@ -225,7 +226,7 @@ export class LogView {
     element.append(text.slice(from));
   }
 
-  // The lines that are shown, as text.
+  // Return all lines that pass the filter as text, for copies and downloads.
   texts() {
     const found = [];
     for (let at = 0; at < this.filter.length; at++) {
@@ -247,7 +248,7 @@ export class LogView {
   download() {
     const address = URL.createObjectURL(new Blob([this.texts()], { type: "text/plain" }));
     const link = make("a", { href: address, download: `${this.panel.run.id}.log`, hidden: true });
-    document.body.append(link); // in the page, because VS Code handles clicks there and saves the file itself
+    document.body.append(link); // VS Code saves the file itself, but handles only clicks on links that are in the page
     link.click();
     link.remove();
     setTimeout(() => URL.revokeObjectURL(address), REVOKE_MS);

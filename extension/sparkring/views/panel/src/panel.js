@@ -1,5 +1,5 @@
-// The panel in the page. Clicks and keys are handled here, in the page: while a cell runs, Python receives no messages
-// in most front ends.
+// The panel in the page. The page itself handles clicks and keys, because in most front ends Python receives no
+// messages while a cell runs.
 
 import { ChartsView } from "./charts.js";
 import { make, put } from "./elements.js";
@@ -31,7 +31,8 @@ export class Panel {
     this.resized = new ResizeObserver(() => this.schedule());
     this.resized.observe(this.log.box);
     this.resized.observe(this.charts.element);
-    // Front ends change attributes of these two elements with the theme. The charts use the theme's text colour.
+    // When the theme changes, front ends change attributes of these two elements. The charts must then be drawn again,
+    // because they use the theme's text colour.
     this.themed = new MutationObserver(() => this.schedule());
     for (const each of [document.documentElement, document.body]) this.themed.observe(each, { attributes: true });
     this.stateDirty = true;
@@ -66,7 +67,7 @@ export class Panel {
       body.append(this.bodies[name]);
     }
     list.addEventListener("keydown", (event) => this.walk(event));
-    // The tabindex gives the panel the focus, and so the keys, wherever it is clicked.
+    // With this tabindex, a click anywhere in the panel gives it the focus, so that keys are typed in the panel.
     this.root = make("div", { class: "sr-run sr-panel", role: "region", "aria-label": "Distributed run", tabindex: "-1" },
       make("div", { class: "sr-head" }, this.state, this.title, this.facts, make("span", { class: "sr-spring" }), this.said, this.stop),
       make("div", { class: "sr-bar sr-progress" }, this.bar), make("div", { class: "sr-words" }, this.words),
@@ -97,7 +98,7 @@ export class Panel {
 
   stopRun() {
     this.run.stop();
-    this.buttons[this.tab].focus(); // the disabled button would lose the focus to the page
+    this.buttons[this.tab].focus(); // Stop gets disabled; without this line, its focus would go to the page
   }
 
   chooseRanks(ranks) {
@@ -114,7 +115,7 @@ export class Panel {
     this.saying = setTimeout(() => put(this.said, ""), 4000);
   }
 
-  // Draw once per frame, however many messages have arrived.
+  // Draw at the browser's next frame, only once even if many messages arrive until then.
   schedule() {
     if (this.frame || this.gone) return;
     this.frame = requestAnimationFrame(() => {
@@ -152,7 +153,7 @@ export class Panel {
     this.ranks.draw(state, now);
   }
 
-  // Show a section's HTML, from views/sections. A `details` element that was open stays open.
+  // Show the HTML that views/sections made for one section. Its `details` elements stay open if they were open before.
   drawHtml(name) {
     const html = this.run.html[name] || "";
     this.htmlDirty.delete(name);

@@ -1,5 +1,5 @@
-// What the page knows about runs, from the messages of views/live.py. Their texts are plain, and their HTML is written
-// by the extension.
+// What the page knows about runs, from the messages of views/live.py. Texts in these messages contain no control codes.
+// HTML in them was made and escaped by the extension, so it can be put into the page.
 
 import { make } from "./elements.js";
 import { keepKeys, stopKeys } from "./keys.js";
@@ -7,7 +7,7 @@ import { Lines } from "./lines.js";
 import { KERNEL_GONE, Panel } from "./panel.js";
 import { duration } from "./words.js";
 
-const KEPT_CHARACTERS = 48e6; // of all runs on the page; older lines are in the log files
+const KEPT_CHARACTERS = 48e6; // the most that the page keeps of all runs; dropped lines are in the log files
 const ASK_AGAIN = 2, ASK_AGAIN_MS = 1000;
 const SETTLE_MS = 500; // the wait before an unfinished traceback is shown
 
@@ -23,7 +23,7 @@ class Run {
     this.offset = 0; // this machine's clock minus the kernel's, in seconds
     this.heard = this.stops = this.stopping = false;
     this.panels = new Map(); // place → panel
-    // Hides the static view while a panel is shown.
+    // This style hides the static view of the run. It is in the page while at least one panel shows the run.
     this.hides = make("style", {}, `[data-sparkring-static="${CSS.escape(id)}"] { display: none; }`);
   }
 
@@ -49,7 +49,7 @@ class Run {
     }
   }
 
-  // Show unfinished tracebacks, in case no more lines come.
+  // Show unfinished tracebacks after a wait of `after` ms, unless more lines arrive until then.
   settle(after) {
     clearTimeout(this.settling);
     if (!this.lines.tracebacks.size) return;
@@ -59,7 +59,7 @@ class Run {
     }, after);
   }
 
-  // The kernel and its ranks are gone: show the last known state.
+  // The kernel is gone, and its ranks are gone with it: show the last known state.
   cut() {
     const { state } = this;
     if (!state || state.ended) return;
@@ -95,7 +95,7 @@ class Run {
   }
 }
 
-// All runs of this kernel that the page knows of, and the places for their panels.
+// All runs of one kernel that the page knows of. Finds the empty elements for their panels and puts panels into them.
 export class Runs {
   constructor(model) {
     this.runs = new Map();
@@ -103,13 +103,14 @@ export class Runs {
     this.closed = false;
     this.selector = `[data-sparkring][data-page="${CSS.escape(model.get("page"))}"]`;
     this.heard = (message) => this.hear(message);
-    // The kernel has died or restarts.
+    // Called when the kernel has died or restarts.
     this.cut = () => {
       this.deaf = true;
       for (const run of this.runs.values()) run.cut();
     };
     this.listen(model);
-    // A notebook takes outputs out of the page and puts them back as it scrolls.
+    // As a notebook scrolls, it takes outputs out of the page and puts them back. Then look() finds the elements for
+    // panels again.
     this.watch = new MutationObserver((changes) => {
       if (changes.some((change) => !change.target.closest?.(".sr-panel"))) this.look();
     });
@@ -119,14 +120,15 @@ export class Runs {
     this.look();
   }
 
-  // When a page has been loaded, the kernel announces its model again to all pages.
+  // Listen to `model` in place of the model so far. When a page has been loaded while a cell runs, the kernel announces
+  // its model again, and all pages replace theirs.
   listen(model) {
     this.leave(this.model);
     this.model = model;
     for (const run of this.runs.values()) run.model = model;
     model.on("msg:custom", this.heard);
     model.on("comm_live_update", this.cut);
-    // When the kernel restarts, VS Code disposes of its connection without telling the widgets' models.
+    // When the kernel restarts, VS Code disposes of its connection to the kernel without telling the widgets' models.
     this.kernel = model.widget_manager?.kernel;
     this.kernel?.disposed?.connect(this.cut);
   }
@@ -139,7 +141,7 @@ export class Runs {
 
   hear(message) {
     if (!message.run) return;
-    this.deaf = false; // the kernel is alive: only the connection was lost
+    this.deaf = false; // a message has come, so the kernel is alive, and only the connection was lost
     if (message.kind === "gone") {
       this.forget(message.run);
       return;
@@ -161,8 +163,9 @@ export class Runs {
     }
   }
 
-  // Ask the kernel for a run, more than once: the first question may be sent before the front end has opened the
-  // channel that bypasses the running cell, and would then be answered only when the cell has ended.
+  // Ask the kernel for a run, and ask again if there is no answer. The front end may open a channel that reaches the
+  // kernel while a cell runs. A question that is sent before this channel is open is answered only when the cell has
+  // ended.
   ask(id, again) {
     this.model.send({ kind: "hello", run: id });
     if (!again) return;
@@ -171,7 +174,7 @@ export class Runs {
     }, ASK_AGAIN_MS);
   }
 
-  // If the page has too many lines, drop the oldest, beginning with those of the earliest runs.
+  // If the lines of all runs are too long together, drop the oldest lines, first those of the earliest run.
   makeRoom() {
     let characters = 0;
     for (const run of this.runs.values()) characters += run.lines.characters;

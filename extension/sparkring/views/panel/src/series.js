@@ -1,4 +1,4 @@
-// Takes the curves from views/charts.py, and makes the data that uPlot draws and the values to show at the cursor.
+// Makes two things from the curves of views/charts.py: the data that uPlot draws, and the values shown at the cursor.
 
 import { number } from "./words.js";
 
@@ -6,10 +6,11 @@ import { number } from "./words.js";
 export const RANK_COLOURS = ["#2f80d0", "#23935a", "#b97a10", "#9262d6", "#d0528f", "#16908f", "#7d8a1e", "#cf6a32"];
 
 const DASHES = [4, 3], DOTS = [1, 2];
-const BAND_OPACITY = "2e"; // hexadecimal
+const BAND_OPACITY = "2e"; // two hexadecimal digits, which are appended to a colour
 
-// The columns of one chart (`x` first), a series for each column, and the bands from low to high. Means are
-// last, so that they are drawn on top.
+// Return what uPlot needs to draw one chart: `data`, its columns, of which the first is `x`; `series`, which say how
+// each column looks; and `bands`, the areas between the lowest and the highest values. The means are the last columns,
+// so that they are drawn on top.
 export function plotted({ x, curves }) {
   const data = [x], series = [{}], bands = [];
   const add = (column, looks) => {
@@ -39,9 +40,10 @@ export function isPositive({ curves }) {
   ));
 }
 
-// The values of a chart's curves at an index of its axis: a row for the mean, and a row for each rank. If there are
-// many ranks, the lowest and the highest value have a row each instead. A row has a name, its rank (-1 for none) and a
-// text for each curve. If a rank reported nothing at this step, its row has the last value that it reported before.
+// Return rows with the values of a chart's curves at the index `at` of its axis: one row for the mean, and one for each
+// rank. If there are many ranks, there are rows for the lowest and the highest value instead of a row for each rank. A
+// row is a list of its name, its rank (-1 if it belongs to no rank) and a list with a text for each curve. If a rank
+// reported nothing at this step, its row has the last value that it reported before.
 export function readings({ curves }, at) {
   const before = (column) => {
     for (let place = at; place >= 0; place--) if (column[place] != null) return column[place];

@@ -1,4 +1,4 @@
-// The strip of ranks.
+// The strip of tiles above the tabs, with a tile for each rank.
 
 import { make, put } from "./elements.js";
 import { duration } from "./words.js";
@@ -79,7 +79,8 @@ export class RankView {
     tile.setAttribute("aria-pressed", String(chosen));
   }
 
-  // Ranks that are clearly behind the others. Small differences do not count: some ranks are always a step ahead.
+  // Return the ranks that are clearly behind the others. Some ranks are always a step ahead, so small differences do
+  // not count.
   slow(ranks) {
     const found = new Set(), at = [];
     for (let rank = 0; rank < ranks.state.length; rank++) {
@@ -99,7 +100,8 @@ export class RankView {
     return words.join(" · ") + (count < ranks.state.length ? ` · the first ${count.toLocaleString("en")} of them:` : "");
   }
 
-  // A click shows only this rank's lines, a second click all lines. With Ctrl, Cmd or Shift, it adds or removes a rank.
+  // A click on a tile shows only the lines of its rank, and a second click shows the lines of all ranks again. A click
+  // with Ctrl, Cmd or Shift adds the rank to the selected ranks, or removes it from them.
   choose(tile, event) {
     if (!tile) return;
     const rank = Number(tile.dataset.rank), chosen = this.panel.chosen;

@@ -1,4 +1,4 @@
-// Numbers as text, in the same words as history/describe.py: tests/views/words.json has the cases that test both.
+// Turns numbers into text as history/describe.py does: tests/views/words.json has test cases for both.
 
 export function duration(seconds) {
   const whole = Math.max(0, Math.floor(seconds));
@@ -8,14 +8,15 @@ export function duration(seconds) {
   return `${Math.floor(whole / 3600)} h ${two(Math.floor((whole % 3600) / 60))} min`;
 }
 
-// A metric's value, rounded to four significant digits (three with an exponent), or to an integer if that is longer.
+// Return a metric's value as text. Values from 0.0001 to 10000 are rounded to four significant digits, and values up to
+// a million to integers. Smaller and larger values have an exponent and three significant digits.
 export function number(value) {
   const size = Math.abs(value);
   if (value === 0 || (size >= 1e-4 && size < 1e6)) return size < 1e4 ? String(Number(value.toPrecision(4))) : value.toFixed(0);
   return Number(value.toPrecision(3)).toExponential().replace(/e([+-])(\d)$/, "e$10$2");
 }
 
-// The numbers of ranks as text, such as 0–3, 7. Three or more in a row become a range.
+// Return the numbers of ranks as text, such as "0–3, 7". Three or more consecutive numbers become a range.
 export function rankNumbers(ranks) {
   const spans = [];
   for (const rank of [...new Set(ranks)].sort((a, b) => a - b)) {
