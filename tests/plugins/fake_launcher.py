@@ -30,6 +30,7 @@ from sparkring.wire.messages import (
     Stack,
     Stop,
     TakeStack,
+    Work,
     decode,
     encode,
 )
@@ -57,7 +58,8 @@ class Vanish(BaseException):
 
 
 class FakeRank:
-    """A rank that runs `cell(rank)`: its `world`, its `request`, and whether it was `interrupted` or has `ended`.
+    """A rank that runs `cell(rank)`: its `world`, its `work` (of a pool), its `request`, and whether it was
+    `interrupted` or has `ended`.
 
     `attempt` is the number of the launcher that has started it, from 1.
     """
@@ -89,6 +91,8 @@ class FakeRank:
                 match order := self.home.receive():
                     case EnterWorld():
                         self.world = order.world
+                    case Work():
+                        self.work = order
                     case Run():
                         self.interrupted.clear()
                         self.requests.put(order)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from sparkring.history.events import Event, Failure, RankFailed, RankFinished, RankStopped
 from sparkring.runtime.resume_point import Here
-from sparkring.wire.messages import Buffers, Done, RankNews, Run
+from sparkring.wire.messages import Buffers, Done, RankNews, Run, Work
 
 SETTLE_S = 0.15  # after an exception, wait this long for news of a rank that died: its death is then the cause
 
@@ -17,6 +17,7 @@ class Request(NamedTuple):
 
     `modules` are the packages that ranks import for the values, `sent` the names whose values are sent. `timeline`:
     the framework is to record one. `restarts` is the number of restarts so far in this run, of at most `max_restarts`.
+    `work` is what an item's request needs; a gang's ranks are sent it once.
     """
 
     run: Run
@@ -26,6 +27,7 @@ class Request(NamedTuple):
     timeline: bool = False
     restarts: int = 0
     max_restarts: int = 0
+    work: Work | None = None
 
     def going_on(self, here: Here) -> Request:
         """The same request for ranks that save to, and continue from, the checkpoints of `here`."""
@@ -62,6 +64,7 @@ class Execution:
         self.loaded: set[int] = set()  # the ranks that have loaded all that was sent, as far as they have reported
         self.failures: dict[int, Failure] = {}
         self.stopped: set[int] = set()  # ranks that returned from an interrupt
+        self.memory_bytes: dict[int, int] = {}  # what the ranks held after the request, as far as they have reported
         self.interrupted = False
         self._decide_at: float | None = None
 
@@ -92,6 +95,7 @@ class Execution:
 
     def heard(self, rank: int, news: RankNews) -> None:
         self.names.update(news.names_bound)
+        self.memory_bytes[rank] = news.memory_bytes
         if news.loaded:
             self.loaded.add(rank)
 

@@ -11,7 +11,7 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from sparkring.errors import LaunchError, MemberLost
 from sparkring.frameworks import FRAMEWORKS
@@ -34,14 +34,18 @@ LOST_WAIT_S = 2.0  # Spark can say why a task has ended only a moment after its 
 
 
 class Gang:
-    """N ranks: `start`; `submit` a request and `poll` until its Execution is over, any number of times; `close`."""
+    """N ranks: `start`; `submit` a request and `poll` until its Execution is over, any number of times; `close`.
 
-    def __init__(self, launcher: Launcher, size: int) -> None:
+    `on_arrival()` is called, in another thread, when there is something to poll: who has several gangs need not wait
+    for each of them.
+    """
+
+    def __init__(self, launcher: Launcher, size: int, on_arrival: Callable[[], object] = lambda: None) -> None:
         self.size = size
         self.launcher = launcher
         self.execution: Execution | None = None
         self._members = Members(size)
-        self._inbox = Inbox(size, self._members.admit)
+        self._inbox = Inbox(size, self._members.admit, on_arrival)
         self._outbox = Outbox(self._members.connections)
         self._frameworks: dict[str, Framework] = {}
         self._gpus: dict[tuple[int, str], events.GpuUsed] = {}  # the last of each GPU: members report only changes
@@ -49,6 +53,7 @@ class Gang:
         self._untold: list[Event] = []  # what poll() returns first
         self._started = self._polled = time.monotonic()
         self._timeline_until = 0.0
+        self._work: messages.Work | None = None  # what the ranks have been sent last
         self._leaving = False
         self._stopping = False
 
@@ -237,6 +242,9 @@ class Gang:
     def _begin(self, execution: Execution) -> list[Event]:
         request, now = execution.request, time.time()
         framework = self._framework(request.framework)
+        if request.work is not None and request.work is not self._work:
+            self._outbox.send_all(request.work)
+            self._work = request.work
         begun: list[Event] = []
         for rank in execution.ranks:
             member = self._members.member_of(rank)

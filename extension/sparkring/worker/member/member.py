@@ -36,7 +36,7 @@ TICK_S = 0.5
 BEAT_EVERY_S = 2.0
 DRAIN_LIMIT_S = 2.0
 DRAIN_READS = 16  # at most: a process that the rank started may never stop writing
-_PASSED_ON = (messages.Run, messages.Release, messages.Leave)  # from the driver to the rank, however large
+_PASSED_ON = (messages.Work, messages.Run, messages.Release, messages.Leave)  # to the rank, however large
 _FROM_RANK = get_args(messages.RankReport)
 
 

@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import types
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparkring.capture.notebook_state import RankState
 from sparkring.data.petastorm import quiet
@@ -31,6 +31,9 @@ from sparkring.worker.member.network import free_port
 from sparkring.worker.rank import children, collectives, displays, imports, libraries, shell
 from sparkring.worker.rank.cell import run_cell
 from sparkring.worker.rank.failures import as_failure
+
+if TYPE_CHECKING:
+    from sparkring.worker.rank.items import ItemWork
 
 FLUSH_EVERY_S = 0.1
 VALUE_CHARACTERS = 200  # of a value's repr
@@ -53,6 +56,7 @@ class Rank:
         self.environment: dict[str, str] = {}  # the member's, for all requests; they override the notebook's
         self.notebook = RankState()
         self.cells = 0
+        self.work: ItemWork | None = None  # of a pool
         self.stack_fd = stack_fd
         signal.signal(signal.SIGINT, _pass_over)
         _open_streams()
@@ -106,6 +110,10 @@ class Rank:
         """Run requests until told to leave; returns the exit code."""
         while True:
             match order := self.orders.get():
+                case messages.Work():
+                    from sparkring.worker.rank.items import ItemWork
+
+                    self.work = ItemWork(order, self.namespace, stacks.cell_name(1))
                 case messages.Run():
                     self.run(order)
                     stacks.install(self.stack_fd)  # what ran may have replaced it
@@ -137,8 +145,11 @@ class Rank:
 
     def run(self, request: messages.Run) -> None:
         """Run one request and report how it ended; an interrupt is reported as an error, as is an exit with a code."""
-        self.cells += 1
+        work = self.work if request.what == "item" else None
+        self.cells = self.cells + 1 if work is None else 1  # all items are of one cell
         self.loaded = False
+        if work is not None:
+            request = work.whole(request)
         try:
             self.prepare(request)
             try:
@@ -195,14 +206,18 @@ class Rank:
         keras_hooks.report_fits(request.autolog)
 
     def news(self) -> messages.RankNews:
+        memory_bytes = 0 if self.work is None else self.work.end()
         bound = self.namespace.keys() - self.names_told
         self.names_told.update(bound)
         # A cell may have put anything into its globals(), even under keys that are not strings.
-        return messages.RankNews(tuple(map(str, bound)), self.loaded, free_port(self.address))
+        return messages.RankNews(tuple(map(str, bound)), self.loaded, free_port(self.address), memory_bytes)
 
     def compute(self, request: messages.Run) -> Any:
         from sparkring.capture import packing
 
+        if request.what == "item":
+            assert self.work is not None
+            return self.work.compute(request)
         payload, *buffers = request.parts
         if request.what == "call":
             function, kwargs = packing.unpack_call(payload, buffers)
