@@ -11,10 +11,9 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from sparkring.engine.recorder import Recorder
-from sparkring.engine.result import RunResult
 from sparkring.errors import OptionsError, StillRunning
 from sparkring.history import describe, run_store
 from sparkring.history.record import RunRecord
@@ -23,17 +22,24 @@ from sparkring.runtime.kernel import current_cell, tell
 from sparkring.runtime.storage import Location
 
 
-class BackgroundRun:
+class _Shown(Protocol):
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None: ...
+
+
+Result = TypeVar("Result", bound=_Shown)
+
+
+class BackgroundRun(Generic[Result]):
     """A run in the background, which leaves the notebook free.
 
-    `result(timeout_s)` waits for the run and returns its RunResult, or raises its error (KeyboardInterrupt if it was
+    `result(timeout_s)` waits for the run and returns its result, or raises its error (KeyboardInterrupt if it was
     stopped). `done`: whether the run has ended. `stop()` ends it. `show()`, or the object as the last expression of a
     cell, shows its panel again. `record`: the current RunRecord. `run_id`: its name in %runs and %logs.
     """
 
     def __init__(
         self,
-        work: Callable[[], RunResult],
+        work: Callable[[], Result],
         recorder: Recorder,
         interrupts: Interrupts,
         directory: Location | None = None,
@@ -42,7 +48,7 @@ class BackgroundRun:
         self._directory = directory
         self._recorder = recorder
         self._interrupts = interrupts
-        self._result: RunResult | None = None
+        self._result: Result | None = None
         self._error: BaseException | None = None
         self._asked = False
         self._started_in = current_cell()
@@ -60,7 +66,7 @@ class BackgroundRun:
     def record(self) -> RunRecord:
         return self._recorder.record
 
-    def result(self, timeout_s: float | None = None) -> RunResult:
+    def result(self, timeout_s: float | None = None) -> Result:
         """Wait for the run; return its result or raise its error. StillRunning: `timeout_s` seconds have passed."""
         self._asked = True
         try:
@@ -107,7 +113,7 @@ class BackgroundRun:
             # This text stays in the notebook after the run has ended, so it does not say how far the run is.
             printer.text(f"run {self.run_id} in the background: .result() waits for its result, .stop() ends it")
 
-    def _carry_out(self, work: Callable[[], RunResult]) -> None:
+    def _carry_out(self, work: Callable[[], Result]) -> None:
         """Do the work and keep its result or error; runs in this run's own thread."""
         try:
             self._result = work()
@@ -130,25 +136,25 @@ def _empty_frames(error: BaseException | None) -> None:
         error = error.__context__
 
 
-_going: dict[str, BackgroundRun] = {}  # by id, the last started comes last
+_going: dict[str, BackgroundRun[Any]] = {}  # by id, the last started comes last
 
 # A forked process must not end, at its exit, what belongs to this one.
 os.register_at_fork(after_in_child=_going.clear)
 
 
-def going() -> list[BackgroundRun]:
+def going() -> list[BackgroundRun[Any]]:
     """The runs of this process in the background, the last started first."""
     return list(_going.values())[::-1]
 
 
-def find(name: str) -> BackgroundRun | None:
+def find(name: str) -> BackgroundRun[Any] | None:
     """The run in the background called `name`: its id, the beginning or the end of its id, or its title; or None."""
     found = going()
     by_id = (each for each in found if run_store.is_named(name, each.run_id))
     return next(by_id, None) or next((each for each in found if each.record.title == name), None)
 
 
-def stop(name: str) -> BackgroundRun:
+def stop(name: str) -> BackgroundRun[Any]:
     """End the run called `name`, and return it. OptionsError if no such run is running."""
     found = find(name)
     if found is None:

@@ -82,7 +82,7 @@ def prepare(spec: RunSpec) -> PreparedRun:
     options, request = spec.options, packed.request
     if packed.data is not None:
         options = replace(options, np=options.np or packed.data.ranks())
-    _validate(packed, options.size)
+    validate(packed.values, packed.request.run.source, options.size)
     values = [value for _, value in packed.values]
     directory = _open_directory(options, "\n".join([packed.code, *packed.scripts]), values)
     size = options.size or every_slot()
@@ -136,7 +136,7 @@ def capture_cell(spec: RunSpec, cell: Cell) -> Captured:
             cell.source,
             cell.namespace,
             provided=PROVIDED,
-            reserved=FRAMEWORKS[spec.framework].reserved,
+            reserved=(*FRAMEWORKS[spec.framework].reserved, *spec.bound),
             also=spec.options.push,
             held=gang.held.beside(cell.namespace, _taking_part(spec)) if gang else (),
             on_ranks=gang.held.names if gang else (),
@@ -220,12 +220,12 @@ def _taking_part(spec: RunSpec) -> Iterable[int]:
     return spec.ranks or range(spec.options.size)
 
 
-def _validate(packed: _Packed, size: int) -> None:
+def validate(values: Iterable[tuple[str, Any]], source: str, size: int) -> None:
     """Raise the error of a value that cannot be used with this number of ranks, or as the cell calls it."""
-    for name, value in packed.values:
-        validate = getattr(type(value), "__sparkring_validate__", None)
-        if validate is not None and size:
-            validate(value, size, method_calls(packed.request.run.source, name) if name else ())
+    for name, value in values:
+        validate_value = getattr(type(value), "__sparkring_validate__", None)
+        if validate_value is not None and size:
+            validate_value(value, size, method_calls(source, name) if name else ())
 
 
 # ── Checkpoints ───────────────────────────────────────────────────────────────

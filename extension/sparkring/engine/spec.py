@@ -39,7 +39,8 @@ class RunSpec(NamedTuple):
 
     `framework` names the ranks' framework. `title` and `code` are what the record keeps: where they are left out, a
     call has its function's name and source. `gang` is a warm gang to run on, on `ranks` of it (all if none is named);
-    without one, the run has ranks of its own. A `notice` is shown with the run.
+    without one, the run has ranks of its own. A `notice` is shown with the run. `bound` are names that have values on
+    the ranks before the cell runs.
     """
 
     work: Cell | Call
@@ -50,6 +51,7 @@ class RunSpec(NamedTuple):
     gang: WarmGang | None = None
     ranks: tuple[int, ...] = ()
     notice: str = ""
+    bound: tuple[str, ...] = ()
 
 
 class Results(NamedTuple):

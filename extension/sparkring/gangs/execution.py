@@ -121,6 +121,6 @@ class Execution:
         self.failures[rank] = failure
         if cause_priority(failure) == 0:
             self._decide_at = None
-        elif len(self.failures) == 1:
+        elif len(self.failures) == 1 < len(self.ranks):
             self._decide_at = time.monotonic() + SETTLE_S
         return [RankFailed(time.time(), rank, failure)]

@@ -38,6 +38,13 @@ from sparkring.wire.messages import UserMessage as UserMessage
 
 Until = Literal["", "up", "heard"]
 Ending = Literal["finished", "failed", "interrupted", "timed out"]
+ItemEnding = Literal[
+    "finished",
+    "failed",
+    "again",  # the attempt failed, and another one follows
+    "stopped",  # it had not ended when the run was over
+    "kept",  # it did not run: its result was kept by an earlier run
+]
 
 CAPTURED_KEPT = 200  # names: they are all saved on one line of the run's events
 
@@ -222,6 +229,42 @@ class StackTaken(NamedTuple):
     text: str
 
 
+class ItemsPlanned(NamedTuple):
+    """The run is one of independent items. This is sent again when one of the numbers changes.
+
+    At most `at_once` items run at the same time. Each runs on `ranks_each` ranks: those of slot s are numbered from
+    s × ranks_each. `total` is the number of items, None while it is not known.
+    """
+
+    time: float
+    at_once: int
+    ranks_each: int = 1
+    total: int | None = None
+
+
+class ItemStarted(NamedTuple):
+    """An attempt (from 1) of an item begins, on the ranks of `slot`; slot -1 if it ends without having run.
+
+    `item` is its number, from 0; `name` is a short text of its values.
+    """
+
+    time: float
+    item: int
+    name: str
+    slot: int
+    attempt: int = 1
+
+
+class ItemEnded(NamedTuple):
+    """An attempt of an item is over; `value` is a short repr of its value."""
+
+    time: float
+    item: int
+    ending: ItemEnding
+    value: str = ""
+    failure: Failure | None = None
+
+
 class Notice(NamedTuple):
     """Something the user should know: progress of a slow start, a warning.
 
@@ -243,7 +286,18 @@ class RunFinished(NamedTuple):
 
 
 RankEvent = Kept | RankStarted | RankFinished | RankFailed | RankStopped | RankExited | StackTaken
-Event = RankEvent | RunStarted | AttemptStarted | AttemptEnded | MemberJoined | TimelineSaved | Notice | RunFinished
+ItemEvent = ItemsPlanned | ItemStarted | ItemEnded
+Event = (
+    RankEvent
+    | ItemEvent
+    | RunStarted
+    | AttemptStarted
+    | AttemptEnded
+    | MemberJoined
+    | TimelineSaved
+    | Notice
+    | RunFinished
+)
 
 _BY_NAME: dict[str, type[Event]] = {kind.__name__: kind for kind in get_args(Event)}
 _BY_NAME["Message"] = UserMessage  # as version 0.1 called it
@@ -288,7 +342,7 @@ def failure_from_json(found: dict[str, Any]) -> Failure:
 
 # Conversions by the names of fields: JSON has lists in place of tuples.
 _FROM_JSON: dict[str, Callable[[Any], Any]] = {
-    "failure": failure_from_json,
+    "failure": lambda found: None if found is None else failure_from_json(found),
     "captured": lambda found: tuple(CapturedName(**_known(CapturedName, each)) for each in found),
     "pieces": lambda found: tuple(Piece(*each) for each in found),
     "slowest": lambda found: tuple(TensorTimes(**each) for each in found),

@@ -10,7 +10,8 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
-from sparkring.history import events
+from sparkring.history import events, item_records
+from sparkring.history.item_records import ItemsRecord
 from sparkring.runtime.report import DISPLAY_BYTES, DISPLAYS_KEPT
 
 TAIL_LINES = 200  # kept per rank
@@ -154,6 +155,7 @@ class RunRecord(NamedTuple):
     message: str = ""
     failed_rank: int | None = None
     log_folder: str = ""
+    items: ItemsRecord | None = None  # of a run of independent items
 
     @property
     def taking_part(self) -> tuple[RankRecord, ...]:
@@ -199,6 +201,10 @@ def _after(record: RunRecord, event: events.Event) -> RunRecord:
             return record._replace(timelines=(*record.timelines, event)[-TIMELINES_KEPT:])
         case events.Notice():
             return _noticed(record, event)
+        case events.ItemsPlanned():
+            return record._replace(items=item_records.planned(record.items, event))
+        case events.ItemStarted() | events.ItemEnded():
+            return _item_changed(record, event)
         case events.RunFinished():
             ended = _all_ended(record)
             return ended._replace(
@@ -217,6 +223,8 @@ def _after_news(record: RunRecord, rank: RankRecord, event: events.RankEvent) ->
             return _with_lines(record, _heard(rank, event.time), [line], 1)
         case events.Displayed():
             return _displayed(record, event)
+        case events.Metrics() if record.items is not None:
+            return _told(record._replace(items=item_records.measured(record.items, event)), event, metrics=event)
         case events.Metrics():
             kept = (*record.metrics, event)
             record = record._replace(metrics=kept if len(kept) <= METRICS_KEPT else _thinned(kept))
@@ -267,6 +275,14 @@ def _started(record: RunRecord, event: events.RunStarted) -> RunRecord:
         running_since=up_since,
         ranks=_at_the_start(event.size, part, up_since),
     )
+
+
+def _item_changed(record: RunRecord, event: events.ItemStarted | events.ItemEnded) -> RunRecord:
+    assert record.items is not None
+    if isinstance(event, events.ItemEnded):
+        return record._replace(items=item_records.ended(record.items, event))
+    host = record.ranks[event.slot * record.items.ranks_each].host if event.slot >= 0 else ""
+    return record._replace(items=item_records.started(record.items, event, host))
 
 
 def _noticed(record: RunRecord, notice: events.Notice) -> RunRecord:

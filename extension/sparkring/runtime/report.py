@@ -16,6 +16,7 @@ from sparkring.wire.messages import Metrics, Told, UserMessage
 MESSAGE_CHARACTERS = 4_000  # as documented for HorovodRunner: what is longer is cut
 DISPLAYS_KEPT, DISPLAY_BYTES = 30, 3_000_000  # per rank and run: how many displays, and their total size
 DISPLAY_TEXT_CHARACTERS = 4_000  # of a display's text form; the log has the whole text
+VALUE_CHARACTERS = 200  # of a value's repr
 
 Tell = Callable[[Told], None]
 _tell: Tell | None = None
@@ -72,6 +73,21 @@ def log_to_driver(message: object) -> None:
         print(text)
     else:
         _tell(UserMessage(text))
+
+
+def short_repr(value: object, most: int = VALUE_CHARACTERS) -> str:
+    """A value's repr, cut to `most` characters; empty for None. If the repr raises, the text says so."""
+    if value is None:
+        return ""
+    try:
+        import reprlib
+
+        short = reprlib.Repr()
+        short.maxother = short.maxstring = most
+        text = " ".join(short.repr(value).split())
+    except Exception as error:  # the user's own __repr__
+        return f"<{type(value).__name__}; its repr raised {type(error).__name__}>"
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def _count(value: Any) -> int | None:

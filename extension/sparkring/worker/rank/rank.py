@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from sparkring.worker.rank.items import ItemWork
 
 FLUSH_EVERY_S = 0.1
-VALUE_CHARACTERS = 200  # of a value's repr
 
 
 class Rank:
@@ -254,7 +253,7 @@ class Rank:
             values.append(messages.PackedValue(name, type_name(item), len(pieces), problem))
             parts += pieces
         _flush()
-        self.home.send(messages.Done(tuple(values), missing, short_repr(value), self.news(), tuple(parts)))
+        self.home.send(messages.Done(tuple(values), missing, report.short_repr(value), self.news(), tuple(parts)))
 
 
 def exit_code(end: SystemExit) -> int:
@@ -262,21 +261,6 @@ def exit_code(end: SystemExit) -> int:
     if end.code is None:
         return 0
     return end.code if isinstance(end.code, int) else 1
-
-
-def short_repr(value: object) -> str:
-    """A value's repr, cut to VALUE_CHARACTERS; empty for None. If the repr raises, the text says so."""
-    if value is None:
-        return ""
-    try:
-        import reprlib
-
-        short = reprlib.Repr()
-        short.maxother = short.maxstring = VALUE_CHARACTERS
-        text = " ".join(short.repr(value).split())
-    except Exception as error:  # the user's own __repr__
-        return f"<{type(value).__name__}; its repr raised {type(error).__name__}>"
-    return text if len(text) <= VALUE_CHARACTERS else text[: VALUE_CHARACTERS - 1] + "…"
 
 
 def _finish_checkpoints() -> None:

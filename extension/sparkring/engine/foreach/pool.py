@@ -1,0 +1,215 @@
+"""The pool: runs items on its slots until there are no more.
+
+One thread polls all slots. It waits for one queue, into which the gangs of all slots put the number of their slot when
+there is something to poll.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from sparkring.engine.foreach.items import Items, Problem
+from sparkring.engine.foreach.schedule import Attempt, Schedule
+from sparkring.engine.foreach.slot import Ended, Slot, SlotSettings
+from sparkring.engine.recorder import Recorder
+from sparkring.errors import LaunchError
+from sparkring.gangs.execution import Request
+from sparkring.history import describe, events
+from sparkring.history.events import Event, Failure
+from sparkring.runtime.interrupts import Interrupts
+
+LOOK_EVERY_S = 0.1  # at all slots, for what no message reports
+STARTS_TRIED = 3  # in a row, before the run is given up because no ranks can be started
+START_PAUSE_S = 0.5
+STOP_GRACE_S = 0.5
+
+
+@dataclass
+class Results:
+    """What the items have come to: their values and failures, by number."""
+
+    values: dict[int, Any] = field(default_factory=dict)
+    failures: dict[int, Failure] = field(default_factory=dict)
+
+
+class Pool:
+    """Runs `items` as `schedule` decides, each with the request that `request_for` makes of its attempt.
+
+    `results` holds what has ended so far. `error` is what the user's iterable has raised, if it has.
+    """
+
+    def __init__(
+        self,
+        items: Items,
+        schedule: Schedule,
+        settings: SlotSettings,
+        request_for: Callable[[Attempt], Request],
+        recorder: Recorder,
+        interrupts: Interrupts,
+    ) -> None:
+        self.results = Results()
+        self.error: BaseException | None = None
+        self._items = items
+        self._schedule = schedule
+        self._size = settings.size
+        self._request_for = request_for
+        self._recorder = recorder
+        self._interrupts = interrupts
+        self._news: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._slots = [Slot(number, settings, self._news.put) for number in range(schedule.limit)]
+        self._look_at = 0.0
+        self._failed_starts = 0
+        self._start_at = 0.0
+        self._planned: events.ItemsPlanned | None = None
+
+    def run(self) -> None:
+        """Run all items. Returns also if the run is stopped, an item fails with --fail-fast, or the iterable raises.
+
+        LaunchError: ranks cannot be started. No process is left when this returns or raises.
+        """
+        try:
+            self._tell([])
+            while not (self._schedule.over or self._interrupts.seen):
+                self._fill()
+                self._listen()
+        finally:
+            self._end()
+
+    # ── what begins ───────────────────────────────────────────────────────────
+
+    def _fill(self) -> None:
+        """Begin as many items as there is room for."""
+        while self._schedule.wants_item and not self._interrupts.seen and time.monotonic() >= self._start_at:
+            self._take()
+            self._assign()
+        self._assign()
+
+    def _take(self) -> None:
+        """Take the next item from the user's iterable, which may compute for long, wait, or raise."""
+        try:
+            with self._interrupts.let_through():
+                found = self._items.take()
+        except KeyboardInterrupt:
+            self._interrupts.request()
+            return
+        except Exception as error:  # whatever the user's code raises
+            self.error = error
+            self._schedule.exhausted = True
+            return
+        if found is None:
+            self._schedule.exhausted = True
+        elif isinstance(found, Problem):
+            self._schedule.failed()
+            begun = events.ItemStarted(time.time(), found.number, found.name, -1)
+            self._tell([begun, self._over(found.number, Ended(failure=found.failure), "failed")])
+        else:
+            self._schedule.add(found)
+
+    def _assign(self) -> None:
+        if time.monotonic() < self._start_at:
+            return
+        for attempt in self._schedule.assign(slot.number for slot in self._slots if slot.attempt is None):
+            slot = self._slots[attempt.slot]
+            try:
+                slot.start(attempt, self._request_for(attempt))
+            except LaunchError as error:
+                self._not_started(slot, error)
+
+    def _not_started(self, slot: Slot, error: LaunchError) -> None:
+        """Try again in a moment; raises `error` if that has been in vain."""
+        self._failed_starts += 1
+        if self._failed_starts >= STARTS_TRIED:
+            raise error
+        self._recorder.notice(f"{describe.first_line(str(error))} It is tried again.")
+        self._start_at = time.monotonic() + START_PAUSE_S * self._failed_starts
+        slot.retire(kill=True)
+        self._schedule.give_back(slot.number)
+
+    # ── what has happened ─────────────────────────────────────────────────────
+
+    def _listen(self) -> None:
+        """Wait for news, and take it."""
+        found: list[Event] = []
+        for slot in self._with_news():
+            try:
+                found += slot.poll()
+            except LaunchError as error:
+                self._not_started(slot, error)
+                continue
+            attempt, ended = slot.attempt, slot.ended()
+            if attempt is not None and ended is not None:
+                self._failed_starts = 0
+                found += self._ended(attempt, ended)
+        self._tell(found)
+
+    def _with_news(self) -> list[Slot]:
+        """The slots that have something to poll, after waiting for it; now and then all of them."""
+        now = time.monotonic()
+        numbers: set[int] = set()
+        try:
+            numbers.add(self._news.get(timeout=max(0.0, self._look_at - now)))
+            while True:
+                numbers.add(self._news.get_nowait())
+        except queue.Empty:
+            pass
+        if time.monotonic() < self._look_at:
+            return [self._slots[number] for number in sorted(numbers)]
+        self._look_at = time.monotonic() + LOOK_EVERY_S
+        return self._slots
+
+    def _ended(self, attempt: Attempt, ended: Ended) -> list[Event]:
+        limit = self._schedule.limit
+        ending = self._schedule.ended(attempt.slot, ended.failure)
+        if self._schedule.limit < limit:
+            self._recorder.notice(
+                f"item {attempt.item.number} ran out of memory: from now on, at most {self._schedule.limit} items run "
+                "at once"
+            )
+        return [self._over(attempt.item.number, ended, ending)]
+
+    def _over(self, number: int, ended: Ended, ending: events.ItemEnding) -> events.ItemEnded:
+        """Keep the result of an item, and say how it has ended."""
+        if ending == "finished":
+            self.results.values[number] = ended.value
+        elif ending == "failed":
+            assert ended.failure is not None
+            self.results.failures[number] = ended.failure
+        return events.ItemEnded(time.time(), number, ending, ended.text, ended.failure)
+
+    def _tell(self, found: list[Event]) -> None:
+        """Record what has happened, and how many items there are, if that is new."""
+        planned = events.ItemsPlanned(time.time(), self._schedule.limit, self._size, self._items.total)
+        if self._planned is None or planned[1:] != self._planned[1:]:
+            self._planned = planned
+            found.insert(0, planned)
+        self._recorder.add(found)
+
+    # ── the end ───────────────────────────────────────────────────────────────
+
+    def _end(self) -> None:
+        """End all ranks: those that run an item are interrupted, and killed if they do not respond at once."""
+        began = [slot for slot in self._slots if slot.running]
+        for slot in began:
+            slot.interrupt()
+        deadline = time.monotonic() + STOP_GRACE_S
+        while any(slot.running for slot in began) and time.monotonic() < deadline:
+            self._drain()
+        for slot in self._slots:
+            slot.retire(kill=bool(began) or self._interrupts.seen)
+        for slot in self._slots:
+            slot.join()
+        running = self._recorder.record.items.running if self._recorder.record.items else ()
+        self._tell([events.ItemEnded(time.time(), item.item, "stopped") for item in running])
+
+    def _drain(self) -> None:
+        found: list[Event] = []
+        for slot in self._with_news():
+            try:
+                found += slot.poll()
+            except LaunchError:
+                slot.retire(kill=True)  # it was just being started
+        self._tell(found)
