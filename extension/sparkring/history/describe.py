@@ -539,7 +539,7 @@ def large_value(name: str, size_bytes: int) -> str:
 def explain_items(record: RunRecord) -> str:
     """How many items failed, and why, those with the same cause together."""
     assert record.items is not None
-    failed = [each for each in record.items.ended if each.failure is not None and each.state == "failed"]
+    failed = [each for each in record.items.known if each.state == "failed"]
     groups: dict[tuple[str, str, int], list[ItemRecord]] = {}
     for each in failed:
         assert each.failure is not None

@@ -27,16 +27,12 @@ class Targets:
 
     def __init__(self, written: str) -> None:
         self.written = written.strip()
-        try:
-            tree = ast.parse(f"for {self.written} in _: pass")
-        except SyntaxError:
-            raise _not_targets(self.written) from None
-        loop = tree.body[0]
-        assert isinstance(loop, ast.For)
-        if any(isinstance(node, ast.Attribute | ast.Subscript) for node in ast.walk(loop.target)):
-            raise _not_targets(self.written)
-        self.names = tuple(node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name))
-        self._code = compile(f"{self.written} = _", "<targets>", "exec")
+        target = _target(self.written)
+        if target is None or any(isinstance(node, ast.Attribute | ast.Subscript) for node in ast.walk(target)):
+            raise OptionsError(f"`{self.written}` cannot be bound to items: write names, as in `store, lr in …`.")
+        self.names = tuple(node.id for node in ast.walk(target) if isinstance(node, ast.Name))
+        assignment = ast.Module([ast.Assign([target], ast.Name("_", ast.Load()))], [])
+        self._code = compile(ast.fix_missing_locations(assignment), "<targets>", "exec")
 
     def bind(self, value: Any) -> dict[str, Any]:
         """The value of each name for an item. Raises what Python's assignment raises."""
@@ -45,8 +41,15 @@ class Targets:
         return {name: found[name] for name in self.names}
 
 
-def _not_targets(written: str) -> OptionsError:
-    return OptionsError(f"`{written}` cannot be bound to items: write names, as in `store, lr in …`.")
+def _target(written: str) -> ast.expr | None:
+    """What is written between `for` and `in`; None if it is something else."""
+    try:
+        match ast.parse(f"for {written} in _: pass").body:
+            case [ast.For(target=target, iter=ast.Name("_"))]:
+                return target
+    except SyntaxError:
+        pass
+    return None
 
 
 class Problem(NamedTuple):
@@ -106,7 +109,8 @@ class Items:
         packed = pack(values, self._namespace, self._stays)
         if packed.problems:
             problem = next(iter(packed.problems.values()))
-            failure = Failure("code", f"cannot be sent to a process: {problem.what}", advice=f"{problem.advice}.")
+            advice = f"{problem.advice[:1].upper()}{problem.advice[1:]}."
+            failure = Failure("code", f"cannot be sent to a process: {problem.what}", advice=advice)
             return Problem(number, name, failure)
         # Copies, since the iterable may use an array again for the next item.
         return Item(number, name, (packed.payload, *map(bytes, packed.buffers)))

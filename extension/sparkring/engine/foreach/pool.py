@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import time
+import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -97,7 +98,7 @@ class Pool:
             self._interrupts.request()
             return
         except Exception as error:  # whatever the user's code raises
-            self.error = error
+            self.error = error.with_traceback(_without_ours(error.__traceback__))
             self._schedule.exhausted = True
             return
         if found is None:
@@ -166,8 +167,8 @@ class Pool:
         ending = self._schedule.ended(attempt.slot, ended.failure)
         if self._schedule.limit < limit:
             self._recorder.notice(
-                f"item {attempt.item.number} ran out of memory: from now on, at most {self._schedule.limit} items run "
-                "at once"
+                f"item {attempt.item.number} ran out of memory: from now on, "
+                f"{describe.counted(self._schedule.limit, 'item')} at once"
             )
         return [self._over(attempt.item.number, ended, ending)]
 
@@ -213,3 +214,10 @@ class Pool:
             except LaunchError:
                 slot.retire(kill=True)  # it was just being started
         self._tell(found)
+
+
+def _without_ours(traceback: types.TracebackType | None) -> types.TracebackType | None:
+    """The traceback from the first frame that is not in this package."""
+    while traceback is not None and traceback.tb_frame.f_globals.get("__name__", "").startswith("sparkring."):
+        traceback = traceback.tb_next
+    return traceback
