@@ -28,6 +28,7 @@ from sparkring.history.view import View
 from sparkring.runtime.interrupts import Interrupts
 from sparkring.runtime.kernel import tell
 from sparkring.views import open_view
+from sparkring.worker.member import process
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -111,7 +112,7 @@ def foreach(
     function: Callable[[Any], Any],
     items: Iterable[Any],
     *,
-    np: int = -1,
+    np: int | None = None,
     retries: int | None = None,
     timeout_each_s: float | None = None,
     fail_fast: bool = False,
@@ -125,14 +126,14 @@ def foreach(
     quiet: bool = False,
     background: bool = False,
 ) -> ForeachResult | BackgroundRun[ForeachResult]:
-    """Call `function(item)` for each item, independently of each other, at most -np at once in processes here.
+    """Call `function(item)` for each item, independently of each other, in processes here.
 
         result = sparkring.foreach(train, stores, np=-4)
         result.table.sort_values("mape")
 
-    items: any iterable, also an endless generator; an item is taken from it when there is room for it. The other
-    keywords are the options of %%foreach with the same meanings. With background=True, it returns a BackgroundRun at
-    once.
+    items: any iterable, also an endless generator; an item is taken from it when there is room for it. np: -4 is four
+    at once; the default is one for each core. The other keywords are the options of %%foreach with the same meanings.
+    With background=True, it returns a BackgroundRun at once.
 
     ItemsFailed: items failed; the others have run, and `sparkring.last_result` has all results. OptionsError: an
     argument is invalid.
@@ -141,7 +142,7 @@ def foreach(
         carried = ", ".join(name for name, each in FRAMEWORKS.items() if not each.in_task)
         raise OptionsError(f"foreach(framework={framework!r}): expected one of {carried}.")
     options = ForeachOptions(
-        np=_whole(np),
+        np=-process.cores() if np is None else _whole(np),
         each=np_each,
         framework=framework,
         timeout_each_s=timeout_each_s,
