@@ -31,7 +31,7 @@ _CODE_CHARACTERS = 100  # of a line of the cell that is quoted in a sentence
 _RANKS_CHARACTERS = 40
 _STANDINGS_NAMED = 8
 QUICK_S = 1.0
-_FAILURES_NAMED, _ITEMS_NAMED = 5, 10  # kinds of failures of items, and items of each
+_FAILURES_NAMED, _ITEMS_NAMED = 8, 10  # kinds of failures of items, and items of each
 _FOLLOWERS_NAMED = 3  # kinds of follow-on failures that are told apart
 
 # ── Numbers ───────────────────────────────────────────────────────────────────

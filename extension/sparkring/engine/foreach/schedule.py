@@ -110,5 +110,5 @@ class Schedule:
             return False  # the same code would raise the same exception
         if failure.cause == "out of memory" and attempt.limit > 1:
             return True  # until it has run alone, however many attempts that takes
-        allowed = self._retries if self._retries is not None else int(failure.cause in _DIED)
-        return attempt.number <= allowed
+        died = failure.cause in _DIED and not failure.error  # not sys.exit(), which the item itself has called
+        return attempt.number <= (int(died) if self._retries is None else self._retries)
