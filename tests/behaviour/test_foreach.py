@@ -51,11 +51,33 @@ def pools(watch: Any) -> Pools:
     return Pools(watch.mark)
 
 
-def test_items_do_not_see_one_another(pools):
+# Stands for Keras, which has generators of its own, and draws from Python's when it is imported.
+KERAS = """
+import random
+
+random.random()
+own = random.Random()
+
+class utils:
+    def set_random_seed(seed):
+        own.seed(seed)
+        random.seed(seed + 1)
+
+class backend:
+    layers = 0
+
+    def clear_session():
+        backend.layers = 0
+"""
+
+
+def test_items_do_not_see_one_another(pools, tmp_path, monkeypatch):
     """Whatever an item binds or changes, the next one on the same process finds the notebook's values again.
 
     Its random numbers depend on its number alone, so that one process for each item gives the same values.
     """
+    (tmp_path / "tf_keras.py").write_text(KERAS)
+    monkeypatch.syspath_prepend(tmp_path)
     pools.define(
         """
         import random
@@ -85,7 +107,9 @@ def test_items_do_not_see_one_another(pools):
         seen.append(number)
         table += number
         first = helper(number), model.fit(3), len(seen), float(table.sum()), calls
-        noise = random.random(), float(np.random.rand())
+        import tf_keras
+        tf_keras.backend.layers += 1
+        noise = random.random(), float(np.random.rand()), tf_keras.own.random(), tf_keras.backend.layers
         isinstance(kind, Model), rank, size, first, noise
     """
     result = pools.run("number, (kind, *_) in [(n, [kinds[0], n]) for n in range(6)]", cell)
