@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -93,11 +93,7 @@ def prepare(spec: RunSpec) -> PreparedRun:
         open_launcher(launch, tell)
         # The notebook may change its arrays before they are sent to the ranks, and to restarted ones: copy them.
         request = request._replace(run=request.run._replace(parts=tuple(map(bytes, request.run.parts))))
-    legacy = (
-        spec.framework == "horovod"
-        and legacy_keras.VARIABLE not in {**os.environ, **dict(options.env)}
-        and legacy_keras.is_used(packed.code, request.modules)
-    )
+    legacy = needs_legacy_keras(spec.framework, options.env, packed.code, request.modules)
     if legacy:
         environment = {legacy_keras.VARIABLE: "1", **request.run.environment}
         request = request._replace(run=request.run._replace(environment=environment))
@@ -122,6 +118,15 @@ def prepare(spec: RunSpec) -> PreparedRun:
     notices += [legacy_keras.NOTICE] if legacy else []
     return PreparedRun(
         options, request, launch, started, tuple(notices), directory, spec.gang, tuple(spec.ranks), packed.on_result
+    )
+
+
+def needs_legacy_keras(framework: str, env: Iterable[tuple[str, str]], code: str, modules: Collection[str]) -> bool:
+    """Whether the ranks are to be told to use Keras 2, since neither the notebook nor an option says anything."""
+    return (
+        framework == "horovod"
+        and legacy_keras.VARIABLE not in {**os.environ, **dict(env)}
+        and legacy_keras.is_used(code, modules)
     )
 
 

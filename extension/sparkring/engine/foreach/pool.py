@@ -65,6 +65,7 @@ class Pool:
         self._look_at = 0.0
         self._failed_starts = 0
         self._start_at = 0.0
+        self._ending = False
         self._planned: events.ItemsPlanned | None = None
 
     def run(self) -> None:
@@ -75,18 +76,22 @@ class Pool:
         try:
             self._tell([])
             while not (self._schedule.over or self._interrupts.seen):
-                self._fill()
-                self._listen()
+                self._begin()
+                self._listen(wait=not self._takes)
         finally:
             self._end()
 
     # ── what begins ───────────────────────────────────────────────────────────
 
-    def _fill(self) -> None:
-        """Begin as many items as there is room for."""
-        while self._schedule.wants_item and not self._interrupts.seen and time.monotonic() >= self._start_at:
+    @property
+    def _takes(self) -> bool:
+        """Whether an item is to be taken now."""
+        return self._schedule.wants_item and time.monotonic() >= self._start_at
+
+    def _begin(self) -> None:
+        """Begin what waits, and one more item if there is room: the user's iterable may take its time for each."""
+        if self._takes:
             self._take()
-            self._assign()
         self._assign()
 
     def _take(self) -> None:
@@ -122,6 +127,9 @@ class Pool:
 
     def _not_started(self, slot: Slot, error: LaunchError) -> None:
         """Try again in a moment; raises `error` if that has been in vain."""
+        if self._ending:
+            slot.retire(kill=True)
+            return
         self._failed_starts += 1
         if self._failed_starts >= STARTS_TRIED:
             raise error
@@ -132,10 +140,10 @@ class Pool:
 
     # ── what has happened ─────────────────────────────────────────────────────
 
-    def _listen(self) -> None:
-        """Wait for news, and take it."""
+    def _listen(self, *, wait: bool = True) -> None:
+        """Take the news; with `wait`, wait for a moment if there is none."""
         found: list[Event] = []
-        for slot in self._with_news():
+        for slot in self._with_news(wait=wait):
             try:
                 found += slot.poll()
             except LaunchError as error:
@@ -147,12 +155,12 @@ class Pool:
                 found += self._ended(attempt, ended)
         self._tell(found)
 
-    def _with_news(self) -> list[Slot]:
-        """The slots that have something to poll, after waiting for it; now and then all of them."""
-        now = time.monotonic()
+    def _with_news(self, *, wait: bool) -> list[Slot]:
+        """The slots that have something to poll; now and then all of them."""
         numbers: set[int] = set()
         try:
-            numbers.add(self._news.get(timeout=max(0.0, self._look_at - now)))
+            if wait:
+                numbers.add(self._news.get(timeout=max(0.0, self._look_at - time.monotonic())))
             while True:
                 numbers.add(self._news.get_nowait())
         except queue.Empty:
@@ -193,27 +201,20 @@ class Pool:
 
     def _end(self) -> None:
         """End all ranks: those that run an item are interrupted, and killed if they do not respond at once."""
+        self._ending = True
+        self._listen(wait=False)  # what has ended while the iterable computed
         began = [slot for slot in self._slots if slot.running]
         for slot in began:
             slot.interrupt()
         deadline = time.monotonic() + STOP_GRACE_S
         while any(slot.running for slot in began) and time.monotonic() < deadline:
-            self._drain()
+            self._listen()
         for slot in self._slots:
             slot.retire(kill=bool(began) or self._interrupts.seen)
         for slot in self._slots:
             slot.join()
         running = self._recorder.record.items.running if self._recorder.record.items else ()
         self._tell([events.ItemEnded(time.time(), item.item, "stopped") for item in running])
-
-    def _drain(self) -> None:
-        found: list[Event] = []
-        for slot in self._with_news():
-            try:
-                found += slot.poll()
-            except LaunchError:
-                slot.retire(kill=True)  # it was just being started
-        self._tell(found)
 
 
 def _without_ours(traceback: types.TracebackType | None) -> types.TracebackType | None:

@@ -14,13 +14,14 @@ from sparkring.capture.cell import captured_call
 from sparkring.capture.packing import pack_call
 from sparkring.capture.picklability import ipython_names
 from sparkring.capture.versions import modules_of, versions
+from sparkring.compat import legacy_keras
 from sparkring.engine.foreach.items import Items, Targets, seed_of
 from sparkring.engine.foreach.pool import Pool
 from sparkring.engine.foreach.result import ForeachResult
 from sparkring.engine.foreach.schedule import Attempt, Schedule
 from sparkring.engine.foreach.slot import SlotSettings
 from sparkring.engine.options import ForeachOptions, Options
-from sparkring.engine.prepare import PROVIDED, capture_cell, validate
+from sparkring.engine.prepare import PROVIDED, capture_cell, needs_legacy_keras, validate
 from sparkring.engine.recorder import Recorder
 from sparkring.engine.spec import Call, Cell, RunSpec
 from sparkring.errors import ItemsFailed, OptionsError, RunFailed, SparkringError
@@ -80,6 +81,8 @@ def prepare(spec: ForeachSpec) -> Prepared:
         raise OptionsError(f"foreach() needs something to iterate over, not {type(spec.iterable).__name__}.") from None
     packed = _pack_cell(spec, spec.work) if isinstance(spec.work, Cell) else _pack_call(spec, spec.work)
     work = packed.work
+    if needs_legacy_keras(options.framework, options.env, packed.code, packed.modules):
+        work = work._replace(environment={legacy_keras.VARIABLE: "1", **work.environment})
     if options.background:  # the notebook may change its arrays before all ranks have them
         work = work._replace(parts=tuple(map(bytes, work.parts)))
     share = max(1, process.cores() // (options.at_once * options.each))

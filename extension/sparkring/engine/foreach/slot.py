@@ -21,6 +21,7 @@ from sparkring.wire.messages import Kept
 GROWTH_BYTES = 512 * 1024**2  # a gang whose memory has grown by more since its first item is replaced
 TIMEOUT_GRACE_S = 1.0  # after an interrupt, before the ranks are killed
 LEAVE_S = 2.0
+DISPLAYS_EACH = 1_000  # numbers of displays for each item, so that an item does not replace those of another
 
 
 class SlotSettings(NamedTuple):
@@ -99,6 +100,9 @@ class Slot:
                     self._text = event.value
                 case events.StackTaken(rank=0):
                     self._line = event.cell_line
+                case events.Displayed() if self.attempt is not None:
+                    number = self.attempt.item.number * DISPLAYS_EACH + event.number
+                    found.append(self._renumbered(event._replace(number=number)))
                 case _ if isinstance(event, Kept):
                     found.append(self._renumbered(event))
         self._watch_the_time()
