@@ -173,18 +173,22 @@ def items(record: RunRecord, *, over: bool = False) -> str:
     return dotted(f"{words} finished" if over else words, failed, kept)
 
 
-def items_progress(record: RunRecord, now: float) -> str:
-    """`137 of 300 items · 2 failed · 20 at once · 4 min left`, of a run of items that goes on."""
+def items_progress(record: RunRecord) -> str:
+    """`137 of 300 items · 2 failed · 20 at once`, of a run of items that goes on."""
     found = record.items
     if found is None:
         return ""
-    busy = f"{len(found.running):,} running" if len(found.running) < found.at_once else f"{found.at_once:,} at once"
-    passed, left_s = elapsed_s(record, now), None
-    ran = found.finished + found.failed
-    if found.total is not None and ran:
-        left_s = passed / ran * (found.total - found.done)
-    left = "" if left_s is None else f"{duration(max(1, round(left_s)))} left"
-    return dotted(items(record), busy, left)
+    is_full = len(found.running) == found.at_once
+    return dotted(items(record), f"{found.at_once:,} at once" if is_full else f"{len(found.running):,} running")
+
+
+def items_left(record: RunRecord, now: float) -> str:
+    """`4 min left`, judged by the items that have run so far; '' if that is not known."""
+    found = record.items
+    if found is None or found.total is None or not found.ran:
+        return ""
+    left = found.total - found.done
+    return f"{duration(max(1, round(elapsed_s(record, now) / found.ran * left)))} left" if left else ""
 
 
 def facts(record: RunRecord) -> list[str]:

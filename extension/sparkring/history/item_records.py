@@ -58,6 +58,16 @@ class ItemsRecord(NamedTuple):
         return self.finished + self.failed + self.kept
 
     @property
+    def ran(self) -> int:
+        """How many items have run to their end."""
+        return self.finished + self.failed
+
+    @property
+    def fraction(self) -> float | None:
+        """How much is done; None if the number of items is not known."""
+        return self.done / self.total if self.total else None
+
+    @property
     def known(self) -> list[ItemRecord]:
         """Those that run and those that have ended, by number."""
         return sorted((*self.running, *self.ended), key=lambda each: each.item)

@@ -224,7 +224,7 @@ def _after_news(record: RunRecord, rank: RankRecord, event: events.RankEvent) ->
         case events.Displayed():
             return _displayed(record, event)
         case events.Metrics() if record.items is not None:
-            return _told(record._replace(items=item_records.measured(record.items, event)), event, metrics=event)
+            return _told(record._replace(items=item_records.measured(record.items, event)), event)
         case events.Metrics():
             kept = (*record.metrics, event)
             record = record._replace(metrics=kept if len(kept) <= METRICS_KEPT else _thinned(kept))

@@ -14,7 +14,19 @@ from sparkring.history.record import RunRecord
 from sparkring.views import attempts, timelines
 from sparkring.views.displays import Bundle, DisplaysView
 from sparkring.views.markup import enclosed, note
-from sparkring.views.sections import Form, checkpoints, code, log, metrics, ranks, restarts, shards, state, timeline
+from sparkring.views.sections import (
+    Form,
+    checkpoints,
+    code,
+    items,
+    log,
+    metrics,
+    ranks,
+    restarts,
+    shards,
+    state,
+    timeline,
+)
 
 PAUSE_S = 0.2
 WARM_PAUSE_S = 0.1  # most cells on a warm gang end sooner: what they print is all there is to see
@@ -132,6 +144,7 @@ def panel(record: RunRecord, *, now: float, final: bool) -> str:
         state.waiting_html(record),
         state.notices_html(record, form),
         state.progress_html(record, now),
+        items.html(record, now, form),
         shards.html(record, now, form),
         metrics.html(record, now, form),
         checkpoints.html(record, now, form),

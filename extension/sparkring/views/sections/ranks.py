@@ -31,7 +31,7 @@ SIGNS: dict[RankState, tuple[str, str]] = {
 
 def html(record: RunRecord, now: float, form: Form) -> str:
     """A tile for each rank; for many ranks, a tile for neighbours in the same state, and counts."""
-    if not record.ranks:
+    if not record.ranks or record.items is not None:  # the ranks of a pool come and go
         return ""
     if record.size <= TILES_WITH_NUMBERS:
         tiles = [_tile(record, rank, now) for rank in record.ranks]
