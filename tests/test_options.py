@@ -134,8 +134,8 @@ def test_bad_lines(line, word):
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("", {"run": "", "rank": None, "tail": None}),
-        ("2026-11 --rank 1 --tail 20", {"run": "2026-11", "rank": 1, "tail": 20}),
+        ("", {"run": "", "rank": None, "item": None, "tail": None}),
+        ("2026-11 --rank 1 --tail 20", {"run": "2026-11", "rank": 1, "item": None, "tail": 20}),
     ],
 )
 def test_logs_lines(line, expected):

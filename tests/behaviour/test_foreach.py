@@ -163,6 +163,8 @@ def test_how_items_may_end(pools):
     assert sorted(line for line in logs.splitlines() if line.startswith("item")) == sorted(
         f"item {n}" for n in (0, 1, 1, 2, 2, 3, 4, 5, 6, 7, 8)
     )
+    assert run_store.item_log(path, 2) == "item 2\nitem 2\n"
+    assert run_store.item_log(path, 6).startswith("item 6\nTraceback")
     assert run_store.load(path).items == result.record.items
 
 

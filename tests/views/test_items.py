@@ -10,7 +10,7 @@ import pytest
 from sparkring.history import describe, events, item_records
 from sparkring.history.events import Failure
 from sparkring.history.record import RunRecord, replay
-from sparkring.views import html
+from sparkring.views import html, live
 from sparkring.views.terminal import TerminalView
 
 FAILED = Failure("exception", "ValueError: <b>no</b> data", error="builtins.ValueError")
@@ -77,6 +77,28 @@ def test_html(final):
     assert "rank 0" not in shown, "processes come and go"
     if not final:
         assert "width:3.7%" in shown
+
+
+def test_the_page_is_told_of_each_item_once():
+    """Items that run are told again, since their metrics may have changed."""
+    feed = live.Feed()
+
+    def told(record: RunRecord, now: float) -> list[list[object]]:
+        return [row for message in feed.news(record, now) if message["kind"] == "items" for row in message["rows"]]
+
+    rows = told(running(), 122.0)
+    assert [(row[0], row[2]) for row in rows] == [
+        (0, "failed"),
+        *[(number, "finished") for number in range(1, 11)],
+        (11, "running"),
+        (12, "running"),
+    ]
+    assert rows[0] == [0, "shop='<i>0</i>'", "failed", 1, 0.0, 1.0, "0", FAILED.summary, {"mape": 0.0}]
+    later = replay([events.ItemEnded(130.0, 12, "finished")], running())
+    assert [(row[0], row[5]) for row in told(later, 130.0)] == [(12, 18.0), (11, None)]
+    (state,) = (each for each in live.whole(later, 130.0) if each["kind"] == "state")
+    assert (state["fraction"], state["pooled"]) == (12 / 300, True)
+    assert (state["progress"], state["left"]) == ("12 of 300 items · 1 failed · 1 running", "12 min 00 s left")
 
 
 def test_the_terminal():

@@ -63,6 +63,11 @@ class ItemsRecord(NamedTuple):
         return self.finished + self.failed
 
     @property
+    def over(self) -> int:
+        """How many items have ended, in whatever way."""
+        return self.done + self.stopped
+
+    @property
     def fraction(self) -> float | None:
         """How much is done; None if the number of items is not known."""
         return self.done / self.total if self.total else None

@@ -1,6 +1,7 @@
 // Runs, as far as the page knows them. It is told by views/live.py: texts are plain, HTML is the extension's own.
 
 import { make } from "./elements.js";
+import { Items } from "./items.js";
 import { keepKeys, stopKeys } from "./keys.js";
 import { Lines } from "./lines.js";
 import { KERNEL_GONE, Panel } from "./panel.js";
@@ -16,6 +17,7 @@ class Run {
     this.id = id;
     this.model = model;
     this.lines = new Lines();
+    this.items = new Items();
     this.state = null;
     this.html = {};
     this.curves = null; // the last message of kind "charts"
@@ -35,7 +37,8 @@ class Run {
       this.state = message;
       this.offset = this.last - message.now;
       if (message.ended) this.settle(0);
-    } else if (message.kind === "sections") Object.assign(this.html, message.html);
+    } else if (message.kind === "items") this.items.add(message);
+    else if (message.kind === "sections") Object.assign(this.html, message.html);
     else if (message.kind === "charts") this.curves = message;
     else if (message.kind === "heard") {
       this.heard = true;
