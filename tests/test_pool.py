@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import enum
 import itertools
 import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from fake_launcher import Exit, FakeLauncher, FakeRank, Vanish
 from rings import Recording
@@ -14,12 +16,14 @@ from rings import Recording
 from sparkring.capture.packing import unpack_names
 from sparkring.engine import api
 from sparkring.engine.foreach import pool, slot
+from sparkring.engine.foreach.content import digest
 from sparkring.engine.foreach.items import Targets
+from sparkring.engine.foreach.kept import Kept
 from sparkring.engine.foreach.run import ForeachSpec
 from sparkring.engine.options import ForeachOptions
 from sparkring.engine.spec import Call, Cell
 from sparkring.errors import ItemsFailed, LaunchError, OptionsError, RunFailed
-from sparkring.history import run_store
+from sparkring.history import describe, run_store
 from sparkring.history.record import RunRecord
 from sparkring.wire.messages import Metrics, Output
 
@@ -332,3 +336,60 @@ def test_what_cannot_be_run():
         api.foreach(len, [], framework="barrier")
     with pytest.raises(TypeError, match="takes a function, not int"):
         api.foreach(1, [])
+
+
+# ── What is kept ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_only_what_is_missing_runs_again(runs, tmp_path):
+    """Results are kept by the item's content and the code; an item that comes twice has two."""
+    ran: list[Any] = []
+
+    def cell(rank: FakeRank, item: Any) -> Any:
+        ran.append(item)
+        if item == "bad":
+            raise ValueError("no")
+        rank.tell(Metrics({"loss": 0.5}))
+        return [item, len(ran)]
+
+    options = {"checkpoint_dir": str(tmp_path / "kept")}
+    with pytest.raises(ItemsFailed, match=r"1 of 4 items failed \(3 finished\)"):
+        runs(cell, ["a", "a", "bad", ("b", {"x", "y"})], 1, **options)
+    assert ran == ["a", "a", "bad", ("b", {"x", "y"})]
+    ran.clear()
+    result = runs(cell, [("b", {"y", "x"}), "c", "a", "a", "a"], 1, **options)
+    assert ran == ["c", "a"]
+    assert result.values == [[("b", {"x", "y"}), 4], ["c", 1], ["a", 1], ["a", 2], ["a", 2]]
+    assert list(result.table.state) == ["kept", "finished", "kept", "kept", "finished"]
+    assert list(result.table.loss) == [0.5] * 5
+    assert "5 items finished · 3 kept from before" in describe.outcome(result.record)
+    assert any("do not run again" in notice.text for notice in result.record.notices)
+    ran.clear()
+    assert runs(cell, ["a"], 1, fresh=True, **options).values == [["a", 1]]
+    assert runs(cell, ["a"], 1, **options).values == [["a", 1]], "the new result is kept"
+    assert ran == ["a"]
+
+
+def test_results_of_other_code_are_not_used(tmp_path, monkeypatch):
+    """The cell without its comments counts, its targets, and the items' types."""
+    home = tmp_path / "home"
+    monkeypatch.setenv("SPARKRING_HOME", str(home))
+    path = str(tmp_path / "kept")
+
+    def key(code: str, item: object) -> str:
+        return Kept(path, code, 1).key_of({"x": item})
+
+    assert key("y = x  # doubled", 1) == key("y = x", 1)
+    different = [key("y = x", each) for each in (1, 1.0, True, "1", b"1", (1,), [1], {1}, {1: 1}, None, Mode.ONE)]
+    assert len({*different, key("y = x + 1", 1)}) == len(different) + 1
+    arrays = [np.zeros(3), np.zeros(3, "f4"), np.zeros((3, 1)), np.ones(3)]
+    assert len({key("", each) for each in arrays}) == 4
+    assert key("", {"a": 1, "b": {2, 3}}) == key("", {"b": {3, 2}, "a": 1})
+    assert digest({"a": [1, 2.5, "text", None]}, frozenset("xyz")) == PLAIN, "the same in every kernel"
+
+
+class Mode(enum.Enum):
+    ONE = 1
+
+
+PLAIN = "0b3b48714bbc115b4d4791c62b02deb471a19bbe02ac01f13be05a2591987917"

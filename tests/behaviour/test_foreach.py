@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import signal
 import textwrap
 import threading
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from leaks import MARK
 from rings import Recording
+from waiting import until
 
 import sparkring
 from sparkring.engine import api
@@ -227,3 +229,45 @@ def test_not_on_a_rank(local):
     """A rank starts no pool of its own; the sentence says what to do."""
     with pytest.raises(RunFailed, match="call it in the notebook, or use a loop"):
         local.run("import sparkring\nsparkring.foreach(len, ['a'])", 1)
+
+
+SURVIVES = """
+import glob, sparkring
+
+def train(number):
+    with open("../ran", "a") as file:
+        file.write(f"{number}\\n")
+    store = sparkring.checkpoints()
+    state = {"steps": 0}
+    before = store.restore(state)
+    store.save(before + 1, {"steps": before + 1})
+    if number == 5 and not before:
+        time.sleep(60)
+    return number * 10, before
+
+def numbers():
+    for number in range(8):
+        if number == LAST:
+            while len(glob.glob("../kept/results/*.json")) < 6:
+                time.sleep(0.01)
+            os.kill(os.getpid(), 9)
+        yield number
+
+result = sparkring.foreach(train, numbers(), np=-2, checkpoint_dir="../kept", quiet=True)
+print("values", result.values, "states", list(result.table.state))
+"""
+
+
+def test_after_a_killed_kernel_only_what_is_missing_runs(driver, tmp_path):
+    """No process is left, each item counts once, and one that had saved a checkpoint continues from it."""
+    killed = driver(SURVIVES.replace("LAST", "7"))
+    killed.wait()
+    assert killed.process.returncode == -signal.SIGKILL
+    until(lambda: not killed.family(), "the pool's processes end with their kernel")
+    assert sorted((tmp_path / "ran").read_text().split()) == list("0123456")
+    (tmp_path / "ran").unlink()
+    text = driver(SURVIVES.replace("LAST", "None")).wait()
+    values = [(number * 10, int(number == 5)) for number in range(8)]
+    states = ["kept"] * 5 + ["finished", "kept", "finished"]
+    assert f"values {values} states {states}" in text
+    assert sorted((tmp_path / "ran").read_text().split()) == list("57")

@@ -89,7 +89,10 @@ def foreach_spec(spec: ForeachSpec, view: View | None = None) -> ForeachResult:
 def start_foreach(spec: ForeachSpec, view: View | None = None) -> BackgroundRun[ForeachResult]:
     """Run the items of a spec in a thread. Errors that can be found before the launch are raised at once."""
     run = _open_items(spec, view)
-    return BackgroundRun(lambda: _carry_out_items(run), run.recorder, run.interrupts)
+    kept = run.prepared.kept
+    return BackgroundRun(
+        lambda: _carry_out_items(run), run.recorder, run.interrupts, None if kept is None else kept.location
+    )
 
 
 def _open_items(spec: ForeachSpec, view: View | None) -> ForeachRun:
@@ -120,6 +123,8 @@ def foreach(
     fresh_after: int | None = None,
     np_each: int = 1,
     framework: str = "plain",
+    checkpoint_dir: str | os.PathLike[str] = "",
+    fresh: bool = False,
     seed: int = 0,
     env: Mapping[str, str] | None = None,
     name: str = "",
@@ -150,6 +155,8 @@ def foreach(
         fail_fast=fail_fast,
         fresh_after=1 if fresh_process else fresh_after,
         env=tuple((env or {}).items()),
+        checkpoint_dir=os.fspath(checkpoint_dir),
+        fresh=fresh,
         seed=seed,
         name=name,
         quiet=quiet,

@@ -62,7 +62,8 @@ class ForeachOptions:
 
     `each`: the ranks of an item, of `framework`. `retries`: how often a failed item is tried again; None is once if its
     process died, and never after an exception. `fresh_after`: a process runs so many items at most; None is no limit.
-    The random numbers of an item depend on `seed` and its number. The other options are as in Options.
+    The random numbers of an item depend on `seed` and its number. `checkpoint_dir`: the directory in which results are
+    kept, and items that have one there do not run, unless `fresh`. The other options are as in Options.
     """
 
     np: int = -1
@@ -79,6 +80,8 @@ class ForeachOptions:
     name: str = ""
     quiet: bool = False
     background: bool = False
+    checkpoint_dir: str = ""
+    fresh: bool = False
 
     @property
     def at_once(self) -> int:
@@ -94,6 +97,8 @@ def checked_foreach(who: str, found: ForeachOptions) -> ForeachOptions:
         raise OptionsError(f"{who} needs to know how many items run at once: -n -4 is four processes here.")
     if found.each > 1 and found.framework == "plain":
         raise OptionsError(f"{who}: --np-each {found.each} needs a --framework that connects the ranks of an item.")
+    if found.fresh and not found.checkpoint_dir:
+        raise OptionsError(f"{who}: --fresh needs a --checkpoint-dir.")
     return found
 
 

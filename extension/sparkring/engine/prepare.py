@@ -240,7 +240,7 @@ def _open_directory(options: Options, code: str, values: Iterable[Any]) -> Direc
     """The directory of checkpoints, and the checkpoint to continue from. Raises CheckpointError, PathError."""
     if not options.checkpoint_dir:
         return None
-    _refuse_shared(options.checkpoint_dir)
+    refuse_shared(options.checkpoint_dir)
     from sparkring.checkpointing.directory import open_directory
     from sparkring.checkpointing.parts import versions as versions_of
 
@@ -249,7 +249,7 @@ def _open_directory(options: Options, code: str, values: Iterable[Any]) -> Direc
     return open_directory(options.checkpoint_dir, size, code, data, fresh=options.fresh, resume=options.resume)
 
 
-def _refuse_shared(directory: str) -> None:
+def refuse_shared(directory: str) -> None:
     """Raise CheckpointError if a run in the background saves to this directory, even under another path."""
     location = locate(directory)
     other = next((each for each in background.going() if each.saves_in(location)), None)

@@ -256,7 +256,7 @@ def closing(record: RunRecord, now: float) -> str:
         took += f" after {counted(len(record.attempts) - 1, 'restart')}"
     words = [f"{outcome(record)} in {took}"] if record.outcome == "finished" else [outcome(record), took]
     saved = [each.saved for each in record.checkpoints if each.state == "committed" and each.saved.kind == "sparkring"]
-    words += [f"last saved step {saved[-1].step:,}"] if saved else []
+    words += [f"last saved step {saved[-1].step:,}"] if saved and record.items is None else []
     words += [f"{name} {number(value.mean)}" for name, value in list(metrics.last(record).items())[:_METRICS_NAMED]]
     return plain(" · ".join(words))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, get_args
 
 from sparkring.wire.messages import CheckpointDamaged as CheckpointDamaged
@@ -256,13 +256,18 @@ class ItemStarted(NamedTuple):
 
 
 class ItemEnded(NamedTuple):
-    """An attempt of an item is over; `value` is a short repr of its value."""
+    """An attempt of an item is over; `value` is a short repr of its value.
+
+    `metrics` and `seconds` are those of the earlier run, if the result was kept.
+    """
 
     time: float
     item: int
     ending: ItemEnding
     value: str = ""
     failure: Failure | None = None
+    metrics: Mapping[str, float] = {}
+    seconds: float = 0.0
 
 
 class Notice(NamedTuple):

@@ -97,6 +97,8 @@ def ended(items: ItemsRecord, event: events.ItemEnded) -> ItemsRecord:
     if event.ending == "again":
         return items._replace(again=items.again + 1)
     over = found._replace(state=event.ending, ended=event.time, value=event.value, failure=event.failure)
+    if event.ending == "kept":
+        over = over._replace(started=event.time - event.seconds, metrics=event.metrics)
     counts = {event.ending: getattr(items, event.ending) + 1}
     return items._replace(ended=(*items.ended, over)[-ITEMS_KEPT:], **counts)
 

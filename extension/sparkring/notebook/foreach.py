@@ -68,6 +68,13 @@ TABLE = OptionsTable(
     Option("--fail-fast", action="store_true", help="end the run when an item has failed"),
     Option("--fresh-process", action="store_true", help="start a process for each item"),
     Option("--fresh-after", type=positive_count, metavar="N", help="replace a process after N items"),
+    Option(
+        "--checkpoint-dir",
+        default="",
+        metavar="PATH",
+        help="keep the items' results in PATH (dbfs: or any URL); items with a result there do not run again",
+    ),
+    Option("--fresh", action="store_true", help="run all items, whatever is kept"),
     Option("--np-each", type=positive_count, default=1, metavar="R", dest="each", help="run each item on R ranks"),
     Option("--framework", choices=_FRAMEWORKS, default="plain", help="what connects the ranks of an item"),
     Option("--seed", type=count, default=0, metavar="N", help="seed the items' random numbers differently; default: 0"),

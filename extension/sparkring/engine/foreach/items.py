@@ -65,7 +65,8 @@ class Items:
 
     Each is bound to `targets`; without targets, it is the argument of a function. `total` is their number, None if it
     is not known before the last one has been taken. Functions whose globals are `namespace` get the rank's; names for
-    which `stays` is true stay behind.
+    which `stays` is true stay behind. `key_of`, which may be set, makes the key of an item's
+    result from its values.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Items:
         namespace: Namespace | None = None,
         stays: Callable[[str], bool] = lambda name: False,
     ) -> None:
+        self.key_of: Callable[[Mapping[str, Any]], str] = lambda values: ""
         self.total: int | None = len(iterable) if hasattr(type(iterable), "__len__") else None  # type: ignore[arg-type]
         self.taken = 0
         self._iterator: Iterator[Any] = iter(iterable)
@@ -113,7 +115,7 @@ class Items:
             failure = Failure("code", f"cannot be sent to a process: {problem.what}", advice=advice)
             return Problem(number, name, failure)
         # Copies, since the iterable may use an array again for the next item.
-        return Item(number, name, (packed.payload, *map(bytes, packed.buffers)))
+        return Item(number, name, (packed.payload, *map(bytes, packed.buffers)), self.key_of(values))
 
 
 def seed_of(run_seed: int, number: int) -> int:

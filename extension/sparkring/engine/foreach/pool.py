@@ -13,8 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import cloudpickle
+
+from sparkring.checkpointing.results import Result
 from sparkring.engine.foreach.items import Items, Problem
-from sparkring.engine.foreach.schedule import Attempt, Schedule
+from sparkring.engine.foreach.kept import Kept
+from sparkring.engine.foreach.schedule import Attempt, Item, Schedule
 from sparkring.engine.foreach.slot import Ended, Slot, SlotSettings
 from sparkring.engine.recorder import Recorder
 from sparkring.errors import LaunchError
@@ -40,7 +44,8 @@ class Results:
 class Pool:
     """Runs `items` as `schedule` decides, each with the request that `request_for` makes of its attempt.
 
-    `results` holds what has ended so far. `error` is what the user's iterable has raised, if it has.
+    `results` holds what has ended so far. `error` is what the user's iterable has raised, if it has. Items whose
+    results are `kept` do not run.
     """
 
     def __init__(
@@ -51,6 +56,7 @@ class Pool:
         request_for: Callable[[Attempt], Request],
         recorder: Recorder,
         interrupts: Interrupts,
+        kept: Kept | None = None,
     ) -> None:
         self.results = Results()
         self.error: BaseException | None = None
@@ -60,12 +66,13 @@ class Pool:
         self._request_for = request_for
         self._recorder = recorder
         self._interrupts = interrupts
+        self._kept = kept
         self._news: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._slots = [Slot(number, settings, self._news.put) for number in range(schedule.limit)]
         self._look_at = 0.0
         self._failed_starts = 0
         self._start_at = 0.0
-        self._ending = False
+        self._ending = self._told_problem = self._told_kept = False
         self._planned: events.ItemsPlanned | None = None
 
     def run(self) -> None:
@@ -112,8 +119,32 @@ class Pool:
             self._schedule.failed()
             begun = events.ItemStarted(time.time(), found.number, found.name, -1)
             self._tell([begun, self._over(found.number, Ended(failure=found.failure), "failed")])
-        else:
+        elif not self._was_kept(found):
             self._schedule.add(found)
+
+    def _was_kept(self, item: Item) -> bool:
+        """Whether the item need not run, since an earlier run has kept its result."""
+        found = None if self._kept is None else self._kept.find(item.key)
+        if self._kept is None or found is None:
+            return False
+        try:
+            value = cloudpickle.loads(found.parts[0], buffers=found.parts[1:])
+        except Exception as error:  # whatever the value's class does when it is rebuilt
+            self._recorder.notice(
+                f"the kept value of item {item.number} cannot be rebuilt here: {error}; it runs again"
+            )
+            return False
+        if not self._told_kept:
+            self._told_kept = True
+            self._recorder.notice(
+                f"items whose results are in {self._kept.location.written} do not run again (--fresh runs all items)"
+            )
+        self.results.values[item.number] = value
+        now = time.time()
+        begun = events.ItemStarted(now, item.number, item.name, -1)
+        over = events.ItemEnded(now, item.number, "kept", found.text, None, found.metrics, found.seconds)
+        self._tell([begun, over])
+        return True
 
     def _assign(self) -> None:
         if time.monotonic() < self._start_at:
@@ -178,6 +209,9 @@ class Pool:
                 f"item {attempt.item.number} ran out of memory: from now on, "
                 f"{describe.counted(self._schedule.limit, 'item')} at once"
             )
+        if ending == "finished" and self._kept is not None:
+            result = Result(ended.packed, attempt.item.name, ended.text, ended.metrics, ended.seconds)
+            self._kept.keep(attempt.item.key, result)
         return [self._over(attempt.item.number, ended, ending)]
 
     def _over(self, number: int, ended: Ended, ending: events.ItemEnding) -> events.ItemEnded:
@@ -196,6 +230,9 @@ class Pool:
             self._planned = planned
             found.insert(0, planned)
         self._recorder.add(found)
+        if self._kept is not None and self._kept.problem and not self._told_problem:
+            self._told_problem = True
+            self._recorder.notice(f"{self._kept.problem} The run continues, but its results are not kept.")
 
     # ── the end ───────────────────────────────────────────────────────────────
 
@@ -213,6 +250,8 @@ class Pool:
             slot.retire(kill=bool(began) or self._interrupts.seen)
         for slot in self._slots:
             slot.join()
+        if self._kept is not None:
+            self._kept.close()
         running = self._recorder.record.items.running if self._recorder.record.items else ()
         self._tell([events.ItemEnded(time.time(), item.item, "stopped") for item in running])
 

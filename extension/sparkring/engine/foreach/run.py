@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+import types
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -16,12 +17,13 @@ from sparkring.capture.picklability import ipython_names
 from sparkring.capture.versions import modules_of, versions
 from sparkring.compat import legacy_keras
 from sparkring.engine.foreach.items import Items, Targets, seed_of
+from sparkring.engine.foreach.kept import Kept
 from sparkring.engine.foreach.pool import Pool
 from sparkring.engine.foreach.result import ForeachResult
 from sparkring.engine.foreach.schedule import Attempt, Schedule
 from sparkring.engine.foreach.slot import SlotSettings
 from sparkring.engine.options import ForeachOptions, Options
-from sparkring.engine.prepare import PROVIDED, capture_cell, needs_legacy_keras, validate
+from sparkring.engine.prepare import PROVIDED, capture_cell, needs_legacy_keras, refuse_shared, validate
 from sparkring.engine.recorder import Recorder
 from sparkring.engine.spec import Call, Cell, RunSpec
 from sparkring.errors import ItemsFailed, OptionsError, RunFailed, SparkringError
@@ -62,6 +64,7 @@ class Prepared(NamedTuple):
     modules: frozenset[str]
     launch: LaunchRequest
     started: events.RunStarted
+    kept: Kept | None = None
 
 
 def prepare(spec: ForeachSpec) -> Prepared:
@@ -96,15 +99,24 @@ def prepare(spec: ForeachSpec) -> Prepared:
         "local",
         options.framework,
         "all",
+        checkpoint_dir=options.checkpoint_dir,
         captured=packed.captured[: events.CAPTURED_KEPT],
         versions=versions(),
     )
+    kept = None
+    if options.checkpoint_dir:
+        refuse_shared(options.checkpoint_dir)
+        kept = Kept(options.checkpoint_dir, packed.meaning, options.each, fresh=options.fresh)
+        packed.items.key_of = kept.key_of
     launch = LaunchRequest(-options.each, options.each, environment, started.title)
-    return Prepared(options, packed.items, work, packed.modules, launch, started)
+    return Prepared(options, packed.items, work, packed.modules, launch, started, kept)
 
 
 class _Packed(NamedTuple):
-    """What all items need, and the items; `title` and `code` are for the record."""
+    """What all items need, and the items; `title` and `code` are for the record.
+
+    `meaning` is the code on which the results depend: also that of the notebook's functions.
+    """
 
     work: messages.Work
     modules: frozenset[str]
@@ -112,6 +124,7 @@ class _Packed(NamedTuple):
     items: Items
     title: str
     code: str
+    meaning: str
 
 
 def _pack_cell(spec: ForeachSpec, cell: Cell) -> _Packed:
@@ -132,7 +145,10 @@ def _pack_cell(spec: ForeachSpec, cell: Cell) -> _Packed:
     hidden = ipython_names(namespace, PROVIDED).union(spec.targets.names)
     items = Items(spec.iterable, spec.targets, namespace, hidden.__contains__)
     modules = modules_of(namespace[name] for name in captured.sent)
-    return _Packed(work, modules, captured.table, items, f"foreach {spec.targets.written}", cell.source)
+    functions = (namespace[name] for name in sorted(captured.sent) if isinstance(namespace[name], types.FunctionType))
+    sources = [f"for {spec.targets.written} in _: pass", cell.source, *map(source_of, functions)]
+    title = f"foreach {spec.targets.written}"
+    return _Packed(work, modules, captured.table, items, title, cell.source, "\n".join(sources))
 
 
 def _pack_call(spec: ForeachSpec, call: Call) -> _Packed:
@@ -151,7 +167,8 @@ def _pack_call(spec: ForeachSpec, call: Call) -> _Packed:
     )
     items = Items(spec.iterable, None, namespace, ipython_names(namespace).__contains__)
     captured = captured_call(function, {}, packed)
-    return _Packed(work, modules_of((function,)), captured, items, name_of(function), source_of(function))
+    code = source_of(function)
+    return _Packed(work, modules_of((function,)), captured, items, name_of(function), code, code)
 
 
 class ForeachRun:
@@ -201,12 +218,14 @@ class ForeachRun:
             lambda: open_launcher(launch, recorder.notice), options.each, options.fresh_after, options.timeout_each_s
         )
         schedule = Schedule(options.at_once, options.retries, fail_fast=options.fail_fast)
-        return Pool(self.prepared.items, schedule, settings, self._request_for, recorder, self.interrupts)
+        kept = self.prepared.kept
+        return Pool(self.prepared.items, schedule, settings, self._request_for, recorder, self.interrupts, kept)
 
     def _request_for(self, attempt: Attempt) -> Request:
         prepared, item = self.prepared, attempt.item
         seed = seed_of(prepared.options.seed, item.number)
-        here = Here(run_id=self.recorder.record.run_id)
+        record, kept = self.recorder.record, prepared.kept
+        here = Here(run_id=record.run_id) if kept is None else kept.here(item.key, record)
         run = messages.Run("item", checkpoints=here, parts=item.parts, seed=seed)
         return Request(run, prepared.options.framework, prepared.modules, work=prepared.work)
 

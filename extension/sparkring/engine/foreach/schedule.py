@@ -14,11 +14,12 @@ Verdict = Literal["finished", "failed", "again"]
 
 
 class Item(NamedTuple):
-    """One item: its number, from 0, a short text of its values, and the packed values."""
+    """One item: its number, from 0, a short text of its values, the packed values, and the key of its result."""
 
     number: int
     name: str
     parts: Buffers = ()
+    key: str = ""
 
 
 class Attempt(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from sparkring.engine.foreach.schedule import Attempt
@@ -16,7 +16,7 @@ from sparkring.gangs.gang import Gang
 from sparkring.history import describe, events
 from sparkring.history.events import Event, Failure
 from sparkring.launchers.base import Launcher
-from sparkring.wire.messages import Kept
+from sparkring.wire.messages import Buffers, Kept
 
 GROWTH_BYTES = 512 * 1024**2  # a gang whose memory has grown by more since its first item is replaced
 TIMEOUT_GRACE_S = 1.0  # after an interrupt, before the ranks are killed
@@ -39,11 +39,17 @@ class SlotSettings(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """How an attempt has ended: with a value, of which `text` is a short repr, or with a failure."""
+    """How an attempt has ended: with a value, of which `text` is a short repr, or with a failure.
+
+    `packed` is the value as it came, `metrics` are the last ones that were reported.
+    """
 
     value: Any = None
     text: str = ""
     failure: Failure | None = None
+    packed: Buffers = ()
+    metrics: Mapping[str, float] = {}
+    seconds: float = 0.0
 
 
 class Slot:
@@ -66,6 +72,7 @@ class Slot:
         self._began = 0.0  # 0 until the ranks are up
         self._kill_at = 0.0
         self._text = ""
+        self._metrics: dict[str, float] = {}
         self._line = 0  # where the item was when its time was up
         self._retiring: list[threading.Thread] = []
 
@@ -75,7 +82,7 @@ class Slot:
             self.retire()
         self.attempt = attempt
         self._began = self._kill_at = 0.0
-        self._text, self._line = "", 0
+        self._text, self._line, self._metrics = "", 0, {}
         if self._gang is None:
             launcher = self._settings.launch()
             self._gang = Gang(launcher, self._settings.size, lambda: self._on_arrival(self.number))
@@ -104,6 +111,8 @@ class Slot:
                     number = self.attempt.item.number * DISPLAYS_EACH + event.number
                     found.append(self._renumbered(event._replace(number=number)))
                 case _ if isinstance(event, Kept):
+                    if isinstance(event, events.Metrics):
+                        self._metrics.update(event.values)
                     found.append(self._renumbered(event))
         self._watch_the_time()
         return found
@@ -186,10 +195,12 @@ class Slot:
     def _finished(self, execution: Execution) -> Ended:
         first = execution.ranks[0]
         execution.values = {first: execution.values[first]}  # those of the other ranks need not be unpacked
+        packed = execution.values[first][""].parts
         values, _, problems = unpack_results(execution)
         if problems:
             return Ended(failure=Failure("code", f"{problems[0].replace(' of rank 0', '')}", advice=_RETURN))
-        return Ended(values.get(first), self._text)
+        seconds = time.monotonic() - self._began
+        return Ended(values.get(first), self._text, None, packed, self._metrics, seconds)
 
     def _is_used_up(self, execution: Execution) -> bool:
         """Whether the gang has run as many items as it may, or holds too much memory by now."""
