@@ -12,7 +12,7 @@ import os
 import uuid
 from typing import Any
 
-import cloudpickle
+from sparkring.capture.packing import pack
 
 # Types whose repr() says all there is to say.
 _PLAIN = (
@@ -51,5 +51,8 @@ def _digest(value: Any) -> bytes:
         found.update(f"{value.dtype.str}{value.shape}".encode())
         found.update(value.tobytes())
     else:
-        found.update(cloudpickle.dumps(value))
+        packed = pack({"": value})
+        found.update(packed.payload)
+        for buffer in packed.buffers:
+            found.update(buffer)
     return found.digest()

@@ -65,8 +65,9 @@ class Items:
 
     Each is bound to `targets`; without targets, it is the argument of a function. `total` is their number, None if it
     is not known before the last one has been taken. Functions whose globals are `namespace` get the rank's; names for
-    which `stays` is true stay behind. `key_of`, which may be set, makes the key of an item's
-    result from its values.
+    which `stays` is true stay behind. `key_of`, which may be set, makes the key of an item's result from its values.
+
+    OptionsError: the iterable is none.
     """
 
     def __init__(
@@ -77,9 +78,12 @@ class Items:
         stays: Callable[[str], bool] = lambda name: False,
     ) -> None:
         self.key_of: Callable[[Mapping[str, Any]], str] = lambda values: ""
-        self.total: int | None = len(iterable) if hasattr(type(iterable), "__len__") else None  # type: ignore[arg-type]
+        self.total = _length(iterable)
         self.taken = 0
-        self._iterator: Iterator[Any] = iter(iterable)
+        try:
+            self._iterator: Iterator[Any] = iter(iterable)
+        except TypeError:
+            raise OptionsError(f"foreach() needs something to iterate over, not {type(iterable).__name__}.") from None
         self._targets = targets
         self._namespace = namespace
         self._stays = stays
@@ -116,6 +120,14 @@ class Items:
             return Problem(number, name, failure)
         # Copies, since the iterable may use an array again for the next item.
         return Item(number, name, (packed.payload, *map(bytes, packed.buffers)), self.key_of(values))
+
+
+def _length(iterable: Any) -> int | None:
+    """How many items there are; None if only their end will tell."""
+    try:
+        return len(iterable)
+    except Exception:  # it has no length, or its class's __len__() refuses
+        return None
 
 
 def seed_of(run_seed: int, number: int) -> int:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from sparkring.capture import notebook_state
 from sparkring.capture.calls import check_call, name_of, source_of
-from sparkring.capture.cell import captured_call
+from sparkring.capture.cell import LARGE_BYTES, captured_call
 from sparkring.capture.packing import pack_call
 from sparkring.capture.picklability import ipython_names
 from sparkring.capture.versions import modules_of, versions
@@ -56,7 +56,7 @@ class ForeachSpec(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """A validated run that has not started."""
+    """A validated run that has not started; `notices` are for its record."""
 
     options: ForeachOptions
     items: Items
@@ -64,6 +64,7 @@ class Prepared(NamedTuple):
     modules: frozenset[str]
     launch: LaunchRequest
     started: events.RunStarted
+    notices: tuple[str, ...] = ()
     kept: Kept | None = None
 
 
@@ -78,10 +79,6 @@ def prepare(spec: ForeachSpec) -> Prepared:
             "loop."
         )
     options = spec.options
-    try:
-        iter(spec.iterable)
-    except TypeError:
-        raise OptionsError(f"foreach() needs something to iterate over, not {type(spec.iterable).__name__}.") from None
     packed = _pack_cell(spec, spec.work) if isinstance(spec.work, Cell) else _pack_call(spec, spec.work)
     work = packed.work
     if needs_legacy_keras(options.framework, options.env, packed.code, packed.modules):
@@ -109,7 +106,9 @@ def prepare(spec: ForeachSpec) -> Prepared:
         kept = Kept(options.checkpoint_dir, packed.meaning, options.each, fresh=options.fresh)
         packed.items.key_of = kept.key_of
     launch = LaunchRequest(-options.each, options.each, environment, started.title)
-    return Prepared(options, packed.items, work, packed.modules, launch, started, kept)
+    large = [name for name in packed.captured if (name.size_bytes or 0) > LARGE_BYTES]
+    notices = tuple(describe.large_value(name.name, name.size_bytes or 0) for name in large)
+    return Prepared(options, packed.items, work, packed.modules, launch, started, notices, kept)
 
 
 class _Packed(NamedTuple):
@@ -182,6 +181,8 @@ class ForeachRun:
         self.recorder = Recorder(view, prepared.started)
         self.interrupts = interrupts
         self.result: ForeachResult | None = None
+        for notice in prepared.notices:
+            self.recorder.notice(notice)
 
     def to_the_end(self) -> ForeachResult:
         """Carry out the run.

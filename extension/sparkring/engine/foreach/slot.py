@@ -21,6 +21,7 @@ from sparkring.wire.messages import Buffers, Kept
 GROWTH_BYTES = 512 * 1024**2  # a gang whose memory has grown by more since its first item is replaced
 TIMEOUT_GRACE_S = 1.0  # after an interrupt, before the ranks are killed
 LEAVE_S = 2.0
+RETIRING = 4  # gangs of a slot that may be ending at the same time: processes must not gather
 DISPLAYS_EACH = 1_000  # numbers of displays for each item, so that an item does not replace those of another
 
 
@@ -157,10 +158,14 @@ class Slot:
         """End the gang, in a thread of its own, so that nothing waits for it; the next item starts a new one."""
         self.attempt = self._execution = None
         gang, self._gang = self._gang, None
-        if gang is not None:
-            name = "sparkring-retire"
-            self._retiring.append(threading.Thread(target=_end, args=(gang, kill), name=name, daemon=True))
-            self._retiring[-1].start()
+        if gang is None:
+            return
+        self._retiring = [each for each in self._retiring if each.is_alive()]
+        while len(self._retiring) >= RETIRING:
+            self._retiring.pop(0).join()
+        thread = threading.Thread(target=_end, args=(gang, kill), name="sparkring-retire", daemon=True)
+        self._retiring.append(thread)
+        thread.start()
 
     def join(self) -> None:
         """Wait until nothing is left of the gangs that have been retired."""

@@ -16,11 +16,13 @@ import tempfile
 from typing import Any
 
 from sparkring.capture import packing
+from sparkring.runtime import world
 from sparkring.wire import messages
 from sparkring.worker.member import process
 from sparkring.worker.rank import collectives, seeds, shell
 from sparkring.worker.rank.cell import CompiledCell, compile_cell
 
+RANKS_APART = 0x9E3779B1  # between the seeds of an item's ranks, which draw different numbers, as unseeded ones would
 COLLECT_AFTER_BYTES = 64 * 1024**2  # collecting garbage takes longer than a short item: only after so much growth
 
 
@@ -55,7 +57,7 @@ class ItemWork:
         collectives.release()  # those of the item before, on all ranks of the slot
         self._clear()
         _new_sessions()
-        seeds.begin(item.seed)
+        seeds.begin((item.seed + world.world().rank * RANKS_APART) % (1 << 32))
         payload, *buffers = item.parts
         copies = [buffer.copy_on_write() for buffer in self._buffers]
         if self._order.what == "call":
