@@ -53,7 +53,7 @@ def test_how_far_it_is():
     assert describe.items_left(record, 122.0) == "9 min 38 s left"
     assert describe.facts(record) == ["2 at once on this machine"]
     endless = replay([*begun(None), *item(0), *item(1, None)])
-    assert (describe.items_progress(endless), describe.items_left(endless, 200.0)) == ("1 item · 1 running", "")
+    assert (describe.items_progress(endless), describe.items_left(endless, 200.0)) == ("1 item · 2 at once", "")
 
 
 def test_a_record_keeps_the_last_items_of_many(monkeypatch):
@@ -98,7 +98,7 @@ def test_the_page_is_told_of_each_item_once():
     assert [(row[0], row[5]) for row in told(later, 130.0)] == [(12, 18.0), (11, None)]
     (state,) = (each for each in live.whole(later, 130.0) if each["kind"] == "state")
     assert (state["fraction"], state["pooled"]) == (12 / 300, True)
-    assert (state["progress"], state["left"]) == ("12 of 300 items · 1 failed · 1 running", "12 min 00 s left")
+    assert (state["progress"], state["left"]) == ("12 of 300 items · 1 failed · 2 at once", "12 min 00 s left")
 
 
 def test_the_terminal():

@@ -178,8 +178,8 @@ def items_progress(record: RunRecord) -> str:
     found = record.items
     if found is None:
         return ""
-    is_full = len(found.running) == found.at_once
-    return dotted(items(record), f"{found.at_once:,} at once" if is_full else f"{len(found.running):,} running")
+    left = found.at_once if found.total is None else min(found.total - found.done, found.at_once)
+    return dotted(items(record), f"{left:,} at once" if left == found.at_once else f"{left:,} running")
 
 
 def items_left(record: RunRecord, now: float) -> str:

@@ -9,6 +9,7 @@ export class Items {
   constructor() {
     this.rows = new Map(); // item's number → row
     this.metrics = []; // names, in the order in which they came
+    this.tried = false; // whether an item has had more than one attempt
     this.column = "item";
     this.descending = false;
     this.query = "";
@@ -19,6 +20,7 @@ export class Items {
     for (const told of message.rows) {
       const row = Object.fromEntries(FIELDS.map((name, at) => [name, told[at]]));
       this.rows.set(row.item, row);
+      this.tried ||= row.attempt > 1;
       for (const name in row.metrics) if (!this.metrics.includes(name)) this.metrics.push(name);
     }
     this.ordered = null;

@@ -6,6 +6,9 @@ import { duration, number } from "./words.js";
 
 const ROW = 20; // px, as in panel.css
 const SIGNS = { running: "▶", finished: "✓", failed: "✗", stopped: "■", kept: "✓" };
+// Each column's least width in px, and its share of what is left of the box; the others scroll out of sight.
+const WIDTHS = { item: [48], name: [140, 1.5], state: [84], attempt: [56], took: [72], value: [80, 1], error: [140, 2] };
+const METRIC_WIDTH = [80], GAP = 12; // px, as in panel.css
 const RIGHT = new Set(["item", "attempt", "took"]);
 
 export class ItemsView {
@@ -43,7 +46,8 @@ export class ItemsView {
   }
 
   columns() {
-    return [...COLUMNS, ...this.items.metrics.map((name) => [name, name]), ...LAST_COLUMNS];
+    const first = COLUMNS.filter(([name]) => name !== "attempt" || this.items.tried);
+    return [...first, ...this.items.metrics.map((name) => [name, name]), ...LAST_COLUMNS];
   }
 
   draw(now, total) {
@@ -72,9 +76,9 @@ export class ItemsView {
     if (signature === this.headDrawn) return;
     this.headDrawn = signature;
     const focused = this.head.contains(document.activeElement) ? document.activeElement.dataset.column : null;
-    const metrics = this.items.metrics.length;
-    this.box.style.setProperty("--sr-columns", `56px minmax(150px, 1.5fr) 92px 62px 84px repeat(${metrics}, 92px) minmax(90px, 1fr) minmax(160px, 2fr)`
-      .replace("repeat(0, 92px) ", ""));
+    const widths = columns.map(([name]) => WIDTHS[name] ?? METRIC_WIDTH);
+    this.box.style.setProperty("--sr-columns", widths.map(([least, share]) => (share ? `minmax(${least}px, ${share}fr)` : `${least}px`)).join(" "));
+    this.box.style.setProperty("--sr-width", `${widths.reduce((sum, [least]) => sum + least + GAP, -GAP)}px`);
     this.head.replaceChildren(...columns.map(([name, title]) => make("span",
       { role: "columnheader", class: RIGHT.has(name) || this.items.metrics.includes(name) ? "sr-n" : "",
         "aria-sort": name === column ? (descending ? "descending" : "ascending") : false },
