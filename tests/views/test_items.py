@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sparkring.history import describe, events, item_records
+from sparkring.history import describe, events, item_records, lines
 from sparkring.history.events import Failure
 from sparkring.history.record import RunRecord, replay
 from sparkring.views import html, live
@@ -77,6 +77,36 @@ def test_html(final):
     assert "rank 0" not in shown, "processes come and go"
     if not final:
         assert "width:3.7%" in shown
+
+
+def test_lines_are_labelled_with_the_item():
+    """Also those whose end the item has not written, which the next item does not continue."""
+
+    def output(data: bytes, slot: int) -> events.Output:
+        return events.Output("stdout", data, time=110.0, rank=slot)
+
+    record = replay(
+        [
+            *begun(),
+            *item(5, None, slot=1),
+            output(b"one\nno end", 1),
+            events.ItemEnded(110.0, 5, "finished"),
+            output(b"after it\n", 1),
+            *item(7, None, slot=1),
+            *item(8, None, slot=0),
+            output(b"two\n", 1),
+            output(b"three\nhalf", 0),
+        ]
+    )
+    assert [(line.rank, line.text) for line in record.recent] == [
+        (5, "one"),
+        (5, "no end"),
+        (5, "after it"),
+        (7, "two"),
+        (8, "three"),
+    ]
+    assert [(line.rank, line.text) for line in lines.pending(record)] == [(8, "half")]
+    assert [line.rank for line in record.ranks[1].tail] == [1] * 4, "the process's own"
 
 
 def test_the_page_is_told_of_each_item_once():

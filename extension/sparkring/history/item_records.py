@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
@@ -76,6 +77,13 @@ class ItemsRecord(NamedTuple):
     def known(self) -> list[ItemRecord]:
         """Those that run and those that have ended, by number."""
         return sorted((*self.running, *self.ended), key=lambda each: each.item)
+
+
+def item_on(items: ItemsRecord, rank: int) -> int:
+    """The number of the item that a rank runs, or has run last; that of the rank if it has run none."""
+    slot = rank // items.ranks_each
+    found = (each.item for each in itertools.chain(items.running, reversed(items.ended)) if each.slot == slot)
+    return next(found, rank)
 
 
 def planned(items: ItemsRecord | None, event: events.ItemsPlanned) -> ItemsRecord:

@@ -31,7 +31,10 @@ RankState = Literal["starting", "running", "finished", "failed", "stopped", "idl
 
 
 class LogLine(NamedTuple):
-    """One line that a rank printed; `stream` is "message" for what it sent to the notebook on purpose."""
+    """One line that a rank printed; `stream` is "message" for what it sent to the notebook on purpose.
+
+    In a run of items, `rank` is the number of the item, except in a rank's own `tail`.
+    """
 
     time: float
     rank: int
@@ -278,11 +281,16 @@ def _started(record: RunRecord, event: events.RunStarted) -> RunRecord:
 
 
 def _item_changed(record: RunRecord, event: events.ItemStarted | events.ItemEnded) -> RunRecord:
-    assert record.items is not None
-    if isinstance(event, events.ItemEnded):
-        return record._replace(items=item_records.ended(record.items, event))
-    host = record.ranks[event.slot * record.items.ranks_each].host if event.slot >= 0 else ""
-    return record._replace(items=item_records.started(record.items, event, host))
+    items = record.items
+    assert items is not None
+    if isinstance(event, events.ItemStarted):
+        host = record.ranks[event.slot * items.ranks_each].host if event.slot >= 0 else ""
+        return record._replace(items=item_records.started(items, event, host))
+    slot = next(found.slot for found in items.running if found.item == event.item)
+    for rank in record.ranks[slot * items.ranks_each : (slot + 1) * items.ranks_each] if slot >= 0 else ():
+        if rank.partial_stdout or rank.partial_stderr:  # the next item begins a new line
+            record = _with_last_lines(record, rank)
+    return record._replace(items=item_records.ended(items, event))
 
 
 def _noticed(record: RunRecord, notice: events.Notice) -> RunRecord:
@@ -423,7 +431,16 @@ def _with_lines(record: RunRecord, rank: RankRecord, lines: list[LogLine], count
     if record.logs == "callbacks" or (record.logs == "rank0" and rank.rank != 0):
         lines = [line for line in lines if line.stream == "message"]
         count = len(lines)
+    lines = labelled(record, lines)
     return record._replace(recent=(*record.recent, *lines)[-RECENT_LINES:], recent_count=record.recent_count + count)
+
+
+def labelled(record: RunRecord, lines: list[LogLine]) -> list[LogLine]:
+    """Lines of a rank as they are shown: of a run of items, with the number of the item."""
+    if record.items is None or not lines:
+        return lines
+    item = item_records.item_on(record.items, lines[0].rank)
+    return [line._replace(rank=item) for line in lines]
 
 
 def _printed(record: RunRecord, event: events.Output) -> RunRecord:

@@ -13,8 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import cloudpickle
-
 from sparkring.checkpointing.results import Result
 from sparkring.engine.foreach.items import Items, Problem
 from sparkring.engine.foreach.kept import Kept
@@ -72,7 +70,7 @@ class Pool:
         self._look_at = 0.0
         self._failed_starts = 0
         self._start_at = 0.0
-        self._ending = self._told_problem = self._told_kept = False
+        self._ending = False
         self._planned: events.ItemsPlanned | None = None
 
     def run(self) -> None:
@@ -125,24 +123,13 @@ class Pool:
     def _was_kept(self, item: Item) -> bool:
         """Whether the item need not run, since an earlier run has kept its result."""
         found = None if self._kept is None else self._kept.find(item.key)
-        if self._kept is None or found is None:
+        if found is None:
             return False
-        try:
-            value = cloudpickle.loads(found.parts[0], buffers=found.parts[1:])
-        except Exception as error:  # whatever the value's class does when it is rebuilt
-            self._recorder.notice(
-                f"the kept value of item {item.number} cannot be rebuilt here: {error}; it runs again"
-            )
-            return False
-        if not self._told_kept:
-            self._told_kept = True
-            self._recorder.notice(
-                f"items whose results are in {self._kept.location.written} do not run again (--fresh runs all items)"
-            )
+        value, result = found
         self.results.values[item.number] = value
         now = time.time()
         begun = events.ItemStarted(now, item.number, item.name, -1)
-        over = events.ItemEnded(now, item.number, "kept", found.text, None, found.metrics, found.seconds)
+        over = events.ItemEnded(now, item.number, "kept", result.text, None, result.metrics, result.seconds)
         self._tell([begun, over])
         return True
 
@@ -230,9 +217,8 @@ class Pool:
             self._planned = planned
             found.insert(0, planned)
         self._recorder.add(found)
-        if self._kept is not None and self._kept.problem and not self._told_problem:
-            self._told_problem = True
-            self._recorder.notice(f"{self._kept.problem} The run continues, but its results are not kept.")
+        while self._kept is not None and self._kept.news:
+            self._recorder.notice(self._kept.news.popleft())
 
     # ── the end ───────────────────────────────────────────────────────────────
 
