@@ -59,6 +59,52 @@ class Options:
         return bool(self.checkpoint_dir or self.max_restarts)
 
 
+@dataclass(frozen=True)
+class ForeachOptions:
+    """How to run items, independently of each other. `np` < 0: that many at once, in processes here.
+
+    `each`: the ranks of an item, of `framework`. `retries`: how often a failed item is tried again; None is once if its
+    process died, and never after an exception. `fresh_after`: a process runs so many items at most; None is no limit.
+    The random numbers of an item depend on `seed` and its number. `checkpoint_dir`: the directory in which results are
+    kept, and items that have one there do not run, unless `fresh`. The other options are as in Options.
+    """
+
+    np: int = -1
+    each: int = 1
+    framework: str = "plain"
+    timeout_each_s: float | None = None
+    retries: int | None = None
+    fail_fast: bool = False
+    fresh_after: int | None = None
+    push: tuple[str, ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+    seed: int = 0
+    autolog: bool = True
+    name: str = ""
+    quiet: bool = False
+    background: bool = False
+    checkpoint_dir: str = ""
+    fresh: bool = False
+
+    @property
+    def at_once(self) -> int:
+        """How many items run at the same time, at most."""
+        return abs(self.np)
+
+
+def checked_foreach(who: str, found: ForeachOptions) -> ForeachOptions:
+    """The options, if they go together. OptionsError says which do not."""
+    if found.np > 0:
+        raise OptionsError(f"{who} cannot run items in Spark tasks yet: use -n -{found.np} for processes here.")
+    if found.np == 0:
+        raise OptionsError(f"{who} needs to know how many items run at once: -n -4 is four processes here.")
+    if found.each > 1 and found.framework == "plain":
+        raise OptionsError(f"{who}: --np-each {found.each} needs a --framework that connects the ranks of an item.")
+    if found.fresh and not found.checkpoint_dir:
+        raise OptionsError(f"{who}: --fresh needs a --checkpoint-dir.")
+    return found
+
+
 def timeline(who: str, horovod: bool, asked: bool) -> bool:
     """Whether to record a timeline. Raises OptionsError if a timeline is `asked` for on ranks without Horovod."""
     if asked and not horovod:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sparkring.history.record import LogLine, RunRecord
+from sparkring.history.record import LogLine, RunRecord, labelled
 
 # ── Control codes ─────────────────────────────────────────────────────────────
 
@@ -124,7 +124,7 @@ def pending(record: RunRecord, most: int = 8) -> list[LogLine]:
     found: list[LogLine] = []
     for rank in record.ranks:
         if rank.partial_stdout or rank.partial_stderr:
-            found += rank.lines_with_partial()[len(rank.tail) :]
+            found += labelled(record, list(rank.lines_with_partial()[len(rank.tail) :]))
         if len(found) >= most:
             break
     return [line for line in visible(found, record.logs) if line.text.strip()][:most]

@@ -38,6 +38,18 @@ class Interrupts:
         if self._before is not None:
             signal.signal(signal.SIGINT, self._before)
 
+    @contextlib.contextmanager
+    def let_through(self) -> Iterator[None]:
+        """For code of the user's: in this block, an interrupt does what it did before."""
+        if self._before is None:
+            yield
+            return
+        signal.signal(signal.SIGINT, self._before)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, self._note)
+
     def request(self) -> None:
         """Set `seen`, as an interrupt does. A Stop button calls this method; any thread may call it."""
         self.seen = True

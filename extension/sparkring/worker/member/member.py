@@ -36,7 +36,8 @@ TICK_S = 0.5
 BEAT_EVERY_S = 2.0
 DRAIN_LIMIT_S = 2.0
 DRAIN_READS = 16  # at most: a process that the rank started may never stop writing
-_PASSED_ON = (messages.Run, messages.Release, messages.Leave)  # from the driver to the rank; large ones in pieces
+# From the driver to the rank; large ones in pieces.
+_PASSED_ON = (messages.Work, messages.Run, messages.Release, messages.Leave)
 _FROM_RANK = get_args(messages.RankReport)
 
 

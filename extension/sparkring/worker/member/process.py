@@ -110,6 +110,15 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def resident_bytes() -> int:
+    """The memory that this process has in RAM; 0 where there is no /proc."""
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
 def out_of_memory_kills() -> int:
     """How many processes of this process's control group the kernel has killed for memory; 0 if unknown."""
     try:

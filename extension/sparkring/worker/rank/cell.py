@@ -4,25 +4,42 @@ from __future__ import annotations
 
 import ast
 import types
-from typing import Any
+from typing import Any, NamedTuple
 
 from sparkring.capture.source_lines import keep_lines
 
 
+class CompiledCell(NamedTuple):
+    """A cell's code, and its last expression, if it ends with one."""
+
+    code: types.CodeType
+    expression: types.CodeType | None
+
+    def run(self, namespace: dict[str, Any]) -> Any:
+        """Run the cell in `namespace`; returns the value of its last expression, or None."""
+        _execute(self.code, namespace)
+        return None if self.expression is None else _execute(self.expression, namespace)
+
+
 def run_cell(source: str, namespace: dict[str, Any], filename: str) -> Any:
-    """Run a cell's code in `namespace`; returns the value of its last expression, or None.
+    """Run a cell's code in `namespace`; returns the value of its last expression, or None."""
+    return compile_cell(source, filename).run(namespace)
+
+
+def compile_cell(source: str, filename: str) -> CompiledCell:
+    """Compile a cell.
 
     Tracebacks and inspect.getsource() find the cell's lines, even after it has ended. `await` works at the top level.
     """
     keep_lines(filename, source)
     tree = ast.parse(source, filename)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-    _execute(compile(tree, filename, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), namespace)
+    code = compile(tree, filename, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     if last is None:
-        return None
+        return CompiledCell(code, None)
     assert isinstance(last, ast.Expr)
     expression = ast.Expression(last.value)
-    return _execute(compile(expression, filename, "eval", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), namespace)
+    return CompiledCell(code, compile(expression, filename, "eval", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT))
 
 
 def _execute(code: types.CodeType, namespace: dict[str, Any]) -> Any:

@@ -18,6 +18,7 @@ else:
 
 Action = Callable[[types.ModuleType], object]
 _actions: dict[str, list[Action]] = {}
+_around: dict[str, list[Callable[[], Action]]] = {}
 _INSTALLED = re.compile(r"/(site|dist)-packages/").search
 
 
@@ -27,6 +28,16 @@ def when_imported(name: str, action: Action) -> None:
         action(sys.modules[name])
     if action not in _actions.setdefault(name, []):
         _actions[name].append(action)
+    _look_for_imports()
+
+
+def around_import(name: str, begin: Callable[[], Action]) -> None:
+    """Call `begin()` before the module is imported, and what that returns, with the module, after its import."""
+    _around.setdefault(name, []).append(begin)
+    _look_for_imports()
+
+
+def _look_for_imports() -> None:
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
@@ -57,7 +68,7 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname not in _actions or fullname in self._looking:
+        if not (fullname in _actions or fullname in _around) or fullname in self._looking:
             return None
         self._looking.add(fullname)
         try:
@@ -80,6 +91,8 @@ class _Loader(Loader):
         return self._real.create_module(spec)
 
     def exec_module(self, module: types.ModuleType) -> None:
+        name = module.__name__
+        actions = [begin() for begin in _around.get(name, ())]
         self._real.exec_module(module)
-        for action in _actions[module.__name__]:
+        for action in [*_actions.get(name, ()), *actions]:
             action(module)

@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import types
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparkring.capture.notebook_state import RankState
 from sparkring.data.petastorm import quiet
@@ -32,8 +32,10 @@ from sparkring.worker.rank import children, collectives, displays, imports, libr
 from sparkring.worker.rank.cell import run_cell
 from sparkring.worker.rank.failures import as_failure
 
+if TYPE_CHECKING:
+    from sparkring.worker.rank.items import ItemWork
+
 FLUSH_EVERY_S = 0.1
-VALUE_CHARACTERS = 200  # of a value's repr
 
 
 class Rank:
@@ -53,6 +55,7 @@ class Rank:
         self.environment: dict[str, str] = {}  # from the member, for all requests; overrides the notebook's
         self.notebook = RankState()
         self.cells = 0
+        self.work: ItemWork | None = None  # of a pool
         self.stack_fd = stack_fd
         signal.signal(signal.SIGINT, _pass_over)
         _open_streams()
@@ -106,6 +109,10 @@ class Rank:
         """Run requests until told to leave; returns the exit code."""
         while True:
             match order := self.orders.get():
+                case messages.Work():
+                    from sparkring.worker.rank.items import ItemWork
+
+                    self.work = ItemWork(order, self.namespace, stacks.cell_name(1))
                 case messages.Run():
                     self.run(order)
                     stacks.install(self.stack_fd)  # the request may have replaced the handler
@@ -137,8 +144,11 @@ class Rank:
 
     def run(self, request: messages.Run) -> None:
         """Run one request and report how it ended. An interrupt, or an exit with a code other than 0, is an error."""
-        self.cells += 1
+        work = self.work if request.what == "item" else None
+        self.cells = self.cells + 1 if work is None else 1  # all items are of one cell
         self.loaded = False
+        if work is not None:
+            request = work.whole(request)
         try:
             self.prepare(request)
             try:
@@ -196,14 +206,18 @@ class Rank:
         keras_hooks.report_fits(request.autolog)
 
     def news(self) -> messages.RankNews:
+        memory_bytes = 0 if self.work is None else self.work.end()
         bound = self.namespace.keys() - self.names_told
         self.names_told.update(bound)
         # A cell may have put anything into its globals(), even under keys that are not strings.
-        return messages.RankNews(tuple(map(str, bound)), self.loaded, free_port(self.address))
+        return messages.RankNews(tuple(map(str, bound)), self.loaded, free_port(self.address), memory_bytes)
 
     def compute(self, request: messages.Run) -> Any:
         from sparkring.capture import packing
 
+        if request.what == "item":
+            assert self.work is not None
+            return self.work.compute(request)
         payload, *buffers = request.parts
         if request.what == "call":
             function, kwargs = packing.unpack_call(payload, buffers)
@@ -240,7 +254,7 @@ class Rank:
             values.append(messages.PackedValue(name, type_name(item), len(pieces), problem))
             parts += pieces
         _flush()
-        self.home.send(messages.Done(tuple(values), missing, short_repr(value), self.news(), tuple(parts)))
+        self.home.send(messages.Done(tuple(values), missing, report.short_repr(value), self.news(), tuple(parts)))
 
 
 def exit_code(end: SystemExit) -> int:
@@ -248,21 +262,6 @@ def exit_code(end: SystemExit) -> int:
     if end.code is None:
         return 0
     return end.code if isinstance(end.code, int) else 1
-
-
-def short_repr(value: object) -> str:
-    """A value's repr, cut to VALUE_CHARACTERS; empty for None. If the repr raises, the text says so."""
-    if value is None:
-        return ""
-    try:
-        import reprlib
-
-        short = reprlib.Repr()
-        short.maxother = short.maxstring = VALUE_CHARACTERS
-        text = " ".join(short.repr(value).split())
-    except Exception as error:  # the user's own __repr__
-        return f"<{type(value).__name__}; its repr raised {type(error).__name__}>"
-    return text if len(text) <= VALUE_CHARACTERS else text[: VALUE_CHARACTERS - 1] + "…"
 
 
 def _finish_checkpoints() -> None:
