@@ -379,7 +379,7 @@ def test_torchrun_gives_the_environment_of_torchrun(kernel: Kernel) -> None:
 
 
 def test_foreach_runs_the_cell_for_each_item(kernel: Kernel) -> None:
-    """Targets and items are Python's; one error says what failed, and a mistake in the line is shown without frames."""
+    """Targets and items are those of Python. One error says what failed, and an error in the line has no traceback."""
     kernel.run("import sparkring\nshops, rates = ['a', 'b'], [1, 2]").done()
     cell = kernel.run(
         """

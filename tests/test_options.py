@@ -343,7 +343,7 @@ def test_gang_completions(line, expected):
     ],
 )
 def test_foreach_lines(line, targets, items, expected, monkeypatch):
-    """The clause is Python's own; the options begin where one of them can, and what is before is a clause."""
+    """The clause is Python's own. The options begin at the first word that can begin one and that a clause precedes."""
     monkeypatch.setattr("sparkring.worker.member.process.cores", lambda: 3)
     clause, options, _ = foreach.parse(line)
     assert (clause.targets, clause.items) == (targets, items)

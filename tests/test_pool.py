@@ -31,10 +31,10 @@ ItemCell = Callable[[FakeRank, Any], object]
 
 
 class Launched(list[FakeLauncher]):
-    """The launchers of a run, one for each gang, and what their ranks run for an item."""
+    """The launchers that have been made for a run, one for each gang. Their ranks call `cell` for each item."""
 
     cell: ItemCell
-    refused = 0  # how many are still to be refused
+    refused = 0  # how many more launchers fail to start
 
     def launch(self, *_: Any) -> FakeLauncher:
         if self.refused:
@@ -45,7 +45,7 @@ class Launched(list[FakeLauncher]):
 
 
 def item_of(rank: FakeRank) -> Any:
-    """The value of the item that a rank is to run."""
+    """Return the value of the item that a rank is to run."""
     namespace: dict[str, Any] = {}
     payload, *buffers = rank.request.parts
     unpack_names(payload, namespace, buffers)
@@ -53,7 +53,7 @@ def item_of(rank: FakeRank) -> Any:
 
 
 class Runs:
-    """Runs items on ranks that are threads."""
+    """Runs items on ranks that are threads of this process."""
 
     def __init__(self, launched: Launched) -> None:
         self.launched = launched
@@ -78,7 +78,7 @@ def runs(monkeypatch: pytest.MonkeyPatch, watch: Any) -> Runs:
 
 
 def test_items_in_their_order(runs):
-    """The values come in the items' order, whichever ends first; the work is sent once to each process."""
+    """The values come in the items' order, whichever item ends first. The work is sent only once to each process."""
     first = threading.Event()
 
     def cell(rank: FakeRank, item: int) -> int:
@@ -114,7 +114,7 @@ def test_an_empty_list_starts_nothing(runs):
 
 
 def test_an_endless_iterable_is_taken_from_when_there_is_room(runs):
-    """It is stopped like any other run; what has ended by then is kept, and what runs is interrupted."""
+    """The run can be stopped like any other: the results so far are kept, and items that run are interrupted."""
     taken = 0
 
     def endless():
@@ -145,7 +145,7 @@ def test_an_endless_iterable_is_taken_from_when_there_is_room(runs):
 
 
 def test_a_failed_item_leaves_the_others_alone(runs):
-    """One error says how many items failed and why, those of one cause together; all results are kept."""
+    """One error says how many items failed and why, with one line for each cause. All results are available."""
 
     def cell(rank: FakeRank, item: int) -> int:
         if item in (1, 2):
@@ -176,7 +176,7 @@ def test_a_failed_item_leaves_the_others_alone(runs):
 
 
 def test_retries_succeed(runs):
-    """A retry has another process than the attempt before; exceptions are tried again if that is asked for."""
+    """A retry runs in another process than the attempt before. After an exception, only --retries brings a retry."""
     processes: dict[int, list[int]] = {}
 
     def cell(rank: FakeRank, item: int) -> int:
@@ -191,7 +191,7 @@ def test_retries_succeed(runs):
 
 
 def test_out_of_memory_is_tried_with_fewer_at_once(runs):
-    """Three run at once, and one is killed for its memory: then one runs at a time."""
+    """Three items run at once, and one is killed for its memory: from then on, one item runs at a time."""
     three, lock, begun, running = threading.Barrier(3), threading.Lock(), [], 0
 
     def cell(rank: FakeRank, item: int) -> int:
@@ -215,7 +215,7 @@ def test_out_of_memory_is_tried_with_fewer_at_once(runs):
 
 
 def test_a_process_is_replaced(runs, monkeypatch):
-    """After so many items, or when its memory has grown beyond a bound."""
+    """A process is replaced after a number of items, or when its memory has grown too much."""
     assert runs(lambda rank, item: rank.attempt, range(5), 1, fresh_after=2).values == [1, 1, 2, 2, 3]
     runs.launched.clear()
     monkeypatch.setattr(slot.SlotSettings, "__new__", _with(slot.SlotSettings.__new__, growth_bytes=100))
@@ -232,7 +232,7 @@ def _with(make: Callable[..., Any], **more: Any) -> Callable[..., Any]:
 
 
 def test_an_item_that_takes_too_long(runs, monkeypatch):
-    """It is interrupted, and its process is replaced; others go on meanwhile."""
+    """The item is interrupted and its process is replaced. Other items go on meanwhile."""
     monkeypatch.setattr(slot, "TIMEOUT_GRACE_S", 0.1)
 
     def cell(rank: FakeRank, item: int) -> int:
@@ -240,7 +240,7 @@ def test_an_item_that_takes_too_long(runs, monkeypatch):
             rank.interrupted.wait(60)
             raise KeyboardInterrupt
         if item == 2:
-            rank.ended.wait(60)  # it does not respond
+            rank.ended.wait(60)  # the item does not respond to the interrupt
         return rank.attempt
 
     with pytest.raises(ItemsFailed, match=r"2 × did not end within 0.2 s: items 1, 2"):
@@ -251,7 +251,7 @@ def test_an_item_that_takes_too_long(runs, monkeypatch):
 
 
 def test_fail_fast(runs):
-    """The first failure ends the run; items that have not begun do not."""
+    """The first failure ends the run: items that have not begun never run."""
 
     third = threading.Event()
 
@@ -271,7 +271,7 @@ def test_fail_fast(runs):
 
 
 def test_items_that_cannot_be_sent_or_taken(runs):
-    """An item that cannot be sent fails with a sentence; the iterable's own error ends the run, and says where."""
+    """An item that cannot be sent fails, and the message says why. An error of the iterable itself ends the run."""
     with pytest.raises(ItemsFailed, match=r"cannot be sent to a process: `item` is a `_thread\.lock`") as caught:
         runs(lambda rank, item: item, [1, threading.Lock(), 3])
     assert caught.value.values == {0: 1, 2: 3}
@@ -307,13 +307,13 @@ def test_an_item_that_does_not_fit_the_targets_fails(runs):
 
 
 def test_processes_that_cannot_be_started(runs, monkeypatch):
-    """It is tried again, and costs no attempt; in the end, the error says why."""
+    """The start is tried again, which does not count as an attempt. If it keeps failing, the error says why."""
     monkeypatch.setattr(pool, "START_PAUSE_S", 0.01)
     runs.launched.refused = 2
     result = runs(lambda rank, item: item, [1])
     assert result.values == [1]
     assert list(result.table.attempts) == [1]
-    assert "no more processes. It is tried again." in [notice.text for notice in result.record.notices]
+    assert "no more processes. The start is tried again." in [notice.text for notice in result.record.notices]
     runs.launched.refused = 9
     with pytest.raises(LaunchError, match="no more processes"):
         runs(lambda rank, item: item, [1])
@@ -321,7 +321,7 @@ def test_processes_that_cannot_be_started(runs, monkeypatch):
 
 
 def test_what_cannot_be_run():
-    """It is refused before anything starts."""
+    """Invalid arguments raise an error before anything starts."""
     for arguments, what in [
         ((len, 5), "needs something to iterate over, not int"),
         ((lambda: 1, [1]), "cannot be called with these arguments"),
@@ -342,7 +342,7 @@ def test_what_cannot_be_run():
 
 
 def test_only_what_is_missing_runs_again(runs, tmp_path):
-    """Results are kept by the item's content and the code; an item that comes twice has two."""
+    """A kept result belongs to the item's content and to the code. Of two equal items, each has a result of its own."""
     ran: list[Any] = []
 
     def cell(rank: FakeRank, item: Any) -> Any:
@@ -371,7 +371,7 @@ def test_only_what_is_missing_runs_again(runs, tmp_path):
 
 
 def test_results_of_other_code_are_not_used(tmp_path, monkeypatch):
-    """The cell without its comments counts, its targets, and the items' types."""
+    """The key of a result depends on the cell without its comments, on the targets, and on the items' types."""
     home = tmp_path / "home"
     monkeypatch.setenv("SPARKRING_HOME", str(home))
     path = str(tmp_path / "kept")

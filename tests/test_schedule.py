@@ -1,4 +1,4 @@
-"""Which item runs next, and what follows when an attempt has ended."""
+"""The schedule decides which item runs next, and what follows when an attempt has ended."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TOO_LONG = Failure("timed out", "did not end within 2 s")
 
 
 def schedule(items: int, at_once: int, **settings) -> Schedule:
-    """A schedule to which all items have been added."""
+    """Return a schedule to which all items have been added."""
     found = Schedule(at_once, **settings)
     for number in range(items):
         found.add(Item(number, str(number)))
@@ -22,12 +22,12 @@ def schedule(items: int, at_once: int, **settings) -> Schedule:
 
 
 def begun(found: Schedule, *free: int) -> list[tuple[int, int, int]]:
-    """The item, attempt and slot of each attempt that begins when these slots are free."""
+    """Return item, attempt and slot of each attempt that begins when these slots are free."""
     return [(each.item.number, each.number, each.slot) for each in found.assign(free)]
 
 
 def test_items_are_taken_one_by_one():
-    """An item is taken from the iterable only when a slot is free for it, so an endless one works."""
+    """An item is taken from the iterable only when a slot is free for it, so an endless iterable works."""
     found, taken = Schedule(2), 0
     free = {0, 1}
     for _ in range(10):
@@ -56,7 +56,7 @@ def test_at_most_so_many_at_once():
 
 
 def test_what_is_tried_again():
-    """By default, an item is tried once more if its process died; an exception only if that is asked for."""
+    """By default, an item is tried once more if its process died. After an exception, only --retries does so."""
     for failure, verdicts in {RAISED: ["failed"] + ["again"] * 2, KILLED: ["again"] * 3}.items():
         for retries, verdict in zip((None, 1, 2), verdicts, strict=True):
             found = schedule(1, 1, retries=retries)
@@ -79,7 +79,7 @@ def test_what_is_tried_again():
 
 
 def test_it_is_tried_again_elsewhere():
-    """On another slot if one is free, at once, and before items that have not begun."""
+    """A retry begins at once, before items that have not begun, and on another slot if one is free."""
     found = schedule(3, 2, retries=1)
     begun(found, 0, 1)
     assert found.ended(0, RAISED) == "again"
@@ -98,7 +98,7 @@ def test_ranks_that_could_not_be_started_cost_no_attempt():
 
 
 def test_fewer_at_once_when_the_memory_is_exhausted():
-    """Half as many, and again half, until an item that runs alone has failed."""
+    """Half as many items run at once, then half of these, until an item that runs alone has failed."""
     found = schedule(9, 8)
     begun(found, *range(8))
     assert [found.ended(slot, NO_MEMORY) for slot in (0, 1)] == ["again", "again"]
@@ -119,7 +119,7 @@ def test_fewer_at_once_when_the_memory_is_exhausted():
 
 
 def test_fail_fast():
-    """No item begins after one has failed for good; those that run are ended by the pool."""
+    """No item begins after one has failed for good. The pool ends the items that run."""
     found = schedule(5, 2, retries=1, fail_fast=True)
     begun(found, 0, 1)
     assert found.ended(0, RAISED) == "again"

@@ -78,7 +78,7 @@ class RunFailed(SparkringError):
 
 
 class ItemsFailed(RunFailed):
-    """Items of foreach() failed; the others have ended. `values` holds their values, by the number of the item."""
+    """Items of foreach() failed. `values` has the values of the items that finished, by the number of the item."""
 
 
 class RunTimeout(RunFailed, TimeoutError):

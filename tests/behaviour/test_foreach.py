@@ -53,7 +53,7 @@ def pools(watch: Any) -> Pools:
     return Pools(watch.mark)
 
 
-# Stands for Keras, which has generators of its own, and draws from Python's when it is imported.
+# A module in place of Keras: it has generators of its own, and draws from Python's generator when it is imported.
 KERAS = """
 import random
 
@@ -74,7 +74,7 @@ class backend:
 
 
 def test_items_do_not_see_one_another(pools, tmp_path, monkeypatch):
-    """Whatever an item binds or changes, the next one on the same process finds the notebook's values again.
+    """Whatever an item binds or changes, the next item in the same process finds the notebook's values again.
 
     Its random numbers depend on its number alone, so that one process for each item gives the same values.
     """
@@ -125,7 +125,7 @@ def test_items_do_not_see_one_another(pools, tmp_path, monkeypatch):
 
 
 def test_how_items_may_end(pools):
-    """A process that is killed, exits or hangs, and a value that cannot be sent, cost an item and nothing else."""
+    """If a process is killed, exits or hangs, or a value cannot be sent, only one item is lost."""
     pools.define("import os, sys, time, threading\nnumbers = range(9)")
     with pytest.raises(ItemsFailed) as caught:
         pools.run(
@@ -196,7 +196,7 @@ def test_stop_keeps_what_is_done(pools):
 
 
 def test_large_values_both_ways(pools):
-    """An item's own array and its value of 200 MB come through; the cell's array is not copied for each item."""
+    """An item's array and its value, of 200 MB, arrive. The array that the cell reads is not copied for each item."""
     pools.notebook["arrays"] = [np.full(2_000_000, float(number)) for number in range(3)]
     pools.notebook["np"] = np
     pools.notebook["shared"] = np.ones(5_000_000)
@@ -206,7 +206,7 @@ def test_large_values_both_ways(pools):
 
 
 def test_rings(pools):
-    """With --np-each 2, each item has two connected ranks, one after another on the same processes."""
+    """With --np-each 2, each item runs on two connected ranks, and the next item on the same ranks."""
     result = pools.run(
         "n in range(3)",
         """
@@ -226,7 +226,7 @@ def test_rings(pools):
 
 
 def test_not_on_a_rank(local):
-    """A rank starts no pool of its own; the sentence says what to do."""
+    """A rank cannot start items of its own, and the error says what to do instead."""
     with pytest.raises(RunFailed, match="call it in the notebook, or use a loop"):
         local.run("import sparkring\nsparkring.foreach(len, ['a'])", 1)
 
@@ -259,7 +259,7 @@ print("values", result.values, "states", list(result.table.state))
 
 
 def test_after_a_killed_kernel_only_what_is_missing_runs(driver, tmp_path):
-    """No process is left, each item counts once, and one that had saved a checkpoint continues from it."""
+    """No process is left, no finished item runs again, and an item that had saved a checkpoint continues from it."""
     killed = driver(SURVIVES.replace("LAST", "7"))
     killed.wait()
     assert killed.process.returncode == -signal.SIGKILL

@@ -1,4 +1,4 @@
-"""Results of items that are kept in a directory, and which of them are read again."""
+"""Items' results that are kept in a directory: writing them, and which of them are read again."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def results(request, tmp_path):
 
 
 def test_what_is_written_is_read(results):
-    """Small values and large ones, with what the record says of them; arrays can be written to."""
+    """Small and large values are read as they were written, with name, metrics and seconds. Arrays are writable."""
     assert results.keys() == results.items() == set()
     array = np.arange(SMALL_BYTES, dtype=float)
     told = {"name": "shop='a'", "text": "3", "metrics": {"mape": 0.1, "nan": float("inf")}, "seconds": 2.5}
@@ -52,7 +52,7 @@ def test_what_is_written_is_read(results):
 
 
 def test_damaged_results_run_again(tmp_path):
-    """Whatever bit is missing or wrong: the result is not there."""
+    """Whichever part of a result is missing or wrong, the result counts as missing."""
     results, folder = Results(locate(tmp_path), SECRET), tmp_path / "results"
     results.write("large", Result(packed(np.zeros(SMALL_BYTES))))
     whole, signed = (folder / "large.bin").read_bytes(), (folder / "large.json").read_bytes()
@@ -69,7 +69,7 @@ def test_damaged_results_run_again(tmp_path):
 
 
 def test_nobody_elses_results_are_read(tmp_path):
-    """They are pickles, which can run code: without this user's secret, they are an error."""
+    """Results are pickles, which can run code. So a result that was signed with another secret is an error."""
     Results(locate(tmp_path), SECRET).write("key", Result(packed(1)))
     with pytest.raises(CheckpointError, match="were kept by another user"):
         Results(locate(tmp_path), b"x" * 32).read("key")
@@ -80,7 +80,7 @@ def test_nobody_elses_results_are_read(tmp_path):
 
 
 def test_the_users_secret(tmp_path):
-    """It is made once, and only the user can read it."""
+    """The secret is made once, and only the user can read it."""
     home = tmp_path / "home"
     found = user_secret(home)
     assert len(found) == 32

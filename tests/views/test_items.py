@@ -24,7 +24,7 @@ def begun(total: int | None = 300, at_once: int = 2) -> Iterator[events.Event]:
 
 
 def item(number: int, ending: events.ItemEnding | None = "finished", slot: int = 0) -> Iterator[events.Event]:
-    """What happens with an item that reports a metric, in one second; it runs on if `ending` is None."""
+    """Return the events of an item that reports a metric and ends after one second; if `ending` is None, it runs on."""
     time = 100.0 + number
     yield events.ItemStarted(time, number, f"shop='<i>{number}</i>'", slot)
     yield events.Metrics({"mape": number / 10}, time=time, rank=slot)
@@ -33,7 +33,7 @@ def item(number: int, ending: events.ItemEnding | None = "finished", slot: int =
 
 
 def running() -> RunRecord:
-    """Of 300 items, one has failed and ten have finished in 12 s; two run."""
+    """Return a record of 300 items: in 12 s, one has failed and ten have finished, and two run."""
     found = [*begun(), *item(0, "failed")]
     for number in range(1, 11):
         found += item(number)
@@ -57,7 +57,7 @@ def test_how_far_it_is():
 
 
 def test_a_record_keeps_the_last_items_of_many(monkeypatch):
-    """The counts are of all items."""
+    """The counts include the items that the record no longer keeps."""
     monkeypatch.setattr(item_records, "ITEMS_KEPT", 3)
     found = replay([*begun(None), *item(0, "failed"), *item(1), *item(2), *item(3), *item(4, None)]).items
     assert found is not None
@@ -80,7 +80,7 @@ def test_html(final):
 
 
 def test_lines_are_labelled_with_the_item():
-    """Also those whose end the item has not written, which the next item does not continue."""
+    """A line without an end, too, belongs to the item that wrote it, and the next item begins a new line."""
 
     def output(data: bytes, slot: int) -> events.Output:
         return events.Output("stdout", data, time=110.0, rank=slot)
@@ -110,7 +110,7 @@ def test_lines_are_labelled_with_the_item():
 
 
 def test_the_page_is_told_of_each_item_once():
-    """Items that run are told again, since their metrics may have changed."""
+    """The page is told again only of items that run, since their metrics may have changed."""
     feed = live.Feed()
 
     def told(record: RunRecord, now: float) -> list[list[object]]:

@@ -358,7 +358,7 @@ def unpack_names(payload: Buffer, namespace: Namespace, buffers: Iterable[Buffer
 
 
 def unpack_values(payload: Buffer, buffers: Iterable[Buffer] = ()) -> list[Any]:
-    """On a rank: load packed values that have no names there; errors as in `unpack_names`."""
+    """On a rank: load packed values without binding them to names. Raises the same errors as `unpack_names`."""
     return [value for _, value in _load(payload, rank_namespace(), buffers)]
 
 

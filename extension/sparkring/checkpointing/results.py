@@ -1,11 +1,11 @@
-"""Results of items in a directory: pickled values, each with what a record says of its item.
+"""Results of items in a directory: pickled values, each with its item's name, metrics and duration.
 
-    results/KEY.json    signed; holds the value itself if that is small
-    results/KEY.bin     the value, if it is large; written first
+    results/KEY.json    signed; also holds the value if the value is small
+    results/KEY.bin     the value, if it is large; written before the KEY.json
     items/KEY/          the item's own checkpoints
 
-Reading a pickle can run code. So a KEY.json is signed with a secret that only this user has (HMAC-SHA-256), and names
-the digest of the value: what anybody else has written or changed is not unpickled.
+Unpickling can run code. So each KEY.json is signed (HMAC-SHA-256) with a secret that only this user has, and contains
+the value or its digest. A value that anybody else has written or changed does not fit, and is not unpickled.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SIGNED = re.compile(rb'\{"hmac": "([0-9a-f]{64})", "content": (\{.*\})\}\n', re
 
 
 class Result(NamedTuple):
-    """An item's value, packed in `parts`, and its name, a short text of the value, its metrics and its seconds."""
+    """The value of an item, packed in `parts`; its name; a short text of the value; its metrics; how long it took."""
 
     parts: Buffers
     name: str = ""
@@ -45,7 +45,10 @@ class Result(NamedTuple):
 
 
 def user_secret(home: Path) -> bytes:
-    """The secret with which this user's results are signed; it is made when it is first needed. CheckpointError."""
+    """Return the secret with which this user's results are signed, from a file in `home`. If it is missing, make it.
+
+    Raises CheckpointError if the file cannot be made or read, or is damaged.
+    """
     path = home / "results.secret"
     try:
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -67,7 +70,7 @@ def _for_this_user_only(path: str, flags: int) -> int:
 
 
 class Results:
-    """The results in `directory`. CheckpointError: the storage cannot be read or written."""
+    """The results in `directory`. Methods raise CheckpointError if the storage cannot be read or written."""
 
     def __init__(self, directory: Location, secret: bytes) -> None:
         self.directory = directory
@@ -76,16 +79,16 @@ class Results:
         self._is_made = False
 
     def keys(self) -> set[str]:
-        """The keys of all results, also of those that are damaged."""
+        """Return the keys of all results, including damaged ones."""
         names = (name for name, _ in self._listed(RESULTS))
         return {name.removesuffix(".json") for name in names if name.endswith(".json")}
 
     def items(self) -> set[str]:
-        """The keys of the items that have a folder of their own."""
+        """Return the keys of the items that have a folder for their checkpoints."""
         return {name for name, kind in self._listed(ITEMS) if kind == "directory"}
 
     def write(self, key: str, result: Result) -> None:
-        """Keep a result; it exists when this returns, or not at all."""
+        """Write a result. A crash in between leaves a result that read() takes as missing, never a part of a value."""
         with folder.in_words(f"a result cannot be kept in {self.directory.written}"):
             if not self._is_made:
                 folder.make(self.directory, RESULTS)
@@ -107,12 +110,15 @@ class Results:
             folder.sync_folder(self._folder)
 
     def read(self, key: str) -> Result | None:
-        """The result of an item; None if it is damaged or gone. CheckpointError: somebody else has written it."""
+        """Return the result of an item; None if it is damaged or missing.
+
+        Raises CheckpointError if the result was signed with another secret.
+        """
         with folder.in_words(f"the results in {self.directory.written} cannot be read"):
             try:
                 signed = _SIGNED.fullmatch(self._cat(f"{key}.json"))
                 if signed is None:
-                    return None  # the kernel was killed while it wrote this file
+                    return None  # incomplete: the kernel was killed while it wrote this file
                 if not hmac.compare_digest(self._sign(signed[2]).encode(), signed[1]):
                     raise CheckpointError(
                         f"the results in {self.directory.written} were kept by another user, or with another "
@@ -138,7 +144,7 @@ class Results:
 
     @contextlib.contextmanager
     def _writing(self, name: str) -> Iterator[Any]:
-        """A file to write, which is on the disk at the end of the block."""
+        """Open a file for writing. If the storage is local, the file is synced to the disk at the end of the block."""
         file = self._folder / name
         with file.fs.open(file.path, "wb") as out:
             yield out
@@ -147,7 +153,7 @@ class Results:
                 tensors.sync(out.fileno())
 
     def _listed(self, name: str) -> list[tuple[str, str]]:
-        """The names in one of the folders, each with its kind; none if there is no such folder."""
+        """Return the names in one of the two folders, each with its kind; none if the folder does not exist."""
         place = self.directory / name
         with folder.in_words(f"the results in {self.directory.written} cannot be read"):
             place.fs.invalidate_cache()
@@ -159,7 +165,7 @@ class Results:
 
 
 def _apart(value: bytes, sizes: list[int]) -> Buffers:
-    """The parts of a value. They can be written to, as those that have come from a rank."""
+    """Return the parts of a value, which have these sizes. They are writable, like parts that have come from a rank."""
     view, at, parts = memoryview(bytearray(value)), 0, []
     for size in sizes:
         parts.append(view[at : at + size])

@@ -80,16 +80,20 @@ def _carry_out(run: Run) -> RunResult:
 
 
 def foreach_spec(spec: ForeachSpec, view: View | None = None) -> ForeachResult:
-    """Run the items of a spec, and wait for them.
+    """Run the items of a spec, wait for them, and return the result.
 
-    Raises ItemsFailed if items fail; RunFailed, LaunchError or KeyboardInterrupt if the run does not get to its end;
-    and the errors of preparing it. `last_result` is then what has ended by then.
+    Raises ItemsFailed if items fail; RunFailed, LaunchError or KeyboardInterrupt if the run ends before all items have
+    run; and the errors of foreach.run.prepare(). After an error of the run, `last_result` has the results of the items
+    that ended before it.
     """
     return _carry_out_items(_open_items(spec, view))
 
 
 def start_foreach(spec: ForeachSpec, view: View | None = None) -> BackgroundRun[ForeachResult]:
-    """Run the items of a spec in a thread. Errors that can be found before the launch are raised at once."""
+    """Start to run the items of a spec in a thread, and return the BackgroundRun.
+
+    Errors that can be found before the launch are raised at once.
+    """
     run = _open_items(spec, view)
     kept = run.prepared.kept
     return BackgroundRun(
@@ -133,17 +137,17 @@ def foreach(
     quiet: bool = False,
     background: bool = False,
 ) -> ForeachResult | BackgroundRun[ForeachResult]:
-    """Call `function(item)` for each item, independently of each other, in processes here.
+    """Call `function(item)` for each item, several at once, in processes on this machine. The items are independent.
 
         result = sparkring.foreach(train, stores, np=-4)
         result.table.sort_values("mape")
 
-    items: any iterable, also an endless generator; an item is taken from it when there is room for it. np: -4 is four
-    at once; the default is one for each core. The other keywords are the options of %%foreach with the same meanings.
-    With background=True, it returns a BackgroundRun at once.
+    `items` is any iterable, even an endless generator, since an item is taken only when a process is free for it. With
+    np=-4, at most four items run at once; by default, one for each core. The other keywords are named like the options
+    of %%foreach, and have the same meanings. With background=True, foreach() returns a BackgroundRun at once.
 
-    ItemsFailed: items failed; the others have run, and `sparkring.last_result` has all results. OptionsError: an
-    argument is invalid.
+    Raises ItemsFailed if items failed: the other items have run, and `sparkring.last_result` has all results. Raises
+    OptionsError if an argument is invalid.
     """
     if framework not in FRAMEWORKS or FRAMEWORKS[framework].in_task:
         carried = ", ".join(name for name, each in FRAMEWORKS.items() if not each.in_task)

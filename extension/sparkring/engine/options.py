@@ -61,12 +61,13 @@ class Options:
 
 @dataclass(frozen=True)
 class ForeachOptions:
-    """How to run items, independently of each other. `np` < 0: that many at once, in processes here.
+    """How to run independent items.
 
-    `each`: the ranks of an item, of `framework`. `retries`: how often a failed item is tried again; None is once if its
-    process died, and never after an exception. `fresh_after`: a process runs so many items at most; None is no limit.
-    The random numbers of an item depend on `seed` and its number. `checkpoint_dir`: the directory in which results are
-    kept, and items that have one there do not run, unless `fresh`. The other options are as in Options.
+    `np` is negative: at most -np items run at once, in processes on this machine. Each item runs on `each` ranks, which
+    `framework` connects. `retries` is how often a failed item is tried again; None means once if its process died, and
+    never after an exception. A process runs at most `fresh_after` items; None means no limit. The random numbers of an
+    item depend on `seed` and on the item's number. Results are kept in `checkpoint_dir`. Items that already have a
+    result there do not run, unless `fresh` is set. The other options have the same meanings as in Options.
     """
 
     np: int = -1
@@ -93,7 +94,7 @@ class ForeachOptions:
 
 
 def checked_foreach(who: str, found: ForeachOptions) -> ForeachOptions:
-    """The options, if they go together. OptionsError says which do not."""
+    """Return the options `found`. Raise OptionsError if one is invalid, or if two of them exclude each other."""
     if found.np > 0:
         raise OptionsError(f"{who} cannot run items in Spark tasks yet: use -n -{found.np} for processes here.")
     if found.np == 0:

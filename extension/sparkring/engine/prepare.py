@@ -126,7 +126,11 @@ def prepare(spec: RunSpec) -> PreparedRun:
 
 
 def needs_legacy_keras(framework: str, env: Iterable[tuple[str, str]], code: str, modules: Collection[str]) -> bool:
-    """Whether the ranks are to be told to use Keras 2, since neither the notebook nor an option says anything."""
+    """Whether to set the variable that makes the ranks use Keras 2.
+
+    This is so if the ranks run Horovod, if `code` or `modules` use Keras 2, and if neither the environment of the
+    notebook nor `env` sets this variable.
+    """
     return (
         framework == "horovod"
         and legacy_keras.VARIABLE not in {**os.environ, **dict(env)}

@@ -19,8 +19,8 @@ class Request(NamedTuple):
 
     `sent` are the names whose values are sent, and `modules` are the packages that ranks import to rebuild values.
     `timeline` says whether the framework is to record a timeline. `restarts` is how often this run has been restarted
-    so far, and `max_restarts` is the limit. `work` is what the request of an item needs. A gang sends it to its
-    ranks before the first item, and not again.
+    so far, and `max_restarts` is the limit. `work` is what the ranks run if the request is that of an item.
+    A gang sends it to its ranks before the first item, and not again.
     """
 
     run: Run
@@ -67,7 +67,7 @@ class Execution:
         self.loaded: set[int] = set()  # ranks that have reported that they loaded all values that were sent
         self.failures: dict[int, Failure] = {}
         self.stopped: set[int] = set()  # ranks on which an interrupt has ended the request
-        self.memory_bytes: dict[int, int] = {}  # what the ranks held after the request, by their reports so far
+        self.memory_bytes: dict[int, int] = {}  # by rank, its memory after the request, if it has reported it
         self.interrupted = False
         self._decide_at: float | None = None  # when the wait for further failures ends; None if there is no wait
 

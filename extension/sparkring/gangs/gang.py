@@ -39,8 +39,8 @@ class Gang:
 
     After each submit(), call poll() until the Execution is over. The first request can be submitted before start().
 
-    `on_arrival()` is called, in another thread, when there is something to poll: who has several gangs need not wait
-    for each of them.
+    `on_arrival()` is called, in another thread, when there is something to poll. With it, a caller that has several
+    gangs can wait for all of them at once.
     """
 
     def __init__(self, launcher: Launcher, size: int, on_arrival: Callable[[], object] = lambda: None) -> None:
@@ -56,7 +56,7 @@ class Gang:
         self._untold: list[Event] = []  # events of submit(), which the next poll() returns
         self._started = self._polled = time.monotonic()
         self._timeline_until = 0.0
-        self._work: messages.Work | None = None  # what the ranks have been sent last
+        self._work: messages.Work | None = None  # the Work that was last sent to the ranks
         self._leaving = False
         self._stopping = False
 

@@ -36,8 +36,8 @@ class Inbox:
     """Accepts the members' connections, and queues what comes over them.
 
     `admit(hello, connection)` is called in the connection's thread. It returns whether this is the first connection of
-    a member of this gang; if not, the connection is closed. `on_arrival()` is called, in the same thread, when there is
-    something to take.
+    a member of this gang; if not, the connection is closed. `on_arrival()` is called, in the same thread, whenever a
+    message has been queued.
     """
 
     def __init__(

@@ -31,7 +31,7 @@ _CODE_CHARACTERS = 100  # the length to which a line of code is cut if a sentenc
 _RANKS_CHARACTERS = 40
 _STANDINGS_NAMED = 8
 QUICK_S = 1.0
-_FAILURES_NAMED, _ITEMS_NAMED = 8, 10  # kinds of failures of items, and items of each
+_FAILURES_NAMED, _ITEMS_NAMED = 8, 10  # how many causes are named when items fail, and how many items of each cause
 _FOLLOWERS_NAMED = 3  # how many different secondary failures are named; the others become "…"
 
 # ── Numbers ───────────────────────────────────────────────────────────────────
@@ -160,7 +160,7 @@ def ranks(record: RunRecord) -> str:
 
 
 def items(record: RunRecord, *, over: bool = False) -> str:
-    """How many items are done: `137 of 300 items · 2 failed`; when the run is over, `298 of 300 items finished · …`."""
+    """How many items are done: `137 of 300 items · 2 failed`; after the run, `298 of 300 items finished · 2 failed`."""
     found = record.items
     if found is None:
         return ""
@@ -174,7 +174,7 @@ def items(record: RunRecord, *, over: bool = False) -> str:
 
 
 def items_progress(record: RunRecord) -> str:
-    """`137 of 300 items · 2 failed · 20 at once`, of a run of items that goes on."""
+    """How far a run of items is that goes on: `137 of 300 items · 2 failed · 20 at once`."""
     found = record.items
     if found is None:
         return ""
@@ -183,7 +183,10 @@ def items_progress(record: RunRecord) -> str:
 
 
 def items_left(record: RunRecord, now: float) -> str:
-    """`4 min left`, judged by the items that have run so far; '' if that is not known."""
+    """How long the items that are left will take: `4 min left`; '' if that is not known.
+
+    This assumes that they take as long as the items that have run so far.
+    """
     found = record.items
     if found is None or found.total is None or not found.ran:
         return ""
@@ -543,7 +546,7 @@ def large_value(name: str, size_bytes: int) -> str:
 
 
 def explain_items(record: RunRecord) -> str:
-    """How many items failed, and why, those with the same cause together."""
+    """Say how many items failed, and why. Items with the same error on the same line are listed together."""
     assert record.items is not None
     failed = [each for each in record.items.known if each.state == "failed"]
     groups: dict[tuple[str, str, int], list[ItemRecord]] = {}
@@ -564,7 +567,7 @@ def explain_items(record: RunRecord) -> str:
 
 
 def _alike(record: RunRecord, group: Sequence[ItemRecord]) -> str:
-    """The items that failed in the same way, with what the first of them says."""
+    """Say which items failed in the same way, and how: with the error of the first of them."""
     failure = group[0].failure
     assert failure is not None
     line = _cell_line_of(failure)

@@ -235,10 +235,10 @@ class StackTaken(NamedTuple):
 
 
 class ItemsPlanned(NamedTuple):
-    """The run is one of independent items. This is sent again when one of the numbers changes.
+    """The run consists of independent items. This event is recorded again when one of its numbers changes.
 
-    At most `at_once` items run at the same time. Each runs on `ranks_each` ranks: those of slot s are numbered from
-    s × ranks_each. `total` is the number of items, None while it is not known.
+    At most `at_once` items run at the same time. Each item runs on the `ranks_each` ranks of a slot; the first rank of
+    slot s has the number s × ranks_each. `total` is the number of items; None while it is not known.
     """
 
     time: float
@@ -248,9 +248,9 @@ class ItemsPlanned(NamedTuple):
 
 
 class ItemStarted(NamedTuple):
-    """An attempt (from 1) of an item begins, on the ranks of `slot`; slot -1 if it ends without having run.
+    """An attempt of an item begins, on the ranks of `slot`; `slot` is -1 if the item ends without having run.
 
-    `item` is its number, from 0; `name` is a short text of its values.
+    `item` is the number of the item, from 0, and `name` is a short text of its values. `attempt` counts from 1.
     """
 
     time: float
@@ -261,9 +261,9 @@ class ItemStarted(NamedTuple):
 
 
 class ItemEnded(NamedTuple):
-    """An attempt of an item is over; `value` is a short repr of its value.
+    """An attempt of an item has ended. `value` is a short repr of the item's value.
 
-    `metrics` and `seconds` are those of the earlier run, if the result was kept.
+    If the result was kept from an earlier run, `metrics` and `seconds` are those of that run.
     """
 
     time: float

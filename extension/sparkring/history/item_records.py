@@ -1,4 +1,4 @@
-"""The items of a run of independent items, as a pure fold over their events."""
+"""The records of a run's independent items. Each function here returns the new records after one event."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Literal, NamedTuple
 
 from sparkring.history import events
 
-ITEMS_KEPT = 20_000  # of those that have ended: an endless run must not fill the memory
+ITEMS_KEPT = 20_000  # how many ended items the record keeps, so that an endless run does not fill the memory
 
 ItemState = Literal["running", "finished", "failed", "stopped", "kept"]
 
 
 class ItemRecord(NamedTuple):
-    """One item. Times are those of its last attempt; `metrics` are the last values that it reported.
+    """One item. `started` and `ended` are the times of its last attempt, which ran on `host`, on the ranks of `slot`.
 
-    `host` is where it ran, on the ranks of `slot`.
+    `metrics` has the last value of each metric that the item reported.
     """
 
     item: int
@@ -32,14 +32,15 @@ class ItemRecord(NamedTuple):
     failure: events.Failure | None = None
 
     def seconds(self, now: float) -> float:
-        """How long the last attempt took, or has taken so far."""
+        """Return how long the last attempt took, or has taken so far."""
         return max(0.0, (self.ended or now) - self.started)
 
 
 class ItemsRecord(NamedTuple):
-    """All items so far: those that are `running`, and the last ITEMS_KEPT of those that have `ended`, in that order.
+    """The items that are `running`, and the last ITEMS_KEPT items that have `ended`, in the order of their ends.
 
-    The counts are of all items. `again` counts the attempts that failed and were followed by another one.
+    `finished`, `failed`, `stopped` and `kept` count all items that have ended so. `again` counts the failed attempts
+    that were followed by another attempt.
     """
 
     at_once: int
@@ -60,7 +61,7 @@ class ItemsRecord(NamedTuple):
 
     @property
     def ran(self) -> int:
-        """How many items have run to their end."""
+        """How many items have run to their end; without those whose results were kept from an earlier run."""
         return self.finished + self.failed
 
     @property
@@ -70,36 +71,36 @@ class ItemsRecord(NamedTuple):
 
     @property
     def fraction(self) -> float | None:
-        """How much is done; None if the number of items is not known."""
+        """The fraction of all items that is done; None if the number of items is not known."""
         return self.done / self.total if self.total else None
 
     @property
     def known(self) -> list[ItemRecord]:
-        """Those that run and those that have ended, by number."""
+        """The running and the ended items, in the order of their numbers."""
         return sorted((*self.running, *self.ended), key=lambda each: each.item)
 
 
 def item_on(items: ItemsRecord, rank: int) -> int:
-    """The number of the item that a rank runs, or has run last; that of the rank if it has run none."""
+    """Return the number of the item that a rank runs or ran last; if it has run none, the number of the rank."""
     slot = rank // items.ranks_each
     found = (each.item for each in itertools.chain(items.running, reversed(items.ended)) if each.slot == slot)
     return next(found, rank)
 
 
 def planned(items: ItemsRecord | None, event: events.ItemsPlanned) -> ItemsRecord:
-    """The items with these numbers."""
+    """Return the items after the event has told the number of all items, or of items at once."""
     found = items or ItemsRecord(event.at_once)
     return found._replace(at_once=event.at_once, ranks_each=event.ranks_each, total=event.total)
 
 
 def started(items: ItemsRecord, event: events.ItemStarted, host: str) -> ItemsRecord:
-    """The items after an attempt has begun."""
+    """Return the items after an attempt has begun on `host`."""
     new = ItemRecord(event.item, event.name, "running", event.attempt, event.slot, host, event.time)
     return items._replace(running=(*items.running, new))
 
 
 def ended(items: ItemsRecord, event: events.ItemEnded) -> ItemsRecord:
-    """The items after an attempt is over."""
+    """Return the items after an attempt has ended."""
     found = next(each for each in items.running if each.item == event.item)
     items = items._replace(running=tuple(each for each in items.running if each is not found))
     if event.ending == "again":
@@ -112,7 +113,7 @@ def ended(items: ItemsRecord, event: events.ItemEnded) -> ItemsRecord:
 
 
 def measured(items: ItemsRecord, event: events.Metrics) -> ItemsRecord:
-    """The items after a rank has reported metrics of the item that it runs."""
+    """Return the items after a rank has reported metrics of the item that it runs."""
     slot = event.rank // items.ranks_each
     return items._replace(
         running=tuple(

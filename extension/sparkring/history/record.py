@@ -34,7 +34,7 @@ RankState = Literal["starting", "running", "finished", "failed", "stopped", "idl
 class LogLine(NamedTuple):
     """One line that a rank printed, or text that it sent to the notebook on purpose: then `stream` is "message".
 
-    In a run of items, `rank` is the number of the item, except in a rank's own `tail`.
+    In a run of items, `rank` is the number of the item, except in the `tail` of a RankRecord.
     """
 
     time: float
@@ -167,7 +167,7 @@ class RunRecord(NamedTuple):
     message: str = ""
     failed_rank: int | None = None
     log_folder: str = ""
-    items: ItemsRecord | None = None  # of a run of independent items
+    items: ItemsRecord | None = None  # None if the run does not consist of independent items
 
     @property
     def taking_part(self) -> tuple[RankRecord, ...]:
@@ -297,7 +297,7 @@ def _item_changed(record: RunRecord, event: events.ItemStarted | events.ItemEnde
         return record._replace(items=item_records.started(items, event, host))
     slot = next(found.slot for found in items.running if found.item == event.item)
     for rank in record.ranks[slot * items.ranks_each : (slot + 1) * items.ranks_each] if slot >= 0 else ():
-        if rank.partial_stdout or rank.partial_stderr:  # the next item begins a new line
+        if rank.partial_stdout or rank.partial_stderr:  # end the line here, so that the next item begins a new one
             record = _with_last_lines(record, rank)
     return record._replace(items=item_records.ended(items, event))
 
@@ -460,7 +460,7 @@ def _with_lines(record: RunRecord, rank: RankRecord, lines: list[LogLine], count
 
 
 def labelled(record: RunRecord, lines: list[LogLine]) -> list[LogLine]:
-    """Lines of a rank as they are shown: of a run of items, with the number of the item."""
+    """Return lines of a rank as they are shown. In a run of items, they get the number of the item."""
     if record.items is None or not lines:
         return lines
     item = item_records.item_on(record.items, lines[0].rank)

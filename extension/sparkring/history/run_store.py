@@ -227,7 +227,7 @@ def log(path: Path, rank: int) -> str:
 
 
 def item_log(path: Path, item: int) -> str:
-    """What the ranks wrote while they ran an item, in all its attempts; '' if there was no such item."""
+    """Return what the ranks wrote while they ran the item, in all its attempts; '' if there was no such item."""
     found: list[bytes] = []
     ranks, each = range(0), 1
     for event in _events(path):

@@ -1,4 +1,4 @@
-"""Options that several magics with cells have in common."""
+"""Options that %%foreach has in common with %%horovod and the other magics that start ranks for a cell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`%%foreach TARGETS in ITEMS`: the cell for each item, independently of each other, several at once."""
+"""`%%foreach TARGETS in ITEMS`: runs the cell for each item. The items are independent, and several run at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sparkring.notebook.magic import Magic
 from sparkring.notebook.option_types import count, number_of_ranks, positive_count, seconds
 from sparkring.notebook.options_table import Option, OptionsTable
 
-_HELP = """Run the cell for each item, independently of each other, several items at once.
+_HELP = """Run the cell for each item. The items are independent of each other, and several run at once.
 
     %%foreach store, lr in product(stores, [0.1, 0.01]) -n -4
     frame = pd.read_parquet(f"{{root}}/{{store}}")
@@ -23,19 +23,22 @@ _HELP = """Run the cell for each item, independently of each other, several item
     sparkring.log(mape=score(model))
     model.coef_                           # the value of the last expression is the item's value
 
-`TARGETS in ITEMS` is what stands between `for` and `:` in Python. ITEMS may be any iterable, also an endless generator:
-an item is taken from it when there is room for it. An ITEMS that subtracts, as in `a -n`, needs parentheses.
+`TARGETS in ITEMS` is what stands between `for` and `:` in Python. ITEMS may be any iterable, even an endless generator,
+since an item is taken only when a process is free for it. If ITEMS contains ` -n` or ` --`, as in `a -n`, put it in
+parentheses; otherwise, the options would begin there.
 
 Each process runs one item after another, and keeps what it has imported. For each item, the names that the cell reads
-have the notebook's values again, and random numbers are seeded by the item's number, so results do not depend on which
-process ran an item, or when. What an item changes in a module, in the environment or in a file is there for later items
-of the process; --fresh-process gives each item a process of its own.
+have the notebook's values again, and random numbers are seeded with the item's number. So results do not depend on
+which process runs an item, or when. But if an item changes something in a module, in the environment or in a file,
+later items of the process find the change; with --fresh-process, each item has a process of its own.
 
-An item that fails leaves the others alone. At the end, one error says how many failed, and why. A process that dies, or
-whose memory has grown by 512 MB, is replaced. An item that runs out of memory is tried again with half as many at once.
+If an item fails, the other items still run. At the end, one error says how many items failed, and why. A process that
+dies, or whose memory has grown by 512 MB, is replaced. If an item runs out of memory, it is tried again, and from then
+on only half as many items run at once.
 
-Returns a ForeachResult: .table (a pandas DataFrame), .values, .errors, .best("mape"), .record. After an error or Stop,
-sparkring.last_result is the result so far. With --background, the cell returns a BackgroundRun at once.
+The cell returns a ForeachResult, with .table (a pandas DataFrame), .values, .errors, .best("mape") and .record. After
+an error or Stop, sparkring.last_result is the result so far. With --background, the cell returns a BackgroundRun at
+once.
 
 Options:
 {options}
@@ -63,7 +66,7 @@ TABLE = OptionsTable(
         type=seconds,
         metavar="S",
         dest="timeout_each_s",
-        help="end an item that takes longer than S seconds; it has then failed",
+        help="end an item that takes longer than S seconds; the item counts as failed",
     ),
     Option("--fail-fast", action="store_true", help="end the run when an item has failed"),
     Option("--fresh-process", action="store_true", help="start a process for each item"),
@@ -74,7 +77,7 @@ TABLE = OptionsTable(
         metavar="PATH",
         help="keep the items' results in PATH (dbfs: or any URL); items with a result there do not run again",
     ),
-    Option("--fresh", action="store_true", help="run all items, whatever is kept"),
+    Option("--fresh", action="store_true", help="run all items, even those with a result in --checkpoint-dir"),
     Option("--np-each", type=positive_count, default=1, metavar="R", dest="each", help="run each item on R ranks"),
     Option("--framework", choices=_FRAMEWORKS, default="plain", help="what connects the ranks of an item"),
     Option("--seed", type=count, default=0, metavar="N", help="seed the items' random numbers differently; default: 0"),
@@ -89,7 +92,7 @@ TABLE = OptionsTable(
 
 
 class Clause(NamedTuple):
-    """TARGETS in ITEMS, as they are written; `code` computes ITEMS."""
+    """The text of TARGETS and of ITEMS, and the compiled `code` that computes ITEMS."""
 
     targets: str
     items: str
@@ -101,7 +104,10 @@ class Clause(NamedTuple):
 
 
 def split(line: str) -> tuple[Clause, str]:
-    """The clause at the beginning of a line, and the options after it. OptionsError if there is no clause."""
+    """Return the clause at the beginning of a line, and the text of the options after it.
+
+    Raise OptionsError if the line does not begin with a clause.
+    """
     ends = [found.start() for found in re.finditer(r"(?<=\s)(#|-\S+)", line) if _begins_options(found[0])]
     for end in [*ends, len(line)]:
         clause = _clause(line[:end].strip())
@@ -113,7 +119,10 @@ def split(line: str) -> tuple[Clause, str]:
 
 
 def _begins_options(word: str) -> bool:
-    """Whether the word can be the first after the clause: Python has no `--`, and `-n` is taken for the option."""
+    """Whether the options, or a comment, may begin with `word`.
+
+    `--` is hardly ever part of an expression. `-n` may be, but is taken for the option.
+    """
     return word.startswith(("#", "--")) or re.fullmatch(r"-np?(=?-?\d*)?", word) is not None
 
 
@@ -134,13 +143,16 @@ def _text(source: str, node: ast.expr) -> str:
 
 
 def parse(line: str) -> tuple[Clause, ForeachOptions, bool]:
-    """The clause and the options of a `%%foreach` line, and whether it is a dry run. OptionsError if it is wrong."""
+    """Return the clause and the options of a `%%foreach` line, and whether it is a dry run.
+
+    Raise OptionsError if the line is not valid.
+    """
     from sparkring.worker.member import process
 
     clause, rest = split(line)
     given = TABLE.parse(rest)
     if given["fresh_process"] and given["fresh_after"]:
-        raise OptionsError("%%foreach: --fresh-process is --fresh-after 1: choose one.")
+        raise OptionsError("%%foreach: --fresh-process means --fresh-after 1: choose one.")
     fresh_after = 1 if given.pop("fresh_process") else given["fresh_after"]
     dry_run = given.pop("dry_run")
     options = ForeachOptions(
@@ -156,7 +168,7 @@ def parse(line: str) -> tuple[Clause, ForeachOptions, bool]:
 
 
 def complete(line: str) -> list[str]:
-    """What Tab offers: options after the clause, and the notebook's variables in it."""
+    """Return what Tab offers: the notebook's variables within the clause, and options after it."""
     words = line.split()
     current = "" if line[-1:].isspace() or not words else words[-1]
     try:
@@ -169,7 +181,7 @@ def complete(line: str) -> list[str]:
 
 
 def _variables(current: str) -> list[str]:
-    """The notebook's variables whose name begins as the name at the cursor does."""
+    """Return the completions of `current` with the notebook's variables that begin like the name at its end."""
     from IPython.core.getipython import get_ipython
 
     shell = get_ipython()
@@ -179,7 +191,7 @@ def _variables(current: str) -> list[str]:
 
 
 def _run(shell: Any, line: str, cell: str) -> Any:
-    """`%%foreach`."""
+    """`%%foreach`: run the cell for each item, or show what would be sent."""
     from sparkring.engine import api
     from sparkring.engine.foreach.items import Targets
     from sparkring.engine.foreach.run import ForeachSpec
@@ -204,12 +216,12 @@ def _run(shell: Any, line: str, cell: str) -> Any:
 
 
 def _evaluated(clause: Clause, namespace: dict[str, Any]) -> Any:
-    """The value of ITEMS. OptionsError says what the expression raises."""
+    """Return the value of ITEMS. If the expression raises an error, raise OptionsError, which says so."""
     from sparkring.worker.rank.failures import as_failure
 
     try:
         return eval(clause.code, namespace)
-    except Exception as error:  # whatever the user's expression raises
+    except Exception as error:  # of any type: the expression is the user's code
         traceback = error.__traceback__
         deeper = traceback.tb_next.tb_next if traceback is not None and traceback.tb_next is not None else None
         failure = as_failure(error.with_traceback(deeper))

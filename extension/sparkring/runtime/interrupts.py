@@ -40,7 +40,10 @@ class Interrupts:
 
     @contextlib.contextmanager
     def let_through(self) -> Iterator[None]:
-        """For code of the user's: in this block, an interrupt does what it did before."""
+        """Have interrupts raise KeyboardInterrupt in this block, as they did before. It is for code of the user.
+
+        More exactly, the signal handler from before the block of Interrupts handles them.
+        """
         if self._before is None:
             yield
             return

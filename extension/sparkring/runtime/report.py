@@ -16,7 +16,7 @@ from sparkring.wire.messages import Metrics, Told, UserMessage
 MESSAGE_CHARACTERS = 4_000  # longer messages are cut off, as the documentation of HorovodRunner says
 DISPLAYS_KEPT, DISPLAY_BYTES = 30, 3_000_000  # the limits on the displays of one rank in one run: number and total size
 DISPLAY_TEXT_CHARACTERS = 4_000  # a display's text is cut off after these; the log has the whole text
-VALUE_CHARACTERS = 200  # of a value's repr
+VALUE_CHARACTERS = 200  # the repr of a value is cut off after these
 
 Tell = Callable[[Told], None]
 _tell: Tell | None = None
@@ -80,7 +80,7 @@ def log_to_driver(message: object) -> None:
 
 
 def short_repr(value: object, most: int = VALUE_CHARACTERS) -> str:
-    """A value's repr, cut to `most` characters; empty for None. If the repr raises, the text says so."""
+    """Return a value's repr, cut to `most` characters; '' for None. If the repr raises an error, the text says so."""
     if value is None:
         return ""
     try:

@@ -10,8 +10,8 @@ A message is a dict of JSON values with the `run` and a `kind`:
     state     the state of the run, and a column for each fact about its ranks
     sections  the HTML of those sections (views/sections) that have changed, by name
     charts    the curves as numbers (views/charts), all of them when one has changed
-    items     those that have ended since the last such message, and those that run: a row for each, with the fields of
-              panel/src/items.js
+    items     a row for each item that runs, and for each item that has ended since the last message of this kind, with
+              the FIELDS of panel/src/items.js
 
 Texts are plain (history/lines.plain) and the HTML is our own, so a page needs to trust nothing that a rank has printed.
 """
@@ -158,7 +158,7 @@ def _columns(found: Sequence[LogLine], began: float) -> Message:
 
 
 def _item(found: ItemRecord, began: float) -> list[Any]:
-    """A row: number, name, state, attempt, begin, duration (None while it runs), value, error, metrics; times in s."""
+    """Return the row of an item, with the FIELDS of panel/src/items.js. Times are seconds since the run began."""
     took = round(found.ended - found.started, 3) if found.ended else None
     error = "" if found.failure is None else describe.first_line(found.failure.summary)
     return [

@@ -41,7 +41,7 @@ FailureCause = Literal[
     "signal",
     "out of memory",  # a MemoryError, or a process that was killed for its memory
     "lost",  # the rank's member is gone, without an Exited message
-    "timed out",  # the driver ended it: its item took longer than allowed
+    "timed out",  # the driver ended an item, which took longer than allowed
 ]
 DisplayType = Literal[
     "image/png", "image/jpeg", "image/gif", "image/webp", "image/svg+xml", "text/html", "text/markdown", "text/latex"
@@ -162,9 +162,10 @@ class Script(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What the rank is to run for each item that follows: a cell's `source`, or a function of one argument.
+    """What the rank is to run for each item: a cell's `source`, or a function of one argument, packed in `parts`.
 
-    The fields are those of Run; an item's Run has only what differs from item to item.
+    It is sent once, before the first item. The fields have the same meanings as in Run. The Run of an item has only
+    what differs from item to item.
     """
 
     what: Literal["cell", "call"]
@@ -182,8 +183,8 @@ class Work(NamedTuple):
 class Run(NamedTuple):
     """Run a cell's `source`, or a call, with the values that are packed in `parts`: the payload, then its buffers.
 
-    An "item" is run by the Work that was sent before; `parts` are then the item's values, and `seed` is that of its
-    random numbers.
+    If `what` is "item", the rank runs the Work that was sent before. Then `parts` has the item's values, and `seed` is
+    the seed of the item's random numbers.
 
     pull: names whose values to send back afterwards.
     barrier: whether to give the cell the context and the rows of the rank's Spark task.
@@ -317,8 +318,8 @@ class RankNews(NamedTuple):
     """What the gang needs for the next request.
 
     `names_bound` are the names that are new in the rank's `__main__`. `loaded` says whether the rank has loaded all
-    values that were sent to it. `port` is a port that is free on the rank's address. `memory_bytes` is what the process
-    holds after an item; 0 if that is not known.
+    values that were sent to it. `port` is a port that is free on the rank's address. `memory_bytes` is how much
+    memory the process holds after an item; 0 if that is not known.
     """
 
     names_bound: tuple[str, ...]

@@ -1,4 +1,4 @@
-// What the page makes of the items that it is told of.
+// The rows that the page makes of messages about items.
 
 import assert from "node:assert/strict";
 import test from "node:test";

@@ -1,8 +1,8 @@
-"""Independent runs: a function or a cell for each item, several at once, on a pool of ranks.
+"""Independent runs: a pool of ranks runs a function or a cell for each item, several items at once.
 
-items ─▶ schedule   which item runs next, and what follows when an attempt has ended: no processes, no clock
+items ─▶ schedule   decides which item runs next, and what follows when an attempt has ended; has no processes, no clock
             │
-         pool ───── slot, slot, …   each has a gang at a time, which runs one item after another
+         pool ───── slot, slot, …   each slot has one gang at a time, which runs one item after another
             │
          result
 """

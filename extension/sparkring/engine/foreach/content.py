@@ -1,4 +1,4 @@
-"""A digest of an item's content, which is the same in every kernel."""
+"""Computes a digest of an item's content. Equal items have the same digest in every kernel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from sparkring.capture.packing import pack
 
-# Types whose repr() says all there is to say.
+# Two values of the same one of these types have the same content if they have the same repr().
 _PLAIN = (
     *(bool, int, float, complex, str, bytes, type(None), range, slice),
     *(datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo, decimal.Decimal, fractions.Fraction),
@@ -23,10 +23,11 @@ _PLAIN = (
 
 
 def digest(*values: Any) -> str:
-    """The digest of some values.
+    """Return the digest of `values`.
 
-    Numbers, texts, dates, paths, arrays, and lists, tuples, dicts, sets and dataclasses of these count by what they
-    are: a dict's order or the identity of its values make no difference. Anything else counts by its pickle.
+    The digest of numbers, texts, dates, paths, arrays, and of lists, tuples, dicts, sets and dataclasses of these
+    depends only on their types and contents. The order of a dict, or whether it holds one object twice or two equal
+    objects, makes no difference. The digest of any other object is that of its pickle.
     """
     return _digest(values).hex()
 

@@ -16,13 +16,13 @@ from sparkring.history.events import Failure
 from sparkring.runtime.report import short_repr
 
 NAME_CHARACTERS = 100
-ITEM = "item"  # what a function's argument is called in tables
+ITEM = "item"  # the name that tables give to the argument of a function
 
 
 class Targets:
-    """The targets of a for clause, such as `store, (lr, *rest)`. They are bound as Python's for binds them.
+    """The targets of a for clause, such as `store, (lr, *rest)`. bind() binds them to an item as a for loop does.
 
-    `names` are the names that they bind. OptionsError if they bind something other than names.
+    `names` are the names that the targets bind. Raises OptionsError if they contain anything but names.
     """
 
     def __init__(self, written: str) -> None:
@@ -35,14 +35,17 @@ class Targets:
         self._code = compile(ast.fix_missing_locations(assignment), "<targets>", "exec")
 
     def bind(self, value: Any) -> dict[str, Any]:
-        """The value of each name for an item. Raises what Python's assignment raises."""
+        """Return the value of each name when the item `value` is assigned to the targets.
+
+        Raises the errors of this assignment, for example if the item cannot be unpacked.
+        """
         found = {"_": value}
         exec(self._code, {"__builtins__": {}}, found)
         return {name: found[name] for name in self.names}
 
 
 def _target(written: str) -> ast.expr | None:
-    """What is written between `for` and `in`; None if it is something else."""
+    """Return the syntax tree of targets as they stand between `for` and `in`; None if `written` is something else."""
     try:
         match ast.parse(f"for {written} in _: pass").body:
             case [ast.For(target=target, iter=ast.Name("_"))]:
@@ -53,7 +56,7 @@ def _target(written: str) -> ast.expr | None:
 
 
 class Problem(NamedTuple):
-    """An item that cannot run: its number, its name, and why."""
+    """An item that cannot run: its number, its name, and the reason as a Failure."""
 
     number: int
     name: str
@@ -63,11 +66,12 @@ class Problem(NamedTuple):
 class Items:
     """The items of a run, in their order.
 
-    Each is bound to `targets`; without targets, it is the argument of a function. `total` is their number, None if it
-    is not known before the last one has been taken. Functions whose globals are `namespace` get the rank's; names for
-    which `stays` is true stay behind. `key_of`, which may be set, makes the key of an item's result from its values.
+    Each item is bound to `targets`; without targets, it is the argument of a function. `total` is the number of items.
+    It is None if the iterable has no length, until all items have been taken. Functions in an item whose globals are
+    `namespace` get the globals of the rank instead, and names for which `stays` is true are not sent with them.
+    `key_of` returns, for an item's values, the key under which its result is kept; set it if results are kept.
 
-    OptionsError: the iterable is none.
+    Raises OptionsError if `iterable` cannot be iterated over.
     """
 
     def __init__(
@@ -87,15 +91,15 @@ class Items:
         self._targets = targets
         self._namespace = namespace
         self._stays = stays
-        self.shown: dict[int, dict[str, Any]] = {}  # the short values of each item, by number, for the table
+        self.shown: dict[int, dict[str, Any]] = {}  # by number, what the table shows of each item
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names that an item has values for."""
+        """The names that an item gives values to."""
         return (ITEM,) if self._targets is None else self._targets.names
 
     def take(self) -> Item | Problem | None:
-        """Take and pack the next item; None if there is none. Raises what the user's iterable raises."""
+        """Take the next item and pack it; return None if there are no more. Raises what the user's iterable raises."""
         try:
             value = next(self._iterator)
         except StopIteration:
@@ -106,7 +110,7 @@ class Items:
         if self._targets is not None:
             try:
                 values = self._targets.bind(value)
-            except Exception as error:  # whatever unpacking the user's object raises
+            except Exception as error:  # of any type: unpacking runs code of the user's object
                 summary = f"cannot be unpacked into `{self._targets.written}`: {error}"
                 self.shown[number] = {}
                 return Problem(number, short_repr(value, NAME_CHARACTERS), Failure("code", summary))
@@ -118,12 +122,12 @@ class Items:
             advice = f"{problem.advice[:1].upper()}{problem.advice[1:]}."
             failure = Failure("code", f"cannot be sent to a process: {problem.what}", advice=advice)
             return Problem(number, name, failure)
-        # Copies, since the iterable may use an array again for the next item.
+        # Copy the buffers: the iterable may fill the same array anew for the next item, before this one has been sent.
         return Item(number, name, (packed.payload, *map(bytes, packed.buffers)), self.key_of(values))
 
 
 def _length(iterable: Any) -> int | None:
-    """How many items there are; None if only their end will tell."""
+    """Return how many items there are; None if the iterable cannot say so."""
     try:
         return len(iterable)
     except Exception:  # it has no length, or its class's __len__() refuses
@@ -131,12 +135,12 @@ def _length(iterable: Any) -> int | None:
 
 
 def seed_of(run_seed: int, number: int) -> int:
-    """The seed of an item, which does not depend on where and when it runs."""
+    """Return the seed of an item. It depends only on the run's seed and on the item's number."""
     return int.from_bytes(hashlib.sha256(f"{run_seed}:{number}".encode()).digest()[:4], "big")
 
 
 def _name(values: Mapping[str, Any]) -> str:
-    """A short text of an item's values: `store='a', lr=0.1`; that of a function's argument has no name."""
+    """Return a short text of an item's values: `store='a', lr=0.1`; for a function's argument, only the value."""
     if list(values) == [ITEM]:
         return short_repr(values[ITEM], NAME_CHARACTERS) or "None"
     each = NAME_CHARACTERS // max(1, len(values))
@@ -144,7 +148,7 @@ def _name(values: Mapping[str, Any]) -> str:
 
 
 def _shown(value: Any) -> Any:
-    """The value for the table: itself if it is small, otherwise a short text, so that it need not be kept."""
+    """Return what the table shows of a value: small ones themselves, and a short text of large ones."""
     is_small = isinstance(value, bool | int | float | complex | types.NoneType) or type(value).__module__ == "datetime"
     if is_small or (isinstance(value, str | bytes) and len(value) <= 1_000):
         return value

@@ -1,4 +1,4 @@
-"""What is kept of a run's items with --checkpoint-dir, so that the cell run again runs only what is missing."""
+"""Keeps the results of a run's items in the checkpoint directory. A later run of the cell runs only the other items."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ KEY_CHARACTERS = 32
 
 
 class Kept:
-    """The items' results and checkpoints in the directory at `path`, for the items of `code`.
+    """The items' results and checkpoints in the directory at `path`, for the items of `code`, on `size` ranks each.
 
-    With `fresh`, what is there is not used. Results are written in a thread. `news` is what the user should know.
-    CheckpointError, PathError: the directory cannot be read.
+    With `fresh`, results and checkpoints of earlier runs are not used. Results are written in a thread. `news` has what
+    the user is to be told; the pool takes it from there. Raises PathError or CheckpointError if the directory cannot be
+    read.
     """
 
     def __init__(self, path: str, code: str, size: int, *, fresh: bool = False) -> None:
@@ -46,19 +47,24 @@ class Kept:
         self._started = self._used = self._failed = False
 
     def key_of(self, values: Mapping[str, Any]) -> str:
-        """The key of the next item: of its values and the code. An item that comes again has another key."""
+        """Return the key of the next item, which has these values.
+
+        The key depends on the values, on the code, and on how many items with these values came before. So two items
+        with equal values have different keys, and each keeps a result of its own.
+        """
         found = digest(self._code, dict(values))
         self._seen[found] += 1
         return digest(found, self._seen[found])[:KEY_CHARACTERS]
 
     def find(self, key: str) -> tuple[Any, Result] | None:
-        """What an earlier run has kept of an item, and its value; None if the item has to run."""
+        """Return the value and the result that an earlier run has kept under `key`; None if the item has to run."""
         found = self._results.read(key) if key in self._there else None
         if found is None:
             return None
         try:
-            value = cloudpickle.loads(found.parts[0], buffers=found.parts[1:])  # it has this user's signature
-        except Exception as error:  # whatever the value's class does when it is rebuilt
+            # Unpickling is safe: read() returns only results that have this user's signature.
+            value = cloudpickle.loads(found.parts[0], buffers=found.parts[1:])
+        except Exception as error:  # of any type: rebuilding the value runs code of its class
             self.news.append(f"the kept value of {found.name} cannot be rebuilt here ({error}): the item runs again")
             return None
         if not self._used:
@@ -67,7 +73,7 @@ class Kept:
         return value, found
 
     def keep(self, key: str, result: Result) -> None:
-        """Keep the result of an item; returns at once."""
+        """Have the thread write the result of an item, and return at once."""
         if not self._started:
             self._started = True
             self._writer.start()
@@ -81,10 +87,10 @@ class Kept:
             self._writer.join()
 
     def here(self, key: str, record: RunRecord) -> Here:
-        """What the ranks of an item's next attempt are told: its own directory, and where they continue."""
+        """Return the item's own directory, and the checkpoint from which the ranks of its next attempt continue."""
         if key not in self._directories:
             location = self.location / ITEMS / key
-            if key not in self._items:  # which saves a listing for each item
+            if key not in self._items:  # a new directory need not be listed, which takes time on remote storage
                 self._directories[key] = Directory(location, None, [])
                 return self._directories[key].here(record, Last())
             self._directories[key] = open_directory(
@@ -94,11 +100,11 @@ class Kept:
         return directory.here(record, directory.last(record))
 
     def _write(self) -> None:
-        """In a thread: write one result after another, until there are no more."""
+        """Write one result after another, until close() says that there are no more. Runs in a thread."""
         while (found := self._waiting.get()) is not None:
             try:
                 self._results.write(*found)
-            except Exception as error:  # each of fsspec's packages has its own
+            except Exception as error:  # of any type: each storage has its own errors
                 if not self._failed:
                     self.news.append(f"{error} The run continues, but not all of its results are kept.")
                 self._failed = True

@@ -1,7 +1,7 @@
 """The pool: runs items on its slots until there are no more.
 
-One thread polls all slots. It waits for one queue, into which the gangs of all slots put the number of their slot when
-there is something to poll.
+One thread polls all slots. It waits at one queue for all of them: when there is something to poll, the slot's gang puts
+the number of the slot into this queue.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from sparkring.history import describe, events
 from sparkring.history.events import Event, Failure
 from sparkring.runtime.interrupts import Interrupts
 
-LOOK_EVERY_S = 0.1  # at all slots, for what no message reports
-STARTS_TRIED = 3  # in a row, before the run is given up because no ranks can be started
-START_PAUSE_S = 0.5
-STOP_GRACE_S = 0.5
+LOOK_EVERY_S = 0.1  # poll all slots this often, since no message comes when a time limit passes or a process dies
+STARTS_TRIED = 3  # after so many starts in a row that failed, the run fails
+START_PAUSE_S = 0.5  # before the second start; twice as long before the third
+STOP_GRACE_S = 0.5  # between the interrupt and the kill of ranks that run an item when the run ends
 
 
 @dataclass
 class Results:
-    """What the items have come to: their values and failures, by number."""
+    """The values of the items that finished and the failures of those that failed, by number."""
 
     values: dict[int, Any] = field(default_factory=dict)
     failures: dict[int, Failure] = field(default_factory=dict)
 
 
 class Pool:
-    """Runs `items` as `schedule` decides, each with the request that `request_for` makes of its attempt.
+    """Runs `items` in the order that `schedule` decides. `request_for(attempt)` makes the request for an attempt.
 
-    `results` holds what has ended so far. `error` is what the user's iterable has raised, if it has. Items whose
-    results are `kept` do not run.
+    `results` holds the results of the items that have ended so far. `error` is the exception that the user's iterable
+    raised, or None. Items whose results are in `kept`, from an earlier run, do not run.
     """
 
     def __init__(
@@ -74,9 +74,9 @@ class Pool:
         self._planned: events.ItemsPlanned | None = None
 
     def run(self) -> None:
-        """Run all items. Returns also if the run is stopped, an item fails with --fail-fast, or the iterable raises.
+        """Run all items. Return early if the run is stopped, if an item fails with --fail-fast, or the iterable raises.
 
-        LaunchError: ranks cannot be started. No process is left when this returns or raises.
+        Raises LaunchError if ranks cannot be started. When this method returns or raises, no process is left.
         """
         try:
             self._tell([])
@@ -90,24 +90,27 @@ class Pool:
 
     @property
     def _takes(self) -> bool:
-        """Whether an item is to be taken now."""
+        """Whether an item is to be taken from the iterable now."""
         return self._schedule.wants_item and time.monotonic() >= self._start_at
 
     def _begin(self) -> None:
-        """Begin what waits, and one more item if there is room: the user's iterable may take its time for each."""
+        """Take one item if there is room for it, and begin the attempts that wait.
+
+        Only one item is taken, since the iterable may take long for each: the news of the slots is heard in between.
+        """
         if self._takes:
             self._take()
         self._assign()
 
     def _take(self) -> None:
-        """Take the next item from the user's iterable, which may compute for long, wait, or raise."""
+        """Take the next item from the user's iterable, which may take long or raise an error."""
         try:
             with self._interrupts.let_through():
                 found = self._items.take()
         except KeyboardInterrupt:
             self._interrupts.request()
             return
-        except Exception as error:  # whatever the user's code raises
+        except Exception as error:  # of any type: the iterable is the user's code
             self.error = error.with_traceback(_without_ours(error.__traceback__))
             self._schedule.exhausted = True
             return
@@ -121,7 +124,7 @@ class Pool:
             self._schedule.add(found)
 
     def _was_kept(self, item: Item) -> bool:
-        """Whether the item need not run, since an earlier run has kept its result."""
+        """Whether an earlier run has kept the result of the item. If so, record it: the item need not run."""
         found = None if self._kept is None else self._kept.find(item.key)
         if found is None:
             return False
@@ -144,14 +147,14 @@ class Pool:
                 self._not_started(slot, error)
 
     def _not_started(self, slot: Slot, error: LaunchError) -> None:
-        """Try again in a moment; raises `error` if that has been in vain."""
+        """Have the slot's attempt begin again after a pause; raise `error` if too many starts in a row have failed."""
         if self._ending:
             slot.retire(kill=True)
             return
         self._failed_starts += 1
         if self._failed_starts >= STARTS_TRIED:
             raise error
-        self._recorder.notice(f"{describe.first_line(str(error))} It is tried again.")
+        self._recorder.notice(f"{describe.first_line(str(error))} The start is tried again.")
         self._start_at = time.monotonic() + START_PAUSE_S * self._failed_starts
         slot.retire(kill=True)
         self._schedule.give_back(slot.number)
@@ -159,7 +162,7 @@ class Pool:
     # ── what has happened ─────────────────────────────────────────────────────
 
     def _listen(self, *, wait: bool = True) -> None:
-        """Take the news; with `wait`, wait for a moment if there is none."""
+        """Poll the slots with news, and record what has happened. With `wait`, wait up to LOOK_EVERY_S for news."""
         found: list[Event] = []
         for slot in self._with_news(wait=wait):
             try:
@@ -174,7 +177,7 @@ class Pool:
         self._tell(found)
 
     def _with_news(self, *, wait: bool) -> list[Slot]:
-        """The slots that have something to poll; now and then all of them."""
+        """Return the slots that have something to poll; every LOOK_EVERY_S, return all slots."""
         numbers: set[int] = set()
         try:
             if wait:
@@ -202,7 +205,7 @@ class Pool:
         return [self._over(attempt.item.number, ended, ending)]
 
     def _over(self, number: int, ended: Ended, ending: events.ItemEnding) -> events.ItemEnded:
-        """Keep the result of an item, and say how it has ended."""
+        """Put the result of an attempt into `results`, and return the event that says how the attempt has ended."""
         if ending == "finished":
             self.results.values[number] = ended.value
         elif ending == "failed":
@@ -211,7 +214,7 @@ class Pool:
         return events.ItemEnded(time.time(), number, ending, ended.text, ended.failure)
 
     def _tell(self, found: list[Event]) -> None:
-        """Record what has happened, and how many items there are, if that is new."""
+        """Record the events, and before them the numbers of items in all and at once, if one of these has changed."""
         planned = events.ItemsPlanned(time.time(), self._schedule.limit, self._size, self._items.total)
         if self._planned is None or planned[1:] != self._planned[1:]:
             self._planned = planned
@@ -223,9 +226,9 @@ class Pool:
     # ── the end ───────────────────────────────────────────────────────────────
 
     def _end(self) -> None:
-        """End all ranks: those that run an item are interrupted, and killed if they do not respond at once."""
+        """End all ranks. Ranks that run an item are interrupted first, and killed after at most STOP_GRACE_S."""
         self._ending = True
-        self._listen(wait=False)  # what has ended while the iterable computed
+        self._listen(wait=False)  # items may have ended while the iterable computed: count them
         began = [slot for slot in self._slots if slot.running]
         for slot in began:
             slot.interrupt()
@@ -243,7 +246,7 @@ class Pool:
 
 
 def _without_ours(traceback: types.TracebackType | None) -> types.TracebackType | None:
-    """The traceback from the first frame that is not in this package."""
+    """Return the rest of a traceback, from its first frame that is not in this package."""
     while traceback is not None and traceback.tb_frame.f_globals.get("__name__", "").startswith("sparkring."):
         traceback = traceback.tb_next
     return traceback

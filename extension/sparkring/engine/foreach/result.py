@@ -22,9 +22,9 @@ Mode = Literal["min", "max"]
 class ForeachResult:
     """The result of foreach().
 
-    `values`: the value of each item, in the items' order; None for items that have none. `errors`: the Failure of each
-    item that failed, by its number (from 0). `table`: a pandas DataFrame with a row for each item. `best(metric)`: one
-    of its rows. `record`: the RunRecord.
+    `values` has the value of each item, in the items' order, and None for items without a value. `errors` has the
+    Failure of each item that failed, by its number (from 0). `table` is a pandas DataFrame with a row for each item,
+    and `best(metric)` returns one of these rows. `record` is the RunRecord.
     """
 
     def __init__(
@@ -47,10 +47,11 @@ class ForeachResult:
 
     @property
     def table(self) -> pandas.DataFrame:
-        """A row for each item, by its number.
+        """A row for each item. The index is the number of the item.
 
-        Columns: what the item was bound to, `state`, `attempts`, `seconds`, `place`, each metric that items have
-        reported (the last value), `value` and `error`. Large values are short texts, except in `value`.
+        The columns are the names that are bound to the item, `state`, `attempts`, `seconds`, `place` (the host), the
+        last value of each metric that items have reported, `value`, and `error`. In the columns of the names, large
+        values are replaced by short texts.
         """
         import pandas
 
@@ -58,14 +59,14 @@ class ForeachResult:
         rows = [self._row(number, records.get(number)) for number in range(len(self._shown))]
         metrics = dict.fromkeys(name for record in records.values() for name in record.metrics)
         table = pandas.DataFrame(rows, columns=[*self._columns(metrics).values()]).rename_axis("item")
-        # Of objects, since pandas would turn whole numbers beside missing values into floats.
+        # A column of objects: otherwise, pandas would turn whole numbers into floats if an item has no value.
         values = pandas.Series(self.values, table.index, dtype=object)
         return table.assign(value=values)
 
     def best(self, metric: str, *, mode: Mode = "min") -> pandas.Series[Any]:
-        """The row of the finished item with the lowest value of a metric; with mode="max", the highest.
+        """Return the row of the finished item with the lowest value of a metric; with mode="max", the highest value.
 
-        OptionsError: no item has reported the metric.
+        Raises OptionsError if no finished item has reported the metric.
         """
         if mode not in get_args(Mode):
             raise OptionsError(f"best({metric!r}, mode={mode!r}): the mode is 'min' or 'max'.")
@@ -87,7 +88,10 @@ class ForeachResult:
         return {} if items is None else {each.item: each for each in items.known}
 
     def _columns(self, metrics: Mapping[str, object]) -> dict[tuple[str, str], str]:
-        """The columns of the table by what they hold; a name that is taken says what it is."""
+        """Return the names of the table's columns, by kind and name of what they hold.
+
+        If two columns would have the same name, the kind is added to one of them: `state (item)`, `lr (metric)`.
+        """
         columns: dict[tuple[str, str], str] = {}
         fixed = ("state", "attempts", "seconds", "place")
         for kind, names in (("item", self._names), ("", fixed), ("metric", metrics), ("", ("value", "error"))):
@@ -100,7 +104,7 @@ class ForeachResult:
         return columns
 
     def _row(self, number: int, record: ItemRecord | None) -> dict[str, Any]:
-        """An item's row; what it lacks is left out."""
+        """Return an item's row of the table. Names and metrics without a value are left out."""
         record = record or ItemRecord(number, state="stopped")
         failure = self.errors.get(number)
         names = self._columns(record.metrics)

@@ -1,4 +1,4 @@
-"""One run of independent items, from what is to run to its result."""
+"""Prepares and carries out one run of independent items, from its spec to its result."""
 
 from __future__ import annotations
 
@@ -42,9 +42,10 @@ from sparkring.worker.rank.failures import as_failure
 
 
 class ForeachSpec(NamedTuple):
-    """What is to run for each item of `iterable`: a cell, whose `targets` are bound to the item, or a function of it.
+    """What to run for each item of `iterable`, and with which options.
 
-    `title` and `code` are as in RunSpec.
+    `work` is a cell, with the `targets` that are bound to the item, or a function that is called with the item. `title`
+    and `code` have the same meaning as in RunSpec.
     """
 
     work: Cell | Call
@@ -56,7 +57,7 @@ class ForeachSpec(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """A validated run that has not started; `notices` are for its record."""
+    """A validated run that has not started. The `notices` are recorded when the run begins."""
 
     options: ForeachOptions
     items: Items
@@ -69,9 +70,10 @@ class Prepared(NamedTuple):
 
 
 def prepare(spec: ForeachSpec) -> Prepared:
-    """Look up, check and pack what all items need. The iterable is begun, but no item is taken from it.
+    """Look up, check and pack what all items need. This calls iter() on the iterable, but takes no item from it.
 
-    Raises CaptureError, OptionsError or TypeError if something is wrong.
+    Raises CaptureError if something that the cell or the function reads is missing or cannot be sent, and TypeError if
+    the function is not callable. If something else is wrong, OptionsError, CheckpointError or PathError is raised.
     """
     if report.connected():
         raise OptionsError(
@@ -83,7 +85,7 @@ def prepare(spec: ForeachSpec) -> Prepared:
     work = packed.work
     if needs_legacy_keras(options.framework, options.env, packed.code, packed.modules):
         work = work._replace(environment={legacy_keras.VARIABLE: "1", **work.environment})
-    if options.background:  # the notebook may change its arrays before all ranks have them
+    if options.background:  # copy the arrays: the notebook may change them before they have been sent to all ranks
         work = work._replace(parts=tuple(map(bytes, work.parts)))
     share = max(1, process.cores() // (options.at_once * options.each))
     environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(share)), **dict(options.env)}
@@ -112,9 +114,9 @@ def prepare(spec: ForeachSpec) -> Prepared:
 
 
 class _Packed(NamedTuple):
-    """What all items need, and the items; `title` and `code` are for the record.
+    """What all items need, and the items. `title` and `code` are for the record.
 
-    `meaning` is the code on which the results depend: also that of the notebook's functions.
+    `meaning` is all code on which the results depend: that of the cell, and of the notebook's functions that it uses.
     """
 
     work: messages.Work
@@ -171,9 +173,9 @@ def _pack_call(spec: ForeachSpec, call: Call) -> _Packed:
 
 
 class ForeachRun:
-    """A prepared run that is recorded and shown, and yet to be carried out; `interrupts` stop it.
+    """A prepared run, which is recorded and shown. to_the_end() carries it out, and `interrupts` can stop it.
 
-    `result` is there once it has been carried out, also if that has raised an error.
+    `result` is None until to_the_end() has returned or raised an error.
     """
 
     def __init__(self, prepared: Prepared, view: View, interrupts: Interrupts) -> None:
@@ -185,16 +187,17 @@ class ForeachRun:
             self.recorder.notice(notice)
 
     def to_the_end(self) -> ForeachResult:
-        """Carry out the run.
+        """Carry out the run, and return its result.
 
-        Raises ItemsFailed, RunFailed, LaunchError or KeyboardInterrupt if it does not end well.
+        Raises ItemsFailed if items failed, RunFailed if the iterable raised an error, LaunchError if processes cannot
+        be started, and KeyboardInterrupt if the run was stopped.
         """
         pool, recorder = self._pool(), self.recorder
         problem: BaseException | None = None
         with self.interrupts:
             try:
                 pool.run()
-            except BaseException as error:  # raised again, once the record has been closed
+            except BaseException as error:  # of any type: it is raised again below, when the record has been closed
                 problem = error
             problem = problem or self._error(pool)
             if problem is None:
@@ -231,7 +234,7 @@ class ForeachRun:
         return Request(run, prepared.options.framework, prepared.modules, work=prepared.work)
 
     def _error(self, pool: Pool) -> BaseException | None:
-        """What is to be raised now that the pool has ended; None if all is well."""
+        """Return the error to raise now that the pool has ended; None if all items have finished."""
         record = self.recorder.record
         values = pool.results.values
         if self.interrupts.seen:

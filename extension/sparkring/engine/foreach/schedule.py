@@ -1,4 +1,4 @@
-"""Decides which item runs next, and what follows when an attempt has ended. It knows no processes and no clock."""
+"""Decides which item runs next, and what follows when an attempt has ended. Uses no processes and no clock."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Literal, NamedTuple
 from sparkring.history.events import Failure
 from sparkring.wire.messages import Buffers
 
-_DIED = ("exit", "signal", "lost")  # causes that say more about a process than about the item that it ran
+_DIED = ("exit", "signal", "lost")  # causes that mean that the process died, perhaps not because of its item
 
 Verdict = Literal["finished", "failed", "again"]
 
 
 class Item(NamedTuple):
-    """One item: its number, from 0, a short text of its values, the packed values, and the key of its result."""
+    """One item: its number (from 0), a short text of its values, the packed values, and the key of its kept result."""
 
     number: int
     name: str
@@ -23,9 +23,10 @@ class Item(NamedTuple):
 
 
 class Attempt(NamedTuple):
-    """An attempt (from 1) of an item. `slot` is where it runs, or where the attempt before it failed; -1 for nowhere.
+    """The attempt with this `number` (from 1) of an item.
 
-    `limit` is how many items could run at once when it began.
+    While the attempt runs, `slot` is its slot, and `limit` is how many items could run at once when it began. While it
+    waits, `slot` is where the attempt before it failed; -1 if there was none.
     """
 
     item: Item
@@ -35,10 +36,11 @@ class Attempt(NamedTuple):
 
 
 class Schedule:
-    """The items of a run: those that wait, and those that run, by slot.
+    """The attempts that wait and those that run (`running`, by slot), and the decision which attempt runs next.
 
-    `limit` is how many may run at once. `retries` is how often a failed item is tried again; None is once if its
-    process died, and never after an exception. With `fail_fast`, no item begins once one has failed.
+    `limit` is how many items may run at once. `retries` is how often a failed item is tried again. If it is None, an
+    item is tried again once if its process died, and never after an exception. With `fail_fast`, no item begins any
+    more when an item has failed for good.
     """
 
     def __init__(self, at_once: int, retries: int | None = None, *, fail_fast: bool = False) -> None:
@@ -52,27 +54,27 @@ class Schedule:
 
     @property
     def called_off(self) -> bool:
-        """Whether the run is over because an item has failed."""
+        """Whether the run is over because an item has failed and `fail_fast` is set."""
         return self._fail_fast and self._failed
 
     @property
     def over(self) -> bool:
-        """Whether nothing runs or waits, and nothing will."""
+        """Whether the run is over: it was called off, or no item runs or waits, and no more will be added."""
         return self.called_off or (self.exhausted and not self._waiting and not self.running)
 
     @property
     def wants_item(self) -> bool:
-        """Whether there is room for an item that has not been added yet. Only then is one taken from the iterable."""
+        """Whether there is room for one more item. Only then, the pool takes an item from the iterable and adds it."""
         return not (self.exhausted or self.called_off or self._waiting) and len(self.running) < self.limit
 
     def add(self, item: Item) -> None:
-        """Add the next item; it waits until a slot is given to it."""
+        """Add the next item. It waits until assign() gives it a slot."""
         self._waiting.append(Attempt(item))
 
     def assign(self, free: Iterable[int]) -> list[Attempt]:
-        """The attempts that begin now, each on one of the `free` slots.
+        """Return the attempts that begin now, each on one of the `free` slots.
 
-        An item that has failed goes to another slot than before, if another one is free.
+        If an attempt of the item has failed, the next one gets another slot, provided that another one is free.
         """
         free, begun = list(free), []
         while self._waiting and free and len(self.running) < self.limit and not self.called_off:
@@ -84,16 +86,17 @@ class Schedule:
         return begun
 
     def give_back(self, slot: int) -> None:
-        """Have the item of a slot begin again: its ranks could not be started, which is no attempt."""
+        """Have the attempt on a slot wait again, because its ranks could not be started. It keeps its number."""
         self._waiting.insert(0, self.running.pop(slot))
 
     def ended(self, slot: int, failure: Failure | None = None) -> Verdict:
-        """Note how the attempt on a slot has ended; says whether the item is done with."""
+        """Note how the attempt on a slot has ended, and return the verdict on its item: "again" is another attempt."""
         attempt = self.running.pop(slot)
         if failure is None:
             return "finished"
         if failure.cause == "out of memory" and attempt.limit == self.limit:
-            # Not for those that began before the limit was lowered: several may be killed at the same time.
+            # Lower the limit only if it is still the one with which this attempt began. When memory runs out, several
+            # processes may be killed at about the same time, and that is to lower the limit only once.
             self.limit = max(1, (len(self.running) + 1) // 2)
         if not self._retried(attempt, failure):
             self.failed()
@@ -102,14 +105,14 @@ class Schedule:
         return "again"
 
     def failed(self) -> None:
-        """Note that an item has failed for good, also one that could not begin."""
+        """Note that an item has failed for good. The pool also calls this for an item that could not begin."""
         self._failed = True
 
     def _retried(self, attempt: Attempt, failure: Failure) -> bool:
-        """Whether there is another attempt of an item after this failure."""
+        """Whether the item of `attempt` is to be tried again after this failure."""
         if failure.cause == "code" or self._retries == 0:
             return False  # the same code would raise the same exception
         if failure.cause == "out of memory" and attempt.limit > 1:
-            return True  # until it has run alone, however many attempts that takes
-        died = failure.cause in _DIED and not failure.error  # not sys.exit(), which the item itself has called
+            return True  # try it again, whatever `retries` says, until it has run alone
+        died = failure.cause in _DIED and not failure.error  # with an `error`, the item itself has called sys.exit()
         return attempt.number <= (int(died) if self._retries is None else self._retries)

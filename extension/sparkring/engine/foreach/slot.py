@@ -18,18 +18,18 @@ from sparkring.history.events import Event, Failure
 from sparkring.launchers.base import Launcher
 from sparkring.wire.messages import Buffers, Kept
 
-GROWTH_BYTES = 512 * 1024**2  # a gang whose memory has grown by more since its first item is replaced
-TIMEOUT_GRACE_S = 1.0  # after an interrupt, before the ranks are killed
-LEAVE_S = 2.0
-RETIRING = 4  # gangs of a slot that may be ending at the same time: processes must not gather
-DISPLAYS_EACH = 1_000  # numbers of displays for each item, so that an item does not replace those of another
+GROWTH_BYTES = 512 * 1024**2  # if the memory of a gang grows by more than this after its first item, it is replaced
+TIMEOUT_GRACE_S = 1.0  # between the interrupt of an item that took too long and the kill of its ranks
+LEAVE_S = 2.0  # ranks that are asked to leave have this long before they are killed
+RETIRING = 4  # how many gangs of a slot may be ending at the same time, so that old processes do not pile up
+DISPLAYS_EACH = 1_000  # each item has so many numbers for its displays: an equal number would replace a display
 
 
 class SlotSettings(NamedTuple):
     """How the slots of a pool run their items.
 
-    `launch` makes a launcher for a gang of `size` ranks. A gang runs `fresh_after` items at most; None is no limit. An
-    item may take `timeout_each_s`.
+    `launch` makes a launcher for a gang of `size` ranks. A gang runs at most `fresh_after` items, and an item may take
+    at most `timeout_each_s`; None means no limit. A gang whose memory grows by more than `growth_bytes` is replaced.
     """
 
     launch: Callable[[], Launcher]
@@ -40,9 +40,10 @@ class SlotSettings(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """How an attempt has ended: with a value, of which `text` is a short repr, or with a failure.
+    """How an attempt has ended: with a value, or with a failure.
 
-    `packed` is the value as it came, `metrics` are the last ones that were reported.
+    `text` is a short repr of the value, and `packed` is the value as the rank sent it. `metrics` has the last value of
+    each metric that the item reported.
     """
 
     value: Any = None
@@ -54,10 +55,10 @@ class Ended(NamedTuple):
 
 
 class Slot:
-    """Slot `number`: `start` an attempt, `poll` until `ended()` says how it has ended, and so on; then `retire`.
+    """Slot `number` of a pool. For each attempt, call start(), and then poll() until ended() says how it has ended.
 
-    `on_arrival(number)` is called, in another thread, when there is something to poll. What LaunchError says ends the
-    gang: `retire` it.
+    retire() ends the gang of the slot. Call it at the end, and whenever start() or poll() raise LaunchError.
+    `on_arrival(number)` is called, from any thread, when there is something to poll.
     """
 
     def __init__(self, number: int, settings: SlotSettings, on_arrival: Callable[[int], object]) -> None:
@@ -67,18 +68,21 @@ class Slot:
         self._on_arrival = on_arrival
         self._gang: Gang | None = None
         self._execution: Execution | None = None
-        self._items = 0  # that the gang has run
-        self._first_bytes = 0  # what it held after the first of them
-        self._failed_item: int | None = None
-        self._began = 0.0  # 0 until the ranks are up
-        self._kill_at = 0.0
+        self._items = 0  # how many items the gang has run
+        self._first_bytes = 0  # how much memory the gang held after its first item
+        self._failed_item: int | None = None  # the last item, if its attempt failed; here, its retry gets a new gang
+        self._began = 0.0  # 0 until the ranks are up and have been sent the item
+        self._kill_at = 0.0  # 0 until the item has taken too long
         self._text = ""
         self._metrics: dict[str, float] = {}
-        self._line = 0  # where the item was when its time was up
+        self._line = 0  # the line of the cell at which the item was when it had taken too long
         self._retiring: list[threading.Thread] = []
 
     def start(self, attempt: Attempt, request: Request) -> None:
-        """Begin an attempt, on a new gang if there is none. LaunchError, also from poll(): it cannot be started."""
+        """Begin an attempt, on a new gang if the slot has none.
+
+        If the gang cannot be started, this method or a later poll() raises LaunchError.
+        """
         if attempt.item.number == self._failed_item or (self._gang is not None and self._gang.deaths):
             self.retire()
         self.attempt = attempt
@@ -92,15 +96,15 @@ class Slot:
             self._gang.start()
         else:
             self._execution = self._gang.submit(request)
-        self._on_arrival(self.number)  # for what submit() leaves to the next poll()
+        self._on_arrival(self.number)  # submit() has made events, which the next poll() returns
 
     def poll(self) -> list[Event]:
-        """What has happened since the last call, as events of the run."""
+        """Return what has happened since the last call, as events of the run."""
         found: list[Event] = []
         for event in self._gang.poll(0.0) if self._gang is not None else ():
             match event:
                 case events.RankStarted():
-                    if not self._items:  # else it has been known since the gang's first item
+                    if not self._items:  # for later items, the run already has this event of the rank
                         found.append(self._renumbered(event))
                     if event.rank == self._settings.size - 1:
                         found.append(self._begun())
@@ -119,7 +123,7 @@ class Slot:
         return found
 
     def ended(self) -> Ended | None:
-        """How the attempt has ended; None while it runs. The gang is kept for the next item if it can run one."""
+        """Return how the attempt has ended; None while it runs. If the gang cannot run another item, retire it."""
         gang, execution = self._gang, self._execution
         if gang is None or execution is None or self.attempt is None:
             return None
@@ -155,7 +159,7 @@ class Slot:
         return is_up and self._execution is not None and bool(self._execution.running)
 
     def retire(self, *, kill: bool = False) -> None:
-        """End the gang, in a thread of its own, so that nothing waits for it; the next item starts a new one."""
+        """End the gang in a thread of its own, so that the pool need not wait. The next attempt starts a new gang."""
         self.attempt = self._execution = None
         gang, self._gang = self._gang, None
         if gang is None:
@@ -168,19 +172,19 @@ class Slot:
         thread.start()
 
     def join(self) -> None:
-        """Wait until nothing is left of the gangs that have been retired."""
+        """Wait until all gangs that have been retired have ended."""
         for each in self._retiring:
             each.join()
 
     def _begun(self) -> events.ItemStarted:
-        """Note that all ranks have been sent the item."""
+        """Note that all ranks have been sent the item, whose time begins now, and return the event that says so."""
         assert self.attempt is not None
         self._began = time.monotonic()
         item, number, *_ = self.attempt
         return events.ItemStarted(time.time(), item.number, item.name, self.number, number)
 
     def _renumbered(self, event: Kept | events.RankStarted) -> Event:
-        """The event with the rank's number among the ranks of all slots."""
+        """Return the event with the number that its rank has among the ranks of all slots."""
         return event._replace(rank=self.number * self._settings.size + event.rank)
 
     def _watch_the_time(self) -> None:
@@ -199,7 +203,9 @@ class Slot:
 
     def _finished(self, execution: Execution) -> Ended:
         first = execution.ranks[0]
-        execution.values = {first: execution.values[first]}  # those of the other ranks need not be unpacked
+        execution.values = {
+            first: execution.values[first]
+        }  # drop the values of other ranks, so that they are not unpacked
         packed = execution.values[first][""].parts
         values, _, problems = unpack_results(execution)
         if problems:
@@ -208,7 +214,7 @@ class Slot:
         return Ended(values.get(first), self._text, None, packed, self._metrics, seconds)
 
     def _is_used_up(self, execution: Execution) -> bool:
-        """Whether the gang has run as many items as it may, or holds too much memory by now."""
+        """Whether the gang is to be replaced: it has run as many items as it may, or its memory has grown too much."""
         held_bytes = sum(execution.memory_bytes.values())
         self._first_bytes = self._first_bytes or held_bytes
         fresh_after = self._settings.fresh_after
@@ -220,7 +226,7 @@ _RETURN = "Return plain values or arrays, or save the object in the item and ret
 
 
 def _end(gang: Gang, kill: bool) -> None:
-    """In a thread: end a gang that has no item."""
+    """End a gang that is no longer used: unless `kill` is set, ask its ranks to leave first. Runs in a thread."""
     with contextlib.closing(gang):
         if not kill and gang.up:
             gang.leave()

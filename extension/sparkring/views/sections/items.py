@@ -1,4 +1,4 @@
-"""The items of a run: those that failed, those with the best metrics, and the first ones."""
+"""Tables of a run's items: the items that failed, the first items, and the items with the best metrics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ SIGNS = {"running": "▶", "finished": "✓", "failed": "✗", "stopped": "■",
 
 
 def html(record: RunRecord, now: float, form: Form) -> str:
-    """While the run goes on, the items that run and the last that failed; in the end, the table's head and more."""
+    """Return tables of some items.
+
+    During the run, they have the items that run and the last failures. The final form has the first failures, the first
+    items, and the items with the lowest and highest metrics.
+    """
     items = record.items
     if items is None:
         return ""
@@ -46,7 +50,7 @@ def _metrics(items: Iterable[ItemRecord]) -> list[str]:
 
 
 def _extremes(record: RunRecord, name: str, items: Sequence[ItemRecord], now: float) -> str:
-    """The items with the lowest and the highest values of a metric, if there are many."""
+    """Return tables of the items with the lowest and the highest values of a metric; '' if only a few items have it."""
     measured = sorted(
         (each for each in items if name in each.metrics and each.state != "failed"), key=lambda each: each.metrics[name]
     )
@@ -59,7 +63,7 @@ def _extremes(record: RunRecord, name: str, items: Sequence[ItemRecord], now: fl
 
 
 def _table(record: RunRecord, items: Sequence[ItemRecord], now: float, note: str = "") -> str:
-    """A row for each of the items; '' if there are none."""
+    """Return a table with a row for each of the items; '' if there are none."""
     if not items:
         return ""
     names = _metrics(items)

@@ -111,7 +111,7 @@ def cores() -> int:
 
 
 def resident_bytes() -> int:
-    """The memory that this process has in RAM; 0 where there is no /proc."""
+    """Return how many bytes of this process are in RAM; 0 on a system without /proc."""
     try:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

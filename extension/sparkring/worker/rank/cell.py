@@ -10,13 +10,13 @@ from sparkring.capture.source_lines import keep_lines
 
 
 class CompiledCell(NamedTuple):
-    """A cell's code, and its last expression, if it ends with one."""
+    """The code of a cell without its last expression, and this expression; None if the cell does not end with one."""
 
     code: types.CodeType
     expression: types.CodeType | None
 
     def run(self, namespace: dict[str, Any]) -> Any:
-        """Run the cell in `namespace`; returns the value of its last expression, or None."""
+        """Run the cell in `namespace`, and return the value of its last expression, or None."""
         _execute(self.code, namespace)
         return None if self.expression is None else _execute(self.expression, namespace)
 

@@ -32,7 +32,7 @@ def when_imported(name: str, action: Action) -> None:
 
 
 def around_import(name: str, begin: Callable[[], Action]) -> None:
-    """Call `begin()` before the module is imported, and what that returns, with the module, after its import."""
+    """Call `begin()` before the module is imported. It returns an action, which is called after the import."""
     _around.setdefault(name, []).append(begin)
     _look_for_imports()
 

@@ -1,9 +1,9 @@
-"""The work of a pool on a rank: runs it for one item after another, each as if it were the first.
+"""The work of a pool on a rank: runs a cell or a function for one item after another, each as if it were the first.
 
-What was captured stays packed, and is unpacked anew for each item, into a `__main__` that is empty but for the item's
-own values. So nothing that an item binds or changes reaches the next one. Large arrays are not copied for that: each
-item maps the same memory, and only the pages that it writes to become its own. What an item changes in a module, in the
-environment or on disk stays.
+The captured values stay packed on the rank. For each item, `__main__` is emptied, and the captured values and the
+item's own values are unpacked into it. So the next item finds nothing that this item has bound or changed. Large arrays
+are not copied for this: all items map the same memory, and only the pages that an item writes to are copied for it.
+What an item changes in a module, in the environment or on disk stays for later items.
 """
 
 from __future__ import annotations
@@ -22,12 +22,18 @@ from sparkring.worker.member import process
 from sparkring.worker.rank import collectives, seeds, shell
 from sparkring.worker.rank.cell import CompiledCell, compile_cell
 
-RANKS_APART = 0x9E3779B1  # between the seeds of an item's ranks, which draw different numbers, as unseeded ones would
-COLLECT_AFTER_BYTES = 64 * 1024**2  # collecting garbage takes longer than a short item: only after so much growth
+# The difference between the seeds of two neighbouring ranks of an item: the ranks are to draw different numbers, as
+# they would without seeds.
+RANKS_APART = 0x9E3779B1
+# Collect garbage only after the memory has grown by so much, since a collection can take longer than a short item.
+COLLECT_AFTER_BYTES = 64 * 1024**2
 
 
 class ItemWork:
-    """What `order` says is to be run for each item, in `namespace`, which is now as each item is to find it."""
+    """The work that `order` says to run for each item in `namespace`, the rank's `__main__`.
+
+    Before each item, `namespace` is set back to its present content. `filename` names the cell in tracebacks.
+    """
 
     def __init__(self, order: messages.Work, namespace: dict[str, Any], filename: str) -> None:
         self._order = order
@@ -37,12 +43,12 @@ class ItemWork:
         payload, *buffers = order.parts
         self._payload = bytes(payload)
         self._buffers = [_Shared(buffer) for buffer in buffers]
-        self._order = order._replace(parts=())  # it would be a second copy
+        self._order = order._replace(parts=())  # without the parts, which would be a second copy in memory
         self._cell: CompiledCell | None = None
         self._collected_bytes = 0
 
     def whole(self, item: messages.Run) -> messages.Run:
-        """The request of an item, with what is the same for all items."""
+        """Return the request of an item, completed with the fields of the Work, which are the same for all items."""
         work = self._order
         return item._replace(
             source=work.source,
@@ -53,8 +59,8 @@ class ItemWork:
         )
 
     def compute(self, item: messages.Run) -> Any:
-        """Run the work for an item; returns its value."""
-        collectives.release()  # those of the item before, on all ranks of the slot
+        """Run the work for an item, and return the item's value."""
+        collectives.release()  # end the collectives of the item before; all ranks of the slot do so
         self._clear()
         _new_sessions()
         seeds.begin((item.seed + world.world().rank * RANKS_APART) % (1 << 32))
@@ -72,7 +78,7 @@ class ItemWork:
         return self._cell.run(self._namespace)
 
     def end(self) -> int:
-        """Drop what an item has left behind; returns the memory of the process, in bytes."""
+        """Drop what the item has left in `__main__`, and return how much memory the process now holds."""
         self._clear()
         used_bytes = process.resident_bytes()
         if used_bytes > self._collected_bytes + COLLECT_AFTER_BYTES:
@@ -81,7 +87,7 @@ class ItemWork:
         return used_bytes
 
     def _clear(self) -> None:
-        self._namespace.clear()  # not a new dict: the old one would wait for the garbage collector
+        self._namespace.clear()  # a new dict would not do: the old one would stay until garbage is collected
         self._namespace.update(self._at_first)
 
 
@@ -94,7 +100,7 @@ def _new_sessions() -> None:
 
 
 class _Shared:
-    """Memory of which each item gets a copy that takes room only where the item writes to it."""
+    """Data of which each item gets a copy. Only the pages of the copy that the item writes to take memory."""
 
     def __init__(self, data: messages.Buffer) -> None:
         view = memoryview(data)

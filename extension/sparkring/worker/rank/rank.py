@@ -55,7 +55,7 @@ class Rank:
         self.environment: dict[str, str] = {}  # from the member, for all requests; overrides the notebook's
         self.notebook = RankState()
         self.cells = 0
-        self.work: ItemWork | None = None  # of a pool
+        self.work: ItemWork | None = None  # if the rank belongs to a pool: what it runs for each item
         self.stack_fd = stack_fd
         signal.signal(signal.SIGINT, _pass_over)
         _open_streams()
@@ -145,7 +145,7 @@ class Rank:
     def run(self, request: messages.Run) -> None:
         """Run one request and report how it ended. An interrupt, or an exit with a code other than 0, is an error."""
         work = self.work if request.what == "item" else None
-        self.cells = self.cells + 1 if work is None else 1  # all items are of one cell
+        self.cells = self.cells + 1 if work is None else 1  # all items run the same cell
         self.loaded = False
         if work is not None:
             request = work.whole(request)

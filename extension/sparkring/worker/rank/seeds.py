@@ -1,8 +1,9 @@
-"""Seeds the random numbers of an item, so that its results do not depend on which process runs it, or after what.
+"""Seeds the random numbers of an item, so that its results do not depend on which process runs it, or after which item.
 
-A library that an item is the first to import is seeded then, and the import leaves the other random numbers as they
-are. So the item draws the same numbers in a process that had imported the library before. Generators that are made
-without a seed and ask the system for one (`default_rng()`) are not seeded.
+If an item is the first in its process to import a library, the library is seeded right after the import, and the other
+generators are put back into the state that they had before the import. So the item draws the same numbers as in a
+process that had already imported the library. A generator that is made without a seed and asks the system for one, such
+as `default_rng()`, is not seeded.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _seed: int | None = None  # None until the first item
 
 
 def begin(seed: int) -> None:
-    """Start an item: seed Python's random numbers, and those of the libraries that are imported, now or later."""
+    """Begin an item: seed the random numbers of Python and of all libraries that are imported now or later."""
     global _seed
     first, _seed = _seed is None, seed
     random.seed(seed)
@@ -34,7 +35,7 @@ def begin(seed: int) -> None:
 
 
 def _importing(plant: Plant) -> Action:
-    """Note the random numbers before an import; returns what is to be done after it."""
+    """Note the state of the generators before an import, and return the action that is to follow this import."""
     put_back = _noted()
 
     def after(module: types.ModuleType) -> None:
@@ -46,7 +47,10 @@ def _importing(plant: Plant) -> Action:
 
 
 def _noted() -> Callable[[], None]:
-    """Note the state of Python's and NumPy's generators; the function that is returned puts it back."""
+    """Note the state of Python's and NumPy's generators, and return a function that puts them back into this state.
+
+    If NumPy is imported in between, its generator has no earlier state, and is seeded instead.
+    """
     numpy: Any = sys.modules.get("numpy")
     python_state, numpy_state = random.getstate(), numpy.random.get_state() if hasattr(numpy, "random") else None
 
@@ -62,13 +66,13 @@ def _noted() -> Callable[[], None]:
 
 
 def _keras(module: Any, seed: int) -> None:
-    """Seed the generators that Keras has of its own. Its function seeds Python's and NumPy's, too."""
+    """Seed Keras' own generators. Keras' function seeds Python's and NumPy's, too, so these are put back after it."""
     put_back = _noted()
     module.utils.set_random_seed(seed)
     put_back()
 
 
-# In this order: Keras seeds TensorFlow, too.
+# TensorFlow comes after Keras, since the function of Keras seeds it, too.
 _LIBRARIES: dict[str, Plant] = {
     "numpy": lambda module, seed: module.random.seed(seed),
     "keras": _keras,

@@ -1,19 +1,20 @@
-// The items of a run, as far as the page knows them, in any order and filtered.
+// The items of a run, as far as the page knows them. They can be sorted by any column, and searched.
 
-// The columns before the metrics, and those after them; a row is told in the order of FIELDS.
+// A message has an array for each row, with the values in the order of FIELDS. In the table, COLUMNS come before the metrics
+// and LAST_COLUMNS after them; each has a name and a title.
 const FIELDS = ["item", "name", "state", "attempt", "began", "took", "value", "error", "metrics"];
 export const COLUMNS = [["item", "#"], ["name", "item"], ["state", "state"], ["attempt", "attempt"], ["took", "took"]];
 export const LAST_COLUMNS = [["value", "value"], ["error", ""]];
 
 export class Items {
   constructor() {
-    this.rows = new Map(); // item's number → row
+    this.rows = new Map(); // by the number of the item
     this.metrics = []; // names, in the order in which they came
     this.tried = false; // whether an item has had more than one attempt
     this.column = "item";
     this.descending = false;
     this.query = "";
-    this.ordered = null; // the rows that are shown, in their order; null if they have changed
+    this.ordered = null; // the rows to show, in their order; null if they have to be computed anew
   }
 
   add(message) {
@@ -31,14 +32,15 @@ export class Items {
     this.ordered = null;
   }
 
-  // A second time by the same column: in the other direction.
+  // Sort by a column; if the rows are sorted by it already, in the other direction.
   sort(column) {
     this.descending = this.column === column && !this.descending;
     this.column = column;
     this.ordered = null;
   }
 
-  // The items in their order; those that lack what they are sorted by come last. `now` is in seconds since the start.
+  // Return the rows to show, in their order. Rows without a value in the column that they are sorted by come last. `now` is in
+  // seconds since the start of the run.
   shown(now) {
     if (this.ordered && this.column !== "took") return this.ordered;
     const key = (row) => value(row, this.column, now), sign = this.descending ? -1 : 1;
@@ -53,7 +55,7 @@ export class Items {
   }
 }
 
-// What a row has in a column; undefined if it has nothing.
+// Return the value of a row in a column; undefined if the row has none.
 export function value(row, column, now) {
   if (column === "took") return row.took ?? Math.max(0, now - row.began);
   return column in row && column !== "metrics" ? row[column] : row.metrics[column];

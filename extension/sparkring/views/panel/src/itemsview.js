@@ -1,4 +1,4 @@
-// The Items tab: a table in a box of fixed height, of which only the rows in sight are elements.
+// The Items tab: a table in a box of fixed height. Only the rows in sight have elements, so that 10,000 items are no problem.
 
 import { make, put } from "./elements.js";
 import { COLUMNS, LAST_COLUMNS, value } from "./items.js";
@@ -6,7 +6,7 @@ import { duration, number } from "./words.js";
 
 const ROW = 20; // px, as in panel.css
 const SIGNS = { running: "▶", finished: "✓", failed: "✗", stopped: "■", kept: "✓" };
-// Each column's least width in px, and its share of what is left of the box; the others scroll out of sight.
+// The least width of each column in px, and its share of the width that is left. If the box is too narrow, it scrolls.
 const WIDTHS = { item: [48], name: [140, 1.5], state: [84], attempt: [56], took: [72], value: [80, 1], error: [140, 2] };
 const METRIC_WIDTH = [80], GAP = 12; // px, as in panel.css
 const RIGHT = new Set(["item", "attempt", "took"]);

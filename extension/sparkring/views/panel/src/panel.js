@@ -128,7 +128,7 @@ export class Panel {
       for (const name of this.htmlDirty) this.drawHtml(name);
       if (this.run.items.rows.size && this.buttons.items.hidden) {
         this.buttons.items.hidden = false;
-        this.select("items"); // the first ones: they tell more than the lines
+        this.select("items"); // when the first items come: they tell more than the log
       }
       if (this.tab === "items") this.items.draw(this.now() - (this.run.state?.started ?? 0));
       if (this.tab === "logs" && !this.log.draw()) this.schedule();
@@ -158,11 +158,11 @@ export class Panel {
     const told = state.notices.map((text) => `⚑ ${text}`).join("\n");
     put(this.notices, told);
     this.notices.hidden = !told;
-    this.ranks.element.hidden = state.pooled; // the ranks of a pool come and go
+    this.ranks.element.hidden = state.pooled; // the ranks of a pool are replaced during the run, so they have no tiles
     this.ranks.draw(state, now);
   }
 
-  // The kernel's time, in seconds; when the run is over, that of its end.
+  // Return the kernel's time in seconds; after the end of the run, the time of its end.
   now() {
     return this.run.state?.ended || Date.now() / 1000 - this.run.offset;
   }
