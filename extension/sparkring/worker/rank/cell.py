@@ -22,14 +22,19 @@ class CompiledCell(NamedTuple):
 
 
 def run_cell(source: str, namespace: dict[str, Any], filename: str) -> Any:
-    """Run a cell's code in `namespace`; returns the value of its last expression, or None."""
+    """Run a cell's code in `namespace`.
+
+    Return the value of the cell's last statement if that is an expression, otherwise None.
+    """
     return compile_cell(source, filename).run(namespace)
 
 
 def compile_cell(source: str, filename: str) -> CompiledCell:
     """Compile a cell.
 
-    Tracebacks and inspect.getsource() find the cell's lines, even after it has ended. `await` works at the top level.
+    Return the value of the cell's last statement if that is an expression, otherwise None.
+    Tracebacks and inspect.getsource() find the cell's lines, even after the cell has ended. `await` works outside
+    functions, as in a notebook.
     """
     keep_lines(filename, source)
     tree = ast.parse(source, filename)
@@ -45,7 +50,7 @@ def compile_cell(source: str, filename: str) -> CompiledCell:
 def _execute(code: types.CodeType, namespace: dict[str, Any]) -> Any:
     value = eval(code, namespace)
     if code.co_flags & 0x80:  # CO_COROUTINE: there was an await outside any function
-        import asyncio  # here, since it takes 30 ms, and most cells do not need it
+        import asyncio  # not at the top: the import takes 30 ms, and most cells do not need it
 
         async def wait() -> Any:
             return await value

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from importlib.abc import Loader, MetaPathFinder
 else:
-    # The import system uses only methods of these, and importing importlib.abc takes a sixth of a rank's start-up.
+    # A finder and a loader need no base class, since the import system only calls their methods. Importing
+    # importlib.abc would take a sixth of a rank's start-up.
     Loader = MetaPathFinder = object
 
 Action = Callable[[types.ModuleType], object]
@@ -23,7 +24,7 @@ _INSTALLED = re.compile(r"/(site|dist)-packages/").search
 
 
 def when_imported(name: str, action: Action) -> None:
-    """Call `action(module)` once the module is imported: now, or right after its import."""
+    """Call `action(module)` now if the module `name` has been imported, otherwise right after its import."""
     if name in sys.modules:
         action(sys.modules[name])
     if action not in _actions.setdefault(name, []):
@@ -43,9 +44,9 @@ def _look_for_imports() -> None:
 
 
 def under_way(frame: types.FrameType | None) -> bool:
-    """Whether `frame` or one of its callers is the code of an installed module that is being imported.
+    """Whether `frame` runs because an installed module is being imported: `frame` or one of its callers is its code.
 
-    The user's own modules do not count: they may train while they are imported.
+    The user's own modules do not count: importing such a module may be the training itself.
     """
     while frame is not None:
         code = frame.f_code
@@ -60,7 +61,7 @@ def under_way(frame: types.FrameType | None) -> bool:
 
 
 class _Finder(MetaPathFinder):
-    """Leaves finding the module to other finders, and makes its loader call the actions."""
+    """Lets the other finders find a module that has actions, and makes the module's loader call the actions."""
 
     def __init__(self) -> None:
         self._looking: set[str] = set()
