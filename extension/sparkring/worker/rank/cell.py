@@ -32,7 +32,6 @@ def run_cell(source: str, namespace: dict[str, Any], filename: str) -> Any:
 def compile_cell(source: str, filename: str) -> CompiledCell:
     """Compile a cell.
 
-    Return the value of the cell's last statement if that is an expression, otherwise None.
     Tracebacks and inspect.getsource() find the cell's lines, even after the cell has ended. `await` works outside
     functions, as in a notebook.
     """
