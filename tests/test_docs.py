@@ -40,7 +40,6 @@ TROUBLES = DOCS / "troubleshooting.md"
 
 LAUNCH = {each.lesson.magic for each in FRAMEWORKS.values() if each.lesson is not None}
 OTHERS_MAGICS = {"px"}  # ipyparallel's
-NOT_YET = {"foreach"}  # named in the README as something that does not exist
 OTHERS_METHODS = {"cache", "cpu", "run"}  # Spark's, torch's, TorchDistributor's
 
 
@@ -143,7 +142,7 @@ def wrong_line(magic: str, line: str) -> Iterator[str]:
 def wrong_magics(page: Page) -> Iterator[str]:
     for span in page.spans:
         for name in re.findall(r"(?<![\w%])%%?([a-z_]\w*)", span):
-            if name not in known_magics() | OTHERS_MAGICS | NOT_YET:
+            if name not in known_magics() | OTHERS_MAGICS:
                 yield f"`{span}`: there is no magic {name}"
 
 
@@ -398,10 +397,6 @@ def test_messages_are_those_of_the_code(tmp_path: Path) -> None:
         "> `needs … task slots, but there are … in all`\n\n> `needs … task slots, but … in vain`\n", encoding="utf-8"
     )
     assert len(list(wrong_messages(read(page)))) == 1
-
-
-def test_what_is_not_there_yet_is_not_there() -> None:
-    assert not NOT_YET & known_magics()
 
 
 def test_the_index_names_every_page() -> None:

@@ -378,6 +378,31 @@ def test_torchrun_gives_the_environment_of_torchrun(kernel: Kernel) -> None:
     assert kernel.value("_.values") == "[['0', '2', True], ['1', '2', True]]"
 
 
+def test_foreach_runs_the_cell_for_each_item(kernel: Kernel) -> None:
+    """Targets and items are those of Python. One error says what failed, and an error in the line has no traceback."""
+    kernel.run("import sparkring\nshops, rates = ['a', 'b'], [1, 2]").done()
+    cell = kernel.run(
+        """
+        %%foreach shop, (i, rate) in ((shop, each) for shop in shops for each in enumerate(rates)) -n -2 --name shops
+        sparkring.log(score=i * rate)
+        if shop == "b" and i: 1 / 0
+        shop * rate
+        """
+    )
+    assert cell.error.ename == "ItemsFailed"
+    assert "1 of 4 items failed" in cell.error.evalue
+    assert "(cell line 3: `if shop == \"b\" and i: 1 / 0`): item 3 (shop='b', i=1, rate=2)" in cell.error.evalue
+    assert "3 of 4 items finished · 1 failed" in cell.displayed
+    assert kernel.value("sparkring.last_result.values") == "['a', 'aa', 'b', None]"
+    assert kernel.value("sparkring.last_result.best('score', mode='max').value") == "'aa'"
+    assert kernel.value("'shop' in globals()") == "False"
+    assert "shops" in kernel.run("%runs 1").displayed
+    wrong = kernel.run("%%foreach x in shop_list -n -2\nx").error
+    assert wrong.evalue == "%%foreach: `shop_list` raised NameError: name 'shop_list' is not defined."
+    assert complete(kernel, "%%foreach x in sho") == ["shops"]
+    assert complete(kernel, "%%foreach x in shops --retr") == ["--retries"]
+
+
 def test_tab_offers_options_and_their_values(kernel: Kernel) -> None:
     assert complete(kernel, "%%horovod --timeo") == ["--timeout"]
     assert sorted(complete(kernel, "%%horovod --logs ")) == ["all", "callbacks", "rank0"]

@@ -22,7 +22,7 @@ from sparkring.wire import messages
 from sparkring.wire.channel import pair
 from sparkring.wire.messages import MalformedMessage, Message, RankNews, decode, encode
 
-NEWS = RankNews(("x", "y"), True, 40_000)
+NEWS = RankNews(("x", "y"), True, 40_000, 1 << 30)
 FAILURE = messages.Failure(
     "code",
     "TypeError: no",
@@ -53,7 +53,9 @@ EXAMPLES: list[Message] = [
     messages.RecordTimeline("HOROVOD_TIMELINE", True),
     messages.EnterWorld(World(1, 2, 1, 2, gpus=("0", "1")), "10.0.0.1", {"CUDA_VISIBLE_DEVICES": "0,1"}),
     messages.Run("cell", "x + 1", ("x",), True, False, {"A": "1"}, {}, NOTEBOOK, HERE, (SCRIPT,),
-                 (b"payload", b"", b"b")),
+                 (b"payload", b"", b"b"), 17),
+    messages.Run("item", notebook=NOTEBOOK, checkpoints=HERE, seed=2**32 - 1, parts=(b"item",)),
+    messages.Work("cell", "x + 1", False, {"A": "1"}, NOTEBOOK, (SCRIPT,), (b"payload", b"b")),
     messages.Release(),
     messages.Leave(),
     messages.SetEnvironment({"HOROVOD_TIMELINE": "/tmp/t.json"}),
@@ -128,7 +130,9 @@ def test_a_field_too_few_or_too_many(message):
 def test_a_part_too_many_or_too_few(message):
     """A wrong number of parts is refused. Only a request may have any number of parts, but at least one."""
     fields, parts = header(message), encode(message)[1]
-    wrong = [[]] if isinstance(message, messages.Run) else [[*parts, b""], *([parts[:-1]] if parts else [])]
+    wrong = [[*parts, b""], *([parts[:-1]] if parts else [])]
+    if isinstance(message, messages.Run | messages.Work):
+        wrong = [[]]
     for each in wrong:
         with pytest.raises(MalformedMessage, match=r"part|payload"):
             decode(type(message), fields, each)
@@ -177,6 +181,8 @@ def test_a_value_of_another_type(message):
         (messages.Displayed, {"mime_type": "text/javascript"}),
         (messages.Displayed, {"number": -1}),
         (messages.Run, {"what": "module"}),
+        (messages.Run, {"seed": 1 << 32}),
+        (messages.Work, {"what": "item"}),
         (messages.Exited, {"signal": -9}),
         (messages.DataOpened, {"kind": "csv"}),
         (messages.DataPlanned, {"pieces": [[0, -2, 1, 1]]}),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 import sparkring
-from sparkring.engine.options import LOGS, GangOptions, Options
+from sparkring.engine.options import LOGS, ForeachOptions, GangOptions, Options
 from sparkring.errors import OptionsError
-from sparkring.notebook import checkpoints, data, gang, history
+from sparkring.notebook import checkpoints, data, foreach, gang, history
 from sparkring.notebook.cell import title_of
 from sparkring.notebook.extension import MAGICS
 from sparkring.notebook.gang import GangRequest
@@ -132,8 +134,8 @@ def test_bad_lines(line, word):
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("", {"run": "", "rank": None, "tail": None}),
-        ("2026-11 --rank 1 --tail 20", {"run": "2026-11", "rank": 1, "tail": 20}),
+        ("", {"run": "", "rank": None, "item": None, "tail": None}),
+        ("2026-11 --rank 1 --tail 20", {"run": "2026-11", "rank": 1, "item": None, "tail": 20}),
     ],
 )
 def test_logs_lines(line, expected):
@@ -313,6 +315,86 @@ def test_bad_ranks_lines(line, word):
 def test_gang_completions(line, expected):
     """Tab on a %gang line offers what can come next."""
     assert set(gang.complete(line)) == expected
+
+
+# ── Items ─────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("line", "targets", "items", "expected"),
+    [
+        (" x in items -n -4", "x", "items", ForeachOptions(-4)),
+        (" (a, (b, *c)), d in zip(x, [1, -2]) --np=-2", "(a, (b, *c)), d", "zip(x, [1, -2])", ForeachOptions(-2)),
+        (" x in f(a, -n ) -np -2 --retries 2", "x", "f(a, -n )", ForeachOptions(-2, retries=2)),
+        (" x in range(5)  # five -n -9", "x", "range(5)", ForeachOptions(-3)),
+        (" x in ' -n -2'.split() --quiet", "x", "' -n -2'.split()", ForeachOptions(-3, quiet=True)),
+        (" x in (a -n) -n-2", "x", "a -n", ForeachOptions(-2)),
+        (" x in a, b, c", "x", "a, b, c", ForeachOptions(-3)),
+        (" x in (y for y in z if y in w)", "x", "(y for y in z if y in w)", ForeachOptions(-3)),
+        (" x in y --fresh-process", "x", "y", ForeachOptions(-3, fresh_after=1)),
+        (" x in y --fresh-after 20 --fail-fast", "x", "y", ForeachOptions(-3, fresh_after=20, fail_fast=True)),
+        (" x in y --timeout-each 1.5 --seed 7", "x", "y", ForeachOptions(-3, timeout_each_s=1.5, seed=7)),
+        (
+            " x in y --np-each 2 --framework torch --env A=1 --push a,b --name 'my run' --background",
+            "x",
+            "y",
+            ForeachOptions(-3, 2, "torch", env=(("A", "1"),), push=("a", "b"), name="my run", background=True),
+        ),
+    ],
+)
+def test_foreach_lines(line, targets, items, expected, monkeypatch):
+    """The clause is Python's own. The options begin at the first word that can begin one and that a clause precedes."""
+    monkeypatch.setattr("sparkring.worker.member.process.cores", lambda: 3)
+    clause, options, _ = foreach.parse(line)
+    assert (clause.targets, clause.items) == (targets, items)
+    assert options == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [
+        ("", "begins with `TARGETS in ITEMS`"),
+        ("-n -4", "begins with"),
+        ("x", "begins with"),
+        ("x in", "begins with"),
+        ("x in y: pass", "begins with"),
+        ("x in y -n 4", "use -n -4 for processes here"),
+        ("x in y -n 0", "how many items run at once"),
+        ("x in y --retires 3", "unrecognized arguments: --retires"),
+        ("x in y --fresh-process --fresh-after 2", "choose one"),
+        ("x in y --np-each 2", "needs a --framework"),
+        ("x in y --np-each 2 --framework barrier", "invalid choice"),
+        ("x in y --timeout-each 0", "greater than 0"),
+    ],
+)
+def test_bad_foreach_lines(line, word):
+    with pytest.raises(OptionsError, match=re.escape(word)):
+        foreach.parse(line)
+
+
+@pytest.mark.parametrize(
+    ("line", "some", "none"),
+    [
+        (" x in y ", {"-n", "--retries", "--fail-fast"}, {"--timeout"}),
+        (" x in y --r", {"--retries"}, {"-n"}),
+        (" x in y -n -2 --f", {"--fail-fast", "--fresh-process", "--fresh-after", "--framework"}, {"-n"}),
+        (" x in y --np-each 2 --framework t", {"torch", "tensorflow"}, {"horovod"}),
+        (" x in y -n ", set(), {"--retries"}),
+        (" x i", set(), {"-n"}),
+        (" ", set(), {"-n"}),
+    ],
+)
+def test_foreach_completions(line, some, none):
+    """Options are offered after a whole clause."""
+    found = set(foreach.complete(line))
+    assert some <= found
+    assert not none & found
+
+
+def test_foreach_teaches():
+    for option in foreach.TABLE.options:
+        assert option.help in MAGICS["foreach"].help
+        assert option.names[-1] in MAGICS["foreach"].help
 
 
 # ── Shards ────────────────────────────────────────────────────────────────────

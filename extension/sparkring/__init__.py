@@ -23,11 +23,13 @@ if TYPE_CHECKING:
     from sparkring.checkpointing.store import checkpoints as checkpoints
     from sparkring.data.shards import shards as shards
     from sparkring.engine.api import HorovodRunner as HorovodRunner
+    from sparkring.engine.api import foreach as foreach
     from sparkring.engine.api import run as run
     from sparkring.engine.api import spark as spark
     from sparkring.engine.background import BackgroundRun as BackgroundRun
     from sparkring.engine.distributors import MirroredStrategyRunner as MirroredStrategyRunner
     from sparkring.engine.distributors import TorchDistributor as TorchDistributor
+    from sparkring.engine.foreach.result import ForeachResult as ForeachResult
     from sparkring.engine.result import RunResult as RunResult
     from sparkring.runtime.report import log as log
     from sparkring.runtime.report import log_to_driver as log_to_driver
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 _HOMES = {
     "BackgroundRun": "engine.background",
+    "ForeachResult": "engine.foreach.result",
     "HorovodRunner": "engine.api",
     "MirroredStrategyRunner": "engine.distributors",
     "RunResult": "engine.result",
@@ -45,6 +48,7 @@ _HOMES = {
     "World": "runtime.world",
     "world": "runtime.world",
     "checkpoints": "checkpointing.store",
+    "foreach": "engine.api",
     "log": "runtime.report",
     "log_to_driver": "runtime.report",
     "run": "engine.api",

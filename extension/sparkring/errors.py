@@ -7,6 +7,7 @@
     │   ├── SlotsError       … because Spark has too few task slots
     │   └── MemberLost       … because a member, which starts a rank, died or stopped responding
     ├── RunFailed            a rank failed; says which, where and why
+    │   ├── ItemsFailed      … or items of foreach() failed; says how many, and groups them by cause
     │   ├── RunTimeout       … because the time limit passed (also a TimeoutError)
     │   └── ResultError      … because a value could not be returned
     ├── StillRunning         a background run has not ended within the given time (also a TimeoutError)
@@ -74,6 +75,10 @@ class RunFailed(SparkringError):
         super().__init__(message)
         self.record = record
         self.values = dict(values or {})
+
+
+class ItemsFailed(RunFailed):
+    """Items of foreach() failed. `values` has the values of the items that finished, by the number of the item."""
 
 
 class RunTimeout(RunFailed, TimeoutError):

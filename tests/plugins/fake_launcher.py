@@ -30,6 +30,7 @@ from sparkring.wire.messages import (
     Stack,
     Stop,
     TakeStack,
+    Work,
     decode,
     encode,
 )
@@ -57,10 +58,13 @@ class Vanish(BaseException):
 
 
 class FakeRank:
-    """A rank that runs `cell(rank)`: its `world`, its `request`, and whether it was `interrupted` or has `ended`.
+    """A rank that runs `cell(rank)`: its `world`, its `work` (of a pool), its `request`, and whether it was
+    `interrupted` or has `ended`.
 
-    `attempt` is the number of the launcher that has started it, from 1.
+    `attempt` is the number of the launcher that has started it, from 1. `memory_bytes` is what it says that it holds.
     """
+
+    memory_bytes = 0
 
     def __init__(self, ticket: Ticket, cell: Callable[[FakeRank], object], attempt: int) -> None:
         self.attempt = attempt
@@ -89,6 +93,8 @@ class FakeRank:
                 match order := self.home.receive():
                     case EnterWorld():
                         self.world = order.world
+                    case Work():
+                        self.work = order
                     case Run():
                         self.interrupted.clear()
                         self.requests.put(order)
@@ -125,8 +131,12 @@ class FakeRank:
         try:
             value = self.cell(self)
         except (Exception, KeyboardInterrupt) as error:
-            return Failed(as_failure(error), NEWS)
-        return Done((PackedValue("", type(value).__name__, 1, ""),), (), repr(value), NEWS, (pickle.dumps(value),))
+            return Failed(as_failure(error), self.news)
+        return Done((PackedValue("", type(value).__name__, 1, ""),), (), repr(value), self.news, (pickle.dumps(value),))
+
+    @property
+    def news(self) -> RankNews:
+        return NEWS._replace(memory_bytes=self.memory_bytes)
 
 
 class FakeLauncher(Launcher):

@@ -111,14 +111,14 @@ def test_advice_is_about_what_is_not_whole():
     told = views.advice(found)
     assert told[0] == ("1 checkpoint is damaged: step 200 (rank-0.safetensors is cut). A resumed run skips it.")
     assert told[1].startswith("Step 400 has no commit: a run is still saving")
-    assert told[2].startswith("Step 100 was never committed, and there are newer ones")
+    assert told[2].startswith("Step 100 was never committed, and there are newer checkpoints.")
     assert views.folder_words(found)[0] == "1 checkpoint, 1 damaged, 2 not committed: 8.40 MB on disk."
 
 
 def test_no_checkpoint_is_whole():
     """This comes first in the advice, and there is no resume point."""
     found = directory(entry(100, "partial"), entry(200, "corrupt", reason="x"))
-    assert views.advice(found)[0] == "No checkpoint here is complete: a run starts from the beginning."
+    assert views.advice(found)[0] == "No checkpoint here is complete, so a run starts from the beginning."
     assert not any("The resume point" in line for line in views.folder_words(found))
     assert not any(mark.resumes for mark in views.listed(found).marks)
 

@@ -49,8 +49,8 @@ def names_of(function: Callable[..., Any], args: Sequence[Any]) -> list[str]:
 def check_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Raise OptionsError if the function cannot be called with these arguments."""
     try:
-        # A decorator may change the arguments, so the signature that counts is that of the decorated function, not that
-        # of the function in its `__wrapped__`.
+        # If a decorator has replaced the function by a wrapper, the wrapper is called, and it may take other arguments
+        # than the original function in its `__wrapped__`. So this looks at the wrapper's signature.
         signature = inspect.signature(function, follow_wrapped=False)
     except (ValueError, TypeError):  # some functions written in C have no signature
         return

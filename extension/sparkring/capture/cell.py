@@ -106,7 +106,7 @@ def capture(
     submodules = imported_submodules(cell.chains, modules.get)
 
     def stays(name: str) -> bool:
-        """Whether the notebook's value of `name` is not sent, even if functions that are sent read the name."""
+        """Whether the value of `name` stays in the notebook, even if functions that are sent read the name."""
         return name in hidden or (name not in also and name in held)
 
     wanted = {name: want for name, want in wanted.items() if not stays(name)}
@@ -194,8 +194,8 @@ def _used_by(names: Iterable[str], namespace: Namespace) -> tuple[dict[str, str]
 def _turn(value: object) -> int:
     """Return the sort key for packing: data first, then functions and classes.
 
-    If a function uses a value, the value's size counts for whichever of the two is packed first. It should count for
-    the value's own name.
+    If a function uses a value, the value's size counts for whichever of the two is packed first. Data is packed first,
+    so that its size counts for its own name, not for that of the function.
     """
     if isinstance(value, (type, types.FunctionType)):
         return 2

@@ -255,13 +255,13 @@ class _Reader:
                 self.run(node, known)
                 return None
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                # A body runs when it is called, so what it reads is noted where the name of the function or class is
-                # read. But a decorator may call it at once: then it is noted here.
+                # A body runs when it is called, so what the body reads is noted where the name of the function or class
+                # is read. But a decorator may call the body at once, so if there is a decorator, it is noted here.
                 return self.run(node, known, deferred=not node.decorator_list)
         return self.run(node, known)
 
     def try_(self, node: ast.Try, known: frozenset[str]) -> _Known:
-        """Follow `try`. A handler may start after any part of the body, so it knows only names bound before `try`."""
+        """Follow `try`. A handler may start after any part of the body, so it can rely only on names bound before."""
         broken = known - _unbound(node.body)
         after = self.guarded(node.body, known, any(map(_catches_name_error, node.handlers)))
         after = self.block(node.orelse, after)
@@ -297,8 +297,9 @@ class _Reader:
 
     def before_loop(self, node: ast.stmt, known: frozenset[str]) -> frozenset[str]:
         """Return the names that are known to be bound in every iteration of a loop, not only in the first."""
-        # An iteration may read what the previous one bound. The `else` of this loop may contain a `break` of an outer
-        # loop. Without an outer loop, it would not compile, so a `while` is put around the statement.
+        # An iteration may read what the previous one bound, so all names that the loop binds become possible ones. To
+        # find them, the loop is compiled. Its `else` may contain a `break` of an outer loop, which would not compile
+        # without an outer loop, so a `while` is put around the statement.
         code = self.compile([ast.While(ast.Constant(True), [node], [])])
         self.possible |= {each.argval for each, _ in instructions(code) if each.opname == "STORE_NAME"}
         return known - _unbound([node])
@@ -369,7 +370,7 @@ class _Reader:
                     self.read_later(name, line, known, set())
 
     def read(self, name: str, line: int, known: frozenset[str]) -> None:
-        """Note that `name` is read here, and what a function or class of this name reads: it may be called now."""
+        """Note that `name` is read, and what a function or class of this name reads, since it may be called now."""
         if name not in known and name in (self.bound if self.guards else self.possible):
             self.optional.setdefault(name, line)
         elif name not in known:

@@ -60,8 +60,8 @@ def _environment_at_start() -> dict[str, str]:
 
 _AT_START = _environment_at_start()
 
-# The names of all variables that were ever sent. From then on, they are sent each time, so that the ranks also learn of
-# a variable that gets its first value back.
+# The names of all variables that were ever sent. From then on, they are sent each time, so that the ranks also learn if
+# the notebook sets a variable back to its original value.
 _ever_changed: set[str] = set()
 
 
@@ -224,8 +224,9 @@ class RankState:
 def import_path(own: Sequence[str], notebook: Sequence[Sequence[str]], *, same_python: bool) -> list[str]:
     """Return a rank's sys.path, made from the rank's own entries and the notebook's entries.
 
-    The entries that were shipped to the rank come first. The notebook's entries follow in their order, as far as they
-    exist on the rank. The rank's remaining entries come last.
+    The rank's entries before its standard library come first, because they hold the code that was shipped to the rank.
+    The notebook's entries follow in their order, as far as they exist on the rank. The rank's remaining entries come
+    last.
 
     If the rank runs another Python than the notebook, it keeps its own standard library and installed packages: their
     entries take the places of the notebook's entries of the same kind.

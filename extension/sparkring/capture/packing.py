@@ -357,6 +357,11 @@ def unpack_names(payload: Buffer, namespace: Namespace, buffers: Iterable[Buffer
         namespace[name] = value
 
 
+def unpack_values(payload: Buffer, buffers: Iterable[Buffer] = ()) -> list[Any]:
+    """On a rank: load packed values without binding them to names. Raises the same errors as `unpack_names`."""
+    return [value for _, value in _load(payload, rank_namespace(), buffers)]
+
+
 def unpack_call(payload: Buffer, buffers: Iterable[Buffer] = ()) -> tuple[Callable[..., Any], dict[str, Any]]:
     """Load, on a rank, a call that pack_call() has packed. Raises the same errors as unpack_names().
 

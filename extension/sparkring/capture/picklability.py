@@ -75,7 +75,8 @@ _KINDS: dict[tuple[str, str], Kind] = {
     ("torch", "Tensor"): _CUDA,  # kind_of() returns it only for a tensor that is in a GPU's memory
     ("IPython", "InteractiveShell"): Kind("the notebook's own shell", "call `get_ipython()` in the cell"),
 }
-# Pickle writes a value of these types as the names of its module and of the value, under which it is found on loading.
+# Of a value of these types, pickle writes only its name and that of its module. When the pickle is loaded, the value is
+# looked up by these names.
 FOUND_BY_NAME = (type, types.FunctionType, functools._lru_cache_wrapper, typing.NewType, typing.TypeVar)
 _IN_MEMORY = {("_io", "StringIO"), ("_io", "BytesIO")}  # files that are plain data
 
@@ -109,8 +110,8 @@ def type_name(value: object) -> str:
 def by_reference(value: object) -> bool:
     """Return whether a value is a module, or a function or class that the rank can import by its name."""
     if issubclass(type(value), types.ModuleType):
-        # The name of a lazily loaded module, such as that of `from tensorflow import keras`, is found with getattr(),
-        # but not in vars().
+        # The `__name__` of a lazily loaded module, such as that of `from tensorflow import keras`, is found with
+        # getattr(), but not in vars().
         return sys.modules.get(getattr(value, "__name__", "")) is not None
     if not issubclass(type(value), (type, types.FunctionType, types.BuiltinFunctionType)):
         return False
@@ -207,7 +208,8 @@ def walk(root: object, *, limit: int, enters: Callable[[object], bool] = lambda 
 def _children(value: Any) -> Iterator[_Child]:
     # isinstance() would ask a proxy object for its class, and get that of another object; type() gets the real class.
     cls = type(value)
-    # Such a value is itself the cause. What it holds is not searched: in a SparkSession, this would go too far.
+    # A value of a kind that must not be packed is itself the cause that is searched for. So what it holds is not
+    # searched: in a SparkSession, these are very many objects.
     if kind_of(value):
         return
     if issubclass(cls, types.FunctionType):

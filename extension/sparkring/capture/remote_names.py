@@ -27,8 +27,8 @@ class Held:
         self._ranks_with: dict[str, set[int]] = {}
         self._notebook: Mapping[str, Any] = {}
         self._seen: dict[str, _Print] = {}
-        # The fingerprints that were made since the last call of beside(). They are kept, because to make one of a large
-        # value again takes a while.
+        # The fingerprints that were made since the last call of beside(). They are kept, because it would take a while
+        # to make the fingerprint of a large value again.
         self._now: dict[str, _Print] = {}
         self._asked_for: frozenset[int] = frozenset()
 
@@ -38,7 +38,7 @@ class Held:
         return set(self._ranks_with)
 
     def beside(self, notebook: Mapping[str, Any], ranks: Iterable[int]) -> Container[str]:
-        """Return a container of the names whose values on `ranks` are to be used, and not those in `notebook`.
+        """Return a container of the names whose values on `ranks` are to be used instead of those in `notebook`.
 
         The operator `in` computes for a name whether it is one of them.
         """
@@ -55,7 +55,7 @@ class Held:
         return seen is not None and seen.is_of(self._notebook[name]) and seen == self._print(name)
 
     def bound(self, names: Iterable[str], ranks: Iterable[int]) -> None:
-        """Record that `ranks` have bound or received `names`, so that the notebook's present values are not newer."""
+        """Record that `ranks` have bound or received `names`; the notebook's present values do not count as newer."""
         for name in names:
             now = self._print(name) if name in self._notebook else None
             there = self._ranks_with.setdefault(name, set())

@@ -33,7 +33,7 @@ def keep_lines(filename: str, text: str) -> None:
 def code_with_lines(lines: None, make: Callable[..., types.CodeType], parts: tuple[Any, ...]) -> types.CodeType:
     """Make a code object with `make(*parts)`, after pickle has put its source lines into linecache.
 
-    The stand-in that is packed as `lines` does the latter: pickle unpacks the arguments before it calls this function,
-    and so calls keep_lines() first. That call returns None.
+    The argument `lines` is packed as a stand-in for a call of keep_lines(). Pickle unpacks the arguments of a function
+    before it calls the function, so it calls keep_lines() first, and then passes the None that keep_lines() returned.
     """
     return make(*parts)

@@ -38,7 +38,7 @@ class StringName(NamedTuple):
 def names_in_strings(tree: ast.AST, values: Mapping[str, object]) -> list[StringName]:
     """Find the names in strings that code evaluates, and in templates that it fills in from globals().
 
-    `values` are the notebook's variables: a variable may hold such a string, or a module such as pandas.
+    `values` are the notebook's variables. Some may hold such a string, or a module such as pandas, which has an eval().
     """
     return list(_Strings(tree, values).find())
 

@@ -1,6 +1,6 @@
 """Finds the submodules that code uses through their package, such as `a.b` in code that reads `a.b.x`.
 
-The ranks are sent only the names of modules, and import the modules themselves. A rank that imports the package `a`
+Only the names of modules are sent to the ranks, which then import the modules. A rank that imports the package `a`
 need not get `a.b` with it, even if the notebook has imported both. So the names of such submodules are sent as well.
 """
 

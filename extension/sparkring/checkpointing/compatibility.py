@@ -18,7 +18,7 @@ def changes(entry: Entry, code: str, data: Mapping[str, str]) -> str:
     commit = entry.commit
     assert commit is not None
     told = []
-    if commit.code and code and _meaning(commit.code) != _meaning(code):
+    if commit.code and code and meaning(commit.code) != meaning(code):
         told.append(f"the cell has changed since then:\n{_difference(_body(commit.code), _body(code))}")
     for name in sorted(commit.data.keys() & data.keys()):
         if commit.data[name] != data[name]:
@@ -46,7 +46,7 @@ def _body(code: str) -> list[str]:
     return lines[1:] if code.startswith("%%") else lines
 
 
-def _meaning(code: str) -> str:
+def meaning(code: str) -> str:
     """A cell in a form that does not depend on comments and empty lines."""
     text = "\n".join(_body(code)).strip()
     try:

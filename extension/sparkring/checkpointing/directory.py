@@ -44,8 +44,8 @@ class Directory:
         if self.first is not None:
             known.add(self.first.name)
         entries: dict[str, Entry] = {}
-        # If the directory cannot be listed, the checkpoints that the ranks have reported must do. If the ranks cannot
-        # read the directory either, they will fail with an error of their own.
+        # If the directory cannot be listed, only the checkpoints that are known without a listing count. If the ranks
+        # cannot read the directory either, they will fail with an error of their own.
         with contextlib.suppress(OSError, CheckpointError):
             entries = {entry.name: entry for entry in folder.listing(self.location)}
         there = tuple(sorted({*known, *entries} - gone))

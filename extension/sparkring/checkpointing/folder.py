@@ -49,7 +49,8 @@ def listing(directory: Location) -> list[Entry]:
     """Return the checkpoints in `directory`, newest first; [] if the directory is missing. Other files are skipped.
 
     A checkpoint counts as complete if its files have the sizes that its commit.json lists. Their contents are not read:
-    check() does that. On a mount, a file that another machine has just written may not be visible yet.
+    check() does that. On a mount, a file that another machine has just written may not be visible yet, so a complete
+    checkpoint may not be listed as complete at first.
 
     Raises CheckpointError if the directory cannot be read.
     """

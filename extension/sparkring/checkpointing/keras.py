@@ -45,7 +45,7 @@ def resume(store: Store, model: Any, data: Shards | None = None, every: str | in
     Pass the callback's `initial_epoch` to fit(). (fit() would begin at this epoch even without it, because the callback
     tells Keras where to begin.) The callback's `history` has the metrics of all epochs by name. If training continues
     within an epoch, fit() reads only the rest of this epoch, and the epoch's metrics cover only this rest. So pass no
-    `steps_per_epoch`, or else repeat() the data set: Keras could expect more batches than the data set has left.
+    `steps_per_epoch`, or else repeat() the data set. Otherwise, Keras could expect more batches than are left.
 
     The training continues with exactly the numbers that it would have had without the interruption. For this, a
     checkpoint has the weights, the optimizer with its learning rate and loss scale, and the states of the generators
@@ -110,7 +110,7 @@ class Resume:
         self.initial_epoch: int = state["epoch"]
         self.history: dict[str, list[float]] = state["history"]
         self._step = self._saved = step
-        self._first: tuple[int, int] | None = (state["epoch"], state["batch"])  # where fit() begins; None once it has
+        self._first: tuple[int, int] | None = (state["epoch"], state["batch"])  # where fit() begins; None once begun
         self._epoch, self._batch = -1, 0  # Keras' epoch, and how many of its batches are done
         self._start: Any = None  # the position from which this epoch of the data is read
         self._left = self._taken = 0  # how many batches follow `_start`, and how many of them were taken
@@ -191,8 +191,8 @@ class ResumeKeras2(Resume):
         if initial_epoch > epoch:
             return initial_epoch, 0
         if self._data is not None and not steps_per_epoch:
-            # Keras takes the number of the last batch for the length of every epoch. So number the batches anew: with
-            # the current number of ranks, the last batch must get the number that it has in a whole epoch.
+            # Keras takes the number of the last batch for the length of every epoch. So the last batch of this rest of
+            # an epoch must get the number that the last batch of a whole epoch has with the current number of ranks.
             batch = max(0, whole_steps(self._data) - self._data.steps)
         self._epoch, self._batch = epoch, batch
         return epoch, batch

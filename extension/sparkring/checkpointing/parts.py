@@ -132,8 +132,8 @@ def plain(tree: Any) -> Any:
 def memory_of(value: Any) -> dict[str, npt.NDArray[Any]]:
     """Return the arrays of a state into which a file can be read directly, by the names that flatten() gives them.
 
-    These are arrays of NumPy and tensors of torch. If TensorFlow is imported, there are none: the arrays that tree_of()
-    returns for TensorFlow's variables are not the variables' own memory.
+    These are arrays of NumPy and tensors of torch. If TensorFlow is imported, there are none, because the state's tree
+    may then contain arrays for TensorFlow's variables, which are not the variables' own memory.
     """
     if "tensorflow" in sys.modules:
         return {}
@@ -207,7 +207,8 @@ def _put_dict(value: dict[Any, Any], tree: dict[Any, Any], path: str) -> Any:
         elif path == _CALLED or _holds_objects(value[key]):
             raise CheckpointError(
                 f"{path}[{key!r}]: the checkpoint has no value for this key; for {path} it has "
-                f"{', '.join(map(repr, tree)) or 'nothing'}. Leave it out of the state for restore(), or start over."
+                f"{', '.join(map(repr, tree)) or 'nothing'}. Leave the key out of the state that you pass to "
+                "restore(), or start over."
             )
         else:
             del value[key]
@@ -336,7 +337,7 @@ def _take_state_dict(value: Any, path: str) -> dict[str, Any]:
 
 def _put_state_dict(value: Any, tree: dict[str, Any], path: str) -> Any:
     state: Any = plain(_for_object(value, tree["value"], path))
-    if tree["metadata"]:  # torch's modules read in it which version of them was saved
+    if tree["metadata"]:  # from it, torch's modules learn by which version of their class the state was saved
         state = OrderedDict(state)
         state._metadata = OrderedDict(plain(tree["metadata"]))
     try:
@@ -376,8 +377,8 @@ def random_states() -> Any:
     """Return the states of the global random generators of Python and NumPy, and of some packages if they are imported.
 
     These packages are torch (CPU and every GPU in use), TensorFlow and Keras. If a tf.function uses TensorFlow's random
-    operations without a generator, their state cannot be read: a training run that is continued then gets other random
-    numbers. tensorflow_state.keep_random() prevents this for Keras' layers.
+    operations without a generator, the state of these operations cannot be read, so a run that continues from a
+    checkpoint gets other random numbers from them. tensorflow_state.keep_random() prevents this for Keras' layers.
     """
     found: dict[str, Any] = {"python": _of_random(random._inst), "numpy": np.random.get_state(legacy=False)}
     torch = sys.modules.get("torch")

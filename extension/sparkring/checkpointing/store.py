@@ -69,7 +69,8 @@ def checkpoints(
         are never removed.
     best, mode: a metric; the checkpoint with its minimum ("min") or maximum ("max") is kept, too.
     sharded: every rank saves and restores its own state; the number of ranks must then stay the same. A model sharded
-        with fully_shard() (FSDP) and its optimizer are saved this way, each rank's part separately.
+        with fully_shard() (FSDP) and its optimizer need this, unless their whole state is gathered first: each rank
+        saves its part.
     background: save() copies the state and returns; the copy is then written while the training continues. If writing
         fails, the error is raised by the next save(), by wait(), or at the end of the cell. The copy takes as much
         memory as the state.
@@ -383,7 +384,8 @@ class Store:
             entry = newest(entries) if which == "latest" else self._best(entries)
             while damaged and (entry is None or damaged[0].parsed.age > entry.parsed.age):
                 lost = damaged.pop(0)
-                # A checkpoint whose commit cannot be read may never have been complete, so it alone is not an error.
+                # A checkpoint whose commit cannot be read may never have been complete. So if there are only such
+                # checkpoints, the result is None, as in an empty directory, and not an error.
                 passed = passed or lost.commit is not None
                 self._pass_over(lost, lost.reason)
             if entry is None:
@@ -437,8 +439,8 @@ class Store:
         if commit.sharded and commit.size != size:
             raise CheckpointError(
                 f"the checkpoint {entry.name} in {self.directory} was saved by {commit.size} ranks with sharded=True, "
-                f"but this run has {size}: run it with -n {-commit.size} or -n {commit.size}, or save with "
-                "sharded=False, so that any number of ranks can restore the checkpoint."
+                f"but this run has {size}: run it with -n {-commit.size} (processes) or -n {commit.size} (Spark "
+                "tasks), or save with sharded=False, so that any number of ranks can restore the checkpoint."
             )
         wanted = folder.data(rank if commit.sharded else 0)
         written = next((file for file in commit.files if file.name == wanted), None)

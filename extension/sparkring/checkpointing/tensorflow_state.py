@@ -129,8 +129,8 @@ def put_module(module: Any, tree: dict[str, Any], path: str) -> None:
 def take_optimizer(optimizer: Any) -> dict[str, Any]:
     """Return the state of an optimizer.
 
-    This is its variables, those of its settings that are variables (such as the learning rate), and the gradients that
-    Horovod has accumulated on this rank.
+    The state consists of the optimizer's variables, the settings that are variables (such as the learning rate), and
+    the gradients that Horovod has accumulated on this rank.
     """
     helper = getattr(optimizer, "_agg_helper", None)
     gradients = getattr(helper, "locally_aggregated_grads", None)
@@ -278,7 +278,9 @@ def plain_model(tree: dict[str, Any]) -> Any:
 def _compile(model: Any, config: dict[str, Any]) -> None:
     try:
         model.compile_from_config(config)
-    except AttributeError:  # Keras 2.13 ends with optimizer.build(), which legacy optimizers lack and do not need
+    except AttributeError:
+        # The last thing that Keras 2.13 does here is to call optimizer.build(). Legacy optimizers lack this method, and
+        # do not need it.
         if hasattr(model.optimizer, "build"):
             raise
 
@@ -317,7 +319,7 @@ _FUNCTIONS = ("activations", "losses", "metrics", "initializers", "regularizers"
 
 
 def _known(config: Any, keras: Any) -> bool:
-    """Whether everything that a configuration names is Keras' own or registered: a checkpoint must not run code."""
+    """Whether everything that a configuration names is Keras' own or registered. Anything else could run code."""
     if isinstance(config, list):
         return all(_known(item, keras) for item in config)
     if not isinstance(config, dict):
@@ -391,7 +393,8 @@ def _random_state(source: Any) -> Any:
 def _set_random_state(source: Any, state: Any, ranks_on: int) -> None:
     """Make a source continue from a saved state.
 
-    `ranks_on` is this rank less the rank that saved the state. If it is not 0, skip to this rank's own random stream.
+    `ranks_on` is this rank's number minus that of the rank that saved the state. If the difference is not 0, skip to
+    this rank's own random stream.
     """
     _draw_from_generator(source)
     if source._generator is not None:

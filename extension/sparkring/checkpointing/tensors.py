@@ -5,8 +5,8 @@
     the rest    the arrays' bytes in C order, one after another, without gaps
 
 A mount of an object store supports only sequential access: no seek, no append, no rename. So the digest is computed
-while the file is written or read. If the format lacks the dtype of an array, the array is stored
-as bytes, and the dtype in the metadata.
+while the file is written or read. If the format lacks the dtype of an array, the array is stored as bytes, and its
+dtype in the metadata.
 https://github.com/huggingface/safetensors
 """
 
@@ -67,7 +67,8 @@ _RAW_CODES = {name: code for code, (name, _) in _RAW.items()}
 class Lies(NamedTuple):
     """Where the bytes of an array are in a file: from `start` to `stop`, counted from the end of the header.
 
-    `code` is the array's type in the file. `dtype` is its own dtype if the format lacks that, otherwise ''.
+    `code` is the format's name for the array's dtype, and `dtype` is ''. If the format lacks the dtype, the array is
+    stored as bytes: `code` is then "U8", and `dtype` describes the dtype.
     """
 
     name: str

@@ -79,9 +79,9 @@ def put(value: Any, found: Any, path: str) -> Any:
 class Layout(NamedTuple):
     """How a tensor is spread over the ranks, and which piece of it is this rank's.
 
-    `shape` is that of the whole tensor, and `mesh` that of the mesh of ranks. `at` is this rank's coordinate in the
-    mesh, None if this rank has no piece. `placements` has torch's short name of the placement along each dimension of
-    the mesh: "S(0)" is sharded along dimension 0, "R" is replicated.
+    `shape` is the shape of the whole tensor, and `mesh` is the shape of the mesh of ranks. `at` is this rank's
+    coordinate in the mesh, None if this rank has no piece. `placements` has torch's short name of the placement along
+    each dimension of the mesh: "S(0)" is sharded along dimension 0, "R" is replicated.
     """
 
     shape: tuple[int, ...]
@@ -143,7 +143,7 @@ def refuse_whole(saved: Any, like: Any, path: str) -> None:
     if is_spread(like) and tuple(saved.shape) == tuple(like.shape):
         raise CheckpointError(
             f"{path} was saved unsharded, but here it is {_layout_words(_layout(like))}. Restore the model before "
-            "fully_shard(), and leave its optimizer out of the state for restore(), or start over."
+            "fully_shard(), and leave its optimizer out of the state that you pass to restore(), or start over."
         )
 
 

@@ -2,7 +2,7 @@
 
 Nothing here is pickled: checkpoints are in shared storage, and reading them must not run code.
 
-What JSON lacks is written as an object with one key, and every JSON object is one of these:
+What JSON lacks is written as a JSON object with one key. There are no other JSON objects than these:
 
     {"dict": {…}}        a dict whose keys are all text       {"float": hex}   a float that is not finite: its 8 bytes
     {"items": [[k, v]]}  any other dict                       {"int": hex}     an int of more than 63 bits
@@ -45,8 +45,9 @@ Leaf = Array | Raw
 def flatten(state: Any, called: str = "state") -> tuple[Any, dict[str, Leaf]]:
     """Split `state` into a skeleton of JSON values and its arrays, which are not copied, by path ("model/0.weight").
 
-    rebuild() returns instances of subclasses of dict, tuple, str, int and float as these types. Raises CheckpointError
-    for a value that cannot be saved; the error names the path to the value, which begins with `called`.
+    Subclasses are not kept: in place of an instance of a subclass of dict, list, tuple, str, int or float, rebuild()
+    returns one of the built-in class. Raises CheckpointError for a value that cannot be saved; the error names the path
+    to the value, which begins with `called`.
     """
     taking = _Taking(called)
     return taking.apart(state, ()), taking.leaves

@@ -29,7 +29,7 @@ class Variables:
         return {"names": [self.name(variable) for variable in variables], "values": [self.leaf(v) for v in variables]}
 
     def by_name(self, tree: dict[str, Any]) -> dict[str, Any]:
-        """Return the values in what take() returned, as arrays, by the names of their variables."""
+        """Return the values in a `tree` that take() returned, as arrays, by the names of their variables."""
         return {name: self.array(found) for name, found in zip(tree["names"], tree["values"], strict=True)}
 
     def put(self, variables: Sequence[Any], tree: dict[str, Any], path: str, owner: str, advice: str) -> None:

@@ -31,8 +31,8 @@ _complained: set[str] = set()
 class Save(NamedTuple):
     """What is to be written, and how. `commit` has no files yet.
 
-    `began` is when save() was called (time.monotonic()); `blocked_s` is how long the save held up the training,
-    None if the training waits until the save is complete.
+    `began` is when save() was called (time.monotonic()); `blocked_s` is how long a save in the
+    background held up the training; None if the training waits for the whole save.
     """
 
     directory: Location
@@ -179,7 +179,7 @@ def _removed(directory: Location, entry: Entry) -> bool:
 
 
 def _complain(directory: Location, error: Exception) -> None:
-    """Say that old checkpoints cannot be removed: once per directory, because every save would repeat it."""
+    """Say that old checkpoints cannot be removed, but say it only once per directory, not again after each save."""
     if directory.written not in _complained:
         _complained.add(directory.written)
         reason = str(error) if isinstance(error, CheckpointError) else folder.told(error)

@@ -67,7 +67,8 @@ class Data(NamedTuple):
             structs = "dict" if by_arrow else "row"
         try:
             schema = self.frame.schema
-            # Pickled by value, not JSON, because the notebook may define types that ranks cannot import.
+            # The schema is pickled by value, because the notebook may define types that ranks cannot import. JSON would
+            # name these types, but not contain them.
             told = cloudpickle.dumps((schema, setting("spark.sql.session.timeZone"), by_arrow, structs))
             # Tasks use only the metadata of this schema.
             described = to_arrow_schema(schema, **_time_zone(to_arrow_schema))
@@ -89,7 +90,7 @@ class Data(NamedTuple):
 
 
 def _time_zone(to_arrow_schema: Callable[..., Any]) -> dict[str, str]:
-    """Return the time zone for to_arrow_schema(), which has this argument since pyspark 4.3; before, it used UTC."""
+    """Return the argument that makes to_arrow_schema() use UTC; {} before pyspark 4.3, where it always did."""
     return {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
 
 

@@ -148,7 +148,7 @@ def check(context: SparkContext, size: int, data: Data | None, *, here: bool) ->
     if held and found.total - held < size <= found.total:
         raise SlotsError(
             f"needs {size} task slots, but the {gangs[0].title} holds {held} of {found.total}. Run on the gang (leave "
-            f"out -n, or -n {held}), or stop it (%gang stop){or_here(size, here)}."
+            f"out -n, or use -n {held}), or stop it (%gang stop){or_here(size, here)}."
         )
     if found.total < size and data is not None:
         raise SlotsError(

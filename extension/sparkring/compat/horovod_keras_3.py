@@ -120,8 +120,8 @@ def _create(module: types.ModuleType) -> Any:
 def _scales_loss(optimizer: Any) -> bool:
     """Whether compile() will wrap the optimizer in a LossScaleOptimizer.
 
-    A LossScaleOptimizer calls apply(), which averages, only if the gradients of its own rank are finite. So ranks could
-    disagree on whether to average.
+    The LossScaleOptimizer would call apply() of the averaging optimizer only on ranks whose own gradients are finite.
+    So some ranks could average while others skip the step.
     """
     keras = sys.modules["keras"]
     is_scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)

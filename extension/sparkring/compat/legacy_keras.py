@@ -1,6 +1,6 @@
 """Decides whether ranks use tf-keras as tf.keras.
 
-Newer versions of TensorFlow come with Keras 3; the package tf-keras is Keras 2 for them. In these versions, tf.keras is
+Newer versions of TensorFlow come with Keras 3; the package tf-keras gives them Keras 2. In these versions, tf.keras is
 Keras 3 unless TF_USE_LEGACY_KERAS=1 is set, and horovod.tensorflow.keras takes its callbacks and optimizers from
 tf.keras. So the ranks get this variable if the cell uses tf-keras; a notebook with models of Keras 3 keeps Keras 3.
 """

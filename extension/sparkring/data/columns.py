@@ -127,7 +127,7 @@ def has_nulls(name: str, count: int, rows: int) -> DataError:
 
 
 def has_untold_nulls(name: str, count: int, rows: int) -> DataError:
-    """Return the error for nulls that the footers do not count: the column's dtype was chosen as if it had no nulls."""
+    """Return the error for nulls that the footers do not count. So the dtype was chosen as if there were none."""
     return DataError(
         f"column `{name}` has nulls ({count:,} in {rows:,} rows), but the footers of its files do not count them: "
         f"replace them with fill={{'{name}': 0}}, or leave these rows out with where=\"{name} is not None\"."

@@ -38,7 +38,7 @@ Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 Found = TypeVar("Found")
 Wanted = TypeVar("Wanted")
 
-AT_ONCE = 16  # how many footers are read at the same time: a read mostly waits for the file system
+AT_ONCE = 16  # how many footers are read at the same time: many, because a read mostly waits for the file system
 TELL_AFTER_S = 2.0
 LOCAL_BUFFER_BYTES, REMOTE_BUFFER_BYTES = 1 << 20, 8 << 20
 LARGE_BYTES = 128_000_000  # a remote row group above this size is not fetched whole
@@ -101,7 +101,7 @@ class Dataset:
 
     @property
     def rows(self) -> int:
-        """Rows that pass the filter."""
+        """The number of rows that pass the filter."""
         return sum(group.rows for group in self._groups())
 
     @property

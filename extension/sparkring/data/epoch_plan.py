@@ -81,9 +81,9 @@ class Outlook(NamedTuple):
 
     @property
     def rows_unread(self) -> int:
-        """With "drop", the number of rows that no rank reads in an epoch, so that all ranks take equally many steps.
+        """With "drop", the number of rows that no rank reads in an epoch; otherwise, 0.
 
-        Otherwise, 0.
+        These rows are left out so that all ranks take equally many steps.
         """
         if self.remainder != "drop":
             return 0
@@ -176,7 +176,7 @@ def _requests(dataset: Dataset, stretches: Iterable[tuple[int, int]]) -> Request
 
 
 def _column_runs(dataset: Dataset) -> int:
-    """Return how many series the columns to read form. Columns that are adjacent in the files are one series."""
+    """Return the number of series of columns that are read. Columns that are adjacent in the files form one series."""
     in_path = {key for file in dataset.files for key, _ in file.partitions}
     taken = [name in dataset.reads for name in dataset.stored_schema.names if name not in in_path]
     return max(1, sum(now and not before for before, now in itertools.pairwise([False, *taken])))

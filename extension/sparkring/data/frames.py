@@ -32,9 +32,9 @@ _UNTOLD = re.compile(
     r"UDF|UDAF|UDTF|Pandas|Arrow|Invoke|Reflect|Current(?!Row)|Now$|LocalTimestamp|Uuid|Shuffle$|Subquery$|^Exists$"
     r"|ListQuery|MapPartitions|MapElements|MapGroups|TypedFilter|Script|Stream|LocalRelation|LogicalRDD"
 )
-# Fields of a plan's JSON that do no harm if they are null: a field is optional, or the plan's text has its value, or
-# (for `relation`) _files() describes it, or (for `desc`) the child plan does. A null in any other field may hide
-# something that determines the rows.
+# Fields of a plan's JSON that may be null, because nothing is lost then: some are optional, and the plan's text has the
+# values of others; `relation` is described by _files(), and `desc` by the child plan. A null in any other field may
+# hide something that determines the rows.
 _EMPTY = {
     "evalMode",
     "evalContext",  # in Spark 4.3, in place of evalMode
@@ -136,9 +136,10 @@ def _without_zone(kind: DataType) -> DataType:
 
 
 def version_of(frame: DataFrame) -> str:
-    """Return a text that is the same for two DataFrames only if they have the same rows, even in different kernels.
+    """Return a text that is the same for two DataFrames only if they have the same rows.
 
-    If the rows have timestamps, the text also depends on the session's time zone.
+    This also holds for DataFrames in different kernels, so a stored text can be compared with a new one. If the rows
+    have timestamps, the text also depends on the session's time zone.
 
     If the plan does not determine the rows, one Spark job reads the rows. If this job fails, its error is raised.
     """
@@ -154,7 +155,7 @@ def version_of(frame: DataFrame) -> str:
 def _by_plan(frame: DataFrame) -> str:
     try:
         told = _told(frame)
-    except Exception:  # Spark's internal classes differ between versions: version_of() then uses the rows
+    except Exception:  # Spark's internal classes may differ in this version; version_of() then uses the rows
         return ""
     return f"plan-{_digest(told)}" if told else ""
 

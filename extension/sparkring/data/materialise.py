@@ -6,9 +6,10 @@
         _sparkring.json     the files, their rows and sizes; written last: a copy without this file is incomplete
         _used               when the copy was last used
 
-The key is computed from the DataFrame's version (frames.py) and from the settings for writing it. No file is renamed,
-because not every mount supports this. Before a process writes a copy, it removes copies that killed kernels left
-incomplete, and copies that have not been used for a month.
+The key is computed from the DataFrame's version (frames.py) and from the settings for writing it. A finished copy
+is marked by _sparkring.json, not by a new name of its folder, because not every mount supports renaming. Before a
+process writes a copy, it removes copies that killed kernels left incomplete, and copies that have not been used for a
+month.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ CACHE = "SPARKRING_CACHE"
 KEEP_DAYS = 30.0
 COMMIT, OWNER, USED = "_sparkring.json", "_owner.json", "_used"
 LAYOUT = 1
-# It cannot be checked whether a process on another host is still writing a copy. An unfinished copy of such a process
-# counts as abandoned after this time.
+# It cannot be checked whether a process on another host is still writing a copy. So an unfinished copy that was begun
+# on another host counts as abandoned after this time.
 ABANDONED_AFTER_S = 24 * 3600
 _KEY, _COPY = re.compile(r"[0-9a-f]{32}"), re.compile(r"[0-9a-f]{16}")
 _LAST_TASKS_S = 2.0  # how long _remove() waits for Spark's last tasks to stop writing
@@ -123,7 +124,7 @@ def cache_folder(cache: str | os.PathLike[str] | None = None, session: SparkSess
 def clean(cache: str | os.PathLike[str] | None = None, *, keep_days: float = KEEP_DAYS) -> list[str]:
     """Remove the copies in `cache` that were not used for `keep_days` days, and those that were never finished.
 
-    Only folders that materialise() has made are removed, and no folder to which a live process is writing. Return the
+    Folders that materialise() has not made are kept, and so are folders to which a live process is writing. Return the
     paths of the removed folders. Raise DataError if the cache cannot be read.
     """
     home = cache_folder(cache)
@@ -229,7 +230,7 @@ def _write(
 
         def write() -> None:
             # By default, Spark refuses to write to a folder that exists. This folder exists, with _owner.json in it, so
-            # the mode is "append". Spark ignores files whose names begin with _.
+            # the mode is "append". _owner.json does no harm there: Spark ignores files whose names begin with _.
             writer = for_arrays(frame).write.mode("append").option("parquet.block.size", row_group_bytes)
             writer.parquet(copy.for_spark())
 
@@ -302,7 +303,8 @@ def _check_executors(session: SparkSession, copy: Location, home: Location, call
         return
     path = (copy / OWNER).path
 
-    # Executors may not have sparkring, so this function is pickled by value and uses only the standard library.
+    # Executors may not have sparkring installed. So this function is a nested one, which Spark sends as code, not as a
+    # reference to this module, and it uses only the standard library.
     def look(_: int) -> tuple[str, bool]:
         import os
 
@@ -386,7 +388,7 @@ def _modified(copy: Location) -> float:
 
 
 def _user(session: SparkSession | None) -> str:
-    """The user's name. It comes from Spark if possible, because all notebooks on Databricks run as root."""
+    """The user's name. It comes from Spark if possible: on Databricks, the notebooks of all users run as root."""
     import getpass
 
     from pyspark.sql import SparkSession

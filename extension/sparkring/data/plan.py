@@ -22,7 +22,7 @@ REMAINDERS: tuple[Remainder, ...] = get_args(Remainder)
 
 
 class RowRange(NamedTuple):
-    """Rows `start` to `stop` (not included) of one row group of one file. Rows that the filter drops do not count."""
+    """Rows `start` to `stop` (not included) of one row group of one file. Only rows that pass the filter count."""
 
     file: int
     row_group: int
@@ -106,7 +106,7 @@ def plan(
 
     `remainder` decides how many steps a rank takes:
 
-    - "drop": all ranks take as many steps as the rank with the fewest rows has full batches.
+    - "drop": all ranks take the same number of steps: the number of full batches of the rank with the fewest rows.
     - "pad": all ranks take as many steps as the rank with the most rows needs. A rank whose own rows do not
       fill its last batch repeats some of them.
     - "join": each rank takes as many steps as its own rows need. Its last batch may be smaller, and one rank may need a
@@ -166,7 +166,8 @@ def in_order(counts: Sequence[Sequence[int]]) -> list[RowRange]:
 def remaining(counts: Sequence[Sequence[int]], position: Position, window: int) -> list[RowRange]:
     """Return the rows of the epoch that no rank has read at `position`, as one sequence of ranges.
 
-    For each leg of `position`, the rows that the legs before it had left were cut into one stretch for each rank.
+    At the beginning of each leg of `position`, the rows that the earlier legs had left unread were cut into stretches,
+    one for each rank of the leg.
     """
     line = epoch_order(counts, position.seed, position.epoch) if window else in_order(counts)
     for number, leg in enumerate(position.legs):

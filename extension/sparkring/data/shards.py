@@ -35,7 +35,8 @@ SHUFFLED_ROWS = 65_536
 SHUFFLED_BYTES = 16_000_000  # by default, a window holds at most SHUFFLED_ROWS rows and SHUFFLED_BYTES bytes
 READ_BYTES = 32_000_000  # the most bytes to decode at a time
 PROBED_ROWS = 16  # the number of rows from which `spec` is found
-# With a transform, batches are read ahead instead of buffers: this number of batches for each buffer of `prefetch`.
+# With a transform, single batches are read ahead, not whole buffers. For each of the buffers that `prefetch` asks for,
+# this number of batches is read ahead instead.
 TRANSFORMED_AHEAD = 8
 
 _AHEAD = -1  # a value of `_steps`: batches were read ahead, and it is not known how many were used
@@ -226,7 +227,7 @@ class Shards:
         """The columns of a batch: the shape of a row and the dtype of each. They are found from the first rows."""
         if not self.layout.spec:
             whole = planning.in_order(self.dataset.counts())[0]
-            # The first rows of the whole data set, not of this rank's shard: so all ranks find the same spec.
+            # The first rows of the whole data set, not of this rank's shard, so that all ranks find the same spec.
             first = whole._replace(stop=min(whole.stop, PROBED_ROWS))
             reading = windows(self.dataset, [first], first.rows, READ_BYTES)
             self.layout.learn(pa.Table.from_batches(next(reading).batches).combine_chunks().to_batches()[0])
@@ -324,8 +325,8 @@ class Shards:
         """Return the position of all ranks after `step` batches.
 
         Count `step` from the beginning of the epoch or, if the epoch was resumed, from resume() on. `step` defaults to
-        the number of batches that this rank has read. Pass it with TensorFlow, which reads ahead, so that sparkring
-        does not know how many batches the training has used.
+        the number of batches that this rank has read. With TensorFlow, pass `step` unless you are between two
+        epochs: TensorFlow reads ahead, and sparkring does not know how many of the batches the training has used.
         """
         if step is None:
             step = self._steps
@@ -476,8 +477,9 @@ class Shards:
     def read(self, worker: int = 0, workers: int = 1, *, whole: bool = False) -> Generator[Chunk[Batch], None, None]:
         """Read one epoch of this rank in the calling thread or process, and yield it in chunks.
 
-        If there are several `workers`, read only the share of number `worker` (from 0): every n-th buffer, where n is
-        `workers`. A chunk has the rows of one buffer. With a transform, a chunk is one batch, unless `whole` is true.
+        If there are several `workers`, read only the share of the worker with number `worker` (from 0). This share is
+        every n-th buffer, where n is `workers`. A chunk has the rows of one buffer. With a transform, a chunk is one
+        batch, unless `whole` is true.
         """
         layout, names = self.layout, list(self.spec)
         for window, order, rows, before in self._windows(worker, workers):

@@ -1,7 +1,7 @@
 """Converts pyarrow's values to Spark's Python values.
 
-pyarrow returns maps as lists of pairs, and rows as dicts. Values of user-defined types, such as Spark ML's vectors, it
-returns in the form in which they are stored. The functions here are given the type that the column has in Spark's
+pyarrow returns maps as lists of pairs, rows as dicts, and values of user-defined types, such as Spark ML's vectors, in
+the form in which they are stored. The functions here are given the type that the column has in Spark's
 schema, and make the values that Spark itself would return.
 """
 
@@ -49,7 +49,7 @@ def time_dtype(kind: DataType) -> Any:
 
 
 def rebuilding(kind: DataType, zoned: bool) -> Callable[[Any], Any] | None:
-    """Return a function that converts one of pyarrow's values of type `kind`, not None, to Spark's value.
+    """Return a function that converts a value of type `kind` from pyarrow's form to Spark's. It does not accept None.
 
     Return None if pyarrow's and Spark's values of this type are the same.
     """

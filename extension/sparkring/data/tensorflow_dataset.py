@@ -44,10 +44,10 @@ def as_tf(data: Shards, names: Sequence[str]) -> Any:
         found = tf.data.Dataset.from_generator(
             lambda: map(take, _one_by_one(data, batch)), output_signature=take(batch)
         )
-    # Declare the dataset's length, except in two cases. After resume() in the middle of an epoch, only the first epoch
-    # is that short: the epochs after it are longer. Under MultiWorkerMirroredStrategy, TensorFlow splits each batch
-    # among its workers, but would still stop after the declared number of batches, so that most of the shard would
-    # never be read.
+    # Declare the dataset's length, except in two cases. After resume() in the middle of an epoch, `data.steps` counts
+    # only the rest of that epoch, but all later epochs are longer. Under MultiWorkerMirroredStrategy, TensorFlow splits
+    # each batch among its workers, but would still stop after the declared number of batches, so that most of the shard
+    # would never be read.
     if not data.start.legs and "TF_CONFIG" not in os.environ:
         found = found.apply(tf.data.experimental.assert_cardinality(data.steps))
     options = tf.data.Options()

@@ -1,4 +1,4 @@
-"""Checks whether columns can become tensors. The error for a column that cannot says what to do instead."""
+"""Checks whether columns can become tensors. If a column cannot, the error tells the user what to do instead."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def as_int64(name: str, array: Any) -> Any:
 
 
 def other_than_text(array: Any) -> str:
-    """Return the name of the type of an object array's first value that is neither str nor bytes; '' if all are."""
+    """Return the name of the type of the first value in `array` that is neither str nor bytes; '' if there is none."""
     return next((type(value).__name__ for value in array.flat if not isinstance(value, str | bytes)), "")
 
 

@@ -44,8 +44,9 @@ def as_torch(data: Shards, names: Sequence[str], workers: int) -> Any:
             here = torch.utils.data.get_worker_info()
             if here is None:
                 return (take(tensors(batch)) for batch in data.batches())
-            # A forked worker has inherited objects, such as a connection to Spark. freeze() keeps the worker's garbage
-            # collector from finalising them.
+            # A forked worker has inherited copies of its parent's objects, such as a connection to Spark. If the worker
+            # finalised such a copy, it could end a connection that its parent still uses. After freeze(), the worker's
+            # garbage collector ignores these objects.
             gc.freeze()
             chunks = data.read(here.id, here.num_workers, whole=True)
             return (replace(chunk, data=tensors(chunk.data)) for chunk in chunks)

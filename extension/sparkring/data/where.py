@@ -15,7 +15,7 @@ from sparkring.errors import DataError
 
 Where: TypeAlias = "str | Sequence[Any] | pc.Expression | None"
 
-_CONSTANTS = {"true": True, "false": False, "null": None, "none": None}  # in any case: SQL writes TRUE, NULL
+_CONSTANTS = {"true": True, "false": False, "null": None, "none": None}  # in upper or lower case: SQL writes TRUE, NULL
 
 _COMPARED: dict[type[ast.cmpop], Any] = {
     ast.Eq: operator.eq,
@@ -31,9 +31,10 @@ def compile_where(where: Where, schema: pa.Schema) -> tuple[pc.Expression | None
     """Return the filter `where` as an Arrow expression and as text, or (None, '') if there is no filter.
 
     A filter can be a string of comparisons, joined by `and`, `or` and `not`. A comparison compares a column of `schema`
-    with a number, a string or None, or, with `in (…)`, with several values; dates are written as strings:
-    `day >= '2026-01-31'`. A filter can also be a list in the form of pyarrow's `filters`, [('speed', '>', 3), …], or an
-    Arrow expression. Raise DataError if the filter cannot be read; its message names the part that is wrong.
+    with a number, a string or None, or with several values, as in `city in ('Ulm', 'Bonn')`. Dates are written as
+    strings: `day >= '2026-01-31'`. A filter can also be a list in the form of pyarrow's `filters`,
+    [('speed', '>', 3), …], or an Arrow expression. Raise DataError if the filter cannot be read; its message names the
+    part that is wrong.
     """
     if where is None or (isinstance(where, str) and not where.strip()):
         return None, ""

@@ -8,12 +8,15 @@ from __future__ import annotations
 import operator
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from sparkring.capture.calls import options_apart
 from sparkring.engine.background import BackgroundRun
-from sparkring.engine.options import Logs, Options, checked, restarts
+from sparkring.engine.foreach import run as foreach_run
+from sparkring.engine.foreach.result import ForeachResult
+from sparkring.engine.foreach.run import ForeachRun, ForeachSpec
+from sparkring.engine.options import ForeachOptions, Logs, Options, checked, checked_foreach, restarts
 from sparkring.engine.options import timeline as asked_timeline
 from sparkring.engine.prepare import prepare
 from sparkring.engine.result import RunResult
@@ -25,11 +28,13 @@ from sparkring.history.view import View
 from sparkring.runtime.interrupts import Interrupts
 from sparkring.runtime.kernel import tell
 from sparkring.views import open_view
+from sparkring.worker.member import process
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-last_result: RunResult | None = None  # the result of this process's latest run; `sparkring.last_result` returns it
+# The result of this process's latest run; `sparkring.last_result` returns it.
+last_result: RunResult | ForeachResult | None = None
 
 
 def run_spec(spec: RunSpec, view: View | None = None) -> RunResult:
@@ -41,7 +46,7 @@ def run_spec(spec: RunSpec, view: View | None = None) -> RunResult:
     return _carry_out(_open(spec, view))
 
 
-def start_spec(spec: RunSpec, view: View | None = None) -> BackgroundRun:
+def start_spec(spec: RunSpec, view: View | None = None) -> BackgroundRun[RunResult]:
     """Start a run in its own thread, and return its BackgroundRun.
 
     Errors that can be found before the launch are raised at once.
@@ -72,6 +77,99 @@ def _carry_out(run: Run) -> RunResult:
             values=result.by_rank,
         )
     return result
+
+
+def foreach_spec(spec: ForeachSpec, view: View | None = None) -> ForeachResult:
+    """Run the items of a spec, wait for them, and return the result.
+
+    Raises ItemsFailed if items fail; RunFailed, LaunchError or KeyboardInterrupt if the run ends before all items have
+    run; and the errors of foreach.run.prepare(). After an error of the run, `last_result` has the results of the items
+    that ended before it.
+    """
+    return _carry_out_items(_open_items(spec, view))
+
+
+def start_foreach(spec: ForeachSpec, view: View | None = None) -> BackgroundRun[ForeachResult]:
+    """Start to run the items of a spec in a thread, and return the BackgroundRun.
+
+    Errors that can be found before the launch are raised at once.
+    """
+    run = _open_items(spec, view)
+    kept = run.prepared.kept
+    return BackgroundRun(
+        lambda: _carry_out_items(run), run.recorder, run.interrupts, None if kept is None else kept.location
+    )
+
+
+def _open_items(spec: ForeachSpec, view: View | None) -> ForeachRun:
+    prepared, interrupts = foreach_run.prepare(spec), Interrupts()
+    if view is None:
+        options = prepared.options
+        view = open_view(quiet=options.quiet, stop=interrupts.request, background=options.background)
+    return ForeachRun(prepared, view, interrupts)
+
+
+def _carry_out_items(run: ForeachRun) -> ForeachResult:
+    global last_result
+    try:
+        return run.to_the_end()
+    finally:
+        last_result = run.result
+
+
+def foreach(
+    function: Callable[[Any], Any],
+    items: Iterable[Any],
+    *,
+    np: int | None = None,
+    retries: int | None = None,
+    timeout_each_s: float | None = None,
+    fail_fast: bool = False,
+    fresh_process: bool = False,
+    fresh_after: int | None = None,
+    np_each: int = 1,
+    framework: str = "plain",
+    checkpoint_dir: str | os.PathLike[str] = "",
+    fresh: bool = False,
+    seed: int = 0,
+    env: Mapping[str, str] | None = None,
+    name: str = "",
+    quiet: bool = False,
+    background: bool = False,
+) -> ForeachResult | BackgroundRun[ForeachResult]:
+    """Call `function(item)` for each item, several at once, in processes on this machine. The items are independent.
+
+        result = sparkring.foreach(train, stores, np=-4)
+        result.table.sort_values("mape")
+
+    `items` is any iterable, even an endless generator, since an item is taken only when a process is free for it. With
+    np=-4, at most four items run at once; by default, one for each core. The other keywords are named like the options
+    of %%foreach, and have the same meanings. With background=True, foreach() returns a BackgroundRun at once.
+
+    Raises ItemsFailed if items failed: the other items have run, and `sparkring.last_result` has all results. Raises
+    OptionsError if an argument is invalid.
+    """
+    if framework not in FRAMEWORKS or FRAMEWORKS[framework].in_task:
+        carried = ", ".join(name for name, each in FRAMEWORKS.items() if not each.in_task)
+        raise OptionsError(f"foreach(framework={framework!r}): expected one of {carried}.")
+    options = ForeachOptions(
+        np=-process.cores() if np is None else _whole(np),
+        each=np_each,
+        framework=framework,
+        timeout_each_s=timeout_each_s,
+        retries=retries,
+        fail_fast=fail_fast,
+        fresh_after=1 if fresh_process else fresh_after,
+        env=tuple((env or {}).items()),
+        checkpoint_dir=os.fspath(checkpoint_dir),
+        fresh=fresh,
+        seed=seed,
+        name=name,
+        quiet=quiet,
+        background=background,
+    )
+    spec = ForeachSpec(Call(function), items, checked_foreach("foreach()", options))
+    return start_foreach(spec) if background else foreach_spec(spec)
 
 
 def spark(slots: int = 2) -> SparkSession:
@@ -118,7 +216,7 @@ class HorovodRunner:
 
 
 @overload
-def run(main: Callable[..., Any], *args: Any, background: Literal[True], **kwargs: Any) -> BackgroundRun: ...
+def run(main: Callable[..., Any], *args: Any, background: Literal[True], **kwargs: Any) -> BackgroundRun[RunResult]: ...
 
 
 @overload
@@ -142,7 +240,7 @@ def run(
     background: bool = False,
     timeline: bool = False,
     **kwargs: Any,
-) -> RunResult | BackgroundRun:
+) -> RunResult | BackgroundRun[RunResult]:
     """Call `main(*args, **kwargs)` on a ring of ranks.
 
         sparkring.run(train, x, y, np=-2, checkpoint_dir="dbfs:/ml/run1", max_restarts=3, learning_rate=0.001).value

@@ -11,10 +11,9 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from sparkring.engine.recorder import Recorder
-from sparkring.engine.result import RunResult
 from sparkring.errors import OptionsError, StillRunning
 from sparkring.history import describe, run_store
 from sparkring.history.record import RunRecord
@@ -23,10 +22,17 @@ from sparkring.runtime.kernel import current_cell, tell
 from sparkring.runtime.storage import Location
 
 
-class BackgroundRun:
+class _Shown(Protocol):
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None: ...
+
+
+Result = TypeVar("Result", bound=_Shown)
+
+
+class BackgroundRun(Generic[Result]):
     """A run in the background. The notebook does not wait for it.
 
-    `result(timeout_s)` waits for the run and returns its RunResult, or raises its error (KeyboardInterrupt if the run
+    `result(timeout_s)` waits for the run and returns its result, or raises its error (KeyboardInterrupt if the run
     was stopped). `done` says whether the run has ended. `stop()` ends the run. `show()` shows the run's panel again,
     and so does a cell whose last expression is this object. `record` is the current RunRecord. `run_id` is the name of
     the run in %runs and %logs.
@@ -34,7 +40,7 @@ class BackgroundRun:
 
     def __init__(
         self,
-        work: Callable[[], RunResult],
+        work: Callable[[], Result],
         recorder: Recorder,
         interrupts: Interrupts,
         directory: Location | None = None,
@@ -43,7 +49,7 @@ class BackgroundRun:
         self._directory = directory
         self._recorder = recorder
         self._interrupts = interrupts
-        self._result: RunResult | None = None
+        self._result: Result | None = None
         self._error: BaseException | None = None
         self._asked = False
         self._started_in = current_cell()
@@ -61,7 +67,7 @@ class BackgroundRun:
     def record(self) -> RunRecord:
         return self._recorder.record
 
-    def result(self, timeout_s: float | None = None) -> RunResult:
+    def result(self, timeout_s: float | None = None) -> Result:
         """Wait for the run, and return its result or raise its error.
 
         Raise StillRunning if the run has not ended after `timeout_s` seconds.
@@ -111,7 +117,7 @@ class BackgroundRun:
             # This text stays in the notebook even after the run has ended, so it does not say how far the run has come.
             printer.text(f"run {self.run_id} in the background: .result() waits for its result, .stop() ends it")
 
-    def _carry_out(self, work: Callable[[], RunResult]) -> None:
+    def _carry_out(self, work: Callable[[], Result]) -> None:
         """Do the work, and keep its result or error. This is what the run's own thread executes."""
         try:
             self._result = work()
@@ -137,18 +143,19 @@ def _empty_frames(error: BaseException | None) -> None:
         error = error.__context__
 
 
-_going: dict[str, BackgroundRun] = {}  # the runs that have not ended, by id, in the order in which they were started
+# The runs that have not ended, by id, in the order in which they were started.
+_going: dict[str, BackgroundRun[Any]] = {}
 
 # A forked process inherits `_going`. Empty it there: otherwise, the process would end its parent's runs when it exits.
 os.register_at_fork(after_in_child=_going.clear)
 
 
-def going() -> list[BackgroundRun]:
+def going() -> list[BackgroundRun[Any]]:
     """Return this process's runs in the background that have not ended, the most recently started run first."""
     return list(_going.values())[::-1]
 
 
-def find(name: str) -> BackgroundRun | None:
+def find(name: str) -> BackgroundRun[Any] | None:
     """Return the run in the background that `name` means, or None if there is no such run.
 
     `name` is the id of the run, the beginning or the end of this id, or the title of the run.
@@ -158,7 +165,7 @@ def find(name: str) -> BackgroundRun | None:
     return next(by_id, None) or next((each for each in found if each.record.title == name), None)
 
 
-def stop(name: str) -> BackgroundRun:
+def stop(name: str) -> BackgroundRun[Any]:
     """End the run that `name` means (see find()), and return it. Raise OptionsError if there is no such run."""
     found = find(name)
     if found is None:

@@ -10,7 +10,10 @@ from sparkring.runtime.kernel import tell
 
 
 def default_np() -> int:
-    """Return `np` for a cell without -n: the `np` of the gang that was started last, or -1 if there is no gang."""
+    """Return `np` for a cell without -n: the `np` of the gang that was started last.
+
+    If there is no gang, return -1, which stands for one rank on this machine.
+    """
     return warm_gang.default_np() or -1
 
 
@@ -33,9 +36,9 @@ def gang_for(options: Options) -> WarmGang | None:
 def _needs_own_ranks(options: Options) -> bool:
     """Whether a cell with these options cannot run on a warm gang.
 
-    A dry run shows what new ranks would be sent. Partitions of a DataFrame need a new barrier stage. A restart needs
-    new ranks. A timeline is complete only when the ranks have ended, but the ranks of a warm gang stay. A run in the
-    background would keep the gang busy.
+    A dry run shows what sparkring would send to new ranks. With --data, the ranks must be new, because Spark gives each
+    rank its partition when it starts the rank. A restart needs new ranks, too. A timeline is complete only when the
+    ranks have ended, but the ranks of a warm gang stay. A run in the background would keep the gang busy.
     """
     return bool(options.dry_run or options.data or options.survives or options.timeline or options.background)
 
@@ -48,7 +51,9 @@ def latest_gang(magic: str) -> WarmGang:
     np = warm_gang.default_np()
     gang = None if np is None else warm_gang.find(np, tell)
     if gang is None:
-        raise OptionsError(f"{magic} needs a gang that is up and free: %gang start -n -4 starts one.")
+        raise OptionsError(
+            f"{magic} needs a gang that is up and free: %gang start -n -4 starts one with four local ranks."
+        )
     return gang
 
 

@@ -59,6 +59,53 @@ class Options:
         return bool(self.checkpoint_dir or self.max_restarts)
 
 
+@dataclass(frozen=True)
+class ForeachOptions:
+    """How to run independent items.
+
+    `np` is negative: at most -np items run at once, in processes on this machine. Each item runs on `each` ranks, which
+    `framework` connects. `retries` is how often a failed item is tried again; None means once if its process died, and
+    never after an exception. A process runs at most `fresh_after` items; None means no limit. The random numbers of an
+    item depend on `seed` and on the item's number. Results are kept in `checkpoint_dir`. Items that already have a
+    result there do not run, unless `fresh` is set. The other options have the same meanings as in Options.
+    """
+
+    np: int = -1
+    each: int = 1
+    framework: str = "plain"
+    timeout_each_s: float | None = None
+    retries: int | None = None
+    fail_fast: bool = False
+    fresh_after: int | None = None
+    push: tuple[str, ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+    seed: int = 0
+    autolog: bool = True
+    name: str = ""
+    quiet: bool = False
+    background: bool = False
+    checkpoint_dir: str = ""
+    fresh: bool = False
+
+    @property
+    def at_once(self) -> int:
+        """How many items run at the same time, at most."""
+        return abs(self.np)
+
+
+def checked_foreach(who: str, found: ForeachOptions) -> ForeachOptions:
+    """Return the options `found`. Raise OptionsError if one is invalid, or if two of them exclude each other."""
+    if found.np > 0:
+        raise OptionsError(f"{who} cannot run items in Spark tasks yet: use -n -{found.np} for processes here.")
+    if found.np == 0:
+        raise OptionsError(f"{who} needs to know how many items run at once: -n -4 is four processes here.")
+    if found.each > 1 and found.framework == "plain":
+        raise OptionsError(f"{who}: --np-each {found.each} needs a --framework that connects the ranks of an item.")
+    if found.fresh and not found.checkpoint_dir:
+        raise OptionsError(f"{who}: --fresh needs a --checkpoint-dir.")
+    return found
+
+
 def timeline(who: str, horovod: bool, asked: bool) -> bool:
     """Whether to record a timeline. Raises OptionsError if a timeline is `asked` for on ranks without Horovod."""
     if asked and not horovod:

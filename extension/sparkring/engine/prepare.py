@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -84,7 +84,7 @@ def prepare(spec: RunSpec) -> PreparedRun:
     options, request = spec.options, packed.request
     if packed.data is not None:
         options = replace(options, np=options.np or packed.data.ranks())
-    _validate(packed, options.size)
+    validate(packed.values, packed.request.run.source, options.size)
     values = [value for _, value in packed.values]
     directory = _open_directory(options, "\n".join([packed.code, *packed.scripts]), values)
     size = options.size or every_slot()
@@ -97,11 +97,7 @@ def prepare(spec: RunSpec) -> PreparedRun:
         # The parts share the memory of the notebook's arrays. The notebook may change these arrays before the parts are
         # sent, at the start or at a restart: so copy the parts now.
         request = request._replace(run=request.run._replace(parts=tuple(map(bytes, request.run.parts))))
-    legacy = (
-        spec.framework == "horovod"
-        and legacy_keras.VARIABLE not in {**os.environ, **dict(options.env)}
-        and legacy_keras.is_used(packed.code, request.modules)
-    )
+    legacy = needs_legacy_keras(spec.framework, options.env, packed.code, request.modules)
     if legacy:
         environment = {legacy_keras.VARIABLE: "1", **request.run.environment}
         request = request._replace(run=request.run._replace(environment=environment))
@@ -129,6 +125,19 @@ def prepare(spec: RunSpec) -> PreparedRun:
     )
 
 
+def needs_legacy_keras(framework: str, env: Iterable[tuple[str, str]], code: str, modules: Collection[str]) -> bool:
+    """Whether to set the variable that makes the ranks use Keras 2.
+
+    This is so if the ranks run Horovod, if `code` or `modules` use Keras 2, and if neither the environment of the
+    notebook nor `env` sets this variable.
+    """
+    return (
+        framework == "horovod"
+        and legacy_keras.VARIABLE not in {**os.environ, **dict(env)}
+        and legacy_keras.is_used(code, modules)
+    )
+
+
 # ── What is sent ──────────────────────────────────────────────────────────────
 
 
@@ -140,7 +149,7 @@ def capture_cell(spec: RunSpec, cell: Cell) -> Captured:
             cell.source,
             cell.namespace,
             provided=PROVIDED,
-            reserved=FRAMEWORKS[spec.framework].reserved,
+            reserved=(*FRAMEWORKS[spec.framework].reserved, *spec.bound),
             also=spec.options.push,
             held=gang.held.beside(cell.namespace, _taking_part(spec)) if gang else (),
             on_ranks=gang.held.names if gang else (),
@@ -224,15 +233,15 @@ def _taking_part(spec: RunSpec) -> Iterable[int]:
     return spec.ranks or range(spec.options.size)
 
 
-def _validate(packed: _Packed, size: int) -> None:
+def validate(values: Iterable[tuple[str, Any]], source: str, size: int) -> None:
     """Call `__sparkring_validate__()` on the values that have this method.
 
     The method raises an error if the value does not support `size` ranks, or a method that the cell calls on it.
     """
-    for name, value in packed.values:
-        validate = getattr(type(value), "__sparkring_validate__", None)
-        if validate is not None and size:
-            validate(value, size, method_calls(packed.request.run.source, name) if name else ())
+    for name, value in values:
+        validate_value = getattr(type(value), "__sparkring_validate__", None)
+        if validate_value is not None and size:
+            validate_value(value, size, method_calls(source, name) if name else ())
 
 
 # ── Checkpoints ───────────────────────────────────────────────────────────────
@@ -245,7 +254,7 @@ def _open_directory(options: Options, code: str, values: Iterable[Any]) -> Direc
     """
     if not options.checkpoint_dir:
         return None
-    _refuse_shared(options.checkpoint_dir)
+    refuse_shared(options.checkpoint_dir)
     from sparkring.checkpointing.directory import open_directory
     from sparkring.checkpointing.parts import versions as versions_of
 
@@ -254,7 +263,7 @@ def _open_directory(options: Options, code: str, values: Iterable[Any]) -> Direc
     return open_directory(options.checkpoint_dir, size, code, data, fresh=options.fresh, resume=options.resume)
 
 
-def _refuse_shared(directory: str) -> None:
+def refuse_shared(directory: str) -> None:
     """Raise CheckpointError if a run in the background saves to `directory`, even if it spells the path differently."""
     location = locate(directory)
     other = next((each for each in background.going() if each.saves_in(location)), None)

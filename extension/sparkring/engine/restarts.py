@@ -202,8 +202,8 @@ def counted(attempts: Sequence[Attempt]) -> list[Attempt]:
     """Return the failed attempts that count towards `max_restarts`.
 
     An attempt that found its checkpoint damaged does not count, since the next attempt takes an earlier checkpoint. If
-    a later attempt fails on the same checkpoint nevertheless, that attempt counts: the cell itself must have asked for
-    the checkpoint, and may do so in every attempt.
+    a later attempt fails on the same checkpoint nevertheless, that attempt counts, because then the cell itself must
+    have asked for the checkpoint, and may do so in every attempt.
     """
     lost, damaged = [], set()
     for each in attempts:
@@ -233,7 +233,7 @@ def cannot_heal(failure: Failure, failures: Collection[Failure], size: int, *, s
 
     `failures` are the failures of all ranks, and `stepped` says whether a rank has reached a step. An attempt may
     succeed if a process died without an exception, or if the checkpoint was damaged. It may also succeed if `failure`
-    is that of a collective: the end of another rank may have caused it.
+    is that of a collective, because the end of another rank may have caused such a failure.
     """
     if failure.cause in ("echo", "damaged checkpoint") or not all(each.error for each in failures):
         return None

@@ -39,7 +39,8 @@ class RunSpec(NamedTuple):
 
     `framework` names the ranks' framework. `title` and `code` are kept in the record; for a call, they default to the
     name and the source of its function. `gang` is the warm gang to run on, and `ranks` are the ranks of this gang to
-    use (if empty, all of them). Without a gang, the run has ranks of its own. A `notice` is shown with the run.
+    use (if empty, all of them). Without a gang, the run has ranks of its own. A `notice` is shown with the run. `bound`
+    are names that the ranks bind before the cell runs, such as those of an item, so that they are not captured.
     """
 
     work: Cell | Call
@@ -50,6 +51,7 @@ class RunSpec(NamedTuple):
     gang: WarmGang | None = None
     ranks: tuple[int, ...] = ()
     notice: str = ""
+    bound: tuple[str, ...] = ()
 
 
 class Results(NamedTuple):

@@ -24,12 +24,13 @@ from sparkring.runtime.interrupts import Interrupts
 
 STACKS_WAIT_S = 1.0
 FAILURE_GRACE_S = 0.1
-OTHERS_GRACE_S = 1.0  # after an exception, wait this long for other ranks' failures: a restart may depend on them
+OTHERS_GRACE_S = 1.0  # after an exception, wait this long for failures of other ranks, on which a restart may depend
 INTERRUPT_GRACE_S = 1.0
 RETURN_GRACE_S = 4.0  # a warm gang is given up if its ranks do not come back from an interrupt in this time
 # If a rank has not come back from an interrupt after this time, it may be waiting in a collective: end the collectives.
 RELEASE_AFTER_S = 0.5
-# After this time, interrupt again: the first one may be lost if it comes in a callback or as the cell begins.
+# After this time, interrupt again. The first interrupt may be lost if it comes as the cell begins, or in a callback,
+# where Python may ignore the exception.
 REPEAT_AFTER_S = 2.0
 LEAVE_GRACE_S = 10.0
 EVERYTHING_ENDS_S = 5.0  # beyond this, close() ends the rest by force
@@ -222,7 +223,8 @@ class Supervisor:
     def _given_up(self) -> str:
         """Close the gang. Return a sentence that says what this means for a warm gang; '' for a cold one."""
         stuck = self.execution.running
-        if self.execution.request.timeline:  # close() does not wait for the rest of the timeline: wait here
+        if self.execution.request.timeline:
+            # The members send the rest of a timeline when the ranks have ended. close() would not wait for it.
             self.gang.stop(signal.SIGKILL, 0.0)
             self._poll_until_gone(EVERYTHING_ENDS_S)
         self.gang.close()
@@ -283,7 +285,7 @@ class Supervisor:
         self._ask_where()
         ranks = self.recorder.record.ranks
         stacks = [stack for rank in running if (stack := ranks[rank].stack) is not None]
-        # The line alone does not tell places apart: all of Keras' fit() is one line of the cell.
+        # The cell's line alone would not tell places apart. For example, all of Keras' fit() is one line of the cell.
         places = {(stack.cell_line, collective(stack.text)) for stack in stacks}
         where = describe.explain_where(self.recorder.record)
         if (len(places) > 1 or len(running) < len(self.execution.ranks)) and where != self._told:

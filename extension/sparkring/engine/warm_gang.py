@@ -136,7 +136,7 @@ class WarmGang:
 
     def stop(self) -> None:
         """End the ranks, and release everything; returns when nothing is left."""
-        with contextlib.suppress(LaunchError), self.take() as gang:  # a LaunchError: the gang has ended already
+        with contextlib.suppress(LaunchError), self.take() as gang:  # take() raises it if the gang has ended
             gang.leave()
             poll_until(lambda: gang.gone, time.monotonic() + LEAVE_S, gang.poll)
             self._end(STOPPED)
@@ -227,7 +227,8 @@ def _bytes(event: Event) -> int:
 _gangs: list[WarmGang] = []  # in the order of their starts
 
 
-# A forked process forgets the gangs, which belong to its parent: when it exits, its stop() would end them.
+# A forked process has to forget the gangs, which belong to its parent. Otherwise, the forked process would call stop()
+# when it exits, and end its parent's gangs.
 os.register_at_fork(after_in_child=_gangs.clear)
 
 
@@ -249,7 +250,7 @@ def start(wanted: GangOptions, say: Tell, tell: Tell) -> WarmGang:
         try:
             gang.start()
             _wait_until_up(gang, interrupts, say)
-        except BaseException:  # raised again: no part of the gang may be left behind
+        except BaseException:  # caught only so that no part of the gang is left behind
             gang.close()
             raise
         if there is not None:

@@ -68,9 +68,10 @@ class Start(NamedTuple):
 
 
 class Framework(ABC):
-    """Connects the ranks of a gang. A framework is made when all ranks are up, with their endpoints in rank order.
+    """Connects the ranks of a gang. A framework is made when all ranks are up.
 
-    The driver listens on `bind_host`, and the ranks reach it at `host`. The gang keeps `endpoints` up to date.
+    The driver listens on `bind_host`, and the ranks reach it at `host`. `endpoints[i]` is the endpoint of rank i; the
+    gang keeps it up to date.
 
     by_node: whether the ranks of one node have consecutive numbers. Otherwise, ranks are in the order of their members,
     which on Spark is the order of the partitions.
@@ -99,5 +100,5 @@ class Framework(ABC):
         """Return the variables to add unless the rank already has them: the user's own values take precedence."""
         return {}
 
-    def close(self) -> None:  # noqa: B027 - most have nothing to release
+    def close(self) -> None:  # noqa: B027 - most frameworks have nothing to release
         """Release what was kept open for the gang."""

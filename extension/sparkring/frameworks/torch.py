@@ -48,7 +48,7 @@ class Torch(Framework):
         }
         if interface:
             # Without these variables, Gloo would use the address that the host's name resolves to, which other ranks
-            # may not reach, and NCCL would not use a loopback interface.
+            # may be unable to reach. NCCL would avoid the loopback interface, through which local ranks connect.
             found["GLOO_SOCKET_IFNAME"] = found["NCCL_SOCKET_IFNAME"] = interface
         return found
 

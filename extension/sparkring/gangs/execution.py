@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from sparkring.history.events import Event, Failure, RankFailed, RankFinished, RankStopped
 from sparkring.runtime.resume_point import Here
-from sparkring.wire.messages import Buffers, Done, RankNews, Run
+from sparkring.wire.messages import Buffers, Done, RankNews, Run, Work
 
 # After a failure, wait this long before deciding which failure is the cause: the news that another rank was killed or
 # lost may still arrive, and then the loss of that rank is the cause.
@@ -19,7 +19,8 @@ class Request(NamedTuple):
 
     `sent` are the names whose values are sent, and `modules` are the packages that ranks import to rebuild values.
     `timeline` says whether the framework is to record a timeline. `restarts` is how often this run has been restarted
-    so far, and `max_restarts` is the limit.
+    so far, and `max_restarts` is the limit. `work` is what the ranks run if the request is that of an item.
+    A gang sends it to its ranks before the first item, and not again.
     """
 
     run: Run
@@ -29,6 +30,7 @@ class Request(NamedTuple):
     timeline: bool = False
     restarts: int = 0
     max_restarts: int = 0
+    work: Work | None = None
 
     def going_on(self, here: Here) -> Request:
         """Return the same request, for ranks that save their checkpoints and continue as `here` says."""
@@ -65,6 +67,7 @@ class Execution:
         self.loaded: set[int] = set()  # ranks that have reported that they loaded all values that were sent
         self.failures: dict[int, Failure] = {}
         self.stopped: set[int] = set()  # ranks on which an interrupt has ended the request
+        self.memory_bytes: dict[int, int] = {}  # by rank, its memory after the request, if it has reported it
         self.interrupted = False
         self._decide_at: float | None = None  # when the wait for further failures ends; None if there is no wait
 
@@ -95,6 +98,7 @@ class Execution:
 
     def heard(self, rank: int, news: RankNews) -> None:
         self.names.update(news.names_bound)
+        self.memory_bytes[rank] = news.memory_bytes
         if news.loaded:
             self.loaded.add(rank)
 
@@ -120,6 +124,6 @@ class Execution:
         self.failures[rank] = failure
         if cause_priority(failure) == 0:
             self._decide_at = None
-        elif len(self.failures) == 1:
+        elif len(self.failures) == 1 < len(self.ranks):
             self._decide_at = time.monotonic() + SETTLE_S
         return [RankFailed(time.time(), rank, failure)]

@@ -11,7 +11,7 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from sparkring.errors import LaunchError, MemberLost
 from sparkring.frameworks import FRAMEWORKS
@@ -38,14 +38,17 @@ class Gang:
     """N ranks. start() has them started, submit() gives them a request, and close() ends them.
 
     After each submit(), call poll() until the Execution is over. The first request can be submitted before start().
+
+    `on_arrival()` is called, in another thread, when there is something to poll. With it, a caller that has several
+    gangs can wait for all of them at once.
     """
 
-    def __init__(self, launcher: Launcher, size: int) -> None:
+    def __init__(self, launcher: Launcher, size: int, on_arrival: Callable[[], object] = lambda: None) -> None:
         self.size = size
         self.launcher = launcher
         self.execution: Execution | None = None
         self._members = Members(size)
-        self._inbox = Inbox(size, self._members.admit)
+        self._inbox = Inbox(size, self._members.admit, on_arrival)
         self._outbox = Outbox(self._members.connections)
         self._frameworks: dict[str, Framework] = {}
         self._gpus: dict[tuple[int, str], events.GpuUsed] = {}  # last report of each GPU; members send changes
@@ -53,6 +56,7 @@ class Gang:
         self._untold: list[Event] = []  # events of submit(), which the next poll() returns
         self._started = self._polled = time.monotonic()
         self._timeline_until = 0.0
+        self._work: messages.Work | None = None  # the Work that was last sent to the ranks
         self._leaving = False
         self._stopping = False
 
@@ -243,6 +247,9 @@ class Gang:
     def _begin(self, execution: Execution) -> list[Event]:
         request, now = execution.request, time.time()
         framework = self._framework(request.framework)
+        if request.work is not None and request.work is not self._work:
+            self._outbox.send_all(request.work)
+            self._work = request.work
         begun: list[Event] = []
         for rank in execution.ranks:
             member = self._members.member_of(rank)

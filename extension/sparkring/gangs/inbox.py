@@ -36,12 +36,16 @@ class Inbox:
     """Accepts the members' connections, and queues what comes over them.
 
     `admit(hello, connection)` is called in the connection's thread. It returns whether this is the first connection of
-    a member of this gang; if not, the connection is closed.
+    a member of this gang; if not, the connection is closed. `on_arrival()` is called, in the same thread, whenever a
+    message has been queued.
     """
 
-    def __init__(self, size: int, admit: Callable[[Hello, Connection], bool]) -> None:
+    def __init__(
+        self, size: int, admit: Callable[[Hello, Connection], bool], on_arrival: Callable[[], object] = lambda: None
+    ) -> None:
         self._size = size
         self._admit = admit
+        self._on_arrival = on_arrival
         self._queue: queue.Queue[Arrival] = queue.Queue(QUEUE_MESSAGES)
         self._listener: Listener | None = None
         self._closed = threading.Event()
@@ -116,6 +120,7 @@ class Inbox:
         while not self._closed.is_set():
             try:
                 self._queue.put(arrival, timeout=0.5)
+                self._on_arrival()
                 return
             except queue.Full:
                 continue

@@ -74,7 +74,10 @@ class Members:
         }
 
     def check_packages(self, modules: Iterable[str]) -> None:
-        """Raise LaunchError if a member's Python, other than the notebook's, lacks a module or has another version."""
+        """Raise LaunchError if a member runs another Python than the notebook, and `modules` are not the same there.
+
+        A module may be missing in the member's Python, or may have another version than in the notebook's Python.
+        """
         for hello in self._hellos.values():
             if hello.packages is not None and (found := difference(modules, hello.packages)):
                 raise LaunchError(
@@ -104,7 +107,10 @@ class Members:
         return self._hellos[self._member_of[rank]].pid
 
     def heard(self, rank: int, news: RankNews) -> None:
-        """Note a port for the framework of the rank's next request: the port noted before may be in use by then."""
+        """Note the free port in `news` for the framework of the rank's next request.
+
+        The port that was noted before may be in use by now.
+        """
         self.endpoints[rank] = self.endpoints[rank]._replace(port=news.port)
 
     def silences(self) -> dict[int, float]:

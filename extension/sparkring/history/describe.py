@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from sparkring.history import metrics
 from sparkring.history.events import CodeFrame, Failure, GpuUsed, SourceLine
+from sparkring.history.item_records import ItemRecord
 from sparkring.history.lines import folded, is_noise, plain, visible
 from sparkring.history.metrics import Progress
 from sparkring.history.record import LogLine, RankRecord, RunRecord, as_shown
@@ -30,6 +31,7 @@ _CODE_CHARACTERS = 100  # the length to which a line of code is cut if a sentenc
 _RANKS_CHARACTERS = 40
 _STANDINGS_NAMED = 8
 QUICK_S = 1.0
+_FAILURES_NAMED, _ITEMS_NAMED = 8, 10  # how many causes are named when items fail, and how many items of each cause
 _FOLLOWERS_NAMED = 3  # how many different secondary failures are named; the others become "…"
 
 # ── Numbers ───────────────────────────────────────────────────────────────────
@@ -157,8 +159,50 @@ def ranks(record: RunRecord) -> str:
     return f"{named} of {record.size:,}"
 
 
+def items(record: RunRecord, *, over: bool = False) -> str:
+    """How many items are done: `137 of 300 items · 2 failed`; after the run, `298 of 300 items finished · 2 failed`."""
+    found = record.items
+    if found is None:
+        return ""
+    over = over or record.outcome is not None
+    number = found.finished + found.kept if over else found.done
+    whole = found.done + found.stopped if over and found.total is None else found.total
+    words = counted(number, "item") if whole in (None, number) else f"{number:,} of {counted(whole or 0, 'item')}"
+    failed = f"{found.failed:,} failed" if found.failed else ""
+    kept = f"{found.kept:,} kept from before" if found.kept else ""
+    return dotted(f"{words} finished" if over else words, failed, kept)
+
+
+def items_progress(record: RunRecord) -> str:
+    """How far a run of items is that goes on: `137 of 300 items · 2 failed · 20 at once`."""
+    found = record.items
+    if found is None:
+        return ""
+    left = found.at_once if found.total is None else min(found.total - found.done, found.at_once)
+    return dotted(items(record), f"{left:,} at once" if left == found.at_once else f"{left:,} running")
+
+
+def items_left(record: RunRecord, now: float) -> str:
+    """How long the items that are left will take: `4 min left`; '' if that is not known.
+
+    This assumes that they take as long as the items that have run so far.
+    """
+    found = record.items
+    if found is None or found.total is None or not found.ran:
+        return ""
+    left = found.total - found.done
+    return f"{duration(max(1, round(elapsed_s(record, now) / found.ran * left)))} left" if left else ""
+
+
 def facts(record: RunRecord) -> list[str]:
     """How many ranks there are, where they run, with which framework, and whether the gang is warm."""
+    if record.items is not None:
+        each = f"on {rank_count(record.items.ranks_each)} each" if record.items.ranks_each > 1 else ""
+        place = "Spark" if record.where == "spark" else "this machine"
+        return [
+            *filter(None, [f"{record.items.at_once:,} at once on {place}", each]),
+            *([record.framework] if each else []),
+        ]
     hosts = len({rank.host for rank in record.taking_part if rank.host})
     place = f"{ranks(record)} on {'Spark' if record.where == 'spark' else 'this machine'}"
     found = [place + (f" ({counted(hosts, 'host')})" if hosts > 1 else ""), record.framework]
@@ -192,6 +236,8 @@ def took(record: RunRecord, now: float) -> str:
 
 def outcome(record: RunRecord) -> str:
     """The state or the outcome in one line: `2 ranks finished`, `rank 1 failed: ValueError: bad shape`."""
+    if record.items is not None and record.outcome in (None, "finished"):
+        return items(record)
     if record.outcome is None:
         if all(rank.state == "starting" for rank in record.taking_part):
             whole = rank_count(record.size)
@@ -213,7 +259,7 @@ def closing(record: RunRecord, now: float) -> str:
         took += f" after {counted(len(record.attempts) - 1, 'restart')}"
     words = [f"{outcome(record)} in {took}"] if record.outcome == "finished" else [outcome(record), took]
     saved = [each.saved for each in record.checkpoints if each.state == "committed" and each.saved.kind == "sparkring"]
-    words += [f"last saved step {saved[-1].step:,}"] if saved else []
+    words += [f"last saved step {saved[-1].step:,}"] if saved and record.items is None else []
     words += [f"{name} {number(value.mean)}" for name, value in list(metrics.last(record).items())[:_METRICS_NAMED]]
     return plain(" · ".join(words))
 
@@ -341,7 +387,7 @@ def _place(frame: CodeFrame) -> str:
     if frame.filename == CELL_NAME:
         return f"cell line {frame.line}{function}"
     if frame.in_cell:
-        # A cell that is not known to be an earlier one may be the cell that calls run().
+        # Frames of earlier cells have the name EARLIER_CELL. Other frames may be of the cell that calls run().
         which = "an earlier" if frame.filename == EARLIER_CELL else "a notebook"
         return f"line {frame.line} of {which} cell{function}"
     return f"{'/'.join(frame.filename.rsplit('/', 3)[-3:])}:{frame.line}{function}"
@@ -494,6 +540,50 @@ def deaths(failures: Mapping[int, Failure]) -> str:
 def large_value(name: str, size_bytes: int) -> str:
     """A notice about a value that is sent to every rank."""
     return f"`{name}` ({size(size_bytes)}) is sent to every rank; if possible, load or create large data on the ranks"
+
+
+# ── Why items failed ──────────────────────────────────────────────────────────
+
+
+def explain_items(record: RunRecord) -> str:
+    """Say how many items failed, and why. Items with the same error on the same line are listed together."""
+    assert record.items is not None
+    failed = [each for each in record.items.known if each.state == "failed"]
+    groups: dict[tuple[str, str, int], list[ItemRecord]] = {}
+    for each in failed:
+        assert each.failure is not None
+        kind = each.failure.error or each.failure.signal or each.failure.summary
+        groups.setdefault((each.failure.cause, kind, _cell_line_of(each.failure)), []).append(each)
+    found = record.items
+    others = f"{found.finished + found.kept:,} finished" + (f", {found.stopped:,} stopped" if found.stopped else "")
+    parts = [f"{found.failed:,} of {counted(found.done + found.stopped, 'item')} failed ({others}):"]
+    ranked = sorted(groups.values(), key=lambda group: -len(group))
+    parts += [_alike(record, group) for group in ranked[:_FAILURES_NAMED]]
+    rest = sum(map(len, ranked[_FAILURES_NAMED:]))
+    parts += [f"  {rest:,} × other causes"] if rest else []
+    parts.append("All results are in sparkring.last_result: .values, .errors, .table.")
+    where = whole_log(record)
+    return _plain_lines("\n".join([*parts, *([f"Whole log: {where}"] if where else [])]))
+
+
+def _alike(record: RunRecord, group: Sequence[ItemRecord]) -> str:
+    """Say which items failed in the same way, and how: with the error of the first of them."""
+    failure = group[0].failure
+    assert failure is not None
+    line = _cell_line_of(failure)
+    code = first_line(code_line(record, line), _CODE_CHARACTERS)
+    place = f" (cell line {line}: `{code}`)" if code else f" (cell line {line})" if line else ""
+    numbers = sorted(each.item for each in group)
+    which = (
+        f"item {numbers[0]} ({group[0].name})" if len(group) == 1 else f"items {rank_numbers(numbers[:_ITEMS_NAMED])}"
+    )
+    more = f" and {len(group) - _ITEMS_NAMED:,} more" if len(group) > _ITEMS_NAMED else ""
+    advice = f"\n    {failure.advice}" if failure.advice else ""
+    return f"  {len(group):,} × {first_line(failure.summary)}{place}: {which}{more}{advice}"
+
+
+def _cell_line_of(failure: Failure) -> int:
+    return next((frame.line for frame in reversed(failure.frames) if frame.filename == CELL_NAME), 0)
 
 
 # ── Where every rank is ───────────────────────────────────────────────────────

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, get_args
 
 from sparkring.wire.messages import CheckpointDamaged as CheckpointDamaged
@@ -38,6 +38,13 @@ from sparkring.wire.messages import UserMessage as UserMessage
 
 Until = Literal["", "up", "heard"]
 Ending = Literal["finished", "failed", "interrupted", "timed out"]
+ItemEnding = Literal[
+    "finished",
+    "failed",
+    "again",  # the attempt failed, and another one follows
+    "stopped",  # it had not ended when the run was over
+    "kept",  # it did not run: its result was kept by an earlier run
+]
 
 CAPTURED_KEPT = 200  # RunStarted has at most this many captured names, because each event is saved as one line
 
@@ -227,6 +234,47 @@ class StackTaken(NamedTuple):
     text: str
 
 
+class ItemsPlanned(NamedTuple):
+    """The run consists of independent items. This event is recorded again when one of its numbers changes.
+
+    At most `at_once` items run at the same time. Each item runs on the `ranks_each` ranks of a slot; the first rank of
+    slot s has the number s × ranks_each. `total` is the number of items; None while it is not known.
+    """
+
+    time: float
+    at_once: int
+    ranks_each: int = 1
+    total: int | None = None
+
+
+class ItemStarted(NamedTuple):
+    """An attempt of an item begins, on the ranks of `slot`; `slot` is -1 if the item ends without having run.
+
+    `item` is the number of the item, from 0, and `name` is a short text of its values. `attempt` counts from 1.
+    """
+
+    time: float
+    item: int
+    name: str
+    slot: int
+    attempt: int = 1
+
+
+class ItemEnded(NamedTuple):
+    """An attempt of an item has ended. `value` is a short repr of the item's value.
+
+    If the result was kept from an earlier run, `metrics` and `seconds` are those of that run.
+    """
+
+    time: float
+    item: int
+    ending: ItemEnding
+    value: str = ""
+    failure: Failure | None = None
+    metrics: Mapping[str, float] = {}
+    seconds: float = 0.0
+
+
 class Notice(NamedTuple):
     """Something the user should know: progress of a slow start, a warning.
 
@@ -248,7 +296,18 @@ class RunFinished(NamedTuple):
 
 
 RankEvent = Kept | RankStarted | RankFinished | RankFailed | RankStopped | RankExited | StackTaken
-Event = RankEvent | RunStarted | AttemptStarted | AttemptEnded | MemberJoined | TimelineSaved | Notice | RunFinished
+ItemEvent = ItemsPlanned | ItemStarted | ItemEnded
+Event = (
+    RankEvent
+    | ItemEvent
+    | RunStarted
+    | AttemptStarted
+    | AttemptEnded
+    | MemberJoined
+    | TimelineSaved
+    | Notice
+    | RunFinished
+)
 
 _BY_NAME: dict[str, type[Event]] = {kind.__name__: kind for kind in get_args(Event)}
 _BY_NAME["Message"] = UserMessage  # version 0.1 saved a UserMessage under this name
@@ -293,7 +352,7 @@ def failure_from_json(found: dict[str, Any]) -> Failure:
 
 # How to convert the fields of these names back from JSON, which has lists and dicts in place of tuples.
 _FROM_JSON: dict[str, Callable[[Any], Any]] = {
-    "failure": failure_from_json,
+    "failure": lambda found: None if found is None else failure_from_json(found),
     "captured": lambda found: tuple(CapturedName(**_known(CapturedName, each)) for each in found),
     "pieces": lambda found: tuple(Piece(*each) for each in found),
     "slowest": lambda found: tuple(TensorTimes(**each) for each in found),

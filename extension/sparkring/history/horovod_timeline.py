@@ -39,7 +39,8 @@ Phase = Literal["negotiating", "waiting", "copying", "reducing", "operation"]
 PHASES: tuple[Phase, ...] = ("reducing", "copying", "waiting", "operation", "negotiating")
 _WAITING = {"QUEUE", "WAIT_FOR_DATA", "WAIT_FOR_OTHER_TENSOR_DATA"}
 _COPYING = re.compile(r"FUSION_BUFFER|MEMCPY|ALLOCATE|^SCALE")
-# The event that names a tensor. If the name contains quotation marks, the event is not JSON: Horovod escapes nothing.
+# The event that names a tensor. If the name contains quotation marks, the event is not JSON, because Horovod does not
+# escape them.
 _NAMED = re.compile(
     r'\{"name": "process_name", "ph": "M", "pid": (\d{1,9}), "args": \{"name": "(.{0,10000}?)"\}\}(?=,\n|\])'
 )
@@ -191,7 +192,10 @@ class _Tensor:
 
 
 class _Stretches:
-    """The length of time that stretches cover together, even if they overlap. Add them in the order of their ends."""
+    """Measures the time that several stretches of time cover together. Time that several of them cover counts once.
+
+    The stretches must be added in the order of their ends.
+    """
 
     def __init__(self) -> None:
         self.covered = 0.0

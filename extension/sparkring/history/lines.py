@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sparkring.history.record import LogLine, RunRecord
+from sparkring.history.record import LogLine, RunRecord, labelled
 
 # ── Control codes ─────────────────────────────────────────────────────────────
 
@@ -124,7 +124,7 @@ def pending(record: RunRecord, most: int = 8) -> list[LogLine]:
     found: list[LogLine] = []
     for rank in record.ranks:
         if rank.partial_stdout or rank.partial_stderr:
-            found += rank.lines_with_partial()[len(rank.tail) :]
+            found += labelled(record, list(rank.lines_with_partial()[len(rank.tail) :]))
         if len(found) >= most:
             break
     return [line for line in visible(found, record.logs) if line.text.strip()][:most]
@@ -220,9 +220,10 @@ def folded(lines: Iterable[LogLine]) -> list[Shared]:
 def folded_blocks(blocks: Iterable[Block]) -> list[Shared]:
     """Like folded(), for lines that are already in blocks: equal tracebacks are folded as a whole.
 
-    A block joins the first equal block of another rank that comes after the place of its own rank's previous block. So
-    if each rank prints A B A B, the first A of one rank joins the first A of the other, and the second joins the
-    second, whether the ranks print in turn or in bursts. This also keeps the lines of each rank in their order.
+    A block is folded into the first equal block of another rank. The search for it begins after the place of the
+    previous block of the block's own rank, which keeps the lines of each rank in their order. So if two ranks both
+    print A B A B, the first A of one is folded into the first A of the other, and the second A into the second A,
+    whether the ranks print in turn or in bursts.
     """
     found: list[tuple[Block, str, list[int]]] = []
     last_of: dict[int, int] = {}

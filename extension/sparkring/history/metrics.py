@@ -152,7 +152,7 @@ class Progress(NamedTuple):
 
 @dataclass
 class _Place:
-    """The place that the reports of one rank have reached; `ended` says whether the epoch `at` has ended there."""
+    """The place that the reports of one rank have reached; `ended` says whether the rank has ended the epoch `at`."""
 
     attempt: int = 0
     lap: int = 1
@@ -177,7 +177,7 @@ def remembered(*fields: str) -> Callable[[Callable[[RunRecord], _Made]], Callabl
         @functools.wraps(make)
         def find(record: RunRecord) -> _Made:
             values = [getattr(record, name) for name in fields]
-            for known, made in last:  # `last` is read only once: another thread may change it
+            for known, made in last:  # `last` is read only once, because another thread may change it
                 if known == values:  # this is quick if the fields are still the same objects
                     return made
             made = make(record)
@@ -372,9 +372,9 @@ def _kept(found: Table) -> list[bool]:
 
 
 def _within_epochs(record: RunRecord, found: Table) -> _ByName:
-    """Return the values that were reported for steps, by metric: the curves of a run with few epochs.
+    """Return, by metric, the values that were reported for steps.
 
-    Such a run has no curves of values that are reported once per epoch.
+    The curves show these values if the table has only one or two rows, which are too few for a curve.
     """
     values: dict[str, dict[float, dict[int, float]]] = {}
     for x, metrics, reported in _steps(record, found):

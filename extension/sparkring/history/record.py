@@ -11,7 +11,8 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
-from sparkring.history import events
+from sparkring.history import events, item_records
+from sparkring.history.item_records import ItemsRecord
 from sparkring.runtime.report import DISPLAY_BYTES, DISPLAYS_KEPT
 
 TAIL_LINES = 200  # the last lines of each rank that are kept
@@ -31,7 +32,10 @@ RankState = Literal["starting", "running", "finished", "failed", "stopped", "idl
 
 
 class LogLine(NamedTuple):
-    """One line that a rank printed, or text that it sent to the notebook on purpose: then `stream` is "message"."""
+    """One line that a rank printed, or text that it sent to the notebook on purpose: then `stream` is "message".
+
+    In a run of items, `rank` is the number of the item, except in the `tail` of a RankRecord.
+    """
 
     time: float
     rank: int
@@ -163,6 +167,7 @@ class RunRecord(NamedTuple):
     message: str = ""
     failed_rank: int | None = None
     log_folder: str = ""
+    items: ItemsRecord | None = None  # None if the run does not consist of independent items
 
     @property
     def taking_part(self) -> tuple[RankRecord, ...]:
@@ -208,6 +213,10 @@ def _after(record: RunRecord, event: events.Event) -> RunRecord:
             return record._replace(timelines=(*record.timelines, event)[-TIMELINES_KEPT:])
         case events.Notice():
             return _noticed(record, event)
+        case events.ItemsPlanned():
+            return record._replace(items=item_records.planned(record.items, event))
+        case events.ItemStarted() | events.ItemEnded():
+            return _item_changed(record, event)
         case events.RunFinished():
             ended = _all_ended(record)
             return ended._replace(
@@ -226,6 +235,8 @@ def _after_news(record: RunRecord, rank: RankRecord, event: events.RankEvent) ->
             return _with_lines(record, _heard(rank, event.time), [line], 1)
         case events.Displayed():
             return _displayed(record, event)
+        case events.Metrics() if record.items is not None:
+            return _told(record._replace(items=item_records.measured(record.items, event)), event)
         case events.Metrics():
             kept = (*record.metrics, event)
             record = record._replace(metrics=kept if len(kept) <= METRICS_KEPT else _thinned(kept))
@@ -276,6 +287,19 @@ def _started(record: RunRecord, event: events.RunStarted) -> RunRecord:
         running_since=up_since,
         ranks=_at_the_start(event.size, part, up_since),
     )
+
+
+def _item_changed(record: RunRecord, event: events.ItemStarted | events.ItemEnded) -> RunRecord:
+    items = record.items
+    assert items is not None
+    if isinstance(event, events.ItemStarted):
+        host = record.ranks[event.slot * items.ranks_each].host if event.slot >= 0 else ""
+        return record._replace(items=item_records.started(items, event, host))
+    slot = next(found.slot for found in items.running if found.item == event.item)
+    for rank in record.ranks[slot * items.ranks_each : (slot + 1) * items.ranks_each] if slot >= 0 else ():
+        if rank.partial_stdout or rank.partial_stderr:  # end the line here, so that the next item begins a new one
+            record = _with_last_lines(record, rank)
+    return record._replace(items=item_records.ended(items, event))
 
 
 def _noticed(record: RunRecord, notice: events.Notice) -> RunRecord:
@@ -431,7 +455,16 @@ def _with_lines(record: RunRecord, rank: RankRecord, lines: list[LogLine], count
     if record.logs == "callbacks" or (record.logs == "rank0" and rank.rank != 0):
         lines = [line for line in lines if line.stream == "message"]
         count = len(lines)
+    lines = labelled(record, lines)
     return record._replace(recent=(*record.recent, *lines)[-RECENT_LINES:], recent_count=record.recent_count + count)
+
+
+def labelled(record: RunRecord, lines: list[LogLine]) -> list[LogLine]:
+    """Return lines of a rank as they are shown. In a run of items, they get the number of the item."""
+    if record.items is None or not lines:
+        return lines
+    item = item_records.item_on(record.items, lines[0].rank)
+    return [line._replace(rank=item) for line in lines]
 
 
 def _printed(record: RunRecord, event: events.Output) -> RunRecord:

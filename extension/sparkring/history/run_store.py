@@ -226,6 +226,23 @@ def log(path: Path, rank: int) -> str:
     return file.read_bytes().decode("utf-8", "backslashreplace") if file.exists() else ""
 
 
+def item_log(path: Path, item: int) -> str:
+    """Return what the ranks wrote while they ran the item, in all its attempts; '' if there was no such item."""
+    found: list[bytes] = []
+    ranks, each = range(0), 1
+    for event in _events(path):
+        match event:
+            case events.ItemsPlanned():
+                each = event.ranks_each
+            case events.ItemStarted(item=number) if number == item:
+                ranks = range(event.slot * each, (event.slot + 1) * each)
+            case events.ItemEnded(item=number) if number == item:
+                ranks = range(0)
+            case events.Output() if event.rank in ranks:
+                found.append(event.data)
+    return b"".join(found).decode("utf-8", "backslashreplace")
+
+
 def saved() -> list[Path]:
     """Return the folders of all saved runs, newest first."""
     try:

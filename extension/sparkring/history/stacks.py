@@ -12,7 +12,7 @@ import signal
 from typing import NamedTuple
 
 CELL_NAME = "<cell>"  # the file name of the cell that is being run
-EARLIER_CELL = "<earlier cell>"  # in what ranks send to the driver, the file name of every earlier cell
+EARLIER_CELL = "<earlier cell>"  # when a rank reports a failure, it uses this file name for all earlier cells
 _CELL = re.compile(r"<cell(?: (\d+))?>")
 _FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>.*)$', re.MULTILINE)
 _LIBRARIES = re.compile(r".*(?:/(?:site|dist)-packages/|\.zip/|/lib/python3\.\d+/)")
@@ -62,7 +62,7 @@ _RUNS_GRAPH = (
     ("/tensorflow/python/client/session.py", "_call_tf_sessionrun"),
 )
 _TRACES_GRAPH = "func_graph_from_py_func"
-# The path has no leading slash: in the zip that executors import sparkring from, paths begin with `sparkring/`.
+# The path has no leading slash, because in the zip that executors import sparkring from, paths begin with `sparkring/`.
 _WAITS_FOR_CELL = ("sparkring/worker/rank/rank.py", "serve")
 
 
@@ -89,7 +89,7 @@ def install(fd: int) -> None:
 def cell_name(number: int) -> str:
     """Return the file name under which a rank compiles its cell `number`, counted from 1.
 
-    Each cell has its own file name, since a later cell may call its functions.
+    A later cell may call functions of this cell. The file name then tells which cell a frame of the stack belongs to.
     """
     return CELL_NAME if number == 1 else f"<cell {number}>"
 
@@ -153,7 +153,8 @@ def collective(text: str) -> str:
 def _main_thread(text: str) -> list[Frame]:
     """Return the frames of the main thread, innermost first.
 
-    In stacks that version 0.1 saved, the frames of other threads come before those of the main thread.
+    Only the last block of `text` is read, because in stacks that version 0.1 saved, the frames of other threads come
+    before those of the main thread.
     """
     last_block = text.rpartition("(most recent call first):")[2]
     return [Frame(found["file"], int(found["line"]), found["function"]) for found in _FRAME.finditer(last_block)]

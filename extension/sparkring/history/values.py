@@ -37,7 +37,7 @@ def told(values: Mapping[int, object], write: Write = repr) -> str:
 
 
 def like(printer: Any) -> Write:
-    """Return a function that writes a value as `printer` would, a RepresentationPrinter of IPython."""
+    """Return a function that writes a value as `printer`, a RepresentationPrinter of IPython, would write it."""
 
     def write(value: object) -> str:
         stream = io.StringIO()

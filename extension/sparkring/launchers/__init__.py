@@ -35,7 +35,7 @@ def every_slot() -> int:
 
 
 def gpus_of_a_rank(np: int, say: Callable[[str], None]) -> float:
-    """Return the number of GPUs for each rank: here, one if the machine has any; on Spark, as many as a task gets."""
+    """Return the number of GPUs for each rank: on this machine, one if it has any; on Spark, as many as a task gets."""
     if np < 0:
         return float(bool(gpus.found(os.environ.get("CUDA_VISIBLE_DEVICES"))))
     from sparkring.cluster.session import find_session

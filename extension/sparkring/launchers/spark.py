@@ -62,7 +62,8 @@ class SparkLauncher(Launcher):
         self._stage = Stage(self._context, request.title, size, persistent=request.persistent)
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
-        # The executors' Python as configured. If the tasks fail for lack of a package, _run() finds the real one.
+        # This is the Python that executors are configured to run. If a package is missing in the tasks, _run() finds
+        # out which Python the executors really run.
         self._python = str(self._context.pythonExec)
         self._ended = False
         self._count_at = time.monotonic() + COUNT_EVERY_S
@@ -94,7 +95,7 @@ class SparkLauncher(Launcher):
             with executed_by_this_python(self._context):
                 if self._data is None:
                     stage = self._context.parallelize(range(size), size).barrier().mapPartitions(task)
-                    stage._jrdd  # noqa: B018 - reading this now makes Spark note which Python to run
+                    stage._jrdd  # noqa: B018 - reading it makes Spark note the Python that `with` has set
                 else:
                     stage = self._data.stage(size, task)
             stage.collect()

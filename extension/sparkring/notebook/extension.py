@@ -13,12 +13,12 @@ from typing import Any
 
 from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
 
-from sparkring.notebook import checkpoints, data, gang, history, launch
+from sparkring.notebook import checkpoints, data, foreach, gang, history, launch
 from sparkring.notebook.magic import Magic
 from sparkring.notebook.options_table import asks_for_help
 
 # Each of these modules defines a family of magics, and lists these magics in its own MAGICS.
-_FAMILIES = (launch, gang, history, data, checkpoints)
+_FAMILIES = (launch, foreach, gang, history, data, checkpoints)
 MAGICS: dict[str, Magic] = {magic.name: magic for family in _FAMILIES for magic in family.MAGICS}
 
 

@@ -59,6 +59,7 @@ LOGS = OptionsTable(
     "%logs",
     Option("run", nargs="?", default="", metavar="RUN", help="the run; default: the last one"),
     Option("--rank", type=count, metavar="R", help="print only what this rank wrote"),
+    Option("--item", type=count, metavar="I", help="print only what was written while item I of %%foreach ran"),
     Option("--tail", type=count, metavar="N", help="print only the last N lines of each rank"),
 )
 
@@ -170,16 +171,23 @@ def _logs(shell: Any, line: str) -> None:
     only, tail = given["rank"], given["tail"]
     path = run_store.find_saved(given["run"])
     ranks = range(run_store.first(path).size)
+    if given["item"] is not None:
+        text = run_store.item_log(path, given["item"])
+        print(_last(text, tail), end="" if text.endswith("\n") or not text else "\n")
+        return
     if only is not None and only not in ranks:
         raise OptionsError(f"run {path.name} has no rank {only}: it had ranks 0 to {len(ranks) - 1}.")
     for rank in ranks if only is None else [only]:
-        text = run_store.log(path, rank)
-        if tail is not None:
-            lines = text.splitlines(keepends=True)
-            text = "".join(lines[max(0, len(lines) - tail) :])
+        text = _last(run_store.log(path, rank), tail)
         if only is None:
             print(f"── rank {rank} ── {path / run_store.log_name(rank)}")
         print(text, end="" if text.endswith("\n") else "\n")
+
+
+def _last(text: str, lines: int | None) -> str:
+    """Return the last `lines` lines of a text; the whole text if `lines` is None."""
+    found = text.splitlines(keepends=True)
+    return text if lines is None else "".join(found[max(0, len(found) - lines) :])
 
 
 MAGICS = (

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import functools
 import textwrap
-from collections.abc import Sequence
 from typing import Any
 
 from sparkring.engine.options import LOGS, Options, checked, restarts, timeline
 from sparkring.errors import OptionsError
 from sparkring.frameworks import FRAMEWORKS
+from sparkring.notebook.cell_options import AUTOLOG, DRY_RUN, ENV, NAME, PUSH, QUIET, flattened
 from sparkring.notebook.magic import Magic
-from sparkring.notebook.option_types import (
-    assignment,
-    count,
-    number_of_ranks,
-    positive_count,
-    seconds,
-    variable,
-    variables,
-)
+from sparkring.notebook.option_types import count, number_of_ranks, positive_count, seconds, variable, variables
 from sparkring.notebook.options_table import Option, OptionsTable
 
 _HELP = """Run the cell on {what}.
@@ -70,13 +62,7 @@ _OPTIONS = (
         dest="timeout_s",
         help="end the run after S seconds, and say which line each rank was on",
     ),
-    Option(
-        "--push",
-        type=variables,
-        metavar="NAME,…",
-        action="append",
-        help="notebook variables to send, even if the cell does not name them",
-    ),
+    PUSH,
     Option(
         "--pull",
         type=variables,
@@ -84,13 +70,7 @@ _OPTIONS = (
         action="append",
         help="variables of rank 0 to copy into the notebook",
     ),
-    Option(
-        "--env",
-        type=assignment,
-        metavar="K=V",
-        action="append",
-        help="an environment variable for the ranks; may be repeated",
-    ),
+    ENV,
     Option(
         "--gpus",
         type=count,
@@ -138,20 +118,15 @@ _OPTIONS = (
         action="store_true",
         help="record how Horovod spends its time, and which ranks the others wait for; this is saved with the run",
     ),
-    Option(
-        "--no-autolog",
-        action="store_false",
-        dest="autolog",
-        help="do not report the metrics of Keras' fit automatically",
-    ),
-    Option("--name", default="", metavar="NAME", help="the name of the run in %runs"),
+    AUTOLOG,
+    NAME,
     Option(
         "--background",
         action="store_true",
         help="return a BackgroundRun at once, so that the notebook is free; does not use the warm gang",
     ),
-    Option("--dry-run", action="store_true", help="show what would be sent to the ranks, and start nothing"),
-    Option("--quiet", action="store_true", help="show only errors"),
+    DRY_RUN,
+    QUIET,
 )
 _BARRIER_RANKS = Option(
     "-n",
@@ -194,8 +169,8 @@ def parse(magic: str, line: str, default_np: int = Options.np) -> Options:
             **given
             | {
                 "np": default_np if np is None else np,
-                "push": _flattened(given["push"]),
-                "pull": _flattened(given["pull"]),
+                "push": flattened(given["push"]),
+                "pull": flattened(given["pull"]),
                 "env": tuple(given["env"] or ()),
                 "max_restarts": restarts(given["max_restarts"], given["checkpoint_dir"]),
                 "timeline": timeline(who, magic == "horovod", given["timeline"]),
@@ -219,11 +194,6 @@ def _barrier_np(np: int | None, data: str, default_np: int) -> int | None:
             "%%barrier needs a number of ranks (-n 4), or a DataFrame (--data DF) for one rank per partition."
         )
     return 0 if np is None and data else np
-
-
-def _flattened(groups: Sequence[tuple[str, ...]] | None) -> tuple[str, ...]:
-    """Return all names that were given with an option. The option may be repeated; each name is returned once."""
-    return tuple(dict.fromkeys(name for group in groups or () for name in group))
 
 
 def parse_ranks(line: str, size: int) -> tuple[tuple[int, ...], str]:

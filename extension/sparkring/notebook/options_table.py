@@ -143,8 +143,8 @@ class OptionsTable:
     def _joined(self, words: Sequence[str]) -> list[str]:
         """Return the words with the number of ranks in a form that argparse understands: `--np=-2` for `-np -2`.
 
-        argparse would read `-np` as `-n p`. `-n -2` becomes `--np=-2`, too, because argparse would not take every word
-        with a dash as the value of `-n`: in `-n -2x`, it would say that the number is missing, not that it is wrong.
+        argparse would read `-np` as `-n p`. `-n -2` becomes `--np=-2`, too, so that argparse takes whatever follows
+        `-n` as its value. Otherwise, it would say for `-n -2x` that the number is missing, not that it is wrong.
         """
         if "--np" not in self._by_flag:
             return list(words)

@@ -38,6 +38,21 @@ class Interrupts:
         if self._before is not None:
             signal.signal(signal.SIGINT, self._before)
 
+    @contextlib.contextmanager
+    def let_through(self) -> Iterator[None]:
+        """Have interrupts raise KeyboardInterrupt in this block, as they did before. It is for code of the user.
+
+        More exactly, the signal handler from before the block of Interrupts handles them.
+        """
+        if self._before is None:
+            yield
+            return
+        signal.signal(signal.SIGINT, self._before)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, self._note)
+
     def request(self) -> None:
         """Set `seen`, as an interrupt does. A Stop button calls this method; any thread may call it."""
         self.seen = True

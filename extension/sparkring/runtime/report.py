@@ -16,6 +16,7 @@ from sparkring.wire.messages import Metrics, Told, UserMessage
 MESSAGE_CHARACTERS = 4_000  # longer messages are cut off, as the documentation of HorovodRunner says
 DISPLAYS_KEPT, DISPLAY_BYTES = 30, 3_000_000  # the limits on the displays of one rank in one run: number and total size
 DISPLAY_TEXT_CHARACTERS = 4_000  # a display's text is cut off after these; the log has the whole text
+VALUE_CHARACTERS = 200  # the repr of a value is cut off after these
 
 Tell = Callable[[Told], None]
 _tell: Tell | None = None
@@ -76,6 +77,21 @@ def log_to_driver(message: object) -> None:
         print(text)
     else:
         _tell(UserMessage(text))
+
+
+def short_repr(value: object, most: int = VALUE_CHARACTERS) -> str:
+    """Return a value's repr, cut to `most` characters; '' for None. If the repr raises an error, the text says so."""
+    if value is None:
+        return ""
+    try:
+        import reprlib
+
+        short = reprlib.Repr()
+        short.maxother = short.maxstring = most
+        text = " ".join(short.repr(value).split())
+    except Exception as error:  # the user's own __repr__
+        return f"<{type(value).__name__}; its repr raised {type(error).__name__}>"
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def _count(value: Any) -> int | None:

@@ -12,7 +12,8 @@ class Here(NamedTuple):
     """This attempt's directory of checkpoints, and the checkpoint that it continues from.
 
     `directory` is as the user wrote it. `stamp` is when the attempt began (ms since 1970, on the driver's clock). It
-    becomes part of the names of the attempt's checkpoints: of two checkpoints, the one with the larger stamp is newer.
+    becomes part of the names of the attempt's checkpoints, so that of two checkpoints from different attempts, the one
+    with the larger stamp is newer.
     `resume` is the name of the checkpoint that all ranks continue from, '' for none; `commit` is the content of this
     checkpoint's commit.json, if the driver could read it. `there` has the names of all checkpoints that the driver has
     seen in the directory. `lineage` is an id that all checkpoints of one training share, from the training's first

@@ -54,8 +54,8 @@ class Location(NamedTuple):
         if not self.local:
             yield from self.fs.ls(self.path, detail=True)
             return
-        # The entries are looked up one by one. If fsspec before 2024.12 lists them with details and an entry is removed
-        # meanwhile, it lists nothing at all.
+        # The entries are looked up one by one, because fsspec before 2024.12 could not list them all with their details
+        # if an entry was removed meanwhile: it then listed nothing at all.
         for name in self.fs.ls(self.path, detail=False):
             with contextlib.suppress(FileNotFoundError):
                 yield self.fs.info(name)
@@ -142,7 +142,7 @@ def _on_dbfs(rest: str, written: str) -> str:
     path = os.path.normpath(os.path.join(root, rest.lstrip("/")))
     real, real_root = os.path.realpath(path), os.path.realpath(root)
     if not _inside(path, root) or not _inside(real, real_root):
-        raise PathError(f"{written}: this path leads out of {root}, the folder for dbfs:/ here (to {real}).")
+        raise PathError(f"{written}: this path leads out of {root}, the folder for dbfs:/ here: it leads to {real}.")
     return path
 
 

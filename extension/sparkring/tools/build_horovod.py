@@ -267,8 +267,8 @@ def check_tools(target: Target) -> Path:
 def build_environment(target: Target, cmake: Path) -> dict[str, str]:
     """Return the build's environment variables.
 
-    They are the user's variables and Horovod's build options. The user's variables that would change the wheel while
-    its key stays the same are left out.
+    They are the user's variables and Horovod's build options. Variables with which the user could change the wheel are
+    left out, because the wheel's key does not depend on them: builds with other values would find the same wheel.
     """
     dropped = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL"}
     env = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_") and name not in dropped}
@@ -377,7 +377,7 @@ def install(wheel: Path, target: Target, progress: Progress) -> str:
 
 
 def _is_installed(wheel: Path) -> bool:
-    """Whether the installed Horovod came from this very wheel. pip has recorded the digest of the file it came from."""
+    """Whether the installed Horovod came from this very wheel. pip records the digest of a file that it installs."""
     try:
         noted = metadata.distribution("horovod").read_text("direct_url.json")
     except metadata.PackageNotFoundError:

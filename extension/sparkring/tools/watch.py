@@ -87,8 +87,8 @@ def watch(
 ) -> int:
     """Run a command with its output in `log`, and show how far it is. Return its exit status.
 
-    The output is read from the growing log. Reading a pipe would block while the command is silent, and the elapsed
-    time would not be updated.
+    The output is read from the growing log, because reading it from a pipe would block while the command is silent, and
+    the elapsed time would not be updated.
     """
     begun = time.monotonic()
     with log.open("ab") as sink, log.open("r", encoding="utf-8", errors="replace") as reader:
@@ -112,7 +112,8 @@ def watch(
                     progress.tick(share)
         finally:
             if process.poll() is None:
-                # The whole process group is ended, since the compilers are children of the command.
+                # The whole process group is ended: if only the command were ended, the compilers, which are its
+                # children, would run on.
                 os.killpg(process.pid, signal.SIGTERM)
                 process.wait()
 

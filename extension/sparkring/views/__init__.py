@@ -1,7 +1,7 @@
 """Ways to show a run. A view sees a RunRecord and nothing else.
 
-Ranks import this module too, and executors need not have the libraries for drawing. Therefore the modules that draw
-are imported only when they are used.
+Ranks import this module too, on executors that may lack the libraries for drawing. Therefore the modules that draw are
+imported only when they are used.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def open_view(*, quiet: bool = False, stop: Callable[[], None] | None = None, ba
     """The view for the place where Python runs: in a notebook's kernel the live panel, elsewhere plain text.
 
     `stop` ends the run and can be called from any thread. With `background`, the run's thread calls refresh() and
-    close(); only the first refresh() comes from the thread that starts the run. On Databricks, which has no widgets,
-    or with SPARKRING_PANEL=0, the panel is HTML that is redrawn as a whole for each update.
+    close(); only the first refresh() comes from the thread that starts the run. If SPARKRING_PANEL is 0, or on
+    Databricks, which has no widgets, the panel is HTML that is redrawn as a whole for each update.
     """
     if quiet:
         return Quiet()

@@ -1,4 +1,4 @@
-"""Checkpoints as a picture, in the order in which they were saved; the height shows the value of a metric."""
+"""Checkpoints as a picture, in the order in which they were saved; a mark's height shows the value of a metric."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ SAID: dict[State, str] = {
 class Mark(NamedTuple):
     """One checkpoint as it is shown; `time` is in Unix seconds, and unknown values are 0 or None.
 
-    `origin` has the words for the table's columns about what saved the checkpoint. Marks with the same `stretch` were
-    saved in the same attempt or run. `resumes` is True for the resume point.
+    `origin` says what saved the checkpoint, for example which run: it has one text for each of the Series' `headers`.
+    Marks with the same `stretch` were saved in the same attempt or run. `resumes` is True for the resume point.
     """
 
     step: int
@@ -215,7 +215,7 @@ def _stretches(series: Series, xs: Sequence[float], bottom: int) -> list[str]:
 def _stretch_name(series: Series, at: int) -> str:
     """Return the name of the attempt that begins at mark `at`, or `run …` with the end of the run's id.
 
-    %logs finds a run by the end of its id, too.
+    The end of the id is enough for the user, because %logs finds a run by it.
     """
     mark = series.marks[at]
     if not mark.stretch.isdecimal():
@@ -287,8 +287,9 @@ def _callouts(series: Series, places: Mapping[int, tuple[float, float]]) -> list
 
 
 def _labels(series: Series, places: Mapping[int, tuple[float, float]], now: float) -> list[tuple[float, list[str]]]:
-    """Return the labels below the marks, each with its place: a mark's step and age, and its size if sizes differ.
+    """Return the labels below the marks, each with its horizontal place.
 
+    The lines of a label are the mark's step, when it was saved, and its size if the sizes of the marks differ.
     Labels must not overlap, so if there is no room for all, the most important marks are labelled.
     """
 

@@ -187,7 +187,7 @@ def advice(found: Inventory) -> list[str]:
     """Problems and what to do about them, the most serious first."""
     told = []
     if found.entries and found.newest is None:
-        told.append("No checkpoint here is complete: a run starts from the beginning.")
+        told.append("No checkpoint here is complete, so a run starts from the beginning.")
     told += [words] if (words := damage_words(listed(found))) else []
     partial = _unwhole(found)["not committed"]
     newest = found.newest
@@ -200,8 +200,8 @@ def advice(found: Inventory) -> list[str]:
         )
     if left:
         told.append(
-            f"{_steps(left)} {'was' if len(left) == 1 else 'were'} never committed, and there are newer ones: a later "
-            "attempt removes uncommitted checkpoints after an hour, or you can remove them yourself."
+            f"{_steps(left)} {'was' if len(left) == 1 else 'were'} never committed, and there are newer checkpoints. "
+            "A later attempt removes uncommitted checkpoints after an hour, or you can remove them yourself."
         )
     if found.metric and found.best is None and newest is not None:
         there = sorted({name for entry in found.entries if entry.commit for name in entry.commit.metrics})

@@ -14,7 +14,19 @@ from sparkring.history.record import RunRecord
 from sparkring.views import attempts, timelines
 from sparkring.views.displays import Bundle, DisplaysView
 from sparkring.views.markup import enclosed, note
-from sparkring.views.sections import Form, checkpoints, code, log, metrics, ranks, restarts, shards, state, timeline
+from sparkring.views.sections import (
+    Form,
+    checkpoints,
+    code,
+    items,
+    log,
+    metrics,
+    ranks,
+    restarts,
+    shards,
+    state,
+    timeline,
+)
 
 PAUSE_S = 0.2
 # On a warm gang, the first drawing waits this long. Most cells have ended by then, and only what they printed is shown.
@@ -133,6 +145,7 @@ def panel(record: RunRecord, *, now: float, final: bool) -> str:
         state.waiting_html(record),
         state.notices_html(record, form),
         state.progress_html(record, now),
+        items.html(record, now, form),
         shards.html(record, now, form),
         metrics.html(record, now, form),
         checkpoints.html(record, now, form),

@@ -10,17 +10,21 @@ A message is a dict of JSON values with the `run` and a `kind`:
     state     the state of the run, and a column for each fact about its ranks
     sections  the HTML of those sections (views/sections) that have changed, by name
     charts    the curves as numbers (views/charts), all of them when one has changed
+    items     a row for each item that runs, and for each item that has ended since the last message of this kind, with
+              the FIELDS of panel/src/items.js
 
 Texts are plain (history/lines.plain) and the HTML is our own, so a page needs to trust nothing that a rank has printed.
 """
 
 from __future__ import annotations
 
+import math
 import time as clock
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from sparkring.history import describe, lines, metrics
+from sparkring.history.item_records import ItemRecord
 from sparkring.history.record import LogLine, RankRecord, RunRecord
 from sparkring.views.charts import charts
 from sparkring.views.markup import log_text
@@ -58,6 +62,7 @@ class Feed:
         self._state_due = 0.0
         self._sections: dict[str, str] = {}
         self._charts: Message = {}
+        self._items_ended = 0
         self._sections_due = 0.0
 
     def news(self, record: RunRecord, now: float) -> list[Message]:
@@ -68,7 +73,7 @@ class Feed:
         ended = record.outcome is not None
         found = self._new_lines(record)
         if drawn := ended or now >= self._sections_due:
-            found += self._new_sections(record, now)
+            found += self._new_sections(record, now) + self._new_items(record)
         if drawn or now >= self._state_due:
             began = clock.monotonic()
             state = state_message(record, now)
@@ -103,6 +108,15 @@ class Feed:
             self._charts = curves
             found.append({"run": record.run_id, "kind": "charts", "charts": [], **curves})
         return found
+
+    def _new_items(self, record: RunRecord) -> list[Message]:
+        if record.items is None:
+            return []
+        new = record.items.over - self._items_ended
+        self._items_ended += new
+        ended = record.items.ended[-new:] if new else ()
+        rows = [_item(each, record.started) for each in (*ended, *record.items.running)]
+        return [{"run": record.run_id, "kind": "items", "rows": rows}] if rows else []
 
 
 def whole(record: RunRecord, now: float) -> list[Message]:
@@ -140,6 +154,26 @@ def _columns(found: Sequence[LogLine], began: float) -> Message:
     }
 
 
+# ── Items ─────────────────────────────────────────────────────────────────────
+
+
+def _item(found: ItemRecord, began: float) -> list[Any]:
+    """Return the row of an item, with the FIELDS of panel/src/items.js. Times are seconds since the run began."""
+    took = round(found.ended - found.started, 3) if found.ended else None
+    error = "" if found.failure is None else describe.first_line(found.failure.summary)
+    return [
+        found.item,
+        lines.plain(found.name),
+        found.state,
+        found.attempt,
+        round(found.started - began, 2),
+        took,
+        lines.plain(found.value),
+        error,
+        {lines.plain(name): value for name, value in found.metrics.items() if math.isfinite(value)},
+    ]
+
+
 # ── State ─────────────────────────────────────────────────────────────────────
 
 
@@ -147,6 +181,12 @@ def state_message(record: RunRecord, now: float) -> Message:
     """The state of the run. The message stays the same while nothing but the time changes."""
     progress = None if record.outcome == "finished" else metrics.progress(record, record.ended or now)
     running = record.outcome is None
+    fraction = progress.fraction if progress else None
+    words = describe.progress_words(progress._replace(left_s=None), running=running) if progress else ""
+    left = describe.left_words(progress) if progress and running else ""
+    if record.items is not None:
+        fraction, words = record.items.fraction, describe.items_progress(record) if running else ""
+        left = describe.items_left(record, now) if running else ""
     return {
         "run": record.run_id,
         "kind": "state",
@@ -159,12 +199,13 @@ def state_message(record: RunRecord, now: float) -> Message:
         "outcome": "" if record.outcome in (None, "finished") else describe.outcome(record),
         "line": describe.failed_line(record) if record.outcome else 0,
         "waiting": "" if record.running_since or not running else describe.outcome(record),
-        "fraction": progress.fraction if progress else None,
-        "progress": describe.progress_words(progress._replace(left_s=None), running=running) if progress else "",
-        "left": describe.left_words(progress) if progress and running else "",
+        "fraction": fraction,
+        "progress": words,
+        "left": left,
         "last": [f"{name} {describe.number(value.mean)}" for name, value in list(metrics.last(record).items())[:4]],
         "notices": [describe.first_line(notice.text, 600) for notice in record.notices[-NOTICES:]],
         "log": describe.log_path(record),
+        "pooled": record.items is not None,
         "ranks": _ranks(record),
     }
 

@@ -137,13 +137,16 @@ def log_text(line: str) -> str:
 
 
 _PIECES = 60
-# The eight colours of a terminal, from black to white, for its normal and its bright ones. Black is shown as grey, and
-# white ('') as the text colour of the page.
+# The eight colours of a terminal, from black to white. Its bright colours are shown in the same way as its normal ones.
+# Black is shown as grey, and white ('') as the text colour of the page.
 _BASIC = ("#767676", RED, GREEN, AMBER, BLUE, "#b557c8", "#16908f", "")
 
 
 class Colours:
-    """The colours and weights that SGR codes, which style the text of a terminal, have switched on so far in a line."""
+    """The colours and weights that are switched on so far in a line.
+
+    They are switched on and off by SGR codes, with which a program styles its text on a terminal.
+    """
 
     def __init__(self) -> None:
         self._set: dict[str, str] = {}

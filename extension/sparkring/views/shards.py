@@ -353,7 +353,8 @@ def _band_of_data(found: Outlook) -> list[str]:
 def _band(band: Sequence[Stretch], rows: int, line: int, colour: str) -> list[str]:
     if len(band) <= BAND // 4:
         return [_path([each for each in band if each.end > each.begin], rows, line, colour, 0.9)]
-    # There are too many stretches to draw each: shade each part of the data set by how much of it the band covers.
+    # There are too many stretches to draw each of them. So the data set is divided into equal parts, and the shade of
+    # each part shows how much of it the band covers.
     cells = max(8, min(BAND // 4, len(band) // 8))
     shades: dict[int, list[Stretch]] = {}
     for cell, share in enumerate(covered(band, rows, cells)):

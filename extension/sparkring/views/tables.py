@@ -48,7 +48,7 @@ def show_captured(names: Iterable[CapturedName]) -> None:
 
 
 def captured_rows(names: Iterable[CapturedName]) -> list[tuple[str, ...]]:
-    """The names that a cell needs: name, type, size, how it is sent, and why it cannot be sent."""
+    """Return a row for each name that a cell needs: name, type, size, how it is sent, and, if it cannot be, why."""
     rows: list[tuple[str, ...]] = []
     for name in names:
         shown = f"{name.name} (used by {name.via})" if name.via else name.name
@@ -106,7 +106,7 @@ def _numeric(rows: Sequence[Sequence[str]], columns: int) -> list[bool]:
 
 
 def _width(shown: str) -> int:
-    """How many columns a text takes on a terminal: East Asian wide characters two, accents none."""
+    """How many columns a text takes on a terminal. An East Asian wide character takes two columns, an accent none."""
     return sum(
         0 if unicodedata.combining(character) else 2 if unicodedata.east_asian_width(character) in "WF" else 1
         for character in shown

@@ -127,6 +127,8 @@ class TerminalView:
         passed = int(describe.elapsed_s(record, time.time()))
         found = metrics.progress(record, time.time())
         words = [describe.progress_words(found)] if found else [describe.outcome(record)]
+        if record.items is not None:
+            words = [describe.items_progress(record), *filter(None, [describe.items_left(record, time.time())])]
         words += filter(None, [reading.progress_words(record, time.time()), checkpoints.progress_words(record)])
         words += [f"{name} {describe.number(value.mean)}" for name, value in list(metrics.last(record).items())[:4]]
         # Several ranks may share a GPU, which counts only once.

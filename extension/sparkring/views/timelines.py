@@ -26,7 +26,7 @@ class Share(NamedTuple):
 
 
 def shares(saved: TimelineSaved) -> list[Share]:
-    """Divide the whole time by what it was spent on."""
+    """Return the parts of the whole time, one for each thing that the time was spent on."""
     whole = saved.wall_s or 1.0
     return [
         Share(what, seconds, seconds / whole, colour)

@@ -11,7 +11,7 @@ fields, and the parts' `sizes`) and a binary body in parts:
 
     header size  u32 │ body size  u64 │ header (JSON, UTF-8) │ body
 
-A frame that is not a message ends the connection: the bytes after it cannot be trusted either.
+A frame that is not a message ends the connection, because the bytes after it cannot be trusted either.
 
 Until a peer has proved that it knows the gang's secret, only a fixed number of bytes is read from
 it. The proof authenticates the connection; it does not encrypt what follows.
@@ -38,12 +38,12 @@ GREETING = b"sparkring/1\n"
 NONCE_BYTES = 32
 PROOF_BYTES = 32
 HANDSHAKE_TIMEOUT_S = 10.0
-# If a peer acknowledges nothing for this long, the connection ends: the peer's host may have lost power, or the network
-# may be cut.
+# If a peer acknowledges nothing for this long, the connection ends, since the peer's host may have lost power, or the
+# network may be cut. Without this limit, the system would wait much longer.
 UNACKNOWLEDGED_LIMIT_MS = 30_000
 PREFIX = struct.Struct("!IQ")
-# The most bytes that a header may have. If a peer sends text in place of frames, its first bytes read as a much larger
-# size. Without this limit, receive() would wait for that many bytes.
+# The most bytes that a header may have. If a peer sends text in place of frames, the text's first bytes are taken for a
+# size, which is much larger than this limit. Without the limit, receive() would wait for that many bytes.
 HEADER_BYTES = 1 << 28
 CHUNK_BYTES = 1 << 20
 RELAY_BYTES = 256 * 1024  # pass_on() copies this much at a time, which fits into the processor's cache

@@ -1,7 +1,7 @@
 """Every message between driver, member and rank, and how it is encoded as the header and the parts of a frame.
 
     driver  ── Stop, Interrupt, TakeStack, RecordTimeline ─────────────▶ member
-    driver  ── EnterWorld, Run, Release, Leave ──────── passed on ─────▶ rank
+    driver  ── EnterWorld, Work, Run, Release, Leave ── passed on ─────▶ rank
     member  ── SetEnvironment ─────────────────────────────────────────▶ rank
     member  ── Hello, Output, GpuUsed, Beat, Stack, Exited, … ─────────▶ driver
     rank    ── Done, Failed, Metrics, DataRead, … ───── passed on ─────▶ driver
@@ -41,6 +41,7 @@ FailureCause = Literal[
     "signal",
     "out of memory",  # a MemoryError, or a process that was killed for its memory
     "lost",  # the rank's member is gone, without an Exited message
+    "timed out",  # the driver ended an item, which took longer than allowed
 ]
 DisplayType = Literal[
     "image/png", "image/jpeg", "image/gif", "image/webp", "image/svg+xml", "text/html", "text/markdown", "text/latex"
@@ -160,15 +161,37 @@ class Script(NamedTuple):
         return "\n".join(source for _, source in self.parts)
 
 
+class Work(NamedTuple):
+    """What the rank is to run for each item: a cell's `source`, or a function of one argument, packed in `parts`.
+
+    It is sent once, before the first item. The fields have the same meanings as in Run. The Run of an item has only
+    what differs from item to item.
+    """
+
+    what: Literal["cell", "call"]
+    source: str = ""
+    autolog: bool = True
+    environment: Mapping[str, str] = {}
+    notebook: NotebookState = NotebookState()
+    scripts: tuple[Script, ...] = ()
+    parts: Buffers = ()
+
+    def problem(self) -> str:
+        return "" if self.parts else "there is no payload"
+
+
 class Run(NamedTuple):
     """Run a cell's `source`, or a call, with the values that are packed in `parts`: the payload, then its buffers.
+
+    If `what` is "item", the rank runs the Work that was sent before. Then `parts` has the item's values, and `seed` is
+    the seed of the item's random numbers.
 
     pull: names whose values to send back afterwards.
     barrier: whether to give the cell the context and the rows of the rank's Spark task.
     environment: variables to set; `defaults` are set unless the rank has them already.
     """
 
-    what: Literal["cell", "call"]
+    what: Literal["cell", "call", "item"]
     source: str = ""
     pull: tuple[str, ...] = ()
     autolog: bool = True
@@ -179,6 +202,7 @@ class Run(NamedTuple):
     checkpoints: Here = Here()
     scripts: tuple[Script, ...] = ()
     parts: Buffers = ()
+    seed: Annotated[int, range(1 << 32)] = 0
 
     def problem(self) -> str:
         return "" if self.parts else "there is no payload"
@@ -294,12 +318,14 @@ class RankNews(NamedTuple):
     """What the gang needs for the next request.
 
     `names_bound` are the names that are new in the rank's `__main__`. `loaded` says whether the rank has loaded all
-    values that were sent to it. `port` is a port that is free on the rank's address.
+    values that were sent to it. `port` is a port that is free on the rank's address. `memory_bytes` is how much
+    memory the process holds after an item; 0 if that is not known.
     """
 
     names_bound: tuple[str, ...]
     loaded: bool
     port: Port
+    memory_bytes: Count = 0
 
 
 class PackedValue(NamedTuple):
@@ -572,7 +598,7 @@ class CheckpointRemoved(NamedTuple):
 # ── Which messages each end sends ─────────────────────────────────────────────────────────────────────────────────────
 
 MemberOrder = Stop | Interrupt | TakeStack | RecordTimeline
-RankOrder = EnterWorld | Run | Release | Leave | SetEnvironment
+RankOrder = EnterWorld | Work | Run | Release | Leave | SetEnvironment
 MemberReport = Hello | Beat | Output | GpuUsed | Stack | TimelinePart | Exited
 # What a rank reports while it runs a request.
 Told = (
@@ -626,7 +652,7 @@ def decode(kind: type[Message], fields: dict[str, Any], parts: Sequence[Buffer])
     for name, several in plan.binary.items():
         found[name] = tuple(parts) if several else bytes(parts[0])
     message = kind(**found)
-    problem = message.problem() if isinstance(message, Run | Done) else ""
+    problem = message.problem() if isinstance(message, Work | Run | Done) else ""
     if problem:
         raise MalformedMessage(f"{kind.__name__}: {problem}")
     return message

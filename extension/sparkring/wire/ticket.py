@@ -6,9 +6,10 @@ import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
-# The code with which a member's Python starts. The ticket, which holds the secret, comes on stdin: so the secret is
-# never in argv or in an environment. stdin then stays open, and the member ends when stdin is closed. Before `json` is
-# imported, '' (the working folder) is removed from sys.path: a json.py beside the notebook must not be imported.
+# The code with which a member's Python starts. The ticket comes on stdin, so that the secret in it is never in argv or
+# in an environment, where other processes could read it. stdin then stays open, and the member ends when stdin is
+# closed. Before `json` is imported, '' (the working folder) is removed from sys.path, because otherwise a json.py in
+# that folder would be imported instead.
 BOOT = (
     "import sys; sys.path[:] = [p for p in sys.path if p]; import json; "
     "ticket = json.loads(sys.stdin.buffer.readline()); "
@@ -17,7 +18,7 @@ BOOT = (
 )
 
 # The Spark task sends these bytes after the last row of its partition. If they are missing, the rank knows that the
-# stream has broken off. Without this sign, it would take the rows that came for the whole partition.
+# stream has broken off. Without this sign, the rank would not notice that rows of the partition are missing.
 ROWS_END = b"end of rows"
 # The key under which the metadata of the Arrow schema holds Spark's own schema.
 SPARK_SCHEMA = b"sparkring.spark"

@@ -1,7 +1,7 @@
 """Reports the metrics of Keras' `model.fit` and the checkpoints of its callbacks, without changes to the user's code.
 
-Every `fit` gets one more callback. What ModelCheckpoint and BackupAndRestore write is reported, too. To do so, Keras'
-modules are patched, but only when the user's code has imported them: this module does not import Keras by itself.
+Every `fit` gets one more callback. What ModelCheckpoint and BackupAndRestore write is reported, too. To do so, this
+module patches Keras' modules as soon as the user's code has imported them. It does not import Keras by itself.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from sparkring.runtime import report
 from sparkring.wire.messages import CheckpointRemoved, CheckpointSaved, Metrics
 from sparkring.worker.rank.imports import when_imported
 
-# Where Model is defined: Keras 2, tf-keras, Keras 3.
+# The modules that define Model: in Keras 2, in tf-keras, and in Keras 3.
 _MODULES = (
     "keras.src.engine.training",
     "tf_keras.src.engine.training",
     "keras.src.models.model",
-    # Where the callbacks are: Keras 3 and 2.13 to 2.15, and tf-keras.
+    # The modules that define the callbacks: in Keras 3 and in Keras 2.13 to 2.15, and in tf-keras.
     "keras.src.callbacks",
     "tf_keras.src.callbacks",
 )
@@ -150,8 +150,9 @@ def _tell_model_checkpoints(kind: Any) -> None:
 def _written(callback: Any) -> tuple[str, float]:
     """Return the path that Keras 2.13 has written, and 0.0 because the time is not known.
 
-    Raise KeyError if nothing was written. In Keras 2.13, one method of ModelCheckpoint decides whether to write, and
-    writes. With save_best_only, the callback has written only if its `best` has changed.
+    Raise KeyError if nothing was written. In Keras 2.13, the method of ModelCheckpoint that writes also decides whether
+    to write, so the decision must be inferred: with save_best_only, the callback has written only if its `best` has
+    changed.
     """
     path, best_before = callback.__dict__.pop("_sparkring_aim")
     if callback.save_best_only and callback.best == best_before:
@@ -160,7 +161,10 @@ def _written(callback: Any) -> tuple[str, float]:
 
 
 def _note_path(kind: Any) -> None:
-    """Make the method that decides whether to save note the path. Keras 3 has no `_save_handler` for this purpose."""
+    """Patch the method that decides whether to save, so that it notes the path of what is saved.
+
+    This is for Keras 3, which has no `_save_handler` that could be patched for this purpose.
+    """
     decide = kind.__dict__.get("_should_save_model")
     if decide is None or "filepath" not in decide.__code__.co_varnames or hasattr(decide, "_sparkring"):
         return
@@ -214,7 +218,7 @@ def _tell_backups(kind: Any) -> None:
 
 
 def _tell_after(kind: Any, name: str, tell: Callable[..., None]) -> None:
-    """Patch the method `name`: after each call of it, call `tell(callback, seconds, …)` and suppress its errors."""
+    """Patch the method `name`: after each call, run `tell(callback, seconds, …)`, suppressing the errors of `tell`."""
     method = kind.__dict__.get(name)
     if method is None or hasattr(method, "_sparkring"):
         return

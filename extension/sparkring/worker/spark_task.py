@@ -1,8 +1,9 @@
-"""What a Spark task does: unpack sparkring, start a member, give it the partition's rows, wait until it ends.
+"""Starts a member in a Spark task, sends the rows of the task's partition to the rank, and waits for the member's end.
 
-Executors need not have sparkring: this file's text is compiled on the driver and its functions are pickled by value. So
-it uses the standard library and pyspark only (and, for rows, pyarrow). Training runs in the member's child, never in
-Spark's Python worker, which is reused between tasks.
+Executors need not have sparkring: the driver compiles this file's text and pickles its functions by value. So this file
+uses only the standard library and pyspark (and, for rows, pyarrow). For the member, the task writes an archive of
+sparkring to a folder. Training runs in a child of the member, not in Spark's Python worker, because Spark reuses that
+process for other tasks.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ def task_for(
     schema: bytes | None,
     rows_end: bytes,
 ) -> Callable[[Iterable[Any]], Iterator[int]]:
-    """The function for mapPartitions: yields the member's exit code.
+    """Return the function that each Spark task calls.
 
-    The rank gets the GPUs that Spark gave to the task, or the first `gpus` of them.
-    With `schema` (a serialized Arrow schema), it is the function for mapInArrow, and yields nothing: the partition's
-    batches go to the rank, and `rows_end` after the last.
+    Without `schema`, it is a function for mapPartitions, and yields the member's exit code. With `schema` (a serialized
+    Arrow schema), it is a function for mapInArrow: it sends the partition's batches to the rank, then `rows_end`, and
+    yields nothing. The rank gets the GPUs that Spark has given to the task; if `gpus` is a number, only the first
+    `gpus` of them.
     """
 
     def run_member(rows: Iterable[Any]) -> Iterator[int]:
@@ -42,7 +44,7 @@ def task_for(
 
         context = BarrierTaskContext.get()
         tasks = len(context.getTaskInfos())
-        if tasks != size:  # Spark may choose the number of partitions only when it has seen the data
+        if tasks != size:  # Spark may change the number of partitions when it has seen the data
             raise RuntimeError(
                 f"sparkring: the DataFrame has {tasks} partitions, not {size}, because Spark adapted its plan to the "
                 f"data: use .repartition({size})."
@@ -67,12 +69,13 @@ def task_for(
                 os.close(descriptor)
             member.stdin.write(json.dumps(found).encode() + b"\n")
             member.stdin.flush()
-            # stdin stays open: when Spark kills this worker, it closes, and the member ends.
+            # The member's stdin stays open while the member runs. If Spark kills this process, stdin is closed, and so
+            # the member ends.
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):  # a rank that needs no more rows closes its end
                     _feed(pipe, rows, schema, rows_end)
             code = member.wait()
-            if code != 0:  # this error makes Spark end the whole stage; else the other ranks would wait in vain
+            if code != 0:  # on this error, Spark ends the whole stage; otherwise the other ranks would wait in vain
                 raise RuntimeError(
                     f"sparkring: the process of task {context.partitionId()} on {socket.gethostname()} ended with "
                     f"code {code}; what it printed is in the executor's stderr. Does `{sys.executable}` start there?"
@@ -84,7 +87,7 @@ def task_for(
             member.wait()
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):
-                    pipe.close()  # not before the rank has ended: it would take this for the end of the rows
+                    pipe.close()  # only now: before its end, the rank would take this for the end of the rows
             shutil.rmtree(folder, ignore_errors=True)  # the member does this itself, unless it was killed
 
     return run_member
@@ -98,14 +101,15 @@ def _unpacked(archive: bytes, folder: str) -> str:
 
 
 def _of_task(context: Any, archive: str, gpus: int | None) -> dict[str, Any]:
-    """The fields of the ticket that depend on this task."""
+    """Return the fields of the Ticket that are different for each task."""
     from pyspark import SparkFiles
 
-    # The files of addPyFile() on this executor: Spark puts them on the path of its own workers only.
+    # The user's files from addPyFile() are below this folder on the executor. Spark puts them on sys.path in its own
+    # Python workers only, so the rank gets these entries in `first`.
     root = SparkFiles.getRootDirectory()
     held = context.resources().get("gpu")
-    # The executor's port or path, and the secret. Their names and types differ between versions of pyspark, so all
-    # attributes of these types are taken.
+    # The rank's context needs the port or path of the executor's socket and the secret, which are attributes of this
+    # class. Their names and types differ between versions of pyspark, so take all attributes that are texts or numbers.
     shared = {
         name: value
         for name, value in vars(type(context)).items()
@@ -120,14 +124,14 @@ def _of_task(context: Any, archive: str, gpus: int | None) -> dict[str, Any]:
 
 
 def _feed(pipe: Any, rows: Iterable[Any], schema: bytes | None, rows_end: bytes) -> None:
-    """Give the rank the rows as it reads them."""
+    """Write the rows to `pipe`, from which the rank reads them; wait while the rank does not read."""
     import pyarrow
 
     described = pyarrow.ipc.read_schema(pyarrow.py_buffer(schema))
     writer = None
     for numbered in rows:
         batch = pyarrow.RecordBatch.from_arrays(numbered.columns, names=described.names)
-        # Spark's batches have only Arrow's types; our schema's metadata has Spark's types.
+        # The schema of Spark's batches says only their Arrow types. The metadata of `schema` adds their types in Spark.
         writer = writer or pyarrow.ipc.new_stream(pipe, batch.schema.with_metadata(described.metadata))
         writer.write_batch(batch)
         pipe.flush()
@@ -140,9 +144,10 @@ def _feed(pipe: Any, rows: Iterable[Any], schema: bytes | None, rows_end: bytes)
 
 
 def _broke_off() -> bool:
-    """Whether Spark failed while it made the rows. It then closes the stream, which looks like the end of the rows.
+    """Whether Spark failed while it computed the rows.
 
-    After a true end, Spark's worker (some frames up) still has something to read.
+    Spark then closes the stream from which its Python worker reads the rows, which looks like the end of the rows.
+    After the true end of the rows, this stream still has something to read. It is `infile` in a frame of the worker.
     """
     frame: Any = sys._getframe()
     while frame is not None and not hasattr(frame.f_locals.get("infile"), "peek"):

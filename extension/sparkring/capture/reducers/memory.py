@@ -29,8 +29,8 @@ class Block:
     def __init__(self, start: int, end: int, owner: object) -> None:
         start = _aligned(start)
         self.start, self.end = start, end
-        # The bytes are read through an array, because the garbage collector cannot interfere with an array while it is
-        # read. It could with a memoryview or a ctypes array.
+        # The bytes are read through a NumPy array, because the garbage collector does not track these arrays, and so
+        # cannot clear one that is still being read. It does track memoryviews and ctypes arrays.
         self._content = _numpy().asarray(_Memory(Layout(start, 1, (end - start,), (1,)), "|u1", owner))
 
     def __contains__(self, layout: Layout) -> bool:

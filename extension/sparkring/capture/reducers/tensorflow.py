@@ -1,8 +1,8 @@
 """Reducers for TensorFlow's and Keras' objects: models, layers, optimizers, `tf.function` and `tf.data`.
 
 A Keras model is rebuilt from its configuration and its weights, with the classes and functions of the notebook that it
-uses. Only functions that run on ranks have to import TensorFlow. A driver that has an object of TensorFlow or Keras has
-already imported the module that the object comes from.
+uses. Only functions that run on ranks have to import TensorFlow, because a driver that has an object of TensorFlow or
+Keras has already imported the module that the object comes from.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _reducer_of_keras_3(cls: type, keras: Any) -> Reducer | None:
         # The containers with which Keras tracks a model's layers cannot be unpacked: pack a plain container instead.
         return lambda value: (container, (container(value),))
     if not str(getattr(cls.__reduce__, "__module__", "")).startswith("keras."):
-        return None  # the type is not one of Keras', or it is a subclass that defines itself how values are packed
+        return None  # the type is not one of Keras', or it is a subclass with a `__reduce__` of its own
     if issubclass(cls, keras.Layer):
         return _model
     if issubclass(cls, keras.Optimizer):
@@ -115,8 +115,8 @@ def _function(function: Any) -> Reduced:
     original = function.python_function
     bound: Any = getattr(original, "__original_wrapped__", None)
     if isinstance(bound, types.MethodType) and hasattr(bound.__self__, "weakrefself_target__"):
-        # The function was read as a method of an object. TensorFlow makes it from the class's tf.function when the
-        # attribute is first read, so the rank reads this attribute of its own object.
+        # `function` is a method of an object. TensorFlow makes such a method from the tf.function of the object's
+        # class when the object's attribute is first read. So on the rank, getattr() on the object makes the method.
         target: Any = bound.__self__
         return getattr, (target.target, bound.__func__.__name__)
     options = {
@@ -163,9 +163,9 @@ def _dataset_of(graph: bytes, element_spec: Any) -> Any:
 
 
 def registered_names(value: Any) -> dict[str, str]:
-    """Return the names under which a class or function is registered, by the name of the Keras package.
+    """Return a dict that maps the name of a Keras package to the name under which it has `value` registered.
 
-    Packages that have not been imported are left out.
+    `value` is a class or a function. Packages that have not been imported are left out.
     """
     found = {}
     for root in ("keras", "tf_keras"):
@@ -305,7 +305,7 @@ def _is_frameworks(value: Any) -> bool:
     return value.__module__.partition(".")[0] in ("keras", "tf_keras", "tensorflow", "horovod", "torch", "jax", "numpy")
 
 
-# Whether a class or function belongs to a framework or to the standard library, without the builtins.
+# Whether a class or function belongs to a framework or to the standard library. The builtins do not count.
 def _is_theirs(value: Any) -> bool:
     root = value.__module__.partition(".")[0]
     return _is_frameworks(value) or (root in sys.stdlib_module_names and root != "builtins")

@@ -1,6 +1,6 @@
 """Reducers for torch's tensors, with their gradients, and for what `torch.compile` and `torch.jit` return.
 
-Only functions that run on ranks have to import torch. A driver that has an object of torch has already imported it.
+Only functions that run on ranks have to import torch, because a driver with an object of torch has already imported it.
 """
 
 from __future__ import annotations

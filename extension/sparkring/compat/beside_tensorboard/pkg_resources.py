@@ -1,4 +1,4 @@
-"""The two functions of pkg_resources that TensorBoard calls: setuptools has had no pkg_resources since version 82."""
+"""Replaces the two functions of pkg_resources that TensorBoard calls, because setuptools 82 and later lack it."""
 
 from __future__ import annotations
 

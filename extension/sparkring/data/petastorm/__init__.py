@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from sparkring.data.petastorm.readers import make_batch_reader as make_batch_reader
     from sparkring.data.petastorm.readers import make_reader as make_reader
 
-# The module that has each name. It is imported only when the name is used, because every rank imports this package to
-# get its module `quiet`, and should not load the other modules for this.
+# The names of this package, and the module from which each name comes. A module is imported only when one of its names
+# is used: every rank imports this package for its module `quiet`, and should not load the other modules as well.
 _HOMES = {
     "SparkDatasetConverter": "sparkring.data.petastorm.converter",
     "make_spark_converter": "sparkring.data.petastorm.converter",

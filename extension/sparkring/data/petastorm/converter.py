@@ -34,11 +34,11 @@ def make_spark_converter(
 
     The Parquet files are written to a new folder in `parent_cache_dir_url`, which all ranks must be able to reach. The
     default is the Spark setting petastorm.spark.converter.parentCacheDirUrl; a value given here changes this setting.
-    The other arguments (`parquet_row_group_size_bytes`, `compression_codec`, `dtype`) are Petastorm's: by default,
-    floats become float32, and MLlib's vectors become 1-D arrays. The new folder is removed by the converter's delete()
-    or when the notebook's process ends. If the process is killed, the folder is removed when another process on the
-    same host makes a converter in the same parent folder. Raise OptionsError if no parent folder is given, and
-    PathError if its path is invalid.
+    The other arguments (`parquet_row_group_size_bytes`, `compression_codec`, `dtype`) are Petastorm's. With their
+    defaults, floats become float32, and MLlib's vectors become 1-D arrays. The new folder is removed by the
+    converter's delete() or when the notebook's process ends. If the process is killed, the folder is removed when
+    another process on the same host makes a converter in the same parent folder. Raise OptionsError if no parent
+    folder is given, and PathError if its path is invalid.
     """
     silence()
     from petastorm.spark import make_spark_converter as real
@@ -89,8 +89,8 @@ class SparkDatasetConverter:
 
         Each batch is a namedtuple of tensors. A `batch_size` of None means 32, and a `num_epochs` of None means no
         limit. The last batch of the last epoch may be smaller. `reader_options` and errors are those of
-        make_batch_reader. With TensorFlow, a transform must declare every field whose dtype or shape it changes:
-        TensorFlow silently casts values to the declared dtype.
+        make_batch_reader. With TensorFlow, a transform must declare every field whose dtype or shape it changes,
+        because TensorFlow silently casts values to the declared dtype.
         """
         plan = self._planned(reader_options, batch_size or 32, num_epochs, workers_count, every_change=True)
         manager = self._petastorms().make_tf_dataset(
@@ -111,7 +111,7 @@ class SparkDatasetConverter:
     ) -> Iterator[Any]:
         """A context manager that yields a loader, whose batches are dicts of torch tensors.
 
-        The arguments that make_tf_dataset also has mean the same here.
+        An argument that make_tf_dataset has, too, means the same as it does there.
         """
         plan = self._planned(reader_options, batch_size, num_epochs, workers_count)
         manager = self._petastorms().make_torch_dataloader(
@@ -154,7 +154,7 @@ class SparkDatasetConverter:
 
 
 def _cache_url(path: Path) -> str:
-    """Return `path` as a URL that both Spark and Petastorm accept: on Databricks, file:///dbfs/… for dbfs:/…."""
+    """Return `path` as a URL that both Spark and Petastorm accept. On Databricks, dbfs:/x becomes file:///dbfs/x."""
     written = os.fspath(path)
     if written.startswith("hdfs:"):
         return written

@@ -70,7 +70,7 @@ def plan_reader(
     """Check all that can be checked of a call of Petastorm's `function` before a worker starts, and return the Plan.
 
     `arguments` and `given` are the positional and the keyword arguments of the call. `name` is the data's name in
-    messages. With `shard_one`, the shard is set even if there is only one rank. `every_change` is that of
+    messages. With `shard_one`, the shard is set even if there is only one rank. `every_change` is passed to
     transform.check(). Raise DataError, OptionsError or PathError for what is wrong.
     """
     silence()
@@ -129,7 +129,7 @@ def _share_out(options: dict[str, Any], shard_one: bool) -> None:
         if here.size > 1 or shard_one:
             options.update(cur_shard=here.rank, shard_count=here.size)
     elif shard is None or count is None:
-        raise OptionsError("cur_shard and shard_count must be given together; give neither to read this rank's shard.")
+        raise OptionsError("cur_shard and shard_count must be given together; to read this rank's shard, give neither.")
     elif not 0 <= shard < count:
         raise OptionsError(f"cur_shard={shard} is out of range for shard_count={count}: shards are numbered from 0.")
     else:
@@ -148,8 +148,10 @@ def _check_shards(plan: Plan) -> None:
             "sparkring.shards, which splits row groups."
         )
     epochs = plan.options["num_epochs"]
+    # Only the first rank warns. There is nothing to compare if the numbers of steps are unknown, or if they are without
+    # limit because the epochs never end.
     if plan.options["cur_shard"] or not plan.batch_size or not plan.counted or epochs is None:
-        return  # only the first rank warns; unknown steps cannot be compared; endless epochs never run out of rows
+        return
     steps = [math.ceil(rows * epochs / plan.batch_size) for rows in row_group_shard(source.rows, count)]
     most, least = max(steps), min(steps)
     if most != least:

@@ -63,7 +63,7 @@ def _let_functions_go() -> None:
 
 
 def _not_of_petastorm(record: Any) -> bool:
-    """Whether to show a deprecation that TensorFlow logs: not if the deprecated call is in Petastorm's code."""
+    """Whether to show a warning of TensorFlow's logger: false if it is about a deprecated call in Petastorm's code."""
     return "petastorm" not in str(record.args[0] if record.args else "")
 
 

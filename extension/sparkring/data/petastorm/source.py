@@ -1,4 +1,7 @@
-"""Finds the row groups and the schema of a data set as Petastorm will. Turns errors about them into a DataError."""
+"""Finds the row groups and the schema of a data set, in the way in which Petastorm's readers will find them later.
+
+Errors about the row groups and the schema are raised as a DataError.
+"""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def _route(plan: Plan) -> Route | None:
     source, files = plan.source, {path: number for number, path in enumerate(plan.source.groups_in)}
     pieces = [Piece(files[source.pieces[at].path], source.pieces[at].row_group, source.rows[at]) for at in plan.groups]
     # If row groups are shuffled, or if rows may be dropped or added, it is not known which row group comes next. So the
-    # route is one window of all rows: within a window, the order is not specified.
+    # route is one window of all rows, because a route says nothing about the order within a window.
     in_order = plan.counted and not plan.options["shuffle_row_groups"]
     return Route(pieces, list(files).__getitem__, window=0 if in_order else max(1, sum(piece.rows for piece in pieces)))
 

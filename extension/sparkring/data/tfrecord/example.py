@@ -10,7 +10,7 @@ from sparkring.data.tfrecord.schema import STRING, Column
 from sparkring.errors import DataError
 
 LARGEST_RECORD = 2**31 - 2**20  # bytes; protobuf's own limit is 2 GiB
-# decode_raw cannot read these unsigned types: they are read as signed numbers, whose bits are then reinterpreted.
+# decode_raw cannot read these unsigned types, so they are read as signed numbers, whose bits are then reinterpreted.
 _SIGNED = {"uint32": "int32", "uint64": "int64"}
 
 

@@ -143,7 +143,7 @@ class Records:
         takes = tf.constant([part.take for part in share.parts], tf.int64)
 
         def begin(_: Any) -> Any:
-            # This runs when an epoch begins: the order depends on the number of the epoch, which is known only then.
+            # This runs when an epoch begins, because the order depends on the epoch's number, which is known only then.
             order = tf.numpy_function(reading.begin, [], tf.int64)
             return tf.data.Dataset.from_tensor_slices(tf.ensure_shape(order, [len(share.parts)]))
 

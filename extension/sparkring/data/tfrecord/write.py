@@ -48,8 +48,9 @@ def write_tfrecord(
         write_tfrecord(df, "dbfs:/flights-records", batch_size=256, ranks=4)
 
     source: a Spark DataFrame, the result of shards(…), a pandas DataFrame, a dict of arrays [rows, …], or an iterable
-        of such dicts. A Spark DataFrame is first written to `cache` by Spark; from there, this process writes the
-        files, so that TensorFlow is needed only in this process. `name` is the source's name in messages.
+        of such dicts. The rows of a Spark DataFrame are first written to `cache` by Spark, as Parquet. This
+        process then reads them and writes the TFRecord files, so that Spark's executors do not need TensorFlow.
+        `name` is the source's name in messages.
     batch_size: the number of rows in a record. Leave it out if the source comes from shards(…), which has its own.
     files: the number of files; default: ranks × files_per_rank if `ranks` is given, else 16.
     prefixes: the number of folders, with names like hashes, to spread the files over; default: none. This helps
@@ -143,7 +144,8 @@ def _write(
         return columns, tuple(map(RecordFile, names, records, rows, sizes))
     finally:
         for writer in writers:
-            # If close() fails here, an earlier error is being raised, and must not be replaced by this one.
+            # A file is still open here only if an error is being raised. If close() fails as well, its error must not
+            # replace that error.
             with contextlib.suppress(OSError, tf.errors.OpError):
                 writer.close()
         if not target.local:

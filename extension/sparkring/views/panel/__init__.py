@@ -34,8 +34,8 @@ from sparkring.views.live import Feed, Message, whole
 
 PAUSE_S = 0.05  # between two messages; a printed line must be visible in the page within 150 ms
 BYTES_PER_S = 500_000  # Jupyter's server drops output above 1 MB/s
-# The static view is redrawn rarely during a run, when only pages without widgets show it. It must not be too old,
-# because it is what the notebook keeps if the kernel is killed.
+# During a run, the static view is redrawn rarely, because only pages without widgets show it then. But it must not be
+# too old, because it is what the notebook keeps if the kernel is killed.
 STATIC_AFTER_S = STATIC_PAUSE_S = 2.0
 BUSY_EVERY_S = 1.0
 ANNOUNCE_AFTER_S = (1.5, 4.0, 10.0)  # more than once, because a newly loaded page does not listen at once
@@ -91,7 +91,7 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
                 del self._records[run]
 
     def forget(self, record: RunRecord) -> None:
-        """Remove a run's panel from all pages: its static view, which the notebook saves, is enough."""
+        """Remove a quick run's panel from all pages, because the static view, which the notebook saves, is enough."""
         with self._guard:
             self._stops.pop(record.run_id, None)
             del self._records[record.run_id]
@@ -100,9 +100,9 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
     def announce(self) -> None:
         """Announce this widget's model to all pages again, and send them every run that is in progress.
 
-        A page that is loaded while a cell runs cannot ask the kernel for the model, so it needs the announcement. It
-        then shows no Stop button, since the kernel would not receive its messages. A page that already knows the model
-        replaces it with the announced one.
+        A page that is loaded while a cell runs cannot ask the kernel for the model, so it needs the announcement. Such
+        a page shows no Stop button, since the kernel would not receive its messages. A page that already knows the
+        model replaces it with the announced one.
         """
         for widget in (self.layout, self):
             opened = {"state": widget.get_state(), "buffer_paths": []}
@@ -114,8 +114,8 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
                         self._post(message)
 
     def _post(self, message: Message) -> None:
-        # Each run sends from its own thread, and two threads cannot be in the same context at a time. So each message
-        # is sent in a copy of the context.
+        # Each run sends from its own thread. Context.run() raises an error if another thread is in the same context at
+        # that time, so each message is sent in a copy of the context.
         _apart.copy().run(self.send, message)
 
     def _heard(self, _: Any, message: Message, buffers: Any) -> None:
@@ -210,7 +210,7 @@ def _watch_connections(kernel: Any) -> Any:
 
 
 class PanelView:
-    """Updates the panel of a run many times a second. Updates its static view every few seconds, and at its end."""
+    """Updates the panel of a run many times a second, and its static view every few seconds and when the run ends."""
 
     def __init__(self, stop: Stop | None = None, *, background: bool = False) -> None:
         self._stop = stop

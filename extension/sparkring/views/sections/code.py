@@ -50,7 +50,10 @@ def _captured(record: RunRecord, form: Form) -> str:
 
 
 def _facts(record: RunRecord, now: float, form: Form) -> str:
-    """Return a line for each fact. The final view shows the data that was read in the section `shards`, not here."""
+    """Return a line for each fact.
+
+    The final view has no line for the data that was read, because its section `shards` shows this data.
+    """
     read = [reading.data_words(found) for found in reading.data_sets(record, now)] if form == "tab" else []
     told = [("data", words) for words in read[-reading.NAMED :]]
     told.append(("versions", " · ".join(f"{name} {version}" for name, version in record.versions)))

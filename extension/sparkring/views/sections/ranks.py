@@ -35,7 +35,7 @@ def html(record: RunRecord, now: float, form: Form) -> str:
     If there are more than TILES_WITH_NUMBERS ranks, consecutive ranks in the same state share a tile, and a line above
     the tiles says how many ranks are in each state.
     """
-    if not record.ranks:
+    if not record.ranks or record.items is not None:  # the ranks of a pool are replaced during the run
         return ""
     if record.size <= TILES_WITH_NUMBERS:
         tiles = [_tile(record, rank, now) for rank in record.ranks]

@@ -50,10 +50,24 @@ def notices_html(record: RunRecord, form: Form) -> str:
 
 def progress_html(record: RunRecord, now: float) -> str:
     """Return how far the run is, or how far it got if it did not finish: in words and, while it runs, as a bar."""
+    if record.items is not None:
+        return _items_progress_html(record, now)
     found = None if record.outcome == "finished" else metrics.progress(record, record.ended or now)
     if found is None:
         return ""
     bar = ""
     if found.fraction is not None and record.outcome is None:
-        bar = f'<div class="sr-bar"><div style="width:{100 * found.fraction:.1f}%"></div></div>'
+        bar = _bar(found.fraction)
     return f"<div>{bar}<small>{text(describe.progress_words(found, running=record.outcome is None))}</small></div>"
+
+
+def _items_progress_html(record: RunRecord, now: float) -> str:
+    if record.items is None or record.outcome is not None:
+        return ""
+    fraction = record.items.fraction
+    words = describe.dotted(describe.items_progress(record), describe.items_left(record, now))
+    return f"<div>{'' if fraction is None else _bar(fraction)}<small>{text(words)}</small></div>"
+
+
+def _bar(fraction: float) -> str:
+    return f'<div class="sr-bar"><div style="width:{100 * fraction:.1f}%"></div></div>'

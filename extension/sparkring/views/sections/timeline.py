@@ -18,7 +18,7 @@ _WIDTH, _LEFT, _RIGHT, _ROW, _BAR = 560, 66, 74, 19, 12
 
 
 def html(record: RunRecord, now: float, form: Form) -> str:
-    """Return the last timelines. While ranks run there is none: a timeline is read only when its rank has ended."""
+    """Return the last timelines. While ranks run, there is none, since a timeline is read only after its rank's end."""
     return "".join(_timeline(record, saved, form) for saved in record.timelines[-SHOWN:]) if form != "stacked" else ""
 
 
@@ -35,7 +35,7 @@ def _timeline(record: RunRecord, saved: TimelineSaved, form: Form) -> str:
 
 
 def _whole(saved: TimelineSaved) -> str:
-    """Return one bar for the whole time, divided by what the time was spent on, and a legend for its parts."""
+    """Return one bar for the whole time, with a part for each thing that the time was spent on, and a legend."""
     if not saved.wall_s:
         return ""
     found, x, bars, legend = timelines.shares(saved), 0.0, [], []

@@ -1,7 +1,8 @@
 """The NVIDIA GPUs of this machine, as reported by NVML, the library of NVIDIA's driver that nvidia-smi uses, too.
 
-Without NVML, no GPUs are found. An address is what CUDA_VISIBLE_DEVICES accepts: an index in the order of the PCI bus,
-as in NVML (and in CUDA under CUDA_DEVICE_ORDER=PCI_BUS_ID), or a UUID or its beginning.
+Where NVML is not installed, no GPUs are found. The address of a GPU is what CUDA_VISIBLE_DEVICES accepts: an index, a
+UUID, or the beginning of a UUID. Indices follow the order of the PCI bus. NVML always uses this order; CUDA uses it
+if CUDA_DEVICE_ORDER=PCI_BUS_ID is set.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from sparkring.wire.messages import GpuUsed
 
 
 def found(visible: str | None) -> list[GpuUsed]:
-    """The GPUs that CUDA finds here under CUDA_VISIBLE_DEVICES=`visible`: all of them if it is None.
+    """Return the GPUs that CUDA finds on this machine if CUDA_VISIBLE_DEVICES is `visible`; all GPUs if that is None.
 
-    As with CUDA, the GPUs after an address that does not exist are ignored.
+    If an address in `visible` does not exist, this address and all that follow are ignored, as in CUDA.
     """
     nvml = _open()
     if nvml is None:
@@ -40,7 +41,7 @@ class Meter:
         self._last: dict[str, GpuUsed] = {}
 
     def changes(self) -> Iterator[GpuUsed]:
-        """The GPUs whose readings have changed since the last call."""
+        """Yield the GPUs whose readings have changed since the last call."""
         if self._addresses and self._nvml is None:
             self._nvml = _open()
             if self._nvml is None:
@@ -53,11 +54,12 @@ class Meter:
 
 
 def _open() -> Any:
-    """The module pynvml, after nvmlInit(); None where that is not possible."""
+    """Import and initialise pynvml, and return the module; return None if that fails."""
     import ctypes
 
     try:
-        ctypes.CDLL("libnvidia-ml.so.1")  # first, since most machines have no NVML, and importing pynvml takes 20 ms
+        # Most machines have no NVML. There, this line fails at once, which saves the 20 ms of importing pynvml.
+        ctypes.CDLL("libnvidia-ml.so.1")
         import pynvml
     except (ImportError, OSError):
         return None
@@ -73,7 +75,7 @@ def _read(nvml: Any, address: str) -> GpuUsed | None:
         try:
             return question(handle)
         except nvml.NVMLError:
-            return None  # not every kind of GPU tells everything
+            return None  # some kinds of GPU do not report this value
 
     try:
         handle = _handle(nvml, address)

@@ -3,11 +3,12 @@
     driver ◀── one authenticated connection ──▶ member ◀── socket pair ──▶ rank process
                                                   ▲──── stdout, stderr (pipes) ────┘
 
-The member has no threads and no locks, only one loop over what can be read. It reads the rank's pipes at
-the file-descriptor level, so the output of C++ code and of a crash arrives. It empties these pipes before
-it reports that the rank has finished or failed, so the output comes first. If the member's parent ends
-(the other end of stdin closes, or the parent changes) or the connection breaks, the member kills the rank
-and everything that the rank started, and ends.
+The member has no threads and no locks. One loop waits until a socket or a pipe can be read, and handles what came.
+The rank's file descriptors 1 and 2 are pipes to the member, so the member also gets what C++ code prints and what
+Python prints when it crashes. Before the member reports that a request has finished or failed, it sends what is left
+in these pipes, so the driver gets the request's output first. The member kills the rank and everything that the rank
+started, and ends, if the connection to the driver breaks or if the member's parent ends. The member notices the end
+of its parent because its stdin is closed or because it gets another parent.
 """
 
 from __future__ import annotations
@@ -30,13 +31,16 @@ from sparkring.worker.member.network import free_port, interface_of
 from sparkring.worker.member.pipe import Pipe
 from sparkring.worker.member.timeline import TimelineFile
 
-GATHER_S = 0.004  # after some output, wait this long for more: a message per line would be slow
+GATHER_S = 0.004  # after some output, wait this long for more output: one message for each line would be slow
 PARTIAL_AFTER_S = 0.1  # an unfinished line is sent to the driver after this time
 TICK_S = 0.5
 BEAT_EVERY_S = 2.0
 DRAIN_LIMIT_S = 2.0
-DRAIN_READS = 16  # at most: a process that the rank started may never stop writing
-_PASSED_ON = (messages.Run, messages.Release, messages.Leave)  # from the driver to the rank; large ones in pieces
+# The most reads to empty a pipe. Without a limit, a process that the rank started and that never stops writing would
+# keep the member here for ever.
+DRAIN_READS = 16
+# The driver's messages that the member passes on to the rank without decoding them. Large ones are copied in pieces.
+_PASSED_ON = (messages.Work, messages.Run, messages.Release, messages.Leave)
 _FROM_RANK = get_args(messages.RankReport)
 
 
@@ -90,6 +94,8 @@ class Member:
         wake_r, wake_w = os.pipe()
         os.set_blocking(wake_r, False)
         os.set_blocking(wake_w, False)
+        # When a child ends, Python writes a byte into `wake_w`, which wakes the loop below. Python does so only for a
+        # signal that has a handler, so this handler is needed, though it does nothing.
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
         signal.signal(signal.SIGTERM, lambda *_: self.stop(signal.SIGKILL, 0.0))
@@ -122,13 +128,13 @@ class Member:
                         self.from_home()
                     case "rank":
                         self.from_rank()
-                    case "output" if key.fd in self.pipes:  # from_rank() may have just read it to its end
+                    case "output" if key.fd in self.pipes:  # else from_rank() has just read this pipe to its end
                         self.forward(self.pipes[key.fd])
             self.tick()
         self.finish()
 
     def pause(self, now: float) -> float:
-        """How long to sleep when nothing can be read."""
+        """Return for how many seconds to wait until something can be read."""
         wait = TICK_S
         if self.paused_until > now:
             wait = min(wait, self.paused_until - now)
@@ -184,7 +190,7 @@ class Member:
                 self.gpus = Meter(order.world.gpus)
                 self.reach_rank(lambda: self.to_rank.send(order))
             case messages.RecordTimeline():
-                # The rank's framework writes to a file, which is sent to the driver when the rank has ended.
+                # The rank's framework writes its timeline to a file, which finish() sends to the driver at the end.
                 if self.timeline is None:
                     self.timeline = TimelineFile(self.cleanup, wanted=order.wanted)
                 variables = messages.SetEnvironment({order.variable: self.timeline.path})
@@ -193,7 +199,10 @@ class Member:
                 raise ProtocolError(f"the driver sent {type(order).__name__}, which is not for a member")
 
     def reach_rank(self, send: Callable[[], None]) -> None:
-        """Send something to the rank, unless it has ended. ChannelClosed: the connection to the driver broke."""
+        """Call `send`, which sends something to the rank. If this fails because the rank has ended, ignore the error.
+
+        Raise ChannelClosed if it fails for another reason: the connection to the driver has broken.
+        """
         try:
             send()
         except ChannelClosed:
@@ -205,7 +214,8 @@ class Member:
             head = self.to_rank.receive_head()
             if head.kind not in _FROM_RANK:
                 raise ProtocolError(f"{head.kind.__name__} is not for the driver")
-        except ProtocolError as error:  # nothing that follows can be understood: main() ends the rank
+        except ProtocolError as error:
+            # The bytes that follow cannot be read as messages any more. main() catches the error, and ends the rank.
             self.tell(messages.Output("stderr", f"sparkring: this rank sent an invalid message: {error}\n".encode()))
             raise
         except ChannelClosed:
@@ -225,7 +235,10 @@ class Member:
     # ── the rank's output ─────────────────────────────────────────────────────
 
     def forward(self, pipe: Pipe, *, all_of_it: bool = False) -> bool:
-        """Pass on what the rank has written; returns False once the stream has ended."""
+        """Send to the driver what the rank has written to `pipe`. Return False once the stream has ended.
+
+        Without `all_of_it`, read once, and keep a line that has not ended yet for later.
+        """
         for _ in range(DRAIN_READS if all_of_it else 1):
             data, ended = pipe.read()
             self.send_output(pipe, data)
@@ -247,13 +260,16 @@ class Member:
     # ── the rank's life ───────────────────────────────────────────────────────
 
     def stop(self, with_signal: int, grace_s: float) -> None:
-        """Signal the rank's process group; what is left after `grace_s` is killed."""
+        """Signal the rank's process group. After `grace_s` seconds, tick() kills the processes that are still there."""
         if self.wait_status is None:
             process.signal_group(self.rank_pid, with_signal)
             self.kill_at = time.monotonic() + grace_s
 
     def reap(self) -> None:
-        """Note which children have ended: the rank, or processes that became ours when their parent ended."""
+        """Collect the children that have ended. If the rank is among them, note how it ended.
+
+        The others were started by the rank: they became this process's children when their own parent ended.
+        """
         while True:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
@@ -267,7 +283,10 @@ class Member:
                 self.peak_memory_bytes = usage.ru_maxrss * unit
 
     def rank_has_ended(self) -> bool:
-        """Whether the rank has ended; waits a moment, since a rank that has closed its connection is about to end."""
+        """Whether the rank has ended.
+
+        This waits up to DRAIN_LIMIT_S: a rank that has closed its connection usually ends a moment later.
+        """
         deadline = time.monotonic() + DRAIN_LIMIT_S
         while self.wait_status is None and time.monotonic() < deadline:
             self.reap()
@@ -275,7 +294,7 @@ class Member:
         return self.wait_status is not None
 
     def abandon(self) -> None:
-        """End everything at once, since nobody is left to report to."""
+        """Kill the rank and end this process at once: the driver or the parent is gone, so a report is of no use."""
         process.kill_family(self.rank_pid)
         process.reap_all()
         self.clean_up()
@@ -287,7 +306,7 @@ class Member:
         _remove(self.cleanup)
 
     def finish(self) -> None:
-        """The rank has ended: end the processes that it left, send its last output, and report how it ended."""
+        """After the rank's end: kill the processes that it left, send its last output, and report how it ended."""
         process.kill_family(self.rank_pid)
         deadline = time.monotonic() + DRAIN_LIMIT_S
         for pipe in list(self.pipes.values()):
@@ -310,7 +329,10 @@ class Member:
         self.home.close()
 
     def take_stack(self) -> messages.Stack:
-        """Ask the rank's faulthandler for its stack; a frozen or dying rank does not answer."""
+        """Ask the rank's faulthandler for the rank's stack. The text is empty if the rank does not answer in time.
+
+        A frozen rank (SIGSTOP) cannot answer, so it is not asked.
+        """
         state = process.state(self.rank_pid)
         if not state.startswith("frozen"):
             try:
@@ -333,20 +355,21 @@ class Member:
 
 
 def _packages() -> dict[str, str]:
-    """The installed packages, which the driver checks if this is not the notebook's Python."""
-    from sparkring.capture import versions  # here, since it takes some 30 ms, and most members do not need it
+    """Return the versions of the installed packages. The driver compares them with those of the notebook's Python."""
+    from sparkring.capture import versions  # not at the top: the import takes 30 ms, and most members do not need it
 
     return versions.installed()
 
 
 def _fork_rank(ticket: Ticket) -> RankProcess:
-    """Fork the rank. In the child this does not return: the process runs the rank and exits."""
+    """Fork the rank. In the child, this function does not return: the child runs the rank and exits."""
     out_r, out_w = os.pipe()
     err_r, err_w = os.pipe()
     stack_r, stack_w = os.pipe()
     ours, theirs = pair()
     member = os.getpid()
-    # A SIGUSR2 that asks for the stack must not end the rank before it can answer.
+    # SIGUSR2 asks the rank for its stack. Until the rank has set its handler, the signal would kill the rank, so the
+    # rank must ignore it from the start.
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     pid = os.fork()
     if pid:
@@ -373,10 +396,10 @@ def _fork_rank(ticket: Ticket) -> RankProcess:
 
 
 def main(found: dict[str, Any]) -> None:
-    """Run a member from its start to its end; `found` is the Ticket that the launcher wrote to stdin."""
+    """Run a member until its end. `found` holds the fields of the Ticket that the launcher wrote to stdin."""
     ticket, parent = Ticket(**found), os.getppid()
     process.adopt_orphans()
-    rank = _fork_rank(ticket)  # first of all, so that it can import what it needs while we connect
+    rank = _fork_rank(ticket)  # before connecting, so that the rank imports its modules while this process connects
     code = 1
     member = None
     try:
@@ -391,7 +414,7 @@ def main(found: dict[str, Any]) -> None:
         if member is not None:
             member.clean_up()
         _remove(ticket.cleanup)
-    os._exit(code)  # nothing is left to tidy up, and the driver waits for this process to end
+    os._exit(code)  # without Python's own shutdown: nothing needs it, and the driver would wait for it
 
 
 def _remove(folder: str) -> None:

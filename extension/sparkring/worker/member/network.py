@@ -1,4 +1,4 @@
-"""What a member reports about its network, for frameworks whose ranks connect to each other."""
+"""Finds a free port and a network interface, by which the ranks of some frameworks connect to each other."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _LOOPBACK = "lo0" if _ON_MACOS else "lo"
 
 
 def free_port(address: str) -> int:
-    """A free port on `address`; the system does not return the same one again for a while."""
+    """Return a port that is free on `address`. The system does not choose the same port again for a while."""
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as sock:
         sock.bind((address, 0))
         return int(sock.getsockname()[1])
 
 
 def interface_of(address: str) -> str:
-    """The name of the network interface that has this IPv4 address; empty if none is found."""
+    """Return the name of the network interface that has this IPv4 address; '' if no interface has it."""
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     try:
         for _, name in socket.if_nameindex():

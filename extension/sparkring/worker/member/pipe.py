@@ -1,4 +1,7 @@
-"""The reading end of a rank's stdout or stderr. It returns whole lines, except for lines that are long or end late."""
+"""Reads a rank's stdout or stderr from a pipe, in whole lines.
+
+A line that is very long, or whose end does not come soon, is returned in pieces.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,9 @@ import time
 from sparkring.wire.messages import Stream
 
 READ_BYTES = 1 << 20
-PIPE_BYTES = 1 << 20  # the most that an unprivileged process may ask for, so that bursts do not block the rank
+# The size of the pipe's buffer: the most that a process without privileges may ask for. With a small buffer, a rank
+# that prints a lot at once would have to wait.
+PIPE_BYTES = 1 << 20
 PARTIAL_BYTES = 64 * 1024  # a line that grows beyond this is sent on in pieces
 
 
@@ -26,10 +31,10 @@ class Pipe:
             try:
                 fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
             except OSError:
-                pass  # over the user's limit: the default size will do
+                pass  # the user's pipes together are too large already: the default size will do
 
     def read(self) -> tuple[bytes, bool]:
-        """What can be read now, whole lines only, and whether the stream has ended."""
+        """Return what can be read now, up to the end of the last whole line, and whether the stream has ended."""
         pieces, ended = [self.rest], False
         while sum(map(len, pieces)) < READ_BYTES:
             try:
@@ -51,6 +56,6 @@ class Pipe:
         return found[:end], ended
 
     def take_rest(self) -> bytes:
-        """Return the line that has not ended yet, and do not keep it."""
+        """Return what has been read of the line that has not ended yet, and forget it."""
         rest, self.rest = self.rest, b""
         return rest

@@ -1,7 +1,8 @@
-"""What the operating system offers for starting, watching and ending a family of processes.
+"""Watches and ends a process and all processes that it has started, by means of the operating system.
 
 On Linux a member becomes a child subreaper: when its rank ends, the processes that the rank started become the
-member's children, even after setsid(), so it can find and kill them. Elsewhere, it kills only the rank's process group.
+member's children, so the member can find and kill them, even those that have called setsid(). On other systems, the
+member kills only the rank's process group.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ def adopt_orphans() -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when `parent` ends. To be called in the child right after the fork."""
+    """Have the kernel kill this process when `parent` ends. The child must call this right after the fork."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # the parent ended before the line above
+    if os.getppid() != parent:  # the parent has already ended, so the kernel will send no signal
         os._exit(1)
 
 
 def descendants(root: int) -> list[int]:
-    """The live descendants of process `root`, from /proc; empty where there is no /proc."""
+    """Return the ids of the live descendants of process `root`, as found in /proc; none where there is no /proc."""
     children: dict[int, list[int]] = {}
     ended: set[int] = set()
     try:
@@ -49,8 +50,8 @@ def descendants(root: int) -> list[int]:
             stat = _stat(int(name))
             if stat:
                 children.setdefault(int(stat[1]), []).append(int(name))
-                # A process becomes a zombie when its main thread ends, but it keeps its children as long as
-                # another of its threads runs.
+                # A zombie is not returned, but its children are looked up: a process becomes a zombie when its main
+                # thread ends, and keeps its children as long as another of its threads runs.
                 if stat[0] in "ZX":
                     ended.add(int(name))
     found: list[int] = []
@@ -63,7 +64,7 @@ def descendants(root: int) -> list[int]:
 
 
 def state(pid: int) -> str:
-    """The state of a process, as the kernel reports it, in words."""
+    """Return the state of a process in words, or the kernel's letter for a state that has no words here."""
     stat = _stat(pid)
     if not stat:
         return "gone"
@@ -72,9 +73,9 @@ def state(pid: int) -> str:
 
 
 def kill_family(rank_pid: int) -> None:
-    """Kill the rank and everything below this process, until none is left."""
+    """Kill the rank's process group and all descendants of this process. Repeat this until no descendant is left."""
     signal_group(rank_pid, signal.SIGKILL)
-    # The children of a killed process become ours, so look again.
+    # The children of a killed process become children of this process, so look for descendants again.
     deadline = time.monotonic() + _KILL_LIMIT_S
     while time.monotonic() < deadline:
         found = descendants(os.getpid())
@@ -84,34 +85,49 @@ def kill_family(rank_pid: int) -> None:
             try:
                 os.kill(pid, signal.SIGKILL)
             except OSError:
-                pass  # it has ended by itself, or belongs to another user (sudo)
+                pass  # the process has ended by itself, or belongs to another user (sudo)
         time.sleep(0.002)
 
 
 def reap_all() -> None:
-    """Leave no zombies to process 1, which in many containers is not an init and would never reap them."""
+    """Reap all children that have ended.
+
+    Otherwise process 1 would inherit them. In many containers it is not an init, and would leave them as zombies.
+    """
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
     except ChildProcessError:
-        pass  # that was the last
+        pass  # no child is left
 
 
 def signal_group(pid: int, number: int) -> None:
-    """Send a signal to a process group, if it is still there."""
+    """Send signal `number` to the process group `pid`, if the group still exists."""
     try:
         os.killpg(pid, number)
     except OSError:
-        pass  # it has ended
+        pass  # the group has ended
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def resident_bytes() -> int:
+    """Return how many bytes of this process are in RAM; 0 on a system without /proc."""
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
 def out_of_memory_kills() -> int:
-    """How many processes of this process's control group the kernel has killed for memory; 0 if unknown."""
+    """Return how many processes the kernel has killed in this process's control group because memory ran out.
+
+    Return 0 if the kernel does not tell.
+    """
     try:
         with open("/proc/self/cgroup") as file:
             groups = [line.rstrip("\n").split(":", 2) for line in file]
@@ -135,7 +151,10 @@ def out_of_memory_kills() -> int:
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat from the state on; the command name before it may contain anything."""
+    """Return the fields of /proc/PID/stat from the process's state on.
+
+    The command's name comes before them, in parentheses. It may contain spaces and parentheses itself.
+    """
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()

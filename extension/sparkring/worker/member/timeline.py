@@ -1,6 +1,7 @@
-"""The file in which a rank's framework records its timeline: its path, and how it is sent to the driver.
+"""The file in which a rank's framework records its timeline.
 
-The file belongs to the member, which sends and removes it however the rank has ended.
+The member, not the rank, chooses the file, sends it to the driver and removes it. So the file is sent and removed even
+if the rank has crashed.
 """
 
 from __future__ import annotations
@@ -11,23 +12,29 @@ from collections.abc import Iterator
 from sparkring.wire.messages import TimelinePart
 
 READ_BYTES = 1 << 20
-MOST_BYTES = 256 << 20  # more than a trace viewer can open
-MOST_SENT = 64 << 20  # the limit after compression
+MOST_BYTES = 256 << 20  # the most bytes of the file to send, which is more than a trace viewer can open
+MOST_SENT = 64 << 20  # about the most bytes to send after compression
 NAME = "timeline.json"
 
 
 class TimelineFile:
-    """A file in a temporary folder of its own, below `folder` if that is not ''. It is sent only if `wanted`."""
+    """A file in a new temporary folder. This folder is made in `folder`, or in the system's folder if that is ''.
+
+    The file is sent to the driver only if `wanted`.
+    """
 
     def __init__(self, folder: str, *, wanted: bool) -> None:
-        import tempfile  # here, since most members do not need it
+        import tempfile  # not at the top, since most members do not need it
 
         self.folder = tempfile.mkdtemp(prefix=prefix(os.getpid()), dir=folder or None)
         self.path = os.path.join(self.folder, NAME)
         self.wanted = wanted
 
     def pieces(self) -> Iterator[TimelinePart]:
-        """The file's contents as messages: one compressed stream, which is empty if there is no file."""
+        """Yield the file's contents as messages. Together, they are one compressed stream.
+
+        The stream is empty if there is no file. Yield no messages at all if the file is not `wanted`.
+        """
         if not self.wanted:
             return
         import zlib
@@ -45,7 +52,7 @@ class TimelineFile:
                         sent += len(packed)
                         yield TimelinePart(packed)
         except OSError:
-            pass  # the framework wrote no file, or the disk failed: what could be read is sent
+            pass  # the framework wrote no file, or the disk failed; in this case, what could be read is sent
         yield TimelinePart(packer.flush(), last=True, cut=rest)
 
     def remove(self) -> None:
@@ -55,12 +62,18 @@ class TimelineFile:
 
 
 def prefix(member: int) -> str:
-    """How the name of a member's folder begins; `member` is its process id. The rest of the name is random."""
+    """Return how the name of a member's temporary folder begins; the rest of the name is random.
+
+    `member` is the member's process id.
+    """
     return f"sparkring-timeline-{member}-"
 
 
 def remove_left(member: int) -> None:
-    """Remove the folder that a member on this machine left behind because it was killed."""
+    """Remove the temporary folder of a member that was killed, and so could not remove the folder itself.
+
+    `member` is the process id that the member had on this machine.
+    """
     import glob
     import shutil
     import tempfile

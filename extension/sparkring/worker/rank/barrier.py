@@ -1,7 +1,8 @@
 """What a %%barrier cell has in addition to `rank` and `size`: Spark's task context, and the rows of its partition.
 
-Spark's BarrierTaskContext talks to the executor through a local socket. It needs only a port and a secret, or a path,
-so it also works in the rank, which is another process on the same machine.
+Spark's BarrierTaskContext talks to the executor through a local socket. All that it needs is the socket's port and a
+secret, or the socket's path. So it also works in the rank, which is not the process that Spark started for the task but
+runs on the same machine.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ from sparkring.worker.rank.values import Values
 
 
 def names(context: str, rows: int) -> dict[str, Any]:
-    """The variables that the cell is given; the arguments are those of the Ticket."""
+    """Return the variables that the cell is given. `context` and `rows` are the fields of the Ticket."""
     return {"context": _enter(context), "rows": Rows(rows)}
 
 
 def _enter(packed: str) -> Any:
-    """Give this process the TaskContext of the task that it belongs to, as pyspark's own worker does."""
+    """Make Spark's context of the task from `packed`, and return it.
+
+    It is also set as pyspark's current context, as in pyspark's own worker, so TaskContext.get() returns it.
+    """
     from pyspark import BarrierTaskContext, TaskContext
 
     held, shared = pickle.loads(bytes.fromhex(packed))
@@ -36,19 +40,20 @@ def _enter(packed: str) -> Any:
 class Rows(Iterator[Any]):
     """The rows of this rank's partition. They can be read only once, and arrive from Spark while they are read.
 
-    Iterating gives pyspark.sql.Row. `pandas()` gives a pandas.DataFrame for each batch, and `arrow()` a
-    pyarrow.RecordBatch; spark.sql.execution.arrow.maxRecordsPerBatch limits the rows of a batch. `to_pandas()` returns
-    the whole partition as one DataFrame. Values are those that collect() and toPandas() give, including vectors and
-    other user-defined types; times are naive, in the session's time zone. Without --data there are no rows. DataError
-    on a second pass.
+    Iterating yields each row as a pyspark.sql.Row. `pandas()` yields a pandas.DataFrame for each batch of rows, and
+    `arrow()` a pyarrow.RecordBatch; spark.sql.execution.arrow.maxRecordsPerBatch limits the rows of a batch.
+    `to_pandas()` returns the whole partition as one DataFrame. A Row has the values that collect() returns, and a
+    DataFrame those that toPandas() returns. This includes vectors and other user-defined types. Times have no time zone
+    and are local times of the session's time zone. Without --data there are no rows. Reading the rows a
+    second time raises DataError.
     """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._form = ""  # how the rows are being read
+        self._form = ""  # how the rows are being read, for the error message; '' if reading has not begun
         self._each: Iterator[Any] | None = None
         self._schema: Any = None
-        self._values: Values  # set with the first batch
+        self._values: Values  # set before the first batch
         self._ended = False
 
     def __iter__(self) -> Iterator[Any]:
@@ -60,15 +65,18 @@ class Rows(Iterator[Any]):
         return next(self._each if self._each is not None else iter(self))
 
     def arrow(self) -> Iterator[Any]:
-        """The rows as pyarrow.RecordBatch. User-defined types, such as vectors, are as Spark stores them."""
+        """Yield the rows as one pyarrow.RecordBatch for each batch.
+
+        Values of user-defined types, such as vectors, are in the form in which Spark stores them.
+        """
         return self._batches("as Arrow batches")
 
     def pandas(self) -> Iterator[Any]:
-        """The rows as pandas.DataFrame, one per batch, with the values that toPandas() gives."""
+        """Yield the rows as one pandas.DataFrame for each batch, with the values that toPandas() returns."""
         return (self._values.to_pandas(batch) for batch in self._batches("as pandas DataFrames"))
 
     def to_pandas(self) -> Any:
-        """The whole partition as one pandas.DataFrame, in memory, with the values that toPandas() gives."""
+        """Return the whole partition as one pandas.DataFrame, in memory, with the values that toPandas() returns."""
         import pyarrow
 
         batches = list(self._batches("as one DataFrame"))

@@ -1,4 +1,4 @@
-"""The `__main__` that multiprocessing runs in a process that a rank has started with `spawn` or `forkserver`."""
+"""Becomes `__main__` in a process that a rank has started with multiprocessing's `spawn` or `forkserver`."""
 
 from sparkring.worker.rank import children
 

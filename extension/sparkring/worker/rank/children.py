@@ -1,8 +1,9 @@
 """Sends a rank's definitions to processes that it starts with multiprocessing's `spawn` or `forkserver`.
 
-Such a process is a new Python, which looks in its `__main__` for the functions and classes that it uses. If
-`__main__` is a script, multiprocessing runs it again to define them. But a rank has no script, or only the text of one.
-So the rank sends what its `__main__` defines at that moment, and the child runs child_main.py, which loads it.
+Such a process is a new Python. It looks in its `__main__` for the functions and classes that it is to use. If the
+parent's `__main__` is a script, multiprocessing runs the script again in the child to define them. But a rank has no
+script to run again, or only the text of a script. So when the rank starts a child, it sends the functions and classes
+that its `__main__` has at that moment, and the child runs child_main.py, which loads them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 from sparkring.worker.rank.imports import when_imported
 
 _MAIN = "sparkring.worker.rank.child_main"
-_PLACE = "_sparkring_main"  # an attribute of `sys` in the child
+_PLACE = "_sparkring_main"  # the attribute of `sys` in which the child finds the definitions
 
 Main = Callable[[], dict[str, Any]]
 
@@ -25,16 +26,17 @@ _DEFINITIONS = (types.FunctionType, type, functools._lru_cache_wrapper)
 
 
 def prepare_children(main: Main) -> None:
-    """From now on, send the functions and classes in `main()` to each process that this one starts.
+    """From now on, send the functions and classes in `main()` to each child process that multiprocessing starts.
 
-    `main` is called for each process, since `__main__` changes: while a rank runs a script, the script is `__main__`.
+    `main` is called for each child, because another module may be `__main__` by then: while a rank runs a script, the
+    script is `__main__`.
     """
-    # Not imported here: most ranks start no processes, and the import takes a while.
+    # multiprocessing is not imported here: most ranks start no processes, and the import takes a while.
     when_imported("multiprocessing.spawn", functools.partial(_install, main))
 
 
 def main_of_rank() -> dict[str, Any]:
-    """Return the names of `__main__` as it is now."""
+    """Return the namespace of the module that is `__main__` at this moment."""
     return vars(sys.modules["__main__"])
 
 
@@ -45,7 +47,8 @@ def _install(main: Main, spawn: Any) -> None:
     def get_preparation_data(name: str) -> dict[str, Any]:
         from sparkring.capture.stand_in import StandIn
 
-        # Unpickling this sets an attribute of `sys`: the child cannot import sparkring yet.
+        # When the child unpickles this, it has not yet set its sys.path, and so cannot import sparkring. So unpickling
+        # only sets an attribute of `sys`, and load() loads the definitions later.
         sent = StandIn(setattr, StandIn(importlib.import_module, "sys"), _PLACE, _definitions(main()))
         return {**original(name), "init_main_from_name": _MAIN, "sparkring_main": sent}
 
@@ -53,7 +56,10 @@ def _install(main: Main, spawn: Any) -> None:
 
 
 def _definitions(namespace: dict[str, Any]) -> tuple[Any, ...]:
-    """Pack the functions and classes of `__main__` with what they use; also return why some cannot be packed."""
+    """Pack the functions and classes that `__main__` defines, with what they use.
+
+    Return the pickled definitions, their buffers, and for each name that cannot be packed, an error message.
+    """
     from sparkring.capture.packing import pack
 
     found = {
@@ -68,13 +74,17 @@ def _definitions(namespace: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def load(namespace: dict[str, Any]) -> None:
-    """In the child: load the rank's definitions into `namespace`, which is that of `__main__`."""
+    """In the child: load the rank's definitions into `namespace`, the namespace of `__main__`.
+
+    A name that the rank could not pack becomes a function that raises CaptureError.
+    """
     from sparkring.capture.packing import unpack_names
 
     payload, buffers, problems = vars(sys).pop(_PLACE)
     unpack_names(payload, namespace, buffers)
     namespace.update((name, _unavailable(problem)) for name, problem in problems.items())
-    prepare_children(lambda: namespace)  # not `__main__`, which runpy replaces by a copy of `namespace`
+    # Not main_of_rank(): runpy replaces the `__main__` of the child by a module with a copy of `namespace`.
+    prepare_children(lambda: namespace)
 
 
 def _unavailable(problem: str) -> Callable[..., Any]:

@@ -1,8 +1,8 @@
 """Interrupts a collective that another rank will never join.
 
-A rank that waits in an allreduce waits in native code, where no Python exception reaches it. Ending the framework's
-own communication from another thread ends the wait with an error. The rank stays up, and a later `init()` makes
-a new ring.
+A rank that waits in an allreduce waits in native code, where no Python exception reaches it. So another thread of the
+rank ends the communication of the framework (Horovod or torch), and the allreduce raises an error. The rank's process
+goes on, and a later `init()` makes a new ring.
 """
 
 from __future__ import annotations
@@ -16,28 +16,33 @@ from typing import Any
 
 
 def release() -> None:
-    """End the communication of every framework that this process has set up; called on all ranks of the gang."""
+    """End the communication of each framework that this process has initialised. All ranks of the gang call this."""
     for name in ("horovod.tensorflow.mpi_ops", "horovod.torch.mpi_ops"):
         horovod: Any = sys.modules.get(name)
         if _initialized(horovod):
             _try(horovod.shutdown)
     torch: Any = sys.modules.get("torch.distributed")
     if _initialized(torch):
-        _try(lambda: torch.group.WORLD.abort())  # enough for NCCL, but it does nothing for Gloo
+        _try(lambda: torch.group.WORLD.abort())  # this is enough for NCCL, but does nothing for Gloo
         _try(_cut_accepted)
         _try(torch.destroy_process_group)
 
 
 def _initialized(framework: Any) -> bool:
-    """Whether the module is there and in use; one that is just being imported may not have the function yet."""
+    """Whether `framework`, a module or None, has been imported and initialised.
+
+    While the module is still being imported, it may not have the function `is_initialized` yet.
+    """
     return hasattr(framework, "is_initialized") and bool(framework.is_initialized())
 
 
 def _cut_accepted() -> None:
-    """Cut the connections that this process has accepted. If every rank does so, all Gloo connections are cut.
+    """Cut the connections that this process has accepted, but not those that it has made (for example to a database).
 
-    Connections that this process has made itself (to a database, a store) are left alone. Destroying the process group
-    is not enough as long as something refers to it, as a DistributedDataParallel model does.
+    Every connection of Gloo has been accepted by one of the two ranks at its ends. So if every rank does this, all of
+    Gloo's connections are cut.
+    torch.destroy_process_group() alone is not enough: the connections stay open as long as something refers to the
+    group, as a DistributedDataParallel model does.
     """
     listening, established = set(), []
     for name in os.listdir("/dev/fd"):
@@ -46,7 +51,7 @@ def _cut_accepted() -> None:
                 continue
             sock = socket.socket(fileno=os.dup(int(name)))
         except OSError:
-            continue  # closed meanwhile
+            continue  # this descriptor has been closed in the meantime
         with sock:
             if sock.family not in (socket.AF_INET, socket.AF_INET6) or sock.type != socket.SOCK_STREAM:
                 continue
@@ -63,5 +68,5 @@ def _cut_accepted() -> None:
 def _try(action: Callable[[], object]) -> None:
     try:
         action()
-    except Exception as error:  # the state is broken already, so an error changes nothing
+    except Exception as error:  # the communication is to be ended anyway, so an error is only printed
         print(f"sparkring: ending a collective: {type(error).__name__}: {error}", file=sys.stderr)

@@ -1,8 +1,9 @@
 """Implements display(), plt.show() and displayHTML() on ranks.
 
-The text form is printed to the rank's stdout, so the log has it in order; the richest form that a notebook can show is
-sent to the driver. If IPython is installed, its own display functions are replaced by these. Nothing is imported for
-this: IPython, matplotlib and tqdm are patched when the cell imports them.
+The text of a displayed value is printed to the rank's stdout, so it has its place in the log. The richest form of the
+value that a notebook can show, such as HTML or an image, is sent to the driver. IPython's own display functions are
+replaced by those of this module. IPython, matplotlib and tqdm are not imported for this: they are patched when the cell
+imports them.
 """
 
 from __future__ import annotations
@@ -22,29 +23,29 @@ from sparkring.worker.rank.imports import when_imported
 
 Send = Callable[[Displayed], None]
 
-# The forms that can be shown, in order of preference, and IPython's method for each.
+# The forms that can be shown, the preferred forms first, and the method that IPython calls to get a value in this form.
 _METHODS: dict[DisplayType, str] = {
     "text/html": "_repr_html_",
     "image/png": "_repr_png_",
     "image/jpeg": "_repr_jpeg_",
-    "image/gif": "",  # has no method; comes in the bundle of an IPython.display.Image
+    "image/gif": "",  # IPython has no method for this; an IPython.display.Image returns it from _repr_mimebundle_()
     "image/webp": "",
     "image/svg+xml": "_repr_svg_",
     "text/markdown": "_repr_markdown_",
     "text/latex": "_repr_latex_",
 }
-# Pictures in bytes; a bundle may hold them as base64 text.
+# The forms that are bytes. The methods of a value may also return them as base64 text.
 _BINARY = frozenset(kind for kind in _METHODS if kind.startswith("image/") and kind != "image/svg+xml")
 _BACKEND = "module://sparkring.worker.rank.figures"
 
 _send: Send | None = None
-_shown = 0  # the number of displays in this request
-_numbers: dict[str, int] = {}  # the numbers of displays that have an id, by id
-_clears = False  # whether the next display replaces all before it
+_shown = 0  # how many displays this request has had
+_numbers: dict[str, int] = {}  # for each display_id, the number of the display that has it
+_clears = False  # whether the next display replaces all earlier displays
 
 
 def connect(send: Send) -> None:
-    """From now on, pass what is displayed to `send(message)`; called once on each rank."""
+    """From now on, call `send(message)` for everything that is displayed. Each rank calls this once."""
     global _send
     _send = send
     when_imported("IPython.core.display_functions", _replace_ipythons)
@@ -54,7 +55,8 @@ def connect(send: Send) -> None:
 def draw_figures() -> None:
     """Make matplotlib pass its figures to display() once the cell imports it, unless the user chose a backend.
 
-    Processes that the rank starts cannot display; they get a backend that only draws into files.
+    Processes that the rank starts inherit the environment variable that is set here, but they cannot display anything.
+    So the variable names Agg, which only draws into files, and the rank itself changes to its own backend.
     """
     chosen = os.environ.get("MPLBACKEND", "")
     if not chosen or chosen.startswith("module://"):
@@ -63,7 +65,7 @@ def draw_figures() -> None:
 
 
 def begin() -> None:
-    """Begin a request: count displays from 1, and close figures of earlier requests."""
+    """Begin a request: count its displays from 1, and close the figures that earlier requests left open."""
     global _shown, _clears
     _shown, _clears = 0, False
     _numbers.clear()
@@ -75,7 +77,7 @@ def begin() -> None:
 def finish() -> None:
     """Show the figures that are still open at the end of the cell, as a notebook does.
 
-    An error in drawing one is printed, and does not fail the run.
+    If drawing a figure raises an error, the error is printed, and the run goes on.
     """
     figures = sys.modules.get("sparkring.worker.rank.figures")
     if figures is not None:
@@ -91,7 +93,7 @@ def finish() -> None:
 
 
 class DisplayHandle:
-    """What display(…, display_id=…) returns: later calls change what was shown."""
+    """What display(…, display_id=…) returns. Its update() shows another value in place of the first."""
 
     def __init__(self, display_id: str) -> None:
         self.display_id = display_id
@@ -113,7 +115,7 @@ def display(
     clear: bool = False,
     **_: Any,
 ) -> DisplayHandle | None:
-    """Show values in the notebook, with this rank's number; the arguments are those of IPython's display()."""
+    """Show values in the notebook, marked with this rank's number. The arguments are those of IPython's display()."""
     if clear:
         clear_output()
     handle = DisplayHandle(f"display-{len(_numbers)}") if display_id is True else None
@@ -139,19 +141,19 @@ def update_display(value: object, *, display_id: str, **options: Any) -> None:
 
 
 def clear_output(wait: bool = False) -> None:
-    """Clear this rank's displays when it shows the next one."""
+    """Clear what this rank has displayed, as soon as it displays something new."""
     global _clears
     _clears = True
 
 
 def publish_display_data(data: Mapping[str, Any], *_: Any, transient: Any = None, **options: Any) -> None:
-    """Show `data`, the forms of one value by MIME type."""
+    """Show one value, of which `data` holds the forms by MIME type."""
     display_id = (transient or {}).get("display_id")
     display(data, raw=True, display_id=display_id, update=bool(options.get("update")))
 
 
 def display_html(html: str) -> None:
-    """Databricks' displayHTML()."""
+    """Show HTML, as displayHTML() does on Databricks."""
     display({"text/html": html, "text/plain": "<HTML>"}, raw=True)
 
 
@@ -159,7 +161,7 @@ def display_html(html: str) -> None:
 
 
 def _bundle(value: object, include: Collection[str] | None) -> dict[str, Any]:
-    """The forms of a value by MIME type, without those whose methods raise an error."""
+    """Return the forms of a value by MIME type. A form is left out if the value's method for it raises an error."""
     found: dict[str, Any] = {"text/plain": _repr(value)}
     figure = getattr(sys.modules.get("matplotlib.figure"), "Figure", None)
     if figure is not None and isinstance(value, figure):
@@ -174,12 +176,12 @@ def _bundle(value: object, include: Collection[str] | None) -> dict[str, Any]:
             if data is not None:
                 found[kind] = data
                 if not _has_scripts(found):
-                    break  # later forms would not be chosen
+                    break  # _richest() would not choose the forms that follow
     return found
 
 
 def png(figure: Any) -> bytes:
-    """A matplotlib figure as a PNG image, drawn as the notebook's inline backend draws it."""
+    """Return a matplotlib figure as a PNG image, drawn as the notebook's inline backend draws it."""
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=figure.dpi, bbox_inches="tight")
     return picture.getvalue()
@@ -191,9 +193,9 @@ def _call(value: object, method: str, **arguments: Any) -> Any:
         return None
     try:
         data = found(value, **arguments)
-    except Exception:  # the user's own method; the text form remains
+    except Exception:  # this is the user's own code; the value's other forms remain
         return None
-    return data[0] if isinstance(data, tuple) and data else data  # the second item is metadata
+    return data[0] if isinstance(data, tuple) and data else data  # of a pair, the second item is metadata
 
 
 def _repr(value: object) -> str:
@@ -204,12 +206,15 @@ def _repr(value: object) -> str:
 
 
 def _has_scripts(bundle: Mapping[str, Any]) -> bool:
-    """Whether the bundle's HTML needs scripts, which the notebook does not run."""
+    """Whether the bundle's HTML contains scripts: the notebook would not run them."""
     return "<script" in str(bundle.get("text/html", "")).lower()
 
 
 def _richest(bundle: Mapping[str, Any]) -> tuple[DisplayType, bytes] | None:
-    """The form to show: a picture rather than HTML that needs scripts."""
+    """Return the preferred form that the bundle has, as its MIME type and bytes; None if no form can be shown.
+
+    HTML that contains scripts comes last: a picture is preferred.
+    """
     kinds = [kind for kind in _METHODS if bundle.get(kind)]
     if _has_scripts(bundle):
         kinds = [*kinds[1:], "text/html"]
@@ -228,7 +233,7 @@ def _show(bundle: Mapping[str, Any], display_id: str | None, *, update: bool) ->
     global _shown, _clears
     text = str(bundle.get("text/plain", "")) or f"<{', '.join(bundle)}>"
     found = _richest(bundle)
-    if found is None or not update:  # an update is not printed in the log again
+    if found is None or not update:  # an update of an earlier display is not printed
         _print(text)
     if found is None or _send is None:
         return
@@ -256,18 +261,18 @@ def _print(text: str) -> None:
 
 
 def _replace_ipythons(module: Any) -> None:
-    """Replace IPython's functions, which would only print on a rank: IPython has no shell there."""
+    """Replace IPython's display functions. On a rank, where IPython has no shell, they would only print."""
     for ours in (display, update_display, clear_output, publish_display_data):
         setattr(module, ours.__name__, ours)
 
 
 def _use_our_backend(module: Any) -> None:
-    if os.environ.get("MPLBACKEND") == "Agg":  # else the cell chose a backend before it imported matplotlib
+    if os.environ.get("MPLBACKEND") == "Agg":  # otherwise, the cell has chosen a backend
         module.rcParams["backend"] = _BACKEND
 
 
 def _print_bars(module: types.ModuleType) -> None:
-    """Replace tqdm's bars for notebooks, which are widgets and need a kernel, by those for terminals."""
+    """Replace tqdm's bars for notebooks by its bars for terminals: the former are widgets, which need a kernel."""
     std: Any = module.std_tqdm
 
     class tqdm_notebook(std):  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Variables in `!` and `%` lines: `{expression}` and `$name`, as IPython expands them."""
+"""Replaces `{expression}` and `$name` in `!` and `%` lines by their values, as IPython does."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ _PLACE = re.compile(r"\$\$|\{\{|\}\}|\$(?P<name>[A-Za-z_]\w*)|\{(?P<expression>[
 
 
 def expand(text: str, namespace: dict[str, Any]) -> str:
-    """`text` with its variables replaced by their values. All else stays: `$HOME` is left to the shell."""
+    """Return `text` with each `{expression}` and each `$name` of a variable replaced by its value.
+
+    `$$`, `{{` and `}}` become `$`, `{` and `}`. All else stays as it is. For example, `$HOME` is left to the shell if
+    the cell has no variable `HOME`.
+    """
 
     def put_in(found: re.Match[str]) -> str:
         whole = found[0]
@@ -19,7 +23,7 @@ def expand(text: str, namespace: dict[str, Any]) -> str:
             return str(namespace[found["name"]]) if found["name"] in namespace else whole
         try:
             return str(eval(found["expression"], namespace))
-        except Exception:  # as in IPython: braces without an expression belong to the shell
+        except Exception:  # the expression cannot be evaluated: as in IPython, the braces are left to the shell
             return whole
 
     return _PLACE.sub(put_in, text)

@@ -1,4 +1,7 @@
-"""An exception on a rank, as data that the driver can show without the user's classes."""
+"""Describes an exception that was raised on a rank.
+
+The description is made of texts and numbers. So the driver can show it even if it does not have the exception's class.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,8 @@ from sparkring.worker.rank import script
 CONTEXT_LINES = 2
 MOST_FRAMES = 50
 
-# What exceptions say on a rank when another rank is gone: such an exception is an echo, not the cause.
+# When a rank is gone, exceptions with these texts are raised on the other ranks. These exceptions are called echoes:
+# they are not the cause of the failure.
 _ECHOES = (
     "HorovodInternalError",
     "Connection reset by peer",
@@ -41,18 +45,18 @@ _ECHOES = (
 )
 
 _NOT_DEFINED = re.compile(r"'(\w+)' is not defined")
-_NOT_IN_MAIN = re.compile(r"Can't get attribute '(\w+)[.\w]*' on <module '__main__'")  # pickle's
+_NOT_IN_MAIN = re.compile(r"Can't get attribute '(\w+)[.\w]*' on <module '__main__'")  # pickle's message
 _SCOPES = {"globals", "locals", "vars"}
-# Exceptions that the same code raises again, on any ranks.
+# Exceptions that the same code would raise again, on whichever machines the ranks run.
 _CODE = (NameError, TypeError, AttributeError, ImportError, SyntaxError, OptionsError, PathError, CheckpointError)
 
-# pybind11 puts this text into an exception if an interrupt comes while it makes the exception. This happens when a
+# If a KeyboardInterrupt comes while pybind11 makes an exception, the exception has this text. This happens when a
 # collective of TensorFlow is ended.
 _INTERRUPTED = "REPLACED BY KeyboardInterrupt"
 
 
 def as_failure(error: BaseException, cell: str = CELL_NAME) -> Failure:
-    """What ended the request; `cell` is the file name of the cell that is being run."""
+    """Describe the exception that ended a request. `cell` is the file name of the cell that is being run."""
     if _INTERRUPTED in _text_of(error):
         error = KeyboardInterrupt().with_traceback(error.__traceback__)
     name = type(error).__qualname__
@@ -80,7 +84,10 @@ def _is_echo(error: BaseException) -> bool:
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """The exception, then its cause, or the exception that was being handled when it was raised, and so on."""
+    """Return the exception and those that led to it, as Python's traceback shows them.
+
+    After each exception comes its cause. If it has none, the exception that was being handled when it was raised comes.
+    """
     found: list[BaseException] = []
     each: BaseException | None = error
     while each is not None and all(each is not other for other in found):
@@ -111,7 +118,10 @@ def _text_of(error: BaseException) -> str:
 
 
 def _traceback(error: BaseException) -> str:
-    """The traceback as Python prints it, without sparkring's frames. For an interrupt, only cells' frames are kept."""
+    """Return the traceback as Python prints it, without sparkring's frames.
+
+    For an interrupt, only the frames of cells are kept, if there are any.
+    """
     try:
         parts = traceback.TracebackException(type(error), error, _skip_ours(error), compact=True)
         _leave_out_ours(parts, error)
@@ -125,7 +135,7 @@ def _traceback(error: BaseException) -> str:
 
 
 def _skip_ours(error: BaseException) -> Any:
-    """The traceback, beginning with the first frame that is not in sparkring.worker."""
+    """Return the error's traceback from the first frame that is not in sparkring.worker."""
     tb = error.__traceback__
     while tb is not None and tb.tb_frame.f_globals.get("__name__", "").startswith("sparkring.worker"):
         tb = tb.tb_next
@@ -133,7 +143,7 @@ def _skip_ours(error: BaseException) -> Any:
 
 
 def _leave_out_ours(parts: traceback.TracebackException | None, error: BaseException) -> None:
-    """Remove the frames of sparkring from a traceback and from those chained to it."""
+    """Remove the frames of sparkring from `parts`, the traceback of `error`, and from the tracebacks chained to it."""
     for each in _chain(error):
         if parts is None:
             return
@@ -145,10 +155,11 @@ def _leave_out_ours(parts: traceback.TracebackException | None, error: BaseExcep
 def _is_ours(filename: str, error: BaseException) -> bool:
     """Whether to leave a frame out of the traceback, because it is not the user's code.
 
-    Frames of this folder lie between a cell and the script that the cell runs. If sparkring itself raised `error`, the
-    frames of the whole package are left out.
+    Frames of this folder are always left out: when a cell runs a script, they lie between the cell's frames and the
+    script's. If sparkring itself raised `error`, the frames of the whole package are left out.
     """
-    here = os.path.dirname(_is_ours.__code__.co_filename)  # in a zip, __file__ has another form
+    # Not __file__: if sparkring is in a zip, it differs from the file names in tracebacks.
+    here = os.path.dirname(_is_ours.__code__.co_filename)
     if isinstance(error, SparkringError):
         package = os.path.dirname(os.path.dirname(here))
         return filename.startswith(os.path.join(package, ""))
@@ -174,14 +185,17 @@ def _frames(error: BaseException, cell: str) -> tuple[CodeFrame, ...]:
 
 
 def _as_told(filename: str, cell: str) -> str:
-    """A file name as the driver gets it: the current cell is CELL_NAME, whatever number it has on this rank."""
+    """Return the name that the driver gets for a file: CELL_NAME for the current cell, EARLIER_CELL for earlier cells.
+
+    On a rank, the file names of cells contain a number.
+    """
     if filename == cell:
         return CELL_NAME
     return EARLIER_CELL if is_cell(filename) else filename
 
 
 def _advice(error: BaseException) -> str:
-    """The next step, if the error is one that users often meet; '' otherwise."""
+    """Return what the user can do next, if this is an error that users often meet; '' otherwise."""
     if isinstance(error, ModuleNotFoundError):
         package = (error.name or "").partition(".")[0]
         if package == "horovod":
@@ -220,13 +234,13 @@ def _advice(error: BaseException) -> str:
 def _fits_among_workers(error: BaseException) -> bool:
     """Whether Keras 3 itself failed in a method of a model that a MultiWorkerMirroredStrategy distributes.
 
-    Keras 3 passes a PerReplica value (a tensor for each replica) to TensorFlow, which refuses it. Only the message
-    shows this, since Keras removes its frames from the traceback.
+    Under this strategy, Keras 3 passes a PerReplica value (a tensor for each replica) to TensorFlow, which refuses the
+    value. Only the error's message shows that this happened, since Keras removes its frames from the traceback.
     """
     if not isinstance(error, ValueError) or "distribute.values.PerReplica" not in _text_of(error):
         return False
     for frame, _ in traceback.walk_tb(error.__traceback__):
-        # Keras removes its own frames from tracebacks, except those of this module. In these, args[0] is the model.
+        # Keras leaves only the frames of this module in tracebacks. In these frames, args[0] is the model.
         if frame.f_globals.get("__name__") == "keras.src.utils.traceback_utils":
             arguments = frame.f_locals.get("args") or (None,)
             strategy = getattr(arguments[0], "distribute_strategy", None)
@@ -236,9 +250,9 @@ def _fits_among_workers(error: BaseException) -> bool:
 
 
 def _unknown_name(error: BaseException) -> str:
-    """The name that is missing in the rank's `__main__`; '' if the error is of another kind."""
+    """Return the name that the code did not find in the rank's `__main__`; '' if the error has another reason."""
     if isinstance(error, NameError):
-        found = _NOT_DEFINED.search(str(error))  # an error of pandas has no `name`
+        found = _NOT_DEFINED.search(str(error))  # in a NameError of pandas, `name` is not set
         return error.name or (found[1] if found else "")
     if isinstance(error, AttributeError) and error.obj is sys.modules["__main__"]:
         return error.name or ""

@@ -1,6 +1,6 @@
-"""matplotlib's backend on a rank: it draws like Agg, and plt.show() passes the open figures to display().
+"""The backend of matplotlib on a rank. It draws like the backend Agg, and plt.show() displays the open figures.
 
-matplotlib imports this module by its name, and uses its `FigureCanvas` and `show`.
+displays.py sets this module's name as the backend. matplotlib then imports it, and uses its `FigureCanvas` and `show`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["FigureCanvas", "forget", "show"]
 
 
 def show(*, block: bool | None = None) -> None:
-    """Show the figures that are open, and close them."""
+    """Pass the open figures to display(), and close them."""
     for number in plt.get_fignums():
         display(plt.figure(number))
     forget()

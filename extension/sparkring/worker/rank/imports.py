@@ -13,28 +13,40 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from importlib.abc import Loader, MetaPathFinder
 else:
-    # The import system uses only methods of these, and importing importlib.abc takes a sixth of a rank's start-up.
+    # A finder and a loader need no base class, since the import system only calls their methods. Importing
+    # importlib.abc would take a sixth of a rank's start-up.
     Loader = MetaPathFinder = object
 
 Action = Callable[[types.ModuleType], object]
 _actions: dict[str, list[Action]] = {}
+_around: dict[str, list[Callable[[], Action]]] = {}
 _INSTALLED = re.compile(r"/(site|dist)-packages/").search
 
 
 def when_imported(name: str, action: Action) -> None:
-    """Call `action(module)` once the module is imported: now, or right after its import."""
+    """Call `action(module)` now if the module `name` has been imported, otherwise right after its import."""
     if name in sys.modules:
         action(sys.modules[name])
     if action not in _actions.setdefault(name, []):
         _actions[name].append(action)
+    _look_for_imports()
+
+
+def around_import(name: str, begin: Callable[[], Action]) -> None:
+    """Call `begin()` before the module is imported. It returns an action, which is called after the import."""
+    _around.setdefault(name, []).append(begin)
+    _look_for_imports()
+
+
+def _look_for_imports() -> None:
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
 
 def under_way(frame: types.FrameType | None) -> bool:
-    """Whether `frame` or one of its callers is the code of an installed module that is being imported.
+    """Whether `frame` runs because an installed module is being imported: `frame` or one of its callers is its code.
 
-    The user's own modules do not count: they may train while they are imported.
+    The user's own modules do not count: importing such a module may be the training itself.
     """
     while frame is not None:
         code = frame.f_code
@@ -49,7 +61,7 @@ def under_way(frame: types.FrameType | None) -> bool:
 
 
 class _Finder(MetaPathFinder):
-    """Leaves finding the module to other finders, and makes its loader call the actions."""
+    """Lets the other finders find a module that has actions, and makes the module's loader call the actions."""
 
     def __init__(self) -> None:
         self._looking: set[str] = set()
@@ -57,7 +69,7 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname not in _actions or fullname in self._looking:
+        if not (fullname in _actions or fullname in _around) or fullname in self._looking:
             return None
         self._looking.add(fullname)
         try:
@@ -80,6 +92,8 @@ class _Loader(Loader):
         return self._real.create_module(spec)
 
     def exec_module(self, module: types.ModuleType) -> None:
+        name = module.__name__
+        actions = [begin() for begin in _around.get(name, ())]
         self._real.exec_module(module)
-        for action in _actions[module.__name__]:
+        for action in [*_actions.get(name, ()), *actions]:
             action(module)

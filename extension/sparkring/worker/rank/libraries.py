@@ -1,4 +1,4 @@
-"""Configures libraries on a rank where environment variables cannot. It imports none of them."""
+"""Configures libraries on a rank, where environment variables are not enough. None of them is imported for this."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import types
 from sparkring.compat import horovod_keras_3
 from sparkring.worker.rank.imports import when_imported
 
-# Lightning's Trainer and Fabric, each in its old and its new package.
+# The modules that define Lightning's CPUAccelerator: for the Trainer and for Fabric, in the new and the old packages.
 _LIGHTNING = (
     "lightning.pytorch.accelerators.cpu",
     "lightning.fabric.accelerators.cpu",
@@ -28,10 +28,10 @@ def prepare() -> None:
 
 
 def _start_no_notification_service(module: types.ModuleType) -> None:
-    """Let `@hvd.elastic.run` start without the server that reports changes of hosts: the ring has a fixed size.
+    """Keep `@hvd.elastic.run` from starting the server that reports changes of hosts: the ring has a fixed size.
 
-    The server would listen on all interfaces and unpickle what arrives. It checks a signature first, but its key would
-    go to the rendezvous in clear text.
+    The server would listen on all network interfaces and unpickle what arrives. It checks a signature before that, but
+    the key for the signature would be sent to the rendezvous in clear text.
     """
     module.notification_manager.init = lambda *args, **kwargs: None
 
@@ -39,7 +39,7 @@ def _start_no_notification_service(module: types.ModuleType) -> None:
 def _count_ranks_as_devices(module: types.ModuleType) -> None:
     """Make devices="auto" use every rank of this node, even on CPUs.
 
-    Lightning counts one CPU device, so under torchrun each process would train alone, on all of the data.
+    Lightning itself counts one CPU device, so under torchrun each rank would train alone, on all of the data.
     """
     accelerator = module.CPUAccelerator
     count_cpus = accelerator.auto_device_count

@@ -1,7 +1,8 @@
-"""A rank: runs what the driver sends, in this process's main thread and its `__main__`.
+"""A rank: runs the requests that the driver sends, in this process's main thread, with its `__main__` as namespace.
 
-A thread reads messages from the member at the same time, so they arrive while the rank computes.
-serve() runs one request after another, and their variables stay. A cold gang gets only one request.
+Another thread reads messages from the member, so that messages arrive while the main thread computes.
+serve() runs one request after another, and the variables of a request stay for the next. A cold gang gets only one
+request.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import signal
 import sys
 import threading
 import types
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparkring.capture.notebook_state import RankState
 from sparkring.data.petastorm import quiet
@@ -32,27 +33,32 @@ from sparkring.worker.rank import children, collectives, displays, imports, libr
 from sparkring.worker.rank.cell import run_cell
 from sparkring.worker.rank.failures import as_failure
 
+if TYPE_CHECKING:
+    from sparkring.worker.rank.items import ItemWork
+
 FLUSH_EVERY_S = 0.1
-VALUE_CHARACTERS = 200  # of a value's repr
 
 
 class Rank:
     """The rank's side of the protocol: runs one request after another, and reports how each has ended.
 
-    `context` and `rows` are those of the Ticket.
+    `home` is the connection to the member. A stack is written to `stack_fd`, which the member reads. `context` and
+    `rows` are the fields of the Ticket.
     """
 
     def __init__(self, home: Connection, stack_fd: int, context: str, rows: int) -> None:
         self.home = home
         self.task = (context, rows)
         self.pid = os.getpid()
-        # Importing a framework makes many objects. With the default of 700, gc would take a fifth of the import's time.
+        # By default, gc runs after every 700 new objects. Importing a framework makes so many objects that gc would
+        # take a fifth of the import's time.
         gc.set_threshold(5_000, 10, 10)
         self.orders: queue.SimpleQueue[messages.Message] = queue.SimpleQueue()
         self.address = ""
-        self.environment: dict[str, str] = {}  # from the member, for all requests; overrides the notebook's
+        self.environment: dict[str, str] = {}  # set by the member for all requests; overrides the notebook's
         self.notebook = RankState()
         self.cells = 0
+        self.work: ItemWork | None = None  # if the rank belongs to a pool: what it runs for each item
         self.stack_fd = stack_fd
         signal.signal(signal.SIGINT, _pass_over)
         _open_streams()
@@ -71,14 +77,18 @@ class Rank:
     def tell(self, message: messages.Told | messages.Failed) -> None:
         """Send something small to the driver, unless this is a process that the user forked.
 
-        Interrupts are held back meanwhile: one could cut a message short, and then no other message can be sent.
+        Interrupts are held back while the message is sent: an interrupt could stop in the middle of the message, and
+        then no other message could be sent.
         """
         if os.getpid() == self.pid:
             with held_back():
                 self.home.send(message)
 
     def listen(self) -> None:
-        """In a thread: receive messages, flush unfinished lines of output, and repeat an interrupt that waits."""
+        """In another thread: receive messages, flush unfinished lines of output, and repeat an interrupt that waits.
+
+        An interrupt waits while the main thread imports a package; see interrupt().
+        """
         flushing = threading.Lock()
         main_thread = threading.main_thread().ident or 0
         # A fork must not happen while this thread holds a stream's lock: the child would
@@ -89,23 +99,27 @@ class Rank:
             with flushing:
                 _flush()
             if self.interrupt_waits:
-                signal.pthread_kill(main_thread, signal.SIGINT)  # interrupt() decides again
+                signal.pthread_kill(main_thread, signal.SIGINT)  # interrupt() checks again whether to wait
             if not readable:
                 continue
             try:
                 order = self.home.receive()
-                if isinstance(order, messages.Release):  # here, since the main thread waits in the collective
+                if isinstance(order, messages.Release):  # not in the main thread, which waits in the collective
                     collectives.release()
                 else:
                     self.orders.put(order)
             except ChannelClosed:
-                # The member is gone. On Linux the kernel has killed us by now; elsewhere we do it.
+                # The member is gone. On Linux, the kernel has killed this process by now; elsewhere, it kills itself.
                 os.kill(os.getpid(), signal.SIGKILL)
 
     def serve(self) -> int:
-        """Run requests until told to leave; returns the exit code."""
+        """Run requests until a Leave message comes, then return the exit code."""
         while True:
             match order := self.orders.get():
+                case messages.Work():
+                    from sparkring.worker.rank.items import ItemWork
+
+                    self.work = ItemWork(order, self.namespace, stacks.cell_name(1))
                 case messages.Run():
                     self.run(order)
                     stacks.install(self.stack_fd)  # the request may have replaced the handler
@@ -114,8 +128,8 @@ class Rank:
                 case messages.SetEnvironment():
                     self.environment.update(order.variables)
                 case messages.Leave():
-                    # The interpreter would end with a garbage collection of all that a framework has made. This takes
-                    # most of a second, for memory that the system takes back anyway.
+                    # When Python ends, it collects garbage among all the objects that a framework has made. This would
+                    # take most of a second, for memory that the system takes back anyway. freeze() prevents it.
                     gc.freeze()
                     return 0
                 case _:
@@ -126,7 +140,8 @@ class Rank:
         world.enter(place)
         self.address = order.address
         os.environ.update(order.environment)
-        # If each rank started a thread per core, these would compete, and all ranks would become very slow.
+        # By default, each rank would start a thread for each core of the machine. The threads of all ranks would
+        # compete for the cores, and all ranks would become very slow.
         fair_share = max(1, process.cores() // place.local_size)
         os.environ.setdefault("OMP_NUM_THREADS", str(fair_share))
         self.namespace.update(rank=place.rank, size=place.size, local_rank=place.local_rank)
@@ -136,13 +151,19 @@ class Rank:
         sparkdl.install()
 
     def run(self, request: messages.Run) -> None:
-        """Run one request and report how it ended. An interrupt, or an exit with a code other than 0, is an error."""
-        self.cells += 1
+        """Run one request and report how it ended.
+
+        An interrupt counts as a failure, and so does sys.exit() with a code other than 0.
+        """
+        work = self.work if request.what == "item" else None
+        self.cells = self.cells + 1 if work is None else 1  # all items run the same cell
         self.loaded = False
+        if work is not None:
+            request = work.whole(request)
         try:
             self.prepare(request)
             try:
-                # For each request, since the previous cell may have set its own handler.
+                # The handler is set for each request, since the previous cell may have set a handler of its own.
                 signal.signal(signal.SIGINT, self.interrupt)
                 try:
                     value = self.compute(request)
@@ -161,14 +182,15 @@ class Rank:
                 _leave_forked_child(0)
             self.report_value(value, request.pull)
         except BaseException as error:  # whatever ends the user's code is the outcome, and is reported
-            signal.signal(signal.SIGINT, _pass_over)  # again, since an interrupt may have prevented the call above
+            signal.signal(signal.SIGINT, _pass_over)  # again: an interrupt may have prevented the same call above
             if os.getpid() != self.pid:
                 if isinstance(error, SystemExit):
                     _leave_forked_child(exit_code(error))
                 sys.excepthook(type(error), error, error.__traceback__)
                 _leave_forked_child(1)
             failure = as_failure(error, stacks.cell_name(self.cells))
-            # If another rank is gone, one line is enough: what counts is that rank's traceback.
+            # If the error is only an echo of another rank's end, one line is enough: what counts is that rank's
+            # traceback.
             _print(f"{failure.summary}\n" if failure.cause == "echo" else failure.traceback)
             _flush()
             self.tell(messages.Failed(failure, self.news()))
@@ -176,16 +198,16 @@ class Rank:
     def interrupt(self, number: int, frame: types.FrameType | None) -> None:
         """Handle SIGINT while the user's code runs.
 
-        If an installed package is being imported, the interrupt waits until the import has ended. A half-imported
-        package with native code, such as torch, can neither be used nor be imported again. If the import takes too
-        long, the driver gives the rank up.
+        If an installed package is being imported, the interrupt waits until the import has ended. Otherwise a package
+        with native code, such as torch, would stay half imported: it could neither be used nor be imported again. If
+        the import takes too long, the driver gives the rank up.
         """
         self.interrupt_waits = os.getpid() == self.pid and imports.under_way(frame)
         if not self.interrupt_waits:
             raise KeyboardInterrupt
 
     def prepare(self, request: messages.Run) -> None:
-        """Set up what a request asks for: checkpoints, displays, the notebook's state, environment, autolog."""
+        """Before a request: set up checkpoints, displays, the notebook's state, the environment and autolog for it."""
         resume_point.enter(request.checkpoints)
         displays.begin()
         self.notebook.apply(request.notebook)
@@ -196,14 +218,18 @@ class Rank:
         keras_hooks.report_fits(request.autolog)
 
     def news(self) -> messages.RankNews:
+        memory_bytes = 0 if self.work is None else self.work.end()
         bound = self.namespace.keys() - self.names_told
         self.names_told.update(bound)
         # A cell may have put anything into its globals(), even under keys that are not strings.
-        return messages.RankNews(tuple(map(str, bound)), self.loaded, free_port(self.address))
+        return messages.RankNews(tuple(map(str, bound)), self.loaded, free_port(self.address), memory_bytes)
 
     def compute(self, request: messages.Run) -> Any:
         from sparkring.capture import packing
 
+        if request.what == "item":
+            assert self.work is not None
+            return self.work.compute(request)
         payload, *buffers = request.parts
         if request.what == "call":
             function, kwargs = packing.unpack_call(payload, buffers)
@@ -211,7 +237,7 @@ class Rank:
         shell.scripts.update((script.line, script) for script in request.scripts)
         packing.unpack_names(payload, self.namespace, buffers)
         if request.barrier:
-            from sparkring.worker.rank import barrier  # it imports pyspark
+            from sparkring.worker.rank import barrier  # not at the top, since other cells do not need it
 
             self.namespace.update(barrier.names(*self.task))
             self.task = (self.task[0], -1)  # the rows can be read only once
@@ -219,7 +245,10 @@ class Rank:
         return run_cell(request.source, self.namespace, stacks.cell_name(self.cells))
 
     def report_value(self, value: Any, pull: tuple[str, ...]) -> None:
-        """Send the value and the pulled names to the driver; each is packed alone, so that none can spoil the rest."""
+        """Send the cell's value, and the values of the names in `pull`, to the driver.
+
+        Each value is pickled alone, so that a value that cannot be pickled does not keep the others from being sent.
+        """
         import cloudpickle
 
         from sparkring.capture.picklability import type_name
@@ -235,49 +264,40 @@ class Rank:
             try:
                 packed = cloudpickle.dumps(item, protocol=5, buffer_callback=buffers.append)
                 pieces = [packed, *(buffer.raw() for buffer in buffers)]
-            except Exception as error:  # any object may refuse in its own way
+            except Exception as error:  # pickling calls the objects' own code, which may raise anything
                 problem = f"{type(error).__name__}: {error}"
             values.append(messages.PackedValue(name, type_name(item), len(pieces), problem))
             parts += pieces
         _flush()
-        self.home.send(messages.Done(tuple(values), missing, short_repr(value), self.news(), tuple(parts)))
+        self.home.send(messages.Done(tuple(values), missing, report.short_repr(value), self.news(), tuple(parts)))
 
 
 def exit_code(end: SystemExit) -> int:
-    """The code with which Python ends a process on a SystemExit: 0 if it has none, 1 if it has a message."""
+    """Return the exit code with which Python ends a process on this SystemExit.
+
+    This is 0 if the SystemExit has no code, and 1 if it has a message.
+    """
     if end.code is None:
         return 0
     return end.code if isinstance(end.code, int) else 1
 
 
-def short_repr(value: object) -> str:
-    """A value's repr, cut to VALUE_CHARACTERS; empty for None. If the repr raises, the text says so."""
-    if value is None:
-        return ""
-    try:
-        import reprlib
-
-        short = reprlib.Repr()
-        short.maxother = short.maxstring = VALUE_CHARACTERS
-        text = " ".join(short.repr(value).split())
-    except Exception as error:  # the user's own __repr__
-        return f"<{type(value).__name__}; its repr raised {type(error).__name__}>"
-    return text if len(text) <= VALUE_CHARACTERS else text[: VALUE_CHARACTERS - 1] + "…"
-
-
 def _finish_checkpoints() -> None:
-    """Wait for what is still being saved: a cell whose last checkpoint is lost has not ended well."""
+    """Wait for the checkpoints that are still being saved in the background.
+
+    Raise an error if saving fails: a cell whose last checkpoint is lost must not count as a success.
+    """
     background = sys.modules.get("sparkring.checkpointing.background")
-    if background is not None:  # else nothing was saved, and the module need not be imported
+    if background is not None:  # otherwise nothing was saved
         background.finish()
 
 
 def _fresh_main() -> dict[str, Any]:
-    """Make a new `__main__`, for cells and for what is pickled by value; returns its namespace."""
+    """Make a new `__main__`, in which cells run and into which values are unpickled. Return its namespace."""
     module = types.ModuleType("__main__")
     sys.modules["__main__"] = module
     sys.argv = [""]
-    # The `exit` that Python's site module defines closes stdin, which the next cell of a warm gang may read.
+    # The `exit` that Python's site module defines closes stdin, but the next cell of a warm gang may read stdin.
     builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]
     module.__dict__.update(
         __builtins__=__builtins__,
@@ -289,7 +309,10 @@ def _fresh_main() -> dict[str, Any]:
 
 
 def _open_streams() -> None:
-    """Open the standard streams. Output is UTF-8 and line-buffered, so that little is lost when the process dies."""
+    """Open the standard streams.
+
+    Output is UTF-8. It is written line by line, so that little is lost if the process is killed.
+    """
     sys.stdin = sys.__stdin__ = open(0, closefd=False)  # type: ignore[misc]
     for number, name in ((1, "stdout"), (2, "stderr")):
         stream = open(number, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
@@ -298,7 +321,10 @@ def _open_streams() -> None:
 
 
 def _pass_over(number: int, frame: object) -> None:
-    """Ignore SIGINT before and after the user's code. It is a handler, since child processes would inherit SIG_IGN."""
+    """Ignore SIGINT before and after the user's code.
+
+    This is a handler, not SIG_IGN, because the processes that a cell starts would inherit SIG_IGN.
+    """
 
 
 def _flush() -> None:
@@ -313,6 +339,9 @@ def _print(text: str) -> None:
 
 
 def _leave_forked_child(code: int) -> None:
-    """End a process that the cell forked and that has reached the end of the cell: it is not a rank."""
+    """End this process, which the cell has forked from the rank, at the end of the cell.
+
+    It is not a rank itself, so it must not report anything or wait for the next request.
+    """
     _flush()
     os._exit(code)

@@ -1,4 +1,4 @@
-"""Runs a script on a rank as IPython's %run does, with `__main__`, sys.argv and sys.path set for it."""
+"""Runs a script on a rank as IPython's %run does: sets `__main__`, sys.argv and sys.path for the script."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from sparkring.capture.source_lines import keep_lines
 from sparkring.wire.messages import Script
 from sparkring.worker.rank.cell import run_cell
 
-files: set[str] = set()  # the names that scripts have in tracebacks
+files: set[str] = set()  # the file names of all scripts that have been run, as in tracebacks
 
 
 def run_script(script: Script, arguments: Sequence[str] = ()) -> None:
-    """Run a script; the names that it binds are in the rank's `__main__` afterwards.
+    """Run a script. Afterwards, the names that the script binds are in the rank's `__main__`, also after an error.
 
-    sys.exit() and sys.exit(0) end it as a success; another code raises SystemExit, unless `script.any_exit`.
+    If the script ends with sys.exit() or sys.exit(0), this function returns as usual. If it ends with another exit
+    code, SystemExit is raised, unless `script.any_exit`.
     """
     from sparkring.capture.names import IMPLICIT
 
@@ -65,7 +66,7 @@ def _code(script: Script, module: types.ModuleType) -> types.CodeType:
 
 @contextlib.contextmanager
 def _program(script: Script, arguments: Sequence[str]) -> Iterator[None]:
-    """Set sys.argv for the script, and put its folder first on sys.path, while the script runs."""
+    """While the script runs, set sys.argv for it and put its folder first on sys.path."""
     folder = os.path.dirname(script.path)
     before = sys.argv
     sys.argv = [script.written, *arguments]
@@ -74,13 +75,13 @@ def _program(script: Script, arguments: Sequence[str]) -> Iterator[None]:
         yield
     finally:
         sys.argv = before
-        with contextlib.suppress(ValueError):  # the script may have removed it
+        with contextlib.suppress(ValueError):  # the script may have removed the folder from sys.path
             sys.path.remove(folder)
 
 
 @contextlib.contextmanager
 def _in_place(module: types.ModuleType) -> Iterator[None]:
-    """Put `module` into sys.modules while it runs, so that pickle finds what it defines."""
+    """While `module` runs, put it into sys.modules, so that pickle finds the functions and classes that it defines."""
     before = sys.modules.get(module.__name__)
     sys.modules[module.__name__] = module
     try:
@@ -94,7 +95,7 @@ def _in_place(module: types.ModuleType) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _borrowed(cell: dict[str, Any], script: Script) -> Iterator[None]:
-    """Give the cell the script's `__name__` and `__file__` while the script runs."""
+    """While the script runs in the namespace `cell`, set `__name__` and `__file__` there to those of the script."""
     before: dict[str, Any] = {name: cell[name] for name in ("__name__", "__file__") if name in cell}
     cell.update(__name__=script.name, __file__=script.path)
     try:

@@ -12,29 +12,35 @@ from sparkring.errors import OptionsError
 from sparkring.wire.messages import Script
 from sparkring.worker.rank.script import run_script
 
-# Magics that ranks accept. The driver refuses others before the launch.
+# The line magics that ranks accept. The driver refuses all others before it launches the ranks.
 LINE_MAGICS = ("cd", "env", "set_env", "pwd", "run", "time", "pip", "matplotlib", "config", "autoreload", "load_ext")
 
-scripts: dict[str, Script] = {}  # received with cells, by the text after %run
+scripts: dict[str, Script] = {}  # the scripts that came with cells; the key is the text after %run in the cell
 
 
 class Shell:
-    """Answers the calls that IPython's input transformer writes into a cell."""
+    """Has the methods that a cell's `!` and `%` lines call.
+
+    IPython turns such a line into a call of one of these methods, for example `!ls` into get_ipython().system('ls').
+    """
 
     def system(self, command: str) -> None:
-        """`!command`: run it in the system's shell. Its output is part of the rank's; its exit code is ignored."""
+        """Run the command of a line `!command` in the system's shell, and ignore its exit code.
+
+        What the command prints is part of the rank's output.
+        """
         sys.stdout.flush()
         subprocess.run(self._expand(command), shell=True, check=False)
 
     def getoutput(self, command: str) -> list[str]:
-        """`x = !command`: the lines that the command printed."""
+        """Run the command of a line `x = !command`, and return the lines that it printed."""
         done = subprocess.run(
             self._expand(command), shell=True, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
         return done.stdout.decode("utf-8", "replace").splitlines()
 
     def run_line_magic(self, name: str, line: str, **_: Any) -> Any:
-        """`%name line`, for the magics in LINE_MAGICS."""
+        """Run the magic of a line `%name line`, where `name` is in LINE_MAGICS."""
         if name == "run":
             return self._run(line)
         line = self._expand(line).strip()
@@ -79,12 +85,12 @@ class Shell:
             print(f"CPU time: {time.process_time() - cpu:.3g} s, wall time: {time.perf_counter() - start:.3g} s")
 
     def _expand(self, text: str) -> str:
-        """`{name}` and `$name` of the cell, as IPython expands them; `$$` is a dollar sign."""
+        """Replace `{expression}` and `$name` by their values in the cell, and `$$` by a dollar sign."""
         from sparkring.worker.rank.expand import expand
 
         return expand(text, sys.modules["__main__"].__dict__)
 
 
 def get_ipython() -> Shell:
-    """The rank's stand-in for IPython's shell."""
+    """Return the rank's substitute for IPython's shell."""
     return Shell()

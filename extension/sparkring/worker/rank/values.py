@@ -1,6 +1,6 @@
-"""Turns Arrow batches into Spark's values: rows as from DataFrame.collect(), pandas as from DataFrame.toPandas().
+"""Turns Arrow batches into the rows that DataFrame.collect() returns, or the pandas.DataFrame that toPandas() returns.
 
-Spark's own schema, in the metadata of the Arrow schema, says which type each value has in Spark.
+The metadata of the Arrow schema contains Spark's own schema, which says which type each column has in Spark.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 
 class Values:
-    """Converts batches of a DataFrame, whose Arrow schema is `schema`, into Spark's Python values."""
+    """Converts Arrow batches into the Python values that Spark itself would return. `schema` is their Arrow schema."""
 
     def __init__(self, schema: Any) -> None:
-        # Trusted: it comes from the driver, through the task that has started this rank.
+        # Unpickling is safe: the schema comes from the driver, through the Spark task that has started this rank.
         found, self._timezone, self._by_arrow, self._structs = pickle.loads(schema.metadata[SPARK_SCHEMA])
         self._fields = found.fields
 
     def rows(self, batch: Any) -> list[Any]:
-        """A batch as pyspark.sql.Row, with times in the session's time zone."""
+        """Return each row of a batch as a pyspark.sql.Row, with times as local times of the session's time zone."""
         from pyspark.sql import Row
 
         make = Row(*batch.schema.names)
@@ -35,7 +35,7 @@ class Values:
         return [make(*values) for values in zip(*columns, strict=True)]
 
     def to_pandas(self, found: Any) -> Any:
-        """A batch or table as toPandas() gives it with the session's settings."""
+        """Return a batch or table as the pandas.DataFrame that toPandas() returns with the session's settings."""
         import pandas
 
         columns = [
@@ -65,7 +65,7 @@ def _is_plain(kind: DataType) -> bool:
 
 
 def _without_zones(found: Any) -> list[Any]:
-    """The columns of a batch or table, with times as local times of the session's time zone."""
+    """Return the columns of a batch or table, with times as local times, without a zone, of the session's time zone."""
     import pyarrow
     import pyarrow.compute
 

@@ -3,13 +3,14 @@
 
 import { ChartsView } from "./charts.js";
 import { make, put } from "./elements.js";
+import { ItemsView } from "./itemsview.js";
 import { LogView } from "./log.js";
 import { RankView } from "./tiles.js";
 import { duration } from "./words.js";
 
 export const KERNEL_GONE = "ended with the kernel";
 const LOOKS = { starting: "", interrupted: "sr-cut", "timed out": "sr-cut", [KERNEL_GONE]: "sr-cut" };
-const TABS = ["logs", "metrics", "shards", "checkpoints", "restarts", "timeline", "code"];
+const TABS = ["logs", "items", "metrics", "shards", "checkpoints", "restarts", "timeline", "code"];
 
 let panels = 0;
 
@@ -24,6 +25,8 @@ export class Panel {
     this.elements();
     this.log = new LogView(this);
     this.bodies.logs.append(this.log.element);
+    this.items = new ItemsView(this);
+    this.bodies.items.append(this.items.element);
     this.charts = new ChartsView(this);
     this.numbers = make("div");
     this.bodies.metrics.append(this.charts.element, this.numbers);
@@ -123,16 +126,21 @@ export class Panel {
       if (!this.root.isConnected) return;
       if (this.stateDirty) this.drawState();
       for (const name of this.htmlDirty) this.drawHtml(name);
+      if (this.run.items.rows.size && this.buttons.items.hidden) {
+        this.buttons.items.hidden = false;
+        this.select("items"); // when the first items come: they tell more than the log
+      }
+      if (this.tab === "items") this.items.draw(this.now() - (this.run.state?.started ?? 0));
       if (this.tab === "logs" && !this.log.draw()) this.schedule();
       if (this.tab === "metrics") this.charts.draw(this.run.curves);
     });
   }
 
   drawState() {
-    const { state, offset, stops, stopping } = this.run;
+    const { state, stops, stopping } = this.run;
     this.stateDirty = false;
     if (!state) return;
-    const over = state.ended > 0, now = Date.now() / 1000 - offset;
+    const over = state.ended > 0, now = this.now();
     if (over) clearInterval(this.ticker);
     put(this.state, state.state);
     this.state.className = `sr-state ${LOOKS[state.state] ?? `sr-${state.state}`}`;
@@ -150,7 +158,13 @@ export class Panel {
     const told = state.notices.map((text) => `⚑ ${text}`).join("\n");
     put(this.notices, told);
     this.notices.hidden = !told;
+    this.ranks.element.hidden = state.pooled; // the ranks of a pool are replaced during the run, so they have no tiles
     this.ranks.draw(state, now);
+  }
+
+  // Return the kernel's time in seconds; after the end of the run, the time of its end.
+  now() {
+    return this.run.state?.ended || Date.now() / 1000 - this.run.offset;
   }
 
   // Show the HTML that views/sections made for one section. Its `details` elements stay open if they were open before.

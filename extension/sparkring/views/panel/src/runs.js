@@ -2,6 +2,7 @@
 // HTML in them was made and escaped by the extension, so it can be put into the page.
 
 import { make } from "./elements.js";
+import { Items } from "./items.js";
 import { keepKeys, stopKeys } from "./keys.js";
 import { Lines } from "./lines.js";
 import { KERNEL_GONE, Panel } from "./panel.js";
@@ -17,6 +18,7 @@ class Run {
     this.id = id;
     this.model = model;
     this.lines = new Lines();
+    this.items = new Items();
     this.state = null;
     this.html = {};
     this.curves = null; // the last message of kind "charts"
@@ -36,7 +38,8 @@ class Run {
       this.state = message;
       this.offset = this.last - message.now;
       if (message.ended) this.settle(0);
-    } else if (message.kind === "sections") Object.assign(this.html, message.html);
+    } else if (message.kind === "items") this.items.add(message);
+    else if (message.kind === "sections") Object.assign(this.html, message.html);
     else if (message.kind === "charts") this.curves = message;
     else if (message.kind === "heard") {
       this.heard = true;

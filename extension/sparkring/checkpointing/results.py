@@ -1,0 +1,173 @@
+"""Results of items in a directory: pickled values, each with its item's name, metrics and duration.
+
+    results/KEY.json    signed; also holds the value if the value is small
+    results/KEY.bin     the value, if it is large; written before the KEY.json
+    items/KEY/          the item's own checkpoints
+
+Unpickling can run code. So each KEY.json is signed (HMAC-SHA-256) with a secret that only this user has, and contains
+the value or its digest. A value that anybody else has written or changed does not fit, and is not unpickled.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import re
+import secrets
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sparkring.checkpointing import folder, tensors
+from sparkring.errors import CheckpointError
+from sparkring.runtime.storage import Location
+from sparkring.wire.messages import Buffers
+
+LAYOUT = 1
+RESULTS, ITEMS = "results", "items"
+SMALL_BYTES = 64 * 1024
+SECRET_BYTES = 32
+_SIGNED = re.compile(rb'\{"hmac": "([0-9a-f]{64})", "content": (\{.*\})\}\n', re.DOTALL)
+
+
+class Result(NamedTuple):
+    """The value of an item, packed in `parts`; its name; a short text of the value; its metrics; how long it took."""
+
+    parts: Buffers
+    name: str = ""
+    text: str = ""
+    metrics: Mapping[str, float] = {}
+    seconds: float = 0.0
+
+
+def user_secret(home: Path) -> bytes:
+    """Return the secret with which this user's results are signed, from a file in `home`. If it is missing, make it.
+
+    Raises CheckpointError if the file cannot be made or read, or is damaged.
+    """
+    path = home / "results.secret"
+    try:
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with contextlib.suppress(FileExistsError), open(path, "xb", opener=_for_this_user_only) as file:
+            file.write(secrets.token_bytes(SECRET_BYTES))
+        found = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(
+            f"the secret that protects kept results cannot be saved in {home}: {error.strerror or error}. Set "
+            "SPARKRING_HOME to a writable folder."
+        ) from error
+    if len(found) != SECRET_BYTES:
+        raise CheckpointError(f"{path}, the secret that protects kept results, is damaged: remove it, and use --fresh.")
+    return found
+
+
+def _for_this_user_only(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+class Results:
+    """The results in `directory`. Methods raise CheckpointError if the storage cannot be read or written."""
+
+    def __init__(self, directory: Location, secret: bytes) -> None:
+        self.directory = directory
+        self._folder = directory / RESULTS
+        self._secret = secret
+        self._is_made = False
+
+    def keys(self) -> set[str]:
+        """Return the keys of all results, including damaged ones."""
+        names = (name for name, _ in self._listed(RESULTS))
+        return {name.removesuffix(".json") for name in names if name.endswith(".json")}
+
+    def items(self) -> set[str]:
+        """Return the keys of the items that have a folder for their checkpoints."""
+        return {name for name, kind in self._listed(ITEMS) if kind == "directory"}
+
+    def write(self, key: str, result: Result) -> None:
+        """Write a result. A crash in between leaves a result that read() takes as missing, never a part of a value."""
+        with folder.in_words(f"a result cannot be kept in {self.directory.written}"):
+            if not self._is_made:
+                folder.make(self.directory, RESULTS)
+                self._is_made = True
+            sizes = [memoryview(part).nbytes for part in result.parts]
+            content: dict[str, Any] = {**result._asdict(), "parts": sizes, "layout": LAYOUT, "key": key}
+            if sum(sizes) <= SMALL_BYTES:
+                content["value"] = base64.b64encode(b"".join(result.parts)).decode()
+            else:
+                digest = hashlib.sha256()
+                with self._writing(f"{key}.bin") as out:
+                    for part in result.parts:
+                        digest.update(part)
+                        out.write(part)
+                content["digest"] = digest.hexdigest()
+            text = json.dumps(content).encode()
+            with self._writing(f"{key}.json") as out:
+                out.write(b'{"hmac": "%s", "content": %s}\n' % (self._sign(text).encode(), text))
+            folder.sync_folder(self._folder)
+
+    def read(self, key: str) -> Result | None:
+        """Return the result of an item; None if it is damaged or missing.
+
+        Raises CheckpointError if the result was signed with another secret.
+        """
+        with folder.in_words(f"the results in {self.directory.written} cannot be read"):
+            try:
+                signed = _SIGNED.fullmatch(self._cat(f"{key}.json"))
+                if signed is None:
+                    return None  # incomplete: the kernel was killed while it wrote this file
+                if not hmac.compare_digest(self._sign(signed[2]).encode(), signed[1]):
+                    raise CheckpointError(
+                        f"the results in {self.directory.written} were kept by another user, or with another "
+                        "SPARKRING_HOME: they are not read, since reading them could run code. Use the same "
+                        "SPARKRING_HOME, another directory, or --fresh to run all items again."
+                    )
+                content = json.loads(signed[2])
+                if (content["layout"], content["key"]) != (LAYOUT, key):
+                    return None
+                value = base64.b64decode(content["value"]) if "value" in content else self._cat(f"{key}.bin")
+            except FileNotFoundError:
+                return None
+        if "digest" in content and hashlib.sha256(value).hexdigest() != content["digest"]:
+            return None
+        return Result(_apart(value, content["parts"]), *(content[name] for name in Result._fields[1:]))
+
+    def _sign(self, text: bytes) -> str:
+        return hmac.new(self._secret, text, hashlib.sha256).hexdigest()
+
+    def _cat(self, name: str) -> bytes:
+        found: bytes = self._folder.fs.cat_file((self._folder / name).path)
+        return found
+
+    @contextlib.contextmanager
+    def _writing(self, name: str) -> Iterator[Any]:
+        """Open a file for writing. If the storage is local, the file is synced to the disk at the end of the block."""
+        file = self._folder / name
+        with file.fs.open(file.path, "wb") as out:
+            yield out
+            if file.local:
+                out.flush()
+                tensors.sync(out.fileno())
+
+    def _listed(self, name: str) -> list[tuple[str, str]]:
+        """Return the names in one of the two folders, each with its kind; none if the folder does not exist."""
+        place = self.directory / name
+        with folder.in_words(f"the results in {self.directory.written} cannot be read"):
+            place.fs.invalidate_cache()
+            try:
+                found = place.fs.ls(place.path, detail=True)
+            except FileNotFoundError:
+                return []
+        return [(info["name"].rstrip("/").rpartition("/")[2], info["type"]) for info in found]
+
+
+def _apart(value: bytes, sizes: list[int]) -> Buffers:
+    """Return the parts of a value, which have these sizes. They are writable, like parts that have come from a rank."""
+    view, at, parts = memoryview(bytearray(value)), 0, []
+    for size in sizes:
+        parts.append(view[at : at + size])
+        at += size
+    return tuple(parts)

@@ -1,0 +1,8 @@
+"""Independent runs: a pool of ranks runs a function or a cell for each item, several items at once.
+
+items ─▶ schedule   decides which item runs next, and what follows when an attempt has ended; has no processes, no clock
+            │
+         pool ───── slot, slot, …   each slot has one gang at a time, which runs one item after another
+            │
+         result
+"""

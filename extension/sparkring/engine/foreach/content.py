@@ -1,0 +1,59 @@
+"""Computes a digest of an item's content. Equal items have the same digest in every kernel."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import decimal
+import enum
+import fractions
+import hashlib
+import os
+import uuid
+from typing import Any
+
+from sparkring.capture.packing import pack
+
+# Two values of the same one of these types have the same content if they have the same repr().
+_PLAIN = (
+    *(bool, int, float, complex, str, bytes, type(None), range, slice),
+    *(datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo, decimal.Decimal, fractions.Fraction),
+    *(uuid.UUID, os.PathLike),
+)
+
+
+def digest(*values: Any) -> str:
+    """Return the digest of `values`.
+
+    The digest of numbers, texts, dates, paths, arrays, and of lists, tuples, dicts, sets and dataclasses of these
+    depends only on their types and contents. The order of a dict, or whether it holds one object twice or two equal
+    objects, makes no difference. The digest of any other object is that of its pickle.
+    """
+    return _digest(values).hex()
+
+
+def _digest(value: Any) -> bytes:
+    kind = type(value)
+    found = hashlib.sha256(f"{kind.__module__}.{kind.__qualname__}\0".encode())
+    if isinstance(value, enum.Enum):
+        found.update(value.name.encode())
+    elif isinstance(value, _PLAIN):
+        found.update(repr(value).encode())
+    elif isinstance(value, list | tuple):
+        for each in value:
+            found.update(_digest(each))
+    elif isinstance(value, set | frozenset):
+        found.update(b"".join(sorted(map(_digest, value))))
+    elif isinstance(value, dict):
+        found.update(b"".join(sorted(_digest(pair) for pair in value.items())))
+    elif dataclasses.is_dataclass(value):
+        found.update(_digest({field.name: getattr(value, field.name) for field in dataclasses.fields(value)}))
+    elif kind.__module__ == "numpy" and hasattr(value, "tobytes") and not value.dtype.hasobject:
+        found.update(f"{value.dtype.str}{value.shape}".encode())
+        found.update(value.tobytes())
+    else:
+        packed = pack({"": value})
+        found.update(packed.payload)
+        for buffer in packed.buffers:
+            found.update(buffer)
+    return found.digest()

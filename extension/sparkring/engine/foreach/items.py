@@ -1,0 +1,160 @@
+"""Takes items from an iterable, one at a time, and packs their values for the ranks."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from sparkring.capture.packing import pack
+from sparkring.capture.picklability import Namespace
+from sparkring.engine.foreach.schedule import Item
+from sparkring.errors import OptionsError
+from sparkring.history.events import Failure
+from sparkring.runtime.report import short_repr
+
+NAME_CHARACTERS = 100
+ITEM = "item"  # the name that tables give to the argument of a function
+
+
+class Targets:
+    """The targets of a for clause, such as `store, (lr, *rest)`. bind() binds them to an item as a for loop does.
+
+    `names` are the names that the targets bind. Raises OptionsError if they contain anything but names.
+    """
+
+    def __init__(self, written: str) -> None:
+        self.written = written.strip()
+        target = _target(self.written)
+        if target is None or any(isinstance(node, ast.Attribute | ast.Subscript) for node in ast.walk(target)):
+            raise OptionsError(f"`{self.written}` cannot be bound to items: write names, as in `store, lr in …`.")
+        self.names = tuple(node.id for node in ast.walk(target) if isinstance(node, ast.Name))
+        assignment = ast.Module([ast.Assign([target], ast.Name("_", ast.Load()))], [])
+        self._code = compile(ast.fix_missing_locations(assignment), "<targets>", "exec")
+
+    def bind(self, value: Any) -> dict[str, Any]:
+        """Return the value of each name when the item `value` is assigned to the targets.
+
+        Raises the errors of this assignment, for example if the item cannot be unpacked.
+        """
+        found = {"_": value}
+        exec(self._code, {"__builtins__": {}}, found)
+        return {name: found[name] for name in self.names}
+
+
+def _target(written: str) -> ast.expr | None:
+    """Return the syntax tree of targets as they stand between `for` and `in`; None if `written` is something else."""
+    try:
+        match ast.parse(f"for {written} in _: pass").body:
+            case [ast.For(target=target, iter=ast.Name("_"))]:
+                return target
+    except SyntaxError:
+        pass
+    return None
+
+
+class Problem(NamedTuple):
+    """An item that cannot run: its number, its name, and the reason as a Failure."""
+
+    number: int
+    name: str
+    failure: Failure
+
+
+class Items:
+    """The items of a run, in their order.
+
+    Each item is bound to `targets`; without targets, it is the argument of a function. `total` is the number of items.
+    It is None if the iterable has no length, until all items have been taken. Functions in an item whose globals are
+    `namespace` get the globals of the rank instead, and names for which `stays` is true are not sent with them.
+    `key_of` returns, for an item's values, the key under which its result is kept; set it if results are kept.
+
+    Raises OptionsError if `iterable` cannot be iterated over.
+    """
+
+    def __init__(
+        self,
+        iterable: Iterable[Any],
+        targets: Targets | None = None,
+        namespace: Namespace | None = None,
+        stays: Callable[[str], bool] = lambda name: False,
+    ) -> None:
+        self.key_of: Callable[[Mapping[str, Any]], str] = lambda values: ""
+        self.total = _length(iterable)
+        self.taken = 0
+        try:
+            self._iterator: Iterator[Any] = iter(iterable)
+        except TypeError:
+            raise OptionsError(f"foreach() needs something to iterate over, not {type(iterable).__name__}.") from None
+        self._targets = targets
+        self._namespace = namespace
+        self._stays = stays
+        self.shown: dict[int, dict[str, Any]] = {}  # by number, what the table shows of each item
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names that an item gives values to."""
+        return (ITEM,) if self._targets is None else self._targets.names
+
+    def take(self) -> Item | Problem | None:
+        """Take the next item and pack it; return None if there are no more. Raises what the user's iterable raises."""
+        try:
+            value = next(self._iterator)
+        except StopIteration:
+            self.total = self.taken
+            return None
+        number, self.taken = self.taken, self.taken + 1
+        values = {ITEM: value}
+        if self._targets is not None:
+            try:
+                values = self._targets.bind(value)
+            except Exception as error:  # of any type: unpacking runs code of the user's object
+                summary = f"cannot be unpacked into `{self._targets.written}`: {error}"
+                self.shown[number] = {}
+                return Problem(number, short_repr(value, NAME_CHARACTERS), Failure("code", summary))
+        self.shown[number] = {name: _shown(value) for name, value in values.items()}
+        name = _name(values)
+        packed = pack(values, self._namespace, self._stays)
+        if packed.problems:
+            problem = next(iter(packed.problems.values()))
+            advice = f"{problem.advice[:1].upper()}{problem.advice[1:]}."
+            failure = Failure("code", f"cannot be sent to a process: {problem.what}", advice=advice)
+            return Problem(number, name, failure)
+        # Copy the buffers: the iterable may fill the same array anew for the next item, before this one has been sent.
+        return Item(number, name, (packed.payload, *map(bytes, packed.buffers)), self.key_of(values))
+
+
+def _length(iterable: Any) -> int | None:
+    """Return how many items there are; None if the iterable cannot say so."""
+    try:
+        return len(iterable)
+    except Exception:  # it has no length, or its class's __len__() refuses
+        return None
+
+
+def seed_of(run_seed: int, number: int) -> int:
+    """Return the seed of an item. It depends only on the run's seed and on the item's number."""
+    return int.from_bytes(hashlib.sha256(f"{run_seed}:{number}".encode()).digest()[:4], "big")
+
+
+def _name(values: Mapping[str, Any]) -> str:
+    """Return a short text of an item's values: `store='a', lr=0.1`; for a function's argument, only the value."""
+    if list(values) == [ITEM]:
+        return short_repr(values[ITEM], NAME_CHARACTERS) or "None"
+    each = NAME_CHARACTERS // max(1, len(values))
+    return ", ".join(f"{name}={short_repr(value, each) or 'None'}" for name, value in values.items())
+
+
+def _shown(value: Any) -> Any:
+    """Return what the table shows of a value: small ones themselves, and a short text of large ones."""
+    is_small = isinstance(value, bool | int | float | complex | types.NoneType) or type(value).__module__ == "datetime"
+    if is_small or (isinstance(value, str | bytes) and len(value) <= 1_000):
+        return value
+    if isinstance(value, tuple) and len(value) <= 10:
+        return tuple(map(_shown, value))
+    number = getattr(value, "item", None)  # NumPy's scalars
+    if type(value).__module__ == "numpy" and number is not None and getattr(value, "shape", None) == ():
+        return value
+    return short_repr(value)

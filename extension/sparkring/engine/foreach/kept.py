@@ -1,0 +1,110 @@
+"""Keeps the results of a run's items in the checkpoint directory. A later run of the cell runs only the other items."""
+
+from __future__ import annotations
+
+import collections
+import queue
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import cloudpickle
+
+from sparkring.checkpointing.compatibility import meaning
+from sparkring.checkpointing.directory import Directory, open_directory
+from sparkring.checkpointing.entries import Last
+from sparkring.checkpointing.results import ITEMS, Result, Results, user_secret
+from sparkring.engine.foreach.content import digest
+from sparkring.history import run_store
+from sparkring.history.record import RunRecord
+from sparkring.runtime.resume_point import Here
+from sparkring.runtime.storage import Location, locate
+
+KEY_CHARACTERS = 32
+
+
+class Kept:
+    """The items' results and checkpoints in the directory at `path`, for the items of `code`, on `size` ranks each.
+
+    With `fresh`, results and checkpoints of earlier runs are not used. Results are written in a thread. `news` has what
+    the user is to be told; the pool takes it from there. Raises PathError or CheckpointError if the directory cannot be
+    read.
+    """
+
+    def __init__(self, path: str, code: str, size: int, *, fresh: bool = False) -> None:
+        self.location: Location = locate(path)
+        self.news: collections.deque[str] = collections.deque()
+        self._code = meaning(code)
+        self._size = size
+        self._fresh = fresh
+        self._results = Results(self.location, user_secret(run_store.home().parent))
+        self._there = set() if fresh else self._results.keys()
+        self._items = self._results.items()
+        self._seen: collections.Counter[str] = collections.Counter()
+        self._directories: dict[str, Directory] = {}
+        self._waiting: queue.SimpleQueue[tuple[str, Result] | None] = queue.SimpleQueue()
+        self._writer = threading.Thread(target=self._write, name="sparkring-results", daemon=True)
+        self._started = self._used = self._failed = False
+
+    def key_of(self, values: Mapping[str, Any]) -> str:
+        """Return the key of the next item, which has these values.
+
+        The key depends on the values, on the code, and on how many items with these values came before. So two items
+        with equal values have different keys, and each keeps a result of its own.
+        """
+        found = digest(self._code, dict(values))
+        self._seen[found] += 1
+        return digest(found, self._seen[found])[:KEY_CHARACTERS]
+
+    def find(self, key: str) -> tuple[Any, Result] | None:
+        """Return the value and the result that an earlier run has kept under `key`; None if the item has to run."""
+        found = self._results.read(key) if key in self._there else None
+        if found is None:
+            return None
+        try:
+            # Unpickling is safe: read() returns only results that have this user's signature.
+            value = cloudpickle.loads(found.parts[0], buffers=found.parts[1:])
+        except Exception as error:  # of any type: rebuilding the value runs code of its class
+            self.news.append(f"the kept value of {found.name} cannot be rebuilt here ({error}): the item runs again")
+            return None
+        if not self._used:
+            self.news.append(f"items with a result in {self.location.written} do not run again (--fresh runs all)")
+        self._used = True
+        return value, found
+
+    def keep(self, key: str, result: Result) -> None:
+        """Have the thread write the result of an item, and return at once."""
+        if not self._started:
+            self._started = True
+            self._writer.start()
+        self._waiting.put((key, result))
+
+    def close(self) -> None:
+        """Wait until all results have been written."""
+        if self._started:
+            self._started = False
+            self._waiting.put(None)
+            self._writer.join()
+
+    def here(self, key: str, record: RunRecord) -> Here:
+        """Return the item's own directory, and the checkpoint from which the ranks of its next attempt continue."""
+        if key not in self._directories:
+            location = self.location / ITEMS / key
+            if key not in self._items:  # a new directory need not be listed, which takes time on remote storage
+                self._directories[key] = Directory(location, None, [])
+                return self._directories[key].here(record, Last())
+            self._directories[key] = open_directory(
+                location.written, self._size, "", {}, fresh=self._fresh, resume=True
+            )
+        directory = self._directories[key]
+        return directory.here(record, directory.last(record))
+
+    def _write(self) -> None:
+        """Write one result after another, until close() says that there are no more. Runs in a thread."""
+        while (found := self._waiting.get()) is not None:
+            try:
+                self._results.write(*found)
+            except Exception as error:  # of any type: each storage has its own errors
+                if not self._failed:
+                    self.news.append(f"{error} The run continues, but not all of its results are kept.")
+                self._failed = True

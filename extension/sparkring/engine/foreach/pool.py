@@ -1,0 +1,252 @@
+"""The pool: runs items on its slots until there are no more.
+
+One thread polls all slots. It waits at one queue for all of them: when there is something to poll, the slot's gang puts
+the number of the slot into this queue.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+import types
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from sparkring.checkpointing.results import Result
+from sparkring.engine.foreach.items import Items, Problem
+from sparkring.engine.foreach.kept import Kept
+from sparkring.engine.foreach.schedule import Attempt, Item, Schedule
+from sparkring.engine.foreach.slot import Ended, Slot, SlotSettings
+from sparkring.engine.recorder import Recorder
+from sparkring.errors import LaunchError
+from sparkring.gangs.execution import Request
+from sparkring.history import describe, events
+from sparkring.history.events import Event, Failure
+from sparkring.runtime.interrupts import Interrupts
+
+LOOK_EVERY_S = 0.1  # poll all slots this often, since no message comes when a time limit passes or a process dies
+STARTS_TRIED = 3  # after so many starts in a row that failed, the run fails
+START_PAUSE_S = 0.5  # before the second start; twice as long before the third
+STOP_GRACE_S = 0.5  # between the interrupt and the kill of ranks that run an item when the run ends
+
+
+@dataclass
+class Results:
+    """The values of the items that finished and the failures of those that failed, by number."""
+
+    values: dict[int, Any] = field(default_factory=dict)
+    failures: dict[int, Failure] = field(default_factory=dict)
+
+
+class Pool:
+    """Runs `items` in the order that `schedule` decides. `request_for(attempt)` makes the request for an attempt.
+
+    `results` holds the results of the items that have ended so far. `error` is the exception that the user's iterable
+    raised, or None. Items whose results are in `kept`, from an earlier run, do not run.
+    """
+
+    def __init__(
+        self,
+        items: Items,
+        schedule: Schedule,
+        settings: SlotSettings,
+        request_for: Callable[[Attempt], Request],
+        recorder: Recorder,
+        interrupts: Interrupts,
+        kept: Kept | None = None,
+    ) -> None:
+        self.results = Results()
+        self.error: BaseException | None = None
+        self._items = items
+        self._schedule = schedule
+        self._size = settings.size
+        self._request_for = request_for
+        self._recorder = recorder
+        self._interrupts = interrupts
+        self._kept = kept
+        self._news: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._slots = [Slot(number, settings, self._news.put) for number in range(schedule.limit)]
+        self._look_at = 0.0
+        self._failed_starts = 0
+        self._start_at = 0.0
+        self._ending = False
+        self._planned: events.ItemsPlanned | None = None
+
+    def run(self) -> None:
+        """Run all items. Return early if the run is stopped, if an item fails with --fail-fast, or the iterable raises.
+
+        Raises LaunchError if ranks cannot be started. When this method returns or raises, no process is left.
+        """
+        try:
+            self._tell([])
+            while not (self._schedule.over or self._interrupts.seen):
+                self._begin()
+                self._listen(wait=not self._takes)
+        finally:
+            self._end()
+
+    # ── what begins ───────────────────────────────────────────────────────────
+
+    @property
+    def _takes(self) -> bool:
+        """Whether an item is to be taken from the iterable now."""
+        return self._schedule.wants_item and time.monotonic() >= self._start_at
+
+    def _begin(self) -> None:
+        """Take one item if there is room for it, and begin the attempts that wait.
+
+        Only one item is taken, since the iterable may take long for each: the news of the slots is heard in between.
+        """
+        if self._takes:
+            self._take()
+        self._assign()
+
+    def _take(self) -> None:
+        """Take the next item from the user's iterable, which may take long or raise an error."""
+        try:
+            with self._interrupts.let_through():
+                found = self._items.take()
+        except KeyboardInterrupt:
+            self._interrupts.request()
+            return
+        except Exception as error:  # of any type: the iterable is the user's code
+            self.error = error.with_traceback(_without_ours(error.__traceback__))
+            self._schedule.exhausted = True
+            return
+        if found is None:
+            self._schedule.exhausted = True
+        elif isinstance(found, Problem):
+            self._schedule.failed()
+            begun = events.ItemStarted(time.time(), found.number, found.name, -1)
+            self._tell([begun, self._over(found.number, Ended(failure=found.failure), "failed")])
+        elif not self._was_kept(found):
+            self._schedule.add(found)
+
+    def _was_kept(self, item: Item) -> bool:
+        """Whether an earlier run has kept the result of the item. If so, record it: the item need not run."""
+        found = None if self._kept is None else self._kept.find(item.key)
+        if found is None:
+            return False
+        value, result = found
+        self.results.values[item.number] = value
+        now = time.time()
+        begun = events.ItemStarted(now, item.number, item.name, -1)
+        over = events.ItemEnded(now, item.number, "kept", result.text, None, result.metrics, result.seconds)
+        self._tell([begun, over])
+        return True
+
+    def _assign(self) -> None:
+        if time.monotonic() < self._start_at:
+            return
+        for attempt in self._schedule.assign(slot.number for slot in self._slots if slot.attempt is None):
+            slot = self._slots[attempt.slot]
+            try:
+                slot.start(attempt, self._request_for(attempt))
+            except LaunchError as error:
+                self._not_started(slot, error)
+
+    def _not_started(self, slot: Slot, error: LaunchError) -> None:
+        """Have the slot's attempt begin again after a pause; raise `error` if too many starts in a row have failed."""
+        if self._ending:
+            slot.retire(kill=True)
+            return
+        self._failed_starts += 1
+        if self._failed_starts >= STARTS_TRIED:
+            raise error
+        self._recorder.notice(f"{describe.first_line(str(error))} The start is tried again.")
+        self._start_at = time.monotonic() + START_PAUSE_S * self._failed_starts
+        slot.retire(kill=True)
+        self._schedule.give_back(slot.number)
+
+    # ── what has happened ─────────────────────────────────────────────────────
+
+    def _listen(self, *, wait: bool = True) -> None:
+        """Poll the slots with news, and record what has happened. With `wait`, wait up to LOOK_EVERY_S for news."""
+        found: list[Event] = []
+        for slot in self._with_news(wait=wait):
+            try:
+                found += slot.poll()
+            except LaunchError as error:
+                self._not_started(slot, error)
+                continue
+            attempt, ended = slot.attempt, slot.ended()
+            if attempt is not None and ended is not None:
+                self._failed_starts = 0
+                found += self._ended(attempt, ended)
+        self._tell(found)
+
+    def _with_news(self, *, wait: bool) -> list[Slot]:
+        """Return the slots that have something to poll; every LOOK_EVERY_S, return all slots."""
+        numbers: set[int] = set()
+        try:
+            if wait:
+                numbers.add(self._news.get(timeout=max(0.0, self._look_at - time.monotonic())))
+            while True:
+                numbers.add(self._news.get_nowait())
+        except queue.Empty:
+            pass
+        if time.monotonic() < self._look_at:
+            return [self._slots[number] for number in sorted(numbers)]
+        self._look_at = time.monotonic() + LOOK_EVERY_S
+        return self._slots
+
+    def _ended(self, attempt: Attempt, ended: Ended) -> list[Event]:
+        limit = self._schedule.limit
+        ending = self._schedule.ended(attempt.slot, ended.failure)
+        if self._schedule.limit < limit:
+            self._recorder.notice(
+                f"item {attempt.item.number} ran out of memory: from now on, "
+                f"{describe.counted(self._schedule.limit, 'item')} at once"
+            )
+        if ending == "finished" and self._kept is not None:
+            result = Result(ended.packed, attempt.item.name, ended.text, ended.metrics, ended.seconds)
+            self._kept.keep(attempt.item.key, result)
+        return [self._over(attempt.item.number, ended, ending)]
+
+    def _over(self, number: int, ended: Ended, ending: events.ItemEnding) -> events.ItemEnded:
+        """Put the result of an attempt into `results`, and return the event that says how the attempt has ended."""
+        if ending == "finished":
+            self.results.values[number] = ended.value
+        elif ending == "failed":
+            assert ended.failure is not None
+            self.results.failures[number] = ended.failure
+        return events.ItemEnded(time.time(), number, ending, ended.text, ended.failure)
+
+    def _tell(self, found: list[Event]) -> None:
+        """Record the events, and before them the numbers of items in all and at once, if one of these has changed."""
+        planned = events.ItemsPlanned(time.time(), self._schedule.limit, self._size, self._items.total)
+        if self._planned is None or planned[1:] != self._planned[1:]:
+            self._planned = planned
+            found.insert(0, planned)
+        self._recorder.add(found)
+        while self._kept is not None and self._kept.news:
+            self._recorder.notice(self._kept.news.popleft())
+
+    # ── the end ───────────────────────────────────────────────────────────────
+
+    def _end(self) -> None:
+        """End all ranks. Ranks that run an item are interrupted first, and killed after at most STOP_GRACE_S."""
+        self._ending = True
+        self._listen(wait=False)  # items may have ended while the iterable computed: count them
+        began = [slot for slot in self._slots if slot.running]
+        for slot in began:
+            slot.interrupt()
+        deadline = time.monotonic() + STOP_GRACE_S
+        while any(slot.running for slot in began) and time.monotonic() < deadline:
+            self._listen()
+        for slot in self._slots:
+            slot.retire(kill=bool(began) or self._interrupts.seen)
+        for slot in self._slots:
+            slot.join()
+        if self._kept is not None:
+            self._kept.close()
+        running = self._recorder.record.items.running if self._recorder.record.items else ()
+        self._tell([events.ItemEnded(time.time(), item.item, "stopped") for item in running])
+
+
+def _without_ours(traceback: types.TracebackType | None) -> types.TracebackType | None:
+    """Return the rest of a traceback, from its first frame that is not in this package."""
+    while traceback is not None and traceback.tb_frame.f_globals.get("__name__", "").startswith("sparkring."):
+        traceback = traceback.tb_next
+    return traceback

@@ -1,0 +1,129 @@
+"""The result of independent runs: the values of the items, a table of them, and the record."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from sparkring.errors import OptionsError
+from sparkring.history import describe
+from sparkring.history.events import Failure
+from sparkring.history.item_records import ItemRecord
+from sparkring.history.record import RunRecord
+
+if TYPE_CHECKING:
+    import pandas
+
+Mode = Literal["min", "max"]
+
+
+class ForeachResult:
+    """The result of foreach().
+
+    `values` has the value of each item, in the items' order, and None for items without a value. `errors` has the
+    Failure of each item that failed, by its number (from 0). `table` is a pandas DataFrame with a row for each item,
+    and `best(metric)` returns one of these rows. `record` is the RunRecord.
+    """
+
+    def __init__(
+        self,
+        record: RunRecord,
+        values: Mapping[int, Any],
+        errors: Mapping[int, Failure],
+        names: Sequence[str],
+        shown: Mapping[int, Mapping[str, Any]],
+    ) -> None:
+        self.record = record
+        self.by_item = dict(values)
+        self.errors = dict(sorted(errors.items()))
+        self._names = names
+        self._shown = shown
+
+    @property
+    def values(self) -> list[Any]:
+        return [self.by_item.get(number) for number in range(len(self._shown))]
+
+    @property
+    def table(self) -> pandas.DataFrame:
+        """A row for each item. The index is the number of the item.
+
+        The columns are the names that are bound to the item, `state`, `attempts`, `seconds`, `place` (the host), the
+        last value of each metric that items have reported, `value`, and `error`. In the columns of the names, large
+        values are replaced by short texts.
+        """
+        import pandas
+
+        records = self._records()
+        rows = [self._row(number, records.get(number)) for number in range(len(self._shown))]
+        metrics = dict.fromkeys(name for record in records.values() for name in record.metrics)
+        table = pandas.DataFrame(rows, columns=[*self._columns(metrics).values()]).rename_axis("item")
+        # A column of objects: otherwise, pandas would turn whole numbers into floats if an item has no value.
+        values = pandas.Series(self.values, table.index, dtype=object)
+        return table.assign(value=values)
+
+    def best(self, metric: str, *, mode: Mode = "min") -> pandas.Series[Any]:
+        """Return the row of the finished item with the lowest value of a metric; with mode="max", the highest value.
+
+        Raises OptionsError if no finished item has reported the metric.
+        """
+        if mode not in get_args(Mode):
+            raise OptionsError(f"best({metric!r}, mode={mode!r}): the mode is 'min' or 'max'.")
+        measured = {
+            number: value
+            for number, record in self._records().items()
+            if record.state in ("finished", "kept") and not math.isnan(value := record.metrics.get(metric, math.nan))
+        }
+        if not measured:
+            known = sorted({name for record in self._records().values() for name in record.metrics})
+            there = (
+                f"they have reported {', '.join(known)}" if known else "sparkring.log(mape=0.1) in an item reports one"
+            )
+            raise OptionsError(f"best({metric!r}): no finished item has reported this metric; {there}.")
+        return self.table.loc[(min if mode == "min" else max)(measured, key=measured.__getitem__)]
+
+    def _records(self) -> dict[int, ItemRecord]:
+        items = self.record.items
+        return {} if items is None else {each.item: each for each in items.known}
+
+    def _columns(self, metrics: Mapping[str, object]) -> dict[tuple[str, str], str]:
+        """Return the names of the table's columns, by kind and name of what they hold.
+
+        If two columns would have the same name, the kind is added to one of them: `state (item)`, `lr (metric)`.
+        """
+        columns: dict[tuple[str, str], str] = {}
+        fixed = ("state", "attempts", "seconds", "place")
+        for kind, names in (("item", self._names), ("", fixed), ("metric", metrics), ("", ("value", "error"))):
+            for name in names:
+                columns[kind, name] = name
+        taken = [*fixed, "value", "error"]
+        for (kind, name), column in columns.items():
+            if kind and (column in taken or (kind == "metric" and name in self._names)):
+                columns[kind, name] = f"{name} ({kind})"
+        return columns
+
+    def _row(self, number: int, record: ItemRecord | None) -> dict[str, Any]:
+        """Return an item's row of the table. Names and metrics without a value are left out."""
+        record = record or ItemRecord(number, state="stopped")
+        failure = self.errors.get(number)
+        names = self._columns(record.metrics)
+        row = {names["item", name]: value for name, value in self._shown[number].items()}
+        row |= {names["metric", name]: value for name, value in record.metrics.items()}
+        return row | {
+            "state": record.state,
+            "attempts": record.attempt,
+            "seconds": record.seconds(time.time()) if record.started else math.nan,
+            "place": record.host,
+            "error": "" if failure is None else failure.summary,
+        }
+
+    def __len__(self) -> int:
+        return len(self._shown)
+
+    def __repr__(self) -> str:
+        took = describe.duration(self.record.ended - self.record.started)
+        return f"ForeachResult({describe.items(self.record)} in {took})"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(repr(self))

@@ -1,0 +1,250 @@
+"""Prepares and carries out one run of independent items, from its spec to its result."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import types
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from sparkring.capture import notebook_state
+from sparkring.capture.calls import check_call, name_of, source_of
+from sparkring.capture.cell import LARGE_BYTES, captured_call
+from sparkring.capture.packing import pack_call
+from sparkring.capture.picklability import ipython_names
+from sparkring.capture.versions import modules_of, versions
+from sparkring.compat import legacy_keras
+from sparkring.engine.foreach.items import Items, Targets, seed_of
+from sparkring.engine.foreach.kept import Kept
+from sparkring.engine.foreach.pool import Pool
+from sparkring.engine.foreach.result import ForeachResult
+from sparkring.engine.foreach.schedule import Attempt, Schedule
+from sparkring.engine.foreach.slot import SlotSettings
+from sparkring.engine.options import ForeachOptions, Options
+from sparkring.engine.prepare import PROVIDED, capture_cell, needs_legacy_keras, refuse_shared, validate
+from sparkring.engine.recorder import Recorder
+from sparkring.engine.spec import Call, Cell, RunSpec
+from sparkring.errors import ItemsFailed, OptionsError, RunFailed, SparkringError
+from sparkring.gangs.execution import Request
+from sparkring.history import describe, events, run_store
+from sparkring.history.view import View
+from sparkring.launchers import open_launcher
+from sparkring.launchers.base import LaunchRequest
+from sparkring.runtime import report
+from sparkring.runtime.interrupts import Interrupts, interrupted
+from sparkring.runtime.resume_point import Here
+from sparkring.runtime.storage import root_for_ranks
+from sparkring.wire import messages
+from sparkring.worker.member import process
+from sparkring.worker.rank.failures import as_failure
+
+
+class ForeachSpec(NamedTuple):
+    """What to run for each item of `iterable`, and with which options.
+
+    `work` is a cell, with the `targets` that are bound to the item, or a function that is called with the item. `title`
+    and `code` have the same meaning as in RunSpec.
+    """
+
+    work: Cell | Call
+    iterable: Iterable[Any]
+    options: ForeachOptions
+    targets: Targets | None = None
+    title: str = ""
+    code: str | None = None
+
+
+class Prepared(NamedTuple):
+    """A validated run that has not started. The `notices` are recorded when the run begins."""
+
+    options: ForeachOptions
+    items: Items
+    work: messages.Work
+    modules: frozenset[str]
+    launch: LaunchRequest
+    started: events.RunStarted
+    notices: tuple[str, ...] = ()
+    kept: Kept | None = None
+
+
+def prepare(spec: ForeachSpec) -> Prepared:
+    """Look up, check and pack what all items need. This calls iter() on the iterable, but takes no item from it.
+
+    Raises CaptureError if something that the cell or the function reads is missing or cannot be sent, and TypeError if
+    the function is not callable. If something else is wrong, OptionsError, CheckpointError or PathError is raised.
+    """
+    if report.connected():
+        raise OptionsError(
+            "foreach() was called on a rank, and cannot start processes from there: call it in the notebook, or use a "
+            "loop."
+        )
+    options = spec.options
+    packed = _pack_cell(spec, spec.work) if isinstance(spec.work, Cell) else _pack_call(spec, spec.work)
+    work = packed.work
+    if needs_legacy_keras(options.framework, options.env, packed.code, packed.modules):
+        work = work._replace(environment={legacy_keras.VARIABLE: "1", **work.environment})
+    if options.background:  # copy the arrays: the notebook may change them before they have been sent to all ranks
+        work = work._replace(parts=tuple(map(bytes, work.parts)))
+    share = max(1, process.cores() // (options.at_once * options.each))
+    environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(share)), **dict(options.env)}
+    started = events.RunStarted(
+        time.time(),
+        run_store.new_id(),
+        options.name or spec.title or packed.title,
+        packed.code if spec.code is None else spec.code,
+        options.at_once * options.each,
+        "local",
+        options.framework,
+        "all",
+        checkpoint_dir=options.checkpoint_dir,
+        captured=packed.captured[: events.CAPTURED_KEPT],
+        versions=versions(),
+    )
+    kept = None
+    if options.checkpoint_dir:
+        refuse_shared(options.checkpoint_dir)
+        kept = Kept(options.checkpoint_dir, packed.meaning, options.each, fresh=options.fresh)
+        packed.items.key_of = kept.key_of
+    launch = LaunchRequest(-options.each, options.each, environment, started.title)
+    large = [name for name in packed.captured if (name.size_bytes or 0) > LARGE_BYTES]
+    notices = tuple(describe.large_value(name.name, name.size_bytes or 0) for name in large)
+    return Prepared(options, packed.items, work, packed.modules, launch, started, notices, kept)
+
+
+class _Packed(NamedTuple):
+    """What all items need, and the items. `title` and `code` are for the record.
+
+    `meaning` is all code on which the results depend: that of the cell, and of the notebook's functions that it uses.
+    """
+
+    work: messages.Work
+    modules: frozenset[str]
+    captured: tuple[events.CapturedName, ...]
+    items: Items
+    title: str
+    code: str
+    meaning: str
+
+
+def _pack_cell(spec: ForeachSpec, cell: Cell) -> _Packed:
+    options, namespace = spec.options, cell.namespace
+    assert spec.targets is not None
+    run_options = Options(-options.each, push=options.push)
+    captured = capture_cell(RunSpec(cell, run_options, options.framework, bound=spec.targets.names), cell)
+    validate(((name.name, namespace.get(name.name)) for name in captured.names), cell.source, options.each)
+    work = messages.Work(
+        "cell",
+        cell.source,
+        options.autolog,
+        {**root_for_ranks(), **dict(options.env)},
+        notebook_state.gather(),
+        tuple(cell.scripts),
+        (captured.payload, *captured.buffers),
+    )
+    hidden = ipython_names(namespace, PROVIDED).union(spec.targets.names)
+    items = Items(spec.iterable, spec.targets, namespace, hidden.__contains__)
+    modules = modules_of(namespace[name] for name in captured.sent)
+    functions = (namespace[name] for name in sorted(captured.sent) if isinstance(namespace[name], types.FunctionType))
+    sources = [f"for {spec.targets.written} in _: pass", cell.source, *map(source_of, functions)]
+    title = f"foreach {spec.targets.written}"
+    return _Packed(work, modules, captured.table, items, title, cell.source, "\n".join(sources))
+
+
+def _pack_call(spec: ForeachSpec, call: Call) -> _Packed:
+    function = call.function
+    if not callable(function):
+        raise TypeError(f"foreach() takes a function, not {type(function).__name__}")
+    check_call(function, (None,), {})
+    namespace = getattr(sys.modules.get("__main__"), "__dict__", {})
+    packed = pack_call(function, {}, namespace)
+    work = messages.Work(
+        "call",
+        autolog=spec.options.autolog,
+        environment={**root_for_ranks(), **dict(spec.options.env)},
+        notebook=notebook_state.gather(),
+        parts=(packed.payload, *packed.buffers),
+    )
+    items = Items(spec.iterable, None, namespace, ipython_names(namespace).__contains__)
+    captured = captured_call(function, {}, packed)
+    code = source_of(function)
+    return _Packed(work, modules_of((function,)), captured, items, name_of(function), code, code)
+
+
+class ForeachRun:
+    """A prepared run, which is recorded and shown. to_the_end() carries it out, and `interrupts` can stop it.
+
+    `result` is None until to_the_end() has returned or raised an error.
+    """
+
+    def __init__(self, prepared: Prepared, view: View, interrupts: Interrupts) -> None:
+        self.prepared = prepared
+        self.recorder = Recorder(view, prepared.started)
+        self.interrupts = interrupts
+        self.result: ForeachResult | None = None
+        for notice in prepared.notices:
+            self.recorder.notice(notice)
+
+    def to_the_end(self) -> ForeachResult:
+        """Carry out the run, and return its result.
+
+        Raises ItemsFailed if items failed, RunFailed if the iterable raised an error, LaunchError if processes cannot
+        be started, and KeyboardInterrupt if the run was stopped.
+        """
+        pool, recorder = self._pool(), self.recorder
+        problem: BaseException | None = None
+        with self.interrupts:
+            try:
+                pool.run()
+            except BaseException as error:  # of any type: it is raised again below, when the record has been closed
+                problem = error
+            problem = problem or self._error(pool)
+            if problem is None:
+                recorder.close("finished")
+            elif isinstance(problem, KeyboardInterrupt):
+                recorder.close("interrupted", describe.items(recorder.record, over=True))
+            elif isinstance(problem, ItemsFailed):
+                recorder.close("failed", describe.items(recorder.record, over=True))
+            else:
+                recorder.close("failed", str(problem) if isinstance(problem, SparkringError) else repr(problem))
+        items, found = self.prepared.items, pool.results
+        self.result = ForeachResult(recorder.record, found.values, found.failures, items.names, items.shown)
+        if isinstance(problem, RunFailed):
+            problem.record = recorder.record
+        if problem is not None:
+            raise problem
+        return self.result
+
+    def _pool(self) -> Pool:
+        options, launch, recorder = self.prepared.options, self.prepared.launch, self.recorder
+        settings = SlotSettings(
+            lambda: open_launcher(launch, recorder.notice), options.each, options.fresh_after, options.timeout_each_s
+        )
+        schedule = Schedule(options.at_once, options.retries, fail_fast=options.fail_fast)
+        kept = self.prepared.kept
+        return Pool(self.prepared.items, schedule, settings, self._request_for, recorder, self.interrupts, kept)
+
+    def _request_for(self, attempt: Attempt) -> Request:
+        prepared, item = self.prepared, attempt.item
+        seed = seed_of(prepared.options.seed, item.number)
+        record, kept = self.recorder.record, prepared.kept
+        here = Here(run_id=record.run_id) if kept is None else kept.here(item.key, record)
+        run = messages.Run("item", checkpoints=here, parts=item.parts, seed=seed)
+        return Request(run, prepared.options.framework, prepared.modules, work=prepared.work)
+
+    def _error(self, pool: Pool) -> BaseException | None:
+        """Return the error to raise now that the pool has ended; None if all items have finished."""
+        record = self.recorder.record
+        values = pool.results.values
+        if self.interrupts.seen:
+            done = describe.items(record, over=True)
+            return interrupted(f"{done}. Their results are in sparkring.last_result.")
+        if pool.error is not None:
+            failure = as_failure(pool.error)
+            taken = describe.counted(self.prepared.items.taken, "item")
+            told = f"the iterable raised {failure.summary} after {taken}; the results are in sparkring.last_result."
+            return RunFailed(f"{told}\n\n{failure.traceback}".rstrip(), record=record, values=values)
+        if pool.results.failures:
+            return ItemsFailed(describe.explain_items(record), record=record, values=values)
+        return None

@@ -1,0 +1,118 @@
+"""Decides which item runs next, and what follows when an attempt has ended. Uses no processes and no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+from sparkring.history.events import Failure
+from sparkring.wire.messages import Buffers
+
+_DIED = ("exit", "signal", "lost")  # causes that mean that the process died, perhaps not because of its item
+
+Verdict = Literal["finished", "failed", "again"]
+
+
+class Item(NamedTuple):
+    """One item: its number (from 0), a short text of its values, the packed values, and the key of its kept result."""
+
+    number: int
+    name: str
+    parts: Buffers = ()
+    key: str = ""
+
+
+class Attempt(NamedTuple):
+    """The attempt with this `number` (from 1) of an item.
+
+    While the attempt runs, `slot` is its slot, and `limit` is how many items could run at once when it began. While it
+    waits, `slot` is where the attempt before it failed; -1 if there was none.
+    """
+
+    item: Item
+    number: int = 1
+    slot: int = -1
+    limit: int = 0
+
+
+class Schedule:
+    """The attempts that wait and those that run (`running`, by slot), and the decision which attempt runs next.
+
+    `limit` is how many items may run at once. `retries` is how often a failed item is tried again. If it is None, an
+    item is tried again once if its process died, and never after an exception. With `fail_fast`, no item begins any
+    more when an item has failed for good.
+    """
+
+    def __init__(self, at_once: int, retries: int | None = None, *, fail_fast: bool = False) -> None:
+        self.limit = at_once
+        self.running: dict[int, Attempt] = {}
+        self.exhausted = False  # whether all items have been added
+        self._retries = retries
+        self._fail_fast = fail_fast
+        self._waiting: list[Attempt] = []
+        self._failed = False
+
+    @property
+    def called_off(self) -> bool:
+        """Whether the run is over because an item has failed and `fail_fast` is set."""
+        return self._fail_fast and self._failed
+
+    @property
+    def over(self) -> bool:
+        """Whether the run is over: it was called off, or no item runs or waits, and no more will be added."""
+        return self.called_off or (self.exhausted and not self._waiting and not self.running)
+
+    @property
+    def wants_item(self) -> bool:
+        """Whether there is room for one more item. Only then, the pool takes an item from the iterable and adds it."""
+        return not (self.exhausted or self.called_off or self._waiting) and len(self.running) < self.limit
+
+    def add(self, item: Item) -> None:
+        """Add the next item. It waits until assign() gives it a slot."""
+        self._waiting.append(Attempt(item))
+
+    def assign(self, free: Iterable[int]) -> list[Attempt]:
+        """Return the attempts that begin now, each on one of the `free` slots.
+
+        If an attempt of the item has failed, the next one gets another slot, provided that another one is free.
+        """
+        free, begun = list(free), []
+        while self._waiting and free and len(self.running) < self.limit and not self.called_off:
+            found = self._waiting.pop(0)
+            slot = next((each for each in free if each != found.slot), free[0])
+            free.remove(slot)
+            self.running[slot] = found._replace(slot=slot, limit=self.limit)
+            begun.append(self.running[slot])
+        return begun
+
+    def give_back(self, slot: int) -> None:
+        """Have the attempt on a slot wait again, because its ranks could not be started. It keeps its number."""
+        self._waiting.insert(0, self.running.pop(slot))
+
+    def ended(self, slot: int, failure: Failure | None = None) -> Verdict:
+        """Note how the attempt on a slot has ended, and return the verdict on its item: "again" is another attempt."""
+        attempt = self.running.pop(slot)
+        if failure is None:
+            return "finished"
+        if failure.cause == "out of memory" and attempt.limit == self.limit:
+            # Lower the limit only if it is still the one with which this attempt began. When memory runs out, several
+            # processes may be killed at about the same time, and that is to lower the limit only once.
+            self.limit = max(1, (len(self.running) + 1) // 2)
+        if not self._retried(attempt, failure):
+            self.failed()
+            return "failed"
+        self._waiting.insert(0, attempt._replace(number=attempt.number + 1))
+        return "again"
+
+    def failed(self) -> None:
+        """Note that an item has failed for good. The pool also calls this for an item that could not begin."""
+        self._failed = True
+
+    def _retried(self, attempt: Attempt, failure: Failure) -> bool:
+        """Whether the item of `attempt` is to be tried again after this failure."""
+        if failure.cause == "code" or self._retries == 0:
+            return False  # the same code would raise the same exception
+        if failure.cause == "out of memory" and attempt.limit > 1:
+            return True  # try it again, whatever `retries` says, until it has run alone
+        died = failure.cause in _DIED and not failure.error  # with an `error`, the item itself has called sys.exit()
+        return attempt.number <= (int(died) if self._retries is None else self._retries)

@@ -1,0 +1,233 @@
+"""One slot of the pool: a gang that runs one item after another, until it is replaced."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from sparkring.engine.foreach.schedule import Attempt
+from sparkring.engine.polling import poll_until
+from sparkring.engine.result import unpack_results
+from sparkring.gangs.execution import Execution, Request
+from sparkring.gangs.gang import Gang
+from sparkring.history import describe, events
+from sparkring.history.events import Event, Failure
+from sparkring.launchers.base import Launcher
+from sparkring.wire.messages import Buffers, Kept
+
+GROWTH_BYTES = 512 * 1024**2  # if the memory of a gang grows by more than this after its first item, it is replaced
+TIMEOUT_GRACE_S = 1.0  # between the interrupt of an item that took too long and the kill of its ranks
+LEAVE_S = 2.0  # ranks that are asked to leave have this long before they are killed
+RETIRING = 4  # how many gangs of a slot may be ending at the same time, so that old processes do not pile up
+DISPLAYS_EACH = 1_000  # each item has so many numbers for its displays: an equal number would replace a display
+
+
+class SlotSettings(NamedTuple):
+    """How the slots of a pool run their items.
+
+    `launch` makes a launcher for a gang of `size` ranks. A gang runs at most `fresh_after` items, and an item may take
+    at most `timeout_each_s`; None means no limit. A gang whose memory grows by more than `growth_bytes` is replaced.
+    """
+
+    launch: Callable[[], Launcher]
+    size: int = 1
+    fresh_after: int | None = None
+    timeout_each_s: float | None = None
+    growth_bytes: int = GROWTH_BYTES
+
+
+class Ended(NamedTuple):
+    """How an attempt has ended: with a value, or with a failure.
+
+    `text` is a short repr of the value, and `packed` is the value as the rank sent it. `metrics` has the last value of
+    each metric that the item reported.
+    """
+
+    value: Any = None
+    text: str = ""
+    failure: Failure | None = None
+    packed: Buffers = ()
+    metrics: Mapping[str, float] = {}
+    seconds: float = 0.0
+
+
+class Slot:
+    """Slot `number` of a pool. For each attempt, call start(), and then poll() until ended() says how it has ended.
+
+    retire() ends the gang of the slot. Call it at the end, and whenever start() or poll() raise LaunchError.
+    `on_arrival(number)` is called, from any thread, when there is something to poll.
+    """
+
+    def __init__(self, number: int, settings: SlotSettings, on_arrival: Callable[[int], object]) -> None:
+        self.number = number
+        self.attempt: Attempt | None = None
+        self._settings = settings
+        self._on_arrival = on_arrival
+        self._gang: Gang | None = None
+        self._execution: Execution | None = None
+        self._items = 0  # how many items the gang has run
+        self._first_bytes = 0  # how much memory the gang held after its first item
+        self._failed_item: int | None = None  # the last item, if its attempt failed; here, its retry gets a new gang
+        self._began = 0.0  # 0 until the ranks are up and have been sent the item
+        self._kill_at = 0.0  # 0 until the item has taken too long
+        self._text = ""
+        self._metrics: dict[str, float] = {}
+        self._line = 0  # the line of the cell at which the item was when it had taken too long
+        self._retiring: list[threading.Thread] = []
+
+    def start(self, attempt: Attempt, request: Request) -> None:
+        """Begin an attempt, on a new gang if the slot has none.
+
+        If the gang cannot be started, this method or a later poll() raises LaunchError.
+        """
+        if attempt.item.number == self._failed_item or (self._gang is not None and self._gang.deaths):
+            self.retire()
+        self.attempt = attempt
+        self._began = self._kill_at = 0.0
+        self._text, self._line, self._metrics = "", 0, {}
+        if self._gang is None:
+            launcher = self._settings.launch()
+            self._gang = Gang(launcher, self._settings.size, lambda: self._on_arrival(self.number))
+            self._items = self._first_bytes = 0
+            self._execution = self._gang.submit(request)
+            self._gang.start()
+        else:
+            self._execution = self._gang.submit(request)
+        self._on_arrival(self.number)  # submit() has made events, which the next poll() returns
+
+    def poll(self) -> list[Event]:
+        """Return what has happened since the last call, as events of the run."""
+        found: list[Event] = []
+        for event in self._gang.poll(0.0) if self._gang is not None else ():
+            match event:
+                case events.RankStarted():
+                    if not self._items:  # for later items, the run already has this event of the rank
+                        found.append(self._renumbered(event))
+                    if event.rank == self._settings.size - 1:
+                        found.append(self._begun())
+                case events.RankFinished(rank=0):
+                    self._text = event.value
+                case events.StackTaken(rank=0):
+                    self._line = event.cell_line
+                case events.Displayed() if self.attempt is not None:
+                    number = self.attempt.item.number * DISPLAYS_EACH + event.number
+                    found.append(self._renumbered(event._replace(number=number)))
+                case _ if isinstance(event, Kept):
+                    if isinstance(event, events.Metrics):
+                        self._metrics.update(event.values)
+                    found.append(self._renumbered(event))
+        self._watch_the_time()
+        return found
+
+    def ended(self) -> Ended | None:
+        """Return how the attempt has ended; None while it runs. If the gang cannot run another item, retire it."""
+        gang, execution = self._gang, self._execution
+        if gang is None or execution is None or self.attempt is None:
+            return None
+        if execution.done:
+            found = self._finished(execution)
+            keep = not gang.deaths
+        elif self._kill_at and (not execution.running or time.monotonic() > self._kill_at):
+            found, keep = Ended(failure=self._too_late()), False
+        elif execution.failed_rank is not None and not self._kill_at:
+            failure = execution.failures[execution.failed_rank]
+            found = Ended(failure=failure)
+            keep = failure.is_exception and failure.cause != "out of memory" and not (gang.deaths or execution.running)
+        else:
+            return None
+        self._items += 1
+        self._failed_item = self.attempt.item.number if found.failure is not None else None
+        self.attempt = self._execution = None
+        if not keep:
+            self.retire(kill=True)
+        elif self._is_used_up(execution):
+            self.retire()
+        return found
+
+    def interrupt(self) -> None:
+        """Interrupt the item, as Ctrl-C would."""
+        if self._gang is not None:
+            self._gang.interrupt()
+
+    @property
+    def running(self) -> bool:
+        """Whether a rank is still running the item."""
+        is_up = self._gang is not None and self._gang.up
+        return is_up and self._execution is not None and bool(self._execution.running)
+
+    def retire(self, *, kill: bool = False) -> None:
+        """End the gang in a thread of its own, so that the pool need not wait. The next attempt starts a new gang."""
+        self.attempt = self._execution = None
+        gang, self._gang = self._gang, None
+        if gang is None:
+            return
+        self._retiring = [each for each in self._retiring if each.is_alive()]
+        while len(self._retiring) >= RETIRING:
+            self._retiring.pop(0).join()
+        thread = threading.Thread(target=_end, args=(gang, kill), name="sparkring-retire", daemon=True)
+        self._retiring.append(thread)
+        thread.start()
+
+    def join(self) -> None:
+        """Wait until all gangs that have been retired have ended."""
+        for each in self._retiring:
+            each.join()
+
+    def _begun(self) -> events.ItemStarted:
+        """Note that all ranks have been sent the item, whose time begins now, and return the event that says so."""
+        assert self.attempt is not None
+        self._began = time.monotonic()
+        item, number, *_ = self.attempt
+        return events.ItemStarted(time.time(), item.number, item.name, self.number, number)
+
+    def _renumbered(self, event: Kept | events.RankStarted) -> Event:
+        """Return the event with the number that its rank has among the ranks of all slots."""
+        return event._replace(rank=self.number * self._settings.size + event.rank)
+
+    def _watch_the_time(self) -> None:
+        limit_s = self._settings.timeout_each_s
+        if self._gang is None or limit_s is None or not self._began or self._kill_at:
+            return
+        if time.monotonic() > self._began + limit_s:
+            self._kill_at = time.monotonic() + TIMEOUT_GRACE_S
+            self._gang.ask_for_stacks()
+            self._gang.interrupt()
+
+    def _too_late(self) -> Failure:
+        limit = describe.duration(self._settings.timeout_each_s or 0.0)
+        where = f" (it was at cell line {self._line})" if self._line else ""
+        return Failure("timed out", f"did not end within {limit}{where}")
+
+    def _finished(self, execution: Execution) -> Ended:
+        first = execution.ranks[0]
+        execution.values = {
+            first: execution.values[first]
+        }  # drop the values of other ranks, so that they are not unpacked
+        packed = execution.values[first][""].parts
+        values, _, problems = unpack_results(execution)
+        if problems:
+            return Ended(failure=Failure("code", f"{problems[0].replace(' of rank 0', '')}", advice=_RETURN))
+        seconds = time.monotonic() - self._began
+        return Ended(values.get(first), self._text, None, packed, self._metrics, seconds)
+
+    def _is_used_up(self, execution: Execution) -> bool:
+        """Whether the gang is to be replaced: it has run as many items as it may, or its memory has grown too much."""
+        held_bytes = sum(execution.memory_bytes.values())
+        self._first_bytes = self._first_bytes or held_bytes
+        fresh_after = self._settings.fresh_after
+        too_many = fresh_after is not None and self._items >= fresh_after
+        return too_many or held_bytes > self._first_bytes + self._settings.growth_bytes
+
+
+_RETURN = "Return plain values or arrays, or save the object in the item and return its path."
+
+
+def _end(gang: Gang, kill: bool) -> None:
+    """End a gang that is no longer used: unless `kill` is set, ask its ranks to leave first. Runs in a thread."""
+    with contextlib.closing(gang):
+        if not kill and gang.up:
+            gang.leave()
+            poll_until(lambda: gang.gone, time.monotonic() + LEAVE_S, gang.poll)

@@ -1,0 +1,232 @@
+"""`%%foreach TARGETS in ITEMS`: runs the cell for each item. The items are independent, and several run at once."""
+
+from __future__ import annotations
+
+import ast
+import re
+import types
+from typing import Any, NamedTuple
+
+from sparkring.engine.options import ForeachOptions, checked_foreach
+from sparkring.errors import OptionsError
+from sparkring.frameworks import FRAMEWORKS
+from sparkring.notebook.cell_options import AUTOLOG, DRY_RUN, ENV, NAME, PUSH, QUIET, flattened
+from sparkring.notebook.magic import Magic
+from sparkring.notebook.option_types import count, number_of_ranks, positive_count, seconds
+from sparkring.notebook.options_table import Option, OptionsTable
+
+_HELP = """Run the cell for each item. The items are independent of each other, and several run at once.
+
+    %%foreach store, lr in product(stores, [0.1, 0.01]) -n -4
+    frame = pd.read_parquet(f"{{root}}/{{store}}")
+    model = train(frame, lr)
+    sparkring.log(mape=score(model))
+    model.coef_                           # the value of the last expression is the item's value
+
+`TARGETS in ITEMS` is what stands between `for` and `:` in Python. ITEMS may be any iterable, even an endless generator,
+since an item is taken only when a process is free for it. If ITEMS contains ` -n` or ` --`, as in `a -n`, put it in
+parentheses; otherwise, the options would begin there.
+
+Each process runs one item after another, and keeps what it has imported. For each item, the names that the cell reads
+have the notebook's values again, and random numbers are seeded with the item's number. So results do not depend on
+which process runs an item, or when. But if an item changes something in a module, in the environment or in a file,
+later items of the process find the change; with --fresh-process, each item has a process of its own.
+
+If an item fails, the other items still run. At the end, one error says how many items failed, and why. A process that
+dies, or whose memory has grown by 512 MB, is replaced. If an item runs out of memory, it is tried again, and from then
+on only half as many items run at once.
+
+The cell returns a ForeachResult, with .table (a pandas DataFrame), .values, .errors, .best("mape") and .record. After
+an error or Stop, sparkring.last_result is the result so far. With --background, the cell returns a BackgroundRun at
+once.
+
+Options:
+{options}
+"""
+
+_FRAMEWORKS = tuple(name for name, framework in FRAMEWORKS.items() if not framework.in_task and name != "plain")
+
+TABLE = OptionsTable(
+    "%%foreach",
+    Option(
+        "-n",
+        "--np",
+        type=number_of_ranks,
+        metavar="-K",
+        help="run at most K items at once, in processes on this machine; default: one for each core",
+    ),
+    Option(
+        "--retries",
+        type=count,
+        metavar="R",
+        help="try a failed item again, at most R times; default: once if its process died, not after an exception",
+    ),
+    Option(
+        "--timeout-each",
+        type=seconds,
+        metavar="S",
+        dest="timeout_each_s",
+        help="end an item that takes longer than S seconds; the item counts as failed",
+    ),
+    Option("--fail-fast", action="store_true", help="end the run when an item has failed"),
+    Option("--fresh-process", action="store_true", help="start a process for each item"),
+    Option("--fresh-after", type=positive_count, metavar="N", help="replace a process after N items"),
+    Option(
+        "--checkpoint-dir",
+        default="",
+        metavar="PATH",
+        help="keep the items' results in PATH (dbfs: or any URL); items with a result there do not run again",
+    ),
+    Option("--fresh", action="store_true", help="run all items, even those with a result in --checkpoint-dir"),
+    Option("--np-each", type=positive_count, default=1, metavar="R", dest="each", help="run each item on R ranks"),
+    Option("--framework", choices=_FRAMEWORKS, default="plain", help="what connects the ranks of an item"),
+    Option("--seed", type=count, default=0, metavar="N", help="seed the items' random numbers differently; default: 0"),
+    PUSH,
+    ENV,
+    AUTOLOG,
+    NAME,
+    Option("--background", action="store_true", help="return a BackgroundRun at once, so that the notebook is free"),
+    DRY_RUN,
+    QUIET,
+)
+
+
+class Clause(NamedTuple):
+    """The text of TARGETS and of ITEMS, and the compiled `code` that computes ITEMS."""
+
+    targets: str
+    items: str
+    code: types.CodeType
+
+    @property
+    def written(self) -> str:
+        return f"{self.targets} in {self.items}"
+
+
+def split(line: str) -> tuple[Clause, str]:
+    """Return the clause at the beginning of a line, and the text of the options after it.
+
+    Raise OptionsError if the line does not begin with a clause.
+    """
+    ends = [found.start() for found in re.finditer(r"(?<=\s)(#|-\S+)", line) if _begins_options(found[0])]
+    for end in [*ends, len(line)]:
+        clause = _clause(line[:end].strip())
+        if clause is not None:
+            return clause, line[end:]
+    raise OptionsError(
+        "%%foreach begins with `TARGETS in ITEMS`, as a for loop does: for example `%%foreach store in stores -n -4`."
+    )
+
+
+def _begins_options(word: str) -> bool:
+    """Whether the options, or a comment, may begin with `word`.
+
+    `--` is hardly ever part of an expression. `-n` may be, but is taken for the option.
+    """
+    return word.startswith(("#", "--")) or re.fullmatch(r"-np?(=?-?\d*)?", word) is not None
+
+
+def _clause(written: str) -> Clause | None:
+    source = f"for {written}: pass"
+    try:
+        match ast.parse(source).body:
+            case [ast.For(target=target, iter=items)]:
+                code = compile(ast.Expression(items), "<%%foreach>", "eval")
+                return Clause(_text(source, target), _text(source, items), code)
+    except SyntaxError:
+        pass
+    return None
+
+
+def _text(source: str, node: ast.expr) -> str:
+    return ast.get_source_segment(source, node) or ast.unparse(node)
+
+
+def parse(line: str) -> tuple[Clause, ForeachOptions, bool]:
+    """Return the clause and the options of a `%%foreach` line, and whether it is a dry run.
+
+    Raise OptionsError if the line is not valid.
+    """
+    from sparkring.worker.member import process
+
+    clause, rest = split(line)
+    given = TABLE.parse(rest)
+    if given["fresh_process"] and given["fresh_after"]:
+        raise OptionsError("%%foreach: --fresh-process means --fresh-after 1: choose one.")
+    fresh_after = 1 if given.pop("fresh_process") else given["fresh_after"]
+    dry_run = given.pop("dry_run")
+    options = ForeachOptions(
+        **given
+        | {
+            "np": -process.cores() if given["np"] is None else given["np"],
+            "fresh_after": fresh_after,
+            "push": flattened(given["push"]),
+            "env": tuple(given["env"] or ()),
+        }
+    )
+    return clause, checked_foreach("%%foreach", options), dry_run
+
+
+def complete(line: str) -> list[str]:
+    """Return what Tab offers: the notebook's variables within the clause, and options after it."""
+    words = line.split()
+    current = "" if line[-1:].isspace() or not words else words[-1]
+    try:
+        _, options = split(line[: len(line) - len(current)])
+    except OptionsError:
+        return _variables(current)
+    if current.startswith("-") or options.strip():
+        return TABLE.complete(f" {options}{current}")
+    return TABLE.complete(" ") if not current else _variables(current)
+
+
+def _variables(current: str) -> list[str]:
+    """Return the completions of `current` with the notebook's variables that begin like the name at its end."""
+    from IPython.core.getipython import get_ipython
+
+    shell = get_ipython()
+    begin, name = re.fullmatch(r"(.*?)(\w*)", current).groups()  # type: ignore[union-attr] # it matches any word
+    names = [] if shell is None or not name else [each for each in shell.user_ns if each.startswith(name)]
+    return [begin + each for each in names]
+
+
+def _run(shell: Any, line: str, cell: str) -> Any:
+    """`%%foreach`: run the cell for each item, or show what would be sent."""
+    from sparkring.engine import api
+    from sparkring.engine.foreach.items import Targets
+    from sparkring.engine.foreach.run import ForeachSpec
+    from sparkring.engine.options import Options
+    from sparkring.engine.prepare import capture_cell
+    from sparkring.engine.spec import Cell, RunSpec
+    from sparkring.notebook.cell import find_scripts, python_source
+    from sparkring.views.tables import show_captured
+
+    clause, options, dry_run = parse(line)
+    targets = Targets(clause.targets)
+    source = python_source(shell, "foreach", cell)
+    work = Cell(source, shell.user_ns, find_scripts(shell, source))
+    if dry_run:
+        run_options = Options(push=options.push, dry_run=True)
+        captured = capture_cell(RunSpec(work, run_options, options.framework, bound=targets.names), work)
+        show_captured(captured.table)
+        return None
+    items = _evaluated(clause, shell.user_ns)
+    spec = ForeachSpec(work, items, options, targets, clause.written, f"%%foreach {line}\n{cell}")
+    return api.start_foreach(spec) if options.background else api.foreach_spec(spec)
+
+
+def _evaluated(clause: Clause, namespace: dict[str, Any]) -> Any:
+    """Return the value of ITEMS. If the expression raises an error, raise OptionsError, which says so."""
+    from sparkring.worker.rank.failures import as_failure
+
+    try:
+        return eval(clause.code, namespace)
+    except Exception as error:  # of any type: the expression is the user's code
+        traceback = error.__traceback__
+        deeper = traceback.tb_next.tb_next if traceback is not None and traceback.tb_next is not None else None
+        failure = as_failure(error.with_traceback(deeper))
+        said = f"%%foreach: `{clause.items}` raised {failure.summary}."
+        raise OptionsError(said if deeper is None else f"{said}\n\n{failure.traceback.rstrip()}") from None
+
+
+MAGICS = (Magic("foreach", "cell", _HELP.format(options=TABLE.help()), _run, complete),)

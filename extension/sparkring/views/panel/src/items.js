@@ -1,0 +1,68 @@
+// The items of a run, as far as the page knows them. They can be sorted by any column, and searched.
+
+// A message has an array for each row, with the values in the order of FIELDS. In the table, COLUMNS come before the metrics
+// and LAST_COLUMNS after them; each has a name and a title.
+const FIELDS = ["item", "name", "state", "attempt", "began", "took", "value", "error", "metrics"];
+export const COLUMNS = [["item", "#"], ["name", "item"], ["state", "state"], ["attempt", "attempt"], ["took", "took"]];
+export const LAST_COLUMNS = [["value", "value"], ["error", ""]];
+
+export class Items {
+  constructor() {
+    this.rows = new Map(); // by the number of the item
+    this.metrics = []; // names, in the order in which they came
+    this.tried = false; // whether an item has had more than one attempt
+    this.column = "item";
+    this.descending = false;
+    this.query = "";
+    this.ordered = null; // the rows to show, in their order; null if they have to be computed anew
+  }
+
+  add(message) {
+    for (const told of message.rows) {
+      const row = Object.fromEntries(FIELDS.map((name, at) => [name, told[at]]));
+      this.rows.set(row.item, row);
+      this.tried ||= row.attempt > 1;
+      for (const name in row.metrics) if (!this.metrics.includes(name)) this.metrics.push(name);
+    }
+    this.ordered = null;
+  }
+
+  search(query) {
+    this.query = query.toLowerCase();
+    this.ordered = null;
+  }
+
+  // Sort by a column; if the rows are sorted by it already, in the other direction.
+  sort(column) {
+    this.descending = this.column === column && !this.descending;
+    this.column = column;
+    this.ordered = null;
+  }
+
+  // Return the rows to show, in their order. Rows without a value in the column that they are sorted by come last. `now` is in
+  // seconds since the start of the run.
+  shown(now) {
+    if (this.ordered && this.column !== "took") return this.ordered;
+    const key = (row) => value(row, this.column, now), sign = this.descending ? -1 : 1;
+    const found = [...this.rows.values()].filter((row) => this.fits(row)).map((row) => [key(row), row]);
+    found.sort(([a, one], [b, other]) => compare(a, b, sign) || one.item - other.item);
+    this.ordered = found.map(([, row]) => row);
+    return this.ordered;
+  }
+
+  fits(row) {
+    return !this.query || `${row.item} ${row.name} ${row.state} ${row.value} ${row.error}`.toLowerCase().includes(this.query);
+  }
+}
+
+// Return the value of a row in a column; undefined if the row has none.
+export function value(row, column, now) {
+  if (column === "took") return row.took ?? Math.max(0, now - row.began);
+  return column in row && column !== "metrics" ? row[column] : row.metrics[column];
+}
+
+function compare(a, b, sign) {
+  const missing = (each) => each === undefined || each === "" || Number.isNaN(each);
+  if (missing(a) || missing(b)) return missing(a) - missing(b);
+  return a < b ? -sign : a > b ? sign : 0;
+}

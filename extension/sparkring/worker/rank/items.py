@@ -1,0 +1,118 @@
+"""The work of a pool on a rank: runs a cell or a function for one item after another, each as if it were the first.
+
+The captured values stay packed on the rank. For each item, `__main__` is emptied, and the captured values and the
+item's own values are unpacked into it. So the next item finds nothing that this item has bound or changed. Large arrays
+are not copied for this: all items map the same memory, and only the pages that an item writes to are copied for it.
+What an item changes in a module, in the environment or on disk stays for later items.
+"""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import os
+import sys
+import tempfile
+from typing import Any
+
+from sparkring.capture import packing
+from sparkring.runtime import world
+from sparkring.wire import messages
+from sparkring.worker.member import process
+from sparkring.worker.rank import collectives, seeds, shell
+from sparkring.worker.rank.cell import CompiledCell, compile_cell
+
+# The difference between the seeds of two neighbouring ranks of an item: the ranks are to draw different numbers, as
+# they would without seeds.
+RANKS_APART = 0x9E3779B1
+# Collect garbage only after the memory has grown by so much, since a collection can take longer than a short item.
+COLLECT_AFTER_BYTES = 64 * 1024**2
+
+
+class ItemWork:
+    """The work that `order` says to run for each item in `namespace`, the rank's `__main__`.
+
+    Before each item, `namespace` is set back to its present content. `filename` names the cell in tracebacks.
+    """
+
+    def __init__(self, order: messages.Work, namespace: dict[str, Any], filename: str) -> None:
+        self._order = order
+        self._namespace = namespace
+        self._filename = filename
+        self._at_first = dict(namespace)
+        payload, *buffers = order.parts
+        self._payload = bytes(payload)
+        self._buffers = [_Shared(buffer) for buffer in buffers]
+        self._order = order._replace(parts=())  # without the parts, which would be a second copy in memory
+        self._cell: CompiledCell | None = None
+        self._collected_bytes = 0
+
+    def whole(self, item: messages.Run) -> messages.Run:
+        """Return the request of an item, completed with the fields of the Work, which are the same for all items."""
+        work = self._order
+        return item._replace(
+            source=work.source,
+            autolog=work.autolog,
+            environment={**item.environment, **work.environment},
+            notebook=work.notebook,
+            scripts=work.scripts,
+        )
+
+    def compute(self, item: messages.Run) -> Any:
+        """Run the work for an item, and return the item's value."""
+        collectives.release()  # end the collectives of the item before; all ranks of the slot do so
+        self._clear()
+        _new_sessions()
+        seeds.begin((item.seed + world.world().rank * RANKS_APART) % (1 << 32))
+        payload, *buffers = item.parts
+        copies = [buffer.copy_on_write() for buffer in self._buffers]
+        if self._order.what == "call":
+            function, _ = packing.unpack_call(self._payload, copies)
+            (value,) = packing.unpack_values(payload, buffers)
+            return function(value)
+        shell.scripts.update((script.line, script) for script in self._order.scripts)
+        packing.unpack_names(self._payload, self._namespace, copies)
+        packing.unpack_names(payload, self._namespace, buffers)
+        if self._cell is None:
+            self._cell = compile_cell(self._order.source, self._filename)
+        return self._cell.run(self._namespace)
+
+    def end(self) -> int:
+        """Drop what the item has left in `__main__`, and return how much memory the process now holds."""
+        self._clear()
+        used_bytes = process.resident_bytes()
+        if used_bytes > self._collected_bytes + COLLECT_AFTER_BYTES:
+            gc.collect()
+            self._collected_bytes = used_bytes = process.resident_bytes()
+        return used_bytes
+
+    def _clear(self) -> None:
+        self._namespace.clear()  # a new dict would not do: the old one would stay until garbage is collected
+        self._namespace.update(self._at_first)
+
+
+def _new_sessions() -> None:
+    """Have Keras forget the models of the item before, and number layers from 1 again."""
+    for name in ("keras", "tf_keras"):
+        module = sys.modules.get(name)
+        if module is not None:
+            module.backend.clear_session()
+
+
+class _Shared:
+    """Data of which each item gets a copy. Only the pages of the copy that the item writes to take memory."""
+
+    def __init__(self, data: messages.Buffer) -> None:
+        view = memoryview(data)
+        self._size = view.nbytes
+        self._file = os.memfd_create("sparkring") if hasattr(os, "memfd_create") else _unnamed_file()
+        while view:
+            view = view[os.write(self._file, view) :]
+
+    def copy_on_write(self) -> memoryview:
+        return memoryview(mmap.mmap(self._file, self._size, flags=mmap.MAP_PRIVATE))
+
+
+def _unnamed_file() -> int:
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())

@@ -1,0 +1,82 @@
+"""Seeds the random numbers of an item, so that its results do not depend on which process runs it, or after which item.
+
+If an item is the first in its process to import a library, the library is seeded right after the import, and the other
+generators are put back into the state that they had before the import. So the item draws the same numbers as in a
+process that had already imported the library. A generator that is made without a seed and asks the system for one, such
+as `default_rng()`, is not seeded.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+from sparkring.worker.rank.imports import Action, around_import
+
+Plant = Callable[[Any, int], object]
+
+_seed: int | None = None  # None until the first item
+
+
+def begin(seed: int) -> None:
+    """Begin an item: seed the random numbers of Python and of all libraries that are imported now or later."""
+    global _seed
+    first, _seed = _seed is None, seed
+    random.seed(seed)
+    for name, plant in _LIBRARIES.items():
+        if name in sys.modules:
+            plant(sys.modules[name], seed)
+        if first:
+            around_import(name, functools.partial(_importing, plant))
+
+
+def _importing(plant: Plant) -> Action:
+    """Note the state of the generators before an import, and return the action that is to follow this import."""
+    put_back = _noted()
+
+    def after(module: types.ModuleType) -> None:
+        put_back()
+        if _seed is not None:
+            plant(module, _seed)
+
+    return after
+
+
+def _noted() -> Callable[[], None]:
+    """Note the state of Python's and NumPy's generators, and return a function that puts them back into this state.
+
+    If NumPy is imported in between, its generator has no earlier state, and is seeded instead.
+    """
+    numpy: Any = sys.modules.get("numpy")
+    python_state, numpy_state = random.getstate(), numpy.random.get_state() if hasattr(numpy, "random") else None
+
+    def put_back() -> None:
+        random.setstate(python_state)
+        imported: Any = sys.modules.get("numpy")
+        if numpy_state is not None:
+            imported.random.set_state(numpy_state)
+        elif hasattr(imported, "random"):
+            imported.random.seed(_seed)
+
+    return put_back
+
+
+def _keras(module: Any, seed: int) -> None:
+    """Seed Keras' own generators. Keras' function seeds Python's and NumPy's, too, so these are put back after it."""
+    put_back = _noted()
+    module.utils.set_random_seed(seed)
+    put_back()
+
+
+# TensorFlow comes after Keras, since the function of Keras seeds it, too.
+_LIBRARIES: dict[str, Plant] = {
+    "numpy": lambda module, seed: module.random.seed(seed),
+    "keras": _keras,
+    "tf_keras": _keras,
+    "tensorflow": lambda module, seed: module.random.set_seed(seed),
+    "torch": lambda module, seed: module.manual_seed(seed),
+}

@@ -1,0 +1,273 @@
+"""Independent runs on real processes: what an item finds, what it leaves behind, and how it may end."""
+
+from __future__ import annotations
+
+import builtins
+import signal
+import textwrap
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from leaks import MARK
+from rings import Recording
+from waiting import until
+
+import sparkring
+from sparkring.engine import api
+from sparkring.engine.foreach.items import Targets
+from sparkring.engine.foreach.run import ForeachSpec
+from sparkring.engine.options import ForeachOptions
+from sparkring.engine.spec import Cell
+from sparkring.errors import ItemsFailed, RunFailed
+from sparkring.history import run_store
+
+
+class Pools:
+    """Runs a cell for each item, as %%foreach does, in a notebook of its own."""
+
+    def __init__(self, mark: str) -> None:
+        self.notebook: dict[str, Any] = {"__name__": "__main__", "__builtins__": builtins}
+        self.view = Recording()
+        self._mark = mark
+
+    def define(self, source: str) -> None:
+        exec(textwrap.dedent(source), self.notebook)
+
+    def run(self, clause: str, cell: str, at_once: int = 2, **options: Any) -> Any:
+        return api.foreach_spec(self._spec(clause, cell, at_once, options), self.view)
+
+    def in_background(self, clause: str, cell: str, at_once: int = 2, **options: Any) -> Any:
+        return api.start_foreach(self._spec(clause, cell, at_once, {**options, "background": True}), self.view)
+
+    def _spec(self, clause: str, cell: str, at_once: int, options: dict[str, Any]) -> ForeachSpec:
+        targets, _, items = clause.partition(" in ")
+        work = Cell("\n" + textwrap.dedent(cell).strip("\n"), self.notebook)
+        settings = ForeachOptions(-at_once, env=((MARK, self._mark),), **options)
+        return ForeachSpec(work, eval(items, self.notebook), settings, Targets(targets))
+
+
+@pytest.fixture
+def pools(watch: Any) -> Pools:
+    return Pools(watch.mark)
+
+
+# A module in place of Keras: it has generators of its own, and draws from Python's generator when it is imported.
+KERAS = """
+import random
+
+random.random()
+own = random.Random()
+
+class utils:
+    def set_random_seed(seed):
+        own.seed(seed)
+        random.seed(seed + 1)
+
+class backend:
+    layers = 0
+
+    def clear_session():
+        backend.layers = 0
+"""
+
+
+def test_items_do_not_see_one_another(pools, tmp_path, monkeypatch):
+    """Whatever an item binds or changes, the next item in the same process finds the notebook's values again.
+
+    Its random numbers depend on its number alone, so that one process for each item gives the same values.
+    """
+    (tmp_path / "tf_keras.py").write_text(KERAS)
+    monkeypatch.syspath_prepend(tmp_path)
+    pools.define(
+        """
+        import random
+        import numpy as np
+
+        class Model:
+            fitted = 0
+
+            def fit(self, times):
+                self.fitted += times
+                Model.fitted += 1
+                return self.fitted
+
+        def helper(x):
+            global calls
+            calls += 1
+            return x * factor
+
+        calls, factor, seen = 0, 10, []
+        model, table = Model(), np.zeros(200_000)
+        kinds = [Model(), Model()]
+        """
+    )
+    cell = """
+        assert "left" not in globals()
+        left = number
+        seen.append(number)
+        table += number
+        first = helper(number), model.fit(3), len(seen), float(table.sum()), calls
+        import tf_keras
+        tf_keras.backend.layers += 1
+        noise = random.random(), float(np.random.rand()), tf_keras.own.random(), tf_keras.backend.layers
+        isinstance(kind, Model), rank, size, first, noise
+    """
+    result = pools.run("number, (kind, *_) in [(n, [kinds[0], n]) for n in range(6)]", cell)
+    for number, (is_model, rank, size, first, _) in enumerate(result.values):
+        assert (is_model, rank, size) == (True, 0, 1)
+        assert first == (number * 10, 3, 1, number * 200_000.0, 1)
+    assert len({noise for *_, noise in result.values}) == 6
+    fresh = pools.run("number, (kind, *_) in [(n, [kinds[0], n]) for n in range(6)]", cell, 1, fresh_after=1)
+    assert fresh.values == result.values
+    assert pools.notebook["calls"] == 0
+
+
+def test_how_items_may_end(pools):
+    """If a process is killed, exits or hangs, or a value cannot be sent, only one item is lost."""
+    pools.define("import os, sys, time, threading\nnumbers = range(9)")
+    with pytest.raises(ItemsFailed) as caught:
+        pools.run(
+            "n in numbers",
+            """
+            print("item", n, flush=True)
+            if n == 1: os.kill(os.getpid(), 9)
+            if n == 2: os._exit(3)
+            if n == 3: sys.exit("no")
+            if n == 4: time.sleep(60)
+            value = threading.Lock() if n == 5 else n
+            if n == 6: n.missing
+            if n == 7: sys.exit(0)
+            value
+            """,
+            timeout_each_s=1.0,
+        )
+    result = sparkring.last_result
+    failures = result.errors
+    assert {number: (failure.cause, failure.exit_code) for number, failure in failures.items()} == {
+        1: ("signal", None),
+        2: ("exit", 3),
+        3: ("exit", None),
+        4: ("timed out", None),
+        5: ("code", None),
+        6: ("code", None),
+    }
+    assert result.values == [0, *[None] * 7, 8]
+    assert list(result.table.attempts) == [1, 2, 2, 1, 1, 1, 1, 1, 1]
+    said = str(caught.value)
+    assert "6 of 9 items failed (3 finished)" in said
+    assert "did not end within 1.0 s (it was at cell line 6): item 4 (n=4)" in said
+    assert "AttributeError: 'int' object has no attribute 'missing' (cell line 8" in said
+    assert "which cannot be pickled" in failures[5].summary
+    path = run_store.find_saved(result.record.run_id)
+    logs = "".join(run_store.log(path, rank) for rank in range(2))
+    assert sorted(line for line in logs.splitlines() if line.startswith("item")) == sorted(
+        f"item {n}" for n in (0, 1, 1, 2, 2, 3, 4, 5, 6, 7, 8)
+    )
+    assert run_store.item_log(path, 2) == "item 2\nitem 2\n"
+    assert run_store.item_log(path, 6).startswith("item 6\nTraceback")
+    assert run_store.load(path).items == result.record.items
+
+
+def test_stop_keeps_what_is_done(pools):
+    """Stop interrupts the items that run, kills those that do not respond, and leaves no process."""
+    pools.define("import itertools, signal, time")
+    run = pools.in_background(
+        "n in itertools.count()",
+        """
+        if n >= 3:
+            if n == 4: signal.signal(signal.SIGINT, signal.SIG_IGN)
+            print("waits", flush=True)
+            while True: time.sleep(60)
+        n
+        """,
+    )
+    waits = threading.Event()
+    pools.view.on_refresh = lambda record: (
+        waits.set() if sum(line.text == "waits" for line in record.recent) == 2 else None
+    )
+    assert waits.wait(60)
+    run.stop()
+    with pytest.raises(KeyboardInterrupt, match="3 of 5 items finished"):
+        run.result()
+    assert sparkring.last_result.values == [0, 1, 2, None, None]
+    assert list(sparkring.last_result.table.state) == ["finished"] * 3 + ["stopped"] * 2
+
+
+def test_large_values_both_ways(pools):
+    """An item's array and its value, of 200 MB, arrive. The array that the cell reads is not copied for each item."""
+    pools.notebook["arrays"] = [np.full(2_000_000, float(number)) for number in range(3)]
+    pools.notebook["np"] = np
+    pools.notebook["shared"] = np.ones(5_000_000)
+    result = pools.run("x in arrays", "shared[:10] += x[0]\nnp.full(25_000_000, x[0] + shared[0] + shared[-1])", 1)
+    assert [value.nbytes for value in result.values] == [200_000_000] * 3
+    assert [float(value[0]) for value in result.values] == [2.0, 4.0, 6.0]
+
+
+def test_rings(pools):
+    """With --np-each 2, each item runs on two connected ranks, and the next item on the same ranks."""
+    result = pools.run(
+        "n in range(3)",
+        """
+        import os, torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        total = torch.tensor([float(n + rank)])
+        dist.all_reduce(total)
+        float(total), os.getpid()
+        """,
+        1,
+        each=2,
+        framework="torch",
+    )
+    assert [total for total, _ in result.values] == [1.0, 3.0, 5.0]
+    assert len({pid for _, pid in result.values}) == 1
+    assert [rank.pid > 0 for rank in result.record.ranks] == [True, True]
+
+
+def test_not_on_a_rank(local):
+    """A rank cannot start items of its own, and the error says what to do instead."""
+    with pytest.raises(RunFailed, match="call it in the notebook, or use a loop"):
+        local.run("import sparkring\nsparkring.foreach(len, ['a'])", 1)
+
+
+SURVIVES = """
+import glob, sparkring
+
+def train(number):
+    with open("../ran", "a") as file:
+        file.write(f"{number}\\n")
+    store = sparkring.checkpoints()
+    state = {"steps": 0}
+    before = store.restore(state)
+    store.save(before + 1, {"steps": before + 1})
+    if number == 5 and not before:
+        time.sleep(60)
+    return number * 10, before
+
+def numbers():
+    for number in range(8):
+        if number == LAST:
+            while len(glob.glob("../kept/results/*.json")) < 6:
+                time.sleep(0.01)
+            os.kill(os.getpid(), 9)
+        yield number
+
+result = sparkring.foreach(train, numbers(), np=-2, checkpoint_dir="../kept", quiet=True)
+print("values", result.values, "states", list(result.table.state))
+"""
+
+
+def test_after_a_killed_kernel_only_what_is_missing_runs(driver, tmp_path):
+    """No process is left, no finished item runs again, and an item that had saved a checkpoint continues from it."""
+    killed = driver(SURVIVES.replace("LAST", "7"))
+    killed.wait()
+    assert killed.process.returncode == -signal.SIGKILL
+    until(lambda: not killed.family(), "the pool's processes end with their kernel")
+    assert sorted((tmp_path / "ran").read_text().split()) == list("0123456")
+    (tmp_path / "ran").unlink()
+    text = driver(SURVIVES.replace("LAST", "None")).wait()
+    values = [(number * 10, int(number == 5)) for number in range(8)]
+    states = ["kept"] * 5 + ["finished", "kept", "finished"]
+    assert f"values {values} states {states}" in text
+    assert sorted((tmp_path / "ran").read_text().split()) == list("57")

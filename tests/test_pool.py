@@ -1,0 +1,395 @@
+"""Independent runs as the driver sees them, with members that are threads of this process."""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_launcher import Exit, FakeLauncher, FakeRank, Vanish
+from rings import Recording
+
+from sparkring.capture.packing import unpack_names
+from sparkring.engine import api
+from sparkring.engine.foreach import pool, slot
+from sparkring.engine.foreach.content import digest
+from sparkring.engine.foreach.items import Targets
+from sparkring.engine.foreach.kept import Kept
+from sparkring.engine.foreach.run import ForeachSpec
+from sparkring.engine.options import ForeachOptions
+from sparkring.engine.spec import Call, Cell
+from sparkring.errors import ItemsFailed, LaunchError, OptionsError, RunFailed
+from sparkring.history import describe, run_store
+from sparkring.history.record import RunRecord
+from sparkring.wire.messages import Metrics, Output
+
+ItemCell = Callable[[FakeRank, Any], object]
+
+
+class Launched(list[FakeLauncher]):
+    """The launchers that have been made for a run, one for each gang. Their ranks call `cell` for each item."""
+
+    cell: ItemCell
+    refused = 0  # how many more launchers fail to start
+
+    def launch(self, *_: Any) -> FakeLauncher:
+        if self.refused:
+            self.refused -= 1
+            raise LaunchError("no more processes.")
+        self.append(FakeLauncher(lambda rank: self.cell(rank, item_of(rank)), len(self) + 1))
+        return self[-1]
+
+
+def item_of(rank: FakeRank) -> Any:
+    """Return the value of the item that a rank is to run."""
+    namespace: dict[str, Any] = {}
+    payload, *buffers = rank.request.parts
+    unpack_names(payload, namespace, buffers)
+    return namespace["item"]
+
+
+class Runs:
+    """Runs items on ranks that are threads of this process."""
+
+    def __init__(self, launched: Launched) -> None:
+        self.launched = launched
+        self.view = Recording()
+
+    def __call__(self, cell: ItemCell, items: Any, at_once: int = 2, **options: Any) -> Any:
+        return api.foreach_spec(self._spec(cell, items, at_once, options), self.view)
+
+    def in_background(self, cell: ItemCell, items: Any, at_once: int = 2, **options: Any) -> Any:
+        return api.start_foreach(self._spec(cell, items, at_once, {**options, "background": True}), self.view)
+
+    def _spec(self, cell: ItemCell, items: Any, at_once: int, options: dict[str, Any]) -> ForeachSpec:
+        self.launched.cell = cell
+        return ForeachSpec(Call(len), items, ForeachOptions(-at_once, **options))
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch, watch: Any) -> Runs:
+    launched = Launched()
+    monkeypatch.setattr("sparkring.launchers.LocalLauncher", launched.launch)
+    return Runs(launched)
+
+
+def test_items_in_their_order(runs):
+    """The values come in the items' order, whichever item ends first. The work is sent only once to each process."""
+    first = threading.Event()
+
+    def cell(rank: FakeRank, item: int) -> int:
+        first.wait(60) if item == 0 else first.set()
+        rank.tell(Output("stdout", f"item {item}\n".encode()))
+        rank.tell(Metrics({"loss": item / 2}))
+        return item * 10
+
+    result = runs(cell, range(5))
+    assert result.values == [0, 10, 20, 30, 40]
+    assert len(runs.launched) == 2
+    works = [rank.work for launcher in runs.launched for rank in launcher.ranks]
+    assert [work.what for work in works] == ["call", "call"]
+    table = result.table
+    assert list(table.columns) == ["item", "state", "attempts", "seconds", "place", "loss", "value", "error"]
+    assert list(table.item) == [0, 1, 2, 3, 4]
+    assert set(table.state) == {"finished"}
+    assert set(table.place) == {"host"}
+    assert result.best("loss", mode="max").value == 40
+    assert result.best("loss").value == 0
+    with pytest.raises(OptionsError, match="they have reported loss"):
+        result.best("mape")
+    record = run_store.load(run_store.find_saved(result.record.run_id))
+    assert record.items == result.record.items, "a later kernel reads the same"
+    assert (record.items.total, record.items.finished, record.items.running) == (5, 5, ())
+    assert len(runs.view.record.items.ended) == 5
+
+
+def test_an_empty_list_starts_nothing(runs):
+    result = runs(lambda rank, item: item, [])
+    assert (result.values, len(result), len(result.table), list(runs.launched)) == ([], 0, 0, [])
+    assert result.record.outcome == "finished"
+
+
+def test_an_endless_iterable_is_taken_from_when_there_is_room(runs):
+    """The run can be stopped like any other: the results so far are kept, and items that run are interrupted."""
+    taken = 0
+
+    def endless():
+        nonlocal taken
+        while True:
+            taken += 1
+            yield taken
+
+    def cell(rank: FakeRank, item: int) -> int:
+        if item > 7:
+            rank.interrupted.wait(60)
+            raise KeyboardInterrupt
+        return item
+
+    def stop_when_full(record: RunRecord) -> None:
+        if record.items is not None and (record.items.done, len(record.items.running)) == (7, 2):
+            run.stop(wait=False)
+
+    run = runs.in_background(cell, endless())
+    runs.view.on_refresh = stop_when_full
+    with pytest.raises(KeyboardInterrupt, match="7 of 9 items finished"):
+        run.result(60)
+    result = api.last_result
+    assert taken == 9
+    assert result.values[:7] == [1, 2, 3, 4, 5, 6, 7]
+    assert list(result.table.state[7:]) == ["stopped"] * 2
+    assert result.record.outcome == "interrupted"
+
+
+def test_a_failed_item_leaves_the_others_alone(runs):
+    """One error says how many items failed and why, with one line for each cause. All results are available."""
+
+    def cell(rank: FakeRank, item: int) -> int:
+        if item in (1, 2):
+            raise ValueError(f"no data for {item}")
+        if item == 5:
+            raise Exit(signal=9)
+        if item == 6:
+            raise Vanish
+        return item
+
+    with pytest.raises(ItemsFailed) as caught:
+        runs(cell, range(8))
+    said = str(caught.value)
+    assert said.startswith("4 of 8 items failed (4 finished):\n  2 × ValueError: no data for 1: items 1, 2\n")
+    assert "1 × killed by SIGKILL: item 5 (5)" in said
+    assert caught.value.values == {0: 0, 3: 3, 4: 4, 7: 7}
+    assert caught.value.record.outcome == "failed"
+    result = api.last_result
+    assert result.values == [0, None, None, 3, 4, None, None, 7]
+    assert {number: failure.cause for number, failure in result.errors.items()} == {
+        1: "exception",
+        2: "exception",
+        5: "signal",
+        6: "lost",
+    }
+    assert list(result.table.attempts) == [1, 1, 1, 1, 1, 2, 2, 1], "what killed a process is tried once more"
+    assert result.record.items.again == 2
+
+
+def test_retries_succeed(runs):
+    """A retry runs in another process than the attempt before. After an exception, only --retries brings a retry."""
+    processes: dict[int, list[int]] = {}
+
+    def cell(rank: FakeRank, item: int) -> int:
+        processes.setdefault(item, []).append(rank.attempt)
+        if len(processes[item]) < item:
+            raise OSError("the store is busy")
+        return item
+
+    assert runs(cell, [1, 2, 3], retries=2).values == [1, 2, 3]
+    assert [len(processes[item]) for item in (1, 2, 3)] == [1, 2, 3]
+    assert all(before != after for each in processes.values() for before, after in itertools.pairwise(each))
+
+
+def test_out_of_memory_is_tried_with_fewer_at_once(runs):
+    """Three items run at once, and one is killed for its memory: from then on, one item runs at a time."""
+    three, lock, begun, running = threading.Barrier(3), threading.Lock(), [], 0
+
+    def cell(rank: FakeRank, item: int) -> int:
+        nonlocal running
+        with lock:
+            begun.append(item)
+            running += 1
+            is_first, is_alone = len(begun) <= 3, running == 1
+        if is_first:
+            three.wait(60)
+        with lock:
+            running -= 1
+        if item == 0 if is_first else not is_alone:
+            raise MemoryError
+        return item
+
+    result = runs(cell, range(6), 3)
+    assert result.values == list(range(6))
+    assert sorted(begun) == [0, 0, 1, 2, 3, 4, 5]
+    assert any("from now on, 1 item at once" in notice.text for notice in result.record.notices)
+
+
+def test_a_process_is_replaced(runs, monkeypatch):
+    """A process is replaced after a number of items, or when its memory has grown too much."""
+    assert runs(lambda rank, item: rank.attempt, range(5), 1, fresh_after=2).values == [1, 1, 2, 2, 3]
+    runs.launched.clear()
+    monkeypatch.setattr(slot.SlotSettings, "__new__", _with(slot.SlotSettings.__new__, growth_bytes=100))
+
+    def cell(rank: FakeRank, item: int) -> int:
+        rank.memory_bytes += 60
+        return rank.attempt
+
+    assert runs(cell, range(7), 1).values == [1, 1, 1, 2, 2, 2, 3]
+
+
+def _with(make: Callable[..., Any], **more: Any) -> Callable[..., Any]:
+    return lambda *args, **kwargs: make(*args, **kwargs, **more)
+
+
+def test_an_item_that_takes_too_long(runs, monkeypatch):
+    """The item is interrupted and its process is replaced. Other items go on meanwhile."""
+    monkeypatch.setattr(slot, "TIMEOUT_GRACE_S", 0.1)
+
+    def cell(rank: FakeRank, item: int) -> int:
+        if item == 1:
+            rank.interrupted.wait(60)
+            raise KeyboardInterrupt
+        if item == 2:
+            rank.ended.wait(60)  # the item does not respond to the interrupt
+        return rank.attempt
+
+    with pytest.raises(ItemsFailed, match=r"2 × did not end within 0.2 s: items 1, 2"):
+        runs(cell, range(6), timeout_each_s=0.2)
+    result = api.last_result
+    assert {failure.cause for failure in result.errors.values()} == {"timed out"}
+    assert set(result.by_item) == {0, 3, 4, 5}
+
+
+def test_fail_fast(runs):
+    """The first failure ends the run: items that have not begun never run."""
+
+    third = threading.Event()
+
+    def cell(rank: FakeRank, item: int) -> int:
+        if item == 1:
+            third.wait(60)
+            raise ValueError("no")
+        if item > 1:
+            third.set()
+            rank.interrupted.wait(60)
+            raise KeyboardInterrupt
+        return item
+
+    with pytest.raises(ItemsFailed, match=r"1 of 3 items failed \(1 finished, 1 stopped\)"):
+        runs(cell, range(100), fail_fast=True)
+    assert list(api.last_result.table.state) == ["finished", "failed", "stopped"]
+
+
+def test_items_that_cannot_be_sent_or_taken(runs):
+    """An item that cannot be sent fails, and the message says why. An error of the iterable itself ends the run."""
+    with pytest.raises(ItemsFailed, match=r"cannot be sent to a process: `item` is a `_thread\.lock`") as caught:
+        runs(lambda rank, item: item, [1, threading.Lock(), 3])
+    assert caught.value.values == {0: 1, 2: 3}
+    assert list(api.last_result.table.state) == ["finished", "failed", "finished"]
+
+    def broken():
+        yield 1
+        raise FileNotFoundError("stores.csv")
+
+    with pytest.raises(RunFailed, match=r"the iterable raised FileNotFoundError: stores\.csv after 1 item;") as caught:
+        runs(lambda rank, item: item, broken())
+    assert 'raise FileNotFoundError("stores.csv")' in str(caught.value)
+    assert "foreach/pool.py" not in str(caught.value)
+    assert api.last_result.values == [1]
+
+
+def test_targets_are_bound_as_by_for():
+    assert Targets("a").bind([1, 2]) == {"a": [1, 2]}
+    assert Targets("a, (b, *rest)").bind((1, "xyz")) == {"a": 1, "b": "x", "rest": ["y", "z"]}
+    with pytest.raises(ValueError, match="not enough values"):
+        Targets("a, b").bind([1])
+    for wrong in ("a.b", "a[0]", "1", "f()", "a in b", "a: pass\nfor b"):
+        with pytest.raises(OptionsError):
+            Targets(wrong)
+
+
+def test_an_item_that_does_not_fit_the_targets_fails(runs):
+    runs.launched.cell = lambda rank, item: None
+    work = Cell("\nx", {})
+    spec = ForeachSpec(work, [(1,)], ForeachOptions(-1), Targets("x, y"))
+    with pytest.raises(ItemsFailed, match=r"cannot be unpacked into `x, y`: not enough values to unpack"):
+        api.foreach_spec(spec, runs.view)
+
+
+def test_processes_that_cannot_be_started(runs, monkeypatch):
+    """The start is tried again, which does not count as an attempt. If it keeps failing, the error says why."""
+    monkeypatch.setattr(pool, "START_PAUSE_S", 0.01)
+    runs.launched.refused = 2
+    result = runs(lambda rank, item: item, [1])
+    assert result.values == [1]
+    assert list(result.table.attempts) == [1]
+    assert "no more processes. The start is tried again." in [notice.text for notice in result.record.notices]
+    runs.launched.refused = 9
+    with pytest.raises(LaunchError, match="no more processes"):
+        runs(lambda rank, item: item, [1])
+    assert runs.view.record.outcome == "failed"
+
+
+def test_what_cannot_be_run():
+    """Invalid arguments raise an error before anything starts."""
+    for arguments, what in [
+        ((len, 5), "needs something to iterate over, not int"),
+        ((lambda: 1, [1]), "cannot be called with these arguments"),
+    ]:
+        with pytest.raises(OptionsError, match=what):
+            api.foreach(*arguments)
+    with pytest.raises(OptionsError, match="cannot run items in Spark tasks yet: use -n -4"):
+        api.foreach(len, [], np=4)
+    with pytest.raises(OptionsError, match="needs a --framework"):
+        api.foreach(len, [], np_each=2)
+    with pytest.raises(OptionsError, match="expected one of horovod, plain"):
+        api.foreach(len, [], framework="barrier")
+    with pytest.raises(TypeError, match="takes a function, not int"):
+        api.foreach(1, [])
+
+
+# ── What is kept ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_only_what_is_missing_runs_again(runs, tmp_path):
+    """A kept result belongs to the item's content and to the code. Of two equal items, each has a result of its own."""
+    ran: list[Any] = []
+
+    def cell(rank: FakeRank, item: Any) -> Any:
+        ran.append(item)
+        if item == "bad":
+            raise ValueError("no")
+        rank.tell(Metrics({"loss": 0.5}))
+        return [item, len(ran)]
+
+    options = {"checkpoint_dir": str(tmp_path / "kept")}
+    with pytest.raises(ItemsFailed, match=r"1 of 4 items failed \(3 finished\)"):
+        runs(cell, ["a", "a", "bad", ("b", {"x", "y"})], 1, **options)
+    assert ran == ["a", "a", "bad", ("b", {"x", "y"})]
+    ran.clear()
+    result = runs(cell, [("b", {"y", "x"}), "c", "a", "a", "a"], 1, **options)
+    assert ran == ["c", "a"]
+    assert result.values == [[("b", {"x", "y"}), 4], ["c", 1], ["a", 1], ["a", 2], ["a", 2]]
+    assert list(result.table.state) == ["kept", "finished", "kept", "kept", "finished"]
+    assert list(result.table.loss) == [0.5] * 5
+    assert "5 items finished · 3 kept from before" in describe.outcome(result.record)
+    assert any("do not run again" in notice.text for notice in result.record.notices)
+    ran.clear()
+    assert runs(cell, ["a"], 1, fresh=True, **options).values == [["a", 1]]
+    assert runs(cell, ["a"], 1, **options).values == [["a", 1]], "the new result is kept"
+    assert ran == ["a"]
+
+
+def test_results_of_other_code_are_not_used(tmp_path, monkeypatch):
+    """The key of a result depends on the cell without its comments, on the targets, and on the items' types."""
+    home = tmp_path / "home"
+    monkeypatch.setenv("SPARKRING_HOME", str(home))
+    path = str(tmp_path / "kept")
+
+    def key(code: str, item: object) -> str:
+        return Kept(path, code, 1).key_of({"x": item})
+
+    assert key("y = x  # doubled", 1) == key("y = x", 1)
+    different = [key("y = x", each) for each in (1, 1.0, True, "1", b"1", (1,), [1], {1}, {1: 1}, None, Mode.ONE)]
+    assert len({*different, key("y = x + 1", 1)}) == len(different) + 1
+    arrays = [np.zeros(3), np.zeros(3, "f4"), np.zeros((3, 1)), np.ones(3)]
+    assert len({key("", each) for each in arrays}) == 4
+    assert key("", {"a": 1, "b": {2, 3}}) == key("", {"b": {3, 2}, "a": 1})
+    assert digest({"a": [1, 2.5, "text", None]}, frozenset("xyz")) == PLAIN, "the same in every kernel"
+
+
+class Mode(enum.Enum):
+    ONE = 1
+
+
+PLAIN = "0b3b48714bbc115b4d4791c62b02deb471a19bbe02ac01f13be05a2591987917"

@@ -1,0 +1,43 @@
+// The rows that the page makes of messages about items.
+
+import assert from "node:assert/strict";
+import test from "node:test";
+import { Items } from "../../../extension/sparkring/views/panel/src/items.js";
+
+const row = (item, state, took, metrics = {}, error = "") => [item, `shop ${item}`, state, 1, item, took, "", error, metrics];
+const numbers = (items, now = 100) => items.shown(now).map((each) => each.item);
+
+test("a later row replaces an earlier one", () => {
+  const items = new Items();
+  items.add({ rows: [row(1, "running", null), row(0, "running", null)] });
+  items.add({ rows: [row(1, "finished", 2, { mape: 0.5 })] });
+  assert.deepEqual(numbers(items), [0, 1]);
+  assert.equal(items.rows.get(1).state, "finished");
+  assert.deepEqual(items.metrics, ["mape"]);
+});
+
+test("items are sorted by any column, and those without a value come last", () => {
+  const items = new Items();
+  items.add({ rows: [row(0, "finished", 3, { mape: 0.5 }), row(1, "failed", 1, {}, "no"), row(2, "finished", 2, { mape: 0.1 }),
+                     row(3, "running", null)] });
+  items.sort("mape");
+  assert.deepEqual(numbers(items), [2, 0, 1, 3]);
+  items.sort("mape");
+  assert.deepEqual(numbers(items), [0, 2, 1, 3]);
+  items.sort("took");
+  assert.deepEqual(numbers(items), [1, 2, 0, 3]);
+  assert.deepEqual(numbers(items, 4.5), [1, 3, 2, 0], "it has run for 1.5 s");
+  items.sort("error");
+  assert.deepEqual(numbers(items), [1, 0, 2, 3]);
+});
+
+test("items are searched for what a row says", () => {
+  const items = new Items();
+  items.add({ rows: [row(0, "finished", 3), row(1, "failed", 1, {}, "ValueError: NO data"), row(10, "finished", 2)] });
+  items.search("no data");
+  assert.deepEqual(numbers(items), [1]);
+  items.search("shop 1");
+  assert.deepEqual(numbers(items), [1, 10]);
+  items.add({ rows: [row(11, "running", null)] });
+  assert.deepEqual(numbers(items), [1, 10, 11]);
+});

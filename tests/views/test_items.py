@@ -1,0 +1,144 @@
+"""Runs of items in all views: how far they are, which items run, which failed, which are best."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+
+import pytest
+
+from sparkring.history import describe, events, item_records, lines
+from sparkring.history.events import Failure
+from sparkring.history.record import RunRecord, replay
+from sparkring.views import html, live
+from sparkring.views.terminal import TerminalView
+
+FAILED = Failure("exception", "ValueError: <b>no</b> data", error="builtins.ValueError")
+
+
+def begun(total: int | None = 300, at_once: int = 2) -> Iterator[events.Event]:
+    yield events.RunStarted(100.0, "run", "shop in shops", "%%foreach shop in shops", at_once, "local", "plain", "all")
+    yield events.ItemsPlanned(100.0, at_once, 1, total)
+    for rank in range(at_once):
+        yield events.RankStarted(100.0, rank, "host", 10 + rank)
+
+
+def item(number: int, ending: events.ItemEnding | None = "finished", slot: int = 0) -> Iterator[events.Event]:
+    """Return the events of an item that reports a metric and ends after one second; if `ending` is None, it runs on."""
+    time = 100.0 + number
+    yield events.ItemStarted(time, number, f"shop='<i>{number}</i>'", slot)
+    yield events.Metrics({"mape": number / 10}, time=time, rank=slot)
+    if ending is not None:
+        yield events.ItemEnded(time + 1, number, ending, str(number), FAILED if ending == "failed" else None)
+
+
+def running() -> RunRecord:
+    """Return a record of 300 items: in 12 s, one has failed and ten have finished, and two run."""
+    found = [*begun(), *item(0, "failed")]
+    for number in range(1, 11):
+        found += item(number)
+    return replay([*found, *item(11, None), *item(12, None, slot=1)])
+
+
+def ended() -> RunRecord:
+    found = [*begun(12), *item(0, "failed"), *item(1, "again")]
+    for number in range(1, 12):
+        found += item(number)
+    return replay([*found, events.RunFinished(112.0, "failed", "11 of 12 items finished · 1 failed")])
+
+
+def test_how_far_it_is():
+    record = running()
+    assert describe.items_progress(record) == "11 of 300 items · 1 failed · 2 at once"
+    assert describe.items_left(record, 122.0) == "9 min 38 s left"
+    assert describe.facts(record) == ["2 at once on this machine"]
+    endless = replay([*begun(None), *item(0), *item(1, None)])
+    assert (describe.items_progress(endless), describe.items_left(endless, 200.0)) == ("1 item · 2 at once", "")
+
+
+def test_a_record_keeps_the_last_items_of_many(monkeypatch):
+    """The counts include the items that the record no longer keeps."""
+    monkeypatch.setattr(item_records, "ITEMS_KEPT", 3)
+    found = replay([*begun(None), *item(0, "failed"), *item(1), *item(2), *item(3), *item(4, None)]).items
+    assert found is not None
+    assert [each.item for each in found.known] == [1, 2, 3, 4]
+    assert (found.finished, found.failed, found.done) == (3, 1, 4)
+
+
+@pytest.mark.parametrize("final", [False, True])
+def test_html(final):
+    """What users and items write is escaped; the items that run and those that failed are shown."""
+    shown = html.panel(ended() if final else running(), now=122.0, final=final)
+    assert "ValueError: &lt;b&gt;no&lt;/b&gt; data" in shown
+    assert "&lt;i&gt;0&lt;/i&gt;" in shown
+    assert "<i>" not in shown
+    assert "<b>no" not in shown
+    assert ("▶ running" in shown, "Lowest and highest mape" in shown) == (not final, final)
+    assert "rank 0" not in shown, "processes come and go"
+    if not final:
+        assert "width:3.7%" in shown
+
+
+def test_lines_are_labelled_with_the_item():
+    """A line without an end, too, belongs to the item that wrote it, and the next item begins a new line."""
+
+    def output(data: bytes, slot: int) -> events.Output:
+        return events.Output("stdout", data, time=110.0, rank=slot)
+
+    record = replay(
+        [
+            *begun(),
+            *item(5, None, slot=1),
+            output(b"one\nno end", 1),
+            events.ItemEnded(110.0, 5, "finished"),
+            output(b"after it\n", 1),
+            *item(7, None, slot=1),
+            *item(8, None, slot=0),
+            output(b"two\n", 1),
+            output(b"three\nhalf", 0),
+        ]
+    )
+    assert [(line.rank, line.text) for line in record.recent] == [
+        (5, "one"),
+        (5, "no end"),
+        (5, "after it"),
+        (7, "two"),
+        (8, "three"),
+    ]
+    assert [(line.rank, line.text) for line in lines.pending(record)] == [(8, "half")]
+    assert [line.rank for line in record.ranks[1].tail] == [1] * 4, "the process's own"
+
+
+def test_the_page_is_told_of_each_item_once():
+    """The page is told again only of items that run, since their metrics may have changed."""
+    feed = live.Feed()
+
+    def told(record: RunRecord, now: float) -> list[list[object]]:
+        return [row for message in feed.news(record, now) if message["kind"] == "items" for row in message["rows"]]
+
+    rows = told(running(), 122.0)
+    assert [(row[0], row[2]) for row in rows] == [
+        (0, "failed"),
+        *[(number, "finished") for number in range(1, 11)],
+        (11, "running"),
+        (12, "running"),
+    ]
+    assert rows[0] == [0, "shop='<i>0</i>'", "failed", 1, 0.0, 1.0, "0", FAILED.summary, {"mape": 0.0}]
+    later = replay([events.ItemEnded(130.0, 12, "finished")], running())
+    assert [(row[0], row[5]) for row in told(later, 130.0)] == [(12, 18.0), (11, None)]
+    (state,) = (each for each in live.whole(later, 130.0) if each["kind"] == "state")
+    assert (state["fraction"], state["pooled"]) == (12 / 300, True)
+    assert (state["progress"], state["left"]) == ("12 of 300 items · 1 failed · 2 at once", "12 min 00 s left")
+
+
+def test_the_terminal():
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    stream = Terminal()
+    view = TerminalView(stream)
+    view.refresh(running())
+    assert "11 of 300 items · 1 failed · 2 at once · " in stream.getvalue()
+    view.close(ended())
+    assert "sparkring: failed: 11 of 12 items finished · 1 failed" in stream.getvalue()
