@@ -10,7 +10,8 @@ class Magic(NamedTuple):
     """One magic. Its module lists it in MAGICS, and extension.py registers it.
 
     `help` is shown by --help and `?`. `run` is called with the shell, the line and, for a cell magic, the cell.
-    `complete` gives what Tab offers at the end of the line up to the cursor.
+    `complete` gives what Tab offers at the end of the line up to the cursor. Unless the magic is `raw`, IPython first
+    fills in `{name}` and `$name` in the line.
     """
 
     name: str
@@ -18,3 +19,4 @@ class Magic(NamedTuple):
     help: str
     run: Callable[..., Any]
     complete: Callable[[str], list[str]] = lambda line: []
+    raw: bool = False
