@@ -380,10 +380,12 @@ def test_torchrun_gives_the_environment_of_torchrun(kernel: Kernel) -> None:
 
 def test_foreach_runs_the_cell_for_each_item(kernel: Kernel) -> None:
     """Targets and items are those of Python. One error says what failed, and an error in the line has no traceback."""
-    kernel.run("import sparkring\nshops, rates = ['a', 'b'], [1, 2]").done()
+    kernel.run(
+        "import sparkring\nfrom itertools import product\nshops, rates, x, title = ['a', 'b'], [1, 2], 'x', 'shops'"
+    ).done()
     cell = kernel.run(
         """
-        %%foreach shop, (i, rate) in ((shop, each) for shop in shops for each in enumerate(rates)) -n -2 --name shops
+        %%foreach shop, (i, rate) in ((f"{x[0]}", x[1]) for x in product(shops, enumerate(rates))) -n -2 --name {title}
         sparkring.log(score=i * rate)
         if shop == "b" and i: 1 / 0
         shop * rate

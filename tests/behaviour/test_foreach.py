@@ -16,7 +16,7 @@ from waiting import until
 
 import sparkring
 from sparkring.engine import api
-from sparkring.engine.foreach.items import Targets
+from sparkring.engine.foreach.items import Targets, seed_of
 from sparkring.engine.foreach.run import ForeachSpec
 from sparkring.engine.options import ForeachOptions
 from sparkring.engine.spec import Cell
@@ -206,7 +206,11 @@ def test_large_values_both_ways(pools):
 
 
 def test_rings(pools):
-    """With --np-each 2, each item runs on two connected ranks, and the next item on the same ranks."""
+    """With --np-each 2, each item runs on two connected ranks, and the next item on the same ranks.
+
+    PyTorch's random numbers are seeded, too, also for the item that imports it.
+    """
+    pools.notebook["seeds"] = [seed_of(0, number) for number in range(3)]
     result = pools.run(
         "n in range(3)",
         """
@@ -214,14 +218,16 @@ def test_rings(pools):
         dist.init_process_group("gloo")
         total = torch.tensor([float(n + rank)])
         dist.all_reduce(total)
-        float(total), os.getpid()
+        drawn = torch.rand(())
+        torch.manual_seed(seeds[n])
+        float(total), os.getpid(), bool(drawn == torch.rand(()))
         """,
         1,
         each=2,
         framework="torch",
     )
-    assert [total for total, _ in result.values] == [1.0, 3.0, 5.0]
-    assert len({pid for _, pid in result.values}) == 1
+    assert [(total, seeded) for total, _, seeded in result.values] == [(1.0, True), (3.0, True), (5.0, True)]
+    assert len({pid for _, pid, _ in result.values}) == 1
     assert [rank.pid > 0 for rank in result.record.ranks] == [True, True]
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
+from IPython.core.magic import no_var_expand
 
 from sparkring.notebook import checkpoints, data, foreach, gang, history, launch
 from sparkring.notebook.magic import Magic
@@ -61,6 +62,8 @@ def _function(shell: Any, magic: Magic) -> Callable[..., Any]:
             return None
         return magic.run(shell, line, *cell)
 
+    if magic.raw:
+        no_var_expand(run_or_help)
     run_or_help.__name__ = magic.name
     run_or_help.__doc__ = magic.help
     return run_or_help

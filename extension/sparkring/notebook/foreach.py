@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import types
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from sparkring.engine.options import ForeachOptions, checked_foreach
@@ -142,15 +143,16 @@ def _text(source: str, node: ast.expr) -> str:
     return ast.get_source_segment(source, node) or ast.unparse(node)
 
 
-def parse(line: str) -> tuple[Clause, ForeachOptions, bool]:
+def parse(line: str, fill_in: Callable[[str], str] = lambda options: options) -> tuple[Clause, ForeachOptions, bool]:
     """Return the clause and the options of a `%%foreach` line, and whether it is a dry run.
 
-    Raise OptionsError if the line is not valid.
+    Raise OptionsError if the line is not valid. `fill_in` replaces `{name}` and `$name` in the options, as IPython does
+    for other magics; the clause is Python and stays as it is.
     """
     from sparkring.worker.member import process
 
     clause, rest = split(line)
-    given = TABLE.parse(rest)
+    given = TABLE.parse(fill_in(rest))
     if given["fresh_process"] and given["fresh_after"]:
         raise OptionsError("%%foreach: --fresh-process means --fresh-after 1: choose one.")
     fresh_after = 1 if given.pop("fresh_process") else given["fresh_after"]
@@ -200,8 +202,9 @@ def _run(shell: Any, line: str, cell: str) -> Any:
     from sparkring.engine.spec import Cell, RunSpec
     from sparkring.notebook.cell import find_scripts, python_source
     from sparkring.views.tables import show_captured
+    from sparkring.worker.rank.expand import expand
 
-    clause, options, dry_run = parse(line)
+    clause, options, dry_run = parse(line, lambda text: expand(text, shell.user_ns))
     targets = Targets(clause.targets)
     source = python_source(shell, "foreach", cell)
     work = Cell(source, shell.user_ns, find_scripts(shell, source))
@@ -229,4 +232,4 @@ def _evaluated(clause: Clause, namespace: dict[str, Any]) -> Any:
         raise OptionsError(said if deeper is None else f"{said}\n\n{failure.traceback.rstrip()}") from None
 
 
-MAGICS = (Magic("foreach", "cell", _HELP.format(options=TABLE.help()), _run, complete),)
+MAGICS = (Magic("foreach", "cell", _HELP.format(options=TABLE.help()), _run, complete, raw=True),)

@@ -10,7 +10,8 @@ class Magic(NamedTuple):
     """One magic. Its module lists it in MAGICS, and extension.py registers it.
 
     `help` is shown by --help and `?`. `run` is called with the shell, the line and, for a cell magic, the cell.
-    `complete` is called with the line up to the cursor, and returns what Tab offers there.
+    `complete` is called with the line up to the cursor, and returns what Tab offers there. Unless the magic is `raw`,
+    IPython first replaces `{name}` and `$name` in the line with the values of variables.
     """
 
     name: str
@@ -18,3 +19,4 @@ class Magic(NamedTuple):
     help: str
     run: Callable[..., Any]
     complete: Callable[[str], list[str]] = lambda line: []
+    raw: bool = False

@@ -15,6 +15,7 @@ export class ItemsView {
   constructor(panel) {
     this.panel = panel;
     this.items = panel.run.items;
+    this.now = 0; // seconds since the run began
     this.chosen = null; // the number of the item that is shown in full
     this.search = make("input", { type: "search", placeholder: "Search", "aria-label": "Search the items", spellcheck: "false" });
     this.search.addEventListener("input", () => {
@@ -33,7 +34,10 @@ export class ItemsView {
     this.box = make("div", { class: "sr-itembox", tabindex: "0", role: "table", "aria-label": "Items" }, this.head, this.visible);
     this.box.addEventListener("scroll", () => this.panel.schedule());
     this.box.addEventListener("click", (event) => this.choose(event.target.closest("[data-item]")));
-    this.whole = make("pre", { class: "sr-itemwhole", hidden: true });
+    this.box.addEventListener("keydown", (event) => this.walk(event));
+    this.words = make("pre");
+    this.whole = make("div", { class: "sr-itemwhole", hidden: true }, this.words, make("button", { type: "button", class: "sr-tool",
+      title: "show what the item has printed", onclick: () => this.panel.chooseRanks(new Set([this.chosen])) }, "log"));
     this.element = make("div", { class: "sr-logview" },
       make("div", { class: "sr-logbar", role: "toolbar", "aria-label": "Items" }, this.search, this.count), this.box, this.whole);
   }
@@ -45,12 +49,30 @@ export class ItemsView {
     this.panel.schedule();
   }
 
+  // By arrow keys from row to row; Enter shows the lines of the chosen one.
+  walk(event) {
+    if (event.target !== this.box) return;
+    const rows = this.items.shown(this.now), at = rows.findIndex((row) => row.item === this.chosen);
+    const to = { ArrowDown: Math.min(at + 1, rows.length - 1), ArrowUp: Math.max(at - 1, 0) }[event.key];
+    if (event.key === "/") this.search.focus();
+    else if (event.key === "Enter" && at >= 0) this.panel.chooseRanks(new Set([this.chosen]));
+    else if (to === undefined || !rows.length) return;
+    else {
+      this.chosen = rows[to].item;
+      const above = to * ROW, below = (to + 2) * ROW - this.box.clientHeight; // below the head, which stays
+      this.box.scrollTop = Math.max(below, Math.min(above, this.box.scrollTop));
+      this.panel.schedule();
+    }
+    event.preventDefault();
+  }
+
   columns() {
     const first = COLUMNS.filter(([name]) => name !== "attempt" || this.items.tried);
     return [...first, ...this.items.metrics.map((name) => [name, name]), ...LAST_COLUMNS];
   }
 
-  draw(now, total) {
+  draw(now) {
+    this.now = now;
     const columns = this.columns(), rows = this.items.shown(now);
     this.drawHead(columns);
     const known = this.items.rows.size;
@@ -67,7 +89,7 @@ export class ItemsView {
     }));
     const chosen = this.items.rows.get(this.chosen);
     this.whole.hidden = !chosen;
-    put(this.whole, chosen ? [`${chosen.item}  ${chosen.name}`, chosen.error, chosen.value].filter(Boolean).join("\n") : "");
+    put(this.words, chosen ? [`${chosen.item}  ${chosen.name}`, chosen.error, chosen.value].filter(Boolean).join("\n") : "");
   }
 
   drawHead(columns) {

@@ -43,7 +43,7 @@ export class LogView {
       if (event.key === "Escape") this.clearSearch();
     });
     this.count = make("span", { class: "sr-count", role: "status" });
-    this.chip = make("button", { type: "button", class: "sr-chip", hidden: true, title: "show all ranks again" });
+    this.chip = make("button", { type: "button", class: "sr-chip", hidden: true, title: "show all lines again" });
     this.chip.addEventListener("click", () => {
       this.panel.chooseRanks(new Set());
       this.box.focus(); // the chip is hidden now; without this line, its focus would go to the page
@@ -100,7 +100,8 @@ export class LogView {
   setRanks(ranks) {
     this.filter.ranks = ranks;
     this.chip.hidden = !ranks.size;
-    put(this.chip, ranks.size ? `${ranks.size === 1 ? "rank" : "ranks"} ${rankNumbers(ranks)} ×` : "");
+    const what = this.panel.run.state?.pooled ? "item" : "rank"; // with which lines are labelled
+    put(this.chip, ranks.size ? `${what}${ranks.size === 1 ? "" : "s"} ${rankNumbers(ranks)} ×` : "");
     this.restart();
   }
 
