@@ -1,6 +1,6 @@
 """`make docs` runs this script. It writes docs/reference.md from the magics' help and the docstrings.
 
-The page can be written to another file, which is then given as an argument.
+With the path of a file as its argument, it writes the page to that file.
 """
 
 from __future__ import annotations

@@ -25,7 +25,8 @@ def barrier(tasks):
     """Runs a barrier cell on `frame`, on as many ranks as `frame` has partitions unless `n` says otherwise."""
 
     def run(source, frame=None, n=0, **options):
-        if frame is not None and "barrier" not in inspect.signature(type(frame).mapInArrow).parameters:
+        in_arrow = getattr(type(frame), "mapInArrow", None)
+        if in_arrow is not None and "barrier" not in inspect.signature(in_arrow).parameters:
             with pytest.raises(LaunchError, match=r"--data needs Spark 3\.5 or newer"):
                 tasks.run(source, n, namespace={"digits": frame}, framework="barrier", data="digits", **options)
             pytest.skip("Spark before 3.5 has no barrier stages over DataFrames")

@@ -206,7 +206,7 @@ def test_tiles_choose_whose_lines_are_shown(live: Watched) -> None:
 
 
 def test_search(live: Watched, shoot: Callable[..., None]) -> None:
-    search, count = live.panel.get_by_label("Search the lines"), live.panel.locator(".sr-count")
+    search, count = live.panel.get_by_label("Search the lines"), live.panel.locator(".sr-tab-logs .sr-count")
     search.fill("NEEDLE")
     expect(count).to_have_text("1 match")
     expect(live.rows()).to_have_count(1)

@@ -326,7 +326,8 @@ class _Reader:
         """Follow code in the order of its instructions; `own` collects what a class body binds in its own scope."""
         jumps: list[int] = []
         ends: list[frozenset[str]] = []
-        shaky: dict[str, int] = {}  # name that is bound unless a jump skips its binding → offset where the jump lands
+        # For each name that is bound unless a jump skips its binding: the offset where that jump lands.
+        shaky: dict[str, int] = {}
         for instruction, line in instructions(code):
             known -= {name for name, end in shaky.items() if end <= instruction.offset}
             shaky = {name: end for name, end in shaky.items() if end > instruction.offset}
@@ -350,13 +351,13 @@ class _Reader:
             elif isinstance(name, types.CodeType):
                 self.inner(name, known, deferred)
             elif instruction.opname in ("RETURN_VALUE", "RETURN_CONST"):
-                # An expression with branches may have a return in each branch. After the expression, only the names
-                # that are bound at every return are known.
+                # The code of an expression with branches may have a return instruction in each branch. After the
+                # expression, only the names that are bound at every return are known.
                 ends.append(known)
         return frozenset.intersection(*ends) if ends else known
 
     def inner(self, code: types.CodeType, known: frozenset[str], deferred: bool) -> None:
-        """Follow nested code: a class body and a comprehension run at once, a function when it is called."""
+        """Follow nested code. A class body or a comprehension runs immediately; a function runs when it is called."""
         if is_class_body(code) or code.co_name.startswith("<generic parameters"):
             self.code(code, known, deferred=deferred, own=set())
         elif code.co_name in ("<listcomp>", "<setcomp>", "<dictcomp>"):  # until 3.11; later, they are inline

@@ -249,7 +249,7 @@ def told(error: Exception) -> str:
 
 
 def sync_folder(folder: Location) -> None:
-    """Flush the names of the files in a local folder to the disk."""
+    """Flush a local folder to the disk (fsync), so that its new files are found there after a power cut."""
     if not folder.local:
         return
     try:

@@ -205,8 +205,9 @@ class Store:
     def load(self, which: Which = "latest") -> Any:
         """The contents of a checkpoint as new objects: arrays, tensors, models with a saved configuration.
 
-        It needs no existing model or optimizer. `which` is as in restore(), but "latest" is the newest of list(), even
-        after --fresh. CheckpointError if there is none.
+        It needs no existing model or optimizer. `which` is as in restore(), except that "latest"
+        always means the newest checkpoint of list(): in a run with --fresh, restore() ignores earlier checkpoints, but
+        load() does not. CheckpointError if there is none.
         """
         self.wait()
         found = self._read(which, {})

@@ -1,7 +1,7 @@
 """Saves the state of TensorFlow's and Keras 2's objects to a checkpoint's tree, and restores it.
 
-These objects are Keras models with their optimizers (also when Horovod has wrapped them), layers, modules and
-optimizers on their own, variables and tensors. Importing this module does not import TensorFlow: a process that has
+These objects are Keras models (with their optimizers, also those that Horovod has wrapped), layers, optimizers without
+a model, modules, variables and tensors. Importing this module does not import TensorFlow: a process that has
 such an object has already imported it.
 """
 
@@ -22,7 +22,7 @@ from sparkring.checkpointing.variables import Variables, raw_or_array
 from sparkring.errors import CheckpointError
 from sparkring.runtime import world
 
-STREAM = 1 << 40  # how far to skip a generator from one rank's random stream to the next rank's
+STREAM = 1 << 40  # how many random numbers lie between the stream of one rank and that of the next rank
 
 
 # ── kinds of objects ──────────────────────────────────────────────────────────

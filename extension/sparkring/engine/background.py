@@ -172,7 +172,7 @@ def stop(name: str) -> BackgroundRun[Any]:
         others = ", ".join(run.run_id for run in going())
         raise OptionsError(
             f"no run called {name!r} is running in the background of this notebook"
-            + (f"; running: {others}." if others else " (no run is).")
+            + (f"; running: {others}." if others else ", and there are no other runs.")
         )
     found.stop()
     return found

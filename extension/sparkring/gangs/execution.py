@@ -62,12 +62,12 @@ class Execution:
         self.request = request
         self.ranks = ranks
         self.values: dict[int, dict[str, Value]] = {}  # by rank, then by name; "" names the last expression
-        self.missing: list[str] = []  # the names to pull that `ranks[0]`, the only rank asked, does not have
+        self.missing: list[str] = []  # names to pull that `ranks[0]` does not have; no other rank is asked
         self.names: set[str] = set()  # names that ranks have bound, by their reports so far
         self.loaded: set[int] = set()  # ranks that have reported that they loaded all values that were sent
         self.failures: dict[int, Failure] = {}
         self.stopped: set[int] = set()  # ranks on which an interrupt has ended the request
-        self.memory_bytes: dict[int, int] = {}  # by rank, its memory after the request, if it has reported it
+        self.memory_bytes: dict[int, int] = {}  # by rank; ranks without a report are missing
         self.interrupted = False
         self._decide_at: float | None = None  # when the wait for further failures ends; None if there is no wait
 
@@ -88,12 +88,12 @@ class Execution:
         """The rank whose failure ends the execution; None if no rank has failed, or while more failures are awaited."""
         if not self.failures or (self._decide_at is not None and time.monotonic() < self._decide_at):
             return None
-        # If several failures have the lowest number, min() returns the first that arrived: dicts keep the order.
+        # If several failures have the same priority, min() returns the one that arrived first: dicts keep the order.
         return min(self.failures, key=lambda rank: cause_priority(self.failures[rank]))
 
     @property
     def decides_in_s(self) -> float | None:
-        """After how many seconds `failed_rank` is decided even without further news; None if there is no such wait."""
+        """The seconds until `failed_rank` is decided even without further news; None if nothing is to be decided."""
         return None if self._decide_at is None else max(0.01, self._decide_at - time.monotonic())
 
     def heard(self, rank: int, news: RankNews) -> None:
@@ -114,7 +114,7 @@ class Execution:
     def failed(self, rank: int, failure: Failure) -> list[Event]:
         """Note that a rank has failed, and return the events; none if it had already failed or been stopped.
 
-        A rank that has finished the request fails if it then dies, since other ranks may still wait for it.
+        If a rank dies after it has finished the request, it counts as failed: other ranks may still wait for it.
         """
         if rank not in self.running and rank not in self.values:
             return []

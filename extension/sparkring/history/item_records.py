@@ -88,7 +88,7 @@ def item_on(items: ItemsRecord, rank: int) -> int:
 
 
 def planned(items: ItemsRecord | None, event: events.ItemsPlanned) -> ItemsRecord:
-    """Return the items after the event has told the number of all items, or of items at once."""
+    """Return the items with what the event says: how many there are, and how many can run at once."""
     found = items or ItemsRecord(event.at_once)
     return found._replace(at_once=event.at_once, ranks_each=event.ranks_each, total=event.total)
 

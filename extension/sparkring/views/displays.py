@@ -37,8 +37,8 @@ class DisplaysView:
     """Draws the ranks' displays below the panel, and redraws them there when there is a new one.
 
     `show(bundle, id, update)` puts them into the notebook. With `early`, an empty place for them is put there at once.
-    A run in the background needs this place: when its first display comes, the kernel may run another cell, and the
-    display would appear below that cell.
+    A run in the background needs this place: when its first display comes, the kernel may already be running another
+    cell. Without the place, the display would appear below that cell.
     """
 
     def __init__(self, show: Callable[[Bundle, str, bool], None], display_id: str, *, early: bool = False) -> None:

@@ -70,7 +70,7 @@ def _report_fits(module: types.ModuleType) -> None:
         callbacks: Any = bound.arguments.get("callbacks")
         if callbacks is None or isinstance(callbacks, (list, tuple, set)):
             callbacks = list(callbacks or ())
-        elif not hasattr(callbacks, "append"):  # only Keras' CallbackList has append(); it stays as it is
+        elif not hasattr(callbacks, "append"):  # a single callback, and not Keras' CallbackList
             callbacks = [callbacks]
         callbacks.append(_callback(module))
         bound.arguments["callbacks"] = callbacks

@@ -126,7 +126,7 @@ def in_words(name: str, also: tuple[type[Exception], ...] = ()) -> Iterator[None
 
 
 def _as_seen_here() -> str:
-    """Return the end of a message that a path is missing, or '' if there is only one rank.
+    """Return the end of the message for a missing path, or '' if there is only one rank.
 
     With several ranks, the message names the node that does not see the path, since other nodes may see it.
     """

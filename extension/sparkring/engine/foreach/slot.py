@@ -70,12 +70,12 @@ class Slot:
         self._execution: Execution | None = None
         self._items = 0  # how many items the gang has run
         self._first_bytes = 0  # how much memory the gang held after its first item
-        self._failed_item: int | None = None  # the last item, if its attempt failed; here, its retry gets a new gang
+        self._failed_item: int | None = None  # the last item, if its attempt failed; its retry here needs a new gang
         self._began = 0.0  # 0 until the ranks are up and have been sent the item
         self._kill_at = 0.0  # 0 until the item has taken too long
         self._text = ""
         self._metrics: dict[str, float] = {}
-        self._line = 0  # the line of the cell at which the item was when it had taken too long
+        self._line = 0  # the line of the cell that ran when the item's time was up
         self._retiring: list[threading.Thread] = []
 
     def start(self, attempt: Attempt, request: Request) -> None:
@@ -104,7 +104,7 @@ class Slot:
         for event in self._gang.poll(0.0) if self._gang is not None else ():
             match event:
                 case events.RankStarted():
-                    if not self._items:  # for later items, the run already has this event of the rank
+                    if not self._items:  # a gang's rank is recorded once, with the gang's first item
                         found.append(self._renumbered(event))
                     if event.rank == self._settings.size - 1:
                         found.append(self._begun())

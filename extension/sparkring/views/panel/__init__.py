@@ -227,7 +227,7 @@ class PanelView:
         self._due: float | None = None
 
     def refresh(self, record: RunRecord) -> None:
-        """Send pages what is new, unless the last messages were sent only a moment ago."""
+        """Send the news to the pages, unless the last messages were sent only a moment ago."""
         began = time.monotonic()
         if self._due is None:
             self._due = began + (WARM_PAUSE_S if record.warm else 0.0)
@@ -264,7 +264,7 @@ class PanelView:
         self._static.again(record)
 
     def _tell(self, record: RunRecord) -> int:
-        """Send pages what is new, and return the approximate number of bytes that were sent."""
+        """Send the news to the pages, and return the approximate number of bytes that were sent."""
         if self._page is None:
             self._page = _open_page()
             self._page.begin(record, self._stop)
@@ -285,8 +285,8 @@ def _display_place(page: Page, run: str) -> Any:
     display(bundle, raw=True)  # type: ignore[no-untyped-call]
     if not _needs_a_view():
         return None
-    # Pages without widgets show the text of this output, so the text is empty. If the widget displayed itself, they
-    # would show its repr.
+    # The text is empty on purpose: pages without widgets show it. If the widget displayed itself, they would show
+    # its repr.
     view = {"version_major": 2, "version_minor": 1, "model_id": page.model_id}
     return display({_VIEW: view, "text/plain": ""}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
 

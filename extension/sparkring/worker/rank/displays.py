@@ -233,7 +233,7 @@ def _show(bundle: Mapping[str, Any], display_id: str | None, *, update: bool) ->
     global _shown, _clears
     text = str(bundle.get("text/plain", "")) or f"<{', '.join(bundle)}>"
     found = _richest(bundle)
-    if found is None or not update:  # an update of an earlier display is not printed
+    if found is None or not update:  # of an update, the rank prints no text if the driver gets another form
         _print(text)
     if found is None or _send is None:
         return
