@@ -192,7 +192,13 @@ def test_retries_succeed(runs):
 
 def test_out_of_memory_is_tried_with_fewer_at_once(runs):
     """Three items run at once, and one is killed for its memory: from then on, one item runs at a time."""
-    three, lock, begun, running = threading.Barrier(3), threading.Lock(), [], 0
+    three, told, lock, begun, running = threading.Barrier(3), threading.Event(), threading.Lock(), [], 0
+
+    def wait_for_notice(record: RunRecord) -> None:
+        if any("ran out of memory" in notice.text for notice in record.notices):
+            told.set()
+
+    runs.view.on_refresh = wait_for_notice
 
     def cell(rank: FakeRank, item: int) -> int:
         nonlocal running
@@ -202,6 +208,8 @@ def test_out_of_memory_is_tried_with_fewer_at_once(runs):
             is_first, is_alone = len(begun) <= 3, running == 1
         if is_first:
             three.wait(60)
+            if item:
+                told.wait(60)
         with lock:
             running -= 1
         if item == 0 if is_first else not is_alone:

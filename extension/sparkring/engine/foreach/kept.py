@@ -15,6 +15,8 @@ from sparkring.checkpointing.directory import Directory, open_directory
 from sparkring.checkpointing.entries import Last
 from sparkring.checkpointing.results import ITEMS, Result, Results, user_secret
 from sparkring.engine.foreach.content import digest
+from sparkring.engine.foreach.schedule import Item
+from sparkring.engine.foreach.slot import Ended
 from sparkring.history import run_store
 from sparkring.history.record import RunRecord
 from sparkring.runtime.resume_point import Here
@@ -72,12 +74,12 @@ class Kept:
         self._used = True
         return value, found
 
-    def keep(self, key: str, result: Result) -> None:
+    def keep(self, item: Item, ended: Ended) -> None:
         """Have the thread write the result of an item, and return at once."""
         if not self._started:
             self._started = True
             self._writer.start()
-        self._waiting.put((key, result))
+        self._waiting.put((item.key, Result(ended.packed, item.name, ended.text, ended.metrics, ended.seconds)))
 
     def close(self) -> None:
         """Wait until all results have been written."""

@@ -11,11 +11,9 @@ import time
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sparkring.checkpointing.results import Result
 from sparkring.engine.foreach.items import Items, Problem
-from sparkring.engine.foreach.kept import Kept
 from sparkring.engine.foreach.schedule import Attempt, Item, Schedule
 from sparkring.engine.foreach.slot import Ended, Slot, SlotSettings
 from sparkring.engine.recorder import Recorder
@@ -24,6 +22,9 @@ from sparkring.gangs.execution import Request
 from sparkring.history import describe, events
 from sparkring.history.events import Event, Failure
 from sparkring.runtime.interrupts import Interrupts
+
+if TYPE_CHECKING:
+    from sparkring.engine.foreach.kept import Kept
 
 LOOK_EVERY_S = 0.1  # poll all slots this often, since no message comes when a time limit passes or a process dies
 STARTS_TRIED = 3  # after so many starts in a row that failed, the run fails
@@ -200,8 +201,7 @@ class Pool:
                 f"{describe.counted(self._schedule.limit, 'item')} at once"
             )
         if ending == "finished" and self._kept is not None:
-            result = Result(ended.packed, attempt.item.name, ended.text, ended.metrics, ended.seconds)
-            self._kept.keep(attempt.item.key, result)
+            self._kept.keep(attempt.item, ended)
         return [self._over(attempt.item.number, ended, ending)]
 
     def _over(self, number: int, ended: Ended, ending: events.ItemEnding) -> events.ItemEnded:

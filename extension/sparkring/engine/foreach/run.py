@@ -7,7 +7,7 @@ import sys
 import time
 import types
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparkring.capture import notebook_state
 from sparkring.capture.calls import check_call, name_of, source_of
@@ -17,7 +17,6 @@ from sparkring.capture.picklability import ipython_names
 from sparkring.capture.versions import modules_of, versions
 from sparkring.compat import legacy_keras
 from sparkring.engine.foreach.items import Items, Targets, seed_of
-from sparkring.engine.foreach.kept import Kept
 from sparkring.engine.foreach.pool import Pool
 from sparkring.engine.foreach.result import ForeachResult
 from sparkring.engine.foreach.schedule import Attempt, Schedule
@@ -39,6 +38,9 @@ from sparkring.runtime.storage import root_for_ranks
 from sparkring.wire import messages
 from sparkring.worker.member import process
 from sparkring.worker.rank.failures import as_failure
+
+if TYPE_CHECKING:
+    from sparkring.engine.foreach.kept import Kept
 
 
 class ForeachSpec(NamedTuple):
@@ -105,6 +107,8 @@ def prepare(spec: ForeachSpec) -> Prepared:
     kept = None
     if options.checkpoint_dir:
         refuse_shared(options.checkpoint_dir)
+        from sparkring.engine.foreach.kept import Kept  # imports NumPy
+
         kept = Kept(options.checkpoint_dir, packed.meaning, options.each, fresh=options.fresh)
         packed.items.key_of = kept.key_of
     launch = LaunchRequest(-options.each, options.each, environment, started.title)
