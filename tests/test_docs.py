@@ -178,7 +178,7 @@ def wrong_names(page: Page) -> Iterator[str]:
 def wrong_methods(page: Page) -> Iterator[str]:
     """Inline code that begins with a dot names a method or attribute of the package's public objects."""
     for span in page.spans:
-        found = re.match(r"\.([a-z]\w*)\b(?!-)", span)  # .venv-current is a folder
+        found = re.match(r"\.(?!venv)([a-z]\w*)\b", span)  # .venv and .venv-current are folders, if make has made them
         if found and found[1] not in methods() | OTHERS_METHODS and not (ROOT / span).exists():
             yield f"`{span}`: nothing of ours has that"
 

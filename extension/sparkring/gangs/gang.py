@@ -284,13 +284,15 @@ class Gang:
     def _lost(self, member: int, how: str) -> list[Event]:
         """Note that a lost member's rank has ended, unless its Exited message has come. `how` says how it was lost.
 
-        Raise MemberLost if the gang was not up yet and is not being stopped.
+        Raise LaunchError if the gang was not up yet and is not being stopped: why the launcher says that members have
+        ended or, if it does not know, that this member was lost.
         """
         if not self.up:
             if self._stopping:
                 return []
             host = self._members.host_of(member)
-            raise MemberLost(f"member {member} on {host} was lost before all {self.size} ranks were up: {how}.")
+            lost = MemberLost(f"member {member} on {host} was lost before all {self.size} ranks were up: {how}.")
+            raise self.launcher.problem(LOST_WAIT_S) or lost
         rank = self._members.rank_of(member)
         if self._members.has_exited(rank):
             return []  # its Exited message came first
