@@ -61,10 +61,11 @@ def start_spec(spec: RunSpec, view: View | None = None) -> BackgroundRun[RunResu
 
 def _open(spec: RunSpec, view: View | None) -> Run:
     prepared, interrupts = prepare(spec), Interrupts()
-    if view is None:
-        options = prepared.options
-        view = open_view(quiet=options.quiet, stop=interrupts.request, background=options.background)
-    return Run(prepared, view, interrupts)
+    return Run(prepared, view or _open_view(prepared.options, interrupts), interrupts)
+
+
+def _open_view(options: Options | ForeachOptions, interrupts: Interrupts) -> View:
+    return open_view(quiet=options.quiet, stop=interrupts.request, background=options.background)
 
 
 def _carry_out(run: Run) -> RunResult:
@@ -103,10 +104,7 @@ def start_foreach(spec: ForeachSpec, view: View | None = None) -> BackgroundRun[
 
 def _open_items(spec: ForeachSpec, view: View | None) -> ForeachRun:
     prepared, interrupts = foreach_run.prepare(spec), Interrupts()
-    if view is None:
-        options = prepared.options
-        view = open_view(quiet=options.quiet, stop=interrupts.request, background=options.background)
-    return ForeachRun(prepared, view, interrupts)
+    return ForeachRun(prepared, view or _open_view(prepared.options, interrupts), interrupts)
 
 
 def _carry_out_items(run: ForeachRun) -> ForeachResult:
