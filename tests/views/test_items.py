@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from sparkring.history import describe, events, item_records, lines
+from sparkring.history import describe, events, item_records, lines, run_store
 from sparkring.history.events import Failure
 from sparkring.history.record import RunRecord, replay
-from sparkring.views import html, live
+from sparkring.views import displays, html, live
 from sparkring.views.terminal import TerminalView
 
 FAILED = Failure("exception", "ValueError: <b>no</b> data", error="builtins.ValueError")
@@ -107,6 +107,19 @@ def test_lines_are_labelled_with_the_item():
     ]
     assert [(line.rank, line.text) for line in lines.pending(record)] == [(8, "half")]
     assert [line.rank for line in record.ranks[1].tail] == [1] * 4, "the process's own"
+
+
+def test_displays_are_labelled_with_the_item():
+    """An item does not replace those of another on the same process; they come in the items' order."""
+    found = [*begun()]
+    for number in (2, 1):
+        shown = events.Displayed(1, "text/html", f"<b>{number}</b>".encode(), f"picture {number}", item=number, rank=0)
+        found += [*item(number, None), shown, events.ItemEnded(110.0, number, "finished")]
+    record = replay(found)
+    drawn = displays.bundle(record)
+    assert drawn is not None
+    assert drawn["text/plain"] == "[item 1] picture 1\n[item 2] picture 2"
+    assert len({run_store.display_name(each) for each in record.displays}) == 2
 
 
 def test_the_page_is_told_of_each_item_once():

@@ -496,7 +496,7 @@ def bounded(record: RunRecord, event: events.Displayed) -> events.Displayed:
 
 
 def _takes_place(new: events.Displayed, old: events.Displayed) -> bool:
-    same_rank = (old.rank, old.attempt) == (new.rank, new.attempt)
+    same_rank = (old.rank, old.attempt, old.item) == (new.rank, new.attempt, new.item)
     return same_rank and (new.clears or old.number == new.number)
 
 

@@ -211,6 +211,7 @@ def log_name(rank: int) -> str:
 def display_name(display: events.Displayed) -> str:
     """The name of a display's file in the folder DISPLAYS of a run."""
     attempt = f"attempt-{display.attempt}-" if display.attempt > 1 else ""
+    attempt += "" if display.item is None else f"item-{display.item}-"
     kind = display.mime_type.partition("/")[2]
     return f"{attempt}rank-{display.rank}-{display.number}.{_SUFFIXES.get(kind, kind)}"
 

@@ -79,7 +79,7 @@ def bundle(record: RunRecord) -> Bundle | None:
             break
         size, count = size + len(part), count + 1
         parts.append(part)
-        texts.append(f"[{describe.rank_list(each.ranks)}] {plain(describe.first_line(each.display.text, 200))}")
+        texts.append(f"[{_who(each)}] {plain(describe.first_line(each.display.text, 200))}")
     notes = []
     if count < len(every):
         notes.append(f"{describe.counted(len(every) - count, 'more output')}: {folder(record)}")
@@ -98,8 +98,11 @@ def bundle(record: RunRecord) -> Bundle | None:
 def shared(record: RunRecord) -> list[Shared]:
     """Return the displays that `--logs` selects, in the order in which each rank showed them.
 
-    If several ranks showed an equal display, it is listed only once, with all these ranks.
+    If several ranks showed an equal display, it is listed only once, with all these ranks. In a run of items, all
+    displays are listed, in the order of the items.
     """
+    if record.items is not None:
+        return [Shared(each, [each.rank]) for each in sorted(record.displays, key=lambda each: each.item or 0)]
     by_rank: dict[int, list[Displayed]] = {}
     for display in record.displays:
         if _asked_for(record, display.rank):
@@ -117,6 +120,11 @@ def shared(record: RunRecord) -> list[Shared]:
                 merged += [Shared(each, [rank]) for each in by_rank[rank][begin:end]]
         found = merged
     return found
+
+
+def _who(each: Shared) -> str:
+    """The ranks that showed it, or the item."""
+    return describe.rank_list(each.ranks) if each.display.item is None else f"item {each.display.item}"
 
 
 def _seen(display: Displayed) -> tuple[str, bytes]:
@@ -151,5 +159,5 @@ def _html(each: Shared) -> str:
     # This module is imported only here, since it loads libraries, and most runs display nothing.
     from sparkring.views.foreign import body_html
 
-    tag = f"<div><b>[{escape(describe.rank_list(each.ranks))}]</b></div>"
+    tag = f"<div><b>[{escape(_who(each))}]</b></div>"
     return f'<div style="margin:0 0 12px">{tag}<div style="overflow-x:auto">{body_html(each.display)}</div></div>'

@@ -435,7 +435,8 @@ class Displayed(NamedTuple):
 
     `number` counts the rank's displays in an attempt, from 1. A display replaces an earlier one with the same number;
     a display with `clears` replaces all displays of the rank. `data` is of type `mime_type`. It is empty if the data
-    was too large; `size_bytes` is the original size. `text` is the text form, which the rank has also printed.
+    was too large; `size_bytes` is the original size. `text` is the text form, which the rank has also printed. The
+    driver sets `attempt` and, in a run of items, `item`.
     """
 
     number: Count
@@ -445,6 +446,7 @@ class Displayed(NamedTuple):
     size_bytes: Count = 0
     clears: bool = False
     attempt: Count = 1
+    item: int | None = None
     time: float = 0.0
     rank: int = 0
 

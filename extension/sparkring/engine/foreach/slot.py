@@ -22,7 +22,6 @@ GROWTH_BYTES = 512 * 1024**2  # if the memory of a gang grows by more than this 
 TIMEOUT_GRACE_S = 1.0  # between the interrupt of an item that took too long and the kill of its ranks
 LEAVE_S = 2.0  # ranks that are asked to leave have this long before they are killed
 RETIRING = 4  # how many gangs of a slot may be ending at the same time, so that old processes do not pile up
-DISPLAYS_EACH = 1_000  # each item has so many numbers for its displays: an equal number would replace a display
 
 
 class SlotSettings(NamedTuple):
@@ -113,8 +112,7 @@ class Slot:
                 case events.StackTaken(rank=0):
                     self._line = event.cell_line
                 case events.Displayed() if self.attempt is not None:
-                    number = self.attempt.item.number * DISPLAYS_EACH + event.number
-                    found.append(self._renumbered(event._replace(number=number)))
+                    found.append(self._renumbered(event._replace(item=self.attempt.item.number)))
                 case _ if isinstance(event, Kept):
                     if isinstance(event, events.Metrics):
                         self._metrics.update(event.values)
