@@ -20,6 +20,7 @@ FIRST_RING := $(VENV)/.first-ring-trained
 DEMO_PACKAGES := $(VENV)/.demo-packages-installed
 PACKAGES_INSTALLED := $(VENV)/.packages-installed
 HOROVOD_INSTALLED := $(VENV)/.horovod-installed
+PEERS_INSTALLED := $(VENV)/.peers-installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PANEL := extension/sparkring/views/panel
 PANEL_PACKAGES := $(PANEL)/node_modules/.package-lock.json
@@ -120,7 +121,7 @@ $(PANEL_PACKAGES): $(PANEL)/package-lock.json
 lab: env
 	@$(BIN)/python -m jupyterlab --notebook-dir=notebooks $(if $(filter 0,$(shell id -u)),--allow-root)
 
-bench: env
+bench: env $(PEERS_INSTALLED)
 	@$(BIN)/python benchmarks/run.py
 
 bench-sets: env env-current
@@ -171,6 +172,10 @@ $(PACKAGES_INSTALLED): $(VENV_MADE) $(SETUP)
 	@$(if $(filter -current,$(SET)),$(PIP) install --quiet --constraint $(CONSTRAINTS) --no-deps tf_keras)
 	@$(REMOVE_TRITON)
 	@touch $(FIRST_PACKAGES) $(DEMO_PACKAGES) $@
+
+$(PEERS_INSTALLED): $(PACKAGES_INSTALLED)
+	@$(BIN)/python $(WATCH) $(VENV)/peers.log 'Installing what sparkring is measured beside' $(INSTALL) '.[bench]'
+	@touch $@
 
 $(HOROVOD_INSTALLED): $(DEMO_PACKAGES) extension/sparkring/tools/build_horovod.py
 	@$(BIN)/sparkring-build-horovod --install

@@ -34,6 +34,7 @@ import burst  # noqa: E402
 import checkpoints  # noqa: E402
 import death  # noqa: E402
 import horde  # noqa: E402
+import items  # noqa: E402
 import latency  # noqa: E402
 import loading  # noqa: E402
 import panel  # noqa: E402
@@ -66,6 +67,8 @@ BENCHMARKS: dict[str, Callable[[Effort], list[Row]]] = {
     "checkpoints": checkpoints.files,
     "restarts": checkpoints.runs,
     "panel": panel.live,
+    "items": items.trivial,
+    "utilisation": items.utilisation,
 }
 PACKAGES = (
     "sparkring",
@@ -77,6 +80,10 @@ PACKAGES = (
     "pyarrow",
     "ipython",
     "ipyparallel",
+    "joblib",
+    "joblibspark",
+    "ray",
+    "hyperopt",
     "numpy",
 )
 RESULTS = HERE / "RESULTS.md"
