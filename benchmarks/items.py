@@ -28,6 +28,7 @@ def trivial(effort: Effort) -> list[Row]:
         "joblib": functools.partial(_each, _joblib, items),
         "Ray": functools.partial(_each, _ray, items),
     }
+    _warm_up()
     turns = Turns(effort.runs, local)
     rows = [
         turns.row(
@@ -64,12 +65,19 @@ def utilisation(effort: Effort) -> list[Row]:
         "joblib": functools.partial(_share, _joblib, seconds),
         "Ray": functools.partial(_share, _ray, seconds),
     }
+    _warm_up()
     turns = Turns(1 if effort.quick else min(effort.runs, 3), cases)
     name = f"{len(seconds)} items of {min(seconds):g} to {max(seconds):g} s, {AT_ONCE} at once: time that is used"
     return [
         turns.row(name, "%", "share", "joblib", goal=Goal(95.0, at_least=True)),
         turns.row("… compared with Ray", "%", "share", "Ray"),
     ]
+
+
+def _warm_up() -> None:
+    """Start the peers' processes, which stay for later calls; ours start with each run."""
+    for run in (_joblib, _ray):
+        run(abs, range(AT_ONCE))
 
 
 def _each(run: Run, items: int) -> Measured:

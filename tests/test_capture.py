@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 from hypothesis import example, given, reject, settings
 from hypothesis import strategies as st
@@ -24,6 +25,7 @@ from sparkring.capture.cell import CapturedName, capture
 from sparkring.capture.names import names_read
 from sparkring.capture.packing import pack_call, unpack_call, unpack_names
 from sparkring.capture.string_names import names_in_strings
+from sparkring.capture.unread_changes import changed_only
 from sparkring.errors import CaptureError
 
 BUILTINS = set(vars(builtins))
@@ -1491,3 +1493,23 @@ def test_nothing_heavy_is_imported() -> None:
     environment = {"PYTHONPATH": str(Path(module.__file__).parents[1])}
     done = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True)
     assert not {"IPython", "pyspark", "torch", "numpy", "tensorflow"} & set(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("cell", "found"),
+    [
+        ("results.append(1)", ["results"]),
+        ("results.append((table, 1))", ["results"]),
+        ("for i in range(3):\n    table[i] = i\n    table['x'][i] += 1", ["table"]),
+        ("frame.loc[0, 'x'] = 1\nseen.add(2)", ["frame", "seen"]),
+        ("results.append(1)\nlen(results)", []),
+        ("results.pop()", []),
+        ("x = table.setdefault('x', [])", []),
+        ("results = []\nresults.append(1)", []),
+        ("def f(results):\n    return results\nnumber.append(1)\nother.append(1)", []),
+        ("del table['x']", []),
+    ],
+)
+def test_containers_that_a_cell_only_changes(cell, found):
+    values = {"results": [], "table": {}, "seen": set(), "frame": pandas.DataFrame(), "number": 1}
+    assert changed_only(ast.parse(cell), values) == found

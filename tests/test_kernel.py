@@ -237,6 +237,7 @@ def test_loads_twice_and_can_be_taken_away(kernels: Callable[..., Kernel]) -> No
     assert "not found" in kernel.run("%%horovod\n1").printed
 
     assert not kernel.run("%load_ext sparkring").done().outputs
+    assert kernel.value("sparkring.__name__") == "'sparkring'"
     kernel.run("%load_ext sparkring").done()
     kernel.run("%reload_ext sparkring").done()
     assert kernel.run("%%horovod\n1").done().result == "rank 0: 1"
@@ -381,12 +382,12 @@ def test_torchrun_gives_the_environment_of_torchrun(kernel: Kernel) -> None:
 def test_foreach_runs_the_cell_for_each_item(kernel: Kernel) -> None:
     """Targets and items are those of Python. One error says what failed, and an error in the line has no traceback."""
     kernel.run(
-        "import sparkring\nfrom itertools import product\nshops, rates, x, title = ['a', 'b'], [1, 2], 'x', 'shops'"
+        "from itertools import product\nshops, rates, x, title, seen = ['a', 'b'], [1, 2], 'x', 'shops', []"
     ).done()
     cell = kernel.run(
         """
         %%foreach shop, (i, rate) in ((f"{x[0]}", x[1]) for x in product(shops, enumerate(rates))) -n -2 --name {title}
-        sparkring.log(score=i * rate)
+        sparkring.log(score=i * rate); seen.append(shop)
         if shop == "b" and i: 1 / 0
         shop * rate
         """
@@ -395,6 +396,8 @@ def test_foreach_runs_the_cell_for_each_item(kernel: Kernel) -> None:
     assert "1 of 4 items failed" in cell.error.evalue
     assert "(cell line 3: `if shop == \"b\" and i: 1 / 0`): item 3 (shop='b', i=1, rate=2)" in cell.error.evalue
     assert "3 of 4 items finished · 1 failed" in cell.displayed
+    pages = [shown(output.data["text/html"]) for output in cell.outputs if output.output_type == "display_data"]
+    assert "`seen` is changed in the items' processes, and not in the notebook" in pages[-1]
     assert kernel.value("sparkring.last_result.values") == "['a', 'aa', 'b', None]"
     assert kernel.value("sparkring.last_result.best('score', mode='max').value") == "'aa'"
     assert kernel.value("'shop' in globals()") == "False"

@@ -542,6 +542,14 @@ def large_value(name: str, size_bytes: int) -> str:
     return f"`{name}` ({size(size_bytes)}) is sent to every rank; if possible, load or create large data on the ranks"
 
 
+def unread_change(name: str) -> str:
+    """A notice about a value that the cell of each item changes, but does not read."""
+    return (
+        f"`{name}` is changed in the items' processes, and not in the notebook: end the cell with the value that you "
+        "want back"
+    )
+
+
 # ── Why items failed ──────────────────────────────────────────────────────────
 
 

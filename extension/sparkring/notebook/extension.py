@@ -14,6 +14,7 @@ from typing import Any
 from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
 from IPython.core.magic import no_var_expand
 
+import sparkring
 from sparkring.notebook import checkpoints, data, foreach, gang, history, launch
 from sparkring.notebook.magic import Magic
 from sparkring.notebook.options_table import asks_for_help
@@ -24,12 +25,14 @@ MAGICS: dict[str, Magic] = {magic.name: magic for family in _FAMILIES for magic 
 
 
 def load(shell: Any) -> None:
-    """Register everything in an IPython shell."""
+    """Register everything in an IPython shell, and define `sparkring` there if nothing has this name."""
     from sparkring.compat import sparkdl
     from sparkring.data.petastorm import quiet
 
     for magic in MAGICS.values():
         shell.register_magic_function(_function(shell, magic), magic.kind, magic.name)
+    if "sparkring" not in shell.user_ns:  # so that `sparkring.log` in a cell needs no import
+        shell.push({"sparkring": sparkring}, interactive=False)
     sparkdl.install()
     quiet.silence_when_imported()
     if _complete not in shell.Completer.custom_matchers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import sys
 import time
@@ -14,6 +15,7 @@ from sparkring.capture.calls import check_call, name_of, source_of
 from sparkring.capture.cell import LARGE_BYTES, captured_call
 from sparkring.capture.packing import pack_call
 from sparkring.capture.picklability import ipython_names
+from sparkring.capture.unread_changes import changed_only
 from sparkring.capture.versions import modules_of, versions
 from sparkring.compat import legacy_keras
 from sparkring.engine.foreach.items import Items, Targets, seed_of
@@ -114,6 +116,9 @@ def prepare(spec: ForeachSpec) -> Prepared:
     launch = LaunchRequest(-options.each, options.each, environment, started.title)
     large = [name for name in packed.captured if (name.size_bytes or 0) > LARGE_BYTES]
     notices = tuple(describe.large_value(name.name, name.size_bytes or 0) for name in large)
+    if isinstance(spec.work, Cell):
+        lost = changed_only(ast.parse(spec.work.source), spec.work.namespace)
+        notices += tuple(map(describe.unread_change, lost))
     return Prepared(options, packed.items, work, packed.modules, launch, started, notices, kept)
 
 
