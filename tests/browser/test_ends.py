@@ -64,13 +64,19 @@ MANY_END = """record = replay([
 ], record)
 view.close(record)
 """
+ITEMS = """%%foreach store in range(1000) -n -2 --name stores
+print("store", store)
+sparkring.log(score=abs(store - 500) / 1000)
+if store in (7, 700):
+    raise ValueError("no rows")
+"""
 AT_ENDLESS, AT_FAILING, AT_BACKGROUND, AT_MEANWHILE, AT_GANG, AT_QUICK, AT_SILENT, AT_MANY, AT_MANY_END = range(1, 10)
-AT_SHOWN, AT_BY_NAME = 10, 11
+AT_SHOWN, AT_BY_NAME, AT_ITEMS = 10, 11, 12
 
 
 @pytest.fixture(scope="module")
 def notebook(opened: Opened) -> Notebook:
-    cells = (ENDLESS, FAILING, BACKGROUND, MEANWHILE, GANG, QUICK, SILENT, MANY, MANY_END, "_", "%runs behind")
+    cells = (ENDLESS, FAILING, BACKGROUND, MEANWHILE, GANG, QUICK, SILENT, MANY, MANY_END, "_", "%runs behind", ITEMS)
     found = opened("ends", "%load_ext sparkring", *cells)
     found.run(0, wait=True)
     return found
@@ -207,6 +213,40 @@ def test_a_thousand_ranks(notebook: Notebook, shoot: Callable[..., None]) -> Non
     tile(panel, 700).scroll_into_view_if_needed()
     shoot(notebook, "thousand-failed", panel)
     expect(panel.locator(".sr-row")).to_have_count(22)  # the box is full again after the theme has changed
+
+
+def test_items(notebook: Notebook, shoot: Callable[..., None]) -> None:
+    """Their table can be sorted and searched, also by keys, and leads from an item to its lines."""
+    notebook.run(AT_ITEMS)
+    panel = notebook.panel(AT_ITEMS)
+    expect(panel.locator("div.sr-words")).to_contain_text(re.compile(r"\d+ of 1,000 items"))
+    expect(state(panel)).to_have_text("failed")
+    expect(panel).to_contain_text("failed: 998 of 1,000 items finished · 2 failed")
+    panel.get_by_role("tab", name="Items").click()
+    table = panel.get_by_role("table", name="Items")
+    shown = table.locator(".sr-itemrows [role=row]")
+    for way, first in (("ascending", "store=500"), ("descending", "store=0")):
+        table.get_by_role("button", name="score").click()
+        expect(table.get_by_role("columnheader", name="score")).to_have_attribute("aria-sort", way)
+        expect(shown.first).to_contain_text(first)
+    search = panel.get_by_label("Search the items")
+    search.fill("no rows")
+    expect(shown).to_have_count(2)
+    expect(panel.locator(".sr-tab-items .sr-count")).to_have_text("2 of 1,000")
+    shoot(notebook, "items", panel)
+    table.focus()
+    for key in ("ArrowDown", "ArrowDown"):
+        table.press(key)
+    chosen = table.locator("[aria-selected=true]")
+    expect(chosen).to_have_count(1)
+    item = chosen.get_attribute("data-item")
+    expect(panel.locator(".sr-itemwhole")).to_contain_text("ValueError: no rows")
+    before = notebook.structure()
+    table.press("Enter")
+    assert notebook.structure() == before
+    lines = panel.locator(".sr-row")
+    expect(lines.first).to_contain_text(f"store {item}")
+    assert set(panel.locator(".sr-row .sr-tag").all_inner_texts()) == {item}
 
 
 def ended_with_its_kernel(panel: Locator) -> None:
