@@ -98,8 +98,7 @@ def checked_foreach(who: str, found: ForeachOptions) -> ForeachOptions:
     """Return the options `found`. Raise OptionsError if one is invalid, or if two of them exclude each other."""
     if found.np == 0:
         raise OptionsError(
-            f"{who} needs to know how many items run at once: -n -4 is four processes here, -n 4 four Spark "
-            "tasks."
+            f"{who} needs to know how many items run at once: -n -4 is four processes here, -n 4 four Spark tasks."
         )
     if found.each > 1 and found.framework == "plain":
         raise OptionsError(f"{who}: --np-each {found.each} needs a --framework that connects the ranks of an item.")
