@@ -79,9 +79,9 @@ class Form(NamedTuple):
     group before compression.
     """
 
-    kind: str = ""
-    version: Callable[[DataFrame], str] = version_of
-    written: Callable[[DataFrame], DataFrame] = for_arrays
+    kind: str
+    version: Callable[[DataFrame], str]
+    written: Callable[[DataFrame], DataFrame]
     note: Callable[[DataFrame, Location], dict[str, Any]] = lambda frame, copy: {}
     may_be_empty: bool = False
     row_group_bytes: int = ROW_GROUP_BYTES
@@ -108,7 +108,8 @@ def materialise(
     if row_group_bytes < 1:
         raise OptionsError(f"row_group_bytes={row_group_bytes}: expected at least 1.")
     _check_columns(frame, called)
-    return in_form(frame, Form(row_group_bytes=row_group_bytes), cache=cache, called=called, say=say)
+    form = Form("", version_of, for_arrays, row_group_bytes=row_group_bytes)
+    return in_form(frame, form, cache=cache, called=called, say=say)
 
 
 def in_form(
