@@ -63,7 +63,8 @@ class Options:
 class ForeachOptions:
     """How to run independent items.
 
-    `np` is negative: at most -np items run at once, in processes on this machine. Each item runs on `each` ranks, which
+    If `np` is negative, at most -np items run at once, in processes on this machine; if it is positive, at most np
+    items run at once, in Spark tasks. Each item runs on `each` ranks, which
     `framework` connects. `retries` is how often a failed item is tried again; None means once if its process died, and
     never after an exception. A process runs at most `fresh_after` items; None means no limit. The random numbers of an
     item depend on `seed` and on the item's number. Results are kept in `checkpoint_dir`. Items that already have a
@@ -95,10 +96,10 @@ class ForeachOptions:
 
 def checked_foreach(who: str, found: ForeachOptions) -> ForeachOptions:
     """Return the options `found`. Raise OptionsError if one is invalid, or if two of them exclude each other."""
-    if found.np > 0:
-        raise OptionsError(f"{who} cannot run items in Spark tasks yet: use -n -{found.np} for processes here.")
     if found.np == 0:
-        raise OptionsError(f"{who} needs to know how many items run at once: -n -4 is four processes here.")
+        raise OptionsError(
+            f"{who} needs to know how many items run at once: -n -4 is four processes here, -n 4 four Spark tasks."
+        )
     if found.each > 1 and found.framework == "plain":
         raise OptionsError(f"{who}: --np-each {found.each} needs a --framework that connects the ranks of an item.")
     if found.fresh and not found.checkpoint_dir:

@@ -19,7 +19,9 @@ def open_launcher(request: LaunchRequest, say: Callable[[str], None]) -> Launche
     from sparkring.cluster.session import find_session
     from sparkring.launchers.spark import SparkLauncher
 
-    session = request.data.session() if request.data else find_session(request.size, say, here=request.here)
+    if request.data is not None:
+        return SparkLauncher(request.data.session(), request)
+    session = find_session(request.size * max(1, request.at_once), say, here=request.here)
     return SparkLauncher(session, request)
 
 

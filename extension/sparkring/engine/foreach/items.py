@@ -94,6 +94,11 @@ class Items:
         self.shown: dict[int, dict[str, Any]] = {}  # by number, what the table shows of each item
 
     @property
+    def left(self) -> int | None:
+        """How many items have not been taken yet; None if that is not known."""
+        return None if self.total is None else self.total - self.taken
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The names that an item gives values to."""
         return (ITEM,) if self._targets is None else self._targets.names
@@ -140,11 +145,23 @@ def seed_of(run_seed: int, number: int) -> int:
 
 
 def _name(values: Mapping[str, Any]) -> str:
-    """Return a short text of an item's values: `store='a', lr=0.1`; for a function's argument, only the value."""
+    """Return a short text of an item's values: `store='a', lr=0.1`; for a function's argument, only the value.
+
+    Beside other values, rows of a DataFrame are left out, as in `store='a'`.
+    """
+    values = {name: value for name, value in values.items() if not _is_rows(value)} or values
     if list(values) == [ITEM]:
+        match values[ITEM]:
+            case (key, rows) if _is_rows(rows):
+                return short_repr(key, NAME_CHARACTERS) or "None"
         return short_repr(values[ITEM], NAME_CHARACTERS) or "None"
     each = NAME_CHARACTERS // max(1, len(values))
     return ", ".join(f"{name}={short_repr(value, each) or 'None'}" for name, value in values.items())
+
+
+def _is_rows(value: Any) -> bool:
+    """Whether a value stands for rows of a DataFrame, as those of partitions() and groupBy() do."""
+    return hasattr(type(value), "__sparkring_content__")
 
 
 def _shown(value: Any) -> Any:

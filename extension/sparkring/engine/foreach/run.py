@@ -35,6 +35,7 @@ from sparkring.launchers import open_launcher
 from sparkring.launchers.base import LaunchRequest
 from sparkring.runtime import report
 from sparkring.runtime.interrupts import Interrupts, interrupted
+from sparkring.runtime.kernel import tell
 from sparkring.runtime.resume_point import Here
 from sparkring.runtime.storage import root_for_ranks
 from sparkring.wire import messages
@@ -76,6 +77,8 @@ class Prepared(NamedTuple):
 def prepare(spec: ForeachSpec) -> Prepared:
     """Look up, check and pack what all items need. This calls iter() on the iterable, but takes no item from it.
 
+    If the iterable is a grouped Spark DataFrame, Spark writes its rows to the cache.
+
     Raises CaptureError if something that the cell or the function reads is missing or cannot be sent, and TypeError if
     the function is not callable. If something else is wrong, OptionsError, CheckpointError or PathError is raised.
     """
@@ -85,21 +88,27 @@ def prepare(spec: ForeachSpec) -> Prepared:
             "loop."
         )
     options = spec.options
+    if type(spec.iterable).__module__.startswith("pyspark."):
+        from sparkring.data.parts import items_of  # imports pyarrow
+
+        spec = spec._replace(iterable=items_of(spec.iterable))
     packed = _pack_cell(spec, spec.work) if isinstance(spec.work, Cell) else _pack_call(spec, spec.work)
     work = packed.work
     if needs_legacy_keras(options.framework, options.env, packed.code, packed.modules):
         work = work._replace(environment={legacy_keras.VARIABLE: "1", **work.environment})
     if options.background:  # copy the arrays: the notebook may change them before they have been sent to all ranks
         work = work._replace(parts=tuple(map(bytes, work.parts)))
-    share = max(1, process.cores() // (options.at_once * options.each))
-    environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(share)), **dict(options.env)}
+    environment = dict(options.env)
+    if options.np < 0:  # for its tasks, Spark sets this variable itself
+        share = max(1, process.cores() // (options.at_once * options.each))
+        environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(share)), **environment}
     started = events.RunStarted(
         time.time(),
         run_store.new_id(),
         options.name or spec.title or packed.title,
         packed.code if spec.code is None else spec.code,
         options.at_once * options.each,
-        "local",
+        "local" if options.np < 0 else "spark",
         options.framework,
         "all",
         checkpoint_dir=options.checkpoint_dir,
@@ -114,6 +123,9 @@ def prepare(spec: ForeachSpec) -> Prepared:
         kept = Kept(options.checkpoint_dir, packed.meaning, options.each, fresh=options.fresh)
         packed.items.key_of = kept.key_of
     launch = LaunchRequest(-options.each, options.each, environment, started.title)
+    if options.np > 0:
+        launch = launch._replace(np=options.each, at_once=options.at_once)
+        open_launcher(launch, tell)  # now, so that errors are raised at once, and a new SparkSession is made here
     large = [name for name in packed.captured if (name.size_bytes or 0) > LARGE_BYTES]
     notices = tuple(describe.large_value(name.name, name.size_bytes or 0) for name in large)
     if isinstance(spec.work, Cell):
@@ -228,7 +240,11 @@ class ForeachRun:
     def _pool(self) -> Pool:
         options, launch, recorder = self.prepared.options, self.prepared.launch, self.recorder
         settings = SlotSettings(
-            lambda: open_launcher(launch, recorder.notice), options.each, options.fresh_after, options.timeout_each_s
+            lambda: open_launcher(launch, recorder.notice),
+            options.each,
+            options.fresh_after,
+            options.timeout_each_s,
+            queues=options.np > 0,
         )
         schedule = Schedule(options.at_once, options.retries, fail_fast=options.fail_fast)
         kept = self.prepared.kept
