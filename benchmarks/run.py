@@ -39,6 +39,7 @@ import latency  # noqa: E402
 import loading  # noqa: E402
 import panel  # noqa: E402
 import reading  # noqa: E402
+import search  # noqa: E402
 import sets  # noqa: E402
 import start  # noqa: E402
 import training  # noqa: E402
@@ -69,6 +70,7 @@ BENCHMARKS: dict[str, Callable[[Effort], list[Row]]] = {
     "panel": panel.live,
     "items": items.trivial,
     "utilisation": items.utilisation,
+    "search": search.time_to_good,
 }
 PACKAGES = (
     "sparkring",
@@ -85,6 +87,7 @@ PACKAGES = (
     "ray",
     "hyperopt",
     "numpy",
+    "optuna",
 )
 RESULTS = HERE / "RESULTS.md"
 

@@ -43,6 +43,8 @@ def _digest(value: Any) -> bytes:
     elif hasattr(kind, "__sparkring_content__"):
         found.update(_digest(value.__sparkring_content__()))
     elif isinstance(value, list | tuple):
+        if hasattr(value, "_fields"):  # a named tuple
+            found.update(repr(value._fields).encode())
         for each in value:
             found.update(_digest(each))
     elif isinstance(value, set | frozenset):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import math
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -11,8 +12,11 @@ from typing import Any, NamedTuple
 from sparkring.capture.packing import pack
 from sparkring.capture.picklability import Namespace
 from sparkring.engine.foreach.schedule import Item
+from sparkring.engine.foreach.steering import Steering
 from sparkring.errors import OptionsError
+from sparkring.history import describe
 from sparkring.history.events import Failure
+from sparkring.runtime.parameters import Parameters, as_text
 from sparkring.runtime.report import short_repr
 
 NAME_CHARACTERS = 100
@@ -70,8 +74,9 @@ class Items:
     It is None if the iterable has no length, until all items have been taken. Functions in an item whose globals are
     `namespace` get the globals of the rank instead, and names for which `stays` is true are not sent with them.
     `key_of` returns, for an item's values, the key under which its result is kept; set it if results are kept.
+    `steering` is the iterator if it wants to know how its items do; None for other iterators.
 
-    Raises OptionsError if `iterable` cannot be iterated over.
+    Raises OptionsError if `iterable` cannot be iterated over, or if it is a search that does not fit the targets.
     """
 
     def __init__(
@@ -88,6 +93,9 @@ class Items:
             self._iterator: Iterator[Any] = iter(iterable)
         except TypeError:
             raise OptionsError(f"foreach() needs something to iterate over, not {type(iterable).__name__}.") from None
+        self.steering = self._iterator if isinstance(self._iterator, Steering) else None
+        if self.steering is not None and targets is not None:
+            _check_targets(targets, self.steering.names)
         self._targets = targets
         self._namespace = namespace
         self._stays = stays
@@ -101,6 +109,8 @@ class Items:
     @property
     def names(self) -> tuple[str, ...]:
         """The names that an item gives values to."""
+        if self.steering is not None:
+            return self.steering.names
         return (ITEM,) if self._targets is None else self._targets.names
 
     def take(self) -> Item | Problem | None:
@@ -119,8 +129,9 @@ class Items:
                 summary = f"cannot be unpacked into `{self._targets.written}`: {error}"
                 self.shown[number] = {}
                 return Problem(number, short_repr(value, NAME_CHARACTERS), Failure("code", summary))
-        self.shown[number] = {name: _shown(value) for name, value in values.items()}
-        name = _name(values)
+        told = value._asdict() if isinstance(value, Parameters) else values
+        self.shown[number] = {name: _shown(each) for name, each in told.items()}
+        name = _name(told) if told is values else _described(told)
         packed = pack(values, self._namespace, self._stays)
         if packed.problems:
             problem = next(iter(packed.problems.values()))
@@ -128,7 +139,30 @@ class Items:
             failure = Failure("code", f"cannot be sent to a process: {problem.what}", advice=advice)
             return Problem(number, name, failure)
         # Copy the buffers: the iterable may fill the same array anew for the next item, before this one has been sent.
-        return Item(number, name, (packed.payload, *map(bytes, packed.buffers)), self.key_of(values))
+        parts = (packed.payload, *map(bytes, packed.buffers))
+        return Item(number, name, parts, self.key_of(values), _recorded(value) if isinstance(value, Parameters) else {})
+
+
+def _check_targets(targets: Targets, names: tuple[str, ...]) -> None:
+    """Raise OptionsError if the parameters of a search cannot be unpacked into the targets, or would be mixed up."""
+    written = ", ".join(names)
+    try:
+        found = targets.bind(Parameters(names, names))
+    except (TypeError, ValueError):
+        raise OptionsError(
+            f"`{targets.written}` cannot be bound to the parameters of the search: write `{written}`, or one name."
+        ) from None
+    mixed = [name for name, value in found.items() if value in names and value != name and name in names]
+    if mixed:
+        raise OptionsError(f"`{targets.written}`: the search has its parameters in another order: write `{written}`.")
+
+
+def _recorded(found: Parameters) -> dict[str, float | str]:
+    """Return what the record keeps of the parameters: numbers, and short texts of other values."""
+    return {
+        name: value if type(value) in (int, float) and math.isfinite(value) else as_text(value)
+        for name, value in found._asdict().items()
+    }
 
 
 def _length(iterable: Any) -> int | None:
@@ -162,6 +196,14 @@ def _name(values: Mapping[str, Any]) -> str:
 def _is_rows(value: Any) -> bool:
     """Whether a value stands for rows of a DataFrame, as those of partitions() and groupBy() do."""
     return hasattr(type(value), "__sparkring_content__")
+
+
+def _described(parameters: Mapping[str, Any]) -> str:
+    """Return a short text of a trial's parameters: `lr=0.001, width=64`, with numbers rounded as views do."""
+    texts = {
+        name: describe.number(each) if isinstance(each, float) else as_text(each) for name, each in parameters.items()
+    }
+    return ", ".join(f"{name}={text}" for name, text in texts.items())
 
 
 def _shown(value: Any) -> Any:

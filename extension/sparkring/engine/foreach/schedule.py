@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
 from sparkring.history.events import Failure
@@ -14,12 +14,16 @@ Verdict = Literal["finished", "failed", "again"]
 
 
 class Item(NamedTuple):
-    """One item: its number (from 0), a short text of its values, the packed values, and the key of its kept result."""
+    """One item: its number (from 0), a short text of its values, the packed values, and the key of its kept result.
+
+    If the item is a trial of a search, `parameters` has what is recorded of the values of its parameters.
+    """
 
     number: int
     name: str
     parts: Buffers = ()
     key: str = ""
+    parameters: Mapping[str, float | str] = {}
 
 
 class Attempt(NamedTuple):
