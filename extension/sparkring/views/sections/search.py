@@ -70,10 +70,11 @@ def extent(values: Sequence[float], mode: str) -> tuple[float, float]:
     if not found:
         return 0.0, 1.0
     low, high = found[0], found[-1]
-    if mode == "min":
-        high = min(high, low + FAR * (found[math.floor(0.75 * (len(found) - 1) + 0.5)] - low) or high)
-    else:
-        low = max(low, high - FAR * (high - found[math.floor(0.25 * (len(found) - 1) + 0.5)]) or low)
+    worse = found[math.floor((0.75 if mode == "min" else 0.25) * (len(found) - 1) + 0.5)]
+    if mode == "min" and worse > low:
+        high = min(high, low + FAR * (worse - low))
+    if mode == "max" and worse < high:
+        low = max(low, high - FAR * (high - worse))
     return (low, high) if low < high else (low - 0.5, high + 0.5)
 
 

@@ -17,9 +17,9 @@ export function extent(values, mode) {
   const sorted = values.filter(Number.isFinite).sort((a, b) => a - b);
   if (!sorted.length) return [0, 1];
   let low = sorted[0], high = sorted[sorted.length - 1];
-  const quarter = (share) => sorted[Math.round(share * (sorted.length - 1))];
-  if (mode === "min") high = Math.min(high, low + FAR * (quarter(0.75) - low) || high);
-  else low = Math.max(low, high - FAR * (high - quarter(0.25)) || low);
+  const worse = sorted[Math.round((mode === "min" ? 0.75 : 0.25) * (sorted.length - 1))];
+  if (mode === "min" && worse > low) high = Math.min(high, low + FAR * (worse - low));
+  if (mode === "max" && worse < high) low = Math.max(low, high - FAR * (high - worse));
   return low < high ? [low, high] : [low - 0.5, high + 0.5];
 }
 
