@@ -20,7 +20,7 @@ from sparkring.launchers.spare import SpareProcess, Spares, setting_of
 # With this, launches of one rank and of two have the same settings. pandas stands for all frameworks: it is imported
 # fast, and NumPy's and pyarrow's libraries start threads.
 ENV = (("OMP_NUM_THREADS", "2"),)
-AHEAD = "from sparkring.worker.rank import preloads\n"
+AHEAD = "from sparkring.worker.rank import preloads; "
 
 
 @pytest.fixture
@@ -123,7 +123,6 @@ def test_the_ends_of_forked_ranks(local, spares):
     done = local.run(
         f"""
         {AHEAD}import os, time
-        before = os.getppid(), os.stat(f"/proc/{{os.getppid()}}").st_uid
         print("up")
         while os.path.exists("/proc/{found.pid}"): time.sleep(0.01)
         preloads.ahead
@@ -149,10 +148,10 @@ def test_when_new_processes_are_started(local, spares, tmp_path, monkeypatch):
     assert local.run(f"import changes\n{ahead}", 1, env=ENV).value == ("pandas",)
     assert any("KERAS_BACKEND changed after pandas" in line.text for line in local.view.record.recent)
     assert spares.spare is None
-    new(spares, "pandas")
+    found = new(spares, "pandas")
     ready(spares)
     assert local.run(ahead, 1, env=(*ENV, ("TF_NAME", "1"))).value == ()
-    assert spares.spare is None
+    until(lambda: found.ended, "a spare process that has another environment is ended")
 
 
 def test_a_changed_installation_is_another_setting(tmp_path, monkeypatch, spares):
