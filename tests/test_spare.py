@@ -43,8 +43,7 @@ def ready(spares: Spares) -> SpareProcess:
 def new(spares: Spares, *modules: str, **environment: str) -> SpareProcess:
     """The spare process that follows a launch whose ranks have imported `modules`."""
     setting = setting_of({**os.environ, **dict(ENV), **environment}, 1)
-    spares.begin(setting, None)
-    spares.end(setting, modules)
+    spares.note_imports(setting, modules)
     found: SpareProcess = until(lambda: spares.spare, "a spare process")
     return found
 

@@ -32,15 +32,17 @@ class LocalLauncher(Launcher):
         self.pins_gpus = gpus is not None
         self._members: list[subprocess.Popen[bytes] | ForkedMember] = []
         self._setting: Setting | None = None
-        self._begun = False  # whether `spares` has been told that the launch has begun, but not that it has ended
+        self._begun = False  # whether `spares` knows of the launch
         self._imported: tuple[str, ...] | None = ()
 
     def start(self, size: int, ticket: Ticket) -> None:
         environment = {**os.environ, **self._environment}
         last = [str(Path(sparkring.__file__).parent.parent)]
-        self._setting = setting_of(environment, size)
-        spare = spares.begin(self._setting, self.code)
-        self._begun = True
+        code, spare = self.code, None
+        self._setting = setting_of({**environment, **(code.environment if code is not None else {})}, size)
+        if code is not None:
+            spare = spares.begin(self._setting, code.texts)
+            self._begun = True
         for member in range(size):
             own = ticket._replace(member=member, last=last, gpus=self._gpus[member])
             try:
@@ -96,9 +98,10 @@ class LocalLauncher(Launcher):
             if process.returncode:
                 timeline.remove_left(process.pid)
         self._members = []
+        spares.note_imports(self._setting, self._imported)
         if self._begun:
             self._begun = False
-            spares.end(self._setting, self._imported)
+            spares.end()
 
 
 def _start(environment: dict[str, str], ticket: Ticket) -> subprocess.Popen[bytes]:

@@ -127,10 +127,12 @@ def available_bytes() -> int:
             found = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable:"))
     except (OSError, StopIteration):
         return 0
+    group = "/sys/fs/cgroup/memory"
     try:
-        with open("/sys/fs/cgroup/memory.max") as limit, open("/sys/fs/cgroup/memory.current") as used:
-            return min(found, int(limit.read()) - int(used.read()))
-    except (OSError, ValueError):
+        with open(f"{group}.max") as limit, open(f"{group}.current") as used, open(f"{group}.stat") as stat:
+            cached = next(int(line.split()[1]) for line in stat if line.startswith("inactive_file "))
+            return min(found, int(limit.read()) - int(used.read()) + cached)
+    except (OSError, ValueError, StopIteration):
         return found  # there is no limit
 
 

@@ -32,20 +32,28 @@ _GPU_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 
 
 class Forked(NamedTuple):
-    """A member that was forked. How it ends is written to the pipe `status`."""
+    """A member, in the spare process that has forked it. How it ends is written to the pipe `status`."""
 
     pid: int
     status: int
 
 
+class Start(NamedTuple):
+    """What a forked process needs to become a member: its ticket, its stdin and its working folder, both open."""
+
+    ticket: dict[str, Any]
+    stdin: int
+    folder: int
+
+
 def main() -> None:
     """Run a spare process until its end; in each process that it forks, run a member. File descriptor 0 is a socket."""
-    channel = socket.socket(fileno=os.dup(0))
-    driver = os.getppid()
     try:
+        channel = socket.socket(fileno=os.dup(0))
+        driver = os.getppid()
         order = SpareOrder(**json.loads(channel.recv(1 << 16)))
         stderr = os.dup(2)
-        with open(os.devnull, "r+b") as null:
+        with open(os.devnull, "r+b") as null:  # what the imports print is of no interest
             for fd in (0, 2):
                 os.dup2(null.fileno(), fd)
         _import(order.modules)
@@ -55,10 +63,11 @@ def main() -> None:
         os.dup2(stderr, 2)
         os.close(stderr)
         channel.send(SPARE_READY)
-        ticket = _serve(channel, driver, order)
-    except Exception:  # a module cannot be imported, or the driver has ended; in a forked process, nothing raises
+        found = _serve(channel, driver, order)
+    except BaseException:  # a module cannot be imported, the driver has ended, or no process can be forked
         os._exit(1)
-    member.main(ticket, driver)
+    _become_member(found)
+    member.main(found.ticket, driver)
 
 
 def _import(modules: Sequence[str]) -> None:
@@ -121,8 +130,8 @@ def _may_fork() -> bool:
     return True
 
 
-def _serve(channel: socket.socket, driver: int, order: SpareOrder) -> dict[str, Any]:
-    """Fork a member for each ticket that the driver sends. Return, in the forked process only, the member's ticket."""
+def _serve(channel: socket.socket, driver: int, order: SpareOrder) -> Start:
+    """Fork a member for each ticket that the driver sends. Return in the forked processes only."""
     children: dict[int, Forked] = {}  # by a descriptor of the process, which can be read when the process has ended
     used = time.monotonic()
     serving = True
@@ -147,8 +156,7 @@ def _serve(channel: socket.socket, driver: int, order: SpareOrder) -> dict[str, 
                     os.close(other)
                     os.close(forked.status)
                 os.close(status)
-                _become_member(stdin, folder)
-                return dict(json.loads(line))
+                return Start(json.loads(line), stdin, folder)
             ended = os.pidfd_open(pid)
             children[ended] = Forked(pid, status)
             os.close(stdin)
@@ -170,13 +178,13 @@ def _report_end(fd: int, forked: Forked) -> None:
     os.close(fd)
 
 
-def _become_member(stdin: int, folder: int) -> None:
+def _become_member(start: Start) -> None:
     """In a fork: take over what a new process would have been started with, and make the random numbers its own."""
     os.setsid()
-    os.dup2(stdin, 0)
-    os.close(stdin)
-    os.fchdir(folder)
-    os.close(folder)
+    os.dup2(start.stdin, 0)
+    os.close(start.stdin)
+    os.fchdir(start.folder)
+    os.close(start.folder)
     random.seed()
     numpy: Any = sys.modules.get("numpy")
     if numpy is not None:
