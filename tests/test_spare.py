@@ -16,6 +16,7 @@ import sparkring
 from sparkring.errors import RunFailed
 from sparkring.launchers import spare
 from sparkring.launchers.spare import SpareProcess, Spares, setting_of
+from sparkring.runtime import storage
 
 # With this, launches of one rank and of two have the same settings. pandas stands for all frameworks: it is imported
 # fast, and NumPy's and pyarrow's libraries start threads.
@@ -42,7 +43,7 @@ def ready(spares: Spares) -> SpareProcess:
 
 def new(spares: Spares, *modules: str, **environment: str) -> SpareProcess:
     """The spare process that follows a launch whose ranks have imported `modules`."""
-    setting = setting_of({**os.environ, **dict(ENV), **environment}, 1)
+    setting = setting_of({**os.environ, **storage.root_for_ranks(), **dict(ENV), **environment}, 1)
     spares.note_imports(setting, modules)
     found: SpareProcess = until(lambda: spares.spare, "a spare process")
     return found
