@@ -87,6 +87,9 @@ class Gang:
         """
         self._members.check_packages(request.modules)
         self.execution = Execution(request, tuple(ranks) or tuple(range(self.size)))
+        if self.launcher.code is None:
+            code = request.code()
+            self.launcher.code = code._replace(texts=()) if self.up else code  # a warm gang need not keep the texts
         if self.up:
             self._untold += self._begin(self.execution)
         return self.execution
@@ -245,6 +248,7 @@ class Gang:
 
     def _heard(self, rank: int, news: messages.RankNews) -> None:
         self._members.heard(rank, news)
+        self.launcher.note_imports(news.imported)
         if self.execution is not None:
             self.execution.heard(rank, news)
 

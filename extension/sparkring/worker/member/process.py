@@ -8,6 +8,7 @@ member kills only the rank's process group.
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 import time
@@ -15,11 +16,11 @@ import time
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _KILL_LIMIT_S = 2.0
-_LINUX = sys.platform.startswith("linux")
+LINUX = sys.platform.startswith("linux")
 
 
 def _prctl(option: int, value: int) -> None:
-    if _LINUX:
+    if LINUX:
         import ctypes
 
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
@@ -112,6 +113,32 @@ def signal_group(pid: int, number: int) -> None:
 def cores() -> int:
     """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def fair_share(ranks: int) -> int:
+    """Return how many threads each of `ranks` ranks on this machine may use."""
+    return max(1, cores() // ranks)
+
+
+def available_bytes() -> int:
+    """Return how much memory new processes may use before this machine or container has none left; 0 if unknown."""
+    try:
+        with open("/proc/meminfo") as file:
+            found = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return 0
+    group = "/sys/fs/cgroup/memory"
+    try:
+        with open(f"{group}.max") as limit, open(f"{group}.current") as used, open(f"{group}.stat") as stat:
+            cached = next(int(line.split()[1]) for line in stat if line.startswith("inactive_file "))
+            return min(found, int(limit.read()) - int(used.read()) + cached)
+    except (OSError, ValueError, StopIteration):
+        return found  # there is no limit
+
+
+def ended(pidfd: int) -> bool:
+    """Whether the process with this file descriptor has ended."""
+    return bool(select.select([pidfd], [], [], 0.0)[0])
 
 
 def resident_bytes() -> int:
