@@ -404,6 +404,8 @@ def test_foreach_runs_the_cell_for_each_item(kernel: Kernel) -> None:
     assert "shops" in kernel.run("%runs 1").displayed
     wrong = kernel.run("%%foreach x in shop_list -n -2\nx").error
     assert wrong.evalue == "%%foreach: `shop_list` raised NameError: name 'shop_list' is not defined."
+    wrong = kernel.run("%%foreach x in sparkring.search(x=[1, 2]) -n -2\nx").error
+    assert wrong.evalue == 'search() needs the name of one metric: minimize="val_loss" or maximize="accuracy".'
     assert complete(kernel, "%%foreach x in sho") == ["shops"]
     assert complete(kernel, "%%foreach x in shops --retr") == ["--retries"]
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from sparkring.engine.options import ForeachOptions, checked_foreach
-from sparkring.errors import OptionsError
+from sparkring.errors import OptionsError, SparkringError
 from sparkring.frameworks import FRAMEWORKS
 from sparkring.notebook.cell_options import AUTOLOG, DRY_RUN, ENV, NAME, PUSH, QUIET, flattened
 from sparkring.notebook.magic import Magic
@@ -223,11 +223,16 @@ def _run(shell: Any, line: str, cell: str) -> Any:
 
 
 def _evaluated(clause: Clause, namespace: dict[str, Any]) -> Any:
-    """Return the value of ITEMS. If the expression raises an error, raise OptionsError, which says so."""
+    """Return the value of ITEMS. If the expression raises an error, raise OptionsError, which says so.
+
+    The errors of search() and other functions of this package are raised as they are.
+    """
     from sparkring.worker.rank.failures import as_failure
 
     try:
         return eval(clause.code, namespace)
+    except SparkringError:
+        raise
     except Exception as error:  # of any type: the expression is the user's code
         traceback = error.__traceback__
         deeper = traceback.tb_next.tb_next if traceback is not None and traceback.tb_next is not None else None
