@@ -8,7 +8,6 @@ import sys
 import time
 import types
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparkring.capture import notebook_state
@@ -218,7 +217,6 @@ class ForeachRun:
         problem: BaseException | None = None
         with self.interrupts:
             try:
-                self._begin_search()
                 pool.run()
             except BaseException as error:  # of any type: it is raised again below, when the record has been closed
                 problem = error
@@ -239,15 +237,6 @@ class ForeachRun:
         if problem is not None:
             raise problem
         return self.result
-
-    def _begin_search(self) -> None:
-        """If the items are the trials of a search, open its study. Raises CheckpointError if it cannot be read."""
-        steering, options = self.prepared.items.steering, self.prepared.options
-        if steering is not None:
-            total = self.prepared.items.total
-            planned = events.ItemsPlanned(time.time(), options.at_once, options.each, total)
-            folder = Path(self.recorder.record.log_folder)
-            self.recorder.add([planned, steering.begin(folder, self.prepared.kept)])
 
     def _pool(self) -> Pool:
         options, launch, recorder = self.prepared.options, self.prepared.launch, self.recorder
