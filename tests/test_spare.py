@@ -57,10 +57,12 @@ def test_forked_ranks_are_like_new_processes(local, spares, tmp_path, monkeypatc
     assert psutil.Process(found.pid).num_threads() == 1
     monkeypatch.chdir(tmp_path)
     source = f"""
-        import numpy, os, random, sys, tempfile, threading
+        import numpy, os, random, signal, sys, tempfile, threading
         {AHEAD}
         print("heard", file=sys.__stdout__)
-        same = preloads.ahead, os.getcwd(), threading.active_count(), sorted(os.listdir("/proc/self/fd"), key=int)[:-1]
+        environment = vars(os)["env" + "iron"]  # this name in a cell would mean new processes
+        same = [preloads.ahead, os.getcwd(), sorted(environment), sorted(os.listdir("/proc/self/fd"), key=int)[:-1]]
+        same += threading.active_count(), os.getpriority(os.PRIO_PROCESS, 0), signal.getsignal(signal.SIGCHLD)
         same, random.random(), numpy.random.rand(), tempfile.mktemp(), os.getsid(0)
     """
     forked = local.run(source, 2, env=ENV).values

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import re
 import select
 import signal
 import socket
@@ -33,7 +34,8 @@ ANSWER_S = 2.0  # a fork takes milliseconds; a spare process that takes longer i
 UNKNOWN = 0  # the exit code of a member whose spare process was killed and cannot tell it
 
 # Code with one of these may change the environment before it imports a framework, so it needs new processes.
-_CHANGES_ENVIRONMENT = (b"environ", b"putenv", b"'env'", b"'set_env'")
+# Each pattern begins with several letters, which makes the search in large values fast.
+_CHANGES_ENVIRONMENT = [re.compile(sign) for sign in (rb"environb?(?!\w)", rb"putenv(?!\w)", b"'env'", b"'set_env'")]
 
 
 class Setting(NamedTuple):
@@ -86,8 +88,8 @@ class Wanted(NamedTuple):
         """
         known = {module.partition(".")[0] for module in self.modules}
         others = {module.partition(".")[0] for module in FRAMEWORKS} - known
-        signs = [*_CHANGES_ENVIRONMENT, *(name.encode() for name in others)]
-        return not any(sign in text for text in texts for sign in signs)
+        signs = [*_CHANGES_ENVIRONMENT, *(re.compile(name.encode()) for name in others)]
+        return not any(sign.search(text) for text in texts for sign in signs)
 
 
 class ForkedMember:

@@ -25,7 +25,7 @@ from sparkring.wire.ticket import SPARE_READY, SpareOrder
 from sparkring.worker.member import member, process
 
 TICK_S = 1.0
-NICER = 19  # by how much the priority is lowered during the imports
+LOWEST = 19  # the priority during the imports
 # Without this, jemalloc, which pyarrow uses, would start a thread. A fork would not have the thread anyway.
 _NO_JEMALLOC_THREAD = ("JE_ARROW_MALLOC_CONF", "background_thread:false")
 _GPU_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
@@ -59,6 +59,7 @@ def main() -> None:
         _import(order.modules)
         if not _may_fork():
             os._exit(1)
+        sys.stdout.flush()
         sys.stderr.flush()
         os.dup2(stderr, 2)
         os.close(stderr)
@@ -84,31 +85,29 @@ def _import(modules: Sequence[str]) -> None:
     name, value = _NO_JEMALLOC_THREAD
     is_set = name in os.environ
     os.environ.setdefault(name, value)
-    lowered = _lower_priority()
+    priority = os.getpriority(os.PRIO_PROCESS, 0)
+    _lower_priority(priority)
     for module in modules:
         importlib.import_module(module)
-    if lowered:
-        os.nice(-NICER)
+    os.setpriority(os.PRIO_PROCESS, 0, priority)
     if not is_set:
         del os.environ[name]
     gc.freeze()  # so that collections in the forks do not visit, and so copy, what is shared
     gc.enable()
 
 
-def _lower_priority() -> bool:
-    """Lower this process's priority, unless it would not be allowed to raise it again: then its forks had it, too."""
+def _lower_priority(priority: int) -> None:
+    """Lower the priority of this process, unless the process would not be allowed to raise it to `priority` again."""
     pid = os.fork()
     if not pid:
         try:
-            os.nice(NICER)
-            os.nice(-NICER)
+            os.setpriority(os.PRIO_PROCESS, 0, LOWEST)
+            os.setpriority(os.PRIO_PROCESS, 0, priority)
         except OSError:
             os._exit(1)
         os._exit(0)
-    if os.waitpid(pid, 0)[1]:
-        return False
-    os.nice(NICER)
-    return True
+    if os.waitpid(pid, 0)[1] == 0:
+        os.setpriority(os.PRIO_PROCESS, 0, LOWEST)
 
 
 def _may_fork() -> bool:
