@@ -401,6 +401,11 @@ def test_foreach_runs_the_cell_for_each_item(kernel: Kernel) -> None:
     assert "shops" in kernel.run("%runs 1").displayed
     wrong = kernel.run("%%foreach x in shop_list -n -2\nx").error
     assert wrong.evalue == "%%foreach: `shop_list` raised NameError: name 'shop_list' is not defined."
+    kernel.run("left = iter(shops)").done()
+    assert "of the iterator `left`" in kernel.run("%%foreach x in left --plan\nx").error.evalue
+    plan = kernel.run("%%foreach x in iter(shops) -n -2 --plan\nx")
+    assert "fit on this machine" in plan.result
+    assert kernel.value("_.result.values, next(left)") == "(['a'], 'a')"
     assert complete(kernel, "%%foreach x in sho") == ["shops"]
     assert complete(kernel, "%%foreach x in shops --retr") == ["--retries"]
 

@@ -67,7 +67,8 @@ class ForeachOptions:
     `framework` connects. `retries` is how often a failed item is tried again; None means once if its process died, and
     never after an exception. A process runs at most `fresh_after` items; None means no limit. The random numbers of an
     item depend on `seed` and on the item's number. Results are kept in `checkpoint_dir`. Items that already have a
-    result there do not run, unless `fresh` is set. The other options have the same meanings as in Options.
+    result there do not run, unless `fresh` is set. With `plan`, only the first item runs, and is measured. The other
+    options have the same meanings as in Options.
     """
 
     np: int = -1
@@ -86,6 +87,7 @@ class ForeachOptions:
     background: bool = False
     checkpoint_dir: str = ""
     fresh: bool = False
+    plan: bool = False
 
     @property
     def at_once(self) -> int:
@@ -103,6 +105,8 @@ def checked_foreach(who: str, found: ForeachOptions) -> ForeachOptions:
         raise OptionsError(f"{who}: --np-each {found.each} needs a --framework that connects the ranks of an item.")
     if found.fresh and not found.checkpoint_dir:
         raise OptionsError(f"{who}: --fresh needs a --checkpoint-dir.")
+    if found.plan and found.background:
+        raise OptionsError(f"{who}: --plan runs one item and waits for it: leave --background out.")
     return found
 
 

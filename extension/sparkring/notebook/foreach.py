@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from sparkring.engine.options import ForeachOptions, checked_foreach
@@ -40,6 +40,10 @@ on only half as many items run at once.
 The cell returns a ForeachResult, with .table (a pandas DataFrame), .values, .errors, .best("mape") and .record. After
 an error or Stop, sparkring.last_result is the result so far. With --background, the cell returns a BackgroundRun at
 once.
+
+With --plan, only the first item runs, alone. Its memory, CPU, time and reads are measured, and the cell returns a Plan:
+how many items fit at once, what binds, and how long all items will take. The item's result is kept only with
+--checkpoint-dir.
 
 Options:
 {options}
@@ -86,6 +90,7 @@ TABLE = OptionsTable(
     ENV,
     AUTOLOG,
     NAME,
+    Option("--plan", action="store_true", help="run only the first item, and say how many items fit at once"),
     Option("--background", action="store_true", help="return a BackgroundRun at once, so that the notebook is free"),
     DRY_RUN,
     QUIET,
@@ -93,11 +98,15 @@ TABLE = OptionsTable(
 
 
 class Clause(NamedTuple):
-    """The text of TARGETS and of ITEMS, and the compiled `code` that computes ITEMS."""
+    """The text of TARGETS and of ITEMS, and the compiled `code` that computes ITEMS.
+
+    `makes_items` is false if ITEMS only names an object that is there already, such as a variable.
+    """
 
     targets: str
     items: str
     code: types.CodeType
+    makes_items: bool
 
     @property
     def written(self) -> str:
@@ -133,7 +142,8 @@ def _clause(written: str) -> Clause | None:
         match ast.parse(source).body:
             case [ast.For(target=target, iter=items)]:
                 code = compile(ast.Expression(items), "<%%foreach>", "eval")
-                return Clause(_text(source, target), _text(source, items), code)
+                makes_items = not isinstance(items, ast.Name | ast.Attribute | ast.Subscript)
+                return Clause(_text(source, target), _text(source, items), code, makes_items)
     except SyntaxError:
         pass
     return None
@@ -214,6 +224,11 @@ def _run(shell: Any, line: str, cell: str) -> Any:
         show_captured(captured.table)
         return None
     items = _evaluated(clause, shell.user_ns)
+    if options.plan and isinstance(items, Iterator) and not clause.makes_items:
+        raise OptionsError(
+            f"%%foreach: --plan would take the first item of the iterator `{clause.items}`, which the run could then "
+            "not have: use a list, or make the iterator in the clause."
+        )
     spec = ForeachSpec(work, items, options, targets, clause.written, f"%%foreach {line}\n{cell}")
     return api.start_foreach(spec) if options.background else api.foreach_spec(spec)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import itertools
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -97,6 +98,11 @@ class Items:
     def names(self) -> tuple[str, ...]:
         """The names that an item gives values to."""
         return (ITEM,) if self._targets is None else self._targets.names
+
+    def only_the_first(self) -> None:
+        """Leave out all items but the first one."""
+        self._iterator = itertools.islice(self._iterator, 1)
+        self.total = None if self.total is None else min(1, self.total)
 
     def take(self) -> Item | Problem | None:
         """Take the next item and pack it; return None if there are no more. Raises what the user's iterable raises."""

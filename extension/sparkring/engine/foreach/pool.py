@@ -43,8 +43,9 @@ class Results:
 class Pool:
     """Runs `items` in the order that `schedule` decides. `request_for(attempt)` makes the request for an attempt.
 
-    `results` holds the results of the items that have ended so far. `error` is the exception that the user's iterable
-    raised, or None. Items whose results are in `kept`, from an earlier run, do not run.
+    `results` holds the results of the items that have ended so far, and `measured` is what ranks have measured. `error`
+    is the exception that the user's iterable raised, or None. Items whose results are in `kept`, from an earlier run,
+    do not run.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Pool:
     ) -> None:
         self.results = Results()
         self.error: BaseException | None = None
+        self.measured: list[events.ItemMeasured] = []
         self._items = items
         self._schedule = schedule
         self._size = settings.size
@@ -220,6 +222,7 @@ class Pool:
             self._planned = planned
             found.insert(0, planned)
         self._recorder.add(found)
+        self.measured += [event for event in found if isinstance(event, events.ItemMeasured)]
         while self._kept is not None and self._kept.news:
             self._recorder.notice(self._kept.news.popleft())
 

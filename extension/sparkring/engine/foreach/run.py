@@ -17,6 +17,7 @@ from sparkring.capture.picklability import ipython_names
 from sparkring.capture.versions import modules_of, versions
 from sparkring.compat import legacy_keras
 from sparkring.engine.foreach.items import Items, Targets, seed_of
+from sparkring.engine.foreach.plan import Plan, plan
 from sparkring.engine.foreach.pool import Pool
 from sparkring.engine.foreach.result import ForeachResult
 from sparkring.engine.foreach.schedule import Attempt, Schedule
@@ -59,7 +60,10 @@ class ForeachSpec(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """A validated run that has not started. The `notices` are recorded when the run begins."""
+    """A validated run that has not started. The `notices` are recorded when the run begins.
+
+    `total` is the number of all items, also if only the first one will run.
+    """
 
     options: ForeachOptions
     items: Items
@@ -69,6 +73,7 @@ class Prepared(NamedTuple):
     started: events.RunStarted
     notices: tuple[str, ...] = ()
     kept: Kept | None = None
+    total: int | None = None
 
 
 def prepare(spec: ForeachSpec) -> Prepared:
@@ -96,7 +101,7 @@ def prepare(spec: ForeachSpec) -> Prepared:
         run_store.new_id(),
         options.name or spec.title or packed.title,
         packed.code if spec.code is None else spec.code,
-        options.at_once * options.each,
+        (1 if options.plan else options.at_once) * options.each,
         "local",
         options.framework,
         "all",
@@ -109,12 +114,15 @@ def prepare(spec: ForeachSpec) -> Prepared:
         refuse_shared(options.checkpoint_dir)
         from sparkring.engine.foreach.kept import Kept  # imports NumPy
 
-        kept = Kept(options.checkpoint_dir, packed.meaning, options.each, fresh=options.fresh)
+        kept = Kept(options.checkpoint_dir, packed.meaning, options.each, fresh=options.fresh or options.plan)
         packed.items.key_of = kept.key_of
+    total = packed.items.total
+    if options.plan:
+        packed.items.only_the_first()
     launch = LaunchRequest(-options.each, options.each, environment, started.title)
     large = [name for name in packed.captured if (name.size_bytes or 0) > LARGE_BYTES]
     notices = tuple(describe.large_value(name.name, name.size_bytes or 0) for name in large)
-    return Prepared(options, packed.items, work, packed.modules, launch, started, notices, kept)
+    return Prepared(options, packed.items, work, packed.modules, launch, started, notices, kept, total)
 
 
 class _Packed(NamedTuple):
@@ -179,7 +187,7 @@ def _pack_call(spec: ForeachSpec, call: Call) -> _Packed:
 class ForeachRun:
     """A prepared run, which is recorded and shown. to_the_end() carries it out, and `interrupts` can stop it.
 
-    `result` is None until to_the_end() has returned or raised an error.
+    `result` is None until to_the_end() has returned or raised an error. Then `plan` is the plan, if one was asked for.
     """
 
     def __init__(self, prepared: Prepared, view: View, interrupts: Interrupts) -> None:
@@ -187,6 +195,7 @@ class ForeachRun:
         self.recorder = Recorder(view, prepared.started)
         self.interrupts = interrupts
         self.result: ForeachResult | None = None
+        self.plan: Plan | None = None
         for notice in prepared.notices:
             self.recorder.notice(notice)
 
@@ -218,14 +227,25 @@ class ForeachRun:
             problem.record = recorder.record
         if problem is not None:
             raise problem
+        if self.prepared.options.plan:
+            self.plan = self._planned(pool, self.result)
         return self.result
+
+    def _planned(self, pool: Pool, result: ForeachResult) -> Plan:
+        options, record = self.prepared.options, result.record
+        if not pool.measured:
+            raise OptionsError("there are no items, so there is nothing to plan.")
+        assert record.items is not None
+        wall_s = record.items.ended[-1].ended - record.started
+        return plan(result, pool.measured, items=self.prepared.total, at_once=options.at_once, wall_s=wall_s)
 
     def _pool(self) -> Pool:
         options, launch, recorder = self.prepared.options, self.prepared.launch, self.recorder
         settings = SlotSettings(
             lambda: open_launcher(launch, recorder.notice), options.each, options.fresh_after, options.timeout_each_s
         )
-        schedule = Schedule(options.at_once, options.retries, fail_fast=options.fail_fast)
+        at_once = 1 if options.plan else options.at_once
+        schedule = Schedule(at_once, options.retries, fail_fast=options.fail_fast)
         kept = self.prepared.kept
         return Pool(self.prepared.items, schedule, settings, self._request_for, recorder, self.interrupts, kept)
 
@@ -234,7 +254,7 @@ class ForeachRun:
         seed = seed_of(prepared.options.seed, item.number)
         record, kept = self.recorder.record, prepared.kept
         here = Here(run_id=record.run_id) if kept is None else kept.here(item.key, record)
-        run = messages.Run("item", checkpoints=here, parts=item.parts, seed=seed)
+        run = messages.Run("item", checkpoints=here, parts=item.parts, seed=seed, measure=prepared.options.plan)
         return Request(run, prepared.options.framework, prepared.modules, work=prepared.work)
 
     def _error(self, pool: Pool) -> BaseException | None:

@@ -44,6 +44,7 @@ class ItemWork:
         self._payload = bytes(payload)
         self._buffers = [_Shared(buffer) for buffer in buffers]
         self._order = order._replace(parts=())  # without the parts, which would be a second copy in memory
+        self.held_bytes = sum(buffer.size for buffer in self._buffers)
         self._cell: CompiledCell | None = None
         self._collected_bytes = 0
 
@@ -104,13 +105,13 @@ class _Shared:
 
     def __init__(self, data: messages.Buffer) -> None:
         view = memoryview(data)
-        self._size = view.nbytes
+        self.size = view.nbytes
         self._file = os.memfd_create("sparkring") if hasattr(os, "memfd_create") else _unnamed_file()
         while view:
             view = view[os.write(self._file, view) :]
 
     def copy_on_write(self) -> memoryview:
-        return memoryview(mmap.mmap(self._file, self._size, flags=mmap.MAP_PRIVATE))
+        return memoryview(mmap.mmap(self._file, self.size, flags=mmap.MAP_PRIVATE))
 
 
 def _unnamed_file() -> int:
