@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from sparkring.errors import SlotsError
 from sparkring.launchers.base import Launcher, LaunchRequest
-from sparkring.launchers.local import LocalLauncher
+from sparkring.launchers.local import LocalLauncher, pool_shares, sharers
 from sparkring.worker.member import gpus, process
 
 
@@ -21,6 +23,42 @@ def open_launcher(request: LaunchRequest, say: Callable[[str], None]) -> Launche
 
     session = request.data.session() if request.data else find_session(request.size, say, here=request.here)
     return SparkLauncher(session, request)
+
+
+def pool_requests(request: LaunchRequest, slots: int, gpus: float | None) -> list[LaunchRequest]:
+    """Return the request of each slot of a pool that is launched like `request`. Each rank gets `gpus` GPUs.
+
+    Raise LaunchError if there are too few GPUs on this machine.
+    """
+    if gpus is None:
+        return [request] * slots
+    whole = request._replace(gpus=math.ceil(gpus))
+    if request.np > 0 or gpus == 0:
+        return [whole] * slots
+    shares = pool_shares(slots, request.size, gpus, _visible(request.environment))
+    return [whole._replace(environment={**whole.environment, "CUDA_VISIBLE_DEVICES": share}) for share in shares]
+
+
+class GpuRoom(NamedTuple):
+    """The GPUs of this machine: for how many slots of a pool they are, and how much memory is free on each."""
+
+    slots: int | None
+    free_bytes: tuple[int, ...]
+
+
+def gpu_room(request: LaunchRequest, each: float | None) -> GpuRoom:
+    """Return for how many slots the GPUs here are if each rank gets `each` of them; if that is None, for any number."""
+    found = gpus.found(_visible(request.environment)) if each != 0 else []
+    free = tuple((gpu.total_bytes or 0) - (gpu.used_bytes or 0) for gpu in found)
+    if not each:
+        return GpuRoom(None, free)
+    if each < 1:
+        return GpuRoom(len(found) * sharers(each), free)
+    return GpuRoom(len(found) // (request.size * int(each)), free)
+
+
+def _visible(environment: Mapping[str, str]) -> str | None:
+    return {**os.environ, **environment}.get("CUDA_VISIBLE_DEVICES")
 
 
 def every_slot() -> int:

@@ -13,7 +13,7 @@ from sparkring.errors import OptionsError
 from sparkring.frameworks import FRAMEWORKS
 from sparkring.notebook.cell_options import AUTOLOG, DRY_RUN, ENV, NAME, PUSH, QUIET, flattened
 from sparkring.notebook.magic import Magic
-from sparkring.notebook.option_types import count, number_of_ranks, positive_count, seconds
+from sparkring.notebook.option_types import count, number_of_gpus, number_of_ranks, positive_count, seconds
 from sparkring.notebook.options_table import Option, OptionsTable
 
 _HELP = """Run the cell for each item. The items are independent of each other, and several run at once.
@@ -85,6 +85,12 @@ TABLE = OptionsTable(
     Option("--fresh", action="store_true", help="run all items, even those with a result in --checkpoint-dir"),
     Option("--np-each", type=positive_count, default=1, metavar="R", dest="each", help="run each item on R ranks"),
     Option("--framework", choices=_FRAMEWORKS, default="plain", help="what connects the ranks of an item"),
+    Option(
+        "--gpus",
+        type=number_of_gpus,
+        metavar="G",
+        help="number of GPUs for each rank; with 0.5, two items share a GPU; 0 hides all GPUs",
+    ),
     Option("--seed", type=count, default=0, metavar="N", help="seed the items' random numbers differently; default: 0"),
     PUSH,
     ENV,

@@ -30,7 +30,7 @@ from sparkring.errors import ItemsFailed, OptionsError, RunFailed, SparkringErro
 from sparkring.gangs.execution import Request
 from sparkring.history import describe, events, run_store
 from sparkring.history.view import View
-from sparkring.launchers import open_launcher
+from sparkring.launchers import GpuRoom, gpu_room, open_launcher, pool_requests
 from sparkring.launchers.base import LaunchRequest
 from sparkring.runtime import report
 from sparkring.runtime.interrupts import Interrupts, interrupted
@@ -62,18 +62,20 @@ class ForeachSpec(NamedTuple):
 class Prepared(NamedTuple):
     """A validated run that has not started. The `notices` are recorded when the run begins.
 
-    `total` is the number of all items, also if only the first one will run.
+    `launches` has the request of each slot. `total` is the number of all items, also if only the first one will run.
+    For a plan, `gpus` says what GPUs there are.
     """
 
     options: ForeachOptions
     items: Items
     work: messages.Work
     modules: frozenset[str]
-    launch: LaunchRequest
+    launches: list[LaunchRequest]
     started: events.RunStarted
     notices: tuple[str, ...] = ()
     kept: Kept | None = None
     total: int | None = None
+    gpus: GpuRoom = GpuRoom(None, ())
 
 
 def prepare(spec: ForeachSpec) -> Prepared:
@@ -92,6 +94,9 @@ def prepare(spec: ForeachSpec) -> Prepared:
     work = packed.work
     if needs_legacy_keras(options.framework, options.env, packed.code, packed.modules):
         work = work._replace(environment={legacy_keras.VARIABLE: "1", **work.environment})
+    if options.gpus is not None:  # each process has a share of the GPUs that the variable names
+        rest = {name: value for name, value in work.environment.items() if name != "CUDA_VISIBLE_DEVICES"}
+        work = work._replace(environment=rest)
     if options.background:  # copy the arrays: the notebook may change them before they have been sent to all ranks
         work = work._replace(parts=tuple(map(bytes, work.parts)))
     share = max(1, process.cores() // (options.at_once * options.each))
@@ -120,9 +125,11 @@ def prepare(spec: ForeachSpec) -> Prepared:
     if options.plan:
         packed.items.only_the_first()
     launch = LaunchRequest(-options.each, options.each, environment, started.title)
+    launches = pool_requests(launch, options.at_once, options.gpus)
+    gpus = gpu_room(launch, options.gpus) if options.plan else GpuRoom(None, ())
     large = [name for name in packed.captured if (name.size_bytes or 0) > LARGE_BYTES]
     notices = tuple(describe.large_value(name.name, name.size_bytes or 0) for name in large)
-    return Prepared(options, packed.items, work, packed.modules, launch, started, notices, kept, total)
+    return Prepared(options, packed.items, work, packed.modules, launches, started, notices, kept, total, gpus)
 
 
 class _Packed(NamedTuple):
@@ -237,12 +244,23 @@ class ForeachRun:
             raise OptionsError("there are no items, so there is nothing to plan.")
         assert record.items is not None
         wall_s = record.items.ended[-1].ended - record.started
-        return plan(result, pool.measured, items=self.prepared.total, at_once=options.at_once, wall_s=wall_s)
+        return plan(
+            result,
+            pool.measured,
+            items=self.prepared.total,
+            at_once=options.at_once,
+            wall_s=wall_s,
+            gpu_slots=self.prepared.gpus.slots,
+            gpu_free=self.prepared.gpus.free_bytes,
+        )
 
     def _pool(self) -> Pool:
-        options, launch, recorder = self.prepared.options, self.prepared.launch, self.recorder
+        options, launches, recorder = self.prepared.options, self.prepared.launches, self.recorder
         settings = SlotSettings(
-            lambda: open_launcher(launch, recorder.notice), options.each, options.fresh_after, options.timeout_each_s
+            lambda slot: open_launcher(launches[slot], recorder.notice),
+            options.each,
+            options.fresh_after,
+            options.timeout_each_s,
         )
         at_once = 1 if options.plan else options.at_once
         schedule = Schedule(at_once, options.retries, fail_fast=options.fail_fast)

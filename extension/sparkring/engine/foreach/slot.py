@@ -27,11 +27,12 @@ RETIRING = 4  # how many gangs of a slot may be ending at the same time, so that
 class SlotSettings(NamedTuple):
     """How the slots of a pool run their items.
 
-    `launch` makes a launcher for a gang of `size` ranks. A gang runs at most `fresh_after` items, and an item may take
-    at most `timeout_each_s`; None means no limit. A gang whose memory grows by more than `growth_bytes` is replaced.
+    `launch(number)` makes a launcher for a gang of `size` ranks in this slot. A gang runs at most `fresh_after` items,
+    and an item may take at most `timeout_each_s`; None means no limit. A gang whose memory grows by more than
+    `growth_bytes` is replaced.
     """
 
-    launch: Callable[[], Launcher]
+    launch: Callable[[int], Launcher]
     size: int = 1
     fresh_after: int | None = None
     timeout_each_s: float | None = None
@@ -88,7 +89,7 @@ class Slot:
         self._began = self._kill_at = 0.0
         self._text, self._line, self._metrics = "", 0, {}
         if self._gang is None:
-            launcher = self._settings.launch()
+            launcher = self._settings.launch(self.number)
             self._gang = Gang(launcher, self._settings.size, lambda: self._on_arrival(self.number))
             self._items = self._first_bytes = 0
             self._execution = self._gang.submit(request)
