@@ -358,7 +358,6 @@ def test_foreach_lines(line, targets, items, expected, monkeypatch):
         ("x", "begins with"),
         ("x in", "begins with"),
         ("x in y: pass", "begins with"),
-        ("x in y -n 4", "use -n -4 for processes here"),
         ("x in y -n 0", "how many items run at once"),
         ("x in y --retires 3", "unrecognized arguments: --retires"),
         ("x in y --fresh-process --fresh-after 2", "choose one"),
@@ -368,6 +367,7 @@ def test_foreach_lines(line, targets, items, expected, monkeypatch):
         ("x in y --gpus some", "not a number of GPUs"),
         ("x in y --gpus 1.5", "neither a number of GPUs nor a fraction"),
         ("x in y --gpus 0.5 --np-each 2 --framework torch", "cannot share a GPU"),
+        ("x in y -n 2 --gpus 0.5", "set spark.task.resource.gpu.amount=0.5"),
         ("x in y --plan --background", "leave --background out"),
     ],
 )

@@ -10,12 +10,13 @@ from sparkring.engine.foreach.plan import plan
 from sparkring.engine.foreach.result import ForeachResult
 from sparkring.history.events import ItemMeasured
 from sparkring.history.record import RunRecord
+from sparkring.launchers import ItemRoom
 
 GB = 10**9
 RESULT = ForeachResult(RunRecord(), {}, {}, (), {})
 
 
-def of(*ranks: dict[str, Any], at_once: int = 4, items: int | None = 100, **more: Any) -> Any:
+def of(*ranks: dict[str, Any], np: int = -4, items: int | None = 100, **room: Any) -> Any:
     usual = {
         "seconds": 2.0,
         "import_s": 3.0,
@@ -27,7 +28,7 @@ def of(*ranks: dict[str, Any], at_once: int = 4, items: int | None = 100, **more
         "cores": 8,
     }
     measured = [ItemMeasured(**{**usual, **rank}) for rank in ranks or ({},)]
-    return plan(RESULT, measured, items=items, at_once=at_once, wall_s=5.5, **more)
+    return plan(RESULT, measured, ItemRoom(**room), items=items, np=np, wall_s=5.5)
 
 
 def test_cores_bind():
@@ -50,7 +51,7 @@ def test_memory_binds():
     found = of({"free_bytes": 8 * GB})
     assert (found.fits, found.binds, found.memory_at(6)) == (6, "memory", 6_500_000_000)
     assert found.warning == ""
-    assert of({"free_bytes": 8 * GB}, at_once=8).warning == (
+    assert of({"free_bytes": 8 * GB}, np=-8).warning == (
         "8 at once need about 8.50 GB of memory, and 8.00 GB are free: use -n -6."
     )
     assert of({"free_bytes": 0}).binds == "cores", "the system does not tell"
@@ -59,8 +60,8 @@ def test_memory_binds():
 
 
 def test_gpus_bind():
-    assert of(gpu_slots=2, gpu_free=[80 * GB]).fits == 2
-    found = of({"gpu_bytes": 30 * GB}, gpu_slots=8, gpu_free=[80 * GB, 40 * GB])
+    assert of(gpus=2, gpu_free=[80 * GB]).fits == 2
+    found = of({"gpu_bytes": 30 * GB}, gpus=8, gpu_free=[80 * GB, 40 * GB])
     assert (found.fits, found.binds) == (3, "GPU memory")
     assert found.warning == "4 at once do not fit on 2 GPUs: use -n -3."
     assert "GPU memory" in str(found)
@@ -77,4 +78,15 @@ def test_an_unknown_number_of_items():
     found = of(items=None)
     assert (found.seconds_at(4), found.seconds_at(4, 10)) == (None, 3.5 + 2 * 3)
     assert "time of 100 items" in str(found)
-    assert "<script>" not in of(where="<script>")._repr_html_()
+    assert "</table>" in found._repr_html_()
+
+
+def test_on_spark():
+    """The memory and the cores of each host count, and Spark runs no more tasks than there are slots."""
+    found = of(np=6, hosts=3, tasks=4 / 3)
+    assert (found.fits, found.binds, found.memory_at(6)) == (4, "task slots", 2_500_000_000)
+    assert found.warning == "there are task slots for 4 items: use -n 4, or add executors."
+    assert "4 at once fit on 3 hosts with executors; task slots bind" in str(found)
+    full = of({"free_bytes": 2 * GB}, np=6, hosts=3, tasks=4)
+    assert (full.fits, full.binds) == (3, "memory")
+    assert full.warning == "6 at once need about 2.50 GB of memory on each host, and 2.00 GB are free: use -n 3."

@@ -336,8 +336,8 @@ def test_what_cannot_be_run():
     ]:
         with pytest.raises(OptionsError, match=what):
             api.foreach(*arguments)
-    with pytest.raises(OptionsError, match="cannot run items in Spark tasks yet: use -n -4"):
-        api.foreach(len, [], np=4)
+    with pytest.raises(OptionsError, match="how many items run at once: -n -4 is four processes here"):
+        api.foreach(len, [], np=0)
     with pytest.raises(OptionsError, match="needs a --framework"):
         api.foreach(len, [], np_each=2)
     with pytest.raises(OptionsError, match="expected one of horovod, plain"):

@@ -24,12 +24,14 @@ from sparkring.engine.options import ForeachOptions
 from sparkring.engine.spec import Cell
 from sparkring.errors import ItemsFailed, RunFailed
 from sparkring.history import run_store
+from sparkring.history.record import RunRecord
 
 
 class Pools:
     """Runs a cell for each item, as %%foreach does, in a notebook of its own."""
 
-    def __init__(self, mark: str) -> None:
+    def __init__(self, mark: str, where: str = "local") -> None:
+        self.where = where
         self.notebook: dict[str, Any] = {"__name__": "__main__", "__builtins__": builtins}
         self.view = Recording()
         self._mark = mark
@@ -46,13 +48,17 @@ class Pools:
     def _spec(self, clause: str, cell: str, at_once: int, options: dict[str, Any]) -> ForeachSpec:
         targets, _, items = clause.partition(" in ")
         work = Cell("\n" + textwrap.dedent(cell).strip("\n"), self.notebook)
-        settings = ForeachOptions(-at_once, env=((MARK, self._mark),), **options)
+        np = -at_once if self.where == "local" else at_once
+        settings = ForeachOptions(np, env=((MARK, self._mark),), **options)
         return ForeachSpec(work, eval(items, self.notebook), settings, Targets(targets))
 
 
 @pytest.fixture
-def pools(watch: Any) -> Pools:
-    return Pools(watch.mark)
+def pools(request: pytest.FixtureRequest, watch: Any) -> Pools:
+    """Processes on this machine or, for a test that takes `ring` or `spark`, at its place."""
+    if "ring" in request.fixturenames:
+        return Pools(watch.mark, request.getfixturevalue("ring").where)
+    return Pools(watch.mark, "spark" if "spark" in request.fixturenames else "local")
 
 
 # A module in place of Keras: it has generators of its own, and draws from Python's generator when it is imported.
@@ -126,7 +132,7 @@ def test_items_do_not_see_one_another(pools, tmp_path, monkeypatch):
     assert pools.notebook["calls"] == 0
 
 
-def test_how_items_may_end(pools):
+def test_how_items_may_end(ring, pools):
     """If a process is killed, exits or hangs, or a value cannot be sent, only one item is lost."""
     pools.define("import os, sys, time, threading\nnumbers = range(9)")
     with pytest.raises(ItemsFailed) as caught:
@@ -172,8 +178,12 @@ def test_how_items_may_end(pools):
     assert run_store.load(path).items == result.record.items
 
 
-def test_stop_keeps_what_is_done(pools):
-    """Stop interrupts the items that run, kills those that do not respond, and leaves no process."""
+def test_stop_keeps_what_is_done(ring, pools):
+    """Stop interrupts the items that run, kills those that do not respond, and leaves no process.
+
+    On Spark, there are slots for four of the six items that may run at once. The other two wait for slots.
+    """
+    at_once, running = (2, 2) if pools.where == "local" else (6, 4)
     pools.define("import itertools, signal, time")
     run = pools.in_background(
         "n in itertools.count()",
@@ -184,17 +194,53 @@ def test_stop_keeps_what_is_done(pools):
             while True: time.sleep(60)
         n
         """,
+        at_once,
     )
     waits = threading.Event()
     pools.view.on_refresh = lambda record: (
-        waits.set() if sum(line.text == "waits" for line in record.recent) == 2 else None
+        waits.set() if sum(line.text == "waits" for line in record.recent) == running else None
     )
     assert waits.wait(60)
+    up = run.record.items.up
     run.stop()
-    with pytest.raises(KeyboardInterrupt, match="3 of 5 items finished"):
+    with pytest.raises(KeyboardInterrupt, match=f"3 of {3 + running} items finished"):
         run.result()
-    assert sparkring.last_result.values == [0, 1, 2, None, None]
-    assert list(sparkring.last_result.table.state) == ["finished"] * 3 + ["stopped"] * 2
+    assert up == (None if pools.where == "local" else running)
+    assert sparkring.last_result.values == [0, 1, 2, *[None] * running]
+    assert list(sparkring.last_result.table.state) == ["finished"] * 3 + ["stopped"] * running
+
+
+@pytest.mark.standalone("executors run the items")
+def test_more_at_once_than_spark_has_slots(spark, pools):
+    """Of 20 items that may run at once, the four run for which there are slots. The user's session goes on."""
+    most = 0
+
+    def note(record: RunRecord) -> None:
+        nonlocal most
+        most = max(most, record.items.up if record.items else 0)
+
+    pools.view.on_refresh = note
+    result = pools.run(
+        "n in range(300)",
+        """
+        import os, sparkring
+        refused = ""
+        if n == 7:
+            try:
+                sparkring.foreach(len, ["a"], np=2)
+            except sparkring.errors.OptionsError as error:
+                refused = str(error)
+        n * 2, refused, os.getpid()
+        """,
+        20,
+    )
+    assert [value for value, _, _ in result.values] == [n * 2 for n in range(300)]
+    assert "call it in the notebook, or use a loop" in result.values[7][1]
+    assert len({pid for *_, pid in result.values}) == most == 4
+    assert (result.record.where, result.record.items.at_once) == ("spark", 20)
+    assert set(result.table.attempts) == {1}
+    assert pools.run("n in []", "n").values == []
+    assert spark.range(3).count() == 3
 
 
 def test_large_values_both_ways(pools):

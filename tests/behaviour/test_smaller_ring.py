@@ -6,6 +6,7 @@ import os
 import signal
 
 import pytest
+from waiting import until
 
 CELL = """
 import time
@@ -25,10 +26,30 @@ size, step, state["sum"]
 """
 
 
+# Items that wait until the test has killed a worker. Each attempt writes a line.
+ITEMS = """
+import sparkring
+
+def item(number):
+    with open(RAN, "a") as file:
+        file.write(f"{number}\n")
+    while number < 4 and not os.path.exists(GO):
+        time.sleep(0.02)
+    return number
+
+result = sparkring.foreach(item, range(40), np=6, quiet=True)
+print("ITEMS", result.values == list(range(40)), sorted(result.table.attempts)[-3:], flush=True)
+"""
+
+
 @pytest.mark.slow
 def test_a_worker_is_killed_and_another_one_comes(driver, brittle_cluster, tmp_path):
     """Four ranks run on two workers. When one worker is killed, two ranks continue from the last checkpoint. When a
-    new worker starts, four ranks continue from a later one. No step is lost or done twice."""
+    new worker starts, four ranks continue from a later one. No step is lost or done twice.
+
+    Then items run on four slots of the cluster. When a worker is killed, its two items are tried again, once, on the
+    other one, and each of the other items runs once."""
+    ran, go = tmp_path / "ran", tmp_path / "go"
     script = driver(f"""
         import os
         os.environ["PYSPARK_PYTHON"] = {brittle_cluster.python!r}
@@ -51,7 +72,9 @@ def test_a_worker_is_killed_and_another_one_comes(driver, brittle_cluster, tmp_p
         for size, step, total in found.values:
             print("VALUE", size, total == step * (step + 1) // 2)
         for attempt in found.record.attempts:
-            print("ATTEMPT", attempt.number, attempt.size, attempt.reason)
+            print("ATTEMPT", attempt.number, attempt.size, attempt.reason, flush=True)
+        RAN, GO = {str(ran)!r}, {str(go)!r}
+        exec({ITEMS!r})
         session.stop()
     """)
     script.until_said(r"ranks 4 from step 0$")
@@ -63,7 +86,13 @@ def test_a_worker_is_killed_and_another_one_comes(driver, brittle_cluster, tmp_p
     larger = int(script.until_said(r"(?s)ranks 2 from.*ranks 4 from step (\d+)$")[1])
     assert larger > smaller
     (tmp_path / "done").touch()
+    until(lambda: ran.exists() and sorted(ran.read_text().split()) == list("0123"), "four items run")
+    os.kill(brittle_cluster.workers[1].pid, signal.SIGKILL)
+    until(lambda: len(ran.read_text().split()) > 4, "an item is tried again")
+    go.touch()
     text = script.wait()
+    assert "ITEMS True [1, 2, 2]" in text, text
+    assert len(ran.read_text().split()) == 42
     assert text.count("VALUE 4 True") == 4, text
     assert "ATTEMPT 1 4 lost: " in text
     assert "ATTEMPT 2 2 Spark has slots for more than 2 ranks again" in text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 import uuid
+from collections import Counter
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -24,7 +25,7 @@ SETTLE_S = 1.2
 class Slots(NamedTuple):
     """How many tasks Spark can run at once (`total`), and how many it runs now (`busy`).
 
-    `holders` has a text for each running stage: what it is, and how many tasks it runs. `gpus_per_task` and
+    `holders` has a text for each running stage or pool: what it is, and how many tasks it runs. `gpus_per_task` and
     `gpus_per_executor` count only GPUs that Spark itself assigns; if tasks share a GPU, `gpus_per_task` is a fraction.
     """
 
@@ -40,9 +41,14 @@ class Slots(NamedTuple):
     def free(self) -> int:
         return self.total - self.busy
 
+    @property
+    def executor_hosts(self) -> set[str]:
+        """The hosts that run tasks. In local mode, this is the driver's host."""
+        return set(self.hosts[1:] or self.hosts)
+
 
 class Stage:
-    """A barrier stage of sparkring that may be running: `title` says what it is for, `size` how many slots it holds.
+    """A stage of sparkring that may be running: `title` says what it is for, `size` how many slots it holds.
 
     `persistent` is whether the stage keeps its slots until it is stopped, as a warm gang does.
     """
@@ -60,6 +66,11 @@ class Stage:
         jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(self.group)]
         return {stage for job in jobs if job is not None for stage in job.stageIds}
 
+    def active_tasks(self) -> int:
+        """How many tasks Spark runs now for the stage; 0 if all of them wait for slots."""
+        found = [self.context.statusTracker().getStageInfo(stage) for stage in self.ids()]
+        return sum(info.numActiveTasks for info in found if info is not None)
+
 
 running: set[Stage] = set()
 
@@ -75,18 +86,19 @@ def slots(context: SparkContext, *, apart_from: Collection[int] = ()) -> Slots:
     total = int(jvm_context.maxNumConcurrentTasks(profile))
     tracker = context.statusTracker()
     ours = {stage: one.title for one in list(running) for stage in one.ids()}
-    holders, busy = [], 0
+    holders, busy = Counter[str](), 0
     for stage in tracker.getActiveStageIds():
         info = tracker.getStageInfo(stage)
         if info is not None and info.numActiveTasks and stage not in apart_from:
             busy += info.numActiveTasks
-            holders.append(f"{ours.get(stage) or f'stage {stage} ({info.name})'}: {info.numActiveTasks}")
+            holders[ours.get(stage) or f"stage {stage} ({info.name})"] += info.numActiveTasks
     iterator = jvm_context.getExecutorMemoryStatus().keysIterator()
     hosts = []
     while iterator.hasNext():
         hosts.append(str(iterator.next()).rpartition(":")[0])
     per_task, per_executor = gpus_per(context, "task"), gpus_per(context, "executor")
-    return Slots(total, min(busy, total), context.master, hosts, holders, per_task, per_executor)
+    told = [f"{holder}: {tasks}" for holder, tasks in holders.items()]
+    return Slots(total, min(busy, total), context.master, hosts, told, per_task, per_executor)
 
 
 def current_slots() -> Slots | None:
@@ -132,12 +144,7 @@ def check(context: SparkContext, size: int, data: Data | None, *, here: bool) ->
     `data` is the partitioned data that the stage reads, if any. `here` is whether errors may suggest processes on this
     machine in place of Spark tasks.
     """
-    setting = context.getConf().get
-    if str(setting("spark.dynamicAllocation.enabled", "false")).lower() == "true":
-        raise LaunchError(
-            "Spark's dynamic allocation is on, and barrier stages cannot run under it: start the session with "
-            "spark.dynamicAllocation.enabled=false and a fixed spark.executor.instances."
-        )
+    _refuse_dynamic_allocation(context)
     deadline = time.monotonic() + SETTLE_S
     found = slots(context)
     while found.total < size and not context.master.startswith("local") and time.monotonic() < deadline:
@@ -166,6 +173,25 @@ def check(context: SparkContext, size: int, data: Data | None, *, here: bool) ->
         raise SlotsError(
             f"needs {size} task slots, but there are {found.total} in all, {found.busy} of them busy "
             f"({context.master}). {fewer}{more}{or_here(size, here)}."
+        )
+
+
+def check_ring(context: SparkContext, size: int) -> None:
+    """Raise LaunchError or SlotsError if Spark can never start an item of a pool that runs on `size` ranks."""
+    _refuse_dynamic_allocation(context)
+    total = slots(context).total
+    if total < size:
+        raise SlotsError(
+            f"each item needs {size} task slots (--np-each {size}), but there are {total} in all ({context.master}): "
+            "use fewer ranks for each item, or add executors or cores."
+        )
+
+
+def _refuse_dynamic_allocation(context: SparkContext) -> None:
+    if str(context.getConf().get("spark.dynamicAllocation.enabled", "false")).lower() == "true":
+        raise LaunchError(
+            "Spark's dynamic allocation is on, and barrier stages cannot run under it: start the session with "
+            "spark.dynamicAllocation.enabled=false and a fixed spark.executor.instances."
         )
 
 

@@ -63,7 +63,8 @@ class Options:
 class ForeachOptions:
     """How to run independent items.
 
-    `np` is negative: at most -np items run at once, in processes on this machine. Each item runs on `each` ranks, which
+    If `np` is negative, at most -np items run at once, in processes on this machine; if it is positive, at most np
+    items run at once, in Spark tasks. Each item runs on `each` ranks, which
     `framework` connects. `retries` is how often a failed item is tried again; None means once if its process died, and
     never after an exception. A process runs at most `fresh_after` items; None means no limit. Each rank gets `gpus`
     GPUs; if that is a fraction, items share a GPU. The random numbers of an item depend on `seed` and on the item's
@@ -98,10 +99,10 @@ class ForeachOptions:
 
 def checked_foreach(who: str, found: ForeachOptions) -> ForeachOptions:
     """Return the options `found`. Raise OptionsError if one is invalid, or if two of them exclude each other."""
-    if found.np > 0:
-        raise OptionsError(f"{who} cannot run items in Spark tasks yet: use -n -{found.np} for processes here.")
     if found.np == 0:
-        raise OptionsError(f"{who} needs to know how many items run at once: -n -4 is four processes here.")
+        raise OptionsError(
+            f"{who} needs to know how many items run at once: -n -4 is four processes here, -n 4 four Spark tasks."
+        )
     if found.each > 1 and found.framework == "plain":
         raise OptionsError(f"{who}: --np-each {found.each} needs a --framework that connects the ranks of an item.")
     if found.fresh and not found.checkpoint_dir:
@@ -110,6 +111,8 @@ def checked_foreach(who: str, found: ForeachOptions) -> ForeachOptions:
         raise OptionsError(f"{who}: --gpus {found.gpus:g} is neither a number of GPUs nor a fraction of one.")
     if found.gpus is not None and 0 < found.gpus < 1 and found.each > 1:
         raise OptionsError(f"{who}: --gpus {found.gpus:g} with --np-each: the ranks of an item cannot share a GPU.")
+    if found.np > 0 and found.gpus is not None and 0 < found.gpus < 1:
+        raise OptionsError(f"{who}: Spark divides its GPUs itself: set spark.task.resource.gpu.amount={found.gpus:g}.")
     if found.plan and found.background:
         raise OptionsError(f"{who}: --plan runs one item and waits for it: leave --background out.")
     return found

@@ -174,12 +174,17 @@ def items(record: RunRecord, *, over: bool = False) -> str:
 
 
 def items_progress(record: RunRecord) -> str:
-    """How far a run of items is that goes on: `137 of 300 items · 2 failed · 20 at once`."""
+    """How far a run of items is that goes on: `137 of 300 items · 2 failed · 20 at once`.
+
+    If some of the 20 still wait until they can start, the end is `2 of 20 at once`.
+    """
     found = record.items
     if found is None:
         return ""
     left = found.at_once if found.total is None else min(found.total - found.done, found.at_once)
-    return dotted(items(record), f"{left:,} at once" if left == found.at_once else f"{left:,} running")
+    waits = found.up is not None and found.up < left and not record.outcome
+    number = f"{found.up:,} of {left:,}" if waits else f"{left:,}"
+    return dotted(items(record), f"{number} at once" if left == found.at_once else f"{number} running")
 
 
 def items_left(record: RunRecord, now: float) -> str:

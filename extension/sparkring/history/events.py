@@ -239,13 +239,15 @@ class ItemsPlanned(NamedTuple):
     """The run consists of independent items. This event is recorded again when one of its numbers changes.
 
     At most `at_once` items run at the same time. Each item runs on the `ranks_each` ranks of a slot; the first rank of
-    slot s has the number s × ranks_each. `total` is the number of items; None while it is not known.
+    slot s has the number s × ranks_each. `total` is the number of items; None while it is not known. `up` is how many
+    slots can run items now; None if a slot never has to wait until its ranks can start.
     """
 
     time: float
     at_once: int
     ranks_each: int = 1
     total: int | None = None
+    up: int | None = None
 
 
 class ItemStarted(NamedTuple):

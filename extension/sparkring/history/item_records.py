@@ -39,6 +39,7 @@ class ItemRecord(NamedTuple):
 class ItemsRecord(NamedTuple):
     """The items that are `running`, and the last ITEMS_KEPT items that have `ended`, in the order of their ends.
 
+    `up` is how many of the `at_once` slots can run items now; None if slots need not wait until their ranks can start.
     `finished`, `failed`, `stopped` and `kept` count all items that have ended so. `again` counts the failed attempts
     that were followed by another attempt.
     """
@@ -53,6 +54,7 @@ class ItemsRecord(NamedTuple):
     stopped: int = 0
     kept: int = 0
     again: int = 0
+    up: int | None = None
 
     @property
     def done(self) -> int:
@@ -90,7 +92,7 @@ def item_on(items: ItemsRecord, rank: int) -> int:
 def planned(items: ItemsRecord | None, event: events.ItemsPlanned) -> ItemsRecord:
     """Return the items with what the event says: how many there are, and how many can run at once."""
     found = items or ItemsRecord(event.at_once)
-    return found._replace(at_once=event.at_once, ranks_each=event.ranks_each, total=event.total)
+    return found._replace(at_once=event.at_once, ranks_each=event.ranks_each, total=event.total, up=event.up)
 
 
 def started(items: ItemsRecord, event: events.ItemStarted, host: str) -> ItemsRecord:

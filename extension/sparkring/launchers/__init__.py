@@ -21,7 +21,9 @@ def open_launcher(request: LaunchRequest, say: Callable[[str], None]) -> Launche
     from sparkring.cluster.session import find_session
     from sparkring.launchers.spark import SparkLauncher
 
-    session = request.data.session() if request.data else find_session(request.size, say, here=request.here)
+    if request.data is not None:
+        return SparkLauncher(request.data.session(), request)
+    session = find_session(request.size * max(1, request.at_once), say, here=request.here)
     return SparkLauncher(session, request)
 
 
@@ -39,22 +41,38 @@ def pool_requests(request: LaunchRequest, slots: int, gpus: float | None) -> lis
     return [whole._replace(environment={**whole.environment, "CUDA_VISIBLE_DEVICES": share}) for share in shares]
 
 
-class GpuRoom(NamedTuple):
-    """The GPUs of this machine: for how many slots of a pool they are, and how much memory is free on each."""
+class ItemRoom(NamedTuple):
+    """For how many items there is room on each of `hosts`, apart from their memory and cores.
 
-    slots: int | None
-    free_bytes: tuple[int, ...]
+    `tasks` is how many items Spark's task slots on a host are for, and `gpus` how many its GPUs are for; None if there
+    is no such limit. `gpu_free` is how much memory is free on each GPU.
+    """
+
+    hosts: int = 1
+    tasks: float | None = None
+    gpus: int | None = None
+    gpu_free: tuple[int, ...] = ()
 
 
-def gpu_room(request: LaunchRequest, each: float | None) -> GpuRoom:
-    """Return for how many slots the GPUs here are if each rank gets `each` of them; if that is None, for any number."""
+def item_room(request: LaunchRequest, each: float | None) -> ItemRoom:
+    """Return the room for items that are launched like `request`, if each rank gets `each` GPUs.
+
+    On Spark, these are the executors that there are now, and the GPUs that Spark assigns count as task slots.
+    """
+    if request.np > 0:
+        from sparkring.cluster.slots import current_slots
+
+        slots = current_slots()
+        if slots is None:
+            return ItemRoom()
+        hosts = len(slots.executor_hosts)
+        return ItemRoom(hosts, slots.total / hosts / request.size)
     found = gpus.found(_visible(request.environment)) if each != 0 else []
     free = tuple((gpu.total_bytes or 0) - (gpu.used_bytes or 0) for gpu in found)
     if not each:
-        return GpuRoom(None, free)
-    if each < 1:
-        return GpuRoom(len(found) * sharers(each), free)
-    return GpuRoom(len(found) // (request.size * int(each)), free)
+        return ItemRoom(gpu_free=free)
+    room = len(found) * sharers(each) if each < 1 else len(found) // (request.size * int(each))
+    return ItemRoom(gpus=room, gpu_free=free)
 
 
 def _visible(environment: Mapping[str, str]) -> str | None:

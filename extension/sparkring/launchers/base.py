@@ -22,6 +22,8 @@ class LaunchRequest(NamedTuple):
     data: the DataFrame whose partitions the ranks read.
     here: whether the message of an error may suggest processes on this machine in place of Spark tasks.
     persistent: whether the members keep their slots until they are stopped, as those of a warm gang do.
+    at_once: if the launch is one of a pool's, how many such launches the pool wants to run at once; otherwise 0. The
+        members of a pool wait for free Spark slots, as long as it takes.
     """
 
     np: int
@@ -32,6 +34,7 @@ class LaunchRequest(NamedTuple):
     data: Data | None = None
     here: bool = True
     persistent: bool = False
+    at_once: int = 0
 
 
 class Launcher(ABC):

@@ -1,7 +1,9 @@
-"""Starts members as tasks of one Spark barrier stage. A separate thread of the driver runs the stage.
+"""Starts members as tasks of one Spark stage. A separate thread of the driver runs the stage.
 
-Spark starts all tasks together, and gives each task the code, a ticket and the rows of its partition. Everything else
-goes over the members' own connections to the driver. The user's SparkSession is used as it is, and is never stopped.
+Spark starts all tasks together, in a barrier stage, and gives each task the code, a ticket and the rows of its
+partition. Everything else goes over the members' own connections to the driver. The user's SparkSession is used as it
+is, and is never stopped. In a pool of single ranks, each member is a task of an ordinary stage, which waits for a free
+slot like any other task. So dynamic allocation and lost executors do no harm there.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import math
 import pkgutil
 import py_compile
 import re
+import socket
 import sys
 import tempfile
 import threading
@@ -27,8 +30,9 @@ import sparkring
 from sparkring.cluster.java_errors import line_with, root_cause
 from sparkring.cluster.python import SET_PYTHON, executed_by_this_python, executors_python
 from sparkring.cluster.session import LOOPBACK
-from sparkring.cluster.slots import Stage, check, check_gpus, gpus_per, running, slots, waiting
+from sparkring.cluster.slots import Stage, check, check_gpus, check_ring, gpus_per, running, slots, waiting
 from sparkring.errors import LaunchError, MemberLost, SlotsError
+from sparkring.history.describe import counted
 from sparkring.launchers.base import Launcher, LaunchRequest
 from sparkring.wire.ticket import BOOT, ROWS_END, Ticket
 
@@ -37,11 +41,14 @@ if TYPE_CHECKING:
 
 
 COUNT_EVERY_S = 1.0
+CANCEL_S, CANCEL_AGAIN_S = 10.0, 0.2  # for how long, and how often, stop() cancels the stage
 PORT_SETTING = "spark.sparkring.driver.port"
 
 
 class SparkLauncher(Launcher):
     """Starts each member in a Spark task. If the request has data, Spark gives partition i to task i.
+
+    The members of a pool (`request.at_once`) wait for slots, so that their start neither fails nor ends in time.
 
     If members cannot start in the session, SparkLauncher() raises LaunchError or SlotsError, before any job runs.
     """
@@ -58,6 +65,7 @@ class SparkLauncher(Launcher):
                 raise LaunchError("--data needs Spark 3.5 or newer, where mapInArrow() supports barrier stages.")
             self.give_up_after_s = math.inf  # computing the DataFrame may take hours
         self._context = session.sparkContext
+        self._barrier = size > 1 or not request.at_once
         self._environment = request.environment
         self._stage = Stage(self._context, request.title, size, persistent=request.persistent)
         self._thread: threading.Thread | None = None
@@ -70,7 +78,12 @@ class SparkLauncher(Launcher):
         self._starving: set[int] = set()
         self._warned_of: set[int] = set()
         check_gpus(self._context, size, request.gpus or 0)
-        check(self._context, size, data, here=request.here)
+        if request.at_once:
+            self.give_up_after_s = math.inf
+            if self._barrier:
+                check_ring(self._context, size)
+        else:
+            check(self._context, size, data, here=request.here)
         self._gpus = request.gpus
         self.pins_gpus = request.gpus == 0 or gpus_per(self._context, "task") > 0
         setting = self._context.getConf().get
@@ -78,6 +91,8 @@ class SparkLauncher(Launcher):
         self.host = LOOPBACK if local else str(setting("spark.driver.host", LOOPBACK))
         self.bind_host = LOOPBACK if local else str(setting("spark.driver.bindAddress", self.host))
         self.port = int(setting(PORT_SETTING, "0") or 0)
+        if self.port and request.at_once:
+            self.port = _free_port(self.bind_host, self.port)
 
     def start(self, size: int, ticket: Ticket) -> None:
         from pyspark import InheritableThread
@@ -85,7 +100,7 @@ class SparkLauncher(Launcher):
         running.add(self._stage)
         schema = None if self._data is None else self._data.schema()
         with_nvml = gpus_per(self._context, "task") > 0
-        task = _task(ticket, self._environment, self._gpus, size, schema, with_nvml=with_nvml)
+        task = _task(ticket, self._environment, self._gpus, size if self._barrier else 0, schema, with_nvml=with_nvml)
         self._thread = InheritableThread(target=self._run, args=(size, task), name="sparkring-stage", daemon=True)
         self._thread.start()
 
@@ -94,7 +109,8 @@ class SparkLauncher(Launcher):
             self._context.setJobGroup(self._stage.group, f"sparkring: {self._stage.title}", interruptOnCancel=True)
             with executed_by_this_python(self._context):
                 if self._data is None:
-                    stage = self._context.parallelize(range(size), size).barrier().mapPartitions(task)
+                    tasks = self._context.parallelize(range(size), size)
+                    stage = (tasks.barrier() if self._barrier else tasks).mapPartitions(task)
                     stage._jrdd  # noqa: B018 - reading it makes Spark note the Python that `with` has set
                 else:
                     stage = self._data.stage(size, task)
@@ -107,7 +123,8 @@ class SparkLauncher(Launcher):
             self._ended = True
 
     def problem(self, wait_s: float = 0.0) -> LaunchError | None:
-        if self._thread is not None and wait_s > 0:
+        # Spark starts a lost task of an ordinary stage again, so the stage does not end, and waiting would be useless.
+        if self._thread is not None and wait_s > 0 and self._barrier:
             self._thread.join(wait_s)
         if not self._ended:
             return self._too_few()
@@ -137,7 +154,7 @@ class SparkLauncher(Launcher):
             )
         if isinstance(self._error, LaunchError):
             return self._error
-        return LaunchError(f"Spark ended the barrier stage: {root_cause(text)}")
+        return LaunchError(f"Spark ended the {'barrier stage' if self._barrier else 'task'}: {root_cause(text)}")
 
     def _too_few(self) -> LaunchError | None:
         """Return an error if Spark has fewer slots left than there are members, otherwise None.
@@ -145,7 +162,7 @@ class SparkLauncher(Launcher):
         The slots have to be counted because Spark does not report that it has lost an executor: the stage just waits.
         """
         now = time.monotonic()
-        if self._data is not None or now < self._count_at:
+        if self._data is not None or not self._barrier or now < self._count_at:
             return None
         self._count_at = now + COUNT_EVERY_S
         try:
@@ -157,11 +174,18 @@ class SparkLauncher(Launcher):
         return SlotsError(f"Spark has {total} task slots left for {self._size} ranks: an executor was lost.")
 
     def waits_for(self) -> str:
-        found = slots(self._context, apart_from=self._stage.ids())
+        try:
+            found = slots(self._context, apart_from=self._stage.ids())
+        except Exception:  # py4j raises various errors if the session has been stopped
+            return ""
+        if not found.total:
+            return "Spark has no executors"
         if not found.busy:
             first = f"computes what `{self._data.name}` depends on, and then starts" if self._data else "is starting"
             return f"Spark {first} the tasks"
         held = "; ".join(found.holders)
+        if not self._barrier:
+            return f"{found.busy} of {counted(found.total, 'task slot')} are busy ({held})"
         return (
             f"Spark starts a barrier stage when all its slots are free; {found.busy} of {found.total} are busy: {held}"
         )
@@ -191,11 +215,28 @@ class SparkLauncher(Launcher):
         running.discard(self._stage)
         if self._thread is None:
             return
-        self._thread.join(grace_s)
-        if self._thread.is_alive():
+        if self._thread.is_alive() and not self._only_waits():
+            self._thread.join(grace_s)
+        deadline = time.monotonic() + CANCEL_S
+        while self._thread.is_alive() and time.monotonic() < deadline:
             with contextlib.suppress(Exception):  # py4j raises various errors if the session has been stopped
-                self._context.cancelJobGroup(self._stage.group)
-            self._thread.join(10.0)
+                self._context.cancelJobGroup(self._stage.group)  # this misses a job that has not begun yet
+            self._thread.join(CANCEL_AGAIN_S)
+
+    def _only_waits(self) -> bool:
+        """Whether all tasks wait for slots, so that no member can end on its own."""
+        try:
+            return not self._stage.active_tasks()
+        except Exception:  # py4j raises various errors if the session has been stopped
+            return False
+
+
+def _free_port(host: str, first: int) -> int:
+    """Return the first free port from `first` on: each gang of a pool needs a port of its own."""
+    for port in range(first, 1 << 16):
+        with contextlib.suppress(OSError), socket.create_server((host, port)):
+            return port
+    return first  # the gang cannot listen on it, and says so
 
 
 def _lacks(text: str) -> str:

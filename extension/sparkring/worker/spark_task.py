@@ -33,17 +33,17 @@ def task_for(
 ) -> Callable[[Iterable[Any]], Iterator[int]]:
     """Return the function that each Spark task calls.
 
-    Without `schema`, it is a function for mapPartitions, and yields the member's exit code. With `schema` (a serialized
-    Arrow schema), it is a function for mapInArrow: it sends the partition's batches to the rank, then `rows_end`, and
+    `size` is the number of tasks of the barrier stage; 0 if the task belongs to an ordinary stage. Without `schema`,
+    it is a function for mapPartitions, and yields the member's exit code. With `schema` (a serialized Arrow schema), it is a function for mapInArrow: it sends the partition's batches to the rank, then `rows_end`, and
     yields nothing. The rank gets the GPUs that Spark has given to the task; if `gpus` is a number, only the first
     `gpus` of them.
     """
 
     def run_member(rows: Iterable[Any]) -> Iterator[int]:
-        from pyspark import BarrierTaskContext
+        from pyspark import BarrierTaskContext, TaskContext
 
-        context = BarrierTaskContext.get()
-        tasks = len(context.getTaskInfos())
+        context = BarrierTaskContext.get() if size else TaskContext.get()
+        tasks = len(context.getTaskInfos()) if size else 0
         if tasks != size:  # Spark may change the number of partitions when it has seen the data
             raise RuntimeError(
                 f"sparkring: the DataFrame has {tasks} partitions, not {size}, because Spark adapted its plan to the "

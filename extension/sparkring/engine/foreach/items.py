@@ -95,6 +95,11 @@ class Items:
         self.shown: dict[int, dict[str, Any]] = {}  # by number, what the table shows of each item
 
     @property
+    def left(self) -> int | None:
+        """How many items have not been taken yet; None if that is not known."""
+        return None if self.total is None else self.total - self.taken
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The names that an item gives values to."""
         return (ITEM,) if self._targets is None else self._targets.names

@@ -10,8 +10,9 @@ from typing import Any, Literal
 from sparkring.engine.foreach.result import ForeachResult
 from sparkring.history import describe
 from sparkring.history.events import ItemMeasured
+from sparkring.launchers import ItemRoom
 
-Binds = Literal["memory", "cores", "GPUs", "GPU memory"]
+Binds = Literal["memory", "cores", "task slots", "GPUs", "GPU memory"]
 
 KEPT_FREE = 0.1  # the part of the free memory that a plan leaves free, since items differ
 # The part of a core that an item may lack: items that use 1.1 cores each, say, still fit on as many cores as there are.
@@ -23,25 +24,28 @@ KERAS_BATCH = 32  # the batch size of Keras' fit() by default
 class Plan:
     """How many items fit at once, from what the first item has used; %%foreach --plan returns it.
 
-    `fits` is how many items fit at once on `where`, and `binds` says why no more: "memory", "cores", "GPUs" or "GPU
+    `fits` is how many items fit at once, and `binds` says why no more: "memory", "cores", "task slots", "GPUs" or "GPU
     memory". `at_once` is the number that was chosen with -n. `items` is the number of all items, None if it is not
-    known. `warning` is '' if the chosen number fits.
+    known. `warning` is '' if the chosen number fits. `hosts` is 1 for processes on this machine; for Spark tasks, it is
+    the number of hosts with executors, and the memory and the cores are those of each host.
 
     What one item uses: `seconds`, without `start_s`, which starting a process and the imports take once in each
     process; `cpu_share`, the number of cores it keeps busy; `read_bytes`, with system calls, imports left out;
-    `memory_bytes`, its peak with all of its processes, without `shared_bytes`, which all items here share (libraries
-    and other files that they map); and `gpu_bytes`. `free_bytes`, `cores` and `gpus` are what there is.
+    `memory_bytes`, its peak with all of its processes, without `shared_bytes`, which all items on a host share
+    (libraries and other files that they map); and `gpu_bytes`. `free_bytes`, `cores` and `gpus` are what there is.
 
-    `memory_at(k)` and `seconds_at(k)` are the memory of k items at once, and the time of all items. `rule_bytes` is the
-    rule of thumb for a network's memory, `parameters` × bytes × 2 × `batch_size` × steps held, for one step held; it is
-    None if the item has made no model of Keras or PyTorch. `result` is the ForeachResult with the first item.
+    `memory_at(k)` is the memory on each host if k items run at once, and `seconds_at(k)` the time of all items.
+    `rule_bytes` is the rule of thumb for a network's memory, `parameters` × bytes × 2 × `batch_size` × steps held, for
+    one step held; it is None if the item has made no model of Keras or PyTorch. `result` is the ForeachResult with the
+    first item.
     """
 
     items: int | None
     at_once: int
     fits: int
     binds: Binds
-    where: str
+    on_spark: bool
+    hosts: int
     seconds: float
     start_s: float
     cpu_share: float
@@ -58,8 +62,8 @@ class Plan:
     result: ForeachResult
 
     def memory_at(self, at_once: int) -> int:
-        """Return how much memory the processes of so many items take, with what they share counted once."""
-        return self.shared_bytes + at_once * self.memory_bytes
+        """Return how much memory so many items at once take on each host, with what they share counted once."""
+        return self.shared_bytes + math.ceil(at_once / self.hosts) * self.memory_bytes
 
     def seconds_at(self, at_once: int, items: int | None = None) -> float | None:
         """Return how long `items` take if so many run at once; without `items`, all items. None if that is not known.
@@ -69,25 +73,37 @@ class Plan:
         count = self.items if items is None else items
         if count is None:
             return None
-        at_once = max(1, min(at_once, count))
-        start_s = self.start_s * max(1.0, at_once / self.cores)
-        return start_s + self.seconds * max(math.ceil(count / at_once), count * self.cpu_share / self.cores)
+        at_once, cores = max(1, min(at_once, count)), self.cores * self.hosts
+        start_s = self.start_s * max(1.0, at_once / cores)
+        return start_s + self.seconds * max(math.ceil(count / at_once), count * self.cpu_share / cores)
 
     @property
     def warning(self) -> str:
         needed = self.memory_at(self.at_once)
         if self.free_bytes and needed > self.free_bytes:
-            there = f"{describe.size(needed)} of memory, and {describe.size(self.free_bytes)} are free"
-            return f"{self.at_once} at once need about {there}: use -n -{self.fits}."
+            host = " on each host" if self.hosts > 1 else ""
+            there = f"{describe.size(needed)} of memory{host}, and {describe.size(self.free_bytes)} are free"
+            return f"{self.at_once} at once need about {there}: use {self._option}."
         if self.at_once > self.fits and self.binds in ("GPUs", "GPU memory"):
-            return f"{self.at_once} at once do not fit on {describe.counted(self.gpus, 'GPU')}: use -n -{self.fits}."
+            return f"{self.at_once} at once do not fit on {describe.counted(self.gpus, 'GPU')}: use {self._option}."
+        if self.at_once > self.fits and self.binds == "task slots":
+            return (
+                f"there are task slots for {describe.counted(self.fits, 'item')}: use {self._option}, or add executors."
+            )
         return ""
+
+    @property
+    def _option(self) -> str:
+        return f"-n {self.fits if self.on_spark else -self.fits}"
 
     @property
     def title(self) -> str:
         """The plan in one line."""
         all_items = "the items" if self.items is None else describe.counted(self.items, "item")
-        return f"plan of {all_items}: {self.fits} at once fit on {self.where}; {self.binds} bind{_s(self.binds)}"
+        hosts = describe.counted(self.hosts, "host")
+        where = f"{hosts} with executors" if self.on_spark else "this machine"
+        bind = "bind" if self.binds.endswith("s") else "binds"
+        return f"plan of {all_items}: {self.fits} at once fit on {where}; {self.binds} {bind}"
 
     def _rows(self) -> tuple[list[str], list[tuple[str, ...]]]:
         """Return the headers and the rows of the table. Its columns are numbers of items at once."""
@@ -98,11 +114,16 @@ class Plan:
             return (name, *cells, *("" for _ in columns[len(cells) :]), there_is)
 
         memory = [describe.size(self.memory_at(k)) for k in columns]
-        busy = [f"{min(self.cores, k * self.cpu_share):.2g}" for k in columns]
+        cores = self.cores * self.hosts
+        busy = [f"{min(cores, k * self.cpu_share):.2g}" for k in columns]
         rows = [
-            row("memory, at the peak", memory, f"{describe.size(self.free_bytes)} free" if self.free_bytes else ""),
+            row(
+                f"memory{' of each host' if self.hosts > 1 else ''}, at the peak",
+                memory,
+                f"{describe.size(self.free_bytes)} free" if self.free_bytes else "",
+            ),
             row("of it shared by all", [describe.size(self.shared_bytes)]),
-            row("cores kept busy", busy, str(self.cores)),
+            row("cores kept busy", busy, str(cores)),
             row("reads", [describe.size(self.read_bytes)]),
             row("time of 1 item", [describe.duration(self.seconds)]),
         ]
@@ -142,47 +163,45 @@ class Plan:
         return titled_html(self.title, self.warning, *self._rows(), self._notes())
 
 
-def _s(binds: Binds) -> str:
-    return "" if binds in ("cores", "GPUs") else "s"
-
-
 def plan(
     result: ForeachResult,
     ranks: Sequence[ItemMeasured],
+    room: ItemRoom,
     *,
     items: int | None,
-    at_once: int,
+    np: int,
     wall_s: float,
-    where: str = "this machine",
-    gpu_slots: int | None = None,
-    gpu_free: Sequence[int] = (),
 ) -> Plan:
     """Return the plan that follows from the measurements of all ranks of the first item.
 
-    The item's process was up, and had run the item, after `wall_s`. `gpu_slots` is how many items the GPUs are for,
-    None if items get no GPUs. `gpu_free` is how much memory is free on each GPU.
+    `items` is the number of all items, `np` the number that was given with -n, and `wall_s` the time after which the
+    first item had ended, with the start of its processes.
     """
     seconds = max(rank.seconds for rank in ranks)
     own_bytes, shared_bytes = sum(rank.own_bytes for rank in ranks), max(rank.shared_bytes for rank in ranks)
     share = sum(rank.cpu_s for rank in ranks) / max(seconds, 1e-3)
     cores, free_bytes = ranks[0].cores, min(rank.free_bytes for rank in ranks)
     gpu_bytes = max(rank.gpu_bytes for rank in ranks)
-    limits: dict[Binds, float] = {"cores": cores / max(share, 0.01) + CORE_SLACK}
+    limits: dict[Binds, float] = {"cores": cores / max(share, 0.01) + CORE_SLACK}  # how many items fit on each host
     if free_bytes:
         limits["memory"] = (free_bytes * (1 - KEPT_FREE) - shared_bytes) / max(1, own_bytes)
-    if gpu_slots is not None:
-        limits["GPUs"] = gpu_slots
-    if gpu_bytes and gpu_free:
-        limits["GPU memory"] = sum(free // gpu_bytes for free in gpu_free)
+    if room.tasks is not None:
+        limits["task slots"] = room.tasks
+    if room.gpus is not None:
+        limits["GPUs"] = room.gpus
+    if gpu_bytes and room.gpu_free:
+        limits["GPU memory"] = sum(free // gpu_bytes for free in room.gpu_free)
     binds = min(limits, key=limits.__getitem__)
+    fits = limits[binds] * room.hosts if binds == "task slots" else int(limits[binds]) * room.hosts
     model = max(ranks, key=lambda rank: rank.parameters)
     batch_size = model.batch_size or KERAS_BATCH
     return Plan(
         items=items,
-        at_once=at_once,
-        fits=max(1, int(limits[binds])),
+        at_once=abs(np),
+        fits=max(1, round(fits)),
         binds=binds,
-        where=where,
+        on_spark=np > 0,
+        hosts=room.hosts,
         seconds=seconds,
         start_s=max(0.0, wall_s - seconds),
         cpu_share=share,
@@ -192,7 +211,7 @@ def plan(
         gpu_bytes=gpu_bytes,
         free_bytes=free_bytes,
         cores=cores,
-        gpus=len(gpu_free),
+        gpus=len(room.gpu_free),
         parameters=model.parameters,
         batch_size=batch_size,
         rule_bytes=model.parameter_bytes * 2 * batch_size if model.parameters else None,

@@ -17,7 +17,7 @@ from sparkring.engine.foreach.items import Items, Problem
 from sparkring.engine.foreach.schedule import Attempt, Item, Schedule
 from sparkring.engine.foreach.slot import Ended, Slot, SlotSettings
 from sparkring.engine.recorder import Recorder
-from sparkring.errors import LaunchError
+from sparkring.errors import LaunchError, SlotsError
 from sparkring.gangs.execution import Request
 from sparkring.history import describe, events
 from sparkring.history.events import Event, Failure
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 LOOK_EVERY_S = 0.1  # poll all slots this often, since no message comes when a time limit passes or a process dies
 STARTS_TRIED = 3  # after so many starts in a row that failed, the run fails
 START_PAUSE_S = 0.5  # before the second start; twice as long before the third
+SHORT_AFTER_S = 2.0  # when ranks that queue have waited for so long, the user is told what they wait for
 STOP_GRACE_S = 0.5  # between the interrupt and the kill of ranks that run an item when the run ends
 
 
@@ -64,6 +65,7 @@ class Pool:
         self._items = items
         self._schedule = schedule
         self._size = settings.size
+        self._queues = settings.queues
         self._request_for = request_for
         self._recorder = recorder
         self._interrupts = interrupts
@@ -73,6 +75,9 @@ class Pool:
         self._look_at = 0.0
         self._failed_starts = 0
         self._start_at = 0.0
+        self._start_told = ""  # the last notice of a failed start
+        self._short_at: float | None = None  # when to tell what ranks wait for; None if none wait, or it has been told
+        self._short_told = False
         self._ending = False
         self._planned: events.ItemsPlanned | None = None
 
@@ -85,7 +90,7 @@ class Pool:
             self._tell([])
             while not (self._schedule.over or self._interrupts.seen):
                 self._begin()
-                self._listen(wait=not self._takes)
+                self._listen(wait=not (self._takes or self._to_open()))
         finally:
             self._end()
 
@@ -94,7 +99,12 @@ class Pool:
     @property
     def _takes(self) -> bool:
         """Whether an item is to be taken from the iterable now."""
-        return self._schedule.wants_item and time.monotonic() >= self._start_at
+        if not self._schedule.wants_item or time.monotonic() < self._start_at:
+            return False
+        if not self._queues:
+            return True
+        # Only the first item is taken before ranks are up: slots are opened when it is known that there is an item.
+        return any(slot.free for slot in self._slots) or not any(slot.open for slot in self._slots)
 
     def _begin(self) -> None:
         """Take one item if there is room for it, and begin the attempts that wait.
@@ -103,6 +113,10 @@ class Pool:
         """
         if self._takes:
             self._take()
+        if self._queues:
+            self._release()
+            self._open()
+            self._tell_what_ranks_wait_for()
         self._assign()
 
     def _take(self) -> None:
@@ -139,11 +153,56 @@ class Pool:
         self._tell([begun, over])
         return True
 
+    def _to_open(self) -> Slot | None:
+        """Return a slot to open now, if ranks queue and the items need more slots than are open."""
+        begun = self._schedule.waits or self._schedule.running
+        if not (self._queues and begun) or time.monotonic() < self._start_at:
+            return None
+        closed = [slot for slot in self._slots if not slot.open]
+        is_short = len(self._slots) - len(closed) < self._schedule.needed(self._items.left)
+        return closed[0] if closed and is_short else None
+
+    def _open(self) -> None:
+        """Open one slot if more are needed. It is given an item only when its ranks are up."""
+        slot = self._to_open()
+        if slot is not None:
+            try:
+                slot.start_gang()
+            except LaunchError as error:
+                self._not_started(slot, error)
+
+    def _release(self) -> None:
+        """End the ranks for which there will be no item; first those that are not up yet."""
+        is_open = [slot for slot in self._slots if slot.open]
+        spare = len(is_open) - self._schedule.needed(self._items.left)
+        idle = sorted((slot for slot in is_open if slot.attempt is None), key=lambda slot: slot.up)
+        for slot in idle[: max(0, spare)]:
+            slot.retire()
+
+    def _tell_what_ranks_wait_for(self) -> None:
+        """If items wait because ranks have waited for a place to run for SHORT_AFTER_S, say so once."""
+        up = sum(slot.up for slot in self._slots)
+        waiting = next((slot for slot in self._slots if slot.open and not slot.up), None)
+        if waiting is None or self._short_told:
+            self._short_at = None
+        elif self._short_at is None:
+            self._short_at = time.monotonic() + SHORT_AFTER_S
+        elif time.monotonic() > self._short_at:
+            self._short_told = True
+            told = (
+                f"{up} of {describe.counted(self._schedule.limit, 'item')} at once for now, more with free task slots"
+            )
+            self._recorder.notice(": ".join(filter(None, [told, waiting.waits_for()])))
+
     def _assign(self) -> None:
         if time.monotonic() < self._start_at:
             return
-        for attempt in self._schedule.assign(slot.number for slot in self._slots if slot.attempt is None):
+        for attempt in self._schedule.assign(slot.number for slot in self._slots if slot.free):
             slot = self._slots[attempt.slot]
+            if self._queues and not slot.can_run(attempt):
+                slot.retire()
+                self._schedule.give_back(slot.number)  # until the ranks of another slot, or new ones of this, are up
+                continue
             try:
                 slot.start(attempt, self._request_for(attempt))
             except LaunchError as error:
@@ -154,13 +213,18 @@ class Pool:
         if self._ending:
             slot.retire(kill=True)
             return
-        self._failed_starts += 1
-        if self._failed_starts >= STARTS_TRIED:
-            raise error
-        self._recorder.notice(f"{describe.first_line(str(error))} The start is tried again.")
-        self._start_at = time.monotonic() + START_PAUSE_S * self._failed_starts
+        if time.monotonic() >= self._start_at:  # starts that fail within the pause after another one fail with it
+            self._failed_starts += not (self._queues and isinstance(error, SlotsError))  # slots are waited for
+            if self._failed_starts >= STARTS_TRIED:
+                raise error
+            told = f"{describe.first_line(str(error))} The start is tried again."
+            if told != self._start_told:
+                self._start_told = told
+                self._recorder.notice(told)
+            self._start_at = time.monotonic() + START_PAUSE_S * max(1, self._failed_starts)
+        if slot.attempt is not None:
+            self._schedule.give_back(slot.number)
         slot.retire(kill=True)
-        self._schedule.give_back(slot.number)
 
     # ── what has happened ─────────────────────────────────────────────────────
 
@@ -217,7 +281,8 @@ class Pool:
 
     def _tell(self, found: list[Event]) -> None:
         """Record the events, and before them the numbers of items in all and at once, if one of these has changed."""
-        planned = events.ItemsPlanned(time.time(), self._schedule.limit, self._size, self._items.total)
+        up = sum(slot.up for slot in self._slots) if self._queues else None
+        planned = events.ItemsPlanned(time.time(), self._schedule.limit, self._size, self._items.total, up)
         if self._planned is None or planned[1:] != self._planned[1:]:
             self._planned = planned
             found.insert(0, planned)

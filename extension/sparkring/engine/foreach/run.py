@@ -30,10 +30,11 @@ from sparkring.errors import ItemsFailed, OptionsError, RunFailed, SparkringErro
 from sparkring.gangs.execution import Request
 from sparkring.history import describe, events, run_store
 from sparkring.history.view import View
-from sparkring.launchers import GpuRoom, gpu_room, open_launcher, pool_requests
+from sparkring.launchers import item_room, open_launcher, pool_requests
 from sparkring.launchers.base import LaunchRequest
 from sparkring.runtime import report
 from sparkring.runtime.interrupts import Interrupts, interrupted
+from sparkring.runtime.kernel import tell
 from sparkring.runtime.resume_point import Here
 from sparkring.runtime.storage import root_for_ranks
 from sparkring.wire import messages
@@ -63,7 +64,6 @@ class Prepared(NamedTuple):
     """A validated run that has not started. The `notices` are recorded when the run begins.
 
     `launches` has the request of each slot. `total` is the number of all items, also if only the first one will run.
-    For a plan, `gpus` says what GPUs there are.
     """
 
     options: ForeachOptions
@@ -75,7 +75,6 @@ class Prepared(NamedTuple):
     notices: tuple[str, ...] = ()
     kept: Kept | None = None
     total: int | None = None
-    gpus: GpuRoom = GpuRoom(None, ())
 
 
 def prepare(spec: ForeachSpec) -> Prepared:
@@ -99,15 +98,17 @@ def prepare(spec: ForeachSpec) -> Prepared:
         work = work._replace(environment=rest)
     if options.background:  # copy the arrays: the notebook may change them before they have been sent to all ranks
         work = work._replace(parts=tuple(map(bytes, work.parts)))
-    share = max(1, process.cores() // (options.at_once * options.each))
-    environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(share)), **dict(options.env)}
+    environment = dict(options.env)
+    if options.np < 0:  # for its tasks, Spark sets this variable itself
+        share = max(1, process.cores() // (options.at_once * options.each))
+        environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(share)), **environment}
     started = events.RunStarted(
         time.time(),
         run_store.new_id(),
         options.name or spec.title or packed.title,
         packed.code if spec.code is None else spec.code,
         (1 if options.plan else options.at_once) * options.each,
-        "local",
+        "local" if options.np < 0 else "spark",
         options.framework,
         "all",
         checkpoint_dir=options.checkpoint_dir,
@@ -125,11 +126,14 @@ def prepare(spec: ForeachSpec) -> Prepared:
     if options.plan:
         packed.items.only_the_first()
     launch = LaunchRequest(-options.each, options.each, environment, started.title)
+    if options.np > 0:
+        launch = launch._replace(np=options.each, at_once=options.at_once)
     launches = pool_requests(launch, options.at_once, options.gpus)
-    gpus = gpu_room(launch, options.gpus) if options.plan else GpuRoom(None, ())
+    if options.np > 0:
+        open_launcher(launches[0], tell)  # now, so that errors are raised at once, and a new SparkSession is made here
     large = [name for name in packed.captured if (name.size_bytes or 0) > LARGE_BYTES]
     notices = tuple(describe.large_value(name.name, name.size_bytes or 0) for name in large)
-    return Prepared(options, packed.items, work, packed.modules, launches, started, notices, kept, total, gpus)
+    return Prepared(options, packed.items, work, packed.modules, launches, started, notices, kept, total)
 
 
 class _Packed(NamedTuple):
@@ -244,15 +248,8 @@ class ForeachRun:
             raise OptionsError("there are no items, so there is nothing to plan.")
         assert record.items is not None
         wall_s = record.items.ended[-1].ended - record.started
-        return plan(
-            result,
-            pool.measured,
-            items=self.prepared.total,
-            at_once=options.at_once,
-            wall_s=wall_s,
-            gpu_slots=self.prepared.gpus.slots,
-            gpu_free=self.prepared.gpus.free_bytes,
-        )
+        there = item_room(self.prepared.launches[0], options.gpus)
+        return plan(result, pool.measured, there, items=self.prepared.total, np=options.np, wall_s=wall_s)
 
     def _pool(self) -> Pool:
         options, launches, recorder = self.prepared.options, self.prepared.launches, self.recorder
@@ -261,6 +258,7 @@ class ForeachRun:
             options.each,
             options.fresh_after,
             options.timeout_each_s,
+            queues=options.np > 0,
         )
         at_once = 1 if options.plan else options.at_once
         schedule = Schedule(at_once, options.retries, fail_fast=options.fail_fast)

@@ -67,6 +67,16 @@ class Schedule:
         """Whether there is room for one more item. Only then, the pool takes an item from the iterable and adds it."""
         return not (self.exhausted or self.called_off or self._waiting) and len(self.running) < self.limit
 
+    @property
+    def waits(self) -> bool:
+        """Whether an attempt waits for a slot."""
+        return bool(self._waiting) and not self.called_off
+
+    def needed(self, left: int | None) -> int:
+        """Return how many slots are in use or needed, if `left` more items can be added (None: nobody knows)."""
+        more = 0 if self.exhausted else self.limit if left is None else max(0, left)
+        return min(self.limit, len(self.running) + len(self._waiting) + more)
+
     def add(self, item: Item) -> None:
         """Add the next item. It waits until assign() gives it a slot."""
         self._waiting.append(Attempt(item))

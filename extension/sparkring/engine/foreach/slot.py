@@ -29,7 +29,8 @@ class SlotSettings(NamedTuple):
 
     `launch(number)` makes a launcher for a gang of `size` ranks in this slot. A gang runs at most `fresh_after` items,
     and an item may take at most `timeout_each_s`; None means no limit. A gang whose memory grows by more than
-    `growth_bytes` is replaced.
+    `growth_bytes` is replaced. With `queues`, the ranks of a gang may have to wait long until they can start. So a gang
+    is started without an item, and is given one when its ranks are up.
     """
 
     launch: Callable[[int], Launcher]
@@ -37,6 +38,7 @@ class SlotSettings(NamedTuple):
     fresh_after: int | None = None
     timeout_each_s: float | None = None
     growth_bytes: int = GROWTH_BYTES
+    queues: bool = False
 
 
 class Ended(NamedTuple):
@@ -57,7 +59,7 @@ class Ended(NamedTuple):
 class Slot:
     """Slot `number` of a pool. For each attempt, call start(), and then poll() until ended() says how it has ended.
 
-    retire() ends the gang of the slot. Call it at the end, and whenever start() or poll() raise LaunchError.
+    If the ranks queue, call start_gang() first, and start() when the slot is `free`. retire() ends the gang of the slot. Call it at the end, and whenever start_gang(), start() or poll() raise LaunchError.
     `on_arrival(number)` is called, from any thread, when there is something to poll.
     """
 
@@ -78,22 +80,51 @@ class Slot:
         self._line = 0  # the line of the cell that ran when the item's time was up
         self._retiring: list[threading.Thread] = []
 
-    def start(self, attempt: Attempt, request: Request) -> None:
-        """Begin an attempt, on a new gang if the slot has none.
+    @property
+    def open(self) -> bool:
+        """Whether the slot has a gang. Its ranks may have to start yet."""
+        return self._gang is not None
+
+    @property
+    def up(self) -> bool:
+        """Whether the slot has a gang whose ranks are up."""
+        return self._gang is not None and self._gang.up
+
+    @property
+    def free(self) -> bool:
+        """Whether the slot can be given an attempt."""
+        return self.attempt is None and (self.up or not self._settings.queues)
+
+    def waits_for(self) -> str:
+        """Return what the start of the ranks may be waiting for; '' if that is not known."""
+        return "" if self._gang is None else self._gang.launcher.waits_for()
+
+    def can_run(self, attempt: Attempt) -> bool:
+        """Whether the ranks can run this attempt: not if one has died, or if the item has just failed on them."""
+        return attempt.item.number != self._failed_item and not (self._gang is not None and self._gang.deaths)
+
+    def start_gang(self, request: Request | None = None) -> None:
+        """Start a gang, with its first request if there is one already.
 
         If the gang cannot be started, this method or a later poll() raises LaunchError.
         """
-        if attempt.item.number == self._failed_item or (self._gang is not None and self._gang.deaths):
+        launcher = self._settings.launch(self.number)
+        self._gang = Gang(launcher, self._settings.size, lambda: self._on_arrival(self.number))
+        self._items = self._first_bytes = 0
+        self._failed_item = None
+        if request is not None:
+            self._execution = self._gang.submit(request)
+        self._gang.start()
+
+    def start(self, attempt: Attempt, request: Request) -> None:
+        """Begin an attempt, on a new gang if the slot has none that can run it. Raises the errors of start_gang()."""
+        if not self.can_run(attempt):
             self.retire()
         self.attempt = attempt
         self._began = self._kill_at = 0.0
         self._text, self._line, self._metrics = "", 0, {}
         if self._gang is None:
-            launcher = self._settings.launch(self.number)
-            self._gang = Gang(launcher, self._settings.size, lambda: self._on_arrival(self.number))
-            self._items = self._first_bytes = 0
-            self._execution = self._gang.submit(request)
-            self._gang.start()
+            self.start_gang(request)
         else:
             self._execution = self._gang.submit(request)
         self._on_arrival(self.number)  # submit() has made events, which the next poll() returns
@@ -118,6 +149,8 @@ class Slot:
                     if isinstance(event, events.Metrics):
                         self._metrics.update(event.values)
                     found.append(self._renumbered(event))
+        if self.attempt is None and self._gang is not None and self._gang.deaths:
+            self.retire(kill=True)  # the gang has died while it waited for an item
         self._watch_the_time()
         return found
 
