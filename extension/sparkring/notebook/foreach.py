@@ -216,14 +216,17 @@ def _run(shell: Any, line: str, cell: str) -> Any:
     from sparkring.engine.options import Options
     from sparkring.engine.prepare import capture_cell
     from sparkring.engine.spec import Cell, RunSpec
-    from sparkring.notebook.cell import find_scripts, python_source
+    from sparkring.notebook.cell import depends_on_items, find_scripts, python_source
     from sparkring.views.tables import show_captured
     from sparkring.worker.rank.expand import expand
 
     clause, options, dry_run = parse(line, lambda text: expand(text, shell.user_ns))
     targets = Targets(clause.targets)
     source = python_source(shell, "foreach", cell)
-    work = Cell(source, shell.user_ns, find_scripts(shell, source))
+    names = targets.names
+    work = Cell(source, shell.user_ns, find_scripts(shell, source, names))
+    if depends_on_items(source, names):
+        work = work._replace(scripts_of=lambda values: find_scripts(shell, source, names, values))
     if dry_run:
         run_options = Options(push=options.push, dry_run=True)
         captured = capture_cell(RunSpec(work, run_options, options.framework, bound=targets.names), work)

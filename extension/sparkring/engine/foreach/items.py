@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 from sparkring.capture.packing import pack
 from sparkring.capture.picklability import Namespace
 from sparkring.engine.foreach.schedule import Item
-from sparkring.errors import OptionsError
+from sparkring.errors import CaptureError, OptionsError
 from sparkring.history.events import Failure
 from sparkring.runtime.report import short_repr
+from sparkring.wire.messages import Script
 
 NAME_CHARACTERS = 100
+_SCRIPTS = "%run"  # in the values from which a key is made, the name of the item's scripts
 ITEM = "item"  # the name that tables give to the argument of a function
 
 
@@ -71,6 +73,7 @@ class Items:
     It is None if the iterable has no length, until all items have been taken. Functions in an item whose globals are
     `namespace` get the globals of the rank instead, and names for which `stays` is true are not sent with them.
     `key_of` returns, for an item's values, the key under which its result is kept; set it if results are kept.
+    `scripts_of` returns the scripts that only an item with these values runs, and the notebook's names that they read.
 
     Raises OptionsError if `iterable` cannot be iterated over.
     """
@@ -81,7 +84,9 @@ class Items:
         targets: Targets | None = None,
         namespace: Namespace | None = None,
         stays: Callable[[str], bool] = lambda name: False,
+        scripts_of: Callable[[Mapping[str, Any]], tuple[tuple[Script, ...], list[str]]] = lambda values: ((), []),
     ) -> None:
+        self._scripts_of = scripts_of
         self.key_of: Callable[[Mapping[str, Any]], str] = lambda values: ""
         self.total = _length(iterable)
         self.taken = 0
@@ -127,6 +132,12 @@ class Items:
                 return Problem(number, short_repr(value, NAME_CHARACTERS), Failure("code", summary))
         self.shown[number] = {name: _shown(value) for name, value in values.items()}
         name = _name(values)
+        try:
+            scripts, read = self._scripts_of(values)
+        except CaptureError as error:
+            return Problem(number, name, Failure("code", str(error)))
+        key = self.key_of({**values, _SCRIPTS: [script.source for script in scripts]} if scripts else values)
+        values |= {name: self._namespace[name] for name in read} if self._namespace else {}
         packed = pack(values, self._namespace, self._stays)
         if packed.problems:
             problem = next(iter(packed.problems.values()))
@@ -134,7 +145,7 @@ class Items:
             failure = Failure("code", f"cannot be sent to a process: {problem.what}", advice=advice)
             return Problem(number, name, failure)
         # Copy the buffers: the iterable may fill the same array anew for the next item, before this one has been sent.
-        return Item(number, name, (packed.payload, *map(bytes, packed.buffers)), self.key_of(values))
+        return Item(number, name, (packed.payload, *map(bytes, packed.buffers)), key, scripts)
 
 
 def _length(iterable: Any) -> int | None:

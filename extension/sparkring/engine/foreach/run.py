@@ -6,7 +6,7 @@ import os
 import sys
 import time
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparkring.capture import notebook_state
@@ -38,6 +38,7 @@ from sparkring.runtime.kernel import tell
 from sparkring.runtime.resume_point import Here
 from sparkring.runtime.storage import root_for_ranks
 from sparkring.wire import messages
+from sparkring.wire.messages import Script
 from sparkring.worker.member import process
 from sparkring.worker.rank.failures import as_failure
 
@@ -154,8 +155,10 @@ class _Packed(NamedTuple):
 def _pack_cell(spec: ForeachSpec, cell: Cell) -> _Packed:
     options, namespace = spec.options, cell.namespace
     assert spec.targets is not None
-    run_options = Options(-options.each, push=options.push)
-    captured = capture_cell(RunSpec(cell, run_options, options.framework, bound=spec.targets.names), cell)
+    # If scripts depend on the item, nobody knows yet which names they bind. Errors are then raised for each item.
+    run_options = Options(-options.each, push=options.push, dry_run=cell.scripts_of is not None)
+    run_spec = RunSpec(cell, run_options, options.framework, bound=spec.targets.names)
+    captured = capture_cell(run_spec, cell)
     validate(((name.name, namespace.get(name.name)) for name in captured.names), cell.source, options.each)
     work = messages.Work(
         "cell",
@@ -167,10 +170,21 @@ def _pack_cell(spec: ForeachSpec, cell: Cell) -> _Packed:
         (captured.payload, *captured.buffers),
     )
     hidden = ipython_names(namespace, PROVIDED).union(spec.targets.names)
-    items = Items(spec.iterable, spec.targets, namespace, hidden.__contains__)
+
+    def scripts_of(values: Mapping[str, Any]) -> tuple[tuple[Script, ...], list[str]]:
+        """Return the scripts that only an item with these values runs, and the notebook's names that only they read."""
+        if cell.scripts_of is None:
+            return (), []
+        scripts = tuple(cell.scripts_of(values))
+        of_item = run_spec._replace(options=Options(), bound=(*run_spec.bound, *captured.sent))
+        read = capture_cell(of_item, cell._replace(scripts=scripts))
+        return tuple(script for script in scripts if script not in cell.scripts), read.sent
+
+    items = Items(spec.iterable, spec.targets, namespace, hidden.__contains__, scripts_of)
     modules = modules_of(namespace[name] for name in captured.sent)
     functions = (namespace[name] for name in sorted(captured.sent) if isinstance(namespace[name], types.FunctionType))
-    sources = [f"for {spec.targets.written} in _: pass", cell.source, *map(source_of, functions)]
+    scripts = [script.source for script in cell.scripts]
+    sources = [f"for {spec.targets.written} in _: pass", cell.source, *map(source_of, functions), *scripts]
     title = f"foreach {spec.targets.written}"
     return _Packed(work, modules, captured.table, items, title, cell.source, "\n".join(sources))
 
@@ -270,7 +284,9 @@ class ForeachRun:
         seed = seed_of(prepared.options.seed, item.number)
         record, kept = self.recorder.record, prepared.kept
         here = Here(run_id=record.run_id) if kept is None else kept.here(item.key, record)
-        run = messages.Run("item", checkpoints=here, parts=item.parts, seed=seed, measure=prepared.options.plan)
+        run = messages.Run(
+            "item", checkpoints=here, parts=item.parts, scripts=item.scripts, seed=seed, measure=prepared.options.plan
+        )
         return Request(run, prepared.options.framework, prepared.modules, work=prepared.work)
 
     def _error(self, pool: Pool) -> BaseException | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 from sparkring.history.events import Failure
-from sparkring.wire.messages import Buffers
+from sparkring.wire.messages import Buffers, Script
 
 _DIED = ("exit", "signal", "lost")  # causes that mean that the process died, perhaps not because of its item
 
@@ -14,12 +14,16 @@ Verdict = Literal["finished", "failed", "again"]
 
 
 class Item(NamedTuple):
-    """One item: its number (from 0), a short text of its values, the packed values, and the key of its kept result."""
+    """One item: its number (from 0), a short text of its values, the packed values, and the key of its kept result.
+
+    `scripts` are those that only this item runs.
+    """
 
     number: int
     name: str
     parts: Buffers = ()
     key: str = ""
+    scripts: tuple[Script, ...] = ()
 
 
 class Attempt(NamedTuple):

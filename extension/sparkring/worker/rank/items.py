@@ -56,7 +56,7 @@ class ItemWork:
             autolog=work.autolog,
             environment={**item.environment, **work.environment},
             notebook=work.notebook,
-            scripts=work.scripts,
+            scripts=(*work.scripts, *item.scripts),
         )
 
     def compute(self, item: messages.Run) -> Any:
@@ -71,7 +71,7 @@ class ItemWork:
             function, _ = packing.unpack_call(self._payload, copies)
             (value,) = packing.unpack_values(payload, buffers)
             return function(value)
-        shell.scripts.update((script.line, script) for script in self._order.scripts)
+        shell.scripts.update((script.line, script) for script in item.scripts)
         packing.unpack_names(self._payload, self._namespace, copies)
         packing.unpack_names(payload, self._namespace, buffers)
         if self._cell is None:
