@@ -6,6 +6,7 @@ import os
 import signal
 
 import pytest
+from leaks import runs
 from waiting import until
 
 CELL = """
@@ -26,13 +27,13 @@ size, step, state["sum"]
 """
 
 
-# Items that wait until the test has killed a worker. Each attempt writes a line.
+# Four items wait until the test has killed a worker. Each attempt writes a line.
 ITEMS = """
 import sparkring
 
 def item(number):
     with open(RAN, "a") as file:
-        file.write(f"{number}\n")
+        print(number, os.getpid(), file=file)
     while number < 4 and not os.path.exists(GO):
         time.sleep(0.02)
     return number
@@ -86,13 +87,16 @@ def test_a_worker_is_killed_and_another_one_comes(driver, brittle_cluster, tmp_p
     larger = int(script.until_said(r"(?s)ranks 2 from.*ranks 4 from step (\d+)$")[1])
     assert larger > smaller
     (tmp_path / "done").touch()
-    until(lambda: ran.exists() and sorted(ran.read_text().split()) == list("0123"), "four items run")
+    script.until_said("ATTEMPT 3")
+    until(lambda: ran.exists() and ran.read_text().count("\n") == 4, "four items run")
+    attempts = [tuple(map(int, line.split())) for line in ran.read_text().splitlines()]
+    assert sorted(number for number, _ in attempts) == [0, 1, 2, 3]
     os.kill(brittle_cluster.workers[1].pid, signal.SIGKILL)
-    until(lambda: len(ran.read_text().split()) > 4, "an item is tried again")
+    until(lambda: sum(not runs(pid) for _, pid in attempts) == 2, "the executor ends with its worker")
     go.touch()
     text = script.wait()
     assert "ITEMS True [1, 2, 2]" in text, text
-    assert len(ran.read_text().split()) == 42
+    assert ran.read_text().count("\n") == 42
     assert text.count("VALUE 4 True") == 4, text
     assert "ATTEMPT 1 4 lost: " in text
     assert "ATTEMPT 2 2 Spark has slots for more than 2 ranks again" in text

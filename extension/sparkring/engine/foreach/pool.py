@@ -172,11 +172,15 @@ class Pool:
                 self._not_started(slot, error)
 
     def _release(self) -> None:
-        """End the ranks for which there will be no item; first those that are not up yet."""
+        """End the ranks for which there will be no item.
+
+        Those that wait for a place to run are ended first. Otherwise, they would get the places of the others.
+        """
         is_open = [slot for slot in self._slots if slot.open]
-        spare = len(is_open) - self._schedule.needed(self._items.left)
-        idle = sorted((slot for slot in is_open if slot.attempt is None), key=lambda slot: slot.up)
-        for slot in idle[: max(0, spare)]:
+        spare = max(0, len(is_open) - self._schedule.needed(self._items.left))
+        idle = [slot for slot in is_open if slot.attempt is None]
+        waiting = [slot for slot in idle if not slot.up][:spare]
+        for slot in waiting or idle[: 0 if any(slot.ending for slot in self._slots) else spare]:
             slot.retire()
 
     def _tell_what_ranks_wait_for(self) -> None:
@@ -303,6 +307,12 @@ class Pool:
         deadline = time.monotonic() + STOP_GRACE_S
         while any(slot.running for slot in began) and time.monotonic() < deadline:
             self._listen()
+        if self._queues:  # first those that wait for a place to run: otherwise, they would get the places of the others
+            waiting = [slot for slot in self._slots if not slot.up]
+            for slot in waiting:
+                slot.retire(kill=True)
+            for slot in waiting:
+                slot.join()
         for slot in self._slots:
             slot.retire(kill=bool(began) or self._interrupts.seen)
         for slot in self._slots:

@@ -203,6 +203,11 @@ class Slot:
         self._retiring.append(thread)
         thread.start()
 
+    @property
+    def ending(self) -> bool:
+        """Whether a gang that has been retired has not ended yet."""
+        return any(each.is_alive() for each in self._retiring)
+
     def join(self) -> None:
         """Wait until all gangs that have been retired have ended."""
         for each in self._retiring:
