@@ -411,14 +411,15 @@ def test_foreach_runs_the_cell_for_each_item(kernel: Kernel) -> None:
 
 
 def test_foreach_over_notebooks(kernel: Kernel, tmp_path: Path) -> None:
-    """A notebook runs in the cell's namespace. Names of the clause override its parameters; others are the notebook's."""
+    """A notebook runs in the cell's namespace. Names of the clause override its parameters."""
 
     def write(name: str, *cells: str) -> None:
         made = [nbformat.v4.new_code_cell(cell) for cell in cells]
         made[0].metadata.tags = ["parameters"]
         nbformat.write(nbformat.v4.new_notebook(cells=made), tmp_path / name)
 
-    write("good one.ipynb", "rate: float = 0.5; power = 2", "%matplotlib inline\nscore = scaled(rate) ** power\n!echo hi")
+    cells = ("rate: float = 0.5; power = 2", "%matplotlib inline\nscore = scaled(rate) ** power\n!echo hi")
+    write("good one.ipynb", *cells)
     write("other.ipynb", "power = 1", "score = rate + float(table.sum())")
     write("bad.ipynb", "power = 3", "score = rate\n1 / 0")
     kernel.run(f"import os, sparkring, numpy as np\nos.chdir({str(tmp_path)!r})\npower, table = 100, np.ones(3)").done()
@@ -430,10 +431,11 @@ def test_foreach_over_notebooks(kernel: Kernel, tmp_path: Path) -> None:
         score, power
         """
     )
-    assert kernel.value("sparkring.last_result.values") == "[(100, 2), (400, 2), (4.0, 1), (5.0, 1), None, None, None, None]"
+    values = [(100, 2), (400, 2), (4.0, 1), (5.0, 1), None, None, None, None]
+    assert kernel.value("sparkring.last_result.values") == str(values)
     assert "(bad.ipynb cell 2 line 2: `1 / 0`): items 4, 5" in cell.error.evalue
     assert f"cell line 2: %run {{path}}.ipynb: there is no file {tmp_path}/none.ipynb" in cell.error.evalue
-    kernel.run("%%foreach rate in [3] -n -1\n%run \"good one.ipynb\"\nscore").done()
+    kernel.run('%%foreach rate in [3] -n -1\n%run "good one.ipynb"\nscore').done()
     assert kernel.value("_.values") == "[900]"
 
 

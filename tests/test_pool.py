@@ -108,7 +108,7 @@ def test_items_in_their_order(runs):
 
 
 def test_an_item_takes_its_scripts_along():
-    """The key of its result depends on what the scripts contain. What they read of the notebook is sent with the item."""
+    """The key of its result depends on what the scripts contain. What they read of the notebook is sent, too."""
     script = Script("{path}", "a.py", "/a.py", (("/a.py", "x = 1"),))
     found = [
         Items(["a.py"], Targets("path"), {"table": [1]}, scripts_of=lambda values, made=made: (made, ["table"]))

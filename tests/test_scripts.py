@@ -114,7 +114,7 @@ def test_what_is_read(folder: Path) -> None:
 
 
 def test_parameters_that_are_given(folder: Path) -> None:
-    """In a notebook's cell with the tag `parameters`, the defaults of given names are left out; lines keep their number."""
+    """In a cell with the tag `parameters`, the defaults of given names are left out; lines keep their number."""
     source = "lr = 0.1; steps: int = (\n  3\n)\nother = 'é'; lr = 2\nif lr: steps = 1\n"
     cells = [
         {"cell_type": "code", "source": source, "metadata": {"tags": ["parameters"]}},
