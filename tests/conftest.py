@@ -28,6 +28,7 @@ pytest_plugins = (
     "clusters",
     "rings",
     "drivers",
+    "pools",
 )  # in tests/plugins; each may use those before it
 
 

@@ -57,6 +57,7 @@ EXAMPLES: list[Message] = [
     messages.Run("item", notebook=NOTEBOOK, checkpoints=HERE, seed=2**32 - 1, parts=(b"item",)),
     messages.Work("cell", "x + 1", False, {"A": "1"}, NOTEBOOK, (SCRIPT,), (b"payload", b"b")),
     messages.Release(),
+    messages.EndItem(),
     messages.Leave(),
     messages.SetEnvironment({"HOROVOD_TIMELINE": "/tmp/t.json"}),
     messages.Hello(0, 4711, "höst", "10.0.0.1", "eth0", 40_000, "/usr/bin/python3", ("0",), {"numpy": "1.26"}),

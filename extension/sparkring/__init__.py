@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from sparkring.engine.foreach.plan import Plan as Plan
     from sparkring.engine.foreach.result import ForeachResult as ForeachResult
     from sparkring.engine.result import RunResult as RunResult
+    from sparkring.engine.search.search import search as search
+    from sparkring.engine.search.space import integer as integer
+    from sparkring.engine.search.space import log_uniform as log_uniform
+    from sparkring.engine.search.space import uniform as uniform
     from sparkring.runtime.report import log as log
     from sparkring.runtime.report import log_to_driver as log_to_driver
     from sparkring.runtime.world import World as World
@@ -51,12 +55,16 @@ _HOMES = {
     "world": "runtime.world",
     "checkpoints": "checkpointing.store",
     "foreach": "engine.api",
+    "integer": "engine.search.space",
     "log": "runtime.report",
     "log_to_driver": "runtime.report",
+    "log_uniform": "engine.search.space",
     "run": "engine.api",
+    "search": "engine.search.search",
     "shards": "data.shards",
     "show_versions": "capture.versions",
     "spark": "engine.api",
+    "uniform": "engine.search.space",
 }
 __all__ = sorted([*_HOMES.keys() - {"last_result"}, "load_ipython_extension"])
 

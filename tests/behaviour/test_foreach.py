@@ -256,27 +256,40 @@ def test_large_values_both_ways(pools):
 def test_rings(pools):
     """With --np-each 2, each item runs on two connected ranks, and the next item on the same ranks.
 
-    PyTorch's random numbers are seeded, too, also for the item that imports it.
+    PyTorch's random numbers are seeded, too, also for the item that imports it. A trial that is pruned ends on both
+    ranks, although one waits for the other in a collective, and the log has no traceback.
     """
-    pools.notebook["seeds"] = [seed_of(0, number) for number in range(3)]
+    pools.notebook["seeds"] = [seed_of(0, number) for number in range(4)]
+    pools.define("import sparkring")
     result = pools.run(
-        "n in range(3)",
+        "(n,) in sparkring.search(n=[0, 1, 2, 3], sampler='grid', minimize='loss')",
         """
-        import os, torch, torch.distributed as dist
+        import os, time, torch, torch.distributed as dist
         dist.init_process_group("gloo")
-        total = torch.tensor([float(n + rank)])
+        total = torch.tensor([float(rank + n)])
         dist.all_reduce(total)
         drawn = torch.rand(())
         torch.manual_seed(seeds[n])
+        if rank == 0:
+            sparkring.log(step=1, loss=[1, 3, 5, 2][n])
+            while n == 2: time.sleep(0.01)
+        dist.barrier()
+        print("whole", n, flush=True)
         float(total), os.getpid(), bool(drawn == torch.rand(()))
         """,
         1,
         each=2,
         framework="torch",
     )
-    assert [(total, seeded) for total, _, seeded in result.values] == [(1.0, True), (3.0, True), (5.0, True)]
-    assert len({pid for _, pid, _ in result.values}) == 1
+    assert list(result.table.state) == ["finished", "finished", "pruned", "finished"]
+    assert result.values[2] == 5.0
+    values = [result.values[number] for number in (0, 1, 3)]
+    assert [(total, seeded) for total, _, seeded in values] == [(1.0, True), (3.0, True), (7.0, True)]
+    assert len({pid for _, pid, _ in values}) == 1
     assert [rank.pid > 0 for rank in result.record.ranks] == [True, True]
+    path = run_store.find_saved(result.record.run_id)
+    for rank in range(2):
+        assert run_store.log(path, rank).splitlines() == ["whole 0", "whole 1", "whole 3"]
 
 
 def test_not_on_a_rank(local):
@@ -373,3 +386,53 @@ def test_after_a_killed_kernel_only_what_is_missing_runs(driver, tmp_path):
     states = ["kept"] * 5 + ["finished", "kept", "finished"]
     assert f"values {values} states {states}" in text
     assert sorted((tmp_path / "ran").read_text().split()) == list("57")
+
+
+SEARCHES = """
+import optuna, sparkring
+from pathlib import Path
+
+last = LAST
+BEGUN = '"op_code":4'  # in Optuna's journal, the line with which a trial begins
+
+class Pruner(optuna.pruners.ThresholdPruner):
+    def prune(self, study, trial):
+        if trial.params["q"] == last:
+            kept = Path("../kept")
+            while len([*kept.glob("results/*.json")]) < 6 or (kept / "study.journal").read_text().count(BEGUN) < 8:
+                time.sleep(0.01)
+            os.kill(os.getpid(), 9)
+        return super().prune(study, trial)
+
+def train(trial):
+    with open("../ran", "a") as file:
+        file.write(f"{trial.q}\\n")
+    store = sparkring.checkpoints()
+    state = {"steps": 0}
+    before = store.restore(state)
+    store.save(before + 1, {"steps": before + 1})
+    sparkring.log(loss=trial.q % 7)
+    while trial.q in (5, 6, last):
+        time.sleep(0.01)
+    return trial.q, before
+
+space = {"q": range(8), "sampler": "grid", "minimize": "loss", "prune": Pruner(upper=4.5)}
+result = sparkring.foreach(train, sparkring.search(**space), np=-2, checkpoint_dir="../kept", quiet=True)
+print("values", result.values)
+print("states", list(result.table.state))
+print("study", [trial.state.name for trial in result.study.trials if trial.params.get("q") == 7], result.best().q)
+"""
+
+
+def test_after_a_killed_kernel_a_search_goes_on(driver, tmp_path):
+    """Its study has the trials of the killed kernel, pruned ones too. The trial that ran runs again, as another one."""
+    killed = driver(SEARCHES.replace("LAST", "7"))
+    killed.wait()
+    assert killed.process.returncode == -signal.SIGKILL
+    until(lambda: not killed.family(), "the pool's processes end with their kernel")
+    (tmp_path / "ran").unlink()
+    text = driver(SEARCHES.replace("LAST", "None")).wait()
+    assert f"values {[*((q, 0) for q in range(5)), 5.0, 6.0, (7, 1)]}\n" in text
+    assert f"states {[*['kept'] * 5, *['pruned'] * 2, 'finished']}\n" in text
+    assert "study ['FAIL', 'COMPLETE'] 0\n" in text
+    assert set((tmp_path / "ran").read_text().split()) <= {"5", "6", "7"}, "5 or 6 may have been running, too"

@@ -17,6 +17,7 @@ from sparkring.launchers.base import Launcher
 from sparkring.wire.channel import ChannelClosed, dial
 from sparkring.wire.messages import (
     Done,
+    EndItem,
     EnterWorld,
     Exited,
     Failed,
@@ -98,7 +99,7 @@ class FakeRank:
                     case Run():
                         self.interrupted.clear()
                         self.requests.put(order)
-                    case Interrupt():
+                    case Interrupt() | EndItem():
                         self.interrupted.set()
                     case TakeStack():
                         self.tell(Stack("running", ""))

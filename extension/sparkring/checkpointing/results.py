@@ -35,13 +35,17 @@ _SIGNED = re.compile(rb'\{"hmac": "([0-9a-f]{64})", "content": (\{.*\})\}\n', re
 
 
 class Result(NamedTuple):
-    """The value of an item, packed in `parts`; its name; a short text of the value; its metrics; how long it took."""
+    """The value of an item, packed in `parts`; its name; a short text of the value; its metrics; how long it took.
+
+    `pruned` says whether a search ended the item early.
+    """
 
     parts: Buffers
     name: str = ""
     text: str = ""
     metrics: Mapping[str, float] = {}
     seconds: float = 0.0
+    pruned: bool = False
 
 
 def user_secret(home: Path) -> bytes:
@@ -133,7 +137,8 @@ class Results:
                 return None
         if "digest" in content and hashlib.sha256(value).hexdigest() != content["digest"]:
             return None
-        return Result(_apart(value, content["parts"]), *(content[name] for name in Result._fields[1:]))
+        known = {name: content[name] for name in Result._fields[1:] if name in content}
+        return Result(_apart(value, content["parts"]), **known)
 
     def _sign(self, text: bytes) -> str:
         return hmac.new(self._secret, text, hashlib.sha256).hexdigest()

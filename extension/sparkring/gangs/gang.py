@@ -166,6 +166,12 @@ class Gang:
             for rank in self.execution.running:
                 self._outbox.send(self._members.member_of(rank), messages.Interrupt())
 
+    def end_item(self) -> None:
+        """Have the ranks end the item that they run. However they end it, that is not a failure."""
+        if self.execution is not None and self.up:
+            self.execution.interrupted = True
+            self._outbox.send_all(messages.EndItem())
+
     def release(self) -> None:
         """Have every rank end its collectives, so that no rank waits in one any longer."""
         self._outbox.send_all(messages.Release())

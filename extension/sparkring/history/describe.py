@@ -169,8 +169,9 @@ def items(record: RunRecord, *, over: bool = False) -> str:
     whole = found.done + found.stopped if over and found.total is None else found.total
     words = counted(number, "item") if whole in (None, number) else f"{number:,} of {counted(whole or 0, 'item')}"
     failed = f"{found.failed:,} failed" if found.failed else ""
+    pruned = f"{found.pruned:,} pruned" if found.pruned else ""
     kept = f"{found.kept:,} kept from before" if found.kept else ""
-    return dotted(f"{words} finished" if over else words, failed, kept)
+    return dotted(f"{words} finished" if over else words, failed, pruned, kept)
 
 
 def items_progress(record: RunRecord) -> str:

@@ -45,6 +45,7 @@ ItemEnding = Literal[
     "again",  # the attempt failed, and another one follows
     "stopped",  # it had not ended when the run was over
     "kept",  # it did not run: its result was kept by an earlier run
+    "pruned",  # a search ended it early, because others were better
 ]
 
 CAPTURED_KEPT = 200  # RunStarted has at most this many captured names, because each event is saved as one line
@@ -253,7 +254,8 @@ class ItemsPlanned(NamedTuple):
 class ItemStarted(NamedTuple):
     """An attempt of an item begins, on the ranks of `slot`; `slot` is -1 if the item ends without having run.
 
-    `item` is the number of the item, from 0, and `name` is a short text of its values. `attempt` counts from 1.
+    `item` is the number of the item, from 0, and `name` is a short text of its values. `attempt` counts from 1. If the
+    item is a trial of a search, `parameters` has the values of its parameters: numbers, or texts of other values.
     """
 
     time: float
@@ -261,12 +263,14 @@ class ItemStarted(NamedTuple):
     name: str
     slot: int
     attempt: int = 1
+    parameters: Mapping[str, float | str] = {}
 
 
 class ItemEnded(NamedTuple):
     """An attempt of an item has ended. `value` is a short repr of the item's value.
 
-    If the result was kept from an earlier run, `metrics` and `seconds` are those of that run.
+    If the result was kept from an earlier run, `metrics` and `seconds` are those of that run, and `pruned` says whether
+    the item was pruned in it.
     """
 
     time: float
@@ -276,6 +280,33 @@ class ItemEnded(NamedTuple):
     failure: Failure | None = None
     metrics: Mapping[str, float] = {}
     seconds: float = 0.0
+    pruned: bool = False
+
+
+class Searched(NamedTuple):
+    """A parameter of a search: its range, whose scale is logarithmic if `log` is set, or the texts of its choices."""
+
+    name: str
+    low: float = 0.0
+    high: float = 0.0
+    log: bool = False
+    choices: tuple[str, ...] = ()
+
+
+class SearchBegan(NamedTuple):
+    """The items are the trials of a search for the lowest ("min") or the highest ("max") value of `metric`."""
+
+    time: float
+    metric: str
+    mode: Literal["min", "max"]
+    parameters: tuple[Searched, ...] = ()
+
+
+class SearchEnded(NamedTuple):
+    """The search is over. `importance` says how much each parameter matters, as a fraction of 1."""
+
+    time: float
+    importance: Mapping[str, float]
 
 
 class Notice(NamedTuple):
@@ -299,7 +330,7 @@ class RunFinished(NamedTuple):
 
 
 RankEvent = Kept | RankStarted | RankFinished | RankFailed | RankStopped | RankExited | StackTaken
-ItemEvent = ItemsPlanned | ItemStarted | ItemEnded
+ItemEvent = ItemsPlanned | ItemStarted | ItemEnded | SearchBegan | SearchEnded
 Event = (
     RankEvent
     | ItemEvent
@@ -362,9 +393,14 @@ _FROM_JSON: dict[str, Callable[[Any], Any]] = {
     "late": lambda found: tuple(Lateness(**each) for each in found),
     "versions": lambda found: tuple(map(tuple, found)),
     "names": lambda found: tuple(map(tuple, found)),
+    "parameters": lambda found: found if isinstance(found, dict) else tuple(map(_searched, found)),
     "ranks": tuple,
     "columns": tuple,
 }
+
+
+def _searched(found: dict[str, Any]) -> Searched:
+    return Searched(**{**_known(Searched, found), "choices": tuple(found["choices"])})
 
 
 def _of_0_1(found: dict[str, Any]) -> dict[str, Any]:

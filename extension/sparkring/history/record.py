@@ -217,6 +217,8 @@ def _after(record: RunRecord, event: events.Event) -> RunRecord:
             return record._replace(items=item_records.planned(record.items, event))
         case events.ItemStarted() | events.ItemEnded():
             return _item_changed(record, event)
+        case events.SearchBegan() | events.SearchEnded():
+            return record._replace(items=record.items and item_records.searching(record.items, event))
         case events.RunFinished():
             ended = _all_ended(record)
             return ended._replace(

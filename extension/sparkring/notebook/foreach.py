@@ -37,6 +37,10 @@ If an item fails, the other items still run. At the end, one error says how many
 dies, or whose memory has grown by 512 MB, is replaced. If an item runs out of memory, it is tried again, and from then
 on only half as many items run at once.
 
+To search for the best values of parameters, iterate over sparkring.search(), which ends trials that do badly early:
+
+    %%foreach lr, width in sparkring.search(lr=sparkring.log_uniform(1e-5, 0.1), width=[64, 128], minimize="val_loss")
+
 The cell returns a ForeachResult, with .table (a pandas DataFrame), .values, .errors, .best("mape") and .record. After
 an error or Stop, sparkring.last_result is the result so far. With --background, the cell returns a BackgroundRun at
 once.

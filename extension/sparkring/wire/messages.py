@@ -1,7 +1,7 @@
 """Every message between driver, member and rank, and how it is encoded as the header and the parts of a frame.
 
     driver  ── Stop, Interrupt, TakeStack, RecordTimeline ─────────────▶ member
-    driver  ── EnterWorld, Work, Run, Release, Leave ── passed on ─────▶ rank
+    driver  ── EnterWorld, Work, Run, Release, EndItem, Leave ─ passed on ─▶ rank
     member  ── SetEnvironment ─────────────────────────────────────────▶ rank
     member  ── Hello, Output, GpuUsed, Beat, Stack, Exited, … ─────────▶ driver
     rank    ── Done, Failed, Metrics, DataRead, … ───── passed on ─────▶ driver
@@ -211,6 +211,10 @@ class Run(NamedTuple):
 
 class Release(NamedTuple):
     """End the rank's collectives, so that no rank waits in them any longer."""
+
+
+class EndItem(NamedTuple):
+    """End the item that the rank runs, if it still does: its result is no longer wanted."""
 
 
 class Leave(NamedTuple):
@@ -630,7 +634,7 @@ class CheckpointRemoved(NamedTuple):
 # ── Which messages each end sends ─────────────────────────────────────────────────────────────────────────────────────
 
 MemberOrder = Stop | Interrupt | TakeStack | RecordTimeline
-RankOrder = EnterWorld | Work | Run | Release | Leave | SetEnvironment
+RankOrder = EnterWorld | Work | Run | Release | EndItem | Leave | SetEnvironment
 MemberReport = Hello | Beat | Output | GpuUsed | Stack | TimelinePart | Exited
 # What a rank reports while it runs a request.
 Told = (

@@ -40,6 +40,8 @@ def _digest(value: Any) -> bytes:
     elif isinstance(value, _PLAIN):
         found.update(repr(value).encode())
     elif isinstance(value, list | tuple):
+        if hasattr(value, "_fields"):  # a named tuple
+            found.update(repr(value._fields).encode())
         for each in value:
             found.update(_digest(each))
     elif isinstance(value, set | frozenset):

@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 from sparkring.capture.packing import pack
 from sparkring.capture.picklability import Namespace
 from sparkring.engine.foreach.schedule import Item
+from sparkring.engine.foreach.steering import Steering
 from sparkring.errors import CaptureError, OptionsError
 from sparkring.history.events import Failure
+from sparkring.runtime.parameters import Parameters, as_text
 from sparkring.runtime.report import short_repr
 from sparkring.wire.messages import Script
 
@@ -74,8 +76,9 @@ class Items:
     `namespace` get the globals of the rank instead, and names for which `stays` is true are not sent with them.
     `key_of` returns, for an item's values, the key under which its result is kept; set it if results are kept.
     `scripts_of` returns the scripts that only an item with these values runs, and the notebook's names that they read.
+    `steering` is the iterator if it wants to know how its items do; None for other iterators.
 
-    Raises OptionsError if `iterable` cannot be iterated over.
+    Raises OptionsError if `iterable` cannot be iterated over, or if it is a search that does not fit the targets.
     """
 
     def __init__(
@@ -94,6 +97,9 @@ class Items:
             self._iterator: Iterator[Any] = iter(iterable)
         except TypeError:
             raise OptionsError(f"foreach() needs something to iterate over, not {type(iterable).__name__}.") from None
+        self.steering = self._iterator if isinstance(self._iterator, Steering) else None
+        if self.steering is not None and targets is not None:
+            _check_targets(targets, self.steering.names)
         self._targets = targets
         self._namespace = namespace
         self._stays = stays
@@ -107,6 +113,8 @@ class Items:
     @property
     def names(self) -> tuple[str, ...]:
         """The names that an item gives values to."""
+        if self.steering is not None:
+            return self.steering.names
         return (ITEM,) if self._targets is None else self._targets.names
 
     def only_the_first(self) -> None:
@@ -130,8 +138,9 @@ class Items:
                 summary = f"cannot be unpacked into `{self._targets.written}`: {error}"
                 self.shown[number] = {}
                 return Problem(number, short_repr(value, NAME_CHARACTERS), Failure("code", summary))
-        self.shown[number] = {name: _shown(value) for name, value in values.items()}
-        name = _name(values)
+        told = value._asdict() if isinstance(value, Parameters) else values
+        self.shown[number] = {name: _shown(each) for name, each in told.items()}
+        name = _name(told)
         try:
             scripts, read = self._scripts_of(values)
         except CaptureError as error:
@@ -145,7 +154,31 @@ class Items:
             failure = Failure("code", f"cannot be sent to a process: {problem.what}", advice=advice)
             return Problem(number, name, failure)
         # Copy the buffers: the iterable may fill the same array anew for the next item, before this one has been sent.
-        return Item(number, name, (packed.payload, *map(bytes, packed.buffers)), key, scripts)
+        parts = (packed.payload, *map(bytes, packed.buffers))
+        parameters = _recorded(value) if isinstance(value, Parameters) else {}
+        return Item(number, name, parts, key, scripts, parameters)
+
+
+def _check_targets(targets: Targets, names: tuple[str, ...]) -> None:
+    """Raise OptionsError if the parameters of a search cannot be unpacked into the targets, or would be mixed up."""
+    written = ", ".join(names)
+    try:
+        found = targets.bind(Parameters(names, names))
+    except (TypeError, ValueError):
+        raise OptionsError(
+            f"`{targets.written}` cannot be bound to the parameters of the search: write `{written}`, or one name."
+        ) from None
+    mixed = [name for name, value in found.items() if value in names and value != name and name in names]
+    if mixed:
+        raise OptionsError(f"`{targets.written}`: the search has its parameters in another order: write `{written}`.")
+
+
+def _recorded(found: Parameters) -> dict[str, float | str]:
+    """Return what the record keeps of the parameters: numbers, and short texts of other values."""
+    return {
+        name: value if isinstance(value, int | float) and not isinstance(value, bool) else as_text(value)
+        for name, value in found._asdict().items()
+    }
 
 
 def _length(iterable: Any) -> int | None:

@@ -36,9 +36,9 @@ class Kept:
     def __init__(self, path: str, code: str, size: int, *, fresh: bool = False) -> None:
         self.location: Location = locate(path)
         self.news: collections.deque[str] = collections.deque()
+        self.fresh = fresh
         self._code = meaning(code)
         self._size = size
-        self._fresh = fresh
         self._results = Results(self.location, user_secret(run_store.home().parent))
         self._there = set() if fresh else self._results.keys()
         self._items = self._results.items()
@@ -57,6 +57,10 @@ class Kept:
         found = digest(self._code, dict(values))
         self._seen[found] += 1
         return digest(found, self._seen[found])[:KEY_CHARACTERS]
+
+    def key_of_code(self, *more: Any) -> str:
+        """Return a key that depends on the code and on `more`, but on no item."""
+        return digest(self._code, *more)[:KEY_CHARACTERS]
 
     def find(self, key: str) -> tuple[Any, Result] | None:
         """Return the value and the result that an earlier run has kept under `key`; None if the item has to run."""
@@ -79,7 +83,8 @@ class Kept:
         if not self._started:
             self._started = True
             self._writer.start()
-        self._waiting.put((item.key, Result(ended.packed, item.name, ended.text, ended.metrics, ended.seconds)))
+        found = Result(ended.packed, item.name, ended.text, ended.metrics, ended.seconds, ended.pruned)
+        self._waiting.put((item.key, found))
 
     def close(self) -> None:
         """Wait until all results have been written."""
@@ -95,9 +100,7 @@ class Kept:
             if key not in self._items:  # a new directory need not be listed, which takes time on remote storage
                 self._directories[key] = Directory(location, None, [])
                 return self._directories[key].here(record, Last())
-            self._directories[key] = open_directory(
-                location.written, self._size, "", {}, fresh=self._fresh, resume=True
-            )
+            self._directories[key] = open_directory(location.written, self._size, "", {}, fresh=self.fresh, resume=True)
         directory = self._directories[key]
         return directory.here(record, directory.last(record))
 

@@ -6,12 +6,13 @@ the number of the slot into this queue.
 
 from __future__ import annotations
 
+import pickle
 import queue
 import time
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparkring.engine.foreach.items import Items, Problem
 from sparkring.engine.foreach.schedule import Attempt, Item, Schedule
@@ -22,9 +23,13 @@ from sparkring.gangs.execution import Request
 from sparkring.history import describe, events
 from sparkring.history.events import Event, Failure
 from sparkring.runtime.interrupts import Interrupts
+from sparkring.runtime.report import short_repr
 
 if TYPE_CHECKING:
     from sparkring.engine.foreach.kept import Kept
+    from sparkring.engine.foreach.steering import Steering
+
+_Answer = TypeVar("_Answer")
 
 LOOK_EVERY_S = 0.1  # poll all slots this often, since no message comes when a time limit passes or a process dies
 STARTS_TRIED = 3  # after so many starts in a row that failed, the run fails
@@ -46,7 +51,8 @@ class Pool:
 
     `results` holds the results of the items that have ended so far, and `measured` is what ranks have measured. `error`
     is the exception that the user's iterable raised, or None. Items whose results are in `kept`, from an earlier run,
-    do not run.
+    do not run. If the items' iterator steers the run, as that of a search does, it is told what items report and how
+    they end.
     """
 
     def __init__(
@@ -70,6 +76,7 @@ class Pool:
         self._recorder = recorder
         self._interrupts = interrupts
         self._kept = kept
+        self._steering = items.steering
         self._news: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._slots = [Slot(number, settings, self._news.put) for number in range(schedule.limit)]
         self._look_at = 0.0
@@ -148,9 +155,13 @@ class Pool:
         value, result = found
         self.results.values[item.number] = value
         now = time.time()
-        begun = events.ItemStarted(now, item.number, item.name, -1)
-        over = events.ItemEnded(now, item.number, "kept", result.text, None, result.metrics, result.seconds)
+        begun = events.ItemStarted(now, item.number, item.name, -1, parameters=item.parameters)
+        over = events.ItemEnded(
+            now, item.number, "kept", result.text, None, result.metrics, result.seconds, result.pruned
+        )
         self._tell([begun, over])
+        ending: events.ItemEnding = "pruned" if result.pruned else "kept"
+        self._told(lambda steering: steering.ended(item.number, ending, result.metrics), None)
         return True
 
     def _to_open(self) -> Slot | None:
@@ -237,15 +248,40 @@ class Pool:
         found: list[Event] = []
         for slot in self._with_news(wait=wait):
             try:
-                found += slot.poll()
+                news = slot.poll()
             except LaunchError as error:
                 self._not_started(slot, error)
                 continue
+            found += news
+            self._steer(slot, news)
             attempt, ended = slot.attempt, slot.ended()
             if attempt is not None and ended is not None:
                 self._failed_starts = 0
                 found += self._ended(attempt, ended)
         self._tell(found)
+
+    def _steer(self, slot: Slot, news: list[Event]) -> None:
+        """Tell the steering iterator what the first rank of a slot has reported. If the item is to end, end it."""
+        first = slot.number * self._size
+        reports = [event for event in news if isinstance(event, events.Metrics) and event.rank == first]
+        if reports and slot.attempt is not None:
+            number = slot.attempt.item.number
+            if self._told(lambda steering: any(steering.reported(number, each) for each in reports), False):
+                slot.end_item()
+
+    def _told(self, tell: Callable[[Steering], _Answer], otherwise: _Answer) -> _Answer:
+        """Return what the steering iterator answers when it is told something; `otherwise` if there is none.
+
+        If it raises an error, the run ends as if the iterable had raised it.
+        """
+        if self._steering is None:
+            return otherwise
+        try:
+            return tell(self._steering)
+        except Exception as error:  # of any type: a search may use the user's study, sampler and pruner
+            self.error = error.with_traceback(_without_ours(error.__traceback__))
+            self._steering, self._schedule.exhausted = None, True
+            return otherwise
 
     def _with_news(self, *, wait: bool) -> list[Slot]:
         """Return the slots that have something to poll; every LOOK_EVERY_S, return all slots."""
@@ -263,24 +299,33 @@ class Pool:
         return self._slots
 
     def _ended(self, attempt: Attempt, ended: Ended) -> list[Event]:
-        limit = self._schedule.limit
-        ending = self._schedule.ended(attempt.slot, ended.failure)
+        limit, number = self._schedule.limit, attempt.item.number
+        if ended.pruned:
+            value = self._told(lambda steering: ended.metrics[steering.metric], None)
+            ended = ended._replace(value=value, text=short_repr(value), packed=(pickle.dumps(value),))
+        elif ended.failure is None:
+            failure = self._told(lambda steering: steering.problem(number, ended.metrics), None)
+            ended = ended._replace(failure=failure)
+        verdict = self._schedule.ended(attempt.slot, ended.failure)
+        ending: events.ItemEnding = "pruned" if ended.pruned else verdict
         if self._schedule.limit < limit:
             self._recorder.notice(
-                f"item {attempt.item.number} ran out of memory: from now on, "
+                f"item {number} ran out of memory: from now on, "
                 f"{describe.counted(self._schedule.limit, 'item')} at once"
             )
-        if ending == "finished" and self._kept is not None:
+        if verdict == "finished" and self._kept is not None:
             self._kept.keep(attempt.item, ended)
-        return [self._over(attempt.item.number, ended, ending)]
+        return [self._over(number, ended, ending)]
 
     def _over(self, number: int, ended: Ended, ending: events.ItemEnding) -> events.ItemEnded:
         """Put the result of an attempt into `results`, and return the event that says how the attempt has ended."""
-        if ending == "finished":
+        if ending in ("finished", "pruned"):
             self.results.values[number] = ended.value
         elif ending == "failed":
             assert ended.failure is not None
             self.results.failures[number] = ended.failure
+        if ending != "again":
+            self._told(lambda steering: steering.ended(number, ending, ended.metrics), None)
         return events.ItemEnded(time.time(), number, ending, ended.text, ended.failure)
 
     def _tell(self, found: list[Event]) -> None:
@@ -320,7 +365,10 @@ class Pool:
         if self._kept is not None:
             self._kept.close()
         running = self._recorder.record.items.running if self._recorder.record.items else ()
-        self._tell([events.ItemEnded(time.time(), item.item, "stopped") for item in running])
+        self._tell([self._over(item.item, Ended(), "stopped") for item in running])
+        self._told(lambda steering: steering.close(), None)
+        summary = None if self._interrupts.seen else self._told(lambda steering: steering.summary(), None)
+        self._tell([] if summary is None else [summary])
 
 
 def _without_ours(traceback: types.TracebackType | None) -> types.TracebackType | None:

@@ -24,7 +24,7 @@ class ForeachResult:
 
     `values` has the value of each item, in the items' order, and None for items without a value. `errors` has the
     Failure of each item that failed, by its number (from 0). `table` is a pandas DataFrame with a row for each item,
-    and `best(metric)` returns one of these rows. `record` is the RunRecord.
+    and `best(metric)` returns one of these rows. `record` is the RunRecord. `study` is the study of a search, or None.
     """
 
     def __init__(
@@ -34,8 +34,10 @@ class ForeachResult:
         errors: Mapping[int, Failure],
         names: Sequence[str],
         shown: Mapping[int, Mapping[str, Any]],
+        study: Any = None,
     ) -> None:
         self.record = record
+        self.study = study
         self.by_item = dict(values)
         self.errors = dict(sorted(errors.items()))
         self._names = names
@@ -63,11 +65,20 @@ class ForeachResult:
         values = pandas.Series(self.values, table.index, dtype=object)
         return table.assign(value=values)
 
-    def best(self, metric: str, *, mode: Mode = "min") -> pandas.Series[Any]:
+    def best(self, metric: str = "", *, mode: Mode | None = None) -> pandas.Series[Any]:
         """Return the row of the finished item with the lowest value of a metric; with mode="max", the highest value.
 
-        Raises OptionsError if no finished item has reported the metric.
+        After a search, the metric and the mode are by default those of the search. Raises OptionsError if no finished
+        item has reported the metric.
         """
+        search = self.record.items.search if self.record.items is not None else None
+        if not metric and search is None:
+            raise OptionsError(
+                'best() needs the name of a metric, since the items are not those of a search: best("mape").'
+            )
+        metric = metric or (search.metric if search is not None else "")
+        if mode is None:
+            mode = search.mode if search is not None and metric == search.metric else "min"
         if mode not in get_args(Mode):
             raise OptionsError(f"best({metric!r}, mode={mode!r}): the mode is 'min' or 'max'.")
         measured = {

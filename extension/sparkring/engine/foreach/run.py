@@ -7,6 +7,7 @@ import sys
 import time
 import types
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparkring.capture import notebook_state
@@ -117,7 +118,8 @@ def prepare(spec: ForeachSpec) -> Prepared:
         versions=versions(),
     )
     kept = None
-    if options.checkpoint_dir:
+    planned_search = options.plan and packed.items.steering is not None  # whose study a plan leaves as it is
+    if options.checkpoint_dir and not planned_search:
         refuse_shared(options.checkpoint_dir)
         from sparkring.engine.foreach.kept import Kept  # imports NumPy
 
@@ -234,6 +236,7 @@ class ForeachRun:
         problem: BaseException | None = None
         with self.interrupts:
             try:
+                self._begin_search()
                 pool.run()
             except BaseException as error:  # of any type: it is raised again below, when the record has been closed
                 problem = error
@@ -247,7 +250,8 @@ class ForeachRun:
             else:
                 recorder.close("failed", str(problem) if isinstance(problem, SparkringError) else repr(problem))
         items, found = self.prepared.items, pool.results
-        self.result = ForeachResult(recorder.record, found.values, found.failures, items.names, items.shown)
+        study = None if items.steering is None else items.steering.study
+        self.result = ForeachResult(recorder.record, found.values, found.failures, items.names, items.shown, study)
         if isinstance(problem, RunFailed):
             problem.record = recorder.record
         if problem is not None:
@@ -264,6 +268,15 @@ class ForeachRun:
         wall_s = record.items.ended[-1].ended - record.started
         there = item_room(self.prepared.launches[0], options.gpus)
         return plan(result, pool.measured, there, items=self.prepared.total, np=options.np, wall_s=wall_s)
+
+    def _begin_search(self) -> None:
+        """If the items are the trials of a search, open its study. Raises CheckpointError if it cannot be read."""
+        steering, options = self.prepared.items.steering, self.prepared.options
+        if steering is not None:
+            total = self.prepared.items.total
+            planned = events.ItemsPlanned(time.time(), options.at_once, options.each, total)
+            folder = Path(self.recorder.record.log_folder)
+            self.recorder.add([planned, steering.begin(folder, self.prepared.kept)])
 
     def _pool(self) -> Pool:
         options, launches, recorder = self.prepared.options, self.prepared.launches, self.recorder

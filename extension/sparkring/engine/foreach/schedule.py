@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
 from sparkring.history.events import Failure
@@ -16,7 +16,8 @@ Verdict = Literal["finished", "failed", "again"]
 class Item(NamedTuple):
     """One item: its number (from 0), a short text of its values, the packed values, and the key of its kept result.
 
-    `scripts` are those that only this item runs.
+    `scripts` are those that only this item runs. If the item is a trial of a search, `parameters` has what is recorded
+    of the values of its parameters.
     """
 
     number: int
@@ -24,6 +25,7 @@ class Item(NamedTuple):
     parts: Buffers = ()
     key: str = ""
     scripts: tuple[Script, ...] = ()
+    parameters: Mapping[str, float | str] = {}
 
 
 class Attempt(NamedTuple):

@@ -20,6 +20,9 @@ from sparkring.wire.messages import Buffers, Kept
 
 GROWTH_BYTES = 512 * 1024**2  # if the memory of a gang grows by more than this after its first item, it is replaced
 TIMEOUT_GRACE_S = 1.0  # between the interrupt of an item that took too long and the kill of its ranks
+# An item that is to end is interrupted. If a rank then still waits for another one, its collectives are ended after the
+# first time, and if an item does not respond, its ranks are killed after the second.
+RELEASE_AFTER_S, END_GRACE_S = 0.2, 3.0
 LEAVE_S = 2.0  # ranks that are asked to leave have this long before they are killed
 RETIRING = 4  # how many gangs of a slot may be ending at the same time, so that old processes do not pile up
 
@@ -45,7 +48,7 @@ class Ended(NamedTuple):
     """How an attempt has ended: with a value, or with a failure.
 
     `text` is a short repr of the value, and `packed` is the value as the rank sent it. `metrics` has the last value of
-    each metric that the item reported.
+    each metric that the item reported. `pruned` says whether end_item() has ended it.
     """
 
     value: Any = None
@@ -54,6 +57,7 @@ class Ended(NamedTuple):
     packed: Buffers = ()
     metrics: Mapping[str, float] = {}
     seconds: float = 0.0
+    pruned: bool = False
 
 
 class Slot:
@@ -75,6 +79,8 @@ class Slot:
         self._failed_item: int | None = None  # the last item, if its attempt failed; its retry here needs a new gang
         self._began = 0.0  # 0 until the ranks are up and have been sent the item
         self._kill_at = 0.0  # 0 until the item has taken too long
+        self._end_at = 0.0  # 0 until the item is to end
+        self._released = False  # whether its ranks' collectives have then been ended
         self._text = ""
         self._metrics: dict[str, float] = {}
         self._line = 0  # the line of the cell that ran when the item's time was up
@@ -121,7 +127,8 @@ class Slot:
         if not self.can_run(attempt):
             self.retire()
         self.attempt = attempt
-        self._began = self._kill_at = 0.0
+        self._began = self._kill_at = self._end_at = 0.0
+        self._released = False
         self._text, self._line, self._metrics = "", 0, {}
         if self._gang is None:
             self.start_gang(request)
@@ -147,11 +154,15 @@ class Slot:
                     found.append(self._renumbered(event._replace(item=self.attempt.item.number)))
                 case _ if isinstance(event, Kept):
                     if isinstance(event, events.Metrics):
-                        self._metrics.update(event.values)
+                        # In a ring, what the first rank reports counts more than what other ranks report.
+                        self._metrics = (
+                            {**event.values, **self._metrics} if event.rank else {**self._metrics, **event.values}
+                        )
                     found.append(self._renumbered(event))
         if self.attempt is None and self._gang is not None and self._gang.deaths:
             self.retire(kill=True)  # the gang has died while it waited for an item
         self._watch_the_time()
+        self._watch_the_end()
         return found
 
     def ended(self) -> Ended | None:
@@ -162,9 +173,13 @@ class Slot:
         if execution.done:
             found = self._finished(execution)
             keep = not gang.deaths
+        elif self._end_at and (not execution.running or time.monotonic() > self._end_at + END_GRACE_S):
+            seconds = time.monotonic() - self._began
+            found = Ended(metrics=self._metrics, seconds=seconds, pruned=True)
+            keep = not (gang.deaths or execution.running)
         elif self._kill_at and (not execution.running or time.monotonic() > self._kill_at):
             found, keep = Ended(failure=self._too_late()), False
-        elif execution.failed_rank is not None and not self._kill_at:
+        elif execution.failed_rank is not None and not (self._kill_at or self._end_at):
             failure = execution.failures[execution.failed_rank]
             found = Ended(failure=failure)
             keep = failure.is_exception and failure.cause != "out of memory" and not (gang.deaths or execution.running)
@@ -183,6 +198,12 @@ class Slot:
         """Interrupt the item, as Ctrl-C would."""
         if self._gang is not None:
             self._gang.interrupt()
+
+    def end_item(self) -> None:
+        """Have the item end at once, because others are better. It is pruned, unless it has just ended by itself."""
+        if self._gang is not None and self._execution is not None and not self._end_at and not self._execution.done:
+            self._end_at = time.monotonic()
+            self._gang.end_item()
 
     @property
     def running(self) -> bool:
@@ -218,7 +239,7 @@ class Slot:
         assert self.attempt is not None
         self._began = time.monotonic()
         item, number, *_ = self.attempt
-        return events.ItemStarted(time.time(), item.number, item.name, self.number, number)
+        return events.ItemStarted(time.time(), item.number, item.name, self.number, number, item.parameters)
 
     def _renumbered(self, event: Kept | events.RankStarted) -> Event:
         """Return the event with the number that its rank has among the ranks of all slots."""
@@ -232,6 +253,14 @@ class Slot:
             self._kill_at = time.monotonic() + TIMEOUT_GRACE_S
             self._gang.ask_for_stacks()
             self._gang.interrupt()
+
+    def _watch_the_end(self) -> None:
+        """If a rank of an item that is to end waits for a rank that has left it, end the rank's collectives."""
+        if not self._end_at or self._released or self._settings.size == 1 or not self.running:
+            return
+        if time.monotonic() > self._end_at + RELEASE_AFTER_S and self._gang is not None:
+            self._released = True
+            self._gang.release()
 
     def _too_late(self) -> Failure:
         limit = describe.duration(self._settings.timeout_each_s or 0.0)

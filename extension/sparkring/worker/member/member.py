@@ -40,7 +40,7 @@ DRAIN_LIMIT_S = 2.0
 # keep the member here for ever.
 DRAIN_READS = 16
 # The driver's messages that the member passes on to the rank without decoding them. Large ones are copied in pieces.
-_PASSED_ON = (messages.Work, messages.Run, messages.Release, messages.Leave)
+_PASSED_ON = (messages.Work, messages.Run, messages.Release, messages.EndItem, messages.Leave)
 _FROM_RANK = get_args(messages.RankReport)
 
 

@@ -67,6 +67,7 @@ class Rank:
         self.names_told: set[str] = set()
         self.loaded = False  # whether all values that came with this request have been loaded
         self.interrupt_waits = False  # whether an interrupt waits for the end of an import
+        self.item_ends = False  # whether the driver has asked for the end of the item, as it has for a pruned trial
         report.connect(self.tell)
         displays.connect(self.tell)
         quiet.silence_when_imported()
@@ -106,6 +107,9 @@ class Rank:
                 order = self.home.receive()
                 if isinstance(order, messages.Release):  # not in the main thread, which waits in the collective
                     collectives.release()
+                elif isinstance(order, messages.EndItem):
+                    self.item_ends = True
+                    signal.pthread_kill(main_thread, signal.SIGINT)
                 else:
                     self.orders.put(order)
             except ChannelClosed:
@@ -157,7 +161,7 @@ class Rank:
         """
         work = self.work if request.what == "item" else None
         self.cells = self.cells + 1 if work is None else 1  # all items run the same cell
-        self.loaded = False
+        self.loaded = self.item_ends = False
         if work is not None:
             request = work.whole(request)
         try:
@@ -191,7 +195,8 @@ class Rank:
             failure = as_failure(error, stacks.cell_name(self.cells))
             # If the error is only an echo of another rank's end, one line is enough: what counts is that rank's
             # traceback.
-            _print(f"{failure.summary}\n" if failure.cause == "echo" else failure.traceback)
+            if not self.item_ends:  # whatever it raised when it was ended says nothing about the user's code
+                _print(f"{failure.summary}\n" if failure.cause == "echo" else failure.traceback)
             _flush()
             self.tell(messages.Failed(failure, self.news()))
 

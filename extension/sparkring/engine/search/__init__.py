@@ -1,0 +1,9 @@
+"""A search for the best values of parameters. Optuna chooses the values and decides which trials to prune.
+
+    space    what the user wrote for each parameter ─▶ Optuna's distributions
+    search   the arguments of sparkring.search(), checked
+    trials   one run of a search: asks Optuna for the next trial, and tells it what the trials have reported
+    journal  Optuna's file of the study, and its copy in the checkpoint directory
+
+Optuna runs on the driver only. Ranks get the values of the parameters, and nothing else.
+"""

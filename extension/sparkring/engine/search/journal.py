@@ -1,0 +1,128 @@
+"""The file of a study, in Optuna's journal format: optuna-dashboard opens it, also while the search runs.
+
+A journal is only appended to, and needs no database. It is in the run's folder, because Optuna locks it and appends to
+it, which not every file system can do. In the checkpoint directory, which may be any storage, there is a copy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+from sparkring.errors import CheckpointError
+from sparkring.runtime.storage import Location
+
+JOURNAL = "study.journal"
+PAUSE_PER_COPY = 20  # a copy is made at most so often that copying takes 1/20 of the time
+
+
+class Journal:
+    """The journal at `path`, and its `copy`, which a thread writes; None for no copy.
+
+    If the copy exists, the journal begins with its content, unless `fresh` is set. Raises CheckpointError if the copy
+    cannot be read.
+    """
+
+    def __init__(self, path: Path, copy: Location | None, *, fresh: bool = False) -> None:
+        self.path = path
+        self._copy = copy
+        self._size = 0  # of what the copy is to have: what follows may be a part of a trial
+        self._changed, self._closing = threading.Event(), threading.Event()
+        self._thread: threading.Thread | None = None
+        if copy is not None and not fresh:
+            with _in_words(copy):
+                path.write_bytes(max(map(_read, _copies(copy)), key=len))
+
+    def study(self, name: str, mode: str, sampler: Any, pruner: Any) -> Any:
+        """Return the study called `name`; if the journal has none, make it. Raises CheckpointError if it is damaged."""
+        import optuna
+        from optuna.storages.journal import JournalFileBackend
+
+        level = optuna.logging.get_verbosity()
+        with _in_words(self._copy), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # before Optuna 5, the journal counts as experimental
+            try:
+                optuna.logging.set_verbosity(optuna.logging.WARNING)  # it would print that it has made a study
+                return optuna.create_study(
+                    storage=optuna.storages.JournalStorage(JournalFileBackend(str(self.path))),
+                    study_name=name,
+                    direction="minimize" if mode == "min" else "maximize",
+                    sampler=sampler,
+                    pruner=pruner,
+                    load_if_exists=True,
+                )
+            finally:
+                optuna.logging.set_verbosity(level)
+
+    def changed(self) -> None:
+        """Have the thread copy the journal as it now is, and return at once."""
+        if self._copy is None:
+            return
+        self._size = self.path.stat().st_size
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._write, name="sparkring-study", daemon=True)
+            self._thread.start()
+        self._changed.set()
+
+    def close(self) -> None:
+        """Wait until the copy has all of the journal."""
+        if self._thread is not None:
+            self._closing.set()
+            self._changed.set()
+            self._thread.join()
+            self._thread = None
+
+    def _write(self) -> None:
+        """Copy the journal whenever it has changed, until close() is called. Runs in a thread."""
+        assert self._copy is not None
+        made = False
+        while not (self._closing.is_set() and not self._changed.is_set()):
+            self._changed.wait()
+            self._changed.clear()
+            began = time.monotonic()
+            with contextlib.suppress(Exception):  # of any type: each storage has its own errors; Kept tells the user
+                if not made:
+                    self._copy.fs.makedirs(self._copy.path.rpartition("/")[0], exist_ok=True)
+                    made = True
+                content = self.path.read_bytes()[: self._size]
+                for each in _copies(self._copy):
+                    each.fs.pipe_file(each.path, content)
+            self._closing.wait(PAUSE_PER_COPY * (time.monotonic() - began))
+
+
+def _copies(copy: Location) -> tuple[Location, Location]:
+    """Return the two files of the copy, in the order in which they are written.
+
+    If the kernel is killed while it writes one of them, the other is whole. Some mounts cannot rename files.
+    """
+    return copy._replace(path=f"{copy.path}.new", written=f"{copy.written}.new"), copy
+
+
+def _read(file: Location) -> bytes:
+    try:
+        return _whole_lines(file.fs.cat_file(file.path))
+    except FileNotFoundError:
+        return b""
+
+
+def _whole_lines(journal: bytes) -> bytes:
+    """Return the journal without its last line if that is incomplete."""
+    return journal[: journal.rfind(b"\n") + 1]
+
+
+@contextlib.contextmanager
+def _in_words(copy: Location | None) -> Any:
+    """Turn errors of the storage, and of Optuna when the journal is damaged, into a CheckpointError."""
+    try:
+        yield
+    except Exception as error:  # of any type: Optuna has no error of its own for a damaged journal
+        if copy is None:
+            raise
+        raise CheckpointError(
+            f"the study in {copy.written} cannot be read ({type(error).__name__}: {error}): remove the file to start "
+            "the search anew, or use another directory."
+        ) from error

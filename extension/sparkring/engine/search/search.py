@@ -1,0 +1,139 @@
+"""sparkring.search(): what to search for, and how."""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any, Literal
+
+from sparkring.engine.search.space import Space
+from sparkring.errors import OptionsError
+from sparkring.runtime.report import short_repr
+
+if TYPE_CHECKING:
+    from sparkring.engine.search.trials import Trials
+
+TRIALS = 100  # by default
+_SAMPLERS = ("tpe", "random", "grid", "qmc")
+
+
+class Search:
+    """A search, for %%foreach or sparkring.foreach() to iterate over. Its items are the trials."""
+
+    def __init__(
+        self,
+        space: Space,
+        trials: int,
+        metric: str,
+        mode: Literal["min", "max"],
+        sampler: Any,
+        pruner: Any,
+        seed: int,
+        study: Any = None,
+    ) -> None:
+        self.space = space
+        self.trials = trials
+        self.metric = metric
+        self.mode = mode
+        self.sampler = sampler
+        self.pruner = pruner
+        self.seed = seed
+        self.study = study
+
+    def __len__(self) -> int:
+        return self.trials
+
+    def __iter__(self) -> Trials:
+        from sparkring.engine.search.trials import Trials
+
+        return Trials(self)
+
+    def __repr__(self) -> str:
+        return f"search({', '.join(self.space.names)}; {self.trials:,} trials; {self.mode}imize {self.metric})"
+
+
+def search(
+    *,
+    trials: int | None = None,
+    minimize: str = "",
+    maximize: str = "",
+    sampler: Any = None,
+    prune: Any = True,
+    seed: int = 0,
+    study: Any = None,
+    **parameters: Any,
+) -> Search:
+    """Search for the values of parameters with which a metric is lowest or highest: something to iterate over.
+
+        trials = sparkring.search(
+            lr=sparkring.log_uniform(1e-5, 1e-1), width=[64, 128, 256], trials=100, minimize="val_loss"
+        )
+
+        %%foreach lr, width in trials -n -4
+
+    Each item is a trial: a tuple of the parameters' values, in the order of the keywords. With a single target, as in
+    `trial in trials`, the values are `trial.lr` and `trial.width`, and `train(**trial)` passes them on. A
+    parameter is a list of choices, a range of whole numbers, or one of uniform(0, 0.5), log_uniform(1e-5, 1e-1) and
+    integer(1, 4).
+
+    `minimize` or `maximize` names a metric, which each trial reports with sparkring.log() or through Keras. The last
+    value of the metric is the trial's result. With `prune`, trials whose reports are worse than those of others at the
+    same step or epoch end early (successive halving). `prune` can also be one of Optuna's pruners, or False.
+
+    `sampler` decides which values are tried next: "tpe" (the default) by the results so far, "random", "qmc" (evenly
+    spread), "grid" (all combinations), or one of Optuna's samplers. `study` is an Optuna study to continue, with its
+    sampler and its pruner. By default, there are 100 trials, and with sampler="grid" as many as there are combinations.
+
+    Raises OptionsError if an argument is invalid, or if Optuna is not installed.
+    """
+    try:
+        import optuna
+    except ImportError:
+        raise OptionsError('search() needs Optuna: install it with pip install "sparkring[search]".') from None
+
+    if bool(minimize) == bool(maximize):
+        raise OptionsError('search() needs the name of one metric: minimize="val_loss" or maximize="accuracy".')
+    mode: Literal["min", "max"] = "min" if minimize else "max"
+    for name, value in (("trials", trials), ("seed", seed)):
+        if value is not None and not _is_count(value):
+            raise OptionsError(f"search({name}={short_repr(value, 60)}): expected a whole number, not below 0.")
+    if not isinstance(minimize or maximize, str):
+        raise OptionsError(
+            f"search({mode}imize={short_repr(minimize or maximize, 60)}): expected the name of a metric."
+        )
+    space = Space(parameters)
+    if study is not None:
+        if sampler is not None or not isinstance(prune, bool):
+            raise OptionsError(
+                "search(study=…): the study has a sampler and a pruner: set study.sampler, study.pruner."
+            )
+        directions = [direction.name for direction in study.directions]
+        if directions != [f"{mode}imize".upper()]:
+            there = " and ".join(f"{each.lower()}s" for each in directions)
+            raise OptionsError(f"search({mode}imize=…, study=…): the study {there}, so the two do not fit.")
+    if not (sampler is None or sampler in _SAMPLERS or isinstance(sampler, optuna.samplers.BaseSampler)):
+        known = ", ".join(f'"{name}"' for name in _SAMPLERS)
+        raise OptionsError(f"search(sampler={short_repr(sampler, 60)}): expected {known} or one of Optuna's samplers.")
+    if not isinstance(prune, bool | optuna.pruners.BasePruner):
+        raise OptionsError(f"search(prune={short_repr(prune, 60)}): expected True, False or one of Optuna's pruners.")
+    if sampler == "grid":
+        trials = min(filter(None, (trials, space.combinations())))
+    pruner = prune
+    if prune is True:
+        pruner = optuna.pruners.SuccessiveHalvingPruner() if study is None else study.pruner
+    return Search(
+        space,
+        TRIALS if trials is None else int(trials),
+        minimize or maximize,
+        mode,
+        sampler or "tpe",
+        None if pruner is False else pruner,
+        int(seed),
+        study,
+    )
+
+
+def _is_count(value: Any) -> bool:
+    try:
+        return not isinstance(value, bool) and operator.index(value) >= 0
+    except TypeError:
+        return False

@@ -1,0 +1,146 @@
+"""What a search chooses from: a range of numbers or a list of choices for each parameter."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from sparkring.errors import OptionsError
+from sparkring.history.events import Searched
+from sparkring.runtime.parameters import Parameters, as_text
+from sparkring.runtime.report import short_repr
+
+_PLAIN = (bool, int, float, str, type(None))  # choices of these types are in the study's file as they are
+
+
+class Range(NamedTuple):
+    """A range of numbers, both ends included; made by uniform(), log_uniform() and integer()."""
+
+    low: float
+    high: float
+    step: float | None = None
+    log: bool = False
+    whole: bool = False
+
+
+def uniform(low: float, high: float, *, step: float | None = None) -> Range:
+    """Any number from `low` to `high`, for search(); with `step`, only low, low + step, low + 2 × step, …"""
+    return _checked("uniform", Range(float(low), float(high), step))
+
+
+def log_uniform(low: float, high: float) -> Range:
+    """Any number from `low` to `high`, for search(); its logarithm is spread evenly. `low` is greater than 0."""
+    return _checked("log_uniform", Range(float(low), float(high), log=True))
+
+
+def integer(low: int, high: int, *, step: int = 1, log: bool = False) -> Range:
+    """Any whole number from `low` to `high`, for search(); with log=True, its logarithm is spread evenly."""
+    if any(int(each) != each for each in (low, high, step)):
+        raise OptionsError(f"integer({low!r}, {high!r}): the bounds and the step are whole numbers.")
+    return _checked("integer", Range(int(low), int(high), int(step), log, whole=True))
+
+
+def _checked(name: str, found: Range) -> Range:
+    written = f"{name}({found.low:g}, {found.high:g})"
+    if not (math.isfinite(found.low) and math.isfinite(found.high)):
+        raise OptionsError(f"{written}: the bounds must be finite.")
+    if found.low > found.high:
+        raise OptionsError(f"{written}: the first number is the lower bound, so it must not be above the second.")
+    if found.log and found.low <= 0:
+        raise OptionsError(f"{written}: the lower bound of a logarithmic range must be greater than 0.")
+    if found.step is not None and found.step <= 0:
+        raise OptionsError(f"{written}: the step must be greater than 0, not {found.step:g}.")
+    if found.log and found.whole and found.step != 1:
+        raise OptionsError(f"{written}: a logarithmic range cannot have a step.")
+    return found
+
+
+class Space:
+    """The parameters of a search: for each name, a Range, a Python range, a list of choices, or Optuna's distribution.
+
+    Raises OptionsError if something else is given.
+    """
+
+    def __init__(self, written: Mapping[str, Any]) -> None:
+        if not written:
+            raise OptionsError(
+                "search() needs at least one parameter: search(lr=sparkring.log_uniform(1e-5, 1e-1), …)."
+            )
+        self.names = tuple(written)
+        self._choices: dict[str, dict[Any, Any]] = {}  # by parameter, the value of each choice as Optuna knows it
+        self.distributions = {name: self._distribution(name, given) for name, given in written.items()}
+
+    def _distribution(self, name: str, given: Any) -> Any:
+        from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+
+        if isinstance(given, BaseDistribution):
+            return given
+        if isinstance(given, range) and given:
+            low, high = sorted((given[0], given[-1]))
+            return IntDistribution(low, high, step=abs(given.step))
+        if isinstance(given, Range):
+            if given.whole:
+                return IntDistribution(int(given.low), int(given.high), given.log, int(given.step or 1))
+            return FloatDistribution(given.low, given.high, given.log, given.step)
+        if not isinstance(given, Sequence) or isinstance(given, str | bytes) or not given:
+            raise OptionsError(
+                f"search({name}={short_repr(given, 60) or 'None'}): expected a list of choices, or one of "
+                "sparkring.uniform(0, 1), sparkring.log_uniform(1e-5, 1e-1) and sparkring.integer(1, 4)."
+            )
+        plain = all(isinstance(each, _PLAIN) for each in given)
+        labels = list(given) if plain else list(map(as_text, given))
+        kinds = {(type(label), label) for label in labels}
+        if len(kinds) < len(labels):
+            same = "have the same repr()" if not plain else "are equal"
+            raise OptionsError(f"search({name}=[…]): two of the choices {same}, so they cannot be told apart.")
+        if not plain:
+            self._choices[name] = dict(zip(labels, given, strict=True))
+        return CategoricalDistribution(labels)
+
+    def values(self, params: Mapping[str, Any]) -> Parameters:
+        """Return the values of the parameters in a trial of Optuna's."""
+        return Parameters(
+            self.names,
+            [self._choices[name][params[name]] if name in self._choices else params[name] for name in self.names],
+        )
+
+    @property
+    def described(self) -> tuple[Searched, ...]:
+        """The parameters as views show them."""
+        found = []
+        for name, each in self.distributions.items():
+            choices = getattr(each, "choices", None)
+            if choices is not None:
+                found.append(Searched(name, choices=tuple(map(as_text, choices))))
+            else:
+                found.append(Searched(name, float(each.low), float(each.high), bool(each.log)))
+        return tuple(found)
+
+    def combinations(self) -> int:
+        """Return how many combinations a grid has. Raises OptionsError if a parameter has no list of values."""
+        return math.prod(len(values) for values in self._listed().values())
+
+    def grid(self) -> Iterator[dict[str, Any]]:
+        """Yield all combinations of values, as Optuna knows them."""
+        listed = self._listed()
+        for values in itertools.product(*listed.values()):
+            yield dict(zip(listed, values, strict=True))
+
+    def _listed(self) -> dict[str, Sequence[Any]]:
+        found: dict[str, Sequence[Any]] = {}
+        for name, each in self.distributions.items():
+            if hasattr(each, "choices"):
+                found[name] = each.choices
+            elif isinstance(each.low, int):
+                found[name] = range(each.low, each.high + 1, each.step)
+            elif each.step is not None:
+                count = round((each.high - each.low) / each.step) + 1
+                found[name] = [each.low + at * each.step for at in range(count)]
+            else:
+                raise OptionsError(
+                    f'search({name}=…, sampler="grid"): a grid needs a list of values, such as {name}=[{each.low:g}, '
+                    f"{each.high:g}], or a range with a step."
+                )
+        return found

@@ -1,0 +1,232 @@
+"""One run of a search: asks Optuna for trials, and tells it what the trials have reported and how they have ended."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparkring.engine.foreach.items import seed_of
+from sparkring.engine.search.journal import JOURNAL, Journal
+from sparkring.history.describe import named
+from sparkring.history.events import Failure, ItemEnding, Metrics, SearchBegan, SearchEnded
+from sparkring.runtime.parameters import Parameters
+
+if TYPE_CHECKING:
+    from sparkring.engine.foreach.steering import Place
+    from sparkring.engine.search.search import Search
+
+# Attributes of Optuna's trials: the key of the code that a trial ran, and which trial it runs again.
+CODE, AGAIN = "sparkring_code", "sparkring_again"
+NAMED = 8  # how many metrics a message names
+LEAST_TRIALS = 8  # with fewer finished trials, the importance of parameters would be chance
+
+
+class _Running:
+    """A trial that Optuna counts as running, and what its item has reported so far.
+
+    `at` is the step or epoch of the last value that Optuna was told, and `reports` counts the reports of the metric.
+    `waiting` is an epoch and the last value that was reported within it: it is told when the epoch is over.
+    """
+
+    def __init__(self, trial: Any) -> None:
+        self.trial = trial
+        self.at = -1
+        self.reports = 0
+        self.last = math.nan
+        self.waiting: tuple[int, float] | None = None
+
+
+class Trials:
+    """An iterator over the trials of a search, for the pool of a run. It implements `engine.foreach.steering.Steering`.
+
+    It first returns the trials that an earlier run of the same code has begun, and then asks Optuna for new ones, until
+    there are as many as the search wants. `study` is the Optuna study.
+    """
+
+    def __init__(self, search: Search) -> None:
+        self.names = search.space.names
+        self.metric = search.metric
+        self.study: Any = None
+        self._search = search
+        self._taken = 0
+        self._earlier: deque[Any] = deque()  # trials of an earlier run, as Optuna's FrozenTrial
+        self._running: dict[int, _Running] = {}  # by the number of the item
+        self._journal: Journal | None = None
+        self._attributes: dict[str, Any] = {}
+        self._grid: Iterator[dict[str, Any]] = iter(())
+
+    def __iter__(self) -> Trials:
+        return self
+
+    def __len__(self) -> int:
+        return self._search.trials
+
+    def begin(self, folder: Path, place: Place | None) -> SearchBegan:
+        search = self._search
+        code = "" if place is None else place.key_of_code(search.metric, search.mode, search.space.described)
+        self.study = search.study
+        if self.study is None:
+            copy = None if place is None else place.location / JOURNAL
+            self._journal = Journal(folder / JOURNAL, copy, fresh=place is not None and place.fresh)
+            pruner = search.pruner or _no_pruner()
+            self.study = self._journal.study(code or folder.name, search.mode, None, pruner)
+        if code:
+            self._attributes = {CODE: code}
+            if not place.fresh:  # type: ignore[union-attr] # without a place, there is no code
+                self._take_over(code)
+        if self._journal is not None:
+            # A sampler that began with the same numbers as that of an earlier run would choose the same values again.
+            known = len(self._earlier)
+            self.study.sampler = _sampler(search.sampler, seed_of(search.seed, known) if known else search.seed)
+        if search.sampler == "grid":
+            begun = [trial.params for trial in self._earlier]
+            self._grid = (values for values in search.space.grid() if values not in begun)
+        return SearchBegan(time.time(), search.metric, search.mode, search.space.described)
+
+    def _take_over(self, code: str) -> None:
+        """Find the trials that an earlier run of this code has begun. Those that did not end count as failed."""
+        from optuna.trial import TrialState
+
+        trials = [trial for trial in self.study.get_trials(deepcopy=False) if trial.user_attrs.get(CODE) == code]
+        for trial in trials:
+            if trial.state == TrialState.RUNNING:
+                self.study.tell(trial.number, state=TrialState.FAIL)
+        repeated = {trial.user_attrs.get(AGAIN) for trial in trials}
+        self._earlier.extend(trial for trial in trials if trial.params and trial.number not in repeated)
+
+    def __next__(self) -> Parameters:
+        from optuna.trial import TrialState
+
+        if self._taken >= self._search.trials:
+            raise StopIteration
+        attributes, enqueued = self._attributes, None
+        if self._earlier:
+            earlier = self._earlier.popleft()
+            if earlier.state in (TrialState.COMPLETE, TrialState.PRUNED):
+                self._taken += 1
+                return self._search.space.values(earlier.params)  # Optuna knows how it has ended
+            attributes, enqueued = {**attributes, AGAIN: earlier.number}, earlier.params
+        elif self._search.sampler == "grid":
+            enqueued = next(self._grid)
+        if enqueued is not None:
+            self.study.enqueue_trial(enqueued, user_attrs=attributes)
+        trial = self.study.ask(self._search.space.distributions)
+        for name, value in attributes.items():
+            if name not in trial.user_attrs:
+                trial.set_user_attr(name, value)
+        self._running[self._taken] = _Running(trial)
+        self._taken += 1
+        self._changed()
+        return self._search.space.values(trial.params)
+
+    def reported(self, number: int, report: Metrics) -> bool:
+        found, value = self._running.get(number), report.values.get(self.metric)
+        if found is None or value is None:
+            return False
+        found.reports += 1
+        found.last = value
+        before, found.waiting = found.waiting, None
+        if report.epoch is None:
+            return self._told(found, found.reports if report.step is None else report.step, value)
+        if report.step is None or report.ends_epoch:
+            return self._told(found, report.epoch, value)
+        found.waiting = report.epoch, value
+        return before is not None and before[0] != report.epoch and self._told(found, *before)
+
+    def _told(self, found: _Running, at: int, value: float) -> bool:
+        """Tell Optuna a value, and return whether it wants to prune the trial.
+
+        A second attempt of an item reports the same steps again. They are not judged again.
+        """
+        if at <= found.at:
+            return False
+        found.at = at
+        found.trial.report(value, at)
+        return self._search.pruner is not None and bool(found.trial.should_prune())
+
+    def problem(self, number: int, metrics: Mapping[str, float]) -> Failure | None:
+        if self.metric in metrics or number not in self._running:
+            return None
+        verb = "minimizes" if self._search.mode == "min" else "maximizes"
+        there = f"it reported {named(sorted(metrics), NAMED)}" if metrics else "it reported no metrics"
+        return Failure(
+            "code",
+            f"did not report {self.metric}, which the search {verb}",
+            advice=f"Call sparkring.log({_keyword(self.metric)}) in the item; {there}.",
+        )
+
+    def ended(self, number: int, ending: ItemEnding, metrics: Mapping[str, float]) -> None:
+        from optuna.trial import TrialState
+
+        found = self._running.pop(number, None)
+        if found is None:
+            return
+        value = metrics.get(self.metric, math.nan) if math.isnan(found.last) else found.last
+        if ending == "pruned":
+            if found.at < 0 and not math.isnan(value):  # kept from an earlier run: Optuna gives it its last report
+                found.trial.report(value, 0)
+            self.study.tell(found.trial, state=TrialState.PRUNED)
+        elif ending in ("finished", "kept") and not math.isnan(value):
+            self.study.tell(found.trial, value)
+        else:
+            self.study.tell(found.trial, state=TrialState.FAIL)
+        self._changed()
+
+    def _changed(self) -> None:
+        if self._journal is not None:
+            self._journal.changed()
+
+    def close(self) -> None:
+        if self._journal is not None:
+            self._journal.close()
+
+    def summary(self) -> SearchEnded | None:
+        found = {} if self.study is None else _importance(self.study, self.names)
+        return SearchEnded(time.time(), found) if found else None
+
+
+def _keyword(metric: str) -> str:
+    return f"{metric}=…" if metric.isidentifier() else f"**{{{metric!r}: …}}"
+
+
+def _no_pruner() -> Any:
+    import optuna
+
+    return optuna.pruners.NopPruner()
+
+
+def _sampler(wanted: Any, seed: int) -> Any:
+    """Return Optuna's sampler called `wanted`; if it is a sampler already, return it."""
+    import warnings
+
+    from optuna import samplers
+
+    if not isinstance(wanted, str):
+        return wanted
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # before Optuna 5, constant_liar counts as experimental
+        if wanted == "tpe":
+            # A constant liar takes trials that still run into account, so that those that run at once differ.
+            return samplers.TPESampler(seed=seed, constant_liar=True)
+        if wanted == "qmc":
+            return samplers.QMCSampler(seed=seed)
+        return samplers.RandomSampler(seed=seed)
+
+
+def _importance(study: Any, names: tuple[str, ...]) -> dict[str, float]:
+    """Return how much each parameter matters, as fractions of 1, or {} if the trials do not tell."""
+    import optuna
+
+    done = [trial for trial in study.get_trials(deepcopy=False) if trial.state == optuna.trial.TrialState.COMPLETE]
+    if len(names) < 2 or len(done) < LEAST_TRIALS:
+        return {}
+    try:
+        evaluator = optuna.importance.PedAnovaImportanceEvaluator()
+        found = optuna.importance.get_param_importances(study, evaluator=evaluator, params=list(names))
+    except Exception:  # of any type: it is an estimate, and may fail for example if all values are equal
+        return {}
+    return {name: float(value) for name, value in found.items() if math.isfinite(value)}

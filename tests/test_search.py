@@ -1,0 +1,332 @@
+"""Searches as the driver sees them, with ranks that are threads of this process."""
+
+from __future__ import annotations
+
+import math
+import threading
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from fake_launcher import FakeRank
+
+import sparkring
+from sparkring.engine import api
+from sparkring.engine.foreach.items import Targets
+from sparkring.engine.foreach.run import ForeachSpec
+from sparkring.engine.options import ForeachOptions
+from sparkring.engine.search.trials import Trials
+from sparkring.engine.spec import Cell
+from sparkring.errors import CheckpointError, ItemsFailed, OptionsError, RunFailed
+from sparkring.history import describe, run_store
+from sparkring.history.record import RunRecord
+from sparkring.runtime.parameters import Parameters
+from sparkring.wire.messages import Metrics
+
+STEPS = 4
+WORSE = optuna.pruners.ThresholdPruner(upper=3.0)  # prunes a trial when it reports more than this
+
+
+@pytest.fixture(autouse=True)
+def quiet_optuna():
+    """What Optuna logs would be in the tests' output, and importing its importance would take a second."""
+    level = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    yield
+    optuna.logging.set_verbosity(level)
+
+
+def train(rank: FakeRank, trial: Any) -> float:
+    """Report the loss of `trial.q` at each step; if it is above 3, the search prunes it."""
+    for step in range(1, STEPS + 1):
+        rank.tell(Metrics({"loss": trial.q + 1 / step}, step=step))
+        if trial.q + 1 / step > 3:
+            rank.interrupted.wait(60)
+            raise KeyboardInterrupt
+    return trial.q * 10.0
+
+
+def grid(q: Any, **options: Any) -> Any:
+    return sparkring.search(**{"q": q, "sampler": "grid", "minimize": "loss", "prune": WORSE, **options})
+
+
+def states(study: Any) -> list[str]:
+    return [trial.state.name for trial in study.get_trials()]
+
+
+def test_a_pruned_trial_ends_at_its_next_report(runs):
+    """It is neither failed nor tried again. Its value is the last metric, and its process runs the next item."""
+    result = runs(train, grid([1, 2, 3, 4]), 1, retries=3)
+    table = result.table
+    assert list(table.columns) == ["q", "state", "attempts", "seconds", "place", "loss", "value", "error"]
+    assert list(table.q) == [1, 2, 3, 4]
+    assert list(table.state) == ["finished", "finished", "pruned", "pruned"]
+    assert list(table.attempts) == [1] * 4
+    assert result.values == [10.0, 20.0, 4.0, 5.0]
+    assert len(runs.launched) == 1
+    assert states(result.study) == ["COMPLETE", "COMPLETE", "PRUNED", "PRUNED"]
+    assert [trial.value for trial in result.study.get_trials()] == [1.25, 2.25, 4.0, 5.0]
+    assert (result.best().q, result.best().loss) == (1, 1.25)
+    assert result.best("loss", mode="max").q == 2, "of those that have finished"
+    found = result.record.items
+    assert (found.finished, found.pruned, found.done) == (2, 2, 4)
+    assert found.search.best == ((0, 1.25),)
+    assert found.known[1].curve == ((1.0, 3.0), (2.0, 2.5), (3.0, 2 + 1 / 3), (4.0, 2.25))
+    assert describe.outcome(result.record) == "2 of 4 items finished · 2 pruned"
+    assert run_store.load(run_store.find_saved(result.record.run_id)).items == found
+    journal = optuna.storages.journal.JournalFileBackend(f"{result.record.log_folder}/study.journal")
+    (summary,) = optuna.get_all_study_summaries(optuna.storages.JournalStorage(journal))
+    assert (summary.n_trials, summary.best_trial.params) == (4, {"q": 1}), "other tools can read the study"
+
+
+def test_trials_have_what_the_sampler_chooses(runs):
+    """The values are those that Optuna's own loop would try. The last trials follow the results of those before."""
+    space = {
+        "lr": sparkring.log_uniform(1e-5, 1e-1),
+        "width": [64, 128],
+        "rate": sparkring.uniform(0, 0.5),
+        "layers": range(1, 4),
+    }
+
+    def loss(lr: float, width: int, rate: float, layers: int) -> float:
+        return abs(math.log10(lr) + 3) + width / 100 + rate + layers
+
+    def cell(rank: FakeRank, trial: Any) -> None:
+        rank.tell(Metrics({"loss": loss(**trial)}))
+
+    result = runs(cell, sparkring.search(**space, trials=14, minimize="loss", seed=3, prune=False), 1)
+
+    def objective(trial: optuna.Trial) -> float:
+        return loss(
+            trial.suggest_float("lr", 1e-5, 1e-1, log=True),
+            trial.suggest_categorical("width", [64, 128]),
+            trial.suggest_float("rate", 0, 0.5),
+            trial.suggest_int("layers", 1, 3),
+        )
+
+    study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=3, constant_liar=True))
+    study.optimize(objective, n_trials=14)
+    assert [trial.params for trial in result.study.get_trials()] == [trial.params for trial in study.get_trials()]
+    assert result.best().loss == study.best_value
+    assert sum(result.record.items.search.importance.values()) == pytest.approx(1)
+
+
+def test_a_later_run_goes_on_with_the_study(runs, tmp_path):
+    """Trials that have ended, pruned ones too, do not run again; the others run again with the same values."""
+    options = {"checkpoint_dir": str(tmp_path / "kept")}
+    second = threading.Event()
+
+    def slow(rank: FakeRank, trial: Any) -> float:
+        if trial.q == 2:
+            second.set()
+            rank.interrupted.wait(60)
+            raise KeyboardInterrupt
+        return train(rank, trial)
+
+    def stop_late(record: RunRecord) -> None:
+        if second.is_set() and record.items is not None and record.items.done == 2:
+            run.stop(wait=False)
+
+    run = runs.in_background(slow, grid([1, 5, 2, 6]), 1, **options)
+    runs.view.on_refresh = stop_late
+    with pytest.raises(KeyboardInterrupt):
+        run.result(60)
+    assert states(api.last_result.study) == ["COMPLETE", "PRUNED", "FAIL"]
+    ran = []
+
+    def noted(rank: FakeRank, trial: Any) -> float:
+        ran.append(trial.q)
+        return train(rank, trial)
+
+    result = runs(noted, grid([1, 5, 2, 6]), 1, **options)
+    assert ran == [2, 6]
+    assert list(result.table.state) == ["kept", "pruned", "finished", "pruned"]
+    assert list(result.table.loss) == [1.25, 6.0, 2.25, 7.0]
+    assert result.values == [10.0, 6.0, 20.0, 7.0]
+    assert states(result.study) == ["COMPLETE", "PRUNED", "FAIL", "COMPLETE", "PRUNED"]
+    assert (result.record.items.kept, result.record.items.pruned) == (2, 1)
+    assert result.best().q == 1
+    ran.clear()
+    assert list(runs(noted, grid([1, 5, 2, 6]), 1, **options).table.state) == ["kept", "pruned", "kept", "pruned"]
+    assert ran == []
+    (tmp_path / "kept/study.journal").write_text("{\n{\n")
+    (tmp_path / "kept/study.journal.new").unlink()
+    with pytest.raises(CheckpointError, match=r"kept/study.journal cannot be read \(JSONDecodeError"):
+        runs(noted, grid([1]), 1, **options)
+    assert list(runs(noted, grid([1]), 1, fresh=True, **options).table.state) == ["finished"]
+
+
+def test_a_run_that_goes_on_tries_other_values(runs, tmp_path):
+    """A random sampler does not begin with the same numbers again, and the study of a killed kernel is completed."""
+    options = {"checkpoint_dir": str(tmp_path)}
+    space = {"q": sparkring.uniform(0, 1), "sampler": "random", "minimize": "loss", "prune": False}
+    first = runs(train, sparkring.search(**space, trials=3), 1, **options)
+    study = first.study
+    study.ask({"q": optuna.distributions.FloatDistribution(0, 1)}).set_user_attr(
+        "sparkring_code", study.trials[0].user_attrs["sparkring_code"]
+    )
+    lines = Path(first.record.log_folder, "study.journal").read_bytes()
+    (tmp_path / "study.journal.new").write_bytes(lines + b'{"op_co')  # as a killed kernel may leave it
+    later = runs(train, sparkring.search(**space, trials=6), 1, **options)
+    assert list(later.table.state) == ["kept"] * 3 + ["finished"] * 3
+    assert list(later.table.q)[:4] == [trial.params["q"] for trial in study.trials]
+    assert len({*later.table.q}) == 6
+    assert states(later.study) == ["COMPLETE"] * 3 + ["FAIL"] + ["COMPLETE"] * 3
+
+
+def test_a_metric_that_is_not_reported(runs):
+    """One sentence at the end says what to call. A metric that is not a number is a failure only for Optuna."""
+    with pytest.raises(ItemsFailed) as caught:
+        runs(lambda rank, trial: rank.tell(Metrics({"los": 0.5})), grid([1, 2], maximize="val_loss", minimize=""), 1)
+    assert "  2 × did not report val_loss, which the search maximizes: items 0, 1\n" in str(caught.value)
+    assert "Call sparkring.log(val_loss=…) in the item; it reported los." in str(caught.value)
+    result = api.last_result
+    assert list(result.table.state) == ["failed"] * 2
+    assert states(result.study) == ["FAIL"] * 2
+    with pytest.raises(OptionsError, match=r"best\('val_loss'\): no finished item has reported this metric"):
+        result.best()
+    result = runs(lambda rank, trial: rank.tell(Metrics({"loss": trial.q})), grid([math.nan, 1.0]), 1)
+    assert list(result.table.state) == ["finished"] * 2
+    assert states(result.study) == ["FAIL", "COMPLETE"]
+
+
+def test_a_trial_that_is_tried_again_stays_the_same_trial(runs):
+    """What its second attempt reports at the same steps is not judged again."""
+    tried = []
+
+    def cell(rank: FakeRank, trial: Any) -> None:
+        tried.append(rank.attempt)
+        for step in (1, 2, 3):
+            rank.tell(Metrics({"loss": 9.0 if step < 3 else 1.0}, step=step))
+            if len(tried) == 1 and step == 2:
+                raise OSError("the store is busy")
+
+    patient = optuna.pruners.ThresholdPruner(upper=3.0, n_warmup_steps=3)
+    result = runs(cell, grid([1], prune=patient), 1, retries=1)
+    assert list(result.table.state) == ["finished"]
+    assert len(tried) == 2
+    (trial,) = result.study.get_trials()
+    assert trial.intermediate_values == {1: 9.0, 2: 9.0, 3: 1.0}
+
+
+def test_a_users_own_study(runs):
+    """Its sampler, its pruner and its trials are used, and its own queue comes first."""
+    study = optuna.create_study(direction="maximize", pruner=WORSE, sampler=optuna.samplers.RandomSampler(seed=1))
+    study.enqueue_trial({"q": 2})
+    own = {"study": study, "maximize": "loss", "q": sparkring.integer(1, 9), "trials": 3}
+    result = runs(train, sparkring.search(**own), 1)
+    assert result.study is study
+    assert result.table.q[0] == 2
+    assert [trial.params["q"] for trial in study.trials] == list(result.table.q)
+    assert not Path(result.record.log_folder, "study.journal").exists()
+    runs(lambda rank, trial: rank.tell(Metrics({"loss": 9.0}, step=1)), sparkring.search(**own, prune=False), 1)
+    assert states(study)[3:] == ["COMPLETE"] * 3
+
+
+def test_an_error_of_the_users_pruner_ends_the_run(runs):
+    """As an error of an iterable does: the items that run are finished, and the error shows the user's lines."""
+
+    class Broken(optuna.pruners.BasePruner):
+        def prune(self, study: Any, trial: Any) -> bool:
+            raise ZeroDivisionError("no trials")
+
+    with pytest.raises(RunFailed, match=r"the iterable raised ZeroDivisionError: no trials after 1 item;") as caught:
+        runs(train, grid([1, 2], prune=Broken()), 1)
+    assert 'raise ZeroDivisionError("no trials")' in str(caught.value)
+    assert api.last_result.values == [10.0]
+
+
+def test_what_is_reported_within_epochs():
+    """An epoch counts when it is over: with its last value. Without steps and epochs, reports are counted."""
+    trials = Trials(sparkring.search(q=[1], minimize="loss", prune=False))
+
+    def told(*reports: Metrics) -> dict[int, float]:
+        trials.study = optuna.create_study()
+        trials._taken = 0
+        next(trials)
+        for report in reports:
+            trials.reported(0, report)
+        return dict(trials.study.trials[0].intermediate_values)
+
+    def keras(epoch: int, step: int | None, loss: float) -> Metrics:
+        return Metrics({"loss": loss}, step=step, epoch=epoch, ends_epoch=step is None)
+
+    assert told(keras(1, 1, 9.0), keras(1, 2, 8.0), keras(1, None, 7.0), keras(2, 1, 6.0)) == {1: 7.0}
+    assert told(*(Metrics({"loss": n}, step=n % 2, epoch=n // 2) for n in range(5))) == {0: 1.0, 1: 3.0}
+    assert told(Metrics({"loss": 3.0}), Metrics({"acc": 1.0}), Metrics({"loss": 2.0})) == {1: 3.0, 2: 2.0}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        ({}, r'needs the name of one metric: minimize="val_loss" or maximize="accuracy"'),
+        ({"minimize": "a", "maximize": "b", "q": [1]}, "needs the name of one metric"),
+        ({"minimize": "a"}, "needs at least one parameter"),
+        ({"minimize": "a", "q": 3}, r"search\(q=3\): expected a list of choices"),
+        ({"minimize": "a", "q": []}, r"search\(q=\[\]\): expected a list of choices"),
+        ({"minimize": "a", "q": [1, 1]}, "two of the choices are equal"),
+        ({"minimize": "a", "q": [1], "trials": -1}, r"trials=-1\): expected a whole number"),
+        ({"minimize": "a", "q": [1], "seed": [1, 2]}, r"seed=\[1, 2\]\): expected a whole number"),
+        ({"minimize": "a", "q": [1], "sampler": "tpr"}, r'sampler=\'tpr\'\): expected "tpe", "random"'),
+        ({"minimize": "a", "q": [1], "prune": "yes"}, "expected True, False or one of Optuna's pruners"),
+        ({"minimize": "a", "q": sparkring.uniform(0, 1), "sampler": "grid"}, "a grid needs a list of values"),
+        ({"maximize": "a", "q": [1], "study": optuna.create_study()}, "the study minimizes, so the two do not fit"),
+        ({"minimize": "a", "q": [1], "sampler": "tpe", "study": optuna.create_study()}, "set study.sampler"),
+    ],
+)
+def test_what_cannot_be_searched(arguments, what):
+    with pytest.raises(OptionsError, match=what):
+        sparkring.search(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (lambda: sparkring.uniform(1, 0), r"uniform\(1, 0\): the first number is the lower bound"),
+        (lambda: sparkring.uniform(0, math.inf), "the bounds must be finite"),
+        (lambda: sparkring.uniform(0, 1, step=0), "the step must be greater than 0"),
+        (lambda: sparkring.log_uniform(0, 1), "the lower bound of a logarithmic range must be greater than 0"),
+        (lambda: sparkring.integer(1, 2.5), "whole numbers"),
+        (lambda: sparkring.integer(1, 9, step=2, log=True), "a logarithmic range cannot have a step"),
+    ],
+)
+def test_ranges_that_do_not_exist(make, what):
+    with pytest.raises(OptionsError, match=what):
+        make()
+
+
+def test_targets_that_do_not_fit(runs):
+    """They are refused before anything starts: too many or too few names, and the right names in another order."""
+    space = sparkring.search(lr=[0.1], width=[64], minimize="loss", trials=1)
+    for targets, what in [("a, b, c", "write `lr, width`, or one name"), ("width, lr", "in another order")]:
+        with pytest.raises(OptionsError, match=what):
+            api.foreach_spec(ForeachSpec(Cell("\n1", {}), space, ForeachOptions(-1), Targets(targets)), runs.view)
+    assert not runs.launched
+
+
+def test_parameters():
+    found = Parameters(("lr", "width"), (0.1, 64))
+    lr, width = found
+    assert (lr, width) == (found.lr, found["width"]) == (0.1, 64)
+    assert dict(**found) == {"lr": 0.1, "width": 64}
+    assert repr(found) == "Parameters(lr=0.1, width=64)"
+    with pytest.raises(AttributeError, match="no parameter 'rate'; its parameters are lr, width"):
+        found.rate  # noqa: B018
+
+
+def test_choices_of_any_kind(runs):
+    """Optuna's file can hold only plain choices; the items get the values themselves."""
+    choices = [(64, 64), (128,), len]
+    result = runs(
+        lambda rank, trial: [rank.tell(Metrics({"loss": 1.0})), trial.layers][1],
+        sparkring.search(layers=choices, minimize="loss", sampler="grid"),
+        1,
+    )
+    assert result.values == choices
+    assert result.study.trials[0].params == {"layers": "(64, 64)"}
+    assert [each.parameters["layers"] for each in result.record.items.known] == [
+        "(64, 64)",
+        "(128,)",
+        "<built-in function len>",
+    ]
