@@ -259,6 +259,44 @@ def on_gang(np: int) -> Iterator[None]:
         run_cell(f"%gang stop {'local' if np < 0 else 'spark'}")
 
 
+class Kernel:
+    """A notebook's kernel, with `env` in its environment."""
+
+    def __init__(self, **env: str) -> None:
+        self._env = env
+
+    def __enter__(self) -> Kernel:
+        from jupyter_client.manager import start_new_kernel
+
+        self._manager, self._client = start_new_kernel(
+            kernel_name="python3", stderr=subprocess.DEVNULL, env={**os.environ, **self._env}
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.stop_channels()
+        self._manager.shutdown_kernel()
+
+    def run(self, source: str, marker: str = "") -> Measured:
+        """Run a cell as a front end does, until the kernel is idle again.
+
+        Return the seconds to the first output with `marker`, which must not be in the source, and to the end.
+        """
+        seen: list[float] = []
+
+        def look(message: dict[str, Any]) -> None:
+            if marker and not seen and marker in str(message["content"]):
+                seen.append(time.perf_counter())
+
+        begun = time.perf_counter()
+        reply = self._client.execute_interactive(source, store_history=False, output_hook=look)
+        ended = time.perf_counter()
+        content = reply["content"]
+        if content["status"] != "ok":
+            raise RuntimeError(f"{content['ename']}: {content['evalue']}")
+        return {"first": (seen or [ended])[0] - begun, "total": ended - begun}
+
+
 ARRAY_MB = 100
 
 

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import functools
 
-from harness import US, Case, Effort, Goal, Row, Turns, cell, horovodrun, ours, script, spark_session
+from harness import US, Case, Effort, Goal, Kernel, Measured, Row, Turns, cell, horovodrun, ours, script, spark_session
 from peers import horovod_on_spark
 
 MARKER = "hello from rank"
 WITH_TENSORFLOW = Goal(0.55, ratio=True)
+FIRST = "hello from rank 0 of"  # printed, and not in the source
+NEW = f"{US}, new processes"
+# Until the spare process has imported what the last launch has imported.
+WAIT = """
+import time
+from sparkring.launchers.spare import spares
+until = time.monotonic() + 60
+while not (spares.spare and spares.spare.is_ready()):
+    assert time.monotonic() < until
+    time.sleep(0.05)
+"""
 ON_SPARK = f"{US} on Spark"
 
 
@@ -51,3 +62,41 @@ def trivial(effort: Effort) -> list[Row]:
         turns.row(what.format("Spark tasks", "first line"), "s", "first", us=ON_SPARK),
         turns.row(what.format("Spark tasks", "end"), "s", "total", us=ON_SPARK, goal=Goal(1.0)),
     ]
+
+
+def again(effort: Effort) -> list[Row]:
+    """The second launch of a notebook, whose processes a spare process forks, and the same in new processes."""
+    source = f"%%horovod -n -2\n{cell('tensorflow_line')}"
+    pool = "%%foreach i in range(4) -n -2\nimport tensorflow"
+    # Without a page, the panel would show nothing before the end of the cell; the static view does.
+    view = {"SPARKRING_PANEL": "0"}
+    with Kernel(SPARKRING_SPARE="1", **view) as forking, Kernel(SPARKRING_SPARE="0", **view) as starting:
+        for kernel in (forking, starting):
+            kernel.run("%load_ext sparkring")
+            kernel.run(source)
+        turns = Turns(
+            effort.runs,
+            {
+                US: functools.partial(_again, forking, source),
+                NEW: functools.partial(starting.run, source, FIRST),
+                "horovodrun": functools.partial(horovodrun, script("tensorflow_line"), marker=MARKER),
+            },
+        )
+        for kernel in (forking, starting):
+            kernel.run(pool)
+        pools = Turns(
+            effort.runs,
+            {US: functools.partial(_again, forking, pool), NEW: functools.partial(starting.run, pool, FIRST)},
+        )
+    what = "second cell with Horovod and TensorFlow, 2 local ranks, in a notebook's kernel: start to"
+    return [
+        turns.row(f"{what} first line", "s", "first", "horovodrun", goal=Goal(0.15, ratio=True)),
+        turns.row("… the same time", "s", "first", NEW, goal=Goal(0.4)),
+        turns.row(f"{what} end", "s", "total", "horovodrun"),
+        pools.row("second %%foreach, 4 items on 2 processes that import TensorFlow: start to end", "s", "total", NEW),
+    ]
+
+
+def _again(kernel: Kernel, source: str) -> Measured:
+    kernel.run(WAIT)
+    return kernel.run(source, FIRST)

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import io
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,6 +16,7 @@ from harness import (
     Case,
     Effort,
     Goal,
+    Kernel,
     Measured,
     Row,
     Turns,
@@ -64,7 +64,7 @@ def cells(effort: Effort) -> list[Row]:
 
 
 def kernel_cells(effort: Effort) -> list[Row]:
-    with _Kernel() as kernel:
+    with Kernel() as kernel:
         kernel.run("%load_ext sparkring\n%gang start -n -2")
         kernel.run("import ipyparallel\ncluster = ipyparallel.Cluster(n=2, log_level=40)")
         kernel.run("cluster.start_cluster_sync(); client = cluster.connect_client_sync()")
@@ -92,26 +92,6 @@ def _medians(count: int, magic: str, run: Callable[[str], Any]) -> Measured:
             seconds.append(time.perf_counter() - begun)
         found[key] = 1000 * statistics.median(seconds)
     return found
-
-
-class _Kernel:
-    """A notebook's kernel. run() runs a cell as a front end does: until the kernel is idle again."""
-
-    def __enter__(self) -> _Kernel:
-        from jupyter_client.manager import start_new_kernel
-
-        self._manager, self._client = start_new_kernel(kernel_name="python3", stderr=subprocess.DEVNULL)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._client.stop_channels()
-        self._manager.shutdown_kernel()
-
-    def run(self, source: str) -> None:
-        reply = self._client.execute_interactive(source, store_history=False, output_hook=lambda message: None)
-        content = reply["content"]
-        if content["status"] != "ok":
-            raise RuntimeError(f"{content['ename']}: {content['evalue']}")
 
 
 # ── Values and lines ──────────────────────────────────────────────────────────

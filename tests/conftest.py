@@ -19,6 +19,8 @@ import pytest
 # Thousands of ranks import sparkring, and each would compile it again; each test worker would compile all tests.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# A test that does not look for spare processes must not be slowed by one, nor find one.
+os.environ["SPARKRING_SPARE"] = "0"
 
 pytest_plugins = (
     "kinds",

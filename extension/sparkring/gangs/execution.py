@@ -32,9 +32,19 @@ class Request(NamedTuple):
     max_restarts: int = 0
     work: Work | None = None
 
+    def code(self) -> tuple[bytes, ...]:
+        """Return the sources and the pickled functions and values that the ranks will run, without large buffers."""
+        orders = [order for order in (self.run, self.work) if order is not None]
+        sources = [text for order in orders for text in (order.source, *_scripts(order))]
+        return (*(text.encode() for text in sources), *(bytes(order.parts[0]) for order in orders if order.parts))
+
     def going_on(self, here: Here) -> Request:
         """Return the same request, for ranks that save their checkpoints and continue as `here` says."""
         return self._replace(run=self.run._replace(checkpoints=here))
+
+
+def _scripts(order: Run | Work) -> list[str]:
+    return [source for script in order.scripts for _, source in script.parts]
 
 
 class Value(NamedTuple):

@@ -77,6 +77,7 @@ class Gang:
                 )
             ) from error
         self._started = time.monotonic()
+        launcher.code = None if self.execution is None else self.execution.request.code()
         launcher.start(self.size, Ticket(-1, launcher.host, port, secret.hex(), [], [], sys.prefix))
 
     def submit(self, request: Request, ranks: Sequence[int] = ()) -> Execution:
@@ -245,6 +246,7 @@ class Gang:
 
     def _heard(self, rank: int, news: messages.RankNews) -> None:
         self._members.heard(rank, news)
+        self.launcher.note_imports(news.imported)
         if self.execution is not None:
             self.execution.heard(rank, news)
 

@@ -6,6 +6,7 @@ A launcher does not know what the members do.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from sparkring.errors import LaunchError
@@ -43,7 +44,8 @@ class Launcher(ABC):
     The driver listens on the address `bind_host` and on `port` (0: any free port). Members reach the driver at `host`,
     on the same port. If `pins_gpus` is true, each rank sees only the GPUs that are assigned to the ranks on its node.
     If the start takes longer than `slow_after_s`, a notice says what it waits for. If some members have not connected
-    after `give_up_after_s`, the start fails.
+    after `give_up_after_s`, the start fails. Before start(), the gang sets `code` to what the ranks will run first:
+    sources, and pickled functions and values. It is None if that is not known yet.
     """
 
     bind_host = host = "127.0.0.1"
@@ -51,6 +53,7 @@ class Launcher(ABC):
     pins_gpus = False
     slow_after_s = 5.0
     give_up_after_s = 120.0
+    code: Sequence[bytes] | None = None
 
     @abstractmethod
     def start(self, size: int, ticket: Ticket) -> None:
@@ -69,6 +72,9 @@ class Launcher(ABC):
     @abstractmethod
     def stop(self, grace_s: float) -> None:
         """Wait up to `grace_s` seconds for the members to end, then end those that still run."""
+
+    def note_imports(self, modules: Sequence[str] | None) -> None:  # noqa: B027 - most launchers have no use for it
+        """Note which frameworks a rank has imported; None if other ranks must not import them ahead of time."""
 
     def waits_for(self) -> str:
         """Return what a slow start may be waiting for; '' if that is not known."""

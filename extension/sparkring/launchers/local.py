@@ -8,11 +8,13 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import sparkring
 from sparkring.errors import LaunchError, MemberLost
 from sparkring.launchers.base import Launcher
+from sparkring.launchers.spare import ForkedMember, Setting, setting_of, spares
 from sparkring.runtime.world import share_gpus
 from sparkring.wire.ticket import BOOT, Ticket
 from sparkring.worker.member import gpus as nvml
@@ -20,7 +22,7 @@ from sparkring.worker.member import timeline
 
 
 class LocalLauncher(Launcher):
-    """Starts each member as a process.
+    """Starts each member as a process, or has a spare process fork it.
 
     Each process begins a new session of the operating system, so that Ctrl-C in the terminal does not reach the member.
     """
@@ -29,32 +31,41 @@ class LocalLauncher(Launcher):
         self._environment = environment
         self._gpus = _shares(size, gpus, {**os.environ, **environment}.get("CUDA_VISIBLE_DEVICES"))
         self.pins_gpus = gpus is not None
-        self._members: list[subprocess.Popen[bytes]] = []
+        self._members: list[subprocess.Popen[bytes] | ForkedMember] = []
+        self._setting: Setting | None = None
+        self._begun = False  # whether `spares` has been told that the launch has begun, but not that it has ended
+        self._imported: tuple[str, ...] | None = ()
 
     def start(self, size: int, ticket: Ticket) -> None:
         environment = {**os.environ, **self._environment}
         last = [str(Path(sparkring.__file__).parent.parent)]
+        self._setting = setting_of(environment, size)
+        spare = spares.begin(self._setting, self.code)
+        self._begun = True
         for member in range(size):
+            own = ticket._replace(member=member, last=last, gpus=self._gpus[member])
             try:
-                process = subprocess.Popen(
-                    [sys.executable, "-c", BOOT],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.DEVNULL,
-                    env=environment,
-                    start_new_session=True,
-                )
+                forked = None if spare is None else spare.fork(own)
+                self._members.append(forked or _start(environment, own))
             except OSError as error:
                 raise LaunchError(
                     f"process {member + 1} of {size} could not be started: {error.strerror or error}. "
                     "Use fewer ranks, or raise the limit on processes (ulimit -u)."
                 ) from error
-            self._members.append(process)
-            assert process.stdin is not None
-            with contextlib.suppress(OSError):  # the process died at once; problem() reports it
-                process.stdin.write(ticket._replace(member=member, last=last, gpus=self._gpus[member]).line())
-                process.stdin.flush()  # stdin stays open, because a member ends when its stdin is closed
+
+    def note_imports(self, modules: Sequence[str] | None) -> None:
+        if modules is None or self._imported is None:
+            self._imported = None
+        else:
+            self._imported = max(self._imported, tuple(modules), key=len)
 
     def problem(self, wait_s: float = 0.0) -> LaunchError | None:
+        deadline = time.monotonic() + wait_s
+        while (found := self._lost()) is None and time.monotonic() < deadline:
+            time.sleep(0.002)  # a member's connection ends a moment before its exit code is known
+        return found
+
+    def _lost(self) -> MemberLost | None:
         for member, process in enumerate(self._members):
             code = process.poll()
             if code is not None and code != 0:
@@ -86,6 +97,25 @@ class LocalLauncher(Launcher):
             if process.returncode:
                 timeline.remove_left(process.pid)
         self._members = []
+        if self._begun:
+            self._begun = False
+            spares.end(self._setting, self._imported)
+
+
+def _start(environment: dict[str, str], ticket: Ticket) -> subprocess.Popen[bytes]:
+    """Start a member in a new process, and give it its ticket."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", BOOT],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        env=environment,
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    with contextlib.suppress(OSError):  # the process died at once; problem() reports it
+        process.stdin.write(ticket.line())
+        process.stdin.flush()  # stdin stays open, because a member ends when its stdin is closed
+    return process
 
 
 def pool_shares(slots: int, size: int, each: float, visible: str | None) -> list[str]:

@@ -324,13 +324,15 @@ class RankNews(NamedTuple):
 
     `names_bound` are the names that are new in the rank's `__main__`. `loaded` says whether the rank has loaded all
     values that were sent to it. `port` is a port that is free on the rank's address. `memory_bytes` is how much
-    memory the process holds after an item; 0 if that is not known.
+    memory the process holds after an item; 0 if that is not known. `imported` are the frameworks that the rank has
+    imported; None if the code has changed the environment on which their import depends.
     """
 
     names_bound: tuple[str, ...]
     loaded: bool
     port: Port
     memory_bytes: Count = 0
+    imported: tuple[str, ...] | None = ()
 
 
 class PackedValue(NamedTuple):

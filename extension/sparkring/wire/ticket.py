@@ -17,11 +17,34 @@ BOOT = (
     "from sparkring.worker.member.member import main; main(ticket)"
 )
 
+# The code with which a spare process starts; its only argument is a path to add to sys.path. A driver and its spare
+# process talk over a socket, which is the stdin of the spare process. The driver sends a SpareOrder; once the modules
+# are imported, the spare process sends SPARE_READY. Then it forks a member for each ticket that it gets.
+SPARE_BOOT = (
+    "import sys; sys.path[:] = [p for p in sys.path if p]; sys.path.append(sys.argv.pop()); "
+    "from sparkring.worker.member.spare import main; main()"
+)
+SPARE_READY = b"ready"
+
 # The Spark task sends these bytes after the last row of its partition. If they are missing, the rank knows that the
 # stream has broken off. Without this sign, the rank would not notice that rows of the partition are missing.
 ROWS_END = b"end of rows"
 # The key under which the metadata of the Arrow schema holds Spark's own schema.
 SPARK_SCHEMA = b"sparkring.spark"
+
+
+class SpareOrder(NamedTuple):
+    """What a spare process is to import, and when it is to end.
+
+    It ends after `idle_s` seconds in which it had no members, or if less than `least_bytes` of memory are available.
+    """
+
+    modules: Sequence[str]
+    idle_s: float
+    least_bytes: int
+
+    def line(self) -> bytes:
+        return json.dumps(self._asdict()).encode()
 
 
 class Ticket(NamedTuple):

@@ -8,11 +8,13 @@ The rank's file descriptors 1 and 2 are pipes to the member, so the member also 
 Python prints when it crashes. Before the member reports that a request has finished or failed, it sends what is left
 in these pipes, so the driver gets the request's output first. The member kills the rank and everything that the rank
 started, and ends, if the connection to the driver breaks or if the member's parent ends. The member notices the end
-of its parent because its stdin is closed or because it gets another parent.
+of its parent because its stdin is closed or because it gets another parent. If a spare process has forked the member,
+the member watches the driver instead: its stdin is then a pipe from the driver.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import selectors
 import signal
@@ -57,8 +59,8 @@ class RankProcess(NamedTuple):
 class Member:
     """Serves one rank: passes on its messages and its output, and ends it."""
 
-    def __init__(self, ticket: Ticket, rank: RankProcess, parent: int) -> None:
-        self.parent = parent
+    def __init__(self, ticket: Ticket, rank: RankProcess, parent_ended: Callable[[], bool]) -> None:
+        self.parent_ended = parent_ended
         self.cleanup = ticket.cleanup
         self.oom_before = process.out_of_memory_kills()
         self.rank_pid = rank.pid
@@ -146,7 +148,7 @@ class Member:
 
     def tick(self) -> None:
         now = time.monotonic()
-        if os.getppid() != self.parent:
+        if self.parent_ended():
             self.abandon()
         if self.kill_at is not None and now >= self.kill_at:
             self.kill_at = None
@@ -395,15 +397,22 @@ def _fork_rank(ticket: Ticket) -> RankProcess:
     sys.exit(Rank(theirs, stack_w, ticket.context, ticket.rows).serve())
 
 
-def main(found: dict[str, Any]) -> None:
-    """Run a member until its end. `found` holds the fields of the Ticket that the launcher wrote to stdin."""
+def main(found: dict[str, Any], driver: int | None = None) -> None:
+    """Run a member until its end. `found` holds the fields of the Ticket from the launcher.
+
+    The member ends when its parent ends; if a spare process has forked it, when the process `driver` ends.
+    """
     ticket, parent = Ticket(**found), os.getppid()
     process.adopt_orphans()
     rank = _fork_rank(ticket)  # before connecting, so that the rank imports its modules while this process connects
     code = 1
     member = None
     try:
-        member = Member(ticket, rank, parent)
+        if driver is None:
+            parent_ended = lambda: os.getppid() != parent  # noqa: E731
+        else:
+            parent_ended = functools.partial(process.ended, os.pidfd_open(driver))
+        member = Member(ticket, rank, parent_ended)
         member.run()
         code = 0
     except (ChannelClosed, OSError) as error:

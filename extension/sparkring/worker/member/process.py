@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import select
 import signal
 import sys
 import time
@@ -17,11 +18,11 @@ from typing import Literal, NamedTuple
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _KILL_LIMIT_S = 2.0
-_LINUX = sys.platform.startswith("linux")
+LINUX = sys.platform.startswith("linux")
 
 
 def _prctl(option: int, value: int) -> None:
-    if _LINUX:
+    if LINUX:
         import ctypes
 
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
@@ -155,6 +156,11 @@ def private_bytes(pid: int) -> int:
     return _numbers(f"/proc/{pid}/smaps_rollup").get("Private_Dirty:", 0) * 1024
 
 
+def inherited_bytes() -> int:
+    """Return how much of its own memory this process shares with the process that has forked it, or with its forks."""
+    return _numbers("/proc/self/smaps_rollup").get("Shared_Dirty:", 0) * 1024
+
+
 def cpu_seconds(pid: int) -> float:
     """Return how much CPU time a process has used, without that of its children."""
     stat = _stat(pid)
@@ -167,6 +173,16 @@ def read_bytes(who: Literal["self", "thread-self"] = "self") -> int:
     Return 0 on a system without /proc.
     """
     return _numbers(f"/proc/{who}/io").get("rchar:", 0)
+
+
+def fair_share(ranks: int) -> int:
+    """Return how many threads each of `ranks` ranks on this machine may use."""
+    return max(1, cores() // ranks)
+
+
+def ended(pidfd: int) -> bool:
+    """Whether the process with this file descriptor has ended."""
+    return bool(select.select([pidfd], [], [], 0.0)[0])
 
 
 def resident_bytes() -> int:
@@ -191,8 +207,8 @@ def out_of_memory_kills() -> int:
     return 0
 
 
-def free_bytes() -> int:
-    """Return how much more memory processes can use here: on this machine, or in this process's control group.
+def available_bytes() -> int:
+    """Return how much more memory processes can use: on this machine, or in this process's control group.
 
     Return 0 on a system without /proc.
     """

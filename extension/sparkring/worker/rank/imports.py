@@ -20,6 +20,8 @@ else:
 Action = Callable[[types.ModuleType], object]
 _actions: dict[str, list[Action]] = {}
 _around: dict[str, list[Callable[[], Action]]] = {}
+_noted: frozenset[str] = frozenset()
+_order: dict[str, None] = {}
 _INSTALLED = re.compile(r"/(site|dist)-packages/").search
 
 
@@ -36,6 +38,23 @@ def around_import(name: str, begin: Callable[[], Action]) -> None:
     """Call `begin()` before the module is imported. It returns an action, which is called after the import."""
     _around.setdefault(name, []).append(begin)
     _look_for_imports()
+
+
+def note_order(names: frozenset[str]) -> None:
+    """From now on, note in which order the modules `names` are imported; order() returns it."""
+    global _noted
+    _noted = names
+    _look_for_imports()
+
+
+def order() -> list[str]:
+    """Return the names of the modules of note_order() that have been imported, in the order in which this began."""
+    return [name for name in _order if name in sys.modules]
+
+
+def is_installed(module: types.ModuleType) -> bool:
+    """Whether the module belongs to an installed package, and not to the user's own code."""
+    return bool(_INSTALLED(getattr(module, "__file__", None) or ""))
 
 
 def _look_for_imports() -> None:
@@ -69,6 +88,8 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> ModuleSpec | None:
+        if fullname in _noted:
+            _order.setdefault(fullname)
         if not (fullname in _actions or fullname in _around) or fullname in self._looking:
             return None
         self._looking.add(fullname)

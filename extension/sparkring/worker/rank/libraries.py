@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import types
 
@@ -17,8 +18,9 @@ _LIGHTNING = (
 )
 
 
+@functools.cache
 def prepare() -> None:
-    """Configure each library as soon as the user's code imports it."""
+    """Configure each library as soon as it is imported. Only the first call has an effect."""
     when_imported("horovod.common.elastic", _start_no_notification_service)
     when_imported("horovod._keras", horovod_keras_3.adapt)
     when_imported("horovod._keras.callbacks", horovod_keras_3.adapt_callbacks)

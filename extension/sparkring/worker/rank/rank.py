@@ -29,7 +29,7 @@ from sparkring.wire.channel import ChannelClosed, Connection, ProtocolError
 from sparkring.worker import keras_hooks
 from sparkring.worker.member import process
 from sparkring.worker.member.network import free_port
-from sparkring.worker.rank import children, collectives, displays, imports, libraries, shell
+from sparkring.worker.rank import children, collectives, displays, imports, libraries, preloads, shell
 from sparkring.worker.rank.cell import run_cell
 from sparkring.worker.rank.failures import as_failure
 
@@ -58,10 +58,11 @@ class Rank:
         self.environment: dict[str, str] = {}  # set by the member for all requests; overrides the notebook's
         self.notebook = RankState()
         self.cells = 0
+        self.preloads = preloads.Preloads()
         self.work: ItemWork | None = None  # if the rank belongs to a pool: what it runs for each item
         self.stack_fd = stack_fd
         signal.signal(signal.SIGINT, _pass_over)
-        _open_streams()
+        open_streams()
         stacks.install(stack_fd)
         self.namespace = _fresh_main()
         self.names_told: set[str] = set()
@@ -146,8 +147,7 @@ class Rank:
         os.environ.update(order.environment)
         # By default, each rank would start a thread for each core of the machine. The threads of all ranks would
         # compete for the cores, and all ranks would become very slow.
-        fair_share = max(1, process.cores() // place.local_size)
-        os.environ.setdefault("OMP_NUM_THREADS", str(fair_share))
+        os.environ.setdefault("OMP_NUM_THREADS", str(process.fair_share(place.local_size)))
         self.namespace.update(rank=place.rank, size=place.size, local_rank=place.local_rank)
         self.names_told = set(self.namespace)
         from sparkring.compat import sparkdl
@@ -219,6 +219,7 @@ class Rank:
         os.environ.update({**request.environment, **self.environment})
         for name, value in request.defaults.items():
             os.environ.setdefault(name, value)
+        self.preloads.begin()
         displays.draw_figures()
         keras_hooks.report_fits(request.autolog)
 
@@ -227,7 +228,20 @@ class Rank:
         bound = self.namespace.keys() - self.names_told
         self.names_told.update(bound)
         # A cell may have put anything into its globals(), even under keys that are not strings.
-        return messages.RankNews(tuple(map(str, bound)), self.loaded, free_port(self.address), memory_bytes)
+        port = free_port(self.address)
+        return messages.RankNews(tuple(map(str, bound)), self.loaded, port, memory_bytes, self.imported())
+
+    def imported(self) -> tuple[str, ...] | None:
+        """Return the frameworks that later ranks may import ahead of time; None if they must not."""
+        changed = self.preloads.changed()
+        if not changed:
+            return preloads.imported()
+        if preloads.ahead:
+            _print(
+                f"sparkring: {', '.join(changed)} changed after {', '.join(preloads.ahead)} had been imported, which "
+                "may be too late. Set it in the notebook or with --env, or run the cell again.\n"
+            )
+        return None
 
     def compute(self, request: messages.Run) -> Any:
         from sparkring.capture import packing
@@ -317,7 +331,7 @@ def _fresh_main() -> dict[str, Any]:
     return module.__dict__
 
 
-def _open_streams() -> None:
+def open_streams() -> None:
     """Open the standard streams.
 
     Output is UTF-8. It is written line by line, so that little is lost if the process is killed.

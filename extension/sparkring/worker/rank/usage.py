@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sparkring.runtime import report
 from sparkring.wire.messages import ItemMeasured, Run
 from sparkring.worker.member import gpus, process
+from sparkring.worker.rank import preloads
 
 if TYPE_CHECKING:
     from sparkring.worker.rank.items import ItemWork
@@ -29,7 +30,7 @@ LOOKS_IN = 30  # looking takes at most about one part in so many of the time
 
 def measured(work: ItemWork, item: Run, namespace: Mapping[str, Any]) -> Any:
     """Run an item, and return its value. If it raises no error, tell the driver what it has used."""
-    free_bytes = process.free_bytes()
+    free_bytes = process.available_bytes()
     imports, memory, began = _Imports(), _MemoryWatch(work.held_bytes), _spent()
     with memory, imports:
         value = work.compute(item)
@@ -120,6 +121,7 @@ class _MemoryWatch:
         self.own_bytes = self.shared_bytes = self.gpu_bytes = 0
         self.spent = _Spent()
         self._held_bytes = held_bytes
+        self._file_bytes = 0  # the most of mapped files that was seen in RAM
         self._mapped_bytes = 0  # the most of the rank's own and shared memory that was seen in RAM
         self._others = {os.getppid()}  # at the last look: the processes of this item beside the rank
         self._gpus_before = _gpu_bytes()
@@ -132,7 +134,7 @@ class _MemoryWatch:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
-        missed = process.memory(os.getpid()).peak - self.shared_bytes - self._mapped_bytes
+        missed = process.memory(os.getpid()).peak - self._file_bytes - self._mapped_bytes
         self.own_bytes += max(0, missed)
 
     def _watch(self) -> None:
@@ -153,9 +155,13 @@ class _MemoryWatch:
         there = {member, *process.family(member)} - {os.getpid()}
         others = sum(map(process.private_bytes, there & self._others))
         self._others = there
+        # What a spare process had imported before it forked the member is shared by all items. Without a spare process,
+        # the rank shares only a little with its own member.
+        imported = process.inherited_bytes() if preloads.ahead else 0
         self._mapped_bytes = max(self._mapped_bytes, rank.own + rank.shared)
-        self.own_bytes = max(self.own_bytes, rank.own + max(rank.shared, self._held_bytes) + others)
-        self.shared_bytes = max(self.shared_bytes, rank.files)
+        self._file_bytes = max(self._file_bytes, rank.files)
+        self.own_bytes = max(self.own_bytes, rank.own - imported + max(rank.shared, self._held_bytes) + others)
+        self.shared_bytes = max(self.shared_bytes, rank.files + imported)
         grown = (used - self._gpus_before.get(address, 0) for address, used in _gpu_bytes().items())
         self.gpu_bytes = max(self.gpu_bytes, *grown, 0)
 

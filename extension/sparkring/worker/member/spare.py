@@ -1,0 +1,186 @@
+"""A spare process: imports frameworks while the notebook is idle, and then forks members that have them imported.
+
+It has no threads, and ends if a framework has started one, because a fork copies only the thread that calls it. It also
+ends if an import has opened a GPU. It ends when the driver ends or closes the connection, when no member has been
+wanted for a while, and when memory becomes short, but not before the members that it has forked: it reports how they
+ended. If it is killed, its members go on: they watch the driver, not the spare process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import random
+import select
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from sparkring.wire.ticket import SPARE_READY, SpareOrder
+from sparkring.worker.member import member, process
+
+TICK_S = 1.0
+NICER = 19  # by how much the priority is lowered during the imports
+# Without this, jemalloc, which pyarrow uses, would start a thread. A fork would not have the thread anyway.
+_NO_JEMALLOC_THREAD = ("JE_ARROW_MALLOC_CONF", "background_thread:false")
+_GPU_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
+
+
+class Forked(NamedTuple):
+    """A member that was forked. How it ends is written to the pipe `status`."""
+
+    pid: int
+    status: int
+
+
+def main() -> None:
+    """Run a spare process until its end; in each process that it forks, run a member. File descriptor 0 is a socket."""
+    channel = socket.socket(fileno=os.dup(0))
+    driver = os.getppid()
+    try:
+        order = SpareOrder(**json.loads(channel.recv(1 << 16)))
+        stderr = os.dup(2)
+        with open(os.devnull, "r+b") as null:
+            for fd in (0, 2):
+                os.dup2(null.fileno(), fd)
+        _import(order.modules)
+        if not _may_fork():
+            os._exit(1)
+        sys.stderr.flush()
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        channel.send(SPARE_READY)
+        ticket = _serve(channel, driver, order)
+    except Exception:  # a module cannot be imported, or the driver has ended; in a forked process, nothing raises
+        os._exit(1)
+    member.main(ticket, driver)
+
+
+def _import(modules: Sequence[str]) -> None:
+    """Import the modules as a rank would."""
+    from sparkring.capture import packing  # noqa: F401 - ranks import it, too
+    from sparkring.worker.rank import imports, libraries, preloads, rank
+
+    rank.open_streams()
+    libraries.prepare()
+    imports.note_order(preloads.FRAMEWORKS)
+    preloads.ahead = tuple(modules)
+    sys.argv = [""]
+    gc.disable()
+    name, value = _NO_JEMALLOC_THREAD
+    is_set = name in os.environ
+    os.environ.setdefault(name, value)
+    lowered = _lower_priority()
+    for module in modules:
+        importlib.import_module(module)
+    if lowered:
+        os.nice(-NICER)
+    if not is_set:
+        del os.environ[name]
+    gc.freeze()  # so that collections in the forks do not visit, and so copy, what is shared
+    gc.enable()
+
+
+def _lower_priority() -> bool:
+    """Lower this process's priority, unless it would not be allowed to raise it again: then its forks had it, too."""
+    pid = os.fork()
+    if not pid:
+        try:
+            os.nice(NICER)
+            os.nice(-NICER)
+        except OSError:
+            os._exit(1)
+        os._exit(0)
+    if os.waitpid(pid, 0)[1]:
+        return False
+    os.nice(NICER)
+    return True
+
+
+def _may_fork() -> bool:
+    """Whether forks of this process are as good as new processes.
+
+    A library that is prepared for a fork ends its threads before the fork, as OpenBLAS does, and starts them again when
+    it needs them. So a thread that is still there after a fork is one that its forks would miss.
+    """
+    pid = os.fork()
+    if not pid:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    if len(os.listdir("/proc/self/task")) > 1:
+        return False
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the listing's own
+            if os.readlink(f"/proc/self/fd/{name}").startswith(_GPU_DEVICES):
+                return False
+    return True
+
+
+def _serve(channel: socket.socket, driver: int, order: SpareOrder) -> dict[str, Any]:
+    """Fork a member for each ticket that the driver sends. Return, in the forked process only, the member's ticket."""
+    children: dict[int, Forked] = {}  # by a descriptor of the process, which can be read when the process has ended
+    used = time.monotonic()
+    serving = True
+    while serving or children:
+        events = select.poll()
+        for fd in [*children, *([channel.fileno()] if serving else [])]:
+            events.register(fd, select.POLLIN)
+        for fd, _ in events.poll(TICK_S * 1000):
+            if fd in children:
+                _report_end(fd, children.pop(fd))
+                used = time.monotonic()
+                continue
+            line, fds, _, _ = socket.recv_fds(channel, 1 << 16, 3, socket.MSG_CMSG_CLOEXEC)
+            if not line:
+                serving = False
+                continue
+            stdin, status, folder = fds
+            pid = os.fork()
+            if not pid:
+                channel.close()
+                for other, forked in children.items():
+                    os.close(other)
+                    os.close(forked.status)
+                os.close(status)
+                _become_member(stdin, folder)
+                return dict(json.loads(line))
+            ended = os.pidfd_open(pid)
+            children[ended] = Forked(pid, status)
+            os.close(stdin)
+            os.close(folder)
+            socket.send_fds(channel, [str(pid).encode()], [ended])
+            used = time.monotonic()
+        if os.getppid() != driver:
+            break
+        if not children and (time.monotonic() - used > order.idle_s or process.available_bytes() < order.least_bytes):
+            break
+    os._exit(0)
+
+
+def _report_end(fd: int, forked: Forked) -> None:
+    _, status = os.waitpid(forked.pid, 0)
+    with contextlib.suppress(OSError):  # the driver no longer wants to know
+        os.write(forked.status, str(os.waitstatus_to_exitcode(status)).encode())
+    os.close(forked.status)
+    os.close(fd)
+
+
+def _become_member(stdin: int, folder: int) -> None:
+    """In a fork: take over what a new process would have been started with, and make the random numbers its own."""
+    os.setsid()
+    os.dup2(stdin, 0)
+    os.close(stdin)
+    os.fchdir(folder)
+    os.close(folder)
+    random.seed()
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed()
+    torch: Any = sys.modules.get("torch")
+    if torch is not None:
+        torch.default_generator.seed()

@@ -1,0 +1,58 @@
+"""Tells which frameworks a rank has imported, so that a spare process can import them before later ranks start."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+
+from sparkring.worker.rank import imports
+
+# Only these are imported ahead of time. Each has been found to be safe to fork after its import.
+FRAMEWORKS = frozenset(
+    {
+        "horovod.keras",
+        "horovod.tensorflow",
+        "horovod.tensorflow.keras",
+        "horovod.torch",
+        "keras",
+        "pandas",
+        "sklearn",
+        "tensorflow",
+        "torch",
+    }
+)
+# Environment variables that these packages, or the libraries below them, read when they are imported. The exceptions
+# are set for requests, and read later.
+_READ_AT_IMPORT = re.compile(
+    r"(?!TF_CONFIG$|TORCH_NCCL_)(ARROW|GOTO|KERAS|MKL|NUMEXPR|OMP|OPENBLAS|PYTORCH|TF|TORCH|XLA)_"
+).match
+
+ahead: tuple[str, ...] = ()  # the frameworks that a spare process had imported before it forked this process
+
+
+class Preloads:
+    """Watches what a rank imports, and whether its code changes the environment on which imports depend."""
+
+    def __init__(self) -> None:
+        self._at_first: dict[str, str] | None = None
+        imports.note_order(FRAMEWORKS)
+
+    def begin(self) -> None:
+        """Note the environment, just before the first request runs. Later calls do nothing."""
+        if self._at_first is None:
+            self._at_first = _settings()
+
+    def changed(self) -> list[str]:
+        """Return the environment variables that imports depend on and that have changed since the first request."""
+        now, first = _settings(), self._at_first or {}
+        return sorted(name for name in {**now, **first} if now.get(name) != first.get(name))
+
+
+def imported() -> tuple[str, ...]:
+    """Return the installed frameworks that have been imported in this process, in the order in which this began."""
+    return tuple(name for name in imports.order() if imports.is_installed(sys.modules[name]))
+
+
+def _settings() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if _READ_AT_IMPORT(name)}

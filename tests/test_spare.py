@@ -1,0 +1,204 @@
+"""The spare process: which launches it serves, and that a rank that it forks is as good as a new process."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+from leaks import Watch, runs
+from waiting import until
+
+import sparkring
+from sparkring.errors import RunFailed
+from sparkring.launchers import spare
+from sparkring.launchers.spare import SpareProcess, Spares, setting_of
+
+# With this, launches of one rank and of two have the same settings. pandas stands for all frameworks: it is imported
+# fast, and NumPy's and pyarrow's libraries start threads.
+ENV = (("OMP_NUM_THREADS", "2"),)
+AHEAD = "from sparkring.worker.rank import preloads; "
+
+
+@pytest.fixture
+def spares(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> Iterator[Spares]:
+    """Spare processes are on, and start as soon as no launch is under way."""
+    monkeypatch.setenv("SPARKRING_SPARE", "1")
+    monkeypatch.setattr(spare, "REST_S", 0.0)
+    yield spare.spares
+    spare.spares.stop()
+    until(lambda: not spare.spares.leaving(), "the spare process ends with its last member")
+
+
+def ready(spares: Spares) -> SpareProcess:
+    """The spare process that follows a launch, once it has imported its modules."""
+    until(lambda: spares.spare is not None and spares.spare.is_ready(), "a spare process")
+    assert spares.spare is not None
+    return spares.spare
+
+
+def new(spares: Spares, *modules: str, **environment: str) -> SpareProcess:
+    """The spare process that follows a launch whose ranks have imported `modules`."""
+    setting = setting_of({**os.environ, **dict(ENV), **environment}, 1)
+    spares.begin(setting, None)
+    spares.end(setting, modules)
+    found: SpareProcess = until(lambda: spares.spare, "a spare process")
+    return found
+
+
+def test_forked_ranks_are_like_new_processes(local, spares, tmp_path, monkeypatch):
+    """The second launch is served by a process that has imported what the first launch has imported."""
+    assert local.run("import pandas\n__import__('threading').active_count()", 1, env=ENV).value == 2
+    found = ready(spares)
+    assert found.wanted.modules == ("pandas",)
+    assert psutil.Process(found.pid).num_threads() == 1
+    monkeypatch.chdir(tmp_path)
+    source = f"""
+        import numpy, os, random, sys, tempfile, threading
+        {AHEAD}
+        print("heard", file=sys.__stdout__)
+        same = preloads.ahead, os.getcwd(), threading.active_count(), sorted(os.listdir("/proc/self/fd"), key=int)[:-1]
+        same, random.random(), numpy.random.rand(), tempfile.mktemp(), os.getsid(0)
+    """
+    forked = local.run(source, 2, env=ENV).values
+    assert [line.text for line in local.view.record.recent] == ["heard", "heard"]
+    assert spares.spare is found
+    monkeypatch.setenv("SPARKRING_SPARE", "0")
+    cold = local.run(source, 1, env=ENV).value
+    assert spares.spare is None
+    assert [values[0][0] for values in (*forked, cold)] == [("pandas",), ("pandas",), ()]
+    assert len({str(values[0][1:]) for values in (*forked, cold)}) == 1, "as a new process has it"
+    assert all(len(set(drawn)) == 3 for drawn in zip(*(values[1:] for values in (*forked, cold)), strict=True))
+
+
+def test_horovod_and_pools_on_forked_ranks(local, spares, monkeypatch):
+    new(spares, "torch", "horovod.torch")
+    ready(spares)
+    cell = f"""
+        import horovod.torch as hvd, torch
+        {AHEAD}
+        hvd.init()
+        preloads.ahead, float(hvd.allreduce(torch.ones(1000) * rank, op=hvd.Sum)[0]), torch.rand(1).item()
+    """
+    (one, two) = local.run(cell, 2, framework="horovod", env=ENV).values
+    assert one[:2] == two[:2] == (("torch", "horovod.torch"), 1.0)
+    assert one[2] != two[2]
+    for name, value in ENV:
+        monkeypatch.setenv(name, value)
+
+    def item(number: int) -> Any:
+        from sparkring.worker.rank import preloads
+
+        return preloads.ahead, number
+
+    found = sparkring.foreach(item, range(3), np=-2, fresh_process=True)
+    assert found.values == [(("torch", "horovod.torch"), number) for number in range(3)]
+
+
+def test_the_ends_of_forked_ranks(local, spares):
+    """A rank's signal and a member's are told as those of new processes are; the spare's own end harms no rank."""
+    found = new(spares, "pandas")
+    ready(spares)
+    with pytest.raises(RunFailed) as caught:
+        local.run(
+            f"{AHEAD}import os, signal\nif rank: os.kill(os.getpid(), signal.SIGSEGV)\n\n__import__('time').sleep(60)",
+            2,
+            env=ENV,
+        )
+    assert (caught.value.record.failed_rank, caught.value.record.failure.signal) == (1, "SIGSEGV")
+    with pytest.raises(RunFailed, match=r"process 2 of 2 .* was killed by signal 9") as caught:
+        local.run("import os, time\nif rank: os.kill(os.getppid(), 9)\ntime.sleep(60)", 2, env=ENV)
+    assert caught.value.record.failed_rank == 1
+
+    def kill_the_spare(record: Any) -> None:
+        if record.recent_count and runs(found.pid):
+            psutil.Process(found.pid).kill()
+            found._process.wait()
+
+    assert spares.spare is found
+    local.view.on_refresh = kill_the_spare
+    done = local.run(
+        f"""
+        {AHEAD}import os, time
+        print("up")
+        while os.path.exists("/proc/{found.pid}"): time.sleep(0.01)
+        preloads.ahead
+        """,
+        2,
+        env=ENV,
+    )
+    assert done.values == [("pandas",)] * 2
+
+
+def test_when_new_processes_are_started(local, spares, tmp_path, monkeypatch):
+    """A launch is served only if its processes would import the modules as the spare process has."""
+    found = new(spares, "pandas")
+    ready(spares)
+    ahead = f"{AHEAD}preloads.ahead"
+    assert local.run(f"{ahead}", 1, env=ENV).value == ("pandas",)
+    assert local.run(f"import os\nos.environ['X'] = '1'\n{ahead}", 1, env=ENV).value == ()
+    assert local.run(f"torch = 1\n{ahead}", 1, env=ENV).value == ()
+    assert spares.spare is found
+    # A module of the user changes what imports depend on: the rank says so, and the next launch has new processes.
+    (tmp_path / "changes.py").write_text("import os\nos.environ['KERAS_BACKEND'] = 'torch'\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert local.run(f"import changes\n{ahead}", 1, env=ENV).value == ("pandas",)
+    assert any("KERAS_BACKEND changed after pandas" in line.text for line in local.view.record.recent)
+    assert spares.spare is None
+    found = new(spares, "pandas")
+    ready(spares)
+    assert local.run(ahead, 1, env=(*ENV, ("TF_NAME", "1"))).value == ()
+    until(lambda: found.ended, "a spare process that has another environment is ended")
+
+
+def test_a_changed_installation_is_another_setting(tmp_path, monkeypatch, spares):
+    packages = tmp_path / "site-packages"
+    packages.mkdir()
+    monkeypatch.syspath_prepend(packages)
+    before = setting_of(os.environ, 1)
+    assert setting_of(os.environ, 1) == before
+    (packages / "torch-9.dist-info").mkdir()
+    assert setting_of(os.environ, 1) != before
+    assert setting_of({**os.environ, "A": "1"}, 1) != setting_of(os.environ, 1)
+
+
+def test_a_spare_process_that_gives_up(local, spares, tmp_path, monkeypatch):
+    """It ends if a module has started a thread or cannot be imported, and after a while without a launch."""
+    (tmp_path / "starts_a_thread.py").write_text(
+        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    )
+    for module in ("starts_a_thread", "no_such_module"):
+        found = new(spares, module, PYTHONPATH=os.pathsep.join((str(tmp_path), *sys.path)))
+        until(found.has_refused, "the spare process ends")
+        assert local.run(f"{AHEAD}preloads.ahead", 1).value == ()
+        assert spares.spare is None
+    monkeypatch.setattr(spare, "IDLE_S", 0.0)
+    found = new(spares, "json")
+    ready(spares)
+    until(lambda: found.ended, "it is idle for too long")
+    assert not found.has_refused()
+
+
+def test_nothing_outlives_a_killed_driver(driver, monkeypatch):
+    monkeypatch.setenv("SPARKRING_SPARE", "1")
+    found = driver("""
+        from sparkring.launchers import spare
+        spare.REST_S = 0.0
+        run("import pandas", -2)
+        while not (spare.spares.spare and spare.spares.spare.is_ready()): time.sleep(0.01)
+        run('''
+            from sparkring.worker.rank import preloads
+            import subprocess, time
+            child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+            print("up", *preloads.ahead, flush=True)
+            time.sleep(1000)
+        ''', -2)
+    """)
+    for rank in (0, 1):
+        found.until_said(rf"^\[{rank}\] up pandas$")
+    assert len(found.family()) == 7  # the spare process, two members, two ranks and their two children
+    found.process.kill()
+    until(lambda: not found.family(), "nothing is left")
