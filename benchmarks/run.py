@@ -40,6 +40,7 @@ import latency  # noqa: E402
 import loading  # noqa: E402
 import panel  # noqa: E402
 import reading  # noqa: E402
+import search  # noqa: E402
 import sets  # noqa: E402
 import start  # noqa: E402
 import training  # noqa: E402
@@ -69,6 +70,7 @@ BENCHMARKS: dict[str, Callable[[Effort], list[Row]]] = {
     "checkpoints": checkpoints.files,
     "restarts": checkpoints.runs,
     "panel": panel.live,
+    "search": search.time_to_good,
 }
 PACKAGES = (
     "sparkring",
@@ -81,6 +83,7 @@ PACKAGES = (
     "ipython",
     "ipyparallel",
     "numpy",
+    "optuna",
 )
 RESULTS = HERE / "RESULTS.md"
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,7 @@ from sparkring.history import describe, events, item_records, lines, run_store
 from sparkring.history.events import Failure
 from sparkring.history.record import RunRecord, replay
 from sparkring.views import displays, html, live
+from sparkring.views.sections import search as search_section
 from sparkring.views.terminal import TerminalView
 
 FAILED = Failure("exception", "ValueError: <b>no</b> data", error="builtins.ValueError")
@@ -136,7 +139,7 @@ def test_the_page_is_told_of_each_item_once():
         (11, "running"),
         (12, "running"),
     ]
-    assert rows[0] == [0, "shop='<i>0</i>'", "failed", 1, 0.0, 1.0, "0", FAILED.summary, {"mape": 0.0}]
+    assert rows[0] == [0, "shop='<i>0</i>'", "failed", 1, 0.0, 1.0, "0", FAILED.summary, {"mape": 0.0}, {}, []]
     later = replay([events.ItemEnded(130.0, 12, "finished")], running())
     assert [(row[0], row[5]) for row in told(later, 130.0)] == [(12, 18.0), (11, None)]
     (state,) = (each for each in live.whole(later, 130.0) if each["kind"] == "state")
@@ -155,3 +158,95 @@ def test_the_terminal():
     assert "11 of 300 items · 1 failed · 2 at once · " in stream.getvalue()
     view.close(ended())
     assert "sparkring: failed: 11 of 12 items finished · 1 failed" in stream.getvalue()
+
+
+# ── A search ──────────────────────────────────────────────────────────────────
+
+
+def trial(number: int, values: list[float], ending: events.ItemEnding | None, **parameters: float | str) -> list:
+    """Return the events of a trial that reports these values of val_loss, one at each step."""
+    found: list[events.Event] = [events.ItemStarted(100.0, number, f"lr={number}", 0, parameters=parameters)]
+    for step, value in enumerate(values, 1):
+        found.append(events.Metrics({"val_loss": value, "<b>": 1.0}, step=step, time=101.0, rank=0))
+    return [*found, *([] if ending is None else [events.ItemEnded(102.0, number, ending, "")])]
+
+
+def searched(*, over: bool) -> RunRecord:
+    """Return a search of four trials: two have finished, one was pruned, and one diverges."""
+    space = (
+        events.Searched("lr", 1e-4, 1e-1, log=True),
+        events.Searched("act", choices=("relu", "<i>tanh</i>")),
+        events.Searched("width", choices=("64", "128")),
+    )
+    found = [
+        *begun(4, 1),
+        events.SearchBegan(100.0, "val_loss", "min", space),
+        *trial(0, [3.0, 2.0, 1.5], "finished", lr=1e-4, act="relu", width=64),
+        *trial(1, [3.0, 2.5, 0.03125], "finished", lr=1e-2, act="<i>tanh</i>", width=128),
+        *trial(2, [4.0], "pruned", lr=1e-1, act="relu", width=64),
+        *trial(3, [9.0, 1e9], "finished" if over else None, lr=1e-3, act="relu", width=128),
+    ]
+    if over:
+        found += [events.SearchEnded(103.0, {"act": 0.25, "lr": 0.75}), events.RunFinished(103.0, "finished")]
+    return replay(found)
+
+
+def test_the_best_trial_is_said_everywhere():
+    assert describe.items_progress(searched(over=False)) == (
+        "3 of 4 items · 1 pruned · best val_loss 0.03125 (item 1) · 1 at once"
+    )
+    record = searched(over=True)
+    assert describe.outcome(record) == "3 of 4 items finished · 1 pruned · best val_loss 0.03125 (item 1)"
+    stream = io.StringIO()
+    TerminalView(stream).close(record)
+    assert stream.getvalue().splitlines()[-2:] == [
+        "sparkring: importance: lr 75 %, act 25 %",
+        "sparkring: 3 of 4 items finished · 1 pruned · best val_loss 0.03125 (item 1) in 3.0 s",
+    ]
+    (state,) = (each for each in live.whole(record, 103.0) if each["kind"] == "state")
+    assert state["progress"] == describe.items(record), "the panel says so also after the run"
+
+
+def test_a_search_as_pictures():
+    """The saved form has three pictures. What users write is escaped."""
+    shown = html.panel(searched(over=True), now=103.0, final=True)
+    assert shown.count('src="data:image/png;base64,') == 3
+    assert 'alt="lr, act, width and val_loss of all trials"' in shown
+    assert "best val_loss 0.03125 (item 1) · blue: finished; grey: pruned; orange: best" in shown
+    assert "importance: lr 75 %, act 25 %" in shown
+    assert "<i>tanh" not in shown
+    assert "data:image" not in html.panel(searched(over=False), now=103.0, final=False)
+
+
+def test_the_page_is_told_of_a_search():
+    feed = live.Feed()
+
+    def told(record: RunRecord, now: float, kind: str) -> list[live.Message]:
+        return [message for message in feed.news(record, now) if message["kind"] == kind]
+
+    (search,) = told(searched(over=False), 103.0, "search")
+    assert (search["metric"], search["mode"], search["importance"]) == ("val_loss", "min", {})
+    assert search["parameters"][0] == {"name": "lr", "low": 1e-4, "high": 1e-1, "log": True, "choices": []}
+    assert json.loads(json.dumps(search)) == search
+    assert not told(searched(over=False), 110.0, "search"), "once is enough"
+    (search,) = told(searched(over=True), 120.0, "search")
+    assert search["importance"] == {"act": 0.25, "lr": 0.75}
+    rows = [row for each in live.whole(searched(over=True), 120.0) if each["kind"] == "items" for row in each["rows"]]
+    assert rows[1][-2:] == [{"lr": 0.01, "act": "<i>tanh</i>", "width": 128}, [(1.0, 3.0), (2.0, 2.5), (3.0, 0.03125)]]
+
+
+def test_a_trial_keeps_a_limited_curve():
+    found = replay([*begun(1, 1), events.SearchBegan(100.0, "val_loss", "max"), *trial(0, [*range(5000)], None)]).items
+    assert found is not None
+    (running,) = found.running
+    assert 32 <= len(running.curve) <= 64
+    assert (running.curve[0], running.curve[-1]) == ((1.0, 0.0), (5000.0, 4999.0))
+
+
+def test_charts_of_searches_follow_the_rules_of_the_page():
+    """tests/views/panel/search.test.mjs tests the page with the same cases."""
+    cases = json.loads((Path(__file__).parent / "search.json").read_text(encoding="utf-8"))
+    for values, mode, expected in cases["extent"]:
+        assert search_section.extent(values, mode) == tuple(expected)
+    for parameter, value, expected in cases["place"]:
+        assert search_section.place(events.Searched("x", **parameter), value) == pytest.approx(expected)

@@ -44,21 +44,20 @@ class ItemRecord(NamedTuple):
 class Search(NamedTuple):
     """What the items search for; events.SearchBegan explains the fields, and events.SearchEnded the `importance`.
 
-    `best` has the trials each of which was better than all before it, in the order of their ends: pairs of the item's
-    number and its value.
+    `best` is the best item that has finished so far, and its value.
     """
 
     metric: str
     mode: Literal["min", "max"]
     parameters: tuple[events.Searched, ...] = ()
     importance: Mapping[str, float] = {}
-    best: tuple[tuple[int, float], ...] = ()
+    best: tuple[int, float] | None = None
 
     def better(self, value: float) -> bool:
-        """Whether a value is better than that of the best trial so far."""
-        if not self.best or math.isnan(value):
+        """Whether a value is better than that of the best item so far."""
+        if self.best is None or math.isnan(value):
             return not math.isnan(value)
-        return value < self.best[-1][1] if self.mode == "min" else value > self.best[-1][1]
+        return value < self.best[1] if self.mode == "min" else value > self.best[1]
 
 
 class ItemsRecord(NamedTuple):
@@ -149,8 +148,7 @@ def ended(items: ItemsRecord, event: events.ItemEnded) -> ItemsRecord:
     if items.search is not None and over.state in ("finished", "kept"):
         value = over.metrics.get(items.search.metric, math.nan)
         if items.search.better(value):
-            best = (*items.search.best, (over.item, value))
-            items = items._replace(search=items.search._replace(best=best))
+            items = items._replace(search=items.search._replace(best=(over.item, value)))
     counts = {event.ending: getattr(items, event.ending) + 1}
     return items._replace(ended=(*items.ended, over)[-ITEMS_KEPT:], **counts)
 

@@ -1,4 +1,4 @@
-"""Curves as pictures that stay in the notebook: a small PNG for each chart, which matplotlib draws.
+"""Charts as pictures that stay in the notebook: a small PNG for each chart, which matplotlib draws.
 
 JupyterLab removes scripts and inline SVG from a notebook that it does not trust, and so do some web pages. Pictures
 stay. A picture holds only numbers and lines. Names that users choose are written beside the picture, since its font may
@@ -8,10 +8,11 @@ lack their letters.
 from __future__ import annotations
 
 import base64
+import functools
 import io
 import warnings
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparkring.history.describe import number
 from sparkring.history.metrics import Curve, Mark, Point
@@ -53,13 +54,24 @@ _RC: dict[str, Any] = {
 }
 
 
+class Drawing(NamedTuple):
+    """A function that draws into Axes, and the width of the picture in CSS pixels."""
+
+    draw: Callable[[Axes], None]
+    width: int = WIDTH
+
+
 def figures(charts: Sequence[Sequence[Curve]], axis: str, marks: Sequence[Mark] = ()) -> str:
     """A <figure> for each chart: an <img>, or its description if there is no picture."""
-    pictures = _pictures(charts, axis, marks)
+    drawn = pictures([Drawing(functools.partial(_chart, curves=curves, axis=axis, marks=marks)) for curves in charts])
     return "".join(
-        f"<figure>{_caption(curves)}{_image(picture, text(words(curves, axis)))}</figure>"
-        for curves, picture in zip(charts, pictures, strict=True)
+        figure(_caption(curves), picture, words(curves, axis)) for curves, picture in zip(charts, drawn, strict=True)
     )
+
+
+def figure(caption: str, picture: str, said: str, width: int = WIDTH) -> str:
+    """A <figure> with a picture and its caption, which is HTML. `said` describes the picture in words."""
+    return f"<figure>{caption}{_image(picture, text(said), width)}</figure>"
 
 
 def _caption(curves: Sequence[Curve]) -> str:
@@ -70,46 +82,44 @@ def _caption(curves: Sequence[Curve]) -> str:
     return f"<figcaption>{' &nbsp; '.join(named)}</figcaption>"
 
 
-def _image(picture: str, said: str) -> str:
+def _image(picture: str, said: str, width: int) -> str:
     if not picture:
         return f"<div><small>{said}</small></div>"
     source = f"data:image/png;base64,{picture}"
-    return f'<img alt="{said}" class="sr-figure" width="{WIDTH}" height="{HEIGHT}" src="{source}">'
+    return f'<img alt="{said}" class="sr-figure" width="{width}" height="{HEIGHT}" src="{source}">'
 
 
-def _pictures(charts: Sequence[Sequence[Curve]], axis: str, marks: Sequence[Mark]) -> list[str]:
-    """Return the charts as PNG in base64. All are '' if they are too large, or if matplotlib cannot draw them."""
+def pictures(drawings: Sequence[Drawing]) -> list[str]:
+    """Return drawings as PNG in base64. All are '' if they are too large, or if matplotlib cannot draw them."""
     try:
         for quality in _QUALITIES:
-            found = [base64.b64encode(png).decode() for png in _drawn(charts, axis, marks, *quality)]
+            found = [base64.b64encode(png).decode() for png in _drawn(drawings, *quality)]
             if sum(map(len, found)) <= PICTURES_BYTES:
                 return found
     except Exception:  # the user's version of matplotlib, settings and fonts may raise anything
         pass
-    return [""] * len(charts)
+    return [""] * len(drawings)
 
 
-def _drawn(
-    charts: Sequence[Sequence[Curve]], axis: str, marks: Sequence[Mark], sharpness: int, colours: int
-) -> list[bytes]:
+def _drawn(drawings: Sequence[Drawing], sharpness: int, colours: int) -> list[bytes]:
     import matplotlib
     import matplotlib.style
 
     with warnings.catch_warnings(), matplotlib.rc_context():
         warnings.simplefilter("ignore")
         matplotlib.style.use(["default", _RC])
-        return [_png(curves, axis, marks, sharpness, colours) for curves in charts]
+        return [_png(drawing, sharpness, colours) for drawing in drawings]
 
 
-def _png(curves: Sequence[Curve], axis: str, marks: Sequence[Mark], sharpness: int, colours: int) -> bytes:
+def _png(drawing: Drawing, sharpness: int, colours: int) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from PIL import Image
 
-    width, height = WIDTH / _DOTS_PER_INCH, HEIGHT / _DOTS_PER_INCH
+    width, height = drawing.width / _DOTS_PER_INCH, HEIGHT / _DOTS_PER_INCH
     canvas = FigureCanvasAgg(Figure((width, height), dpi=_DOTS_PER_INCH * sharpness))
     inside = 1 - (_LEFT + _RIGHT) / width, 1 - (_TOP + _BOTTOM) / height
-    _chart(canvas.figure.add_axes((_LEFT / width, _BOTTOM / height, *inside)), curves, axis, marks)
+    drawing.draw(canvas.figure.add_axes((_LEFT / width, _BOTTOM / height, *inside)))
     canvas.draw()  # type: ignore[no-untyped-call]
     out = io.BytesIO()
     pixels = canvas.buffer_rgba()  # type: ignore[no-untyped-call]

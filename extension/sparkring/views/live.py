@@ -10,6 +10,7 @@ A message is a dict of JSON values with the `run` and a `kind`:
     state     the state of the run, and a column for each fact about its ranks
     sections  the HTML of those sections (views/sections) that have changed, by name
     charts    the curves as numbers (views/charts), all of them when one has changed
+    search    what the items search for, if they are the trials of a search
     items     a row for each item that runs, and for each item that has ended since the last message of this kind, with
               the FIELDS of panel/src/items.js
 
@@ -62,6 +63,7 @@ class Feed:
         self._state_due = 0.0
         self._sections: dict[str, str] = {}
         self._charts: Message = {}
+        self._search: Message = {}
         self._items_ended = 0
         self._sections_due = 0.0
 
@@ -112,11 +114,14 @@ class Feed:
     def _new_items(self, record: RunRecord) -> list[Message]:
         if record.items is None:
             return []
+        search = search_message(record)
+        found = [search] if search != self._search else []
+        self._search = search
         new = record.items.over - self._items_ended
         self._items_ended += new
         ended = record.items.ended[-new:] if new else ()
         rows = [_item(each, record.started) for each in (*ended, *record.items.running)]
-        return [{"run": record.run_id, "kind": "items", "rows": rows}] if rows else []
+        return [*found, {"run": record.run_id, "kind": "items", "rows": rows}] if rows else found
 
 
 def whole(record: RunRecord, now: float) -> list[Message]:
@@ -171,7 +176,26 @@ def _item(found: ItemRecord, began: float) -> list[Any]:
         lines.plain(found.value),
         error,
         {lines.plain(name): value for name, value in found.metrics.items() if math.isfinite(value)},
+        {name: lines.plain(value) if isinstance(value, str) else value for name, value in found.parameters.items()},
+        [(at, float(f"{value:.6g}")) for at, value in found.curve],
     ]
+
+
+def search_message(record: RunRecord) -> Message:
+    """Return what the items search for, and how much each parameter matters; {} if they are not those of a search."""
+    search = None if record.items is None else record.items.search
+    if search is None:
+        return {}
+    return {
+        "run": record.run_id,
+        "kind": "search",
+        "metric": lines.plain(search.metric),
+        "mode": search.mode,
+        "parameters": [
+            each._asdict() | {"choices": [lines.plain(choice) for choice in each.choices]} for each in search.parameters
+        ],
+        "importance": dict(search.importance),
+    }
 
 
 # ── State ─────────────────────────────────────────────────────────────────────
@@ -187,6 +211,8 @@ def state_message(record: RunRecord, now: float) -> Message:
     if record.items is not None:
         fraction, words = record.items.fraction, describe.items_progress(record) if running else ""
         left = describe.items_left(record, now) if running else ""
+        if record.items.search is not None and not running:
+            words = describe.items(record)
     return {
         "run": record.run_id,
         "kind": "state",

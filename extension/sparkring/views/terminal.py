@@ -57,6 +57,7 @@ class TerminalView:
         told += [f"sparkring: {line}" for line in reading.closing_words(record, record.ended)]
         told += [f"sparkring: {line}" for line in timelines.closing_words(record)]
         told += [f"sparkring: {line}" for line in displays.closing_words(record)]
+        told += [f"sparkring: {line}" for line in filter(None, [describe.importance(record)])]
         if not describe.quick(record):
             told.append(f"sparkring: {describe.closing(record, record.ended)}")
             if record.outcome == "finished" and record.log_folder:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import itertools
+import math
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from sparkring.capture.picklability import Namespace
 from sparkring.engine.foreach.schedule import Item
 from sparkring.engine.foreach.steering import Steering
 from sparkring.errors import CaptureError, OptionsError
+from sparkring.history import describe
 from sparkring.history.events import Failure
 from sparkring.runtime.parameters import Parameters, as_text
 from sparkring.runtime.report import short_repr
@@ -140,7 +142,7 @@ class Items:
                 return Problem(number, short_repr(value, NAME_CHARACTERS), Failure("code", summary))
         told = value._asdict() if isinstance(value, Parameters) else values
         self.shown[number] = {name: _shown(each) for name, each in told.items()}
-        name = _name(told)
+        name = _name(told) if told is values else _described(told)
         try:
             scripts, read = self._scripts_of(values)
         except CaptureError as error:
@@ -176,7 +178,7 @@ def _check_targets(targets: Targets, names: tuple[str, ...]) -> None:
 def _recorded(found: Parameters) -> dict[str, float | str]:
     """Return what the record keeps of the parameters: numbers, and short texts of other values."""
     return {
-        name: value if isinstance(value, int | float) and not isinstance(value, bool) else as_text(value)
+        name: value if type(value) in (int, float) and math.isfinite(value) else as_text(value)
         for name, value in found._asdict().items()
     }
 
@@ -200,6 +202,14 @@ def _name(values: Mapping[str, Any]) -> str:
         return short_repr(values[ITEM], NAME_CHARACTERS) or "None"
     each = NAME_CHARACTERS // max(1, len(values))
     return ", ".join(f"{name}={short_repr(value, each) or 'None'}" for name, value in values.items())
+
+
+def _described(parameters: Mapping[str, Any]) -> str:
+    """Return a short text of a trial's parameters: `lr=0.001, width=64`, with numbers rounded as views do."""
+    texts = {
+        name: describe.number(each) if isinstance(each, float) else as_text(each) for name, each in parameters.items()
+    }
+    return ", ".join(f"{name}={text}" for name, text in texts.items())
 
 
 def _shown(value: Any) -> Any:

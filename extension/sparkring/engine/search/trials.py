@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import math
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -57,6 +59,7 @@ class Trials:
         self._running: dict[int, _Running] = {}  # by the number of the item
         self._journal: Journal | None = None
         self._attributes: dict[str, Any] = {}
+        self._complete = 0  # how many trials of this run and of earlier ones have ended with a value
         self._grid: Iterator[dict[str, Any]] = iter(())
 
     def __iter__(self) -> Trials:
@@ -108,6 +111,8 @@ class Trials:
             earlier = self._earlier.popleft()
             if earlier.state in (TrialState.COMPLETE, TrialState.PRUNED):
                 self._taken += 1
+                if earlier.state == TrialState.COMPLETE:
+                    self._completed()
                 return self._search.space.values(earlier.params)  # Optuna knows how it has ended
             attributes, enqueued = {**attributes, AGAIN: earlier.number}, earlier.params
         elif self._search.sampler == "grid":
@@ -172,9 +177,16 @@ class Trials:
             self.study.tell(found.trial, state=TrialState.PRUNED)
         elif ending in ("finished", "kept") and not math.isnan(value):
             self.study.tell(found.trial, value)
+            self._completed()
         else:
             self.study.tell(found.trial, state=TrialState.FAIL)
         self._changed()
+
+    def _completed(self) -> None:
+        self._complete += 1
+        if self._complete == LEAST_TRIALS:
+            # It imports scikit-learn, which takes seconds: in a thread, while trials run.
+            threading.Thread(target=importlib.import_module, args=("optuna.importance",), daemon=True).start()
 
     def _changed(self) -> None:
         if self._journal is not None:
@@ -185,7 +197,7 @@ class Trials:
             self._journal.close()
 
     def summary(self) -> SearchEnded | None:
-        found = {} if self.study is None else _importance(self.study, self.names)
+        found = _importance(self.study, self.names) if self._complete >= LEAST_TRIALS else {}
         return SearchEnded(time.time(), found) if found else None
 
 
@@ -219,14 +231,13 @@ def _sampler(wanted: Any, seed: int) -> Any:
 
 def _importance(study: Any, names: tuple[str, ...]) -> dict[str, float]:
     """Return how much each parameter matters, as fractions of 1, or {} if the trials do not tell."""
-    import optuna
-
-    done = [trial for trial in study.get_trials(deepcopy=False) if trial.state == optuna.trial.TrialState.COMPLETE]
-    if len(names) < 2 or len(done) < LEAST_TRIALS:
+    if len(names) < 2:
         return {}
     try:
-        evaluator = optuna.importance.PedAnovaImportanceEvaluator()
-        found = optuna.importance.get_param_importances(study, evaluator=evaluator, params=list(names))
+        from optuna import importance
+
+        evaluator = importance.PedAnovaImportanceEvaluator()
+        found = importance.get_param_importances(study, evaluator=evaluator, params=list(names))
     except Exception:  # of any type: it is an estimate, and may fail for example if all values are equal
         return {}
     return {name: float(value) for name, value in found.items() if math.isfinite(value)}

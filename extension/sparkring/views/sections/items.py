@@ -15,7 +15,7 @@ RUNNING_SHOWN = 8
 FAILED_SHOWN, FIRST_SHOWN = 20, 20
 METRICS_SHOWN = 4
 BEST_SHOWN = 3
-SIGNS = {"running": "▶", "finished": "✓", "failed": "✗", "stopped": "■", "kept": "✓"}
+SIGNS = {"running": "▶", "finished": "✓", "failed": "✗", "stopped": "■", "kept": "✓", "pruned": "✂"}
 
 
 def html(record: RunRecord, now: float, form: Form) -> str:

@@ -85,6 +85,8 @@ class Rank:
         if os.getpid() == self.pid:
             with held_back():
                 self.home.send(message)
+            if self.item_ends and isinstance(message, messages.Metrics):
+                raise KeyboardInterrupt  # again: some libraries, such as scikit-learn, catch the first one and go on
 
     def listen(self) -> None:
         """In another thread: receive messages, flush unfinished lines of output, and repeat an interrupt that waits.

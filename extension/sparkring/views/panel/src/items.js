@@ -2,7 +2,7 @@
 
 // A message has an array for each row, with the values in the order of FIELDS. In the table, COLUMNS come before the metrics
 // and LAST_COLUMNS after them; each has a name and a title.
-const FIELDS = ["item", "name", "state", "attempt", "began", "took", "value", "error", "metrics"];
+const FIELDS = ["item", "name", "state", "attempt", "began", "took", "value", "error", "metrics", "parameters", "curve"];
 export const COLUMNS = [["item", "#"], ["name", "item"], ["state", "state"], ["attempt", "attempt"], ["took", "took"]];
 export const LAST_COLUMNS = [["value", "value"], ["error", ""]];
 
@@ -10,6 +10,7 @@ export class Items {
   constructor() {
     this.rows = new Map(); // by the number of the item
     this.metrics = []; // names, in the order in which they came
+    this.changes = 0; // how many messages have come
     this.tried = false; // whether an item has had more than one attempt
     this.column = "item";
     this.descending = false;
@@ -18,6 +19,7 @@ export class Items {
   }
 
   add(message) {
+    this.changes += 1;
     for (const told of message.rows) {
       const row = Object.fromEntries(FIELDS.map((name, at) => [name, told[at]]));
       this.rows.set(row.item, row);

@@ -5,7 +5,7 @@ import { COLUMNS, LAST_COLUMNS, value } from "./items.js";
 import { duration, number } from "./words.js";
 
 const ROW = 20; // px, as in panel.css
-const SIGNS = { running: "▶", finished: "✓", failed: "✗", stopped: "■", kept: "✓" };
+const SIGNS = { running: "▶", finished: "✓", failed: "✗", stopped: "■", kept: "✓", pruned: "✂" };
 // The least width of each column in px, and its share of the width that is left. If the box is too narrow, it scrolls.
 const WIDTHS = { item: [48], name: [140, 1.5], state: [84], attempt: [56], took: [72], value: [80, 1], error: [140, 2] };
 const METRIC_WIDTH = [80], GAP = 12; // px, as in panel.css

@@ -5,12 +5,13 @@ import { ChartsView } from "./charts.js";
 import { make, put } from "./elements.js";
 import { ItemsView } from "./itemsview.js";
 import { LogView } from "./log.js";
+import { SearchView } from "./searchview.js";
 import { RankView } from "./tiles.js";
 import { duration } from "./words.js";
 
 export const KERNEL_GONE = "ended with the kernel";
 const LOOKS = { starting: "", interrupted: "sr-cut", "timed out": "sr-cut", [KERNEL_GONE]: "sr-cut" };
-const TABS = ["logs", "items", "metrics", "shards", "checkpoints", "restarts", "timeline", "code"];
+const TABS = ["logs", "items", "search", "metrics", "shards", "checkpoints", "restarts", "timeline", "code"];
 
 let panels = 0;
 
@@ -27,6 +28,8 @@ export class Panel {
     this.bodies.logs.append(this.log.element);
     this.items = new ItemsView(this);
     this.bodies.items.append(this.items.element);
+    this.search = new SearchView(this);
+    this.bodies.search.append(this.search.element);
     this.charts = new ChartsView(this);
     this.numbers = make("div");
     this.bodies.metrics.append(this.charts.element, this.numbers);
@@ -34,6 +37,7 @@ export class Panel {
     this.resized = new ResizeObserver(() => this.schedule());
     this.resized.observe(this.log.box);
     this.resized.observe(this.charts.element);
+    this.resized.observe(this.search.element);
     // When the theme changes, front ends change attributes of these two elements. The charts must then be drawn again,
     // because they use the theme's text colour.
     this.themed = new MutationObserver(() => this.schedule());
@@ -128,9 +132,11 @@ export class Panel {
       for (const name of this.htmlDirty) this.drawHtml(name);
       if (this.run.items.rows.size && this.buttons.items.hidden) {
         this.buttons.items.hidden = false;
-        this.select("items"); // when the first items come: they tell more than the log
+        this.select(this.run.search ? "search" : "items"); // when the first items come: they tell more than the log
       }
+      this.buttons.search.hidden = !this.run.search;
       if (this.tab === "items") this.items.draw(this.now() - (this.run.state?.started ?? 0));
+      if (this.tab === "search") this.search.draw();
       if (this.tab === "logs" && !this.log.draw()) this.schedule();
       if (this.tab === "metrics") this.charts.draw(this.run.curves);
     });

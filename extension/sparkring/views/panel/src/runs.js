@@ -21,6 +21,7 @@ class Run {
     this.items = new Items();
     this.state = null;
     this.html = {};
+    this.search = null; // the last message of kind "search"
     this.curves = null; // the last message of kind "charts"
     this.offset = 0; // this machine's clock minus the kernel's, in seconds
     this.heard = this.stops = this.stopping = false;
@@ -39,6 +40,7 @@ class Run {
       this.offset = this.last - message.now;
       if (message.ended) this.settle(0);
     } else if (message.kind === "items") this.items.add(message);
+    else if (message.kind === "search") this.search = message;
     else if (message.kind === "sections") Object.assign(this.html, message.html);
     else if (message.kind === "charts") this.curves = message;
     else if (message.kind === "heard") {

@@ -1,0 +1,180 @@
+"""How long a search takes to reach a given loss: with and without pruning, and compared with Optuna's own loop.
+
+The trials of all contestants run one after another, with the same sampler and the same seeds. Ours run in a process of
+their own, whose start counts, and which imports what it needs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import math
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import optuna
+from harness import US, Effort, Goal, Measured, Row, Turns
+
+import sparkring
+
+UNPRUNED, LOOP = f"{US}, prune=False", "study.optimize, with the same pruner"
+HALF, NO_WORSE = Goal(0.5, ratio=True), Goal(1.1, ratio=True)
+STEPS, STEP_S = 30, 0.02  # of a test function: each trial approaches its value step by step
+
+
+class Task(NamedTuple):
+    """What to search for: `losses(**values)` yields the loss after each step, and the search ends at the loss `good`.
+
+    The ranges are as for Optuna's FloatDistribution: low, high, and whether the scale is logarithmic.
+    """
+
+    losses: Callable[..., Iterator[float]]
+    ranges: Mapping[str, tuple[float, float, bool]]
+    good: float
+    trials: int
+
+
+def branin(x: float, y: float) -> float:
+    bend = y - 5.1 / (4 * math.pi**2) * x**2 + 5 / math.pi * x - 6
+    return bend**2 + 10 * (1 - 1 / (8 * math.pi)) * math.cos(x) + 10
+
+
+def hartmann(x: float, y: float, z: float) -> float:
+    scales = ((3, 10, 30), (0.1, 10, 35), (3, 10, 30), (0.1, 10, 35))
+    places = ((0.3689, 0.117, 0.2673), (0.4699, 0.4387, 0.747), (0.1091, 0.8732, 0.5547), (0.0382, 0.5743, 0.8828))
+    distances = [
+        sum(a * (v - p) ** 2 for a, p, v in zip(*both, (x, y, z), strict=True))
+        for both in zip(scales, places, strict=True)
+    ]
+    return -sum(weight * math.exp(-far) for weight, far in zip((1, 1.2, 3, 3.2), distances, strict=True))
+
+
+def ackley(x: float, y: float) -> float:
+    far, waves = math.sqrt((x * x + y * y) / 2), (math.cos(2 * math.pi * x) + math.cos(2 * math.pi * y)) / 2
+    return -20 * math.exp(-0.2 * far) - math.exp(waves) + 20 + math.e
+
+
+def rate(lr: float, decay: float) -> float:
+    return (math.log10(lr) + 3) ** 2 + (math.log10(decay) + 4) ** 2 / 4
+
+
+def approached(function: Callable[..., float], height: float, **values: float) -> Iterator[float]:
+    for step in range(1, STEPS + 1):
+        time.sleep(STEP_S)
+        yield function(**values) + height * math.exp(-step / 4)
+
+
+def net(lr: float, width: float, alpha: float) -> Iterator[float]:
+    """Train a small network on the digits: the loss on the part that it does not learn from, after each epoch."""
+    import warnings
+
+    import numpy
+    from sklearn.datasets import load_digits
+    from sklearn.metrics import log_loss
+    from sklearn.neural_network import MLPClassifier
+
+    warnings.simplefilter("ignore")
+    x, y = load_digits(return_X_y=True)
+    x, y = numpy.tile(x / 16, (5, 1)), numpy.tile(y, 5)  # so that an epoch takes longer than a report
+    learnt = numpy.arange(len(x)) % 1797 < 1200
+    model = MLPClassifier((round(width),), learning_rate_init=lr, alpha=alpha, solver="sgd", random_state=0)
+    for _ in range(STEPS):
+        model.partial_fit(x[learnt], y[learnt], classes=range(10))
+        yield float(log_loss(y[~learnt], model.predict_proba(x[~learnt])))
+
+
+def _approached(
+    function: Callable[..., float], height: float, good: float, **ranges: tuple[float, float, bool]
+) -> Task:
+    return Task(functools.partial(approached, function, height), ranges, good, 100)
+
+
+FUNCTIONS = (
+    _approached(branin, 100, 0.6, x=(-5, 10, False), y=(0, 15, False)),
+    _approached(hartmann, 2, -3.7, x=(0, 1, False), y=(0, 1, False), z=(0, 1, False)),
+    _approached(ackley, 10, 1.5, x=(-5, 5, False), y=(-5, 5, False)),
+    _approached(rate, 5, 0.05, lr=(1e-6, 1, True), decay=(1e-7, 0.1, True)),
+)
+NET = (Task(net, {"lr": (1e-4, 3, True), "width": (8, 128, True), "alpha": (1e-6, 1, True)}, 0.22, 60),)
+
+
+def time_to_good(effort: Effort) -> list[Row]:
+    seeds = range(1 if effort.quick else 2)
+    rows = []
+    for what, tasks in (("4 test functions", FUNCTIONS), ("a small network on the digits", NET)):
+        turns = Turns(
+            min(effort.runs, 3),
+            {
+                US: functools.partial(_all, _ours, tasks, seeds, prune=True),
+                UNPRUNED: functools.partial(_all, _ours, tasks, seeds, prune=False),
+                LOOP: functools.partial(_all, _loop, tasks, seeds),
+            },
+        )
+        told = f"search of {what}, {len(seeds)} seeds: to a given loss, in all"
+        rows += [
+            turns.row(told, "s", "reached", UNPRUNED, goal=HALF),
+            turns.row("… compared with Optuna's own loop", "s", "reached", LOOP, goal=NO_WORSE),
+        ]
+    return rows
+
+
+def _all(search: Callable[..., float], tasks: tuple[Task, ...], seeds: range, **settings: Any) -> Measured:
+    return {"reached": sum(search(task, seed, **settings) for task in tasks for seed in seeds)}
+
+
+def _ours(task: Task, seed: int, *, prune: bool) -> float:
+    """Search with sparkring, and return the seconds until a trial has reported a loss that is good enough."""
+    ranges = {
+        name: sparkring.log_uniform(low, high) if log else sparkring.uniform(low, high)
+        for name, (low, high, log) in task.ranges.items()
+    }
+    search = sparkring.search(**ranges, trials=task.trials, minimize="loss", prune=prune, seed=seed)
+    losses, good = task.losses, task.good
+    with tempfile.TemporaryDirectory() as folder:
+        reached = Path(folder, "reached")
+
+        def train(trial: Any) -> None:
+            for step, loss in enumerate(losses(**trial), 1):
+                sparkring.log(step=step, loss=loss)
+                if loss <= good and not reached.exists():
+                    reached.touch()
+
+        begun = time.perf_counter()
+        run = sparkring.foreach(train, search, np=-1, quiet=True, background=True)
+        while not (reached.exists() or run.done):
+            time.sleep(0.001)
+        took = time.perf_counter() - begun
+        run.stop()
+        with contextlib.suppress(KeyboardInterrupt):
+            run.result()
+    return took
+
+
+def _loop(task: Task, seed: int) -> float:
+    """Search with Optuna's own loop, in this process."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+    def objective(trial: optuna.Trial) -> float:
+        values = {name: trial.suggest_float(name, low, high, log=log) for name, (low, high, log) in task.ranges.items()}
+        loss = math.nan
+        for step, loss in enumerate(task.losses(**values), 1):
+            trial.report(loss, step)
+            if loss <= task.good:
+                study.stop()
+                break
+            if trial.should_prune():
+                raise optuna.TrialPruned
+        return loss
+
+    study = optuna.create_study(
+        sampler=optuna.samplers.TPESampler(seed=seed, constant_liar=True),
+        pruner=optuna.pruners.SuccessiveHalvingPruner(),
+    )
+    begun = time.perf_counter()
+    with contextlib.redirect_stderr(io.StringIO()):
+        study.optimize(objective, n_trials=task.trials)
+    return time.perf_counter() - begun

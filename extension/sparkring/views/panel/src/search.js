@@ -1,0 +1,78 @@
+// What the Search tab shows, computed from the rows of the items and from the last message of kind "search".
+
+const ENDED_WELL = new Set(["finished", "kept"]);
+const FAR = 2; // how many times the distance from the best value to the worse quarter fits into a chart
+
+// Return the trials that have a value, in the order of their numbers.
+export function trialsOf(rows, metric) {
+  return [...rows].filter((row) => row.metrics[metric] !== undefined && row.state !== "failed")
+    .map(({ item, state, metrics, parameters, curve }) => ({ item, state, value: metrics[metric], parameters, curve,
+      whole: ENDED_WELL.has(state) }))
+    .sort((a, b) => a.item - b.item);
+}
+
+// Return the lowest and the highest value that a chart shows. Values that are far worse than most, as of a trial that
+// diverges, are beyond its edge.
+export function extent(values, mode) {
+  const sorted = values.filter(Number.isFinite).sort((a, b) => a - b);
+  if (!sorted.length) return [0, 1];
+  let low = sorted[0], high = sorted[sorted.length - 1];
+  const worse = sorted[Math.round((mode === "min" ? 0.75 : 0.25) * (sorted.length - 1))];
+  if (mode === "min" && worse > low) high = Math.min(high, low + FAR * (worse - low));
+  if (mode === "max" && worse < high) low = Math.max(low, high - FAR * (high - worse));
+  return low < high ? [low, high] : [low - 0.5, high + 0.5];
+}
+
+// Return the best value so far after each trial that has finished, as pairs of the trial's number and the value.
+export function bests(trials, mode) {
+  const found = [];
+  for (const { item, value, whole } of trials) {
+    if (!whole || !Number.isFinite(value)) continue;
+    const last = found.length ? found[found.length - 1][1] : null;
+    found.push([item, last === null || (mode === "min" ? value < last : value > last) ? value : last]);
+  }
+  return found;
+}
+
+export function bestOf(trials, mode) {
+  const whole = trials.filter((trial) => trial.whole && Number.isFinite(trial.value));
+  const better = mode === "min" ? (a, b) => a.value < b.value : (a, b) => a.value > b.value;
+  return whole.reduce((best, trial) => (best === null || better(trial, best) ? trial : best), null);
+}
+
+// Return where a value is on the axis of a parameter, from 0 (its lower end) to 1; null if it is not on the axis.
+export function place({ low, high, log, choices }, value) {
+  if (choices.length) {
+    const at = choices.findIndex((choice) => choice === value || Number(choice) === value);
+    return at < 0 ? null : choices.length === 1 ? 0.5 : at / (choices.length - 1);
+  }
+  if (typeof value !== "number") return null;
+  if (low === high) return 0.5;
+  return log ? Math.log(value / low) / Math.log(high / low) : (value - low) / (high - low);
+}
+
+// Return labels of an axis, as pairs of a place and the value there.
+export function marks(axis) {
+  const { low, high, log, choices } = axis;
+  const values = choices.length ? choices : low === high ? [low]
+    : log ? roundNumbers(Math.log10(low), Math.log10(high), 4).map((power) => 10 ** power) : roundNumbers(low, high, 4);
+  return values.map((value) => [place(axis, value), value]);
+}
+
+// Return the trials that are within all brushes: for the number of an axis, a brush has its lower and its upper end.
+export function brushed(trials, axes, brushes) {
+  const wanted = [...brushes];
+  return trials.filter((trial) => wanted.every(([axis, [from, to]]) => {
+    const at = axes[axis].at(trial);
+    return at !== null && at >= from - 1e-9 && at <= to + 1e-9;
+  }));
+}
+
+// Return round numbers between two values, for the labels of an axis.
+export function roundNumbers(low, high, most) {
+  const rough = (high - low) / most, power = 10 ** Math.floor(Math.log10(rough));
+  const step = power * [1, 2, 5, 10].find((digit) => digit * power >= rough);
+  const found = [];
+  for (let at = Math.ceil(low / step); at * step <= high + step * 1e-9; at++) found.push(Number((at * step).toPrecision(12)));
+  return found;
+}

@@ -1,0 +1,151 @@
+"""The trials of a search as pictures: their curves, the best value so far, and their parameters."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from sparkring.history import describe
+from sparkring.history.events import Searched
+from sparkring.history.item_records import ItemRecord, Search
+from sparkring.history.record import RunRecord
+from sparkring.views.figure import WIDTH, Drawing, figure, pictures
+from sparkring.views.markup import AMBER, BLUE, GREY, note, text
+from sparkring.views.sections import Form
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+FAR = 2  # how many times the distance from the best value to the worse quarter fits into a chart
+CURVES_SHOWN = 1_000
+_LABEL = 12  # characters of a choice that an axis shows
+_WHOLE = ("finished", "kept")
+
+
+def html(record: RunRecord, now: float, form: Form) -> str:
+    """Return the pictures of a search that is over; '' during the run, in which the live panel draws them itself."""
+    search = None if record.items is None else record.items.search
+    if record.items is None or search is None or form != "final":
+        return ""
+    trials = [each for each in record.items.known if each.state != "failed" and search.metric in each.metrics]
+    if not trials:
+        return ""
+    # The best trial is drawn last, and pruned trials first.
+    best = -1 if search.best is None else search.best[0]
+    order = sorted(trials[-CURVES_SHOWN:], key=lambda each: (each.item == best, each.state in _WHOLE))
+    looks = [_looks(each, best) for each in order]
+    metric = text(search.metric)
+    curves, history, parameters = pictures(
+        [
+            Drawing(lambda axes: _curves(axes, search, order, looks)),
+            Drawing(lambda axes: _history(axes, search, trials)),
+            Drawing(lambda axes: _parameters(axes, search, order, looks), 2 * WIDTH),
+        ]
+    )
+    names = ", ".join(each.name for each in search.parameters)
+    told = describe.dotted(describe.best_trial(record), "blue: finished; grey: pruned; orange: best")
+    drawn = [
+        figure(f"<figcaption><b>{metric}</b> by step or epoch</figcaption>", curves, f"{search.metric} of all trials"),
+        figure(f"<figcaption>best <b>{metric}</b> by trial</figcaption>", history, describe.best_trial(record)),
+        figure(
+            "<figcaption>parameters</figcaption>", parameters, f"{names} and {search.metric} of all trials", 2 * WIDTH
+        ),
+    ]
+    return f'<div class="sr-charts">{"".join(drawn)}{note(told)}{note(describe.importance(record))}</div>'
+
+
+def _looks(trial: ItemRecord, best: int) -> dict[str, Any]:
+    if trial.item == best:
+        return {"color": AMBER, "lw": 1.6}
+    return (
+        {"color": BLUE, "lw": 0.8, "alpha": 0.6} if trial.state in _WHOLE else {"color": GREY, "lw": 0.6, "alpha": 0.4}
+    )
+
+
+def extent(values: Sequence[float], mode: str) -> tuple[float, float]:
+    """Return the lowest and the highest value that a chart shows, by the rule of extent() in panel/src/search.js."""
+    found = sorted(filter(math.isfinite, values))
+    if not found:
+        return 0.0, 1.0
+    low, high = found[0], found[-1]
+    worse = found[math.floor((0.75 if mode == "min" else 0.25) * (len(found) - 1) + 0.5)]
+    if mode == "min" and worse > low:
+        high = min(high, low + FAR * (worse - low))
+    if mode == "max" and worse < high:
+        low = max(low, high - FAR * (high - worse))
+    return (low, high) if low < high else (low - 0.5, high + 0.5)
+
+
+def _curves(axes: Axes, search: Search, trials: Sequence[ItemRecord], looks: Sequence[dict[str, Any]]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    for trial, look in zip(trials, looks, strict=True):
+        axes.plot(*zip(*trial.curve, strict=True), **look, **_dot(len(trial.curve) == 1)) if trial.curve else None
+    axes.set_ylim(*_wider(extent([value for trial in trials for _, value in trial.curve], search.mode)))
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(4))
+    axes.grid(axis="y")
+
+
+def _dot(wanted: bool) -> dict[str, Any]:
+    return {"marker": "o", "markersize": 2.5} if wanted else {}
+
+
+def _history(axes: Axes, search: Search, trials: Sequence[ItemRecord]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    for colour, whole in ((GREY, False), (BLUE, True)):
+        found = [(each.item, each.metrics[search.metric]) for each in trials if (each.state in _WHOLE) == whole]
+        if found:
+            axes.plot(*zip(*found, strict=True), ls="", marker="o", markersize=2.5, color=colour, alpha=0.7)
+    ended = [each for each in trials if each.state in _WHOLE]
+    so_far = itertools.accumulate((each.metrics[search.metric] for each in ended), min if search.mode == "min" else max)
+    axes.step([each.item for each in ended], list(so_far), where="post", color=AMBER, lw=1.4)
+    axes.set_ylim(*_wider(extent([each.metrics[search.metric] for each in trials], search.mode)))
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(4))
+    axes.grid(axis="y")
+    axes.set_xlabel("trial", labelpad=1)
+
+
+def _wider(bounds: tuple[float, float]) -> tuple[float, float]:
+    low, high = bounds
+    return low - 0.05 * (high - low), high + 0.05 * (high - low)
+
+
+def _parameters(axes: Axes, search: Search, trials: Sequence[ItemRecord], looks: Sequence[dict[str, Any]]) -> None:
+    low, high = extent([each.metrics[search.metric] for each in trials], search.mode)
+    metric = Searched(search.metric, low, high)
+    columns = [*search.parameters, metric]
+    for trial, look in zip(trials, looks, strict=True):
+        values = [trial.parameters.get(each.name, "") for each in search.parameters]
+        places = [*(place(each, value) for each, value in zip(search.parameters, values, strict=True))]
+        inside = min(max(trial.metrics[search.metric], low), high)
+        axes.plot(range(len(columns)), [*places, place(metric, inside)], **look)
+    for x, column in enumerate(columns):
+        axes.plot([x, x], [0, 1], color=GREY, lw=0.8)
+        axes.text(x, 1.08, column.name[: 2 * _LABEL], ha="center", va="bottom", weight="bold")
+        labels = column.choices or tuple(map(describe.number, (column.low, column.high)))
+        for at, label in enumerate(labels):
+            height = at / (len(labels) - 1) if len(labels) > 1 else 0.5
+            axes.text(x, height, f" {label[:_LABEL]}", va="center", fontsize=6.5)
+    axes.set_axis_off()
+    axes.set_xlim(-0.1, len(columns) - 0.6)
+    axes.set_ylim(-0.05, 1.15)
+
+
+def place(parameter: Searched, value: float | str) -> float:
+    """Return where a value is on the axis of a parameter, from 0 (its lower end) to 1; NaN if it is not on the axis."""
+    if parameter.choices:
+        written = str(value)
+        found = next((at for at, choice in enumerate(parameter.choices) if choice == written), None)
+        return math.nan if found is None else found / (len(parameter.choices) - 1) if parameter.choices[1:] else 0.5
+    if isinstance(value, str):
+        return math.nan
+    if parameter.low == parameter.high:
+        return 0.5
+    if parameter.log:
+        return math.log(value / parameter.low) / math.log(parameter.high / parameter.low)
+    return (value - parameter.low) / (parameter.high - parameter.low)

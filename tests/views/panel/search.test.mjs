@@ -1,0 +1,50 @@
+// What the Search tab computes from the rows of the items.
+
+import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+import test from "node:test";
+import { bestOf, bests, brushed, extent, marks, place, roundNumbers, trialsOf } from "../../../extension/sparkring/views/panel/src/search.js";
+
+const cases = JSON.parse(readFileSync(new URL("../search.json", import.meta.url), "utf8"));
+const LR = { name: "lr", low: 1e-5, high: 1e-1, log: true, choices: [] };
+const row = (item, state, loss, lr = 1e-3) => (
+  { item, state, metrics: loss === undefined ? {} : { loss }, parameters: { lr }, curve: [[1, loss]] });
+const trials = trialsOf([row(3, "kept", 1), row(0, "finished", 3, 1e-5), row(1, "pruned", 0.5), row(2, "finished", 2), row(4, "failed", 0),
+                         row(5, "running", undefined)], "loss");
+
+test("trials have a value and have not failed, in the order of their numbers", () => {
+  assert.deepEqual(trials.map(({ item }) => item), [0, 1, 2, 3]);
+  assert.deepEqual(trials.map(({ whole }) => whole), [true, false, true, true]);
+});
+
+test("the best value so far is that of a trial that has finished", () => {
+  assert.deepEqual(bests(trials, "min"), [[0, 3], [2, 2], [3, 1]]);
+  assert.deepEqual(bests(trials, "max"), [[0, 3], [2, 3], [3, 3]]);
+  assert.equal(bestOf(trials, "min").item, 3);
+  assert.equal(bestOf(trials, "max").item, 0);
+  assert.equal(bestOf([], "min"), null);
+});
+
+test("ranges and places are those of views/sections/search.py", () => {
+  for (const [values, mode, expected] of cases.extent) assert.deepEqual(extent(values, mode), expected);
+  for (const [parameter, value, expected] of cases.place) {
+    const found = place({ low: 0, high: 0, log: false, choices: [], ...parameter }, value);
+    assert.ok(Math.abs(found - expected) < 1e-9, `${JSON.stringify(parameter)}: ${found}`);
+  }
+  assert.equal(place({ choices: ["relu"] }, "tanh"), null);
+});
+
+test("brushes on several axes choose the trials that are within all of them", () => {
+  const axes = [{ at: ({ parameters }) => place(LR, parameters.lr) }, { at: ({ value }) => value / 3 }];
+  const numbers = (...brushes) => brushed(trials, axes, new Map(brushes)).map(({ item }) => item);
+  assert.deepEqual(numbers(), [0, 1, 2, 3]);
+  assert.deepEqual(numbers([0, [0.4, 0.6]]), [1, 2, 3]);
+  assert.deepEqual(numbers([0, [0.4, 0.6]], [1, [0.3, 1]]), [2, 3]);
+});
+
+test("an axis is labelled with round numbers", () => {
+  assert.deepEqual(roundNumbers(0, 10, 4), [0, 5, 10]);
+  assert.deepEqual(roundNumbers(0.13, 0.5, 4), [0.2, 0.3, 0.4, 0.5]);
+  assert.deepEqual(marks(LR).map(([, value]) => Math.round(Math.log10(value))), [-5, -4, -3, -2, -1]);
+  assert.deepEqual(marks({ choices: ["relu", "tanh"] }), [[0, "relu"], [1, "tanh"]]);
+});
