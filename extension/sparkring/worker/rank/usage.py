@@ -73,9 +73,14 @@ class _Spent(NamedTuple):
 
 def _spent() -> _Spent:
     """Return what this process, and its children that have ended, have spent so far."""
-    cpu = os.times()
-    cpu_s = cpu.user + cpu.system + cpu.children_user + cpu.children_system
+    children = os.times()
+    cpu_s = time.process_time() + children.children_user + children.children_system
     return _Spent(time.perf_counter(), cpu_s, process.read_bytes())
+
+
+def _spent_here() -> _Spent:
+    """Return what this thread has spent so far."""
+    return _Spent(time.perf_counter(), time.thread_time(), process.read_bytes("thread-self"))
 
 
 class _Imports:
@@ -100,13 +105,13 @@ class _Imports:
     def _import(self, name: str, *arguments: Any, **keywords: Any) -> Any:
         if self._under_way or name in sys.modules or threading.get_ident() != self._thread:
             return self._real(name, *arguments, **keywords)
-        began = _spent()
+        began = _spent_here()
         self._under_way = True
         try:
             return self._real(name, *arguments, **keywords)
         finally:
             self._under_way = False
-            self.spent = self.spent.plus(_spent().less(began))
+            self.spent = self.spent.plus(_spent_here().less(began))
 
 
 class _MemoryWatch:
@@ -144,7 +149,7 @@ class _MemoryWatch:
             self._look()
             pause_s = LOOKS_IN * (time.thread_time() - began)
         self._look()
-        self.spent = _Spent(0.0, time.thread_time(), process.read_bytes("thread-self"))
+        self.spent = _spent_here()._replace(seconds=0.0)
 
     def _look(self) -> None:
         rank = process.memory(os.getpid())
