@@ -408,8 +408,42 @@ def test_foreach_runs_the_cell_for_each_item(kernel: Kernel) -> None:
     assert wrong.evalue == "%%foreach: `shop_list` raised NameError: name 'shop_list' is not defined."
     wrong = kernel.run("%%foreach x in sparkring.search(x=[1, 2]) -n -2\nx").error
     assert wrong.evalue == 'search() needs the name of one metric: minimize="val_loss" or maximize="accuracy".'
+    kernel.run("left = iter(shops)").done()
+    assert "of the iterator `left`" in kernel.run("%%foreach x in left --plan\nx").error.evalue
+    plan = kernel.run("%%foreach x in iter(shops) -n -2 --plan\nx")
+    assert "fit on this machine" in plan.result
+    assert kernel.value("_.result.values, next(left)") == "(['a'], 'a')"
     assert complete(kernel, "%%foreach x in sho") == ["shops"]
     assert complete(kernel, "%%foreach x in shops --retr") == ["--retries"]
+
+
+def test_foreach_over_notebooks(kernel: Kernel, tmp_path: Path) -> None:
+    """A notebook runs in the cell's namespace. Names of the clause override its parameters."""
+
+    def write(name: str, *cells: str) -> None:
+        made = [nbformat.v4.new_code_cell(cell) for cell in cells]
+        made[0].metadata.tags = ["parameters"]
+        nbformat.write(nbformat.v4.new_notebook(cells=made), tmp_path / name)
+
+    cells = ("rate: float = 0.5; power = 2", "%matplotlib inline\nscore = scaled(rate) ** power\n!echo hi")
+    write("good one.ipynb", *cells)
+    write("other.ipynb", "power = 1", "score = rate + float(table.sum())")
+    write("bad.ipynb", "power = 3", "score = rate\n1 / 0")
+    kernel.run(f"import os, sparkring, numpy as np\nos.chdir({str(tmp_path)!r})\npower, table = 100, np.ones(3)").done()
+    kernel.run("def scaled(x):\n    return x * factor\n\nfactor = 10").done()
+    cell = kernel.run(
+        """
+        %%foreach path, rate in [(p, r) for p in ["good one", "other", "bad", "none"] for r in (1, 2)] -n -2
+        %run {path}.ipynb
+        score, power
+        """
+    )
+    values = [(100, 2), (400, 2), (4.0, 1), (5.0, 1), None, None, None, None]
+    assert kernel.value("sparkring.last_result.values") == str(values)
+    assert "(bad.ipynb cell 2 line 2: `1 / 0`): items 4, 5" in cell.error.evalue
+    assert f"cell line 2: %run {{path}}.ipynb: there is no file {tmp_path}/none.ipynb" in cell.error.evalue
+    kernel.run('%%foreach rate in [3] -n -1\n%run "good one.ipynb"\nscore').done()
+    assert kernel.value("_.values") == "[900]"
 
 
 def test_tab_offers_options_and_their_values(kernel: Kernel) -> None:

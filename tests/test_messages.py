@@ -75,6 +75,7 @@ EXAMPLES: list[Message] = [
     messages.UserMessage("text"),
     messages.Metrics({"loss": 0.5, "nan": float("inf")}, step=3, epoch=None, steps=10),
     messages.Displayed(1, "image/png", b"png", "<Figure>", 3, item=7),
+    messages.ItemMeasured(1.5, 0.5, 1.0, 10, 20, 30, 40, 2, 50, 60, 240, 32),
     messages.DataOpened(0, "data", "parquet", ("a", "b"), "a > 1", "v1", 2, 4, 100, 1000, 32),
     messages.DataPlanned(0, 1, (messages.Piece(0, -1, 10), messages.Piece(1, 3, 5, 2)), ((0, "a"),), 3, 9),
     messages.DataRead(0, 1, 10, 2, 1000, None, 5, 0.1, 2.0, "part-0, row group 1 of 2", False),

@@ -166,6 +166,22 @@ def test_what_survives(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
     assert 0.85 < accuracy < 1
 
 
+@pytest.mark.slow
+def test_hundreds_of_models(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
+    """After the kill, exactly the missing items run. Bad trials of the search are pruned."""
+    found = outputs("hundreds")
+    assert re.match(r"plan of 300 items: \d+ at once fit on this machine", result(found["plan"]))
+    kept = int(re.search(r"killed with (\d+) of 300 results", printed(found["kill"]))[1])  # type: ignore[index]
+    assert 137 <= kept < 300
+    states = dict(re.findall(r"^ *(\d+) items (\w+)$", printed(found["result"]), re.MULTILINE))
+    assert {state: int(count) for count, state in states.items()} == {"kept": kept, "finished": 300 - kept}
+    assert float(re.search(r"four weeks: (\d+\.\d)%", printed(found["result"]))[1]) < 20  # type: ignore[index]
+    pruned = int(re.search(r"(\d+) of 32 trials were pruned", printed(found["best"]))[1])  # type: ignore[index]
+    assert 0 < pruned < 32
+    for cell in ("picture", "search-picture"):
+        assert any("image/png" in output.get("data", {}) for output in found[cell])
+
+
 def test_a_horovodrunner_notebook_needs_the_extension_and_one_line() -> None:
     cells = nbformat.read(NOTEBOOKS / "coming_from_databricks.ipynb", as_version=4).cells
     ids = [cell.id for cell in cells]

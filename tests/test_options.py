@@ -333,7 +333,7 @@ def test_gang_completions(line, expected):
         (" x in (y for y in z if y in w)", "x", "(y for y in z if y in w)", ForeachOptions(-3)),
         (" x in y --fresh-process", "x", "y", ForeachOptions(-3, fresh_after=1)),
         (" x in y --fresh-after 20 --fail-fast", "x", "y", ForeachOptions(-3, fresh_after=20, fail_fast=True)),
-        (" x in y --timeout-each 1.5 --seed 7", "x", "y", ForeachOptions(-3, timeout_each_s=1.5, seed=7)),
+        (" x in y --timeout-each 1.5 --gpus .5", "x", "y", ForeachOptions(-3, timeout_each_s=1.5, gpus=0.5)),
         (
             " x in y --np-each 2 --framework torch --env A=1 --push a,b --name 'my run' --background",
             "x",
@@ -358,13 +358,17 @@ def test_foreach_lines(line, targets, items, expected, monkeypatch):
         ("x", "begins with"),
         ("x in", "begins with"),
         ("x in y: pass", "begins with"),
-        ("x in y -n 4", "use -n -4 for processes here"),
         ("x in y -n 0", "how many items run at once"),
         ("x in y --retires 3", "unrecognized arguments: --retires"),
         ("x in y --fresh-process --fresh-after 2", "choose one"),
         ("x in y --np-each 2", "needs a --framework"),
         ("x in y --np-each 2 --framework barrier", "invalid choice"),
         ("x in y --timeout-each 0", "greater than 0"),
+        ("x in y --gpus some", "not a number of GPUs"),
+        ("x in y --gpus 1.5", "neither a number of GPUs nor a fraction"),
+        ("x in y --gpus 0.5 --np-each 2 --framework torch", "cannot share a GPU"),
+        ("x in y -n 2 --gpus 0.5", "set spark.task.resource.gpu.amount=0.5"),
+        ("x in y --plan --background", "leave --background out"),
     ],
 )
 def test_bad_foreach_lines(line, word):

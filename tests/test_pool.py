@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from fake_launcher import Exit, FakeRank, Vanish
 
+from sparkring.capture.packing import unpack_names
 from sparkring.engine import api
 from sparkring.engine.foreach import pool, slot
 from sparkring.engine.foreach.content import digest
-from sparkring.engine.foreach.items import Targets
+from sparkring.engine.foreach.items import Items, Targets
 from sparkring.engine.foreach.kept import Kept
 from sparkring.engine.foreach.run import ForeachSpec
 from sparkring.engine.options import ForeachOptions
@@ -23,7 +24,7 @@ from sparkring.engine.spec import Cell
 from sparkring.errors import ItemsFailed, LaunchError, OptionsError, RunFailed
 from sparkring.history import describe, run_store
 from sparkring.history.record import RunRecord
-from sparkring.wire.messages import Metrics, Output
+from sparkring.wire.messages import Metrics, Output, Script
 
 
 def test_items_in_their_order(runs):
@@ -54,6 +55,25 @@ def test_items_in_their_order(runs):
     assert record.items == result.record.items, "a later kernel reads the same"
     assert (record.items.total, record.items.finished, record.items.running) == (5, 5, ())
     assert len(runs.view.record.items.ended) == 5
+
+
+def test_an_item_takes_its_scripts_along():
+    """The key of its result depends on what the scripts contain. What they read of the notebook is sent, too."""
+    script = Script("{path}", "a.py", "/a.py", (("/a.py", "x = 1"),))
+    found = [
+        Items(["a.py"], Targets("path"), {"table": [1]}, scripts_of=lambda values, made=made: (made, ["table"]))
+        for made in ((), (script,), (script._replace(parts=(("/a.py", "x = 2"),)),))
+    ]
+    kept = []
+    for items in found:
+        items.key_of = lambda values: digest(values)
+        kept.append(items.take())
+    assert len({item.key for item in kept}) == 3
+    assert kept[1].scripts == (script,)
+    namespace: dict[str, Any] = {}
+    unpack_names(kept[1].parts[0], namespace, kept[1].parts[1:])
+    assert (namespace["path"], namespace["table"]) == ("a.py", [1])
+    assert kept[1].name == "path='a.py'"
 
 
 def test_an_empty_list_starts_nothing(runs):

@@ -113,6 +113,20 @@ def test_what_is_read(folder: Path) -> None:
         read_script("steps.ipynb")
 
 
+def test_parameters_that_are_given(folder: Path) -> None:
+    """In a cell with the tag `parameters`, the defaults of given names are left out; lines keep their number."""
+    source = "lr = 0.1; steps: int = (\n  3\n)\nother = 'é'; lr = 2\nif lr: steps = 1\n"
+    cells = [
+        {"cell_type": "code", "source": source, "metadata": {"tags": ["parameters"]}},
+        {"cell_type": "code", "source": "lr = 3"},
+    ]
+    (folder / "given.ipynb").write_text(json.dumps({"nbformat": 4, "cells": cells}))
+    parts = find_script("given.ipynb", str, str, {"lr", "steps"}).parts
+    assert parts[0][1] == "pass; pass\n\n\nother = 'é'; pass\nif lr: steps = 1\n"
+    assert parts[1][1] == "lr = 3"
+    assert find_script("given.ipynb", str, str).parts[0][1] == source
+
+
 @pytest.mark.parametrize(
     ("text", "patterns", "expected"),
     [

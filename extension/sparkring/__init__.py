@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from sparkring.engine.background import BackgroundRun as BackgroundRun
     from sparkring.engine.distributors import MirroredStrategyRunner as MirroredStrategyRunner
     from sparkring.engine.distributors import TorchDistributor as TorchDistributor
+    from sparkring.engine.foreach.plan import Plan as Plan
     from sparkring.engine.foreach.result import ForeachResult as ForeachResult
     from sparkring.engine.result import RunResult as RunResult
     from sparkring.engine.search.search import search as search
@@ -47,6 +48,7 @@ _HOMES = {
     "ForeachResult": "engine.foreach.result",
     "HorovodRunner": "engine.api",
     "MirroredStrategyRunner": "engine.distributors",
+    "Plan": "engine.foreach.plan",
     "RunResult": "engine.result",
     "TorchDistributor": "engine.distributors",
     "last_result": "engine.api",

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import builtins
+import re
 import signal
 import textwrap
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from leaks import MARK
+from leaks import MARK, marked
 from rings import Recording
 from waiting import until
 
@@ -298,6 +300,54 @@ def test_not_on_a_rank(local):
     """A rank cannot start items of its own, and the error says what to do instead."""
     with pytest.raises(RunFailed, match="call it in the notebook, or use a loop"):
         local.run("import sparkring\nsparkring.foreach(len, ['a'])", 1)
+
+
+# Takes memory of four kinds: the process's own, the notebook's (`table`), that of another process, and of mapped files.
+MEASURED = """
+    import os, pathlib, subprocess, sys, time
+    import ctypes.util
+    own = b"x" * 60_000_000
+    code = "block = b'x' * 40_000_000; print(1, flush=True); input()"
+    child = subprocess.Popen([sys.executable, "-SEc", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    child.stdout.readline()
+    read = len(pathlib.Path("large").read_bytes()) + float(table.sum())
+    begun = time.thread_time()
+    while time.thread_time() < begun + 0.3 or (number and not os.path.exists("go")):
+        pathlib.Path(f"up-{number}").touch()
+    child.communicate(b"\\n")
+    batch_size = 16
+    number * 10
+"""
+
+
+def test_plan(pools, tmp_path, monkeypatch, watch):
+    """Only the first item runs, and its result can be kept. The plan's memory is that of the items that run later."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "large").write_bytes(bytes(5_000_000))
+    pools.notebook["table"] = np.ones(4_000_000)
+    plan = pools.run("number in range(3)", MEASURED, plan=True, checkpoint_dir="kept")
+    assert plan.result.values == [0]
+    assert [each.name for each in tmp_path.glob("up-*")] == ["up-0"]
+    assert (plan.items, plan.at_once, plan.warning, plan.rule_bytes) == (3, 2, "", None)
+    assert 0.25 < plan.cpu_share * plan.seconds < 10
+    assert 5_000_000 < plan.read_bytes < 6_000_000, "neither imports nor the measuring count"
+    assert plan.start_s > 0
+    assert plan.binds == "cores"
+    assert "3 items" in str(plan)
+    assert plan._repr_html_().count("<tr") == 7
+
+    later = pools.in_background("number in range(3)", MEASURED, checkpoint_dir="kept")
+    until(lambda: all((tmp_path / f"up-{number}").exists() for number in (1, 2)), "two items are at their peak")
+    measured = sum(proportional_bytes(pid) for pid in marked(watch.mark))
+    (tmp_path / "go").touch()
+    assert list(later.result(60).table.state) == ["kept", "finished", "finished"]
+    assert plan.memory_at(2) == pytest.approx(measured, rel=0.2)
+
+
+def proportional_bytes(pid: int) -> int:
+    """How much memory a process holds, in which what n processes share counts as an nth for each of them."""
+    found = re.search(r"^Pss: +(\d+) kB$", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
+    return int(found[1]) * 1024
 
 
 SURVIVES = """

@@ -68,6 +68,23 @@ attempt("behind one that is not there", -2, gpus=1, env=(("CUDA_VISIBLE_DEVICES"
 attempt("hidden from the driver", -1, gpus=1, env=(("CUDA_VISIBLE_DEVICES", ""),))
 attempt("more ranks than GPUs", -5)
 used(-2, gpus=2)
+
+import sparkring
+
+def items(name, np, gpus, **options):
+    def item(number):
+        from sparkring import world
+        return [list(world().gpus), os.environ.get("CUDA_VISIBLE_DEVICES")]
+    try:
+        result = sparkring.foreach(item, [0] * -np, np=np, gpus=gpus, quiet=True, **options)
+        found[name] = [result.gpus, result.result.values] if "plan" in options else result.values
+    except SparkringError as error:
+        found[name] = f"{type(error).__name__}: {error}"
+
+items("two share one", -4, 0.5, env={"CUDA_VISIBLE_DEVICES": "3,1"})
+items("two for an item", -2, 2)
+items("planned", -1, 0.5, plan=True, env={"CUDA_VISIBLE_DEVICES": "2"})
+items("too few for items", -3, 0.3, env={"CUDA_VISIBLE_DEVICES": ""})
 """
 WITHOUT = """
 attempt("as they are", -1)
@@ -134,6 +151,13 @@ def test_local(driver, four_gpus):
         "LaunchError: needs 6 GPUs (2 ranks × 3), but 4 found on this machine: 0 (NVIDIA Fake, 80 GB), 1 (NVIDIA Fake, "
         "80 GB), 2 (NVIDIA Fake, 80 GB), 3 (NVIDIA Fake, 80 GB). Use fewer ranks, fewer GPUs for each, or --gpus 0 "
         "for none."
+    )
+    assert sorted(value[1] for value in found["two share one"]) == ["1", "1", "3", "3"]
+    assert sorted(value[1] for value in found["two for an item"]) == ["0,1", "2,3"]
+    assert found["planned"] == [1, [[["2"], "2"]]]
+    assert found["too few for items"] == (
+        "LaunchError: needs 1 GPU (3 items × 0.3), but 0 found on this machine under CUDA_VISIBLE_DEVICES=''. Use "
+        "fewer items at once, fewer GPUs for each, or --gpus 0 for none."
     )
     assert "1 found on this machine under CUDA_VISIBLE_DEVICES='1,7,2': 1 (" in found["behind one that is not there"]
     assert (

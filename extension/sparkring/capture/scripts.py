@@ -8,12 +8,13 @@ from __future__ import annotations
 import ast
 import glob
 import importlib.util
+import itertools
 import json
 import os
 import re
 import shlex
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from sparkring.errors import OptionsError
@@ -26,11 +27,18 @@ _QUOTED = re.compile(r"""["'\\]""")
 _ELSEWHERE = {flag: of for flags, of in (("db", "debugger"), ("plrsTD", "profiler"), ("tN", "timer")) for flag in flags}
 
 
-def find_script(line: str, expand: Callable[[str], str], transform: Callable[[str], str]) -> Script:
+def path_in(line: str) -> str:
+    """Return the path in a `%run` line as it is written, '' if there is none. Raises the errors of find_script()."""
+    return _parsed(line)[1]
+
+
+def find_script(
+    line: str, expand: Callable[[str], str], transform: Callable[[str], str], given: Collection[str] = ()
+) -> Script:
     """Read the script that a `%run` line names, and return it with the options and arguments of the line.
 
-    `expand` fills in the notebook's variables in the path; `transform` turns IPython cells into Python. Raises
-    OptionsError, which says what is wrong with the line or with the script.
+    `expand` fills in the notebook's variables in the path; `transform` turns IPython cells into Python. `given` is the
+    same as in read_script(). Raises OptionsError, which says what is wrong with the line or with the script.
     """
     flags, target, arguments = _parsed(line)
     if not target:
@@ -44,7 +52,7 @@ def find_script(line: str, expand: Callable[[str], str], transform: Callable[[st
         name = written.rpartition(".")[2] if "n" in flags else "__main__"
         found = Script(line, written, "", (), module=written)
     else:
-        found = read_script(written, transform)
+        found = read_script(written, transform, given)
         name = Path(found.path).stem if "n" in flags else "__main__"
     return found._replace(
         line=line,
@@ -56,8 +64,12 @@ def find_script(line: str, expand: Callable[[str], str], transform: Callable[[st
     )
 
 
-def read_script(written: str, transform: Callable[[str], str] | None = None) -> Script:
-    """Read the script at a path. Raises OptionsError if the script cannot be read or is not Python."""
+def read_script(written: str, transform: Callable[[str], str] | None = None, given: Collection[str] = ()) -> Script:
+    """Read the script at a path. Raises OptionsError if the script cannot be read or is not Python.
+
+    `given` are names that have values already: in a notebook's cell with the tag `parameters`, their defaults are left
+    out.
+    """
     path = os.path.abspath(os.path.expanduser(written))
     if not os.path.exists(path) and os.path.isfile(f"{path}.py"):  # the suffix may be left out, as in IPython
         written, path = f"{written}.py", f"{path}.py"
@@ -71,8 +83,13 @@ def read_script(written: str, transform: Callable[[str], str] | None = None) -> 
         return Script("", written, path, ((path, _checked(path, _decoded(path, data))),))
     if transform is None:
         raise OptionsError(f"{path} is not a Python script")
-    cells = _cells(path, data) if path.lower().endswith(".ipynb") else [(path, _decoded(path, data))]
-    return Script("", written, path, tuple((name, _checked(name, transform(source))) for name, source in cells))
+    if not path.lower().endswith(".ipynb"):
+        return Script("", written, path, ((path, _checked(path, transform(_decoded(path, data)))),))
+    parts: list[tuple[str, str]] = []
+    for name, source, has_parameters in _cells(path, data):
+        code = _checked(name, transform(source))
+        parts.append((name, _without_defaults(code, given) if has_parameters else code))
+    return Script("", written, path, tuple(parts))
 
 
 def split_arguments(text: str, *, patterns: bool) -> list[str]:
@@ -154,13 +171,29 @@ def _checked(name: str, source: str) -> str:
     return source
 
 
-def _cells(path: str, data: bytes) -> list[tuple[str, str]]:
-    """Return the code cells of a notebook, as pairs of a name for tracebacks and the code."""
+def _cells(path: str, data: bytes) -> list[tuple[str, str, bool]]:
+    """Return the code cells of a notebook: a name for tracebacks, the code, and whether the tag is `parameters`."""
     try:
-        cells = enumerate(json.loads(data)["cells"], 1)
-        return [(f"{path} cell {n}", "".join(cell["source"])) for n, cell in cells if cell["cell_type"] == "code"]
-    except (ValueError, KeyError, TypeError):
+        return [
+            (f"{path} cell {number}", "".join(cell["source"]), "parameters" in cell.get("metadata", {}).get("tags", ()))
+            for number, cell in enumerate(json.loads(data)["cells"], 1)
+            if cell["cell_type"] == "code"
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise OptionsError(f"{path} is not a notebook of nbformat 4") from None
+
+
+def _without_defaults(source: str, given: Collection[str]) -> str:
+    """Return the source with `pass` in place of each assignment to one of the names `given`, as in `lr = 0.1`."""
+    code = source.encode()
+    lines = [0, *itertools.accumulate(map(len, code.splitlines(keepends=True)))]  # where each line begins
+    for node in reversed(ast.parse(source).body):
+        match node:
+            case ast.Assign(targets=[ast.Name(name)]) | ast.AnnAssign(target=ast.Name(name)) if name in given:
+                begin = lines[node.lineno - 1] + node.col_offset
+                end = lines[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0)
+                code = code[:begin] + b"pass" + b"\n" * code[begin:end].count(b"\n") + code[end:]
+    return code.decode()
 
 
 def is_for_ipython(path: str) -> bool:

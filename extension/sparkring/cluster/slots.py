@@ -41,6 +41,11 @@ class Slots(NamedTuple):
     def free(self) -> int:
         return self.total - self.busy
 
+    @property
+    def executor_hosts(self) -> set[str]:
+        """The hosts that run tasks. In local mode, this is the driver's host."""
+        return set(self.hosts[1:] or self.hosts)
+
 
 class Stage:
     """A stage of sparkring that may be running: `title` says what it is for, `size` how many slots it holds.

@@ -8,12 +8,13 @@ from __future__ import annotations
 import operator
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from sparkring.capture.calls import options_apart
 from sparkring.engine.background import BackgroundRun
 from sparkring.engine.foreach import run as foreach_run
+from sparkring.engine.foreach.plan import Plan
 from sparkring.engine.foreach.result import ForeachResult
 from sparkring.engine.foreach.run import ForeachRun, ForeachSpec
 from sparkring.engine.options import ForeachOptions, Logs, Options, checked, checked_foreach, restarts
@@ -80,14 +81,16 @@ def _carry_out(run: Run) -> RunResult:
     return result
 
 
-def foreach_spec(spec: ForeachSpec, view: View | None = None) -> ForeachResult:
-    """Run the items of a spec, wait for them, and return the result.
+def foreach_spec(spec: ForeachSpec, view: View | None = None) -> ForeachResult | Plan:
+    """Run the items of a spec, wait for them, and return the result. If a plan is asked for, return the Plan.
 
     Raises ItemsFailed if items fail; RunFailed, LaunchError or KeyboardInterrupt if the run ends before all items have
     run; and the errors of foreach.run.prepare(). After an error of the run, `last_result` has the results of the items
     that ended before it.
     """
-    return _carry_out_items(_open_items(spec, view))
+    run = _open_items(spec, view)
+    result = _carry_out_items(run)
+    return run.plan or result
 
 
 def start_foreach(spec: ForeachSpec, view: View | None = None) -> BackgroundRun[ForeachResult]:
@@ -127,6 +130,7 @@ def foreach(
     fresh_after: int | None = None,
     np_each: int = 1,
     framework: str = "plain",
+    gpus: float | None = None,
     checkpoint_dir: str | os.PathLike[str] = "",
     fresh: bool = False,
     seed: int = 0,
@@ -134,7 +138,8 @@ def foreach(
     name: str = "",
     quiet: bool = False,
     background: bool = False,
-) -> ForeachResult | BackgroundRun[ForeachResult]:
+    plan: bool = False,
+) -> ForeachResult | BackgroundRun[ForeachResult] | Plan:
     """Call `function(item)` for each item, several at once, in processes on this machine. The items are independent.
 
         result = sparkring.foreach(train, stores, np=-4)
@@ -142,7 +147,8 @@ def foreach(
 
     `items` is any iterable, even an endless generator, since an item is taken only when a process is free for it. With
     np=-4, at most four items run at once; by default, one for each core. The other keywords are named like the options
-    of %%foreach, and have the same meanings. With background=True, foreach() returns a BackgroundRun at once.
+    of %%foreach, and have the same meanings. With background=True, foreach() returns a BackgroundRun at once. With
+    plan=True, only the first item runs, and foreach() returns a Plan, which says how many items fit at once.
 
     Raises ItemsFailed if items failed: the other items have run, and `sparkring.last_result` has all results. Raises
     OptionsError if an argument is invalid.
@@ -158,6 +164,7 @@ def foreach(
         retries=retries,
         fail_fast=fail_fast,
         fresh_after=1 if fresh_process else fresh_after,
+        gpus=gpus,
         env=tuple((env or {}).items()),
         checkpoint_dir=os.fspath(checkpoint_dir),
         fresh=fresh,
@@ -165,7 +172,10 @@ def foreach(
         name=name,
         quiet=quiet,
         background=background,
+        plan=plan,
     )
+    if plan and isinstance(items, Iterator):
+        raise OptionsError("foreach(plan=True) would take the first item of an iterator: pass a list in its place.")
     spec = ForeachSpec(Call(function), items, checked_foreach("foreach()", options))
     return start_foreach(spec) if background else foreach_spec(spec)
 

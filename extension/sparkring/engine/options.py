@@ -66,9 +66,10 @@ class ForeachOptions:
     If `np` is negative, at most -np items run at once, in processes on this machine; if it is positive, at most np
     items run at once, in Spark tasks. Each item runs on `each` ranks, which
     `framework` connects. `retries` is how often a failed item is tried again; None means once if its process died, and
-    never after an exception. A process runs at most `fresh_after` items; None means no limit. The random numbers of an
-    item depend on `seed` and on the item's number. Results are kept in `checkpoint_dir`. Items that already have a
-    result there do not run, unless `fresh` is set. The other options have the same meanings as in Options.
+    never after an exception. A process runs at most `fresh_after` items; None means no limit. Each rank gets `gpus`
+    GPUs; if that is a fraction, items share a GPU. The random numbers of an item depend on `seed` and on the item's
+    number. Results are kept in `checkpoint_dir`. Items that already have a result there do not run, unless `fresh` is
+    set. With `plan`, only the first item runs, and is measured. The other options have the same meanings as in Options.
     """
 
     np: int = -1
@@ -78,6 +79,7 @@ class ForeachOptions:
     retries: int | None = None
     fail_fast: bool = False
     fresh_after: int | None = None
+    gpus: float | None = None
     push: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
     seed: int = 0
@@ -87,6 +89,7 @@ class ForeachOptions:
     background: bool = False
     checkpoint_dir: str = ""
     fresh: bool = False
+    plan: bool = False
 
     @property
     def at_once(self) -> int:
@@ -104,6 +107,14 @@ def checked_foreach(who: str, found: ForeachOptions) -> ForeachOptions:
         raise OptionsError(f"{who}: --np-each {found.each} needs a --framework that connects the ranks of an item.")
     if found.fresh and not found.checkpoint_dir:
         raise OptionsError(f"{who}: --fresh needs a --checkpoint-dir.")
+    if found.gpus is not None and (found.gpus < 0 or (found.gpus > 1 and found.gpus != int(found.gpus))):
+        raise OptionsError(f"{who}: --gpus {found.gpus:g} is neither a number of GPUs nor a fraction of one.")
+    if found.gpus is not None and 0 < found.gpus < 1 and found.each > 1:
+        raise OptionsError(f"{who}: --gpus {found.gpus:g} with --np-each: the ranks of an item cannot share a GPU.")
+    if found.np > 0 and found.gpus is not None and 0 < found.gpus < 1:
+        raise OptionsError(f"{who}: Spark divides its GPUs itself: set spark.task.resource.gpu.amount={found.gpus:g}.")
+    if found.plan and found.background:
+        raise OptionsError(f"{who}: --plan runs one item and waits for it: leave --background out.")
     return found
 
 

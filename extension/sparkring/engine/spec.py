@@ -18,12 +18,15 @@ if TYPE_CHECKING:
 class Cell(NamedTuple):
     """A cell of a notebook. `scripts` are the scripts that the cell's %run lines name.
 
+    `scripts_of` returns all scripts for an item with these values, if a path depends on the item.
+
     `namespace` has the notebook's variables. The variables named in --pull are copied from rank 0 into it.
     """
 
     source: str
     namespace: dict[str, Any]
     scripts: Sequence[Script] = ()
+    scripts_of: Callable[[Mapping[str, Any]], Sequence[Script]] | None = None
 
 
 class Call(NamedTuple):

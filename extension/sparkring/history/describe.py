@@ -581,11 +581,11 @@ def explain_items(record: RunRecord) -> str:
     """Say how many items failed, and why. Items with the same error on the same line are listed together."""
     assert record.items is not None
     failed = [each for each in record.items.known if each.state == "failed"]
-    groups: dict[tuple[str, str, int], list[ItemRecord]] = {}
+    groups: dict[tuple[str, str, str], list[ItemRecord]] = {}
     for each in failed:
         assert each.failure is not None
         kind = each.failure.error or each.failure.signal or each.failure.summary
-        groups.setdefault((each.failure.cause, kind, _cell_line_of(each.failure)), []).append(each)
+        groups.setdefault((each.failure.cause, kind, _failed_at(record, each.failure)), []).append(each)
     found = record.items
     others = f"{found.finished + found.kept:,} finished" + "".join(
         f", {count:,} {state}" for count, state in ((found.pruned, "pruned"), (found.stopped, "stopped")) if count
@@ -604,20 +604,33 @@ def _alike(record: RunRecord, group: Sequence[ItemRecord]) -> str:
     """Say which items failed in the same way, and how: with the error of the first of them."""
     failure = group[0].failure
     assert failure is not None
-    line = _cell_line_of(failure)
-    code = first_line(code_line(record, line), _CODE_CHARACTERS)
-    place = f" (cell line {line}: `{code}`)" if code else f" (cell line {line})" if line else ""
+    place = _failed_at(record, failure)
     numbers = sorted(each.item for each in group)
     which = (
         f"item {numbers[0]} ({group[0].name})" if len(group) == 1 else f"items {rank_numbers(numbers[:_ITEMS_NAMED])}"
     )
     more = f" and {len(group) - _ITEMS_NAMED:,} more" if len(group) > _ITEMS_NAMED else ""
     advice = f"\n    {failure.advice}" if failure.advice else ""
-    return f"  {len(group):,} × {first_line(failure.summary)}{place}: {which}{more}{advice}"
+    return f"  {len(group):,} × {first_line(failure.summary)}{f' ({place})' if place else ''}: {which}{more}{advice}"
 
 
-def _cell_line_of(failure: Failure) -> int:
-    return next((frame.line for frame in reversed(failure.frames) if frame.filename == CELL_NAME), 0)
+def _failed_at(record: RunRecord, failure: Failure) -> str:
+    """Return the line of the cell, or of the script or notebook that the cell runs: ``cell line 3: `1 / 0` ``."""
+    frames = failure.frames
+    found = next((number for number in reversed(range(len(frames))) if frames[number].filename == CELL_NAME), None)
+    if found is None:
+        return ""
+    frame, inner = frames[found], frames[found + 1 : found + 2]
+    if not inner or inner[0].function != "<module>":
+        code = code_line(record, frame.line)
+        where = f"cell line {frame.line}"
+    else:
+        path = inner[0].filename.partition(".ipynb cell ")[0]
+        frame = next(each for each in reversed(frames) if each.filename.partition(".ipynb cell ")[0] == path)
+        code = next((line.text for line in frame.source if line.number == frame.line), "")
+        where = f"{frame.filename.rpartition('/')[2]} line {frame.line}"
+    code = first_line(code.strip(), _CODE_CHARACTERS)
+    return f"{where}: `{code}`" if code else where
 
 
 # ── Where every rank is ───────────────────────────────────────────────────────

@@ -27,6 +27,7 @@ from sparkring.wire.messages import DisplayType as DisplayType
 from sparkring.wire.messages import Failure as Failure
 from sparkring.wire.messages import FailureCause as FailureCause
 from sparkring.wire.messages import GpuUsed as GpuUsed
+from sparkring.wire.messages import ItemMeasured as ItemMeasured
 from sparkring.wire.messages import Kept
 from sparkring.wire.messages import Metrics as Metrics
 from sparkring.wire.messages import Output as Output

@@ -275,7 +275,7 @@ def _after_news(record: RunRecord, rank: RankRecord, event: events.RankEvent) ->
             return _exited(record, event)
         case events.StackTaken():
             return _with_rank(record, rank._replace(stack=event))
-    return record  # a TimelinePart: timelines are not in the record, but in files
+    return record  # a TimelinePart: timelines are in files; or an ItemMeasured, from which a plan is made
 
 
 def _started(record: RunRecord, event: events.RunStarted) -> RunRecord:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from sparkring.errors import SlotsError
 from sparkring.launchers.base import Launcher, LaunchRequest
-from sparkring.launchers.local import LocalLauncher
+from sparkring.launchers.local import LocalLauncher, pool_shares, sharers
 from sparkring.worker.member import gpus, process
 
 
@@ -23,6 +25,58 @@ def open_launcher(request: LaunchRequest, say: Callable[[str], None]) -> Launche
         return SparkLauncher(request.data.session(), request)
     session = find_session(request.size * max(1, request.at_once), say, here=request.here)
     return SparkLauncher(session, request)
+
+
+def pool_requests(request: LaunchRequest, slots: int, gpus: float | None) -> list[LaunchRequest]:
+    """Return the request of each slot of a pool that is launched like `request`. Each rank gets `gpus` GPUs.
+
+    Raise LaunchError if there are too few GPUs on this machine.
+    """
+    if gpus is None:
+        return [request] * slots
+    whole = request._replace(gpus=math.ceil(gpus))
+    if request.np > 0 or gpus == 0:
+        return [whole] * slots
+    shares = pool_shares(slots, request.size, gpus, _visible(request.environment))
+    return [whole._replace(environment={**whole.environment, "CUDA_VISIBLE_DEVICES": share}) for share in shares]
+
+
+class ItemRoom(NamedTuple):
+    """For how many items there is room on each of `hosts`, apart from their memory and cores.
+
+    `tasks` is how many items Spark's task slots on a host are for, and `gpus` how many its GPUs are for; None if there
+    is no such limit. `gpu_free` is how much memory is free on each GPU.
+    """
+
+    hosts: int = 1
+    tasks: float | None = None
+    gpus: int | None = None
+    gpu_free: tuple[int, ...] = ()
+
+
+def item_room(request: LaunchRequest, each: float | None) -> ItemRoom:
+    """Return the room for items that are launched like `request`, if each rank gets `each` GPUs.
+
+    On Spark, these are the executors that there are now, and the GPUs that Spark assigns count as task slots.
+    """
+    if request.np > 0:
+        from sparkring.cluster.slots import current_slots
+
+        slots = current_slots()
+        if slots is None:
+            return ItemRoom()
+        hosts = len(slots.executor_hosts)
+        return ItemRoom(hosts, slots.total / hosts / request.size)
+    found = gpus.found(_visible(request.environment)) if each != 0 else []
+    free = tuple((gpu.total_bytes or 0) - (gpu.used_bytes or 0) for gpu in found)
+    if not each:
+        return ItemRoom(gpu_free=free)
+    room = len(found) * sharers(each) if each < 1 else len(found) // (request.size * int(each))
+    return ItemRoom(gpus=room, gpu_free=free)
+
+
+def _visible(environment: Mapping[str, str]) -> str | None:
+    return {**os.environ, **environment}.get("CUDA_VISIBLE_DEVICES")
 
 
 def every_slot() -> int:

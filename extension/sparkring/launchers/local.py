@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import subprocess
 import sys
@@ -123,6 +124,25 @@ def _start(environment: dict[str, str], ticket: Ticket) -> subprocess.Popen[byte
     return process
 
 
+def pool_shares(slots: int, size: int, each: float, visible: str | None) -> list[str]:
+    """Return the value of CUDA_VISIBLE_DEVICES for each slot of a pool. Raise LaunchError if there are too few GPUs.
+
+    Each of the `size` ranks of a slot gets `each` GPUs. If that is a fraction, such as 0.5, `size` is 1, and as many
+    slots share a GPU as fit; the slots are spread over all GPUs. `visible` is the same as in _shares().
+    """
+    asked = f"{slots} item{'s' if slots > 1 else ''} × {f'{size} ranks × ' if size > 1 else ''}{each:g}"
+    if 0 < each < 1:
+        found = _found(math.ceil(slots / sharers(each)), asked, "items at once", visible)[:slots]
+        return [found[slot % len(found)] for slot in range(slots)]
+    found = _found(slots * size * int(each), asked, "items at once", visible)
+    return [",".join(share) for share in share_gpus(found, slots, size * int(each))]
+
+
+def sharers(each: float) -> int:
+    """Return how many items share a GPU if each gets this fraction of one."""
+    return int(1 / each + 1e-6)
+
+
 def _shares(size: int, each: int | None, visible: str | None) -> list[tuple[str, ...]]:
     """Return the addresses of the GPUs for each of `size` ranks. Raise LaunchError if there are too few GPUs.
 
@@ -130,17 +150,26 @@ def _shares(size: int, each: int | None, visible: str | None) -> list[tuple[str,
     ranks, and 0 if there are not. `visible` is the value of CUDA_VISIBLE_DEVICES, which limits the GPUs that may be
     used; None if it is not set.
     """
-    found = [] if each == 0 else nvml.found(visible)
     if each is None:
-        each = 1 if len(found) >= size else 0
-    if len(found) < size * each:
-        asked = f"{size} rank{'s' if size > 1 else ''} × {each}"
+        found = [gpu.address for gpu in nvml.found(visible)]
+        return share_gpus(found, size, 1 if len(found) >= size else 0)
+    asked = f"{size} rank{'s' if size > 1 else ''} × {each}"
+    return share_gpus(_found(size * each, asked, "ranks", visible), size, each)
+
+
+def _found(needed: int, asked: str, fewer: str, visible: str | None) -> list[str]:
+    """Return the addresses of all GPUs. If there are fewer than `needed`, raise LaunchError, which says what `asked`.
+
+    If none is needed, none is looked for.
+    """
+    found = nvml.found(visible) if needed else []
+    if len(found) < needed:
         limit = " (no NVIDIA driver answers)" if not found else ""
         if visible is not None:
             limit = f" under CUDA_VISIBLE_DEVICES={visible!r}"
         names = ": " + ", ".join(map(str, found)) if found else ""
         raise LaunchError(
-            f"needs {size * each} GPU{'s' if size * each > 1 else ''} ({asked}), but {len(found)} found on this "
-            f"machine{limit}{names}. Use fewer ranks, fewer GPUs for each, or --gpus 0 for none."
+            f"needs {needed} GPU{'s' if needed > 1 else ''} ({asked}), but {len(found)} found on this machine{limit}"
+            f"{names}. Use fewer {fewer}, fewer GPUs for each, or --gpus 0 for none."
         )
-    return share_gpus([gpu.address for gpu in found], size, each)
+    return [gpu.address for gpu in found]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 import warnings
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from sparkring.capture.scripts import Script, find_script, is_for_ipython
+from sparkring.capture.scripts import Script, find_script, is_for_ipython, path_in
 from sparkring.errors import CaptureError, OptionsError
-from sparkring.worker.rank.expand import expand
+from sparkring.worker.rank.expand import expand, names_in
 from sparkring.worker.rank.shell import LINE_MAGICS
 
 TITLE_CHARACTERS = 60
@@ -84,12 +85,17 @@ def _refuse_magics(tree: ast.AST, where: str = "cell") -> None:
             )
 
 
-def find_scripts(shell: Any, source: str) -> tuple[Script, ...]:
+def find_scripts(
+    shell: Any, source: str, bound: Collection[str] = (), values: Mapping[str, Any] | None = None
+) -> tuple[Script, ...]:
     """Return the scripts that a cell runs with `%run`.
 
     If such a script is itself a notebook or an .ipy file, the scripts that it runs with `%run` are included.
+    `bound` are the names that each item of the cell gives values to, and `values` are the values of one item. Without
+    them, scripts whose path depends on the item are left out.
     """
     scripts: dict[str, Script] = {}
+    namespace = {**shell.user_ns, **(values or {})}
 
     def look_through(tree: ast.AST, where: str = "cell") -> None:
         for node in ast.walk(tree):
@@ -97,7 +103,9 @@ def find_scripts(shell: Any, source: str) -> tuple[Script, ...]:
             if (kind, name) != ("run_line_magic", "run") or line in scripts:
                 continue
             try:
-                script = find_script(line, lambda text: expand(text, shell.user_ns), shell.transform_cell)
+                if values is None and not names_in(path_in(line)).isdisjoint(bound):
+                    continue
+                script = find_script(line, lambda text: expand(text, namespace), shell.transform_cell, bound)
             except OptionsError as error:
                 raise _error_at(node, where, f"{f'%run {line}'.strip()}: {error}.") from None
             scripts[line] = script
@@ -108,6 +116,13 @@ def find_scripts(shell: Any, source: str) -> tuple[Script, ...]:
 
     look_through(ast.parse(source))
     return tuple(scripts.values())
+
+
+def depends_on_items(source: str, bound: Collection[str]) -> bool:
+    """Whether the path of a script that a cell runs with `%run` depends on the item."""
+    calls = (_magic_call(node) or ("", "", "") for node in ast.walk(ast.parse(source)))
+    lines = [line for kind, name, line in calls if (kind, name) == ("run_line_magic", "run")]
+    return any(not names_in(path_in(line)).isdisjoint(bound) for line in lines)
 
 
 def _error_at(node: ast.AST, where: str, message: str) -> CaptureError:

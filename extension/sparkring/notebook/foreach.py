@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from sparkring.engine.options import ForeachOptions, checked_foreach
@@ -13,7 +13,7 @@ from sparkring.errors import OptionsError, SparkringError
 from sparkring.frameworks import FRAMEWORKS
 from sparkring.notebook.cell_options import AUTOLOG, DRY_RUN, ENV, NAME, PUSH, QUIET, flattened
 from sparkring.notebook.magic import Magic
-from sparkring.notebook.option_types import count, number_of_ranks, positive_count, seconds
+from sparkring.notebook.option_types import count, number_of_gpus, number_of_ranks, positive_count, seconds
 from sparkring.notebook.options_table import Option, OptionsTable
 
 _HELP = """Run the cell for each item. The items are independent of each other, and several run at once.
@@ -44,6 +44,10 @@ To search for the best values of parameters, iterate over sparkring.search(), wh
 The cell returns a ForeachResult, with .table (a pandas DataFrame), .values, .errors, .best("mape") and .record. After
 an error or Stop, sparkring.last_result is the result so far. With --background, the cell returns a BackgroundRun at
 once.
+
+With --plan, only the first item runs, alone. Its memory, CPU, time and reads are measured, and the cell returns a Plan:
+how many items fit at once, what binds, and how long all items will take. The item's result is kept only with
+--checkpoint-dir.
 
 Options:
 {options}
@@ -85,11 +89,18 @@ TABLE = OptionsTable(
     Option("--fresh", action="store_true", help="run all items, even those with a result in --checkpoint-dir"),
     Option("--np-each", type=positive_count, default=1, metavar="R", dest="each", help="run each item on R ranks"),
     Option("--framework", choices=_FRAMEWORKS, default="plain", help="what connects the ranks of an item"),
+    Option(
+        "--gpus",
+        type=number_of_gpus,
+        metavar="G",
+        help="number of GPUs for each rank; with 0.5, two items share a GPU; 0 hides all GPUs",
+    ),
     Option("--seed", type=count, default=0, metavar="N", help="seed the items' random numbers differently; default: 0"),
     PUSH,
     ENV,
     AUTOLOG,
     NAME,
+    Option("--plan", action="store_true", help="run only the first item, and say how many items fit at once"),
     Option("--background", action="store_true", help="return a BackgroundRun at once, so that the notebook is free"),
     DRY_RUN,
     QUIET,
@@ -97,11 +108,15 @@ TABLE = OptionsTable(
 
 
 class Clause(NamedTuple):
-    """The text of TARGETS and of ITEMS, and the compiled `code` that computes ITEMS."""
+    """The text of TARGETS and of ITEMS, and the compiled `code` that computes ITEMS.
+
+    `makes_items` is false if ITEMS only names an object that is there already, such as a variable.
+    """
 
     targets: str
     items: str
     code: types.CodeType
+    makes_items: bool
 
     @property
     def written(self) -> str:
@@ -137,7 +152,8 @@ def _clause(written: str) -> Clause | None:
         match ast.parse(source).body:
             case [ast.For(target=target, iter=items)]:
                 code = compile(ast.Expression(items), "<%%foreach>", "eval")
-                return Clause(_text(source, target), _text(source, items), code)
+                makes_items = not isinstance(items, ast.Name | ast.Attribute | ast.Subscript)
+                return Clause(_text(source, target), _text(source, items), code, makes_items)
     except SyntaxError:
         pass
     return None
@@ -204,20 +220,28 @@ def _run(shell: Any, line: str, cell: str) -> Any:
     from sparkring.engine.options import Options
     from sparkring.engine.prepare import capture_cell
     from sparkring.engine.spec import Cell, RunSpec
-    from sparkring.notebook.cell import find_scripts, python_source
+    from sparkring.notebook.cell import depends_on_items, find_scripts, python_source
     from sparkring.views.tables import show_captured
     from sparkring.worker.rank.expand import expand
 
     clause, options, dry_run = parse(line, lambda text: expand(text, shell.user_ns))
     targets = Targets(clause.targets)
     source = python_source(shell, "foreach", cell)
-    work = Cell(source, shell.user_ns, find_scripts(shell, source))
+    names = targets.names
+    work = Cell(source, shell.user_ns, find_scripts(shell, source, names))
+    if depends_on_items(source, names):
+        work = work._replace(scripts_of=lambda values: find_scripts(shell, source, names, values))
     if dry_run:
         run_options = Options(push=options.push, dry_run=True)
         captured = capture_cell(RunSpec(work, run_options, options.framework, bound=targets.names), work)
         show_captured(captured.table)
         return None
     items = _evaluated(clause, shell.user_ns)
+    if options.plan and isinstance(items, Iterator) and not clause.makes_items:
+        raise OptionsError(
+            f"%%foreach: --plan would take the first item of the iterator `{clause.items}`, which the run could then "
+            "not have: use a list, or make the iterator in the clause."
+        )
     spec = ForeachSpec(work, items, options, targets, clause.written, f"%%foreach {line}\n{cell}")
     return api.start_foreach(spec) if options.background else api.foreach_spec(spec)
 

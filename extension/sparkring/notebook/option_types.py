@@ -23,6 +23,14 @@ def number_of_ranks(text: str) -> int:
     return number
 
 
+def number_of_gpus(text: str) -> float:
+    """Return a number of GPUs, which may be a fraction."""
+    try:
+        return float(text)
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is not a number of GPUs (2, or 0.5 if two items share one)") from None
+
+
 def seconds(text: str) -> float:
     """Return a time in seconds."""
     return _time(text, "seconds")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from sparkring.history.describe import size
 from sparkring.history.lines import plain
 from sparkring.runtime.kernel import in_notebook
-from sparkring.views.markup import enclosed, text
+from sparkring.views.markup import enclosed, note, text, warning
 
 if TYPE_CHECKING:
     from sparkring.history.events import CapturedName
@@ -75,6 +75,14 @@ def table_text(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def table_html(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return `rows` as an HTML table that brings its own style; every text is escaped."""
     return enclosed(bare_table(headers, rows))
+
+
+def titled_html(
+    title: str, alert: str, headers: Sequence[str], rows: Sequence[Sequence[str]], notes: Iterable[str] = ()
+) -> str:
+    """Return a table as HTML, with a title, a warning unless `alert` is '', and `notes` below it."""
+    below = "".join(map(note, notes))
+    return enclosed(f"<div><b>{text(title)}</b></div>{warning(alert)}{bare_table(headers, rows)}{below}")
 
 
 def bare_table(headers: Sequence[str], rows: Iterable[Sequence[str]], note: str = "") -> str:

@@ -184,7 +184,7 @@ class Run(NamedTuple):
     """Run a cell's `source`, or a call, with the values that are packed in `parts`: the payload, then its buffers.
 
     If `what` is "item", the rank runs the Work that was sent before. Then `parts` has the item's values, and `seed` is
-    the seed of the item's random numbers.
+    the seed of the item's random numbers. With `measure`, the rank sends an ItemMeasured when the item has finished.
 
     pull: names whose values to send back afterwards.
     barrier: whether to give the cell the context and the rows of the rank's Spark task.
@@ -203,6 +203,7 @@ class Run(NamedTuple):
     scripts: tuple[Script, ...] = ()
     parts: Buffers = ()
     seed: Annotated[int, range(1 << 32)] = 0
+    measure: bool = False
 
     def problem(self) -> str:
         return "" if self.parts else "there is no payload"
@@ -457,6 +458,35 @@ class Displayed(NamedTuple):
     rank: int = 0
 
 
+class ItemMeasured(NamedTuple):
+    """What an item has used on one rank, in a process that has run nothing else before.
+
+    `seconds`, `cpu_s` and `read_bytes` leave out imports, which have taken `import_s`. `read_bytes` is what was read
+    with system calls, from files and pipes, whether or not the system had it in memory.
+    `own_bytes` is the highest amount of memory that the process, its member and the processes that it has started did
+    not share with processes of other items. `shared_bytes` is what they can share: files that they have mapped, above
+    all libraries. `free_bytes` is the memory that was free on the machine before the item, 0 if that is not known, and
+    `cores` is the number of cores. `gpu_bytes` is how much the memory in use on a GPU has grown, at most.
+    If the item has made a model of Keras or PyTorch, `parameters` is the number of the largest model's parameters,
+    which take `parameter_bytes`. `batch_size` is the value of this name in the cell, 0 if there is none.
+    """
+
+    seconds: float
+    import_s: float
+    cpu_s: float
+    read_bytes: Count
+    own_bytes: Count
+    shared_bytes: Count
+    free_bytes: Count
+    cores: Count
+    gpu_bytes: Count = 0
+    parameters: Count = 0
+    parameter_bytes: Count = 0
+    batch_size: Count = 0
+    time: float = 0.0
+    rank: int = 0
+
+
 class DataOpened(NamedTuple):
     """A rank has opened a data set, to read its shard. The counts and `version` are those of the whole data set.
 
@@ -613,6 +643,7 @@ Told = (
     UserMessage
     | Metrics
     | Displayed
+    | ItemMeasured
     | DataOpened
     | DataPlanned
     | DataRead

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import itertools
 import math
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -13,13 +14,15 @@ from sparkring.capture.packing import pack
 from sparkring.capture.picklability import Namespace
 from sparkring.engine.foreach.schedule import Item
 from sparkring.engine.foreach.steering import Steering
-from sparkring.errors import OptionsError
+from sparkring.errors import CaptureError, OptionsError
 from sparkring.history import describe
 from sparkring.history.events import Failure
 from sparkring.runtime.parameters import Parameters, as_text
 from sparkring.runtime.report import short_repr
+from sparkring.wire.messages import Script
 
 NAME_CHARACTERS = 100
+_SCRIPTS = "%run"  # in the values from which a key is made, the name of the item's scripts
 ITEM = "item"  # the name that tables give to the argument of a function
 
 
@@ -74,6 +77,7 @@ class Items:
     It is None if the iterable has no length, until all items have been taken. Functions in an item whose globals are
     `namespace` get the globals of the rank instead, and names for which `stays` is true are not sent with them.
     `key_of` returns, for an item's values, the key under which its result is kept; set it if results are kept.
+    `scripts_of` returns the scripts that only an item with these values runs, and the notebook's names that they read.
     `steering` is the iterator if it wants to know how its items do; None for other iterators.
 
     Raises OptionsError if `iterable` cannot be iterated over, or if it is a search that does not fit the targets.
@@ -85,7 +89,9 @@ class Items:
         targets: Targets | None = None,
         namespace: Namespace | None = None,
         stays: Callable[[str], bool] = lambda name: False,
+        scripts_of: Callable[[Mapping[str, Any]], tuple[tuple[Script, ...], list[str]]] = lambda values: ((), []),
     ) -> None:
+        self._scripts_of = scripts_of
         self.key_of: Callable[[Mapping[str, Any]], str] = lambda values: ""
         self.total = _length(iterable)
         self.taken = 0
@@ -113,6 +119,11 @@ class Items:
             return self.steering.names
         return (ITEM,) if self._targets is None else self._targets.names
 
+    def only_the_first(self) -> None:
+        """Leave out all items but the first one."""
+        self._iterator = itertools.islice(self._iterator, 1)
+        self.total = None if self.total is None else min(1, self.total)
+
     def take(self) -> Item | Problem | None:
         """Take the next item and pack it; return None if there are no more. Raises what the user's iterable raises."""
         try:
@@ -132,6 +143,12 @@ class Items:
         told = value._asdict() if isinstance(value, Parameters) else values
         self.shown[number] = {name: _shown(each) for name, each in told.items()}
         name = _name(told) if told is values else _described(told)
+        try:
+            scripts, read = self._scripts_of(values)
+        except CaptureError as error:
+            return Problem(number, name, Failure("code", str(error)))
+        key = self.key_of({**values, _SCRIPTS: [script.source for script in scripts]} if scripts else values)
+        values |= {name: self._namespace[name] for name in read} if self._namespace else {}
         packed = pack(values, self._namespace, self._stays)
         if packed.problems:
             problem = next(iter(packed.problems.values()))
@@ -140,7 +157,8 @@ class Items:
             return Problem(number, name, failure)
         # Copy the buffers: the iterable may fill the same array anew for the next item, before this one has been sent.
         parts = (packed.payload, *map(bytes, packed.buffers))
-        return Item(number, name, parts, self.key_of(values), _recorded(value) if isinstance(value, Parameters) else {})
+        parameters = _recorded(value) if isinstance(value, Parameters) else {}
+        return Item(number, name, parts, key, scripts, parameters)
 
 
 def _check_targets(targets: Targets, names: tuple[str, ...]) -> None:

@@ -50,9 +50,10 @@ class Results:
 class Pool:
     """Runs `items` in the order that `schedule` decides. `request_for(attempt)` makes the request for an attempt.
 
-    `results` holds the results of the items that have ended so far. `error` is the exception that the user's iterable
-    raised, or None. Items whose results are in `kept`, from an earlier run, do not run. If the items' iterator steers
-    the run, as that of a search does, it is told what items report and how they end.
+    `results` holds the results of the items that have ended so far, and `measured` is what ranks have measured. `error`
+    is the exception that the user's iterable raised, or None. Items whose results are in `kept`, from an earlier run,
+    do not run. If the items' iterator steers the run, as that of a search does, it is told what items report and how
+    they end.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Pool:
     ) -> None:
         self.results = Results()
         self.error: BaseException | None = None
+        self.measured: list[events.ItemMeasured] = []
         self._items = items
         self._schedule = schedule
         self._size = settings.size
@@ -336,6 +338,7 @@ class Pool:
             self._planned = planned
             found.insert(0, planned)
         self._recorder.add(found)
+        self.measured += [event for event in found if isinstance(event, events.ItemMeasured)]
         while self._kept is not None and self._kept.news:
             self._recorder.notice(self._kept.news.popleft())
 

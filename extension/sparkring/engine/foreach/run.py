@@ -7,7 +7,7 @@ import os
 import sys
 import time
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparkring.capture import notebook_state
@@ -19,6 +19,7 @@ from sparkring.capture.unread_changes import changed_only
 from sparkring.capture.versions import modules_of, versions
 from sparkring.compat import legacy_keras
 from sparkring.engine.foreach.items import Items, Targets, seed_of
+from sparkring.engine.foreach.plan import Plan, plan
 from sparkring.engine.foreach.pool import Pool
 from sparkring.engine.foreach.result import ForeachResult
 from sparkring.engine.foreach.schedule import Attempt, Schedule
@@ -31,7 +32,7 @@ from sparkring.errors import ItemsFailed, OptionsError, RunFailed, SparkringErro
 from sparkring.gangs.execution import Request
 from sparkring.history import describe, events, run_store
 from sparkring.history.view import View
-from sparkring.launchers import open_launcher
+from sparkring.launchers import item_room, open_launcher, pool_requests
 from sparkring.launchers.base import LaunchRequest
 from sparkring.runtime import report
 from sparkring.runtime.interrupts import Interrupts, interrupted
@@ -39,6 +40,7 @@ from sparkring.runtime.kernel import tell
 from sparkring.runtime.resume_point import Here
 from sparkring.runtime.storage import root_for_ranks
 from sparkring.wire import messages
+from sparkring.wire.messages import Script
 from sparkring.worker.member import process
 from sparkring.worker.rank.failures import as_failure
 
@@ -62,16 +64,20 @@ class ForeachSpec(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """A validated run that has not started. The `notices` are recorded when the run begins."""
+    """A validated run that has not started. The `notices` are recorded when the run begins.
+
+    `launches` has the request of each slot. `total` is the number of all items, also if only the first one will run.
+    """
 
     options: ForeachOptions
     items: Items
     work: messages.Work
     modules: frozenset[str]
-    launch: LaunchRequest
+    launches: list[LaunchRequest]
     started: events.RunStarted
     notices: tuple[str, ...] = ()
     kept: Kept | None = None
+    total: int | None = None
 
 
 def prepare(spec: ForeachSpec) -> Prepared:
@@ -96,6 +102,9 @@ def prepare(spec: ForeachSpec) -> Prepared:
     work = packed.work
     if needs_legacy_keras(options.framework, options.env, packed.code, packed.modules):
         work = work._replace(environment={legacy_keras.VARIABLE: "1", **work.environment})
+    if options.gpus is not None:  # each process has a share of the GPUs that the variable names
+        rest = {name: value for name, value in work.environment.items() if name != "CUDA_VISIBLE_DEVICES"}
+        work = work._replace(environment=rest)
     if options.background:  # copy the arrays: the notebook may change them before they have been sent to all ranks
         work = work._replace(parts=tuple(map(bytes, work.parts)))
     environment = dict(options.env)
@@ -107,7 +116,7 @@ def prepare(spec: ForeachSpec) -> Prepared:
         run_store.new_id(),
         options.name or spec.title or packed.title,
         packed.code if spec.code is None else spec.code,
-        options.at_once * options.each,
+        (1 if options.plan else options.at_once) * options.each,
         "local" if options.np < 0 else "spark",
         options.framework,
         "all",
@@ -116,22 +125,28 @@ def prepare(spec: ForeachSpec) -> Prepared:
         versions=versions(),
     )
     kept = None
-    if options.checkpoint_dir:
+    planned_search = options.plan and packed.items.steering is not None  # whose study a plan leaves as it is
+    if options.checkpoint_dir and not planned_search:
         refuse_shared(options.checkpoint_dir)
         from sparkring.engine.foreach.kept import Kept  # imports NumPy
 
-        kept = Kept(options.checkpoint_dir, packed.meaning, options.each, fresh=options.fresh)
+        kept = Kept(options.checkpoint_dir, packed.meaning, options.each, fresh=options.fresh or options.plan)
         packed.items.key_of = kept.key_of
+    total = packed.items.total
+    if options.plan:
+        packed.items.only_the_first()
     launch = LaunchRequest(-options.each, options.each, environment, started.title)
     if options.np > 0:
         launch = launch._replace(np=options.each, at_once=options.at_once)
-        open_launcher(launch, tell)  # now, so that errors are raised at once, and a new SparkSession is made here
+    launches = pool_requests(launch, options.at_once, options.gpus)
+    if options.np > 0:
+        open_launcher(launches[0], tell)  # now, so that errors are raised at once, and a new SparkSession is made here
     large = [name for name in packed.captured if (name.size_bytes or 0) > LARGE_BYTES]
     notices = tuple(describe.large_value(name.name, name.size_bytes or 0) for name in large)
     if isinstance(spec.work, Cell):
         lost = changed_only(ast.parse(spec.work.source), spec.work.namespace)
         notices += tuple(map(describe.unread_change, lost))
-    return Prepared(options, packed.items, work, packed.modules, launch, started, notices, kept)
+    return Prepared(options, packed.items, work, packed.modules, launches, started, notices, kept, total)
 
 
 class _Packed(NamedTuple):
@@ -152,8 +167,10 @@ class _Packed(NamedTuple):
 def _pack_cell(spec: ForeachSpec, cell: Cell) -> _Packed:
     options, namespace = spec.options, cell.namespace
     assert spec.targets is not None
-    run_options = Options(-options.each, push=options.push)
-    captured = capture_cell(RunSpec(cell, run_options, options.framework, bound=spec.targets.names), cell)
+    # If scripts depend on the item, nobody knows yet which names they bind. Errors are then raised for each item.
+    run_options = Options(-options.each, push=options.push, dry_run=cell.scripts_of is not None)
+    run_spec = RunSpec(cell, run_options, options.framework, bound=spec.targets.names)
+    captured = capture_cell(run_spec, cell)
     validate(((name.name, namespace.get(name.name)) for name in captured.names), cell.source, options.each)
     work = messages.Work(
         "cell",
@@ -165,10 +182,21 @@ def _pack_cell(spec: ForeachSpec, cell: Cell) -> _Packed:
         (captured.payload, *captured.buffers),
     )
     hidden = ipython_names(namespace, PROVIDED).union(spec.targets.names)
-    items = Items(spec.iterable, spec.targets, namespace, hidden.__contains__)
+
+    def scripts_of(values: Mapping[str, Any]) -> tuple[tuple[Script, ...], list[str]]:
+        """Return the scripts that only an item with these values runs, and the notebook's names that only they read."""
+        if cell.scripts_of is None:
+            return (), []
+        scripts = tuple(cell.scripts_of(values))
+        of_item = run_spec._replace(options=Options(), bound=(*run_spec.bound, *captured.sent))
+        read = capture_cell(of_item, cell._replace(scripts=scripts))
+        return tuple(script for script in scripts if script not in cell.scripts), read.sent
+
+    items = Items(spec.iterable, spec.targets, namespace, hidden.__contains__, scripts_of)
     modules = modules_of(namespace[name] for name in captured.sent)
     functions = (namespace[name] for name in sorted(captured.sent) if isinstance(namespace[name], types.FunctionType))
-    sources = [f"for {spec.targets.written} in _: pass", cell.source, *map(source_of, functions)]
+    scripts = [script.source for script in cell.scripts]
+    sources = [f"for {spec.targets.written} in _: pass", cell.source, *map(source_of, functions), *scripts]
     title = f"foreach {spec.targets.written}"
     return _Packed(work, modules, captured.table, items, title, cell.source, "\n".join(sources))
 
@@ -196,7 +224,7 @@ def _pack_call(spec: ForeachSpec, call: Call) -> _Packed:
 class ForeachRun:
     """A prepared run, which is recorded and shown. to_the_end() carries it out, and `interrupts` can stop it.
 
-    `result` is None until to_the_end() has returned or raised an error.
+    `result` is None until to_the_end() has returned or raised an error. Then `plan` is the plan, if one was asked for.
     """
 
     def __init__(self, prepared: Prepared, view: View, interrupts: Interrupts) -> None:
@@ -204,6 +232,7 @@ class ForeachRun:
         self.recorder = Recorder(view, prepared.started)
         self.interrupts = interrupts
         self.result: ForeachResult | None = None
+        self.plan: Plan | None = None
         for notice in prepared.notices:
             self.recorder.notice(notice)
 
@@ -236,18 +265,30 @@ class ForeachRun:
             problem.record = recorder.record
         if problem is not None:
             raise problem
+        if self.prepared.options.plan:
+            self.plan = self._planned(pool, self.result)
         return self.result
 
+    def _planned(self, pool: Pool, result: ForeachResult) -> Plan:
+        options, record = self.prepared.options, result.record
+        if not pool.measured:
+            raise OptionsError("there are no items, so there is nothing to plan.")
+        assert record.items is not None
+        wall_s = record.items.ended[-1].ended - record.started
+        there = item_room(self.prepared.launches[0], options.gpus)
+        return plan(result, pool.measured, there, items=self.prepared.total, np=options.np, wall_s=wall_s)
+
     def _pool(self) -> Pool:
-        options, launch, recorder = self.prepared.options, self.prepared.launch, self.recorder
+        options, launches, recorder = self.prepared.options, self.prepared.launches, self.recorder
         settings = SlotSettings(
-            lambda: open_launcher(launch, recorder.notice),
+            lambda slot: open_launcher(launches[slot], recorder.notice),
             options.each,
             options.fresh_after,
             options.timeout_each_s,
             queues=options.np > 0,
         )
-        schedule = Schedule(options.at_once, options.retries, fail_fast=options.fail_fast)
+        at_once = 1 if options.plan else options.at_once
+        schedule = Schedule(at_once, options.retries, fail_fast=options.fail_fast)
         kept = self.prepared.kept
         return Pool(self.prepared.items, schedule, settings, self._request_for, recorder, self.interrupts, kept)
 
@@ -256,7 +297,9 @@ class ForeachRun:
         seed = seed_of(prepared.options.seed, item.number)
         record, kept = self.recorder.record, prepared.kept
         here = Here(run_id=record.run_id) if kept is None else kept.here(item.key, record)
-        run = messages.Run("item", checkpoints=here, parts=item.parts, seed=seed)
+        run = messages.Run(
+            "item", checkpoints=here, parts=item.parts, scripts=item.scripts, seed=seed, measure=prepared.options.plan
+        )
         return Request(run, prepared.options.framework, prepared.modules, work=prepared.work)
 
     def _error(self, pool: Pool) -> BaseException | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
 from sparkring.history.events import Failure
-from sparkring.wire.messages import Buffers
+from sparkring.wire.messages import Buffers, Script
 
 _DIED = ("exit", "signal", "lost")  # causes that mean that the process died, perhaps not because of its item
 
@@ -16,13 +16,15 @@ Verdict = Literal["finished", "failed", "again"]
 class Item(NamedTuple):
     """One item: its number (from 0), a short text of its values, the packed values, and the key of its kept result.
 
-    If the item is a trial of a search, `parameters` has what is recorded of the values of its parameters.
+    `scripts` are those that only this item runs. If the item is a trial of a search, `parameters` has what is recorded
+    of the values of its parameters.
     """
 
     number: int
     name: str
     parts: Buffers = ()
     key: str = ""
+    scripts: tuple[Script, ...] = ()
     parameters: Mapping[str, float | str] = {}
 
 

@@ -30,13 +30,13 @@ RETIRING = 4  # how many gangs of a slot may be ending at the same time, so that
 class SlotSettings(NamedTuple):
     """How the slots of a pool run their items.
 
-    `launch` makes a launcher for a gang of `size` ranks. A gang runs at most `fresh_after` items, and an item may take
-    at most `timeout_each_s`; None means no limit. A gang whose memory grows by more than `growth_bytes` is replaced.
-    With `queues`, the ranks of a gang may have to wait long until they can start. So a gang is started without an item,
-    and is given one when its ranks are up.
+    `launch(number)` makes a launcher for a gang of `size` ranks in this slot. A gang runs at most `fresh_after` items,
+    and an item may take at most `timeout_each_s`; None means no limit. A gang whose memory grows by more than
+    `growth_bytes` is replaced. With `queues`, the ranks of a gang may have to wait long until they can start. So a gang
+    is started without an item, and is given one when its ranks are up.
     """
 
-    launch: Callable[[], Launcher]
+    launch: Callable[[int], Launcher]
     size: int = 1
     fresh_after: int | None = None
     timeout_each_s: float | None = None
@@ -115,7 +115,7 @@ class Slot:
 
         If the gang cannot be started, this method or a later poll() raises LaunchError.
         """
-        launcher = self._settings.launch()
+        launcher = self._settings.launch(self.number)
         self._gang = Gang(launcher, self._settings.size, lambda: self._on_arrival(self.number))
         self._items = self._first_bytes = 0
         self._failed_item = None

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import re
 from typing import Any
 
 _PLACE = re.compile(r"\$\$|\{\{|\}\}|\$(?P<name>[A-Za-z_]\w*)|\{(?P<expression>[^{}]*)\}")
+
+
+def names_in(text: str) -> set[str]:
+    """Return the names that expand() would look up in `text`."""
+    found: set[str] = set()
+    for place in _PLACE.finditer(text):
+        with contextlib.suppress(SyntaxError):
+            tree = ast.parse(place["name"] or place["expression"] or "", mode="eval")
+            found |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    return found
 
 
 def expand(text: str, namespace: dict[str, Any]) -> str:

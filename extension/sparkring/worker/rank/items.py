@@ -44,6 +44,7 @@ class ItemWork:
         self._payload = bytes(payload)
         self._buffers = [_Shared(buffer) for buffer in buffers]
         self._order = order._replace(parts=())  # without the parts, which would be a second copy in memory
+        self.held_bytes = sum(buffer.size for buffer in self._buffers)
         self._cell: CompiledCell | None = None
         self._collected_bytes = 0
 
@@ -55,7 +56,7 @@ class ItemWork:
             autolog=work.autolog,
             environment={**item.environment, **work.environment},
             notebook=work.notebook,
-            scripts=work.scripts,
+            scripts=(*work.scripts, *item.scripts),
         )
 
     def compute(self, item: messages.Run) -> Any:
@@ -70,7 +71,7 @@ class ItemWork:
             function, _ = packing.unpack_call(self._payload, copies)
             (value,) = packing.unpack_values(payload, buffers)
             return function(value)
-        shell.scripts.update((script.line, script) for script in self._order.scripts)
+        shell.scripts.update((script.line, script) for script in item.scripts)
         packing.unpack_names(self._payload, self._namespace, copies)
         packing.unpack_names(payload, self._namespace, buffers)
         if self._cell is None:
@@ -104,13 +105,13 @@ class _Shared:
 
     def __init__(self, data: messages.Buffer) -> None:
         view = memoryview(data)
-        self._size = view.nbytes
+        self.size = view.nbytes
         self._file = os.memfd_create("sparkring") if hasattr(os, "memfd_create") else _unnamed_file()
         while view:
             view = view[os.write(self._file, view) :]
 
     def copy_on_write(self) -> memoryview:
-        return memoryview(mmap.mmap(self._file, self._size, flags=mmap.MAP_PRIVATE))
+        return memoryview(mmap.mmap(self._file, self.size, flags=mmap.MAP_PRIVATE))
 
 
 def _unnamed_file() -> int:

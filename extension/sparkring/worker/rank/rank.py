@@ -250,7 +250,11 @@ class Rank:
 
         if request.what == "item":
             assert self.work is not None
-            return self.work.compute(request)
+            if not request.measure:
+                return self.work.compute(request)
+            from sparkring.worker.rank import usage  # not at the top, since most items are not measured
+
+            return usage.measured(self.work, request, self.namespace)
         payload, *buffers = request.parts
         if request.what == "call":
             function, kwargs = packing.unpack_call(payload, buffers)

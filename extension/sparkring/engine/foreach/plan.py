@@ -1,0 +1,219 @@
+"""How many items fit at once, and how long all will take, computed from what the first item has used."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sparkring.engine.foreach.result import ForeachResult
+from sparkring.history import describe
+from sparkring.history.events import ItemMeasured
+from sparkring.launchers import ItemRoom
+
+Binds = Literal["memory", "cores", "task slots", "GPUs", "GPU memory"]
+
+KEPT_FREE = 0.1  # the part of the free memory that a plan leaves free, since items differ
+# The part of a core that an item may lack: items that use 1.1 cores each, say, still fit on as many cores as there are.
+CORE_SLACK = 0.25
+KERAS_BATCH = 32  # the batch size of Keras' fit() by default
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How many items fit at once, from what the first item has used; %%foreach --plan returns it.
+
+    `fits` is how many items fit at once, and `binds` says why no more: "memory", "cores", "task slots", "GPUs" or "GPU
+    memory". `at_once` is the number that was chosen with -n. `items` is the number of all items, None if it is not
+    known. `warning` is '' if the chosen number fits. `hosts` is 1 for processes on this machine; for Spark tasks, it is
+    the number of hosts with executors, and the memory and the cores are those of each host.
+
+    What one item uses: `seconds`, without `start_s`, which starting a process and the imports take once in each
+    process; `cpu_share`, the number of cores it keeps busy; `read_bytes`, with system calls, imports left out;
+    `memory_bytes`, its peak with all of its processes, without `shared_bytes`, which all items on a host share
+    (libraries and other files that they map); and `gpu_bytes`. `free_bytes`, `cores` and `gpus` are what there is.
+
+    `memory_at(k)` is the memory on each host if k items run at once, and `seconds_at(k)` the time of all items.
+    `rule_bytes` is the rule of thumb for a network's memory, `parameters` × bytes × 2 × `batch_size` × steps held, for
+    one step held; it is None if the item has made no model of Keras or PyTorch. `result` is the ForeachResult with the
+    first item.
+    """
+
+    items: int | None
+    at_once: int
+    fits: int
+    binds: Binds
+    on_spark: bool
+    hosts: int
+    seconds: float
+    start_s: float
+    cpu_share: float
+    read_bytes: int
+    memory_bytes: int
+    shared_bytes: int
+    gpu_bytes: int
+    free_bytes: int
+    cores: int
+    gpus: int
+    parameters: int
+    batch_size: int
+    rule_bytes: int | None
+    result: ForeachResult
+
+    def memory_at(self, at_once: int) -> int:
+        """Return how much memory so many items at once take on each host, with what they share counted once."""
+        return self.shared_bytes + math.ceil(at_once / self.hosts) * self.memory_bytes
+
+    def seconds_at(self, at_once: int, items: int | None = None) -> float | None:
+        """Return how long `items` take if so many run at once; without `items`, all items. None if that is not known.
+
+        The time is estimated as if all items were like the first one.
+        """
+        count = self.items if items is None else items
+        if count is None:
+            return None
+        at_once, cores = max(1, min(at_once, count)), self.cores * self.hosts
+        start_s = self.start_s * max(1.0, at_once / cores)
+        return start_s + self.seconds * max(math.ceil(count / at_once), count * self.cpu_share / cores)
+
+    @property
+    def warning(self) -> str:
+        needed = self.memory_at(self.at_once)
+        if self.free_bytes and needed > self.free_bytes:
+            host = " on each host" if self.hosts > 1 else ""
+            there = f"{describe.size(needed)} of memory{host}, and {describe.size(self.free_bytes)} are free"
+            return f"{self.at_once} at once need about {there}: use {self._option}."
+        if self.at_once > self.fits and self.binds in ("GPUs", "GPU memory"):
+            return f"{self.at_once} at once do not fit on {describe.counted(self.gpus, 'GPU')}: use {self._option}."
+        if self.at_once > self.fits and self.binds == "task slots":
+            return (
+                f"there are task slots for {describe.counted(self.fits, 'item')}: use {self._option}, or add executors."
+            )
+        return ""
+
+    @property
+    def _option(self) -> str:
+        return f"-n {self.fits if self.on_spark else -self.fits}"
+
+    @property
+    def title(self) -> str:
+        """The plan in one line."""
+        all_items = "the items" if self.items is None else describe.counted(self.items, "item")
+        hosts = describe.counted(self.hosts, "host")
+        where = f"{hosts} with executors" if self.on_spark else "this machine"
+        bind = "bind" if self.binds.endswith("s") else "binds"
+        return f"plan of {all_items}: {self.fits} at once fit on {where}; {self.binds} {bind}"
+
+    def _rows(self) -> tuple[list[str], list[tuple[str, ...]]]:
+        """Return the headers and the rows of the table. Its columns are numbers of items at once."""
+        columns = sorted({1, self.at_once, self.fits})
+        headers = ["", *(f"{k} at once" for k in columns), "there is"]
+
+        def row(name: str, cells: Sequence[str], there_is: str = "") -> tuple[str, ...]:
+            return (name, *cells, *("" for _ in columns[len(cells) :]), there_is)
+
+        memory = [describe.size(self.memory_at(k)) for k in columns]
+        cores = self.cores * self.hosts
+        busy = [f"{min(cores, k * self.cpu_share):.2g}" for k in columns]
+        rows = [
+            row(
+                f"memory{' of each host' if self.hosts > 1 else ''}, at the peak",
+                memory,
+                f"{describe.size(self.free_bytes)} free" if self.free_bytes else "",
+            ),
+            row("of it shared by all", [describe.size(self.shared_bytes)]),
+            row("cores kept busy", busy, str(cores)),
+            row("reads", [describe.size(self.read_bytes)]),
+            row("time of 1 item", [describe.duration(self.seconds)]),
+        ]
+        if self.gpu_bytes:
+            rows.insert(2, row("GPU memory", [describe.size(self.gpu_bytes)]))
+        count = self.items or 100
+        times = [describe.duration(self.seconds_at(k, count) or 0.0) for k in columns]
+        rows.append(row(f"time of {'all ' if self.items else ''}{count:,} items", times))
+        if self.rule_bytes is not None:
+            rows.append(row("rule of thumb", [describe.size(self.rule_bytes)]))
+        return headers, rows
+
+    def _notes(self) -> list[str]:
+        start = f"Starting a process and importing takes {describe.duration(self.start_s)}, once in each process."
+        notes = [f"{start} The times suppose that all items are like the first one."]
+        if self.rule_bytes is not None:
+            each = self.rule_bytes // (2 * self.batch_size * self.parameters)
+            factors = f"{self.parameters:,} parameters × {each} bytes × 2 × batch size {self.batch_size} × 1 step held"
+            notes.append(f"The rule of thumb is {factors}; what was measured is what counts.")
+        return notes
+
+    def __str__(self) -> str:
+        from sparkring.views.tables import table_text
+
+        warning = [f"⚠ {self.warning}"] if self.warning else []
+        return "\n".join([self.title, *warning, table_text(*self._rows()), *self._notes()])
+
+    def __repr__(self) -> str:
+        return f"Plan({self.title})"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(str(self))
+
+    def _repr_html_(self) -> str:
+        from sparkring.views.tables import titled_html
+
+        return titled_html(self.title, self.warning, *self._rows(), self._notes())
+
+
+def plan(
+    result: ForeachResult,
+    ranks: Sequence[ItemMeasured],
+    room: ItemRoom,
+    *,
+    items: int | None,
+    np: int,
+    wall_s: float,
+) -> Plan:
+    """Return the plan that follows from the measurements of all ranks of the first item.
+
+    `items` is the number of all items, `np` the number that was given with -n, and `wall_s` the time after which the
+    first item had ended, with the start of its processes.
+    """
+    seconds = max(rank.seconds for rank in ranks)
+    own_bytes, shared_bytes = sum(rank.own_bytes for rank in ranks), max(rank.shared_bytes for rank in ranks)
+    share = sum(rank.cpu_s for rank in ranks) / max(seconds, 1e-3)
+    cores, free_bytes = ranks[0].cores, min(rank.free_bytes for rank in ranks)
+    gpu_bytes = max(rank.gpu_bytes for rank in ranks)
+    limits: dict[Binds, float] = {"cores": cores / max(share, 0.01) + CORE_SLACK}  # how many items fit on each host
+    if free_bytes:
+        limits["memory"] = (free_bytes * (1 - KEPT_FREE) - shared_bytes) / max(1, own_bytes)
+    if room.tasks is not None:
+        limits["task slots"] = room.tasks
+    if room.gpus is not None:
+        limits["GPUs"] = room.gpus
+    if gpu_bytes and room.gpu_free:
+        limits["GPU memory"] = sum(free // gpu_bytes for free in room.gpu_free)
+    binds = min(limits, key=limits.__getitem__)
+    fits = limits[binds] * room.hosts if binds == "task slots" else int(limits[binds]) * room.hosts
+    model = max(ranks, key=lambda rank: rank.parameters)
+    batch_size = model.batch_size or KERAS_BATCH
+    return Plan(
+        items=items,
+        at_once=abs(np),
+        fits=max(1, round(fits)),
+        binds=binds,
+        on_spark=np > 0,
+        hosts=room.hosts,
+        seconds=seconds,
+        start_s=max(0.0, wall_s - seconds),
+        cpu_share=share,
+        read_bytes=sum(rank.read_bytes for rank in ranks),
+        memory_bytes=own_bytes,
+        shared_bytes=shared_bytes,
+        gpu_bytes=gpu_bytes,
+        free_bytes=free_bytes,
+        cores=cores,
+        gpus=len(room.gpu_free),
+        parameters=model.parameters,
+        batch_size=batch_size,
+        rule_bytes=model.parameter_bytes * 2 * batch_size if model.parameters else None,
+        result=result,
+    )

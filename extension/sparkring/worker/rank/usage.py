@@ -1,0 +1,210 @@
+"""Measures what an item uses on a rank: time, CPU, what it reads, and memory. %%foreach --plan makes a plan from this.
+
+A thread looks at the memory of the rank and of the processes that the item has started. In between, the kernel keeps
+the rank's own peak, so short peaks of the rank are not missed. Those of other processes can be.
+"""
+
+from __future__ import annotations
+
+import builtins
+import math
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sparkring.runtime import report
+from sparkring.wire.messages import ItemMeasured, Run
+from sparkring.worker.member import gpus, process
+from sparkring.worker.rank import preloads
+
+if TYPE_CHECKING:
+    from sparkring.worker.rank.items import ItemWork
+
+LOOK_EVERY_S = 0.02
+LOOKS_IN = 30  # looking takes at most about one part in so many of the time
+
+
+def measured(work: ItemWork, item: Run, namespace: Mapping[str, Any]) -> Any:
+    """Run an item, and return its value. If it raises no error, tell the driver what it has used."""
+    free_bytes = process.available_bytes()
+    imports, memory, began = _Imports(), _MemoryWatch(work.held_bytes), _spent()
+    with memory, imports:
+        value = work.compute(item)
+    used = _spent().less(began).less(imports.spent).less(memory.spent)
+    children_s = sum(map(process.cpu_seconds, process.descendants(os.getpid())))  # of those that have not ended
+    model = _largest_model([value, *namespace.values()])
+    batch_size = namespace.get("batch_size")
+    report.tell(
+        ItemMeasured(
+            seconds=used.seconds,
+            import_s=imports.spent.seconds,
+            cpu_s=max(0.0, used.cpu_s + children_s),
+            read_bytes=max(0, used.read_bytes),
+            own_bytes=memory.own_bytes,
+            shared_bytes=memory.shared_bytes,
+            free_bytes=free_bytes,
+            cores=process.cores(),
+            gpu_bytes=memory.gpu_bytes,
+            parameters=model.parameters,
+            parameter_bytes=model.size_bytes,
+            batch_size=batch_size if type(batch_size) is int and batch_size > 0 else 0,
+        )
+    )
+    return value
+
+
+class _Spent(NamedTuple):
+    """What has been spent, up to a moment or between two moments."""
+
+    seconds: float = 0.0
+    cpu_s: float = 0.0
+    read_bytes: int = 0
+
+    def plus(self, other: _Spent) -> _Spent:
+        return _Spent(self.seconds + other.seconds, self.cpu_s + other.cpu_s, self.read_bytes + other.read_bytes)
+
+    def less(self, other: _Spent) -> _Spent:
+        return _Spent(self.seconds - other.seconds, self.cpu_s - other.cpu_s, self.read_bytes - other.read_bytes)
+
+
+def _spent() -> _Spent:
+    """Return what this process, and its children that have ended, have spent so far."""
+    children = os.times()
+    cpu_s = time.process_time() + children.children_user + children.children_system
+    return _Spent(time.perf_counter(), cpu_s, process.read_bytes())
+
+
+def _spent_here() -> _Spent:
+    """Return what this thread has spent so far."""
+    return _Spent(time.perf_counter(), time.thread_time(), process.read_bytes("thread-self"))
+
+
+class _Imports:
+    """Adds up what imports in this thread spend while the object is entered.
+
+    Later items of the process find the modules imported, so what this took says nothing about them.
+    """
+
+    def __init__(self) -> None:
+        self.spent = _Spent()
+        self._thread = threading.get_ident()
+        self._under_way = False
+        self._real = builtins.__import__
+
+    def __enter__(self) -> None:
+        builtins.__import__ = self._import
+
+    def __exit__(self, *_: object) -> None:
+        if builtins.__import__ == self._import:  # else the item has set its own, which calls this one
+            builtins.__import__ = self._real
+
+    def _import(self, name: str, *arguments: Any, **keywords: Any) -> Any:
+        if self._under_way or name in sys.modules or threading.get_ident() != self._thread:
+            return self._real(name, *arguments, **keywords)
+        began = _spent_here()
+        self._under_way = True
+        try:
+            return self._real(name, *arguments, **keywords)
+        finally:
+            self._under_way = False
+            self.spent = self.spent.plus(_spent_here().less(began))
+
+
+class _MemoryWatch:
+    """Watches the memory of this process, of its member and of its children while the object is entered.
+
+    Afterwards, `own_bytes`, `shared_bytes` and `gpu_bytes` are those of ItemMeasured, and `spent` is what watching has
+    taken. `held_bytes` is the size of the
+    values that the process holds in shared memory; they take memory even while they are not mapped.
+    """
+
+    def __init__(self, held_bytes: int) -> None:
+        self.own_bytes = self.shared_bytes = self.gpu_bytes = 0
+        self.spent = _Spent()
+        self._held_bytes = held_bytes
+        self._file_bytes = 0  # the most of mapped files that was seen in RAM
+        self._mapped_bytes = 0  # the most of the rank's own and shared memory that was seen in RAM
+        self._others = {os.getppid()}  # at the last look: the processes of this item beside the rank
+        self._gpus_before = _gpu_bytes()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="sparkring-memory", daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+        missed = process.memory(os.getpid()).peak - self._file_bytes - self._mapped_bytes
+        self.own_bytes += max(0, missed)
+
+    def _watch(self) -> None:
+        pause_s = 0.0
+        while not self._over.wait(max(LOOK_EVERY_S, pause_s)):
+            began = time.thread_time()
+            self._look()
+            pause_s = LOOKS_IN * (time.thread_time() - began)
+        self._look()
+        self.spent = _spent_here()._replace(seconds=0.0)
+
+    def _look(self) -> None:
+        rank = process.memory(os.getpid())
+        # Children are forked from this process and share its memory until they write to it, and so does this process
+        # with the member. So of the others, only what they alone hold is added. A process that was not there at the
+        # last look is left out: until it runs its own program, its memory may be that of this process (vfork).
+        member = os.getppid()
+        there = {member, *process.family(member)} - {os.getpid()}
+        others = sum(map(process.private_bytes, there & self._others))
+        self._others = there
+        # What a spare process had imported before it forked the member is shared by all items. Without a spare process,
+        # the rank shares only a little with its own member.
+        imported = process.inherited_bytes() if preloads.ahead else 0
+        self._mapped_bytes = max(self._mapped_bytes, rank.own + rank.shared)
+        self._file_bytes = max(self._file_bytes, rank.files)
+        self.own_bytes = max(self.own_bytes, rank.own - imported + max(rank.shared, self._held_bytes) + others)
+        self.shared_bytes = max(self.shared_bytes, rank.files + imported)
+        grown = (used - self._gpus_before.get(address, 0) for address, used in _gpu_bytes().items())
+        self.gpu_bytes = max(self.gpu_bytes, *grown, 0)
+
+
+def _gpu_bytes() -> dict[str, int]:
+    """Return how much memory is in use on each GPU that this process sees."""
+    found = gpus.found(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return {gpu.address: gpu.used_bytes or 0 for gpu in found}
+
+
+class _Model(NamedTuple):
+    parameters: int = 0
+    size_bytes: int = 0
+
+
+def _largest_model(values: list[Any]) -> _Model:
+    """Return the number of parameters of the largest model of Keras or PyTorch among `values`, and their size."""
+    return max((_measured_model(value) for value in values), default=_Model())
+
+
+def _measured_model(value: Any) -> _Model:
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.nn.Module):
+        tensors = list(value.parameters())
+        return _Model(sum(map(_count, tensors)), sum(_count(each) * each.element_size() for each in tensors))
+    for name in ("keras", "tf_keras"):
+        keras = sys.modules.get(name)
+        if keras is not None and isinstance(value, keras.Model) and value.built:
+            sizes = [(math.prod(weight.shape), _bits(weight.dtype)) for weight in value.weights]
+            return _Model(sum(count for count, _ in sizes), sum(count * bits for count, bits in sizes) // 8)
+    return _Model()
+
+
+def _count(tensor: Any) -> int:
+    return int(tensor.numel())
+
+
+def _bits(dtype: Any) -> int:
+    """Return the size of a number in bits, from the name of its type: 32 for float32."""
+    found = re.search(r"\d+$", getattr(dtype, "name", str(dtype)))
+    return int(found[0]) if found else 32

@@ -1,0 +1,92 @@
+"""What follows from the measurements of an item: how many fit at once, why no more, and how long all take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sparkring.engine.foreach.plan import plan
+from sparkring.engine.foreach.result import ForeachResult
+from sparkring.history.events import ItemMeasured
+from sparkring.history.record import RunRecord
+from sparkring.launchers import ItemRoom
+
+GB = 10**9
+RESULT = ForeachResult(RunRecord(), {}, {}, (), {})
+
+
+def of(*ranks: dict[str, Any], np: int = -4, items: int | None = 100, **room: Any) -> Any:
+    usual = {
+        "seconds": 2.0,
+        "import_s": 3.0,
+        "cpu_s": 1.0,
+        "read_bytes": 10,
+        "own_bytes": GB,
+        "shared_bytes": GB // 2,
+        "free_bytes": 100 * GB,
+        "cores": 8,
+    }
+    measured = [ItemMeasured(**{**usual, **rank}) for rank in ranks or ({},)]
+    return plan(RESULT, measured, ItemRoom(**room), items=items, np=np, wall_s=5.5)
+
+
+def test_cores_bind():
+    """An item that keeps half a core busy fits twice on each core. More at once do not end sooner."""
+    found = of()
+    assert (found.fits, found.binds, found.warning) == (16, "cores", "")
+    assert found.start_s == 3.5
+    assert found.seconds_at(4) == 3.5 + 2 * 25
+    assert found.seconds_at(16) == 7.0 + 2 * 7
+    assert found.seconds_at(32) == 14.0 + 2 * 100 / 16
+    assert found.seconds_at(200) == found.seconds_at(100), "there are only 100 items"
+    assert "1 at once  4 at once  16 at once  there is" in str(found)
+    assert of({"cpu_s": 2.2}).fits == 7
+    assert of({"cpu_s": 2.05}).fits == 8, "a little more than a core each still fits"
+    assert of({"cpu_s": 40.0}).fits == 1
+
+
+def test_memory_binds():
+    """What the items share counts once, and a tenth of the free memory stays free."""
+    found = of({"free_bytes": 8 * GB})
+    assert (found.fits, found.binds, found.memory_at(6)) == (6, "memory", 6_500_000_000)
+    assert found.warning == ""
+    assert of({"free_bytes": 8 * GB}, np=-8).warning == (
+        "8 at once need about 8.50 GB of memory, and 8.00 GB are free: use -n -6."
+    )
+    assert of({"free_bytes": 0}).binds == "cores", "the system does not tell"
+    ranks = of({"free_bytes": 8 * GB}, {"free_bytes": 8 * GB, "cpu_s": 0.5})
+    assert (ranks.fits, ranks.memory_bytes, ranks.cpu_share) == (3, 2 * GB, 0.75)
+
+
+def test_gpus_bind():
+    assert of(gpus=2, gpu_free=[80 * GB]).fits == 2
+    found = of({"gpu_bytes": 30 * GB}, gpus=8, gpu_free=[80 * GB, 40 * GB])
+    assert (found.fits, found.binds) == (3, "GPU memory")
+    assert found.warning == "4 at once do not fit on 2 GPUs: use -n -3."
+    assert "GPU memory" in str(found)
+
+
+@pytest.mark.parametrize(("batch_size", "expected"), [(0, 32), (8, 8)])
+def test_rule_of_thumb(batch_size, expected):
+    found = of({"parameters": 1000, "parameter_bytes": 4000, "batch_size": batch_size})
+    assert found.rule_bytes == 1000 * 4 * 2 * expected
+    assert f"1,000 parameters × 4 bytes × 2 × batch size {expected}" in str(found)
+
+
+def test_an_unknown_number_of_items():
+    found = of(items=None)
+    assert (found.seconds_at(4), found.seconds_at(4, 10)) == (None, 3.5 + 2 * 3)
+    assert "time of 100 items" in str(found)
+    assert "</table>" in found._repr_html_()
+
+
+def test_on_spark():
+    """The memory and the cores of each host count, and Spark runs no more tasks than there are slots."""
+    found = of(np=6, hosts=3, tasks=4 / 3)
+    assert (found.fits, found.binds, found.memory_at(6)) == (4, "task slots", 2_500_000_000)
+    assert found.warning == "there are task slots for 4 items: use -n 4, or add executors."
+    assert "4 at once fit on 3 hosts with executors; task slots bind" in str(found)
+    full = of({"free_bytes": 2 * GB}, np=6, hosts=3, tasks=4)
+    assert (full.fits, full.binds) == (3, "memory")
+    assert full.warning == "6 at once need about 2.50 GB of memory on each host, and 2.00 GB are free: use -n 3."
