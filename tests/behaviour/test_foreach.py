@@ -271,8 +271,8 @@ def test_rings(pools):
         drawn = torch.rand(())
         torch.manual_seed(seeds[n])
         if rank == 0:
-            sparkring.log(step=1, loss=[1, 3, 5, 2][n])
             try:
+                sparkring.log(step=1, loss=[1, 3, 5, 2][n])
                 while n == 2: time.sleep(0.01)
             except KeyboardInterrupt:
                 sparkring.log(step=2, loss=4)  # the item ends here, at the latest
