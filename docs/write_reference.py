@@ -54,7 +54,8 @@ SETTINGS = {
     "SPARKRING_PANEL": "`0` turns the live panel off. The static view is then redrawn while the cell runs.",
     "SPARKRING_RANK": 'The rank. Set on the ranks of `%%barrier` and of `framework="plain"`.',
     "SPARKRING_SIZE": "The number of ranks. Set on the same ranks.",
-    "spark.sparkring.driver.port": "A setting of the SparkSession: the port on which the driver listens for members. "
+    "spark.sparkring.driver.port": "A setting of the SparkSession: the port on which the driver listens for members; "
+    "with %%foreach, the first of several. "
     "Default: any free port.",
 }
 
