@@ -402,6 +402,7 @@ def test_foreach_runs_the_cell_for_each_item(kernel: Kernel) -> None:
     wrong = kernel.run("%%foreach x in shop_list -n -2\nx").error
     assert wrong.evalue == "%%foreach: `shop_list` raised NameError: name 'shop_list' is not defined."
     assert complete(kernel, "%%foreach x in sho") == ["shops"]
+    assert complete(kernel, "%%foreach x in shops.cop") == ["shops.copy"]
     assert complete(kernel, "%%foreach x in shops --retr") == ["--retries"]
 
 

@@ -358,7 +358,6 @@ def test_foreach_lines(line, targets, items, expected, monkeypatch):
         ("x", "begins with"),
         ("x in", "begins with"),
         ("x in y: pass", "begins with"),
-        ("x in y -n 4", "use -n -4 for processes here"),
         ("x in y -n 0", "how many items run at once"),
         ("x in y --retires 3", "unrecognized arguments: --retires"),
         ("x in y --fresh-process --fresh-after 2", "choose one"),
