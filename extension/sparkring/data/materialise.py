@@ -44,6 +44,7 @@ CACHE = "SPARKRING_CACHE"
 KEEP_DAYS = 30.0
 ROW_GROUP_BYTES = 32_000_000
 COMMIT, OWNER, USED = "_sparkring.json", "_owner.json", "_used"
+BESIDE = "beside"
 LAYOUT = 1
 # It cannot be checked whether a process on another host is still writing a copy. So an unfinished copy that was begun
 # on another host counts as abandoned after this time.
@@ -75,8 +76,8 @@ class Form(NamedTuple):
 
     `version` computes the version of a DataFrame, and `written` makes the DataFrame that is written. When the files
     have been written, `note` is called with this DataFrame and the folder, and returns facts to be kept with the copy,
-    as plain values. `may_be_empty` is whether there can be a copy without rows. `row_group_bytes` is the size of a row
-    group before compression.
+    as plain values. The fact BESIDE names files that `note` itself has written to the folder. `may_be_empty` is whether
+    there can be a copy without rows. `row_group_bytes` is the size of a row group before compression.
     """
 
     kind: str
@@ -216,7 +217,8 @@ def _damage(copy: Location, commit: dict[str, Any]) -> str:
             return f"{file['name']} is missing"
         if size != file["size_bytes"]:
             return f"{file['name']} has {size:,} bytes instead of {file['size_bytes']:,}"
-    return ""
+    missing = [name for name in commit.get("facts", {}).get(BESIDE, ()) if not copy.fs.exists((copy / name).path)]
+    return f"{missing[0]} is missing" if missing else ""
 
 
 def _folders(parent: Location, pattern: re.Pattern[str]) -> list[Location]:

@@ -11,6 +11,7 @@ pandas.DataFrame where it is unpickled, that is, on a rank. So no rows go throug
 from __future__ import annotations
 
 import os
+import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
@@ -21,7 +22,7 @@ import pyarrow.parquet as pq
 from sparkring.cluster.partitions import arrow_schema, cast_it
 from sparkring.cluster.session import pandas_unused
 from sparkring.data.frames import numbered, session_of, version_of
-from sparkring.data.materialise import Copy, Form, in_form
+from sparkring.data.materialise import BESIDE, Copy, Form, in_form
 from sparkring.data.spark_frames import Values
 from sparkring.errors import DataError
 from sparkring.runtime.kernel import tell
@@ -190,6 +191,10 @@ def _groups(grouped: GroupedData) -> Groups:
 
 def _check(frame: Any) -> None:
     session_of(frame)
+    from pyspark.sql.pandas import types
+
+    if not hasattr(types, "_create_converter_to_pandas"):
+        raise DataError("parts of a DataFrame as items need Spark 3.5 or newer: read the rows in the item.")
     if frame.isStreaming:
         raise DataError("the DataFrame is a stream, which has no end: write it to a table, and read that.")
 
@@ -269,8 +274,10 @@ def _write_index(written: DataFrame, copy: Location, keys: Sequence[str]) -> dic
         functions.min(row).alias(_FIRST), functions.max(row).alias(_LAST), functions.count(row).alias(_ROWS)
     )
     order = [functions.col(name).asc_nulls_last() for name in (*keys, _FILE)]
-    index.repartition(1).sortWithinPartitions(*order).write.mode("append").parquet((copy / _GROUPS).for_spark())
-    return {}
+    folder = copy / _GROUPS
+    index.repartition(1).sortWithinPartitions(*order).write.mode("append").parquet(folder.for_spark())
+    names = sorted(posixpath.basename(path) for path in folder.fs.ls(folder.path, detail=False))
+    return {BESIDE: [f"{_GROUPS}/{name}" for name in names if name.endswith(".parquet")]}
 
 
 # ── Reading ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -278,17 +285,12 @@ def _write_index(written: DataFrame, copy: Location, keys: Sequence[str]) -> dic
 
 def _indexed(copy: Copy, stored: Stored, keys: Sequence[str], names: tuple[str, ...]) -> dict[tuple[Any, ...], Part]:
     """Read the index, and return the Part of each key."""
-    folder = copy.location / _GROUPS
-    fs = folder.fs
-    paths = sorted(path for path in fs.ls(folder.path, detail=False) if path.endswith(".parquet"))
-    tables = []
-    for path in paths:
-        with fs.open(path, "rb") as opened:
-            tables.append(pq.read_table(opened))
-    index = pa.concat_tables(tables)
+    (name,) = copy.facts[BESIDE]
+    with copy.location.fs.open((copy.location / name).path, "rb") as opened:
+        index = pq.read_table(opened)
     values = [_keys(index.column(key)) for key in keys]
     begins: dict[str, int] = {}  # by file, the number that its first row has in its partition
-    where = [os.path.basename(path) for path in index.column(_FILE).to_pylist()]
+    where = [posixpath.basename(path) for path in index.column(_FILE).to_pylist()]
     firsts, lasts, counts = (index.column(name).to_pylist() for name in (_FIRST, _LAST, _ROWS))
     for file, first in zip(where, firsts, strict=True):
         begins[file] = min(first, begins.get(file, first))
