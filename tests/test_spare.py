@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -182,6 +183,20 @@ def test_a_spare_process_that_gives_up(local, spares, tmp_path, monkeypatch):
     ready(spares)
     until(lambda: found.ended, "it is idle for too long")
     assert not found.has_refused()
+
+
+def test_machines_without_spare_processes(spares, monkeypatch):
+    """There is none if memory is short, nor if there is a GPU."""
+    setting = setting_of(os.environ, 1)
+    assert setting is not None
+    for module, name, value in ((spare, "LEAST_BYTES", 1 << 60), (spare.gpus, "found", lambda visible: ["a GPU"])):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, value)
+            spares.note_imports(setting, ("json",))
+            until(lambda: not any(thread.name == "sparkring-spare" for thread in threading.enumerate()), "the timer")
+            assert spares.spare is None
+    spares.note_imports(setting, ("json",))
+    ready(spares)
 
 
 def test_nothing_outlives_a_killed_driver(driver, monkeypatch):
