@@ -21,6 +21,7 @@ if sys.platform == "win32":
 if TYPE_CHECKING:
     from sparkring.capture.versions import show_versions as show_versions
     from sparkring.checkpointing.store import checkpoints as checkpoints
+    from sparkring.data.parts import partitions as partitions
     from sparkring.data.shards import shards as shards
     from sparkring.engine.api import HorovodRunner as HorovodRunner
     from sparkring.engine.api import foreach as foreach
@@ -59,6 +60,7 @@ _HOMES = {
     "log": "runtime.report",
     "log_to_driver": "runtime.report",
     "log_uniform": "engine.search.space",
+    "partitions": "data.parts",
     "run": "engine.api",
     "search": "engine.search.search",
     "shards": "data.shards",

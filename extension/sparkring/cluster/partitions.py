@@ -14,6 +14,7 @@ from sparkring.wire.ticket import SPARK_SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 
 class Data(NamedTuple):
@@ -57,27 +58,10 @@ class Data(NamedTuple):
 
     def schema(self) -> bytes:
         """The DataFrame's Arrow schema. Its metadata says how toPandas() converts the columns to Python."""
-        import cloudpickle
-        from pyspark.sql.pandas.types import to_arrow_schema
-
-        setting = self.frame.sparkSession.conf.get
-        by_arrow = setting("spark.sql.execution.arrow.pyspark.enabled", "false") == "true"
-        structs = setting("spark.sql.execution.pandas.structHandlingMode", "legacy")
-        if structs == "legacy":
-            structs = "dict" if by_arrow else "row"
         try:
-            schema = self.frame.schema
-            # The schema is pickled by value, because the notebook may define types that ranks cannot import. JSON would
-            # name these types, but not contain them.
-            told = cloudpickle.dumps((schema, setting("spark.sql.session.timeZone"), by_arrow, structs))
-            # Tasks use only the metadata of this schema.
-            described = to_arrow_schema(schema, **_time_zone(to_arrow_schema))
-            return bytes(described.with_metadata({SPARK_SCHEMA: told}).serialize())
+            return arrow_schema(self.frame.schema, self.frame.sparkSession)
         except Exception as error:  # pyspark has several classes for this error
-            raise LaunchError(
-                f"Arrow cannot represent a column of `{self.name}`: {line_with(str(error))} Cast it, or select the "
-                "other columns."
-            ) from error
+            raise LaunchError(f"Arrow cannot represent a column of `{self.name}`: {cast_it(error)}") from error
 
     def stage(self, size: int, task: Callable[..., Any]) -> DataFrame:
         """Return a DataFrame that, when it is computed, runs `task` on each of `size` partitions in a barrier stage."""
@@ -87,6 +71,33 @@ class Data(NamedTuple):
         frame = frame.toDF(*map(str, range(len(frame.columns))))
         with pandas_unused():
             return frame.mapInArrow(task, "nothing int", barrier=True)
+
+
+def arrow_schema(schema: StructType, session: SparkSession) -> bytes:
+    """Return the Arrow schema of rows with this Spark `schema`, serialized.
+
+    Its metadata says how toPandas() converts the columns to Python with the settings of the session. Raises various
+    errors if Arrow cannot represent a column.
+    """
+    import cloudpickle
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    setting = session.conf.get
+    by_arrow = setting("spark.sql.execution.arrow.pyspark.enabled", "false") == "true"
+    structs = setting("spark.sql.execution.pandas.structHandlingMode", "legacy")
+    if structs == "legacy":
+        structs = "dict" if by_arrow else "row"
+    # The schema is pickled by value, because the notebook may define types that ranks cannot import. JSON would name
+    # these types, but not contain them.
+    told = cloudpickle.dumps((schema, setting("spark.sql.session.timeZone"), by_arrow, structs))
+    with pandas_unused():
+        described = to_arrow_schema(schema, **_time_zone(to_arrow_schema))
+    return bytes(described.with_metadata({SPARK_SCHEMA: told}).serialize())
+
+
+def cast_it(error: Exception) -> str:
+    """Return the end of a message: why Arrow cannot represent a column, and what to do."""
+    return f"{line_with(str(error))} Cast it, or select the other columns."
 
 
 def _time_zone(to_arrow_schema: Callable[..., Any]) -> dict[str, str]:

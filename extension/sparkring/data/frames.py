@@ -98,6 +98,23 @@ def for_arrays(frame: DataFrame) -> DataFrame:
     ])  # fmt: skip
 
 
+def numbered(frame: DataFrame) -> DataFrame:
+    """Return the same rows in columns called c0, c1, …, so that a Parquet file can have them, whatever their names are.
+
+    Timestamps lose their time zone, as in for_arrays(). The other types stay: the schema of the result is needed to
+    read them.
+    """
+    from pyspark.sql import functions
+
+    columns = [f"c{number}" for number in range(len(frame.columns))]
+    return frame.toDF(*columns).select([
+        functions.col(name).cast(_without_zone(field.dataType)).alias(name)
+        if _has_times(field.dataType)
+        else functions.col(name)
+        for name, field in zip(columns, frame.schema.fields, strict=True)
+    ])  # fmt: skip
+
+
 def nested_types(frame: DataFrame) -> dict[str, DataType]:
     """Return the types of those columns of for_arrays() that hold rows or maps.
 
@@ -135,15 +152,17 @@ def _without_zone(kind: DataType) -> DataType:
     return TimestampNTZType() if isinstance(kind, TimestampType) else kind
 
 
-def version_of(frame: DataFrame) -> str:
+def version_of(frame: DataFrame, *, by_partition: bool = False) -> str:
     """Return a text that is the same for two DataFrames only if they have the same rows.
+
+    With `by_partition`, each partition must have the same rows, too. The order of the rows makes no difference.
 
     This also holds for DataFrames in different kernels, so a stored text can be compared with a new one. If the rows
     have timestamps, the text also depends on the session's time zone.
 
     If the plan does not determine the rows, one Spark job reads the rows. If this job fails, its error is raised.
     """
-    found = _by_plan(frame) or _by_rows(frame)
+    found = _by_plan(frame) or _by_rows(frame, by_partition)
     if any(_has_times(field.dataType) for field in frame.schema.fields):
         found += f"-{frame.sparkSession.conf.get('spark.sql.session.timeZone')}"
     return found
@@ -272,7 +291,7 @@ def _number(name: str, seen: dict[str, str]) -> str:
 # ── By the rows ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _by_rows(frame: DataFrame) -> str:
+def _by_rows(frame: DataFrame, by_partition: bool) -> str:
     from pyspark.sql import functions
 
     parts = [part for field in frame.schema.fields for part in _hashable(field)] or [functions.lit(0)]
@@ -282,8 +301,9 @@ def _by_rows(frame: DataFrame) -> str:
         functions.sum(functions.xxhash64(functions.lit(salt), *parts).cast("decimal(20,0)")).alias(f"sum{salt}")
         for salt in (0, 1)
     ]
-    row = frame.agg(functions.count(functions.lit(1)).alias("rows"), *sums).first()
-    return f"rows-{_digest([frame.schema.json(), *map(str, row or ())])}"
+    grouped = frame.groupBy(*([functions.spark_partition_id().alias("partition")] if by_partition else []))
+    found = grouped.agg(functions.count(functions.lit(1)).alias("rows"), *sums).collect()
+    return f"rows-{_digest([frame.schema.json(), *(str(value) for row in sorted(found) for value in row)])}"
 
 
 def _hashable(field: StructField) -> list[Column]:

@@ -23,7 +23,7 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import platformdirs
@@ -42,7 +42,9 @@ if TYPE_CHECKING:
 
 CACHE = "SPARKRING_CACHE"
 KEEP_DAYS = 30.0
+ROW_GROUP_BYTES = 32_000_000
 COMMIT, OWNER, USED = "_sparkring.json", "_owner.json", "_used"
+BESIDE = "beside"
 LAYOUT = 1
 # It cannot be checked whether a process on another host is still writing a copy. So an unfinished copy that was begun
 # on another host counts as abandoned after this time.
@@ -56,7 +58,8 @@ Say = Callable[[str], None]
 class Copy(NamedTuple):
     """A DataFrame's rows as Parquet files, with the DataFrame's `version`.
 
-    `reused` is true if the files existed already, and false if they have just been written.
+    `reused` is true if the files existed already, and false if they have just been written. `files` has the name and
+    the number of rows of each file, and `facts` is what the Form of the copy has noted.
     """
 
     location: Location
@@ -64,13 +67,32 @@ class Copy(NamedTuple):
     rows: int
     size_bytes: int
     reused: bool
+    files: tuple[tuple[str, int], ...] = ()
+    facts: Mapping[str, Any] = {}
+
+
+class Form(NamedTuple):
+    """In which form a copy has the rows: `kind` tells copies of the same DataFrame in different forms apart.
+
+    `version` computes the version of a DataFrame, and `written` makes the DataFrame that is written. When the files
+    have been written, `note` is called with this DataFrame and the folder, and returns facts to be kept with the copy,
+    as plain values. The fact BESIDE names files that `note` itself has written to the folder. `may_be_empty` is whether there can be a copy without rows. `row_group_bytes` is the size of a row
+    group before compression.
+    """
+
+    kind: str
+    version: Callable[[DataFrame], str]
+    written: Callable[[DataFrame], DataFrame]
+    note: Callable[[DataFrame, Location], dict[str, Any]] = lambda frame, copy: {}
+    may_be_empty: bool = False
+    row_group_bytes: int = ROW_GROUP_BYTES
 
 
 def materialise(
     frame: DataFrame,
     *,
     cache: str | os.PathLike[str] | None = None,
-    row_group_bytes: int = 32_000_000,
+    row_group_bytes: int = ROW_GROUP_BYTES,
     name: str = "",
     say: Say | None = None,
 ) -> Copy:
@@ -83,14 +105,32 @@ def materialise(
     Raise DataError if the DataFrame is empty or cannot be computed, or if the cache cannot be used.
     """
     called = f"`{name}`" if name else "the DataFrame"
-    tell: Say = say or (lambda text: None)
-    session = session_of(frame, called)
+    session_of(frame, called)
     if row_group_bytes < 1:
         raise OptionsError(f"row_group_bytes={row_group_bytes}: expected at least 1.")
     _check_columns(frame, called)
+    form = Form("", version_of, for_arrays, row_group_bytes=row_group_bytes)
+    return in_form(frame, form, cache=cache, called=called, say=say)
+
+
+def in_form(
+    frame: DataFrame,
+    form: Form,
+    *,
+    cache: str | os.PathLike[str] | None = None,
+    called: str = "the DataFrame",
+    say: Say | None = None,
+) -> Copy:
+    """Return the copy of a DataFrame in this form. If the cache has none yet, write one first, as materialise() does.
+
+    `called` is what messages call the DataFrame. Raises the errors of materialise().
+    """
+    tell: Say = say or (lambda text: None)
+    session = session_of(frame, called)
     home = cache_folder(cache, session)
-    version = _computed(session, called, "looking for changes in", lambda: version_of(frame), tell)
-    key = hashlib.sha256(f"{LAYOUT} {row_group_bytes} {version}".encode()).hexdigest()[:32]
+    version = _computed(session, called, "looking for changes in", lambda: form.version(frame), tell)
+    settings = " ".join(filter(None, [str(LAYOUT), form.kind, str(form.row_group_bytes), version]))
+    key = hashlib.sha256(settings.encode()).hexdigest()[:32]
     with _usable(home):
         found = _find(home / key, version, tell)
     if found:
@@ -101,7 +141,7 @@ def materialise(
     if gone:
         tell(f"removed {len(gone)} old or unfinished {'copies' if len(gone) > 1 else 'copy'} from {home.written}")
     tell(f"writing {called} to {home.written} once; later runs reuse it")
-    return _write(frame, home, key, version, row_group_bytes, called, tell)
+    return _write(frame, form, home, key, version, called, tell)
 
 
 def cache_folder(cache: str | os.PathLike[str] | None = None, session: SparkSession | None = None) -> Location:
@@ -164,7 +204,7 @@ def _find(folder: Location, version: str, tell: Say) -> Copy | None:
         with contextlib.suppress(OSError):  # writing fails in a read-only cache, but its copies can be used
             copy.fs.pipe_file((copy / USED).path, repr(time.time()).encode())
         tell(f"reused {copy.written}, written {ago(time.time() - commit['created'])}")
-        return Copy(copy, version, commit["rows"], commit["size_bytes"], True)
+        return _copy(copy, version, commit, reused=True)
     return None
 
 
@@ -177,7 +217,8 @@ def _damage(copy: Location, commit: dict[str, Any]) -> str:
             return f"{file['name']} is missing"
         if size != file["size_bytes"]:
             return f"{file['name']} has {size:,} bytes instead of {file['size_bytes']:,}"
-    return ""
+    missing = [name for name in commit.get("facts", {}).get(BESIDE, ()) if not copy.fs.exists((copy / name).path)]
+    return f"{missing[0]} is missing" if missing else ""
 
 
 def _folders(parent: Location, pattern: re.Pattern[str]) -> list[Location]:
@@ -217,9 +258,7 @@ def _used(copy: Location, commit: dict[str, Any]) -> float:
 # ── Writing ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _write(
-    frame: DataFrame, home: Location, key: str, version: str, row_group_bytes: int, called: str, tell: Say
-) -> Copy:
+def _write(frame: DataFrame, form: Form, home: Location, key: str, version: str, called: str, tell: Say) -> Copy:
     copy = home / key / secrets.token_hex(8)
     session = frame.sparkSession
     try:
@@ -228,14 +267,16 @@ def _write(
             _write_json(copy / OWNER, {"created": time.time(), **owners.me()})
         _check_executors(session, copy, home, called)
 
-        def write() -> None:
+        def write() -> dict[str, Any]:
             # By default, Spark refuses to write to a folder that exists. This folder exists, with _owner.json in it, so
             # the mode is "append". _owner.json does no harm there: Spark ignores files whose names begin with _.
-            writer = for_arrays(frame).write.mode("append").option("parquet.block.size", row_group_bytes)
+            written = form.written(frame)
+            writer = written.write.mode("append").option("parquet.block.size", form.row_group_bytes)
             writer.parquet(copy.for_spark())
+            return form.note(written, copy)
 
         started = time.time()
-        _computed(session, called, f"writing {home.written} from", write, tell)
+        facts = _computed(session, called, f"writing {home.written} from", write, tell)
         with _usable(home):
             sizes = _sizes(copy)
             counts = [_rows(copy / name) for name in sizes]
@@ -244,22 +285,29 @@ def _write(
             if not any(name.startswith("part-00000") for name in sizes):
                 raise _own_disks("an executor", home)
             rows, size_bytes = sum(counts), sum(sizes.values())
-            if not rows:
+            if not (rows or form.may_be_empty):
                 raise DataError(f"{called} has no rows: check its filters and joins.")
             commit = {"created": time.time(), "spark": session.version, "version": version, "rows": rows}
+            commit |= {"facts": facts} if facts else {}
             files = [
                 {"name": name, "size_bytes": sizes[name], "rows": count}
                 for name, count in zip(sizes, counts, strict=True)
             ]
-            _write_json(copy / COMMIT, {**commit, "size_bytes": size_bytes, "files": files})
+            commit |= {"size_bytes": size_bytes, "files": files}
+            _write_json(copy / COMMIT, commit)
         tell(f"wrote {rows:,} rows, {size_bytes / 1e6:,.1f} MB, in {time.time() - started:.1f} s")
-        return Copy(copy, version, rows, size_bytes, False)
+        return _copy(copy, version, commit, reused=False)
     except BaseException:  # an interrupt as well
         with contextlib.suppress(OSError):
             _remove(copy)
         with contextlib.suppress(OSError):  # rmdir() fails if the folder still has another copy
             copy.fs.rmdir((home / key).path)
         raise
+
+
+def _copy(copy: Location, version: str, commit: Mapping[str, Any], *, reused: bool) -> Copy:
+    files = tuple((file["name"], file["rows"]) for file in commit["files"])
+    return Copy(copy, version, commit["rows"], commit["size_bytes"], reused, files, commit.get("facts", {}))
 
 
 def _computed(session: SparkSession, called: str, doing: str, ask: Callable[[], Any], tell: Say) -> Any:

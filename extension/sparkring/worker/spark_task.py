@@ -34,9 +34,9 @@ def task_for(
     """Return the function that each Spark task calls.
 
     `size` is the number of tasks of the barrier stage; 0 if the task belongs to an ordinary stage. Without `schema`,
-    it is a function for mapPartitions, and yields the member's exit code. With `schema` (a serialized Arrow schema), it is a function for mapInArrow: it sends the partition's batches to the rank, then `rows_end`, and
-    yields nothing. The rank gets the GPUs that Spark has given to the task; if `gpus` is a number, only the first
-    `gpus` of them.
+    it is a function for mapPartitions, and yields the member's exit code. With `schema` (a serialized Arrow schema), it
+    is a function for mapInArrow: it sends the partition's batches to the rank, then `rows_end`, and yields nothing. The
+    rank gets the GPUs that Spark has given to the task; if `gpus` is a number, only the first `gpus` of them.
     """
 
     def run_member(rows: Iterable[Any]) -> Iterator[int]:

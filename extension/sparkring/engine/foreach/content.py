@@ -27,7 +27,8 @@ def digest(*values: Any) -> str:
 
     The digest of numbers, texts, dates, paths, arrays, and of lists, tuples, dicts, sets and dataclasses of these
     depends only on their types and contents. The order of a dict, or whether it holds one object twice or two equal
-    objects, makes no difference. The digest of any other object is that of its pickle.
+    objects, makes no difference. The digest of a part of a DataFrame is that of what identifies its rows; they are not
+    read. The digest of any other object is that of its pickle.
     """
     return _digest(values).hex()
 
@@ -39,6 +40,8 @@ def _digest(value: Any) -> bytes:
         found.update(value.name.encode())
     elif isinstance(value, _PLAIN):
         found.update(repr(value).encode())
+    elif hasattr(kind, "__sparkring_content__"):
+        found.update(_digest(value.__sparkring_content__()))
     elif isinstance(value, list | tuple):
         if hasattr(value, "_fields"):  # a named tuple
             found.update(repr(value._fields).encode())

@@ -197,8 +197,15 @@ def seed_of(run_seed: int, number: int) -> int:
 
 
 def _name(values: Mapping[str, Any]) -> str:
-    """Return a short text of an item's values: `store='a', lr=0.1`; for a function's argument, only the value."""
+    """Return a short text of an item's values: `store='a', lr=0.1`; for a function's argument, only the value.
+
+    Beside other values, rows of a DataFrame are left out, as in `store='a'`.
+    """
+    values = {name: value for name, value in values.items() if not _is_rows(value)} or values
     if list(values) == [ITEM]:
+        match values[ITEM]:
+            case (key, rows) if _is_rows(rows):
+                return short_repr(key, NAME_CHARACTERS) or "None"
         return short_repr(values[ITEM], NAME_CHARACTERS) or "None"
     each = NAME_CHARACTERS // max(1, len(values))
     return ", ".join(f"{name}={short_repr(value, each) or 'None'}" for name, value in values.items())
@@ -210,6 +217,11 @@ def _described(parameters: Mapping[str, Any]) -> str:
         name: describe.number(each) if isinstance(each, float) else as_text(each) for name, each in parameters.items()
     }
     return ", ".join(f"{name}={text}" for name, text in texts.items())
+
+
+def _is_rows(value: Any) -> bool:
+    """Whether a value stands for rows of a DataFrame, as those of partitions() and groupBy() do."""
+    return hasattr(type(value), "__sparkring_content__")
 
 
 def _shown(value: Any) -> Any:

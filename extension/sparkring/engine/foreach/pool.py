@@ -204,9 +204,7 @@ class Pool:
             self._short_at = time.monotonic() + SHORT_AFTER_S
         elif time.monotonic() > self._short_at:
             self._short_told = True
-            told = (
-                f"{up} of {describe.counted(self._schedule.limit, 'item')} at once for now, more with free task slots"
-            )
+            told = f"{up} of {self._schedule.limit} at once for now, and more when task slots are free"
             self._recorder.notice(": ".join(filter(None, [told, waiting.waits_for()])))
 
     def _assign(self) -> None:

@@ -82,6 +82,8 @@ class Prepared(NamedTuple):
 def prepare(spec: ForeachSpec) -> Prepared:
     """Look up, check and pack what all items need. This calls iter() on the iterable, but takes no item from it.
 
+    If the iterable is a grouped Spark DataFrame, Spark writes its rows to the cache.
+
     Raises CaptureError if something that the cell or the function reads is missing or cannot be sent, and TypeError if
     the function is not callable. If something else is wrong, OptionsError, CheckpointError or PathError is raised.
     """
@@ -91,6 +93,10 @@ def prepare(spec: ForeachSpec) -> Prepared:
             "loop."
         )
     options = spec.options
+    if type(spec.iterable).__module__.startswith("pyspark."):
+        from sparkring.data.parts import items_of  # imports pyarrow
+
+        spec = spec._replace(iterable=items_of(spec.iterable))
     packed = _pack_cell(spec, spec.work) if isinstance(spec.work, Cell) else _pack_call(spec, spec.work)
     work = packed.work
     if needs_legacy_keras(options.framework, options.env, packed.code, packed.modules):

@@ -63,7 +63,8 @@ class Ended(NamedTuple):
 class Slot:
     """Slot `number` of a pool. For each attempt, call start(), and then poll() until ended() says how it has ended.
 
-    If the ranks queue, call start_gang() first, and start() when the slot is `free`. retire() ends the gang of the slot. Call it at the end, and whenever start_gang(), start() or poll() raise LaunchError.
+    If the ranks queue, call start_gang() first, and start() when the slot is `free`. retire() ends the gang of the
+    slot. Call it at the end, and whenever start_gang(), start() or poll() raise LaunchError.
     `on_arrival(number)` is called, from any thread, when there is something to poll.
     """
 

@@ -11,9 +11,9 @@ import pickle
 from collections.abc import Iterator
 from typing import Any
 
+from sparkring.data.spark_frames import Values
 from sparkring.errors import DataError
 from sparkring.wire.ticket import ROWS_END
-from sparkring.worker.rank.values import Values
 
 
 def names(context: str, rows: int) -> dict[str, Any]:

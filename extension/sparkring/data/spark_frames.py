@@ -38,8 +38,10 @@ class Values:
         """Return a batch or table as the pandas.DataFrame that toPandas() returns with the session's settings."""
         import pandas
 
+        # Copies, because pandas could not write to the memory of Arrow.
         columns = [
-            self._series(column, field) for column, field in zip(_without_zones(found), self._fields, strict=True)
+            self._series(column, field).copy()
+            for column, field in zip(_without_zones(found), self._fields, strict=True)
         ]
         if not columns:
             return pandas.DataFrame(index=range(found.num_rows))

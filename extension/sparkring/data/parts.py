@@ -1,0 +1,340 @@
+"""The parts of a Spark DataFrame as items of independent runs: its partitions, or the groups of groupBy().
+
+Spark writes the rows to the cache, as for shards(). An item only refers to its rows there, and becomes a
+pandas.DataFrame where it is unpickled, that is, on a rank. So no rows go through the driver.
+
+    partitions      each partition is in one file, or has none if it is empty
+    groups          Spark sorts the rows by their keys, so that the rows of a group are neighbours in a file. The folder
+                    _groups has the index: for each group its key, its file, its first row and its number of rows.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sparkring.cluster.partitions import arrow_schema, cast_it
+from sparkring.cluster.session import pandas_unused
+from sparkring.data.frames import numbered, session_of, version_of
+from sparkring.data.materialise import BESIDE, Copy, Form, in_form
+from sparkring.data.spark_frames import Values
+from sparkring.errors import DataError
+from sparkring.runtime.kernel import tell
+from sparkring.runtime.storage import Location
+
+if TYPE_CHECKING:
+    import pandas
+    from pyspark.sql import Column, DataFrame, GroupedData
+    from pyspark.sql.types import StructType
+
+_GROUPS = "_groups"
+_ROW, _FILE, _FIRST, _LAST, _ROWS = "row", "file", "first", "last", "rows"
+# To read a group, whole row groups are decoded, so they are small. A row group of this size takes some 10 ms.
+_GROUP_BYTES = 4_000_000
+_IN_PARTITION = (1 << 33) - 1  # the bits of monotonically_increasing_id() that count the rows of a partition
+
+
+class Piece(NamedTuple):
+    """Neighbouring rows of a file: the number of the `first` one, and how many."""
+
+    file: str
+    first: int
+    rows: int
+
+
+class Stored(NamedTuple):
+    """The folder with the rows of a DataFrame, and their Arrow schema, which says how to convert them for pandas."""
+
+    folder: Location
+    schema: bytes
+
+
+class Part:
+    """Some rows of a DataFrame. Where a Part is unpickled, it is a pandas.DataFrame; to_pandas() reads it here.
+
+    `rows` is the number of rows. `content` identifies the rows: parts with equal rows have the same content in every
+    kernel.
+    """
+
+    def __init__(self, stored: Stored, pieces: Sequence[Piece], content: tuple[Any, ...]) -> None:
+        self.rows = sum(piece.rows for piece in pieces)
+        self._stored = stored
+        self._pieces = tuple(pieces)
+        self._content = content
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Read the rows, and return them as DataFrame.toPandas() would."""
+        return _read(self._stored, self._pieces)
+
+    def __sparkring_content__(self) -> tuple[Any, ...]:
+        return self._content
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _read, (self._stored, self._pieces)
+
+    def __repr__(self) -> str:
+        return f"{self.rows:,} row{'' if self.rows == 1 else 's'}"
+
+
+class Partitions(Sequence[Part]):
+    """The partitions of a DataFrame, in their order."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self._parts = parts
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    @overload
+    def __getitem__(self, index: int) -> Part: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Partitions: ...
+
+    def __getitem__(self, index: int | slice) -> Part | Partitions:
+        return Partitions(self._parts[index]) if isinstance(index, slice) else self._parts[index]
+
+    def __repr__(self) -> str:
+        return f"<{len(self):,} partitions with {sum(part.rows for part in self._parts):,} rows>"
+
+
+class Groups:
+    """The groups of a DataFrame: pairs of a key and a Part, sorted by their keys. Null keys come last."""
+
+    def __init__(self, groups: Mapping[tuple[Any, ...], Part]) -> None:
+        self._groups = groups
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def __iter__(self) -> Iterator[tuple[Any, Part]]:
+        for key, part in self._groups.items():
+            yield key[0] if len(key) == 1 else key, part
+
+
+def partitions(df: DataFrame, *, cache: str | os.PathLike[str] | None = None) -> Partitions:
+    """Return the partitions of a Spark DataFrame, as items for %%foreach or foreach().
+
+        %%foreach frame in sparkring.partitions(df.repartition(100)) -n 4
+        frame["price"].mean()
+
+    In an item, each of them is a pandas.DataFrame, with the values that df.toPandas() returns. Empty partitions are
+    items, too. The DataFrame is written once to the folder `cache`, as by shards(), and the items read their rows from
+    there: the rows do not go through the driver. In the notebook, a partition is only a reference, which has the number
+    of `rows`; its `to_pandas()` reads them.
+
+    Raises DataError if `df` is not a Spark DataFrame, is a stream or cannot be computed, or if the cache cannot be
+    used.
+    """
+    _check(df)
+    schema = _schema(df)
+    form = Form("partitions", lambda frame: version_of(frame, by_partition=True), numbered, _count, may_be_empty=True)
+    copy = in_form(df, form, cache=cache, say=tell)
+    pieces: dict[int, list[Piece]] = {}
+    for name, rows in copy.files:
+        found = re.match(r"part-(\d+)", name)
+        if found and rows:
+            pieces.setdefault(int(found[1]), []).append(Piece(name, 0, rows))
+    number = max([copy.facts["partitions"], *(partition + 1 for partition in pieces)])
+    stored = Stored(copy.location, schema)
+    return Partitions([
+        Part(stored, pieces.get(each, ()), (copy.version, "partition", each, number)) for each in range(number)
+    ])  # fmt: skip
+
+
+def items_of(found: Any) -> Any:
+    """Return what to iterate over in place of `found`, an object of pyspark: the groups of `df.groupBy("store")`.
+
+    Raises DataError if the items of this object cannot be found.
+    """
+    roots = {(base.__module__.partition(".")[0], base.__name__) for base in type(found).__mro__}
+    if ("pyspark", "DataFrame") in roots:
+        raise DataError(
+            "a Spark DataFrame has no items: use df.groupBy('store') for a (key, pandas DataFrame) pair per group, or "
+            "sparkring.partitions(df) for a pandas DataFrame per partition."
+        )
+    if ("pyspark", "GroupedData") in roots:
+        return _groups(found)
+    return found
+
+
+def _groups(grouped: GroupedData) -> Groups:
+    frame: DataFrame = getattr(grouped, "_df")  # noqa: B009 - it is not among the attributes that pyspark declares
+    _check(frame)
+    kind = re.search(r"type: (\w+)\]?$", str(grouped._jgd.toString())) if hasattr(grouped, "_jgd") else None
+    if kind is not None and kind[1] != "GroupBy":
+        raise DataError(f"the groups of {kind[1].lower()}() are not items: use df.groupBy('store').")
+    schema = _schema(frame)
+    numbers = _key_columns(grouped, frame)
+    keys = [f"c{number}" for number in numbers]
+    form = Form(
+        f"groups {' '.join(keys)}",
+        version_of,
+        lambda df: _sorted(numbered(df), keys),
+        lambda written, copy: _write_index(written, copy, keys),
+        may_be_empty=True,
+        row_group_bytes=_GROUP_BYTES,
+    )
+    copy = in_form(frame, form, say=tell)
+    names = tuple(frame.columns[number] for number in numbers)
+    return Groups(_indexed(copy, Stored(copy.location, schema), keys, names))
+
+
+# ── What can be used ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _check(frame: Any) -> None:
+    session_of(frame)
+    if frame.isStreaming:
+        raise DataError("the DataFrame is a stream, which has no end: write it to a table, and read that.")
+
+
+def _schema(frame: DataFrame) -> bytes:
+    """Return the Arrow schema of numbered(frame), with the names of the DataFrame's own columns in its metadata."""
+    from pyspark.sql.types import StructField, StructType
+
+    stored: StructType = numbered(frame).schema
+    named = [
+        StructField(field.name, kind.dataType, field.nullable)
+        for field, kind in zip(frame.schema.fields, stored.fields, strict=True)
+    ]
+    try:
+        return arrow_schema(StructType(named), frame.sparkSession)
+    except Exception as error:  # pyspark has several classes for this error
+        raise DataError(f"Arrow cannot represent a column of the DataFrame: {cast_it(error)}") from error
+
+
+def _key_columns(grouped: Any, frame: DataFrame) -> list[int]:
+    """Return the numbers of the columns by which a DataFrame is grouped. Raise DataError for other expressions."""
+    from pyspark.sql.types import ArrayType, MapType, StructType, UserDefinedType
+
+    ids = _ids(frame._jdf.queryExecution().analyzed().output())
+    aggregate = grouped.count()._jdf.queryExecution().analyzed()
+    by = aggregate.groupingExpressions()
+    if not by.size():
+        raise DataError("groupBy() without columns makes one group of all rows: name columns, df.groupBy('store').")
+    numbers: list[int] = []
+    for index in range(by.size()):
+        each = by.apply(index)
+        if not each.getClass().getName().endswith(".AttributeReference") or each.exprId().id() not in ids:
+            raise DataError(
+                f"groupBy() groups by an expression, {each.sql()}: add it as a column with df.withColumn() first, and "
+                "group by that."
+            )
+        numbers.append(ids.index(each.exprId().id()))
+        field = frame.schema.fields[numbers[-1]]
+        if isinstance(field.dataType, (ArrayType, MapType, StructType, UserDefinedType)):
+            raise DataError(
+                f"groupBy() groups by `{field.name}`, which is {field.dataType.simpleString()}: a key is a number, a "
+                "text, a date or the like."
+            )
+    return numbers
+
+
+def _ids(attributes: Any) -> list[int]:
+    return [int(attributes.apply(index).exprId().id()) for index in range(attributes.size())]
+
+
+# ── Writing ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _count(written: DataFrame, copy: Location) -> dict[str, Any]:
+    """Note the number of partitions, which the files do not tell if the last partitions are empty."""
+    # select() makes a new DataFrame. The same one would not repeat an interrupted shuffle.
+    return {"partitions": int(written.select("*").rdd.getNumPartitions())}
+
+
+def _sorted(frame: DataFrame, keys: Sequence[str]) -> DataFrame:
+    """Return the rows with those of each group next to each other, and with their numbers in a new column."""
+    from pyspark.sql import functions
+
+    columns = [functions.col(key) for key in keys]
+    together = frame.repartition(*columns).sortWithinPartitions(*columns)
+    return together.withColumn(_ROW, functions.monotonically_increasing_id())
+
+
+def _write_index(written: DataFrame, copy: Location, keys: Sequence[str]) -> dict[str, Any]:
+    """Have Spark write the index of the groups."""
+    from pyspark.sql import functions
+
+    stored = written.sparkSession.read.schema(written.schema).parquet(copy.for_spark())
+    columns: list[Column] = [functions.col(key) for key in keys]
+    row = functions.col(_ROW).bitwiseAND(functions.lit(_IN_PARTITION))
+    index = stored.groupBy(*columns, functions.input_file_name().alias(_FILE)).agg(
+        functions.min(row).alias(_FIRST), functions.max(row).alias(_LAST), functions.count(row).alias(_ROWS)
+    )
+    order = [functions.col(name).asc_nulls_last() for name in (*keys, _FILE)]
+    folder = copy / _GROUPS
+    index.repartition(1).sortWithinPartitions(*order).write.mode("append").parquet(folder.for_spark())
+    names = sorted(posixpath.basename(path) for path in folder.fs.ls(folder.path, detail=False))
+    return {BESIDE: [f"{_GROUPS}/{name}" for name in names if name.endswith(".parquet")]}
+
+
+# ── Reading ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _indexed(copy: Copy, stored: Stored, keys: Sequence[str], names: tuple[str, ...]) -> dict[tuple[Any, ...], Part]:
+    """Read the index, and return the Part of each key."""
+    (name,) = copy.facts[BESIDE]
+    with copy.location.fs.open((copy.location / name).path, "rb") as opened:
+        index = pq.read_table(opened)
+    values = [_keys(index.column(key)) for key in keys]
+    begins: dict[str, int] = {}  # by file, the number that its first row has in its partition
+    where = [posixpath.basename(path) for path in index.column(_FILE).to_pylist()]
+    firsts, lasts, counts = (index.column(name).to_pylist() for name in (_FIRST, _LAST, _ROWS))
+    for file, first in zip(where, firsts, strict=True):
+        begins[file] = min(first, begins.get(file, first))
+    pieces: dict[tuple[Any, ...], list[Piece]] = {}
+    for key, file, first, last, rows in zip(zip(*values, strict=True), where, firsts, lasts, counts, strict=True):
+        if last - first + 1 != rows:
+            raise DataError(f"Spark did not put the rows of the group {key} together: group by other columns.")
+        pieces.setdefault(key, []).append(Piece(file, first - begins[file], rows))
+    return {key: Part(stored, found, (copy.version, "group", names, key)) for key, found in pieces.items()}
+
+
+def _keys(column: pa.ChunkedArray) -> list[Any]:
+    """Return the values of a column of keys as Python objects; times as pandas.Timestamp."""
+    if pa.types.is_timestamp(column.type):
+        import pandas
+
+        return [None if value is None else pandas.Timestamp(value) for value in column.to_pylist()]
+    values: list[Any] = column.to_pylist()
+    return values
+
+
+def _read(stored: Stored, pieces: Sequence[Piece]) -> Any:
+    """Return rows as a pandas.DataFrame. A Part is pickled as a call of this function."""
+    described = pa.ipc.read_schema(pa.py_buffer(stored.schema))
+    names = [f"c{number}" for number in range(len(described))]
+    plain = pa.schema([field.with_name(name) for field, name in zip(described, names, strict=True)])
+    tables = [_rows(stored.folder / piece.file, piece, names) for piece in pieces]
+    table = pa.concat_tables(tables) if tables else plain.empty_table()
+    columns = [
+        column.cast(field.type) if pa.types.is_duration(field.type) else column
+        for column, field in zip(table.columns, plain, strict=True)
+    ]
+    with pandas_unused():
+        return Values(described).to_pandas(pa.table(columns, names) if columns else table)
+
+
+def _rows(file: Location, piece: Piece, names: Sequence[str]) -> pa.Table:
+    """Read a piece of a file: the row groups that have its rows, and of these, only the rows."""
+    try:
+        with file.fs.open(file.path, "rb") as opened:
+            parquet = pq.ParquetFile(opened)
+            groups: list[int] = []
+            ends = before = 0
+            for group in range(parquet.metadata.num_row_groups):
+                begins, ends = ends, ends + parquet.metadata.row_group(group).num_rows
+                if begins < piece.first + piece.rows and ends > piece.first:
+                    before = begins if not groups else before
+                    groups.append(group)
+            return parquet.read_row_groups(groups, columns=list(names)).slice(piece.first - before, piece.rows)
+    except FileNotFoundError:
+        raise DataError(f"{file.written} has been removed since the run began: run the cell again.") from None
