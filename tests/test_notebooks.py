@@ -171,10 +171,12 @@ def test_hundreds_of_models(outputs: Callable[[str], dict[str, list[Any]]]) -> N
     """After the kill, exactly the missing items run. Bad trials of the search are pruned."""
     found = outputs("hundreds")
     assert re.match(r"plan of 300 items: \d+ at once fit on this machine", result(found["plan"]))
-    kept = int(re.search(r"killed with (\d+) of 300 results", printed(found["kill"]))[1])  # type: ignore[index]
-    assert 137 <= kept < 300
-    states = dict(re.findall(r"^ *(\d+) items (\w+)$", printed(found["result"]), re.MULTILINE))
-    assert {state: int(count) for count, state in states.items()} == {"kept": kept, "finished": 300 - kept}
+    there = int(re.search(r"killed with (\d+) of 300 results", printed(found["kill"]))[1])  # type: ignore[index]
+    counts = re.findall(r"^ *(\d+) items (\w+)$", printed(found["result"]), re.MULTILINE)
+    states = {state: int(count) for count, state in counts}
+    assert 137 <= there < 300
+    assert there - states["kept"] in (0, 1), "the kill may have cut off one result"
+    assert states == {"kept": states["kept"], "finished": 300 - states["kept"]}
     assert float(re.search(r"four weeks: (\d+\.\d)%", printed(found["result"]))[1]) < 20  # type: ignore[index]
     pruned = int(re.search(r"(\d+) of 32 trials were pruned", printed(found["best"]))[1])  # type: ignore[index]
     assert 0 < pruned < 32

@@ -211,17 +211,17 @@ def _name(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={short_repr(value, each) or 'None'}" for name, value in values.items())
 
 
-def _is_rows(value: Any) -> bool:
-    """Whether a value stands for rows of a DataFrame, as those of partitions() and groupBy() do."""
-    return hasattr(type(value), "__sparkring_content__")
-
-
 def _described(parameters: Mapping[str, Any]) -> str:
     """Return a short text of a trial's parameters: `lr=0.001, width=64`, with numbers rounded as views do."""
     texts = {
         name: describe.number(each) if isinstance(each, float) else as_text(each) for name, each in parameters.items()
     }
     return ", ".join(f"{name}={text}" for name, text in texts.items())
+
+
+def _is_rows(value: Any) -> bool:
+    """Whether a value stands for rows of a DataFrame, as those of partitions() and groupBy() do."""
+    return hasattr(type(value), "__sparkring_content__")
 
 
 def _shown(value: Any) -> Any:
