@@ -303,6 +303,8 @@ def test_targets_that_do_not_fit(runs):
         with pytest.raises(OptionsError, match=what):
             api.foreach_spec(ForeachSpec(Cell("\n1", {}), space, ForeachOptions(-1), Targets(targets)), runs.view)
     assert not runs.launched
+    with pytest.raises(OptionsError, match="only by %%foreach and"):
+        list(space)
 
 
 def test_parameters():

@@ -176,7 +176,7 @@ def searched(*, over: bool) -> RunRecord:
     space = (
         events.Searched("lr", 1e-4, 1e-1, log=True),
         events.Searched("act", choices=("relu", "<i>tanh</i>")),
-        events.Searched("width", choices=("64", "128")),
+        events.Searched("width", choices=("64", "128", "$not math$ \\frac")),
     )
     found = [
         *begun(4, 1),

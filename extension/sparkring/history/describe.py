@@ -189,7 +189,7 @@ def importance(record: RunRecord) -> str:
     if search is None or not search.importance:
         return ""
     ranked = sorted(search.importance.items(), key=lambda found: -found[1])[:_METRICS_NAMED]
-    return f"importance: {', '.join(f'{name} {100 * share:.0f} %' for name, share in ranked)}"
+    return f"importance: {', '.join(f'{plain(name)} {100 * share:.0f} %' for name, share in ranked)}"
 
 
 def items_progress(record: RunRecord) -> str:
@@ -579,7 +579,9 @@ def explain_items(record: RunRecord) -> str:
         kind = each.failure.error or each.failure.signal or each.failure.summary
         groups.setdefault((each.failure.cause, kind, _failed_at(record, each.failure)), []).append(each)
     found = record.items
-    others = f"{found.finished + found.kept:,} finished" + (f", {found.stopped:,} stopped" if found.stopped else "")
+    others = f"{found.finished + found.kept:,} finished" + "".join(
+        f", {count:,} {state}" for count, state in ((found.pruned, "pruned"), (found.stopped, "stopped")) if count
+    )
     parts = [f"{found.failed:,} of {counted(found.done + found.stopped, 'item')} failed ({others}):"]
     ranked = sorted(groups.values(), key=lambda group: -len(group))
     parts += [_alike(record, group) for group in ranked[:_FAILURES_NAMED]]

@@ -12,6 +12,7 @@ import time
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparkring.engine.foreach.items import Items, Problem
@@ -91,10 +92,13 @@ class Pool:
     def run(self) -> None:
         """Run all items. Return early if the run is stopped, if an item fails with --fail-fast, or the iterable raises.
 
-        Raises LaunchError if ranks cannot be started. When this method returns or raises, no process is left.
+        Raises LaunchError if ranks cannot be started, and CheckpointError if the kept study of a search cannot be read.
+        When this method returns or raises, no process is left.
         """
         try:
             self._tell([])
+            if self._steering is not None:
+                self._tell([self._steering.begin(Path(self._recorder.record.log_folder), self._kept)])
             while not (self._schedule.over or self._interrupts.seen):
                 self._begin()
                 self._listen(wait=not (self._takes or self._to_open()))

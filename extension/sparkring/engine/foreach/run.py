@@ -7,7 +7,6 @@ import sys
 import time
 import types
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparkring.capture import notebook_state
@@ -242,7 +241,6 @@ class ForeachRun:
         problem: BaseException | None = None
         with self.interrupts:
             try:
-                self._begin_search()
                 pool.run()
             except BaseException as error:  # of any type: it is raised again below, when the record has been closed
                 problem = error
@@ -274,15 +272,6 @@ class ForeachRun:
         wall_s = record.items.ended[-1].ended - record.started
         there = item_room(self.prepared.launches[0], options.gpus)
         return plan(result, pool.measured, there, items=self.prepared.total, np=options.np, wall_s=wall_s)
-
-    def _begin_search(self) -> None:
-        """If the items are the trials of a search, open its study. Raises CheckpointError if it cannot be read."""
-        steering, options = self.prepared.items.steering, self.prepared.options
-        if steering is not None:
-            total = self.prepared.items.total
-            planned = events.ItemsPlanned(time.time(), options.at_once, options.each, total)
-            folder = Path(self.recorder.record.log_folder)
-            self.recorder.add([planned, steering.begin(folder, self.prepared.kept)])
 
     def _pool(self) -> Pool:
         options, launches, recorder = self.prepared.options, self.prepared.launches, self.recorder

@@ -6,6 +6,7 @@ import importlib
 import math
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkring.engine.foreach.items import seed_of
 from sparkring.engine.search.journal import JOURNAL, Journal
+from sparkring.errors import OptionsError
 from sparkring.history.describe import named
 from sparkring.history.events import Failure, ItemEnding, Metrics, SearchBegan, SearchEnded
 from sparkring.runtime.parameters import Parameters
@@ -104,6 +106,10 @@ class Trials:
     def __next__(self) -> Parameters:
         from optuna.trial import TrialState
 
+        if self.study is None:
+            raise OptionsError(
+                "a search can be iterated over only by %%foreach and sparkring.foreach(), and on its own."
+            )
         if self._taken >= self._search.trials:
             raise StopIteration
         attributes, enqueued = self._attributes, None
@@ -213,8 +219,6 @@ def _no_pruner() -> Any:
 
 def _sampler(wanted: Any, seed: int) -> Any:
     """Return Optuna's sampler called `wanted`; if it is a sampler already, return it."""
-    import warnings
-
     from optuna import samplers
 
     if not isinstance(wanted, str):
@@ -236,8 +240,10 @@ def _importance(study: Any, names: tuple[str, ...]) -> dict[str, float]:
     try:
         from optuna import importance
 
-        evaluator = importance.PedAnovaImportanceEvaluator()
-        found = importance.get_param_importances(study, evaluator=evaluator, params=list(names))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # before Optuna 5, it counts as experimental
+            evaluator = importance.PedAnovaImportanceEvaluator()
+            found = importance.get_param_importances(study, evaluator=evaluator, params=list(names))
     except Exception:  # of any type: it is an estimate, and may fail for example if all values are equal
         return {}
     return {name: float(value) for name, value in found.items() if math.isfinite(value)}

@@ -126,11 +126,11 @@ def _parameters(axes: Axes, search: Search, trials: Sequence[ItemRecord], looks:
         axes.plot(range(len(columns)), [*places, place(metric, inside)], **look)
     for x, column in enumerate(columns):
         axes.plot([x, x], [0, 1], color=GREY, lw=0.8)
-        axes.text(x, 1.08, column.name[: 2 * _LABEL], ha="center", va="bottom", weight="bold")
+        axes.text(x, 1.08, column.name[: 2 * _LABEL], ha="center", va="bottom", weight="bold", parse_math=False)
         labels = column.choices or tuple(map(describe.number, (column.low, column.high)))
         for at, label in enumerate(labels):
             height = at / (len(labels) - 1) if len(labels) > 1 else 0.5
-            axes.text(x, height, f" {label[:_LABEL]}", va="center", fontsize=6.5)
+            axes.text(x, height, f" {label[:_LABEL]}", va="center", fontsize=6.5, parse_math=False)
     axes.set_axis_off()
     axes.set_xlim(-0.1, len(columns) - 0.6)
     axes.set_ylim(-0.05, 1.15)
