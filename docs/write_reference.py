@@ -55,7 +55,8 @@ SETTINGS = {
     "SPARKRING_SPARE": "`0` turns [spare processes](cells.md#the-second-cell-starts-faster) off.",
     "SPARKRING_RANK": 'The rank. Set on the ranks of `%%barrier` and of `framework="plain"`.',
     "SPARKRING_SIZE": "The number of ranks. Set on the same ranks.",
-    "spark.sparkring.driver.port": "A setting of the SparkSession: the port on which the driver listens for members. "
+    "spark.sparkring.driver.port": "A setting of the SparkSession: the port on which the driver listens for members; "
+    "with %%foreach, the first of several. "
     "Default: any free port.",
 }
 

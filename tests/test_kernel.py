@@ -409,6 +409,7 @@ def test_foreach_runs_the_cell_for_each_item(kernel: Kernel) -> None:
     assert "fit on this machine" in plan.result
     assert kernel.value("_.result.values, next(left)") == "(['a'], 'a')"
     assert complete(kernel, "%%foreach x in sho") == ["shops"]
+    assert complete(kernel, "%%foreach x in shops.cop") == ["shops.copy"]
     assert complete(kernel, "%%foreach x in shops --retr") == ["--retries"]
 
 

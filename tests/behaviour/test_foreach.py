@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyspark.sql.pandas.types
 import pytest
 from leaks import MARK, marked
 from rings import Recording
@@ -245,9 +246,10 @@ def test_more_at_once_than_spark_has_slots(spark, pools):
     assert spark.range(3).count() == 3
 
 
-@pytest.mark.standalone("executors read the rows")
 def test_rows_of_a_dataframe(spark, pools, tmp_path, monkeypatch):
     """A hundred partitions run on four slots, and groups of rows. Their results are kept, and are found again."""
+    if not hasattr(pyspark.sql.pandas.types, "_create_converter_to_pandas"):
+        pytest.skip("Spark before 3.5 cannot convert columns as toPandas() does")
     monkeypatch.setenv("SPARKRING_CACHE", str(tmp_path / "cache"))
     pools.notebook |= {"df": spark.range(60).selectExpr("id", "id % 3 AS k").repartition(100), "sparkring": sparkring}
     result = pools.run("frame in sparkring.partitions(df)", "type(frame).__name__, frame['id'].tolist()", 4)
@@ -255,7 +257,7 @@ def test_rows_of_a_dataframe(spark, pools, tmp_path, monkeypatch):
     assert sorted(number for _, numbers in result.values for number in numbers) == list(range(60))
     assert (len(result), set(result.table.attempts)) == (100, {1})
     groups = "key, frame in df.groupBy('k')", "key, len(frame), int(frame['id'].sum())"
-    result = pools.run(*groups, checkpoint_dir=str(tmp_path / "kept"))
+    result = pools.run(*groups, 1, checkpoint_dir=str(tmp_path / "kept"))
     assert result.values == [(key, 20, sum(range(key, 60, 3))) for key in range(3)]
     assert [item.name for item in result.record.items.known] == ["key=0", "key=1", "key=2"]
     shutil.rmtree(tmp_path / "cache")

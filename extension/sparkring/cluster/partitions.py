@@ -83,8 +83,9 @@ def arrow_schema(schema: StructType, session: SparkSession) -> bytes:
     from pyspark.sql.pandas.types import to_arrow_schema
 
     setting = session.conf.get
-    by_arrow = setting("spark.sql.execution.arrow.pyspark.enabled", "false") == "true"
-    structs = setting("spark.sql.execution.pandas.structHandlingMode", "legacy")
+    # get() without a default: Spark's own default of this setting differs between versions.
+    by_arrow = setting("spark.sql.execution.arrow.pyspark.enabled") == "true"
+    structs = setting("spark.sql.execution.pandas.structHandlingMode")
     if structs == "legacy":
         structs = "dict" if by_arrow else "row"
     # The schema is pickled by value, because the notebook may define types that ranks cannot import. JSON would name

@@ -76,8 +76,8 @@ class Form(NamedTuple):
 
     `version` computes the version of a DataFrame, and `written` makes the DataFrame that is written. When the files
     have been written, `note` is called with this DataFrame and the folder, and returns facts to be kept with the copy,
-    as plain values. The fact BESIDE names files that `note` itself has written to the folder. `may_be_empty` is whether there can be a copy without rows. `row_group_bytes` is the size of a row
-    group before compression.
+    as plain values. The fact BESIDE names files that `note` itself has written to the folder. `may_be_empty` is whether
+    there can be a copy without rows. `row_group_bytes` is the size of a row group before compression.
     """
 
     kind: str

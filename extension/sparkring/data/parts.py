@@ -191,6 +191,10 @@ def _groups(grouped: GroupedData) -> Groups:
 
 def _check(frame: Any) -> None:
     session_of(frame)
+    from pyspark.sql.pandas import types
+
+    if not hasattr(types, "_create_converter_to_pandas"):
+        raise DataError("parts of a DataFrame as items need Spark 3.5 or newer: read the rows in the item.")
     if frame.isStreaming:
         raise DataError("the DataFrame is a stream, which has no end: write it to a table, and read that.")
 

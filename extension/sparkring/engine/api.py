@@ -140,15 +140,18 @@ def foreach(
     background: bool = False,
     plan: bool = False,
 ) -> ForeachResult | BackgroundRun[ForeachResult] | Plan:
-    """Call `function(item)` for each item, several at once, in processes on this machine. The items are independent.
+    """Call `function(item)` for each item, several at once, in processes on this machine or Spark tasks.
 
         result = sparkring.foreach(train, stores, np=-4)
         result.table.sort_values("mape")
 
-    `items` is any iterable, even an endless generator, since an item is taken only when a process is free for it. With
-    np=-4, at most four items run at once; by default, one for each core. The other keywords are named like the options
-    of %%foreach, and have the same meanings. With background=True, foreach() returns a BackgroundRun at once. With
-    plan=True, only the first item runs, and foreach() returns a Plan, which says how many items fit at once.
+    The items are independent. `items` is any iterable, even an endless generator, since an item is taken only when a
+    process is free for it. If `items` is a grouped Spark DataFrame, `df.groupBy("store")`, an item is a tuple of the
+    key and a pandas DataFrame; for sparkring.partitions(df), it is a pandas DataFrame. With np=-4, at most four items
+    run at once, in processes on this machine; with np=4, in Spark tasks. The default is a process for each core. The
+    other keywords are named like the options of %%foreach, and have the same meanings. With background=True, foreach()
+    returns a BackgroundRun at once. With plan=True, only the first item runs, and foreach() returns a Plan, which says
+    how many items fit at once.
 
     Raises ItemsFailed if items failed: the other items have run, and `sparkring.last_result` has all results. Raises
     OptionsError if an argument is invalid.

@@ -154,7 +154,9 @@ class SparkLauncher(Launcher):
             )
         if isinstance(self._error, LaunchError):
             return self._error
-        return LaunchError(f"Spark ended the {'barrier stage' if self._barrier else 'task'}: {root_cause(text)}")
+        if not self._barrier:
+            return LaunchError(f"Spark ended the task of the item's process: {root_cause(text)}")
+        return LaunchError(f"Spark ended the barrier stage: {root_cause(text)}")
 
     def _too_few(self) -> LaunchError | None:
         """Return an error if Spark has fewer slots left than there are members, otherwise None.
@@ -177,7 +179,7 @@ class SparkLauncher(Launcher):
         try:
             found = slots(self._context, apart_from=self._stage.ids())
         except Exception:  # py4j raises various errors if the session has been stopped
-            return ""
+            return "Spark does not say what its slots are used for"
         if not found.total:
             return "Spark has no executors"
         if not found.busy:

@@ -25,7 +25,14 @@ _HELP = """Run the cell for each item. The items are independent of each other, 
     model.coef_                           # the value of the last expression is the item's value
 
 `TARGETS in ITEMS` is what stands between `for` and `:` in Python. ITEMS may be any iterable, even an endless generator,
-since an item is taken only when a process is free for it. If ITEMS contains ` -n` or ` --`, as in `a -n`, put it in
+since an item is taken only when a process is free for it. It may also be a grouped Spark DataFrame, whose items are
+pairs of a key and a pandas DataFrame, or sparkring.partitions(df), which has a pandas DataFrame for each partition:
+
+    %%foreach store, frame in df.groupBy("store") -n 4
+    len(frame)
+
+With -n -4, at most four items run at once, in processes on this machine; with -n 4, in Spark tasks, which wait until
+Spark has free slots for them. If ITEMS contains ` -n` or ` --`, as in `a -n`, put it in
 parentheses; otherwise, the options would begin there.
 
 Each process runs one item after another, and keeps what it has imported. For each item, the names that the cell reads
@@ -61,8 +68,9 @@ TABLE = OptionsTable(
         "-n",
         "--np",
         type=number_of_ranks,
-        metavar="-K",
-        help="run at most K items at once, in processes on this machine; default: one for each core",
+        metavar="K",
+        help="run at most K items at once: -K in processes on this machine, K in Spark tasks; default: a process for "
+        "each core",
     ),
     Option(
         "--retries",
@@ -203,13 +211,18 @@ def complete(line: str) -> list[str]:
 
 
 def _variables(current: str) -> list[str]:
-    """Return the completions of `current` with the notebook's variables that begin like the name at its end."""
+    """Return the completions of `current` with the notebook's variables that begin like the name at its end.
+
+    After a variable and a dot, as in `df.gr`, these are the attributes of the variable's value.
+    """
     from IPython.core.getipython import get_ipython
 
     shell = get_ipython()
-    begin, name = re.fullmatch(r"(.*?)(\w*)", current).groups()  # type: ignore[union-attr] # it matches any word
-    names = [] if shell is None or not name else [each for each in shell.user_ns if each.startswith(name)]
-    return [begin + each for each in names]
+    begin, owner, name = re.fullmatch(r"(.*?(?:\b([^\W\d]\w*)\.)?)(\w*)", current).groups()  # type: ignore[union-attr] # it matches any word
+    if shell is None or not (owner or name):
+        return []
+    names = shell.user_ns if owner is None else dir(shell.user_ns.get(owner))
+    return [begin + each for each in names if each.startswith(name) and (name or not each.startswith("_"))]
 
 
 def _run(shell: Any, line: str, cell: str) -> Any:

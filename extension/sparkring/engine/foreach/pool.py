@@ -208,8 +208,8 @@ class Pool:
             self._short_at = time.monotonic() + SHORT_AFTER_S
         elif time.monotonic() > self._short_at:
             self._short_told = True
-            told = f"{up} of {self._schedule.limit} at once for now, and more when task slots are free"
-            self._recorder.notice(": ".join(filter(None, [told, waiting.waits_for()])))
+            limit, why = self._schedule.limit, waiting.waits_for()
+            self._recorder.notice(f"{up} of {limit} at once for now, and more when task slots are free: {why}")
 
     def _assign(self) -> None:
         if time.monotonic() < self._start_at:
