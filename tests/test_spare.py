@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ import sparkring
 from sparkring.errors import RunFailed
 from sparkring.launchers import spare
 from sparkring.launchers.spare import SpareProcess, Spares, setting_of
+from sparkring.runtime import storage
 
 # With this, launches of one rank and of two have the same settings. pandas stands for all frameworks: it is imported
 # fast, and NumPy's and pyarrow's libraries start threads.
@@ -42,9 +44,8 @@ def ready(spares: Spares) -> SpareProcess:
 
 def new(spares: Spares, *modules: str, **environment: str) -> SpareProcess:
     """The spare process that follows a launch whose ranks have imported `modules`."""
-    setting = setting_of({**os.environ, **dict(ENV), **environment}, 1)
-    spares.begin(setting, None)
-    spares.end(setting, modules)
+    setting = setting_of({**os.environ, **storage.root_for_ranks(), **dict(ENV), **environment}, 1)
+    spares.note_imports(setting, modules)
     found: SpareProcess = until(lambda: spares.spare, "a spare process")
     return found
 
@@ -57,10 +58,12 @@ def test_forked_ranks_are_like_new_processes(local, spares, tmp_path, monkeypatc
     assert psutil.Process(found.pid).num_threads() == 1
     monkeypatch.chdir(tmp_path)
     source = f"""
-        import numpy, os, random, sys, tempfile, threading
+        import numpy, os, random, signal, sys, tempfile, threading
         {AHEAD}
         print("heard", file=sys.__stdout__)
-        same = preloads.ahead, os.getcwd(), threading.active_count(), sorted(os.listdir("/proc/self/fd"), key=int)[:-1]
+        environment = vars(os)["env" + "iron"]  # this name in a cell would mean new processes
+        same = [preloads.ahead, os.getcwd(), sorted(environment), sorted(os.listdir("/proc/self/fd"), key=int)[:-1]]
+        same += threading.active_count(), os.getpriority(os.PRIO_PROCESS, 0), signal.getsignal(signal.SIGCHLD)
         same, random.random(), numpy.random.rand(), tempfile.mktemp(), os.getsid(0)
     """
     forked = local.run(source, 2, env=ENV).values
@@ -180,6 +183,20 @@ def test_a_spare_process_that_gives_up(local, spares, tmp_path, monkeypatch):
     ready(spares)
     until(lambda: found.ended, "it is idle for too long")
     assert not found.has_refused()
+
+
+def test_machines_without_spare_processes(spares, monkeypatch):
+    """There is none if memory is short, nor if there is a GPU."""
+    setting = setting_of(os.environ, 1)
+    assert setting is not None
+    for module, name, value in ((spare, "LEAST_BYTES", 1 << 60), (spare.gpus, "found", lambda visible: ["a GPU"])):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, value)
+            spares.note_imports(setting, ("json",))
+            until(lambda: not any(thread.name == "sparkring-spare" for thread in threading.enumerate()), "the timer")
+            assert spares.spare is None
+    spares.note_imports(setting, ("json",))
+    ready(spares)
 
 
 def test_nothing_outlives_a_killed_driver(driver, monkeypatch):

@@ -6,6 +6,7 @@ import time
 from typing import NamedTuple
 
 from sparkring.history.events import Event, Failure, RankFailed, RankFinished, RankStopped
+from sparkring.launchers.base import Code
 from sparkring.runtime.resume_point import Here
 from sparkring.wire.messages import Buffers, Done, RankNews, Run, Work
 
@@ -32,11 +33,12 @@ class Request(NamedTuple):
     max_restarts: int = 0
     work: Work | None = None
 
-    def code(self) -> tuple[bytes, ...]:
-        """Return the sources and the pickled functions and values that the ranks will run, without large buffers."""
+    def code(self) -> Code:
+        """Return what the ranks will run. Large buffers are left out."""
         orders = [order for order in (self.run, self.work) if order is not None]
-        sources = [text for order in orders for text in (order.source, *_scripts(order))]
-        return (*(text.encode() for text in sources), *(bytes(order.parts[0]) for order in orders if order.parts))
+        texts = [text.encode() for order in orders for text in (order.source, *_scripts(order))]
+        texts += [bytes(order.parts[0]) for order in orders if order.parts]
+        return Code(texts, {name: value for order in orders for name, value in order.environment.items()})
 
     def going_on(self, here: Here) -> Request:
         """Return the same request, for ranks that save their checkpoints and continue as `here` says."""

@@ -77,7 +77,6 @@ class Gang:
                 )
             ) from error
         self._started = time.monotonic()
-        launcher.code = None if self.execution is None else self.execution.request.code()
         launcher.start(self.size, Ticket(-1, launcher.host, port, secret.hex(), [], [], sys.prefix))
 
     def submit(self, request: Request, ranks: Sequence[int] = ()) -> Execution:
@@ -88,6 +87,9 @@ class Gang:
         """
         self._members.check_packages(request.modules)
         self.execution = Execution(request, tuple(ranks) or tuple(range(self.size)))
+        if self.launcher.code is None:
+            code = request.code()
+            self.launcher.code = code._replace(texts=()) if self.up else code  # a warm gang need not keep the texts
         if self.up:
             self._untold += self._begin(self.execution)
         return self.execution

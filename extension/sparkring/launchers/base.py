@@ -6,7 +6,7 @@ A launcher does not know what the members do.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from sparkring.errors import LaunchError
@@ -38,14 +38,21 @@ class LaunchRequest(NamedTuple):
     at_once: int = 0
 
 
+class Code(NamedTuple):
+    """What ranks will run: sources, and pickled functions and values. `environment` will be set on the ranks before."""
+
+    texts: Sequence[bytes]
+    environment: Mapping[str, str]
+
+
 class Launcher(ABC):
     """Starts the members of one gang in one place. A launcher cannot be used for a second gang.
 
     The driver listens on the address `bind_host` and on `port` (0: any free port). Members reach the driver at `host`,
     on the same port. If `pins_gpus` is true, each rank sees only the GPUs that are assigned to the ranks on its node.
     If the start takes longer than `slow_after_s`, a notice says what it waits for. If some members have not connected
-    after `give_up_after_s`, the start fails. Before start(), the gang sets `code` to what the ranks will run first:
-    sources, and pickled functions and values. It is None if that is not known yet.
+    after `give_up_after_s`, the start fails. The gang sets `code` to what the ranks will run first. In start(), `code`
+    is None if that is not known yet, as for a warm gang.
     """
 
     bind_host = host = "127.0.0.1"
@@ -53,7 +60,7 @@ class Launcher(ABC):
     pins_gpus = False
     slow_after_s = 5.0
     give_up_after_s = 120.0
-    code: Sequence[bytes] | None = None
+    code: Code | None = None
 
     @abstractmethod
     def start(self, size: int, ticket: Ticket) -> None:

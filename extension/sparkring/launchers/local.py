@@ -28,25 +28,26 @@ class LocalLauncher(Launcher):
     """
 
     def __init__(self, environment: dict[str, str], size: int, gpus: int | None = None) -> None:
+        self._size = size
         self._environment = environment
         self._gpus = _shares(size, gpus, {**os.environ, **environment}.get("CUDA_VISIBLE_DEVICES"))
         self.pins_gpus = gpus is not None
         self._members: list[subprocess.Popen[bytes] | ForkedMember] = []
-        self._setting: Setting | None = None
-        self._begun = False  # whether `spares` has been told that the launch has begun, but not that it has ended
+        self._begun = False  # whether `spares` knows of the launch
         self._imported: tuple[str, ...] | None = ()
 
     def start(self, size: int, ticket: Ticket) -> None:
-        environment = {**os.environ, **self._environment}
+        self._environment = {**os.environ, **self._environment}
         last = [str(Path(sparkring.__file__).parent.parent)]
-        self._setting = setting_of(environment, size)
-        spare = spares.begin(self._setting, self.code)
-        self._begun = True
+        spare = None
+        if self.code is not None:
+            spare = spares.begin(self._setting(), self.code.texts)
+            self._begun = True
         for member in range(size):
             own = ticket._replace(member=member, last=last, gpus=self._gpus[member])
             try:
                 forked = None if spare is None else spare.fork(own)
-                self._members.append(forked or _start(environment, own))
+                self._members.append(forked or _start(self._environment, own))
             except OSError as error:
                 raise LaunchError(
                     f"process {member + 1} of {size} could not be started: {error.strerror or error}. "
@@ -64,6 +65,10 @@ class LocalLauncher(Launcher):
         while (found := self._lost()) is None and time.monotonic() < deadline:
             time.sleep(0.002)  # a member's connection ends a moment before its exit code is known
         return found
+
+    def _setting(self) -> Setting | None:
+        set_later = {} if self.code is None else self.code.environment
+        return setting_of({**self._environment, **set_later}, self._size)
 
     def _lost(self) -> MemberLost | None:
         for member, process in enumerate(self._members):
@@ -97,9 +102,10 @@ class LocalLauncher(Launcher):
             if process.returncode:
                 timeline.remove_left(process.pid)
         self._members = []
+        spares.note_imports(self._setting(), self._imported)
         if self._begun:
             self._begun = False
-            spares.end(self._setting, self._imported)
+            spares.end()
 
 
 def _start(environment: dict[str, str], ticket: Ticket) -> subprocess.Popen[bytes]:

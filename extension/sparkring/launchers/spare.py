@@ -7,8 +7,10 @@ processes, and a spare process that does not fit the last launch is replaced aft
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
+import re
 import select
 import signal
 import socket
@@ -32,7 +34,8 @@ ANSWER_S = 2.0  # a fork takes milliseconds; a spare process that takes longer i
 UNKNOWN = 0  # the exit code of a member whose spare process was killed and cannot tell it
 
 # Code with one of these may change the environment before it imports a framework, so it needs new processes.
-_CHANGES_ENVIRONMENT = (b"environ", b"putenv", b"'env'", b"'set_env'")
+# Each pattern begins with several letters, which makes the search in large values fast.
+_CHANGES_ENVIRONMENT = [re.compile(sign) for sign in (rb"environb?(?!\w)", rb"putenv(?!\w)", b"'env'", b"'set_env'")]
 
 
 class Setting(NamedTuple):
@@ -77,16 +80,16 @@ class Wanted(NamedTuple):
         """Whether a spare process for this is also one for `other`."""
         return self.setting == other.setting and set(self.modules) >= set(other.modules)
 
-    def fits(self, code: Iterable[bytes]) -> bool:
-        """Whether ranks that are to run `code` may have imported the modules already.
+    def fits(self, texts: Iterable[bytes]) -> bool:
+        """Whether ranks that are to run a Code with these `texts` may have imported the modules already.
 
         They may not if the code could change the environment before it imports a module, or if it names a framework
         that has not been imported: it would then share a process with frameworks that it may not use.
         """
         known = {module.partition(".")[0] for module in self.modules}
         others = {module.partition(".")[0] for module in FRAMEWORKS} - known
-        signs = [*_CHANGES_ENVIRONMENT, *(name.encode() for name in others)]
-        return not any(sign in text for text in code for sign in signs)
+        signs = [*_CHANGES_ENVIRONMENT, *(re.compile(name.encode()) for name in others)]
+        return not any(sign.search(text) for text in texts for sign in signs)
 
 
 class ForkedMember:
@@ -210,8 +213,6 @@ class SpareProcess:
             self._channel.close()
         if not self._ready:
             self._process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(0.05)
 
     def forget(self) -> None:
         """In a process that the user has forked from the driver: release what belongs to the driver."""
@@ -222,7 +223,8 @@ class SpareProcess:
 class Spares:
     """Decides when there is a spare process, and whether it serves a launch.
 
-    Each launch is announced by begin() and end().
+    begin() and end() enclose each launch of ranks whose code is known. A spare process is started only if none is under
+    way, and one that is still importing when a launch begins is ended, so that it does not slow the ranks down.
     """
 
     def __init__(self) -> None:
@@ -231,19 +233,16 @@ class Spares:
         self._launches = 0  # how many have begun and not ended
         self._wanted: Wanted | None = None
         self._refused: Wanted | None = None  # what a spare process has refused: it would do so again
-        self._unfit = False  # whether one of the launches since the last pause must not be imitated
+        self._unfit = False  # whether one of the launches under way must not be imitated
         self._timer: threading.Timer | None = None
         self._leaving: list[SpareProcess] = []
 
-    def begin(self, setting: Setting | None, code: Iterable[bytes] | None) -> SpareProcess | None:
+    def begin(self, setting: Setting | None, texts: Iterable[bytes]) -> SpareProcess | None:
         """Return a spare process that may fork the members of a launch; None if the launch needs new processes.
 
-        `setting` is None if there are to be no spare processes. `code` is what the ranks will run, or None if that is
-        not known.
+        `setting` is None if there are to be no spare processes. `texts` are those of the Code that the ranks will run.
         """
         with self._lock:
-            if not self._launches:
-                self._unfit = False
             self._launches += 1
             self._cancel()
             spare = self.spare
@@ -254,29 +253,21 @@ class Spares:
             if not (spare.is_ready() and spare.wanted.setting == setting):
                 self._dismiss()
                 return None
-            return spare if code is not None and spare.wanted.fits(code) else None
+            return spare if spare.wanted.fits(texts) else None
 
-    def end(self, setting: Setting | None, modules: tuple[str, ...] | None) -> None:
-        """Note the end of a launch, whose ranks have imported `modules`, or None if that must not be imitated."""
+    def end(self) -> None:
+        """Note the end of a launch."""
         with self._lock:
             self._launches -= 1
-            if modules is None:
-                self._unfit = True
-            elif modules and setting is not None:
+            self._settle()
+
+    def note_imports(self, setting: Setting | None, modules: tuple[str, ...] | None) -> None:
+        """Note what the ranks of a launch have imported; None if they must not be imitated."""
+        with self._lock:
+            self._unfit |= modules is None or setting is None
+            if modules and setting is not None:
                 self._wanted = Wanted(setting, modules)
-            if self._unfit or setting is None:
-                self._wanted = None
-            if self._launches:
-                return
-            if self.spare is not None and not (
-                self._wanted and self.spare.is_ready() and self.spare.wanted.covers(self._wanted)
-            ):
-                self._dismiss()
-            if self._wanted is not None and self.spare is None:
-                self._timer = threading.Timer(REST_S, self._start)
-                self._timer.name = "sparkring-spare"
-                self._timer.daemon = True
-                self._timer.start()
+            self._settle()
 
     def stop(self) -> None:
         """End the spare process, if there is one."""
@@ -284,6 +275,7 @@ class Spares:
             self._wanted = None
             self._cancel()
             self._dismiss()
+            atexit.unregister(self.stop)
 
     def leaving(self) -> bool:
         """Whether there are spare processes that have been told to end, and have not ended yet."""
@@ -300,15 +292,33 @@ class Spares:
         self._launches = 0
         self._lock = threading.Lock()
 
+    def _settle(self) -> None:
+        """If no launch is under way, end a spare process that is not wanted, and have one started that is."""
+        self._leaving = [each for each in self._leaving if not each.ended]
+        if self._launches:
+            return
+        if self._unfit:
+            self._wanted, self._unfit = None, False
+        spare, wanted = self.spare, self._wanted
+        if spare is not None and not (wanted is not None and spare.is_ready() and spare.wanted.covers(wanted)):
+            self._dismiss()
+        if wanted is not None and self.spare is None and self._timer is None:
+            self._timer = threading.Timer(REST_S, self._start)
+            self._timer.name = "sparkring-spare"
+            self._timer.daemon = True
+            self._timer.start()
+
     def _start(self) -> None:
         """In the timer's thread: start a spare process, if there is still no launch."""
         with self._lock:
+            self._timer = None
             wanted = self._wanted
             if self._launches or self.spare is not None or wanted is None or not _is_possible():
                 return
             if self._refused is None or not self._refused.covers(wanted):
                 with contextlib.suppress(OSError):  # no process can be started now
                     self.spare = SpareProcess(wanted)
+                    atexit.register(self.stop)
 
     def _cancel(self) -> None:
         if self._timer is not None:
@@ -320,7 +330,6 @@ class Spares:
             self.spare.close()
             self._leaving.append(self.spare)
             self.spare = None
-        self._leaving = [each for each in self._leaving if not each.ended]
 
 
 spares = Spares()

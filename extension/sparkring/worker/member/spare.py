@@ -25,40 +25,50 @@ from sparkring.wire.ticket import SPARE_READY, SpareOrder
 from sparkring.worker.member import member, process
 
 TICK_S = 1.0
-NICER = 19  # by how much the priority is lowered during the imports
+LOWEST = 19  # the priority during the imports
 # Without this, jemalloc, which pyarrow uses, would start a thread. A fork would not have the thread anyway.
 _NO_JEMALLOC_THREAD = ("JE_ARROW_MALLOC_CONF", "background_thread:false")
 _GPU_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 
 
 class Forked(NamedTuple):
-    """A member that was forked. How it ends is written to the pipe `status`."""
+    """A member, in the spare process that has forked it. How it ends is written to the pipe `status`."""
 
     pid: int
     status: int
 
 
+class Start(NamedTuple):
+    """What a forked process needs to become a member: its ticket, its stdin and its working folder, both open."""
+
+    ticket: dict[str, Any]
+    stdin: int
+    folder: int
+
+
 def main() -> None:
     """Run a spare process until its end; in each process that it forks, run a member. File descriptor 0 is a socket."""
-    channel = socket.socket(fileno=os.dup(0))
-    driver = os.getppid()
     try:
+        channel = socket.socket(fileno=os.dup(0))
+        driver = os.getppid()
         order = SpareOrder(**json.loads(channel.recv(1 << 16)))
         stderr = os.dup(2)
-        with open(os.devnull, "r+b") as null:
+        with open(os.devnull, "r+b") as null:  # what the imports print is of no interest
             for fd in (0, 2):
                 os.dup2(null.fileno(), fd)
         _import(order.modules)
         if not _may_fork():
             os._exit(1)
+        sys.stdout.flush()
         sys.stderr.flush()
         os.dup2(stderr, 2)
         os.close(stderr)
         channel.send(SPARE_READY)
-        ticket = _serve(channel, driver, order)
-    except Exception:  # a module cannot be imported, or the driver has ended; in a forked process, nothing raises
+        found = _serve(channel, driver, order)
+    except BaseException:  # a module cannot be imported, the driver has ended, or no process can be forked
         os._exit(1)
-    member.main(ticket, driver)
+    _become_member(found)
+    member.main(found.ticket, driver)
 
 
 def _import(modules: Sequence[str]) -> None:
@@ -75,31 +85,29 @@ def _import(modules: Sequence[str]) -> None:
     name, value = _NO_JEMALLOC_THREAD
     is_set = name in os.environ
     os.environ.setdefault(name, value)
-    lowered = _lower_priority()
+    priority = os.getpriority(os.PRIO_PROCESS, 0)
+    _lower_priority(priority)
     for module in modules:
         importlib.import_module(module)
-    if lowered:
-        os.nice(-NICER)
+    os.setpriority(os.PRIO_PROCESS, 0, priority)
     if not is_set:
         del os.environ[name]
     gc.freeze()  # so that collections in the forks do not visit, and so copy, what is shared
     gc.enable()
 
 
-def _lower_priority() -> bool:
-    """Lower this process's priority, unless it would not be allowed to raise it again: then its forks had it, too."""
+def _lower_priority(priority: int) -> None:
+    """Lower the priority of this process, unless the process would not be allowed to raise it to `priority` again."""
     pid = os.fork()
     if not pid:
         try:
-            os.nice(NICER)
-            os.nice(-NICER)
+            os.setpriority(os.PRIO_PROCESS, 0, LOWEST)
+            os.setpriority(os.PRIO_PROCESS, 0, priority)
         except OSError:
             os._exit(1)
         os._exit(0)
-    if os.waitpid(pid, 0)[1]:
-        return False
-    os.nice(NICER)
-    return True
+    if os.waitpid(pid, 0)[1] == 0:
+        os.setpriority(os.PRIO_PROCESS, 0, LOWEST)
 
 
 def _may_fork() -> bool:
@@ -121,8 +129,8 @@ def _may_fork() -> bool:
     return True
 
 
-def _serve(channel: socket.socket, driver: int, order: SpareOrder) -> dict[str, Any]:
-    """Fork a member for each ticket that the driver sends. Return, in the forked process only, the member's ticket."""
+def _serve(channel: socket.socket, driver: int, order: SpareOrder) -> Start:
+    """Fork a member for each ticket that the driver sends. Return in the forked processes only."""
     children: dict[int, Forked] = {}  # by a descriptor of the process, which can be read when the process has ended
     used = time.monotonic()
     serving = True
@@ -147,8 +155,7 @@ def _serve(channel: socket.socket, driver: int, order: SpareOrder) -> dict[str, 
                     os.close(other)
                     os.close(forked.status)
                 os.close(status)
-                _become_member(stdin, folder)
-                return dict(json.loads(line))
+                return Start(json.loads(line), stdin, folder)
             ended = os.pidfd_open(pid)
             children[ended] = Forked(pid, status)
             os.close(stdin)
@@ -170,13 +177,13 @@ def _report_end(fd: int, forked: Forked) -> None:
     os.close(fd)
 
 
-def _become_member(stdin: int, folder: int) -> None:
+def _become_member(start: Start) -> None:
     """In a fork: take over what a new process would have been started with, and make the random numbers its own."""
     os.setsid()
-    os.dup2(stdin, 0)
-    os.close(stdin)
-    os.fchdir(folder)
-    os.close(folder)
+    os.dup2(start.stdin, 0)
+    os.close(start.stdin)
+    os.fchdir(start.folder)
+    os.close(start.folder)
     random.seed()
     numpy: Any = sys.modules.get("numpy")
     if numpy is not None:
