@@ -11,6 +11,7 @@ from sparkring.engine.foreach.result import ForeachResult
 from sparkring.history.events import ItemMeasured
 from sparkring.history.record import RunRecord
 from sparkring.launchers import ItemRoom
+from sparkring.worker.member import process
 
 GB = 10**9
 RESULT = ForeachResult(RunRecord(), {}, {}, (), {})
@@ -90,3 +91,20 @@ def test_on_spark():
     full = of({"free_bytes": 2 * GB}, np=6, hosts=3, tasks=4)
     assert (full.fits, full.binds) == (3, "memory")
     assert full.warning == "6 at once need about 2.50 GB of memory on each host, and 2.00 GB are free: use -n 3."
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_limit_of_a_container_counts(tmp_path, monkeypatch, version):
+    """What the kernel keeps of files in memory counts as free, since it drops this when memory is short."""
+    monkeypatch.setattr(process, "_memory_groups", lambda: [(version, str(tmp_path))])
+    machine = process.available_bytes()
+    limit, used, cached = {
+        1: ("limit_in_bytes", "usage_in_bytes", "total_inactive_file"),
+        2: ("max", "current", "inactive_file"),
+    }[version]
+    (tmp_path / f"memory.{limit}").write_text("9000000\n")
+    (tmp_path / f"memory.{used}").write_text("6000000\n")
+    (tmp_path / "memory.stat").write_text(f"anon 5\n{cached} 1000000\n")
+    assert process.available_bytes() == 4_000_000 < machine
+    (tmp_path / f"memory.{limit}").write_text("max\n")
+    assert process.available_bytes() > 4_000_000

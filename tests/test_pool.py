@@ -76,6 +76,18 @@ def test_an_item_takes_its_scripts_along():
     assert kept[1].name == "path='a.py'"
 
 
+def test_a_view_that_fails_at_the_end(runs, monkeypatch):
+    """It does not take the result away."""
+
+    def close(record: RunRecord) -> None:
+        raise OSError("the page is gone")
+
+    monkeypatch.setattr(runs.view, "close", close)
+    with pytest.warns(RuntimeWarning, match="can no longer be shown.*the page is gone"):
+        result = runs(lambda rank, item: item, [1])
+    assert result.values == [1]
+
+
 def test_an_empty_list_starts_nothing(runs):
     result = runs(lambda rank, item: item, [])
     assert (result.values, len(result), len(result.table), list(runs.launched)) == ([], 0, 0, [])

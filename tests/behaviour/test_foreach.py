@@ -382,6 +382,7 @@ def train(number):
     state = {"steps": 0}
     before = store.restore(state)
     store.save(before + 1, {"steps": before + 1})
+    store.wait()  # it is saved in the background, and the kernel is killed soon
     if number == 5 and not before:
         time.sleep(60)
     return number * 10, before
@@ -437,6 +438,7 @@ def train(trial):
     state = {"steps": 0}
     before = store.restore(state)
     store.save(before + 1, {"steps": before + 1})
+    store.wait()  # it is saved in the background, and the kernel is killed soon
     sparkring.log(loss=trial.q % 7)
     while trial.q in (5, 6, last):
         time.sleep(0.01)

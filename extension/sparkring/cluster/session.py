@@ -68,11 +68,12 @@ def _running_session() -> SparkSession | None:
 
     session = SparkSession.getActiveSession()
     context = pyspark.SparkContext._active_spark_context
-    if session is None and context is not None:
-        session = SparkSession(context)
-    if session is not None and (session.sparkContext._jsc is None or session.sparkContext._jsc.sc().isStopped()):
+    context = context if session is None else session.sparkContext
+    if context is None:
+        return None
+    if context._jsc is None or context._jsc.sc().isStopped():
         raise stopped()
-    return session
+    return session or SparkSession(context)
 
 
 def only_connect() -> str:

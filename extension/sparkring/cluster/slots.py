@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from sparkring.cluster.partitions import Data
 
-# Executors register with Spark a moment after the session has started. If check() finds too few slots at first, it
-# therefore goes on counting them for this long.
+# Executors register with Spark a moment after the session has started. If there are too few slots at first, they are
+# therefore counted again for this long.
 SETTLE_S = 1.2
 
 
@@ -145,11 +145,7 @@ def check(context: SparkContext, size: int, data: Data | None, *, here: bool) ->
     machine in place of Spark tasks.
     """
     _refuse_dynamic_allocation(context)
-    deadline = time.monotonic() + SETTLE_S
-    found = slots(context)
-    while found.total < size and not context.master.startswith("local") and time.monotonic() < deadline:
-        time.sleep(0.1)
-        found = slots(context)
+    found = _settled(context, size)
     gangs = [one for one in list(running) if one.persistent and one.context is context]
     held = sum(one.size for one in gangs)
     if held and found.total - held < size <= found.total:
@@ -177,14 +173,24 @@ def check(context: SparkContext, size: int, data: Data | None, *, here: bool) ->
 
 
 def check_ring(context: SparkContext, size: int) -> None:
-    """Raise LaunchError or SlotsError if Spark can never start an item of a pool that runs on `size` ranks."""
+    """Raise LaunchError or SlotsError if Spark cannot start an item of a pool that runs on `size` ranks."""
     _refuse_dynamic_allocation(context)
-    total = slots(context).total
+    total = _settled(context, size).total
     if total < size:
         raise SlotsError(
             f"each item needs {size} task slots (--np-each {size}), but there are {total} in all ({context.master}): "
             "use fewer ranks for each item, or add executors or cores."
         )
+
+
+def _settled(context: SparkContext, size: int) -> Slots:
+    """Return the slots. If there are fewer than `size`, wait a moment for executors to register."""
+    deadline = time.monotonic() + SETTLE_S
+    found = slots(context)
+    while found.total < size and not context.master.startswith("local") and time.monotonic() < deadline:
+        time.sleep(0.1)
+        found = slots(context)
+    return found
 
 
 def _refuse_dynamic_allocation(context: SparkContext) -> None:

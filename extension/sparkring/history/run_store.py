@@ -81,10 +81,13 @@ class RunFolder:
         self._due = 0.0
         self._timeline: tuple[int, Arriving] | None = None  # an attempt's number, and its unfinished timeline
         self._broken: str | None = None
+        self._closed = False
         self._told = False
 
     def write(self, event: events.Event) -> Notice | None:
-        """Save one event. Return a Notice if saving fails for the first time."""
+        """Save one event. Return a Notice if saving fails for the first time. After close(), nothing is saved."""
+        if self._closed:
+            return None
         if self._broken is None:
             try:
                 self._write(event)
@@ -101,6 +104,8 @@ class RunFolder:
 
     def flush(self) -> None:
         """Make what was written visible to other processes."""
+        if self._closed:
+            return
         try:
             for file in self._files():
                 file.flush()
@@ -108,6 +113,7 @@ class RunFolder:
             self._broken = self._broken or error.strerror or str(error)
 
     def close(self) -> None:
+        self._closed = True
         try:
             if self._broken is None:
                 self._catch_up()

@@ -65,7 +65,7 @@ def item_room(request: LaunchRequest, each: float | None) -> ItemRoom:
         slots = current_slots()
         if slots is None:
             return ItemRoom()
-        hosts = len(slots.executor_hosts)
+        hosts = max(1, len(slots.executor_hosts))
         return ItemRoom(hosts, slots.total / hosts / request.size)
     found = gpus.found(_visible(request.environment)) if each != 0 else []
     free = tuple((gpu.total_bytes or 0) - (gpu.used_bytes or 0) for gpu in found)

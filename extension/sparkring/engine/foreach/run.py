@@ -28,11 +28,11 @@ from sparkring.engine.options import ForeachOptions, Options
 from sparkring.engine.prepare import PROVIDED, capture_cell, needs_legacy_keras, refuse_shared, validate
 from sparkring.engine.recorder import Recorder
 from sparkring.engine.spec import Call, Cell, RunSpec
-from sparkring.errors import ItemsFailed, OptionsError, RunFailed, SparkringError
+from sparkring.errors import ItemsFailed, OptionsError, RunFailed, SlotsError, SparkringError
 from sparkring.gangs.execution import Request
 from sparkring.history import describe, events, run_store
 from sparkring.history.view import View
-from sparkring.launchers import item_room, open_launcher, pool_requests
+from sparkring.launchers import item_room, open_launcher, pool_requests, room
 from sparkring.launchers.base import LaunchRequest
 from sparkring.runtime import report
 from sparkring.runtime.interrupts import Interrupts, interrupted
@@ -140,13 +140,22 @@ def prepare(spec: ForeachSpec) -> Prepared:
         launch = launch._replace(np=options.each, at_once=options.at_once)
     launches = pool_requests(launch, options.at_once, options.gpus)
     if options.np > 0:
-        open_launcher(launches[0], tell)  # now, so that errors are raised at once, and a new SparkSession is made here
+        _try_spark(launches[0])
     large = [name for name in packed.captured if (name.size_bytes or 0) > LARGE_BYTES]
     notices = tuple(describe.large_value(name.name, name.size_bytes or 0) for name in large)
     if isinstance(spec.work, Cell):
         lost = changed_only(ast.parse(spec.work.source), spec.work.namespace)
         notices += tuple(map(describe.unread_change, lost))
     return Prepared(options, packed.items, work, packed.modules, launches, started, notices, kept, total)
+
+
+def _try_spark(launch: LaunchRequest) -> None:
+    """Make a SparkSession if there is none, and raise LaunchError if the items could never run in its tasks."""
+    try:
+        open_launcher(launch, tell)
+    except SlotsError:
+        if room(launch):  # without any executors, the items wait for some
+            raise
 
 
 class _Packed(NamedTuple):
