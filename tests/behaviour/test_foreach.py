@@ -214,9 +214,11 @@ def test_stop_keeps_what_is_done(ring, pools):
 
 
 @pytest.mark.standalone("executors run the items")
-def test_more_at_once_than_spark_has_slots(spark, pools):
+def test_more_at_once_than_spark_has_slots(spark, pools, tmp_path):
     """Of 20 items that may run at once, the four run for which there are slots. The user's session goes on."""
     most = 0
+    pools.notebook["folder"] = tmp_path / "begun"
+    pools.notebook["folder"].mkdir()
 
     def note(record: RunRecord) -> None:
         nonlocal most
@@ -226,7 +228,11 @@ def test_more_at_once_than_spark_has_slots(spark, pools):
     result = pools.run(
         "n in range(300)",
         """
-        import os, sparkring
+        import os, sparkring, time
+        if n < 4:  # wait until four items run at once
+            (folder / f"{n}").touch()
+            while len(os.listdir(folder)) < 4:
+                time.sleep(0.02)
         refused = ""
         if n == 7:
             try:
