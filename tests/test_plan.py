@@ -41,7 +41,7 @@ def test_cores_bind():
     assert found.seconds_at(16) == 7.0 + 2 * 7
     assert found.seconds_at(32) == 14.0 + 2 * 100 / 16
     assert found.seconds_at(200) == found.seconds_at(100), "there are only 100 items"
-    assert "1 at once  4 at once  16 at once  there is" in str(found)
+    assert "1 at once  4 at once  16 at once  available" in str(found)
     assert of({"cpu_s": 2.2}).fits == 7
     assert of({"cpu_s": 2.05}).fits == 8, "a little more than a core each still fits"
     assert of({"cpu_s": 40.0}).fits == 1
@@ -87,7 +87,7 @@ def test_on_spark():
     found = of(np=6, hosts=3, tasks=4 / 3)
     assert (found.fits, found.binds, found.memory_at(6)) == (4, "task slots", 2_500_000_000)
     assert found.warning == "there are task slots for 4 items: use -n 4, or add executors."
-    assert "4 at once fit on 3 hosts with executors; task slots bind" in str(found)
+    assert "4 at once fit on 3 hosts with executors, limited by task slots" in str(found)
     full = of({"free_bytes": 2 * GB}, np=6, hosts=3, tasks=4)
     assert (full.fits, full.binds) == (3, "memory")
     assert full.warning == "6 at once need about 2.50 GB of memory on each host, and 2.00 GB are free: use -n 3."

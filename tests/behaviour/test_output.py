@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-import psutil
 import pytest
+from leaks import runs
 
 from sparkring.errors import RunFailed
 from sparkring.history import run_store
@@ -157,7 +157,7 @@ def test_what_a_rank_started_ends_with_it(ring):
         import subprocess
         subprocess.Popen(["sleep", "1000"], start_new_session=True).pid
     """)
-    assert not any(psutil.pid_exists(pid) for pid in result.values)
+    assert not any(map(runs, result.values))
 
 
 @pytest.mark.parametrize(

@@ -102,16 +102,16 @@ class Plan:
         all_items = "the items" if self.items is None else describe.counted(self.items, "item")
         hosts = describe.counted(self.hosts, "host")
         where = f"{hosts} with executors" if self.on_spark else "this machine"
-        bind = "bind" if self.binds.endswith("s") else "binds"
-        return f"plan of {all_items}: {self.fits} at once fit on {where}; {self.binds} {bind}"
+        fit = "fits" if self.fits == 1 else "fit"
+        return f"plan of {all_items}: {self.fits} at once {fit} on {where}, limited by {self.binds}"
 
     def _rows(self) -> tuple[list[str], list[tuple[str, ...]]]:
         """Return the headers and the rows of the table. Its columns are numbers of items at once."""
         columns = sorted({1, self.at_once, self.fits})
-        headers = ["", *(f"{k} at once" for k in columns), "there is"]
+        headers = ["", *(f"{k} at once" for k in columns), "available"]
 
-        def row(name: str, cells: Sequence[str], there_is: str = "") -> tuple[str, ...]:
-            return (name, *cells, *("" for _ in columns[len(cells) :]), there_is)
+        def row(name: str, cells: Sequence[str], available: str = "") -> tuple[str, ...]:
+            return (name, *cells, *("" for _ in columns[len(cells) :]), available)
 
         memory = [describe.size(self.memory_at(k)) for k in columns]
         cores = self.cores * self.hosts
@@ -122,7 +122,7 @@ class Plan:
                 memory,
                 f"{describe.size(self.free_bytes)} free" if self.free_bytes else "",
             ),
-            row("of it shared by all", [describe.size(self.shared_bytes)]),
+            row("of which shared", [describe.size(self.shared_bytes)]),
             row("cores kept busy", busy, str(cores)),
             row("reads", [describe.size(self.read_bytes)]),
             row("time of 1 item", [describe.duration(self.seconds)]),
