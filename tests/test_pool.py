@@ -351,7 +351,7 @@ def test_only_what_is_missing_runs_again(runs, tmp_path):
     assert result.values == [[("b", {"x", "y"}), 4], ["c", 1], ["a", 1], ["a", 2], ["a", 2]]
     assert list(result.table.state) == ["kept", "finished", "kept", "kept", "finished"]
     assert list(result.table.loss) == [0.5] * 5
-    assert "5 items finished · 3 kept from before" in describe.outcome(result.record)
+    assert "2 of 5 items finished · 3 kept from before" in describe.outcome(result.record)
     assert any("do not run again" in notice.text for notice in result.record.notices)
     ran.clear()
     assert runs(cell, ["a"], 1, fresh=True, **options).values == [["a", 1]]

@@ -165,7 +165,7 @@ def items(record: RunRecord, *, over: bool = False) -> str:
     if found is None:
         return ""
     over = over or record.outcome is not None
-    number = found.finished + found.kept if over else found.done
+    number = found.finished if over else found.done
     whole = found.done + found.stopped if over and found.total is None else found.total
     words = counted(number, "item") if whole in (None, number) else f"{number:,} of {counted(whole or 0, 'item')}"
     failed = f"{found.failed:,} failed" if found.failed else ""
