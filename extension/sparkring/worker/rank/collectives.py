@@ -23,7 +23,8 @@ def release() -> None:
             _try(horovod.shutdown)
     torch: Any = sys.modules.get("torch.distributed")
     if _initialized(torch):
-        _try(lambda: torch.group.WORLD.abort())  # this is enough for NCCL, but does nothing for Gloo
+        if hasattr(torch.group.WORLD, "abort"):  # PyTorch 2.1 does not have it
+            _try(torch.group.WORLD.abort)  # this is enough for NCCL, but does nothing for Gloo
         _try(_cut_accepted)
         _try(torch.destroy_process_group)
 
