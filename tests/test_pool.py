@@ -217,7 +217,24 @@ def test_a_process_is_replaced(runs, monkeypatch):
 
 
 def _with(make: Callable[..., Any], **more: Any) -> Callable[..., Any]:
-    return lambda *args, **kwargs: make(*args, **kwargs, **more)
+    return lambda *args, **kwargs: make(*args, **{**kwargs, **more})
+
+
+def test_ranks_without_an_item_end_first(runs, monkeypatch):
+    """If ranks have to wait for a place to run, those without an item end while the last item still runs."""
+    monkeypatch.setattr(slot.SlotSettings, "__new__", _with(slot.SlotSettings.__new__, queues=True))
+    done = [threading.Event() for _ in range(3)]
+
+    def cell(rank: FakeRank, item: int) -> list[bool]:
+        done[item].set()
+        if item:
+            return []
+        assert all(event.wait(60) for event in done)
+        return [each.ended.wait(60) for launcher in runs.launched for each in launcher.ranks if each is not rank]
+
+    ended, *_ = runs(cell, range(3), 3).values
+    assert ended
+    assert all(ended)
 
 
 def test_an_item_that_takes_too_long(runs, monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import psutil
 import pytest
 from leaks import runs
 
@@ -151,13 +152,14 @@ def test_a_forked_child_that_raises_does_not_fail_its_rank(ring):
 
 
 @pytest.mark.standalone("it descends from the executor, not from the driver")
-def test_what_a_rank_started_ends_with_it(ring):
+def test_what_a_rank_started_ends_with_it(ring, wait_until):
     """A child that called setsid and sleeps has ended when the run has, and does not delay it."""
     result = ring.run("""
         import subprocess
         subprocess.Popen(["sleep", "1000"], start_new_session=True).pid
     """)
     assert not any(map(runs, result.values))
+    wait_until(lambda: not any(map(psutil.pid_exists, result.values)), "no child is left as a zombie")
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ an error or Stop, sparkring.last_result is the result so far. With --background,
 once.
 
 With --plan, only the first item runs, alone. Its memory, CPU, time and reads are measured, and the cell returns a Plan:
-how many items fit at once, what binds, and how long all items will take. The item's result is kept only with
+how many items fit at once, what limits them, and how long all items will take. The item's result is kept only with
 --checkpoint-dir.
 
 Options:
