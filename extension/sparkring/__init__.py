@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from sparkring.engine.search.space import integer as integer
     from sparkring.engine.search.space import log_uniform as log_uniform
     from sparkring.engine.search.space import uniform as uniform
+    from sparkring.inference.predict import predict as predict
+    from sparkring.inference.udf import predict_udf as predict_udf
     from sparkring.runtime.report import log as log
     from sparkring.runtime.report import log_to_driver as log_to_driver
     from sparkring.runtime.world import World as World
@@ -61,6 +63,8 @@ _HOMES = {
     "log_to_driver": "runtime.report",
     "log_uniform": "engine.search.space",
     "partitions": "data.parts",
+    "predict": "inference.predict",
+    "predict_udf": "inference.udf",
     "run": "engine.api",
     "search": "engine.search.search",
     "shards": "data.shards",

@@ -9,30 +9,23 @@ slot like any other task. So dynamic allocation and lost executors do no harm th
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
-import io
 import math
-import pkgutil
-import py_compile
 import re
 import socket
 import sys
-import tempfile
 import threading
 import time
-import zipfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import sparkring
 from sparkring.cluster.java_errors import line_with, root_cause
 from sparkring.cluster.python import SET_PYTHON, executed_by_this_python, executors_python
 from sparkring.cluster.session import LOOPBACK
 from sparkring.cluster.slots import Stage, check, check_gpus, check_ring, gpus_per, running, slots, waiting
 from sparkring.errors import LaunchError, MemberLost, SlotsError
 from sparkring.history.describe import counted
+from sparkring.launchers.archive import archive, by_value
 from sparkring.launchers.base import Launcher, LaunchRequest
 from sparkring.wire.ticket import BOOT, ROWS_END, Ticket
 
@@ -48,7 +41,8 @@ PORT_SETTING = "spark.sparkring.driver.port"
 class SparkLauncher(Launcher):
     """Starts each member in a Spark task. If the request has data, Spark gives partition i to task i.
 
-    The members of a pool (`request.at_once`) wait for slots, so that their start neither fails nor ends in time.
+    The members of a pool (`request.at_once` is not 0) wait for slots. So their start does not fail because slots are
+    busy, and there is no limit on how long the start takes.
 
     If members cannot start in the session, SparkLauncher() raises LaunchError or SlotsError, before any job runs.
     """
@@ -234,7 +228,7 @@ class SparkLauncher(Launcher):
 
 
 def _free_port(host: str, first: int) -> int:
-    """Return the first free port from `first` on: each gang of a pool needs a port of its own."""
+    """Return the first free port from `first` on, because each gang of a pool needs a port of its own."""
     for port in range(first, 1 << 16):
         with contextlib.suppress(OSError), socket.create_server((host, port)):
             return port
@@ -250,44 +244,9 @@ def _lacks(text: str) -> str:
     return found[1] if found else ""
 
 
-@functools.cache
-def _archive(with_nvml: bool) -> bytes:
-    """Return a zip with sparkring and cloudpickle. Python can import them from the zip on executors that have neither.
-
-    The modules are compiled here, because otherwise each member would compile them. The executors can load the compiled
-    modules, because Spark ensures that all Pythons have the same version. pynvml, which is as large as the rest, is
-    included only if `with_nvml` is true, that is, if there are GPUs.
-    """
-    import cloudpickle
-
-    roots = [Path(str(package.__file__)).parent for package in (sparkring, cloudpickle)]
-    files = [(path, path.relative_to(root.parent)) for root in roots for path in sorted(root.rglob("*.py"))]
-    if with_nvml:
-        import pynvml
-
-        path = Path(pynvml.__file__)
-        files.append((path, Path(path.name)))
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive, tempfile.TemporaryDirectory(prefix="sparkring-") as folder:
-        compiled = str(Path(folder, "module.pyc"))
-        for path, name in files:
-            unchecked = py_compile.PycInvalidationMode.UNCHECKED_HASH
-            py_compile.compile(str(path), compiled, dfile=str(name), doraise=True, invalidation_mode=unchecked)
-            archive.write(compiled, f"{name}c")
-    return buffer.getvalue()
-
-
 def _task(
     ticket: Ticket, environment: dict[str, str], gpus: int | None, size: int, schema: bytes | None, *, with_nvml: bool
 ) -> Callable[..., Any]:
-    """Return the function that each task runs.
-
-    Executors cannot import the function's module. So the module is executed here under a name that no module has, which
-    makes cloudpickle pickle the function by value.
-    """
-    source = pkgutil.get_data("sparkring.worker", "spark_task.py")
-    assert source is not None
-    namespace: dict[str, Any] = {"__name__": "sparkring_task"}
-    exec(compile(source, "sparkring_task.py", "exec"), namespace)
-    make: Callable[..., Callable[..., Any]] = namespace["task_for"]
-    return make(_archive(with_nvml), BOOT, ticket._asdict(), environment, gpus, size, schema, ROWS_END)
+    """Return the function that each task runs."""
+    make: Callable[..., Callable[..., Any]] = by_value("sparkring.worker", "spark_task.py")["task_for"]
+    return make(archive(with_nvml), BOOT, ticket._asdict(), environment, gpus, size, schema, ROWS_END)

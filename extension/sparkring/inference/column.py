@@ -1,0 +1,118 @@
+"""The Spark column that scores rows, as a pandas iterator UDF whose tasks share one model process per machine."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+
+from sparkring.capture.packing import pack_call
+from sparkring.cluster.partitions import arrow_schema, cast_it
+from sparkring.cluster.session import pandas_unused
+from sparkring.errors import DataError, OptionsError
+from sparkring.inference.outputs import Output
+from sparkring.inference.scorer import Scorer
+from sparkring.launchers.archive import archive, by_value
+from sparkring.runtime.storage import root_for_ranks
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import DataType, StructType
+
+_THREADS = "OMP_NUM_THREADS"
+
+
+class Returned(NamedTuple):
+    """The type of the UDF, and the columns that it has in Arrow."""
+
+    kind: DataType
+    outputs: tuple[Output, ...]
+
+
+def scoring_udf(
+    session: SparkSession, settings: Mapping[str, Any], kind: DataType, types: bytes | None, *, idle_s: float
+) -> Any:
+    """Return the UDF that scores its columns with Scorer(**settings), and returns a `kind`.
+
+    `types` is the Arrow schema of its arguments, serialized; without it, their types are known only from the rows. A
+    model process ends when it has not been used for `idle_s` seconds. Raise CaptureError if the model cannot be sent.
+    """
+    import pandas
+    from pyspark.sql.functions import pandas_udf
+
+    context = session.sparkContext
+    packed = pack_call(Scorer, dict(settings), getattr(sys.modules.get("__main__"), "__dict__", {}))
+    model = context.broadcast((archive(with_nvml=False), packed.payload, *map(bytearray, packed.buffers)))
+    threads = context.getConf().get(f"spark.executorEnv.{_THREADS}")
+    order = {
+        "key": secrets.token_hex(8),
+        "path": [os.path.abspath(entry) for entry in sys.path] if context.master.startswith("local") else [],
+        "environment": {**root_for_ranks(), **({_THREADS: threads} if threads else {})},
+        "idle_s": idle_s,
+    }
+    task = by_value("sparkring.inference", "task.py")["scorer_for"]
+    score = task(order, secrets.token_bytes(32), model, types, settings["batch_size"])
+    # Spark learns from these that the function takes an iterator of batches.
+    score.__annotations__ = {"batches": Iterator[pandas.Series], "return": Iterator[pandas.Series]}
+    with pandas_unused():
+        return pandas_udf(score, kind)
+
+
+def arrow_types(schema: StructType, session: SparkSession) -> pa.Schema:
+    """Return the Arrow types of columns. Raise DataError if Arrow cannot represent one."""
+    try:
+        found = pa.ipc.read_schema(pa.py_buffer(arrow_schema(schema, session)))
+    except Exception as error:  # pyspark has several classes for this error
+        raise DataError(f"Arrow cannot represent a column of the DataFrame: {cast_it(error)}") from error
+    return found.remove_metadata()
+
+
+def returned(kinds: Mapping[str, str | DataType], session: SparkSession, *, struct: bool) -> Returned:
+    """Return the type of a UDF that returns these columns.
+
+    Several columns are the fields of a struct. A single column is a struct's field only if `struct` is true. Raise
+    OptionsError if a type is not one of Spark.
+    """
+    from pyspark.sql.types import StructField, StructType
+
+    found = {name: _spark_type(name, kind, session) for name, kind in kinds.items()}
+    schema = StructType([StructField(name, kind) for name, kind in found.items()])
+    of_struct = struct or len(found) > 1
+    outputs = tuple(
+        Output(field.name, field.type, found[field.name].simpleString(), of_struct)
+        for field in arrow_types(schema, session)
+    )
+    return Returned(schema if of_struct else next(iter(found.values())), outputs)
+
+
+def spark_types(names: Iterable[str], kinds: Sequence[pa.DataType]) -> dict[str, DataType]:
+    """Return the Spark types for Arrow types, by the names of their columns. Raise DataError if Spark lacks one."""
+    from pyspark.sql.pandas.types import from_arrow_type
+
+    found = {}
+    for name, kind in zip(names, kinds, strict=True):
+        try:
+            found[name] = from_arrow_type(kind)
+        except Exception as error:  # pyspark has several classes for this error
+            raise DataError(
+                f"the model returned {kind} for `{name}`, for which Spark has no type: set returns=…."
+            ) from error
+    return found
+
+
+def _spark_type(name: str, kind: Any, session: SparkSession) -> DataType:
+    from pyspark.sql.functions import lit
+    from pyspark.sql.types import DataType
+
+    if isinstance(kind, DataType):
+        return kind
+    if not isinstance(kind, str):
+        raise OptionsError(f"returns: the type of `{name}` is {kind!r}: expected a Spark type, as in 'array<float>'.")
+    try:
+        return session.range(0).select(lit(None).cast(kind)).schema.fields[0].dataType
+    except Exception as error:  # pyspark has several classes for this error
+        raise OptionsError(f"returns: {kind!r} is not a Spark type: expected one such as 'array<float>'.") from error

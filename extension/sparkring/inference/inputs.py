@@ -1,0 +1,64 @@
+"""The arrays that a model is called with, made from Arrow columns."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import pyarrow as pa
+
+from sparkring.data.columns import Making, changes_with_nulls, holds_nulls, to_numpy
+from sparkring.data.layout import Batch, Layout
+from sparkring.errors import DataError
+
+
+class Inputs(Protocol):
+    """Makes a model's inputs from rows."""
+
+    def arrays(self, batch: pa.RecordBatch) -> Batch:
+        """Return the arrays [rows, …] by their names. Raise DataError if rows cannot become arrays."""
+        ...
+
+
+class Described:
+    """Inputs as a Layout describes them. All rows must have the shapes and types of the first ones."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+
+    def learn(self, batch: pa.RecordBatch) -> Batch:
+        """Return the arrays of the first rows, from which the shapes and types are found."""
+        self._check_nulls(batch)
+        self._layout.learn(batch)
+        return self.arrays(batch)
+
+    def arrays(self, batch: pa.RecordBatch) -> Batch:
+        self._check_nulls(batch)
+        if not self._layout.spec:  # there was no probe
+            self._layout.learn(batch)
+        rows = len(batch)
+        arrays, _ = self._layout.arrays([batch], rows, None, rows, "these rows")
+        return arrays if self._layout.transform is None else self._layout.transformed(arrays, rows, "these rows")
+
+    def _check_nulls(self, batch: pa.RecordBatch) -> None:
+        making = self._layout.making
+        for field, column in zip(batch.schema, batch.columns, strict=True):
+            if not column.null_count or field.name in making.fill:
+                continue
+            if field.name in making.raw or not holds_nulls(field.type) or changes_with_nulls(field.type):
+                raise DataError(
+                    f"column `{field.name}` ({field.type}) has nulls ({column.null_count:,} in {len(column):,} rows), "
+                    f"which its array cannot hold: replace them with fill={{'{field.name}': …}}, leave these rows out "
+                    f"with df.dropna(subset=['{field.name}']), or use on_error=\"null\"."
+                )
+
+
+class AsTheyAre:
+    """Inputs in which each column is an array of the same name.
+
+    predict_udf() uses these, because it learns its columns only from the rows.
+    """
+
+    def arrays(self, batch: pa.RecordBatch) -> Batch:
+        making = Making({}, {})
+        columns = zip(batch.schema.names, batch.columns, strict=True)
+        return {name: to_numpy(column, name, making) for name, column in columns}

@@ -1,0 +1,113 @@
+"""Calls a model of any kind with a dict of arrays."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from sparkring.checkpointing import keras_3_state, tensorflow_state
+from sparkring.errors import DataError
+
+Batch = dict[str, Any]
+Predict = Callable[[Batch], Any]
+
+
+def is_model(value: Any) -> bool:
+    """Whether a value is a torch module or a Keras model."""
+    return is_torch(value) or is_keras(value)
+
+
+def is_torch(value: Any) -> bool:
+    """Whether a value is a torch module."""
+    nn: Any = sys.modules.get("torch.nn")
+    return nn is not None and isinstance(value, nn.Module)
+
+
+def is_keras(value: Any) -> bool:
+    """Whether a value is a Keras model, of Keras 2 or Keras 3."""
+    return tensorflow_state.is_model(value) or keras_3_state.is_model(value)
+
+
+def settled(model: Any) -> Any:
+    """Return a model of this process, ready for predictions: on the GPU if there is one, and without gradients."""
+    if is_torch(model):
+        import torch
+
+        model.eval().requires_grad_(False)
+        for parameter in model.parameters():
+            parameter.grad = None
+        return model.to("cuda") if torch.cuda.is_available() else model
+    return model
+
+
+@contextlib.contextmanager
+def borrowed(model: Any) -> Iterator[None]:
+    """A context in which a model of the notebook predicts. After it, the model is as it was."""
+    training = [each for each in model.modules() if each.training] if is_torch(model) else []
+    if training:
+        model.eval()
+    try:
+        yield
+    finally:
+        for each in training:
+            each.training = True
+
+
+def predictor_of(model: Any, *, by_name: bool) -> Predict:
+    """Return the function that calls a model with a dict of arrays.
+
+    A function gets the dict. A torch module or a Keras model gets the arrays. It gets several arrays by their names
+    if `by_name` is true and the model has inputs of these names, otherwise in their order.
+    """
+    if is_torch(model):
+        return _of_torch(model, by_name)
+    if is_keras(model):
+        return _of_keras(model, by_name)
+    found: Predict = model
+    return found
+
+
+def _of_torch(module: Any, by_name: bool) -> Predict:
+    import torch
+
+    parameters = inspect.signature(module.forward).parameters
+    weights = [each for each in module.parameters() if each.is_floating_point()]
+    dtype = weights[0].dtype if weights else None
+    device = next((each.device for each in module.parameters()), torch.device("cpu"))
+
+    def as_tensor(name: str, array: Any) -> Any:
+        if array.dtype.kind not in "biuf":
+            raise DataError(
+                f"the model is a torch module, but its input `{name}` is {array.dtype}, which no tensor can hold: turn "
+                "it into numbers with transform=…."
+            )
+        tensor = torch.from_numpy(array if array.flags.writeable else np.array(array))
+        # A floating-point tensor gets the type of the weights, because columns are often float64, and weights float32.
+        return tensor.to(device, dtype if tensor.is_floating_point() else None)
+
+    def predict(batch: Batch) -> Any:
+        tensors = {name: as_tensor(name, array) for name, array in batch.items()}
+        with torch.inference_mode():
+            if by_name and len(tensors) > 1 and tensors.keys() <= parameters.keys():
+                return module(**tensors)
+            return module(*tensors.values())
+
+    return predict
+
+
+def _of_keras(model: Any, by_name: bool) -> Predict:
+    # A model whose class the user has written has no inputs before its first call, but it may take a dict.
+    names = {tensor.name for tensor in getattr(model, "inputs", None) or ()}
+
+    def predict(batch: Batch) -> Any:
+        if len(batch) == 1:
+            (inputs,) = batch.values()
+            return model.predict_on_batch(inputs)
+        return model.predict_on_batch(batch if by_name and names in (set(), set(batch)) else list(batch.values()))
+
+    return predict

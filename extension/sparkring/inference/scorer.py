@@ -1,0 +1,123 @@
+"""Scores rows: makes arrays of them, calls the model on one batch after another, and makes columns of its results.
+
+The same code runs in the model processes and, for the first rows, on the driver.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, Protocol
+
+import pyarrow as pa
+
+from sparkring.errors import SparkringError
+from sparkring.inference.inputs import Inputs
+from sparkring.inference.outputs import Output, columns_of
+from sparkring.inference.predictors import predictor_of, settled
+
+OnError = Literal["raise", "null"]
+STRUCT = {"struct": "1"}  # the metadata of a batch with several outputs, which are the fields of a struct
+
+
+class RowsError(Exception):
+    """Rows could not be scored. `row` is the first row that fails, counted from 0; None if no row fails by itself."""
+
+    def __init__(self, message: str, row: int | None) -> None:
+        super().__init__(message)
+        self.row = row
+
+
+class Source(Protocol):
+    """Where a model comes from: load() returns it, in the process in which it is to be used."""
+
+    def load(self) -> Any: ...
+
+
+class Scorer:
+    """Scores Arrow tables with the model that `model` loads.
+
+    `outputs` describes the columns of the results. If `by_name` is true, a model with several inputs gets them by their
+    names.
+    """
+
+    def __init__(
+        self,
+        model: Source,
+        inputs: Inputs,
+        outputs: Sequence[Output],
+        *,
+        by_name: bool,
+        batch_size: int,
+        on_error: OnError,
+    ) -> None:
+        self._inputs, self._outputs = inputs, tuple(outputs)
+        self._predict = predictor_of(settled(model.load()), by_name=by_name)
+        self._batch_size, self._on_error = batch_size, on_error
+        self._one_at_a_time = threading.Lock()
+
+    def score(self, rows: pa.Table) -> pa.RecordBatch:
+        """Return the predictions for rows, in batches of `batch_size`. Raise RowsError if rows cannot be scored."""
+        parts = []
+        for begin in range(0, len(rows), self._batch_size):
+            (batch,) = rows.slice(begin, self._batch_size).combine_chunks().to_batches()
+            try:
+                parts.append(self._scored(batch))
+            except Exception as error:  # the model and `transform` are the user's code
+                if self._on_error == "null":
+                    parts += self._apart(batch)
+                    continue
+                row = self._failing(batch)
+                raise RowsError(told(error), None if row is None else begin + row) from error
+        columns = [pa.concat_arrays([part[number] for part in parts]) for number in range(len(self._outputs))]
+        found = pa.RecordBatch.from_arrays(columns, names=[output.name for output in self._outputs])
+        return found.replace_schema_metadata(STRUCT if self._outputs[0].of_struct else None)
+
+    def _scored(self, batch: pa.RecordBatch) -> list[pa.Array]:
+        arrays = self._inputs.arrays(batch)
+        with self._one_at_a_time:
+            found = self._predict(arrays)
+        return columns_of(found, self._outputs, len(batch))
+
+    def _apart(self, batch: pa.RecordBatch) -> Iterator[list[pa.Array]]:
+        """Yield the predictions of a batch in parts, with nulls for the rows that cannot be scored."""
+        if len(batch) == 1:
+            yield [pa.nulls(1, output.kind) for output in self._outputs]
+            return
+        half = len(batch) // 2
+        for part in (batch.slice(0, half), batch.slice(half)):
+            try:
+                scored = self._scored(part)
+            except Exception:  # the model and `transform` are the user's code
+                yield from self._apart(part)
+            else:
+                yield scored
+
+    def _failing(self, batch: pa.RecordBatch) -> int | None:
+        """Search a batch that fails for a row that fails by itself, too, and return the first such row.
+
+        The search halves the batch repeatedly. Return None if a part fails, but neither of its halves does.
+        """
+        begin = 0
+        while len(batch) > 1:
+            half = len(batch) // 2
+            first = batch.slice(0, half)
+            if self._fails(first):
+                batch = first
+                continue
+            batch, begin = batch.slice(half), begin + half
+            if not self._fails(batch):
+                return None
+        return begin
+
+    def _fails(self, batch: pa.RecordBatch) -> bool:
+        with contextlib.suppress(Exception):  # the model and `transform` are the user's code
+            self._scored(batch)
+            return False
+        return True
+
+
+def told(error: BaseException) -> str:
+    """Return an error in words."""
+    return str(error) if isinstance(error, SparkringError) else f"{type(error).__name__}: {error}"

@@ -1,0 +1,195 @@
+"""The model process: loads a model once, and scores the rows that the tasks of this machine send.
+
+    task ──┐ Arrow                ┌─ a thread per connection: makes arrays, calls transform
+    task ──┼─────────▶ socket ────┼─      …                      │ one at a time
+    task ──┘                      └─      …                      ▼
+                                                               model, with all threads
+
+The process ends when no task has been connected for a while, or when the executor ends. Nothing that a task sends is
+unpickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pyarrow as pa
+
+from sparkring.capture.packing import unpack_call
+from sparkring.inference.scorer import RowsError, told
+
+_LOOK_EVERY_S = 0.25
+_PROBLEM_S = 5.0  # for how long a process tells the tasks why it has no model
+_KEPT = 3  # how many processes without a task stay on a machine: those that were used last
+
+
+class _Server:
+    """Serves connections until the process is to end. If the model could not be loaded, `problem` says why."""
+
+    def __init__(self, scorer: Any, problem: str, token: bytes, folder: str) -> None:
+        self._scorer, self._problem, self._token, self._folder = scorer, problem, token, folder
+        self._open = 0
+        self._changing = threading.Lock()
+        self._last_used = time.monotonic()
+
+    @property
+    def unused_s(self) -> float:
+        """For how long no task has been connected; 0.0 if one is."""
+        return 0.0 if self._open else time.monotonic() - self._last_used
+
+    def accept(self, listener: socket.socket) -> None:
+        accepted, _ = listener.accept()
+        with self._changing:
+            self._open += 1
+        threading.Thread(target=self._serve, args=(Connection(accepted.detach()),), daemon=True).start()
+
+    def _serve(self, connection: Any) -> None:
+        try:
+            with connection, contextlib.suppress(OSError, EOFError, AuthenticationError):
+                deliver_challenge(connection, self._token)
+                answer_challenge(connection, self._token)
+                while True:
+                    self._answer(connection, connection.recv_bytes())
+        finally:
+            with self._changing:
+                self._open -= 1
+                self._last_used = time.monotonic()
+            with contextlib.suppress(OSError):
+                os.utime(self._folder)  # for _newer()
+
+    def _answer(self, connection: Any, request: bytes) -> None:
+        if self._problem:
+            connection.send_bytes(json.dumps({"error": self._problem, "row": None, "of_rows": False}).encode())
+            return
+        try:
+            rows = pa.ipc.open_stream(request).read_all().combine_chunks()
+            found = self._scorer.score(rows)
+        except RowsError as error:
+            connection.send_bytes(json.dumps({"error": str(error), "row": error.row, "of_rows": True}).encode())
+            return
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, found.schema) as writer:
+            writer.write_batch(found)
+        connection.send_bytes(b"{}")
+        connection.send_bytes(sink.getvalue())
+
+
+def main(order: dict[str, Any], parts: Sequence[bytearray]) -> NoReturn:
+    """Load the model, and serve until the process is to end. `order` is described by inference/task.py."""
+    code = 0
+    try:
+        _serve(order, parts)
+    except _Ended:
+        pass
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    if not code:  # otherwise, the task needs the log in the folder
+        shutil.rmtree(order["folder"], ignore_errors=True)
+    sys.stderr.flush()
+    os._exit(code)  # threads of the model's framework must not delay the end
+
+
+def _serve(order: dict[str, Any], parts: Sequence[bytearray]) -> None:
+    """Load the model, and serve.
+
+    If this returns because no task needs the process, the folder is locked, so no task starts another process in it.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt of the notebook is for its kernel
+    for number in (signal.SIGTERM, signal.SIGHUP):  # Spark's daemon sends SIGHUP when the executor ends
+        signal.signal(number, _end)
+    folder, lock = order["folder"], order["lock"]
+    _remove_dead(folder)
+    scorer, problem = None, ""
+    try:
+        payload, *buffers = parts
+        function, settings = unpack_call(payload, buffers)
+        scorer = function(**settings)
+    except Exception as error:  # loading a model runs the user's code
+        problem = f"the model could not be loaded on {socket.gethostname()}: {told(error)}"
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(os.path.join(folder, "socket"))
+    listener.listen(128)
+    fcntl.flock(lock, fcntl.LOCK_UN)
+    server = _Server(scorer, problem, bytes.fromhex(order["token"]), folder)
+    idle_s = min(order["idle_s"], _PROBLEM_S) if problem else order["idle_s"]
+    while _is_alive(order["watch"]):
+        if select.select([listener], [], [], _LOOK_EVERY_S)[0]:
+            server.accept(listener)
+            continue
+        unused_s = server.unused_s
+        if (unused_s > idle_s or (unused_s and _newer(folder) >= _KEPT)) and _locked(lock):
+            break
+
+
+def _others(folder: str) -> Iterator[Path]:
+    """Yield the folders of this user's other model processes on this machine."""
+    for other in Path(folder).parent.glob("sparkring-model-*"):
+        with contextlib.suppress(OSError):
+            if str(other) != folder and other.lstat().st_uid == os.geteuid():
+                yield other
+
+
+def _newer(folder: str) -> int:
+    """Return how many other model processes were used after this one."""
+    used, newer = os.stat(folder).st_mtime, 0
+    for other in _others(folder):
+        with contextlib.suppress(FileNotFoundError):
+            newer += other.stat().st_mtime > used
+    return newer
+
+
+def _remove_dead(folder: str) -> None:
+    """Remove the folders of model processes that were killed."""
+    for other in _others(folder):
+        with contextlib.suppress(OSError):
+            lock = os.open(other / "lock", os.O_RDWR)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                with socket.socket(socket.AF_UNIX) as dialled:
+                    if dialled.connect_ex(str(other / "socket")) in (errno.ECONNREFUSED, errno.ENOENT):
+                        shutil.rmtree(other, ignore_errors=True)
+            finally:
+                os.close(lock)
+
+
+class _Ended(BaseException):
+    """A signal has told the process to end."""
+
+
+def _end(*_: object) -> NoReturn:
+    raise _Ended
+
+
+def _locked(lock: int) -> bool:
+    """Lock the folder, unless a task has locked it in order to connect."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,0 +1,317 @@
+"""Scores the rows of a Spark task: sends them to the model process of this machine, and returns what it answers.
+
+Executors need not have sparkring: the driver compiles this file's text and pickles its functions by value. So this file
+uses only the standard library, and what pandas UDFs need: NumPy, pandas, pyarrow and pyspark.
+
+Each model process has a folder that only this user can enter:
+
+    sparkring-model-<key>/
+        lock      locked while the process loads its model, or ends
+        socket    the process listens here; it answers only those who know the token
+        log       what the process prints
+
+If no model process is running, the first task to notice starts one, and the other tasks wait for the lock. The model
+process gets the lock from the task that starts it, so the lock is still held if this task is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pickle
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+# What the model process runs. The task starts a process that forks the model process and then ends at once, so that the
+# task need not wait for the model process. The order comes on stdin, so that the token in it is not in argv or in the
+# environment, where other processes could read it.
+_BOOT = (
+    "import sys; sys.path[:] = [p for p in sys.path if p]; import json, os, pickle; "
+    "order = json.loads(sys.stdin.buffer.readline()); os.fork() and os._exit(0); "
+    "file = open(order['model'], 'rb'); archive, *parts = pickle.load(file); file.close(); "
+    "path = os.path.join(order['folder'], 'sparkring.zip'); "
+    "file = open(path, 'wb'); file.write(archive); file.close(); "
+    "sys.path[:0] = [path]; sys.path += [p for p in order['path'] if p not in sys.path]; del archive, file; "
+    "from sparkring.inference.server import main; main(order, parts)"
+)
+_ATTEMPTS = 3  # how often a request is sent before its rows count as the cause of the model process's end
+_LOGGED = 600  # the largest number of characters of a log that an error quotes
+
+
+class _Ended(Exception):
+    """The model process has ended before it has answered."""
+
+
+def scorer_for(
+    order: dict[str, Any], token: bytes, model: Any, types: bytes | None, batch_size: int
+) -> Callable[[Iterable[Any]], Iterator[Any]]:
+    """Return the function that Spark calls with an iterator of the batches of a partition: a pandas iterator UDF.
+
+    `order` says how the model process starts, and what it is called. `model` is a broadcast variable with sparkring's
+    archive and the packed model. `types` is the Arrow schema of the columns, serialized; without it, the types are
+    those of the values.
+    """
+
+    def score(batches: Iterable[Any]) -> Iterator[Any]:
+        import pyarrow
+
+        schema = None if types is None else pyarrow.ipc.read_schema(pyarrow.py_buffer(types))
+        process = _Process(order, token, model)
+        try:
+            for request in _requests(batches, schema, batch_size):
+                yield _as_pandas(process.ask(request))
+        finally:
+            process.close()
+
+    return score
+
+
+# ── Rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _requests(batches: Iterable[Any], schema: Any, batch_size: int) -> Iterator[Any]:
+    """Yield the rows as Arrow tables whose lengths are multiples of `batch_size`, except for the last one.
+
+    So a row's batch depends on the partition only: not on the size of Spark's batches, nor on other tasks.
+    """
+    import pyarrow
+
+    kept: list[Any] = []
+    rows = 0
+    for batch in batches:
+        kept.append(_as_arrow(batch, schema))
+        rows += len(kept[-1])
+        if ready := rows - rows % batch_size:
+            table = pyarrow.Table.from_batches(kept)
+            yield table.slice(0, ready)
+            kept, rows = table.slice(ready).to_batches(), rows - ready
+    if rows:
+        yield pyarrow.Table.from_batches(kept)
+
+
+def _as_arrow(batch: Any, schema: Any) -> Any:
+    """Return a pandas UDF's batch as Arrow columns.
+
+    The batch is a Series, a DataFrame (for a struct column), or a tuple of these. The names of the columns are those of
+    `schema`. Without a schema, the names are numbers; the names of a struct's fields have a dot.
+    """
+    import pandas
+    import pyarrow
+
+    found: dict[str, Any] = {}
+    for number, part in enumerate(batch if isinstance(batch, tuple) else (batch,)):
+        if isinstance(part, pandas.DataFrame):
+            found.update((f"{number}.{at}", part.iloc[:, at]) for at in range(part.shape[1]))
+        else:
+            found[str(number)] = part
+    if schema is None:
+        columns = [_column(series, None) for series in found.values()]
+        return pyarrow.RecordBatch.from_arrays(columns, names=list(found))
+    columns = [_column(series, kind) for series, kind in zip(found.values(), schema.types, strict=True)]
+    return pyarrow.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _column(series: Any, kind: Any) -> Any:
+    import numpy
+    import pyarrow
+
+    values = series.to_numpy()
+    if values.dtype.kind == "f" and (kind is None or pyarrow.types.is_floating(kind)):
+        return pyarrow.array(values, kind)  # a NaN stays a NaN
+    if len(values) and values.dtype == object and (kind is None or pyarrow.types.is_list(kind)):
+        # Arrow's own conversion of many small arrays takes much longer.
+        with contextlib.suppress(TypeError, ValueError):  # a null, or arrays of arrays
+            lengths = numpy.fromiter(map(len, values), numpy.int32, len(values))
+            if all(type(value) is numpy.ndarray for value in values):
+                flat = numpy.concatenate(values)
+                if flat.dtype.kind in "biuf":
+                    offsets = numpy.concatenate([[0], lengths.cumsum()]).astype(numpy.int32)
+                    inner = pyarrow.array(flat, None if kind is None else kind.value_type)
+                    made = pyarrow.ListArray.from_arrays(pyarrow.array(offsets), inner)
+                    return made if kind is None else made.cast(kind)
+    return pyarrow.array(series, kind, from_pandas=True)
+
+
+def _as_pandas(batch: Any) -> Any:
+    """Return the answer as the UDF's result: a Series, or a DataFrame if the UDF returns a struct."""
+    if batch.schema.metadata and b"struct" in batch.schema.metadata:
+        return batch.to_pandas()
+    return batch.column(0).to_pandas()
+
+
+# ── The model process ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class _Process:
+    """A connection to the model process of this machine. It is opened, and the process started, when it is needed."""
+
+    def __init__(self, order: dict[str, Any], token: bytes, model: Any) -> None:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        self._partition = context.partitionId() if context is not None else 0
+        self._order, self._token, self._model = order, token, model
+        self._folder = os.path.join(_temporary(), f"sparkring-model-{order['key']}")
+        self._connection: Any = None
+        self._rows = 0  # that have been scored
+
+    def ask(self, rows: Any) -> Any:
+        """Return the model's answer for an Arrow table, as an Arrow batch."""
+        import pyarrow
+
+        sink = pyarrow.BufferOutputStream()
+        with pyarrow.ipc.new_stream(sink, rows.schema) as writer:
+            writer.write_table(rows)
+        sent = sink.getvalue()
+        output = "none"
+        for _ in range(_ATTEMPTS):
+            try:
+                if self._connection is None:
+                    self._connection = self._connected()
+                self._connection.send_bytes(sent)
+                told = json.loads(self._connection.recv_bytes())
+                if "error" in told:
+                    raise RuntimeError(self._error(told, len(rows)))
+                found = pyarrow.ipc.open_stream(self._connection.recv_bytes()).read_next_batch()
+                self._rows += len(rows)
+                return found
+            except (OSError, EOFError, _Ended) as error:
+                output = str(error) if isinstance(error, _Ended) else self._output()
+                self.close()
+        self._remove()
+        raise RuntimeError(
+            f"sparkring: the process with the model ended {_ATTEMPTS} times before it had scored "
+            f"{self._place(len(rows))}: was it out of memory? Its last output: {output}"
+        )
+
+    def _place(self, rows: int) -> str:
+        return f"rows {self._rows:,} to {self._rows + rows - 1:,} of partition {self._partition}"
+
+    def _error(self, told: dict[str, Any], rows: int) -> str:
+        if not told["of_rows"]:
+            return f"sparkring: {told['error']}"
+        row = told["row"]
+        place = self._place(rows) if row is None else f"row {self._rows + row:,} of partition {self._partition}"
+        return f"sparkring: {place}: {told['error']}"
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _connected(self) -> Any:
+        """Return a connection to the model process; start the process if it does not run.
+
+        Raise _Ended, with its last output, if it ends before it listens.
+        """
+        started = False
+        while True:
+            with contextlib.suppress(OSError, EOFError):
+                return self._dialled()
+            lock = self._locked()
+            try:
+                if not self._is_current(lock):  # the process that was here has just ended, and removed its folder
+                    continue
+                # The process may have begun to listen while this one waited for the lock.
+                with contextlib.suppress(OSError, EOFError):
+                    return self._dialled()
+                if started:
+                    output = self._output()
+                    shutil.rmtree(self._folder, ignore_errors=True)
+                    raise _Ended(output)
+                self._start(lock)
+                started = True
+            finally:
+                os.close(lock)
+
+    def _dialled(self) -> Any:
+        from multiprocessing.connection import Client
+
+        _check_private(self._folder)
+        return Client(os.path.join(self._folder, "socket"), "AF_UNIX", authkey=self._token)
+
+    def _locked(self) -> int:
+        """Wait until no process is starting or ending in the folder, and lock it. Return the open file of the lock."""
+        while True:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(self._folder, 0o700)
+            with contextlib.suppress(FileNotFoundError):  # a process that ends has just removed its folder
+                _check_private(self._folder)
+                lock = os.open(os.path.join(self._folder, "lock"), os.O_RDWR | os.O_CREAT, 0o600)
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                return lock
+
+    def _is_current(self, lock: int) -> bool:
+        with contextlib.suppress(OSError):
+            return os.path.samestat(os.fstat(lock), os.stat(os.path.join(self._folder, "lock")))
+        return False
+
+    def _remove(self) -> None:
+        """Remove the folder if the process was killed."""
+        lock = self._locked()
+        try:
+            with contextlib.suppress(OSError, EOFError):
+                self._dialled().close()
+                return
+            shutil.rmtree(self._folder, ignore_errors=True)
+        finally:
+            os.close(lock)
+
+    def _start(self, lock: int) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(self._folder, "socket"))  # of a process that was killed
+        path = getattr(self._model, "_path", None)
+        if path is None or not os.path.exists(path):  # no file if Spark encrypts what it writes to disk
+            path = os.path.join(self._folder, "model")
+            with open(path, "wb") as file:
+                pickle.dump(self._model.value, file)
+            vars(self._model).pop("_value", None)  # this process need not keep it
+        order = {**self._order, "model": path, "folder": self._folder, "lock": lock, "token": self._token.hex()}
+        order["path"] = [*sys.path, *self._order["path"]]
+        # The parent is Spark's daemon, which lives as long as the executor. This process may end earlier.
+        order["watch"] = os.getppid()
+        with open(os.path.join(self._folder, "log"), "wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-c", _BOOT],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **_threads(), **self._order["environment"]},
+                pass_fds=[lock],
+            )
+        process.communicate(json.dumps(order).encode() + b"\n")  # _connected() notices a failure when it has the lock
+
+    def _output(self) -> str:
+        with contextlib.suppress(OSError), open(os.path.join(self._folder, "log"), "rb") as log:
+            return log.read().decode(errors="replace").strip()[-_LOGGED:] or "none"
+        return "none"
+
+
+def _temporary() -> str:
+    """Return the folder for temporary files, or /tmp if its path is too long for a socket."""
+    found = tempfile.gettempdir()
+    return found if len(found) < 60 else "/tmp"
+
+
+def _threads() -> dict[str, str]:
+    """Return the settings that let the model process use all cores.
+
+    Spark sets OMP_NUM_THREADS to the number of cores of a task, because it expects each task to compute by itself.
+    Threads sleep while they wait for work, because the tasks need the cores meanwhile.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return {"OMP_NUM_THREADS": str(cores), "OMP_WAIT_POLICY": "PASSIVE"}
+
+
+def _check_private(folder: str) -> None:
+    """Raise an error unless only this user can enter a folder. Raise FileNotFoundError if it does not exist."""
+    found = os.lstat(folder)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        raise RuntimeError(f"sparkring: {folder} belongs to another user, or others can enter it: remove it.")

@@ -1,0 +1,118 @@
+"""`predict_udf(…)`: a UDF with the arguments of pyspark's predict_batch_udf()."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sparkring.cluster.session import find_session
+from sparkring.errors import DataError, OptionsError
+from sparkring.inference.column import returned, scoring_udf
+from sparkring.inference.inputs import AsTheyAre
+from sparkring.runtime.kernel import tell
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import DataType
+
+    Shapes = Sequence[list[int] | None] | Mapping[int, list[int]]
+
+
+class Made:
+    """The function that `make_predict_fn` returns, as a model. It is called with one array per parameter."""
+
+    def __init__(self, make_predict_fn: Callable[[], Callable[..., Any]], shapes: Shapes | None) -> None:
+        self._make, self._shapes = make_predict_fn, shapes
+
+    def load(self) -> Callable[[dict[str, Any]], Any]:
+        predict = self._make()
+        expected = len(inspect.signature(predict).parameters)
+        shapes = self._shapes
+        if isinstance(shapes, Mapping):
+            shapes = [shapes.get(index) for index in range(expected)]
+
+        def call(columns: dict[str, Any]) -> Any:
+            return predict(*_arguments(columns, expected, shapes))
+
+        return call
+
+
+def predict_udf(
+    make_predict_fn: Callable[[], Callable[..., Any]],
+    *,
+    return_type: DataType | str,
+    batch_size: int,
+    input_tensor_shapes: Shapes | None = None,
+    idle_s: float = 300.0,
+) -> Any:
+    """Return a UDF that does what pyspark's predict_batch_udf() does, with one process per machine for the model.
+
+        classify = sparkring.predict_udf(make_predict_fn, return_type="float", batch_size=1024)
+        df.select(classify("a", "b")); spark.udf.register("classify", classify)
+
+    make_predict_fn: a function that is called once on each machine. It loads the model, and returns a function of NumPy
+        arrays.
+    return_type: the Spark type of the predictions. A struct has a field for each array that the function returns.
+    batch_size: the number of rows with which the function is called.
+    input_tensor_shapes: the shape of a row of each input, or None for an input that is a number. It is needed if there
+        are columns of arrays.
+    idle_s: for how many seconds a process keeps the model when no task uses it.
+
+    Raises OptionsError, LaunchError, CaptureError.
+    """
+    if batch_size < 1:
+        raise OptionsError(f"batch_size={batch_size!r}: expected the number of rows in a batch, at least 1.")
+    session = find_session(1, tell, here=False)
+    single = returned({"prediction": return_type}, session, struct=False)
+    if single.kind.typeName() == "struct":
+        fields = {field.name: field.dataType for field in single.kind.fields}
+        single = returned(fields, session, struct=True)
+    settings = {
+        "model": Made(make_predict_fn, input_tensor_shapes),
+        "inputs": AsTheyAre(),
+        "outputs": single.outputs,
+        "by_name": False,
+        "batch_size": batch_size,
+        "on_error": "raise",
+    }
+    return scoring_udf(session, settings, single.kind, None, idle_s=idle_s)
+
+
+def _arguments(columns: dict[str, Any], expected: int, shapes: Sequence[list[int] | None] | None) -> list[Any]:
+    """Return the arguments of the function: an array for each column, or one array of all columns.
+
+    The name of a column has a dot if it is the field of a struct.
+    """
+    arrays = list(columns.values())
+    if not shapes and any(array.ndim > 1 for array in arrays):
+        raise DataError("columns of arrays need input_tensor_shapes=[…]: the shape of a row of each input.")
+    if expected == len(arrays) and expected > 1:
+        if shapes and len(shapes) != expected:
+            raise DataError(f"input_tensor_shapes has {len(shapes)} shapes, but the function takes {expected} arrays.")
+        return [_shaped(array, shapes[at] if shapes else None) for at, array in enumerate(arrays)]
+    if expected != 1:
+        raise DataError(f"the function takes {expected} arrays, but the UDF was called with {len(arrays)} columns.")
+    if shapes and len(shapes) != 1:
+        raise DataError(f"input_tensor_shapes has {len(shapes)} shapes, but the function takes one array.")
+    if len(arrays) > 1 and (any(array.ndim > 1 for array in arrays) or not all("." in name for name in columns)):
+        raise DataError(
+            f"the function takes one array, but the UDF was called with {len(arrays)} columns: combine them with "
+            "array() or struct()."
+        )
+    found = arrays[0] if len(arrays) == 1 else np.stack(arrays, axis=1)
+    return [_shaped(found, shapes[0] if shapes else None)]
+
+
+def _shaped(array: Any, shape: list[int] | None) -> Any:
+    """Return an array with rows of this shape. Raise DataError if its rows have another number of values."""
+    array = np.require(array, requirements="W")  # frameworks expect writable arrays; Arrow's memory is read-only
+    if not shape:
+        return array
+    try:
+        return array.reshape(len(array), *shape)
+    except ValueError:
+        raise DataError(
+            f"input_tensor_shapes: a row has the shape {list(array.shape[1:])}, which cannot become {list(shape)}."
+        ) from None

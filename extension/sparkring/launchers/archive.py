@@ -1,0 +1,53 @@
+"""Sends sparkring's code to executors that do not have it: as a zip, or as functions that are pickled by value."""
+
+from __future__ import annotations
+
+import functools
+import io
+import pkgutil
+import py_compile
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import sparkring
+
+
+@functools.cache
+def archive(with_nvml: bool) -> bytes:
+    """Return a zip with sparkring and cloudpickle. Python can import them from the zip on executors that have neither.
+
+    The modules are compiled here, because otherwise each member would compile them. The executors can load the compiled
+    modules, because Spark ensures that all Pythons have the same version. pynvml, which is as large as the rest, is
+    included only if `with_nvml` is true, that is, if there are GPUs.
+    """
+    import cloudpickle
+
+    roots = [Path(str(package.__file__)).parent for package in (sparkring, cloudpickle)]
+    files = [(path, path.relative_to(root.parent)) for root in roots for path in sorted(root.rglob("*.py"))]
+    if with_nvml:
+        import pynvml
+
+        path = Path(pynvml.__file__)
+        files.append((path, Path(path.name)))
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as written, tempfile.TemporaryDirectory(prefix="sparkring-") as folder:
+        compiled = str(Path(folder, "module.pyc"))
+        for path, name in files:
+            unchecked = py_compile.PycInvalidationMode.UNCHECKED_HASH
+            py_compile.compile(str(path), compiled, dfile=str(name), doraise=True, invalidation_mode=unchecked)
+            written.write(compiled, f"{name}c")
+    return buffer.getvalue()
+
+
+def by_value(package: str, file: str) -> dict[str, Any]:
+    """Execute a file of `package` under a name that no module has, and return its namespace.
+
+    So cloudpickle pickles the functions of the file by value, and executors need not be able to import the module.
+    """
+    source = pkgutil.get_data(package, file)
+    assert source is not None
+    namespace: dict[str, Any] = {"__name__": f"sparkring_{file.removesuffix('.py')}"}
+    exec(compile(source, f"sparkring_{file}", "exec"), namespace)
+    return namespace

@@ -1,0 +1,461 @@
+"""predict() and predict_udf(): predictions as columns of a DataFrame, from one model process per machine."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import socket
+import tempfile
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import psutil
+import pyarrow as pa
+import pytest
+from leaks import runs
+from waiting import until
+
+import sparkring
+from sparkring import checkpoints
+from sparkring.capture.packing import pack_call
+from sparkring.data.columns import Making
+from sparkring.data.layout import Layout
+from sparkring.errors import CheckpointError, DataError, OptionsError
+from sparkring.inference.inputs import Described
+from sparkring.inference.outputs import Output, columns_of
+from sparkring.inference.predict import Live
+from sparkring.inference.scorer import RowsError, Scorer
+from sparkring.launchers.archive import archive, by_value
+
+ROWS = """
+    SELECT id, array(id / 2D, id / 4D) AS pair, cast(id AS float) AS `a.b`, id % 5 AS rest, map('k', id) AS map,
+           IF(id % 7 = 0, NULL, cast(id AS int)) AS whole
+    FROM range(0, 3000, 1, 6)
+"""
+
+
+@pytest.fixture
+def frame(spark):
+    return spark.sql(ROWS)
+
+
+@pytest.fixture
+def no_folder_left():
+    """Waits until the model processes of the test have ended, and checks that they leave nothing behind."""
+    yield
+    until(lambda: not folders(), "the model processes have removed their folders")
+
+
+def folders():
+    return list(Path(tempfile.gettempdir()).glob("sparkring-model-*"))
+
+
+class Unpickled:
+    """A model that cannot be loaded, because a module is missing."""
+
+    def __reduce__(self):
+        return importlib.import_module, ("nowhere",)
+
+
+def scorer(model, *, on_error="raise", batch_size=4, fill=None):
+    kind = pa.float64()
+    layout = Layout("the DataFrame", {"x": ("x",)}, Making(fill or {}, {}), None, None)
+    outputs = [Output("prediction", kind, str(kind))]
+    inputs = Described(layout)
+    return Scorer(Live(model), inputs, outputs, by_name=False, batch_size=batch_size, on_error=on_error)
+
+
+@pytest.mark.parametrize(
+    ("result", "kind", "expected"),
+    [
+        (np.array([1.5, 2.5]), pa.float32(), [1.5, 2.5]),
+        (np.array([[1.5], [2.5]]), pa.float64(), [1.5, 2.5]),
+        (np.array([[1, 2], [3, 4]], np.uint8), pa.list_(pa.int64()), [[1, 2], [3, 4]]),
+        (np.zeros((2, 2, 0), np.float32), pa.list_(pa.list_(pa.float32())), [[[], []], [[], []]]),
+        (np.arange(8).reshape(2, 2, 2), pa.list_(pa.list_(pa.int32())), [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]),
+        (["a", "b"], pa.string(), ["a", "b"]),
+        ([{"p": 1.0}, {"p": 2.0}], pa.float64(), [1.0, 2.0]),
+    ],
+)
+def test_results_become_columns(result, kind, expected):
+    (column,) = columns_of(result, [Output("p", kind, str(kind))], 2)
+    assert column.type == kind
+    assert column.to_pylist() == expected
+
+
+@pytest.mark.parametrize(
+    ("result", "kind", "message"),
+    [
+        (np.zeros(3), pa.float64(), r"returned 3 rows of `p` for 2 rows.*shape is \[3\]"),
+        (np.float64(1), pa.float64(), "a single value"),
+        (np.zeros((2, 3)), pa.float64(), r"float64 of shape \[rows, 3\] for `p`.*is double.*one value for each row"),
+        (np.array([0.5, 1]), pa.int32(), "cannot be stored as int32"),
+        ({"q": np.zeros(2), "r": np.zeros(2)}, pa.float64(), "returned `q`, `r`, but returns=… names `p`"),
+    ],
+)
+def test_results_that_do_not_fit(result, kind, message):
+    with pytest.raises(DataError, match=message):
+        columns_of(result, [Output("p", kind, str(kind))], 2)
+
+
+def test_rows_that_cannot_be_scored():
+    """The error names the first such row. With on_error="null", only these rows have no prediction."""
+
+    def model(batch):
+        if (batch["x"] == 9).any():
+            raise ValueError("nine")
+        return batch["x"] * 2
+
+    rows = pa.table({"x": pa.array([*range(9), 9, *range(10, 14)], pa.float64())})
+    with pytest.raises(RowsError, match="ValueError: nine") as caught:
+        scorer(model).score(rows)
+    assert caught.value.row == 9
+    found = scorer(model, on_error="null").score(rows)
+    assert found.column(0).to_pylist() == [None if x == 9 else 2 * x for x in range(14)]
+    # A NaN is a value like any other; a null of a whole number, and a row of another length, are not.
+    nan = scorer(lambda batch: batch["x"]).score(pa.table({"x": pa.array([1.0, None, np.nan])}))
+    assert np.isnan(nan.column(0).to_numpy()).tolist() == [False, True, True]
+    whole = pa.table({"x": pa.array([1, None, 3])})
+    with pytest.raises(RowsError, match=r"column `x` \(int64\) has nulls .*fill=\{'x': …\}") as caught:
+        scorer(lambda batch: batch["x"]).score(whole)
+    assert caught.value.row == 1
+    assert scorer(lambda batch: batch["x"], fill={"x": 2}).score(whole).column(0).to_pylist() == [1, 2, 3]
+    ragged = pa.table({"x": pa.array([[1.0, 2.0], [3.0], None, [4.0, 5.0]])})
+    lost = scorer(lambda batch: batch["x"].sum(axis=1), on_error="null").score(ragged)
+    assert lost.column(0).to_pylist() == [3, None, None, 9]
+    with pytest.raises(RowsError, match="returned 1 rows") as caught:  # only in a batch of several rows
+        scorer(lambda batch: batch["x"][:1]).score(rows)
+    assert caught.value.row is None
+
+
+class Broadcast:
+    """A broadcast variable that Spark has not left in a file."""
+
+    def __init__(self, *parts):
+        self.value = parts
+
+
+def task(key, model, batches, *, idle_s=0.1):
+    """Score pandas batches of one column of numbers, as a Spark task does."""
+    inputs = Described(Layout("the DataFrame", {"x": ("x",)}, Making({}, {}), None, None))
+    outputs = [Output("prediction", pa.float64(), "double")]
+    settings = {"model": Live(model), "inputs": inputs, "outputs": outputs}
+    packed = pack_call(Scorer, {**settings, "by_name": False, "batch_size": 100, "on_error": "raise"}, None)
+    order = {"key": key, "path": [], "environment": {}, "idle_s": idle_s}
+    sent = Broadcast(archive(with_nvml=False), packed.payload, *map(bytearray, packed.buffers))
+    types = pa.schema({"x": pa.float64()}).serialize().to_pybytes()
+    score = by_value("sparkring.inference", "task.py")["scorer_for"](order, b"token", sent, types, 100)
+    return pd.concat(score(iter(batches)), ignore_index=True)
+
+
+def test_the_model_process(tmp_path, no_folder_left):
+    """Batches are cut at the same rows whatever Spark sends. A killed process is started again, a few times."""
+    folder = Path(tempfile.gettempdir())
+    dead = folder / "sparkring-model-dead"
+    dead.mkdir()
+    (dead / "lock").touch()
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(dead / "socket"))
+    once, always = tmp_path / "once", tmp_path / "always"
+
+    def model(batch):
+        import os
+        import signal
+
+        if always.exists() or (batch["x"][0] == 200 and not once.exists()):
+            with once.open("a") as file:
+                file.write(f"{os.getpid()}\n")
+            print("the last words", flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return batch["x"] * 1000 + len(batch["x"])
+
+    def batches():
+        yield from (pd.Series(np.arange(begin, end, dtype=float)) for begin, end in ((0, 70), (70, 130), (130, 330)))
+
+    found = task("once", model, batches())
+    assert found.tolist() == [x * 1000 + (100 if x < 300 else 30) for x in range(330)]
+    assert len(once.read_text().split()) == 1
+    assert not dead.exists()
+    always.touch()
+    with pytest.raises(RuntimeError, match=r"ended 3 times .*rows 0 to 99 of partition 0.*the last words"):
+        task("always", model, batches())
+    assert len(set(once.read_text().split())) == 1 + 3
+    assert not (folder / "sparkring-model-always").exists()
+    with pytest.raises(RuntimeError, match=r"could not be loaded on .*No module named 'nowhere'"):
+        task("lost", Unpickled(), batches())
+    open_to_all = folder / "sparkring-model-open"
+    open_to_all.mkdir()
+    open_to_all.chmod(0o755)
+    with pytest.raises(RuntimeError, match="others can enter it"):
+        task("open", model, batches())
+    open_to_all.rmdir()
+
+
+@pytest.mark.versions("pandas UDFs of pyspark")
+def test_columns_of_predictions(frame, no_folder_left):
+    """One process scores the rows of all tasks, each row once, and ends. It answers nobody else, and restarts if it is
+    killed."""
+    killed = Path(tempfile.mkdtemp()) / "killed"
+
+    def model(batch):
+        import os
+        import signal
+
+        if (batch["x"][:, 2] == 2900).any() and not killed.exists():
+            killed.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"sum": batch["x"].sum(axis=1), "two": batch["x"][:, :2], "pid": np.full(len(batch["x"]), os.getpid())}
+
+    killed.touch()
+    returns = {"sum": "double", "two": "array<double>", "pid": "long"}
+    scored = sparkring.predict(
+        frame, model, inputs={"x": ["pair", "a.b", "id"]}, returns=returns, batch_size=100, idle_s=3
+    )
+    assert scored.columns == [*frame.columns, *returns]
+    assert not folders()  # it is lazy
+    found = {row["id"]: row for row in scored.drop("whole").collect()}
+    assert list(found) == list(range(3000))
+    assert all(row["sum"] == 2.75 * i and row["two"] == [i / 2, i / 4] for i, row in found.items())
+    assert found[7]["map"] == {"k": 7}
+    pids = {row["pid"] for row in found.values()}
+    (folder,) = folders()
+    assert len(pids) == 1
+    assert folder.stat().st_mode & 0o077 == 0
+    with pytest.raises((AuthenticationError, EOFError)):
+        Client(str(folder / "socket"), "AF_UNIX", authkey=b"guess")
+    killed.unlink()
+    again = scored.where("rest < 2").select("id", "sum", "pid").collect()
+    assert [row["sum"] for row in again] == [2.75 * i for i in range(3000) if i % 5 < 2]
+    assert killed.exists()
+    assert not {row["pid"] for row in again} <= pids
+    assert "sum" not in scored.select("id")._jdf.queryExecution().executedPlan().toString()
+
+
+@pytest.mark.versions("pandas UDFs of pyspark, and pandas")
+def test_columns_of_all_kinds(spark, no_folder_left):
+    """The model process gets the same arrays as the driver, which has tried the first rows."""
+    from pyspark.ml.functions import array_to_vector
+
+    frame = spark.sql("""
+        SELECT 'a' || id AS text, timestamp'2026-01-31 23:30:00.000600' AS at, date'2026-01-01' AS day,
+               id % 2 = 0 AS yes, cast(id AS decimal(9, 2)) / 4 AS price, cast('abcd' AS binary) AS bytes,
+               array(array(id, 1), array(2, 3)) AS nested, array(id, 2D) AS pair,
+               IF(id % 2 = 0, NULL, cast(id AS float)) AS gaps, cast(id AS byte) AS small
+        FROM range(0, 12, 1, 2)
+    """).withColumn("vector", array_to_vector("pair"))
+    seen = []
+
+    def model(batch):
+        told = [f"{name} {array.dtype} {array.tolist()[0]!r}" for name, array in batch.items()]
+        seen.append(told)
+        return {"told": ["; ".join(told)] * len(batch["text"])}
+
+    inputs = {**{name: name for name in frame.columns}, "both": ["small", "pair"]}
+    scored = sparkring.predict(frame, model, inputs=inputs, raw={"bytes": ("uint8", (4,))}, batch_size=20, idle_s=0.3)
+    found = scored.select("told").collect()
+    assert found[0].told.split("; ") == seen[0]
+    told = dict(each.split(" ", 1) for each in seen[0])
+    assert told["bytes"] == "uint8 [97, 98, 99, 100]"
+    assert told["nested"] == "int64 [[0, 1], [2, 3]]"
+    assert told["vector"] == "float64 [0.0, 2.0]"
+    assert told["both"] == "float64 [0.0, 0.0, 2.0]"
+    assert told["gaps"] == "float32 nan"
+    assert told["at"].startswith("datetime64")
+    assert "23, 30, 0, 600" in told["at"]
+    assert told["price"] == "object Decimal('0.000000')"
+
+
+def test_the_first_rows_go_through_the_model_here(frame):
+    """What does not fit is told before there is a job: no model process has started."""
+    import torch
+
+    net = torch.nn.Linear(2, 3).train()
+    assert sparkring.predict(frame, net, inputs=["pair"]).schema["prediction"].dataType.simpleString() == "array<float>"
+    assert net.training
+    one = sparkring.predict(frame, torch.nn.Linear(2, 1), inputs=["pair"])
+    assert one.schema["prediction"].dataType.simpleString() == "float"
+    for message, options in {
+        r"no column `pear`: did you mean `pair`\?": {"inputs": ["pear"]},
+        r"column `map` is map<.*no array can hold": {"inputs": ["map"]},
+        r"failed on the first 16 rows: RuntimeError.*Its inputs were `id`: int64 of shape \[rows\]": {"inputs": ["id"]},
+        r"float32 of shape \[rows, 3\] for `prediction`.*is float": {"inputs": ["pair"], "returns": "float"},
+        "'flaot' is not a Spark type": {"inputs": ["pair"], "returns": "flaot"},
+        "has a column `rest` already": {"inputs": ["pair"], "returns": {"rest": "array<float>"}},
+        r"fill names `rest`": {"inputs": ["pair"], "fill": {"rest": 0}},
+        r"column `whole` \(int32\) has nulls": {"inputs": ["whole"]},
+        "inputs names no columns": {"inputs": []},
+        "with probe=False.*set it": {"inputs": ["pair"], "probe": False},
+    }.items():
+        with pytest.raises((DataError, OptionsError), match=message):
+            sparkring.predict(frame, net, **options)
+    with pytest.raises(OptionsError, match="the DataFrame is empty"):
+        sparkring.predict(frame.limit(0), net, inputs=["pair"])
+    with pytest.raises(OptionsError, match="the model is a `int`"):
+        sparkring.predict(frame, 7, inputs=["pair"])
+    with pytest.raises(DataError, match="is a `list`, not a Spark DataFrame"):
+        sparkring.predict([1], net, inputs=["pair"])
+    assert not folders()
+
+
+def test_spark_connect():
+    connect = type("DataFrame", (), {"__module__": "pyspark.sql.connect.dataframe"})()
+    with pytest.raises(DataError, match="needs a classic SparkSession"):
+        sparkring.predict(connect, len, inputs=["x"])
+
+
+def test_errors_of_tasks(frame, spark, no_folder_left):
+    """A failed row is named with its partition; a model that cannot be loaded is told as such; both end the query."""
+
+    def fails_late(batch):
+        if (batch["id"] == 2600).any():
+            raise ValueError("so late")
+        return batch["id"]
+
+    scored = sparkring.predict(frame, fails_late, inputs=["id"], idle_s=0.3)
+    with pytest.raises(Exception, match=r"row 100 of partition 5: ValueError: so late"):
+        scored.select("prediction").collect()
+    null = sparkring.predict(frame, fails_late, inputs=["id"], on_error="null", idle_s=0.3)
+    assert [row.id for row in null.where("prediction IS NULL").select("id").collect()] == [2600]
+
+    def make():
+        raise RuntimeError("no weights")
+
+    bad = sparkring.predict_udf(make, return_type="float", batch_size=10, idle_s=0.3)
+    with pytest.raises(Exception, match=r"the model could not be loaded on .*RuntimeError: no weights"):
+        frame.select(bad("id")).collect()
+
+
+def test_a_stream(spark, tmp_path, no_folder_left):
+    spark.range(0, 20, 1, 1).selectExpr("cast(id AS double) AS x").write.parquet(str(tmp_path / "in"))
+    stream = spark.readStream.schema("x double").parquet(str(tmp_path / "in"))
+    with pytest.raises(OptionsError, match="the DataFrame is a stream"):
+        sparkring.predict(stream, lambda batch: batch["x"], inputs=["x"])
+    scored = sparkring.predict(stream, lambda batch: batch["x"] + 1, inputs=["x"], returns="double", idle_s=0.3)
+    query = scored.writeStream.format("memory").queryName("scored").trigger(availableNow=True).start()
+    query.awaitTermination()
+    assert sorted(row[0] for row in spark.table("scored").select("prediction").collect()) == list(range(1, 21))
+
+
+@pytest.mark.versions("pandas UDFs of pyspark")
+def test_the_same_as_predict_batch_udf(frame, spark, no_folder_left):
+    from pyspark.ml.functions import predict_batch_udf
+    from pyspark.sql import functions
+    from pyspark.sql.types import ArrayType, DoubleType, StructField, StructType
+
+    def one():
+        return lambda x: x.sum(axis=1) if x.ndim > 1 else x * 2.0
+
+    def two():
+        return lambda x, y: {"s": x[:, 0] + y, "t": x * 2}
+
+    struct = StructType([StructField("s", DoubleType()), StructField("t", ArrayType(DoubleType()))])
+    columns = {
+        "tensor": (one, {"return_type": DoubleType(), "input_tensor_shapes": [[2]]}, ["pair"]),
+        "number": (one, {"return_type": DoubleType()}, ["id"]),
+        "fields": (one, {"return_type": DoubleType()}, [functions.struct("id", "rest")]),
+        "several": (two, {"return_type": struct, "input_tensor_shapes": {0: [2]}}, ["pair", "id"]),
+    }
+    ours = theirs = frame.limit(200)  # one partition, since each column starts a Python worker for each task
+    for name, (make, options, arguments) in columns.items():
+        udf = sparkring.predict_udf(make, batch_size=64, idle_s=0.3, **options)
+        ours = ours.withColumn(name, udf(*arguments))
+        theirs = theirs.withColumn(name, predict_batch_udf(make, batch_size=64, **options)(*arguments))
+    assert ours.select(*columns).collect() == theirs.select(*columns).collect()
+    spark.udf.register("twice", sparkring.predict_udf(one, return_type="double", batch_size=64, idle_s=0.3))
+    assert spark.sql("SELECT twice(id) FROM range(3)").collect() == [(0.0,), (2.0,), (4.0,)]
+
+
+@pytest.mark.versions("Keras and PyTorch")
+def test_models_from_checkpoints(frame, tmp_path, no_folder_left):
+    """The checkpoint is chosen when the query is made, and its weights are loaded in the model process."""
+    import keras
+    import torch
+
+    def make_model():
+        return torch.nn.Linear(2, 1)
+
+    net = make_model()
+    store = checkpoints(tmp_path / "torch", keep=None, best="loss")
+    expected = []
+    for step, loss in ((1, 0.5), (2, 0.1), (3, 0.3)):
+        with torch.no_grad():
+            net.weight.fill_(step)
+            net.bias.fill_(-step)
+        store.save(step, {"model": net, "step": step}, {"loss": loss})
+    store.wait()
+    some = frame.limit(50)
+    by_which = {
+        which: sparkring.predict(some, store, make_model, inputs=["pair"], which=which, idle_s=0.5)
+        for which in ("latest", "best", 1)
+    }
+    store.save(4, {"model": net, "step": 4}, {"loss": 0.0})
+    store.wait()
+    for which, step in (("latest", 3), ("best", 2), (1, 1)):
+        expected = [step * (i * 0.75) - step for i in range(50)]
+        assert [row[0] for row in by_which[which].select("prediction").collect()] == pytest.approx(expected)
+    with pytest.raises(CheckpointError, match="no checkpoint of step 9"):
+        sparkring.predict(some, str(tmp_path / "torch"), make_model, inputs=["pair"], which=9)
+    with pytest.raises(OptionsError, match="has weights, but not what the model is like"):
+        sparkring.predict(some, str(tmp_path / "torch"), inputs=["pair"])
+
+    inputs = {name: keras.Input((1,), name=name) for name in ("left", "right")}
+    layer = keras.layers.Dense(2)
+    model = keras.Model(inputs, layer(keras.layers.Concatenate()(list(inputs.values()))))
+    layer.set_weights([np.array([[1, 2], [10, 20]], np.float32), np.zeros(2, np.float32)])
+    saved = checkpoints(tmp_path / "keras")
+    saved.save(1, {"model": model})
+    saved.wait()
+    columns = {"right": "rest", "left": "a.b"}
+    scored = sparkring.predict(some, str(tmp_path / "keras"), inputs=columns, idle_s=0.5)
+    sums = [i + 10 * (i % 5) for i in range(50)]
+    assert [row[0] for row in scored.select("prediction").collect()] == [[each, 2 * each] for each in sums]
+
+
+KILLED = """
+    os.environ["PYSPARK_PYTHON"] = {python!r}
+    session = spark({url!r}, **{{"spark.executor.memory": "600m"}})
+    while session.sparkContext._jsc.sc().getExecutorMemoryStatus().size() < 3:
+        time.sleep(0.05)
+    import numpy as np
+    import sparkring
+    weights = np.random.default_rng(0).normal(size=3)
+    def model(batch):
+        import os, time
+        x = batch["x"]
+        if x[:, 0].max() >= 20_000:
+            with open({ran!r}, "a") as file:
+                print(os.getpid(), file=file)
+            while not os.path.exists({go!r}):
+                time.sleep(0.02)
+        return x @ weights
+    frame = session.range(0, 40_000, 1, 8).selectExpr("id", "id / 7D AS a", "sin(id) AS b")
+    scored = sparkring.predict(frame, model, inputs={{"x": ["id", "a", "b"]}}, batch_size=512, idle_s=2)
+    rows = frame.collect()
+    x = np.array(rows)
+    expected = [value for part in range(0, 40_000, 5_000) for begin in range(part, part + 5_000, 512)
+                for value in x[begin : min(begin + 512, part + 5_000)] @ weights]
+    found = scored.select("id", "prediction").collect()
+    print("SAME", [row[0] for row in found] == list(range(40_000)), [row[1] for row in found] == expected, flush=True)
+    session.stop()
+"""
+
+
+@pytest.mark.slow
+def test_a_worker_is_killed(driver, brittle_cluster, tmp_path, no_folder_left):
+    """Its executor had started the process with the model, which ends, too. The other executor's tasks start another
+    one. Each row is there once, with the same bits as without a failure; executors need not have sparkring."""
+    ran, go = tmp_path / "ran", tmp_path / "go"
+    script = driver(KILLED.format(python=brittle_cluster.python, url=brittle_cluster.url, ran=str(ran), go=str(go)))
+    until(lambda: ran.exists() and ran.read_text(), "the model process scores the second half")
+    pid = int(ran.read_text().split()[0])
+    above = {process.pid for process in psutil.Process(os.getpgid(pid)).parents()}  # it is in its daemon's group
+    (worker,) = [worker for worker in brittle_cluster.workers if worker.pid in above]
+    os.kill(worker.pid, signal.SIGKILL)
+    until(lambda: not runs(pid), "the model process ends with its executor")
+    go.touch()
+    assert "SAME True True" in script.wait(), script.text
+    assert len(set(ran.read_text().split())) == 2
