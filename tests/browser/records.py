@@ -18,6 +18,9 @@ from sparkring.history.events import (
     Event,
     Failure,
     GpuUsed,
+    ItemEnded,
+    ItemsPlanned,
+    ItemStarted,
     Lateness,
     MemberJoined,
     Metrics,
@@ -30,6 +33,9 @@ from sparkring.history.events import (
     RankStarted,
     RunFinished,
     RunStarted,
+    SearchBegan,
+    Searched,
+    SearchEnded,
     TensorTimes,
     TimelineSaved,
     UserMessage,
@@ -180,6 +186,26 @@ _RESTARTED = [
     *_measured(),
     CheckpointSaved("/ckpt/digits", "2", 20, 9, time=BEGAN + 30, rank=0),
 ]
+_SPACE = (Searched("lr", 1e-4, 1e-1, log=True), Searched("width", choices=("64", "128")))
+
+
+def _items(*, search: bool) -> list[Event]:
+    """Return twenty items with curves, of which three failed or, in a search, were pruned."""
+    found: list[Event] = [
+        ItemsPlanned(BEGAN, 2, 1, 20),
+        *([SearchBegan(BEGAN, "loss", "min", _SPACE)] if search else []),
+    ]
+    for item in range(20):
+        time, bad = BEGAN + 2 * item + 2, item in (3, 8, 13)
+        parameters = {"lr": 10 ** -(1 + item % 4), "width": 64 * (1 + item % 2)} if search else {}
+        found.append(ItemStarted(time, item, f"store='store {item}'", 0, parameters=parameters))
+        for step in range(1, 10):
+            found.append(Metrics({"loss": math.exp(-step / 9) + item / 40}, step=step, time=time, rank=0))
+        ending = "finished" if not bad else "pruned" if search else "failed"
+        found.append(ItemEnded(time + 1, item, ending, "Model()", _FAILURE if ending == "failed" else None))
+    return [*found, *([SearchEnded(NOW, {"lr": 0.75, "width": 0.25})] if search else [])]
+
+
 _MANY = [RankFailed(NOW - 2, 700, _FAILURE), *(RankExited(NOW - 1, rank) for rank in range(690, 700))]
 
 RECORDS: dict[str, RunRecord] = {
@@ -198,6 +224,8 @@ RECORDS: dict[str, RunRecord] = {
     "interrupted": _record(*_printed(), *_ended("interrupted"), ranks=(0, 1, 2)),
     "restarted": _record(*_RESTARTED, *_ended()),
     "timeline": _record(_TIMELINE, *_ended()),
+    "items": _record(*_items(search=False), RunFinished(NOW, "failed", "17 of 20 items finished · 3 failed"), size=2),
+    "search": _record(*_items(search=True), RunFinished(NOW, "finished"), size=2),
     "many": _record(*_MANY, *_ended("failed", 700, 1024), size=1024),
     "quick": _record(
         Output("stdout", b"hello\n", time=BEGAN + 0.1, rank=1), RunFinished(BEGAN + 0.2, "finished"), warm=True

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
+from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
-from lab import Notebook, Opened
+from lab import Notebook, Opened, axe
 from packaging.version import Version
-from playwright.sync_api import Locator, expect
+from playwright.sync_api import Locator, Page, expect
 
 ENDLESS = """%%horovod -n -2 --name endless
 import time
@@ -68,16 +70,39 @@ ITEMS = """%%foreach store in range(1000) -n -2 --name stores
 print("store", store)
 sparkring.log(score=abs(store - 500) / 1000)
 if store in (7, 700):
+    for step in range(1, 6):
+        sparkring.log(step=step, loss=1 / step, val_loss=2 / step)
     raise ValueError("no rows")
 """
+TRIALS = """import optuna
+trials = sparkring.search(lr=sparkring.log_uniform(1e-4, 1e-1), width=[16, 32, 64], trials=16, minimize="val_loss",
+                          sampler="random", prune=optuna.pruners.ThresholdPruner(upper=1.0))
+"""
+# Trials with a high lr are pruned. One trial runs until the file `ended` exists: the search can be looked at meanwhile.
+SEARCH = """%%foreach lr, width in trials -n -2 --name search
+import os
+import time
+for epoch in range(1, 5):
+    sparkring.log(epoch=epoch, val_loss=50 * lr + width / 1000 + 0.1 / epoch)
+    if lr > 0.03:
+        time.sleep(60)  # until it is pruned
+if lr < 0.01:
+    try:
+        os.mkdir("held")
+    except FileExistsError:
+        pass
+    else:
+        while not os.path.exists("ended"):
+            time.sleep(0.05)
+"""
 AT_ENDLESS, AT_FAILING, AT_BACKGROUND, AT_MEANWHILE, AT_GANG, AT_QUICK, AT_SILENT, AT_MANY, AT_MANY_END = range(1, 10)
-AT_SHOWN, AT_BY_NAME, AT_ITEMS = 10, 11, 12
+AT_SHOWN, AT_BY_NAME, AT_ITEMS, AT_TRIALS, AT_SEARCH = 10, 11, 12, 13, 14
 
 
 @pytest.fixture(scope="module")
 def notebook(opened: Opened) -> Notebook:
     cells = (ENDLESS, FAILING, BACKGROUND, MEANWHILE, GANG, QUICK, SILENT, MANY, MANY_END, "_", "%runs behind", ITEMS)
-    found = opened("ends", "%load_ext sparkring", *cells)
+    found = opened("ends", "%load_ext sparkring", *cells, TRIALS, SEARCH)
     found.run(0, wait=True)
     return found
 
@@ -215,15 +240,17 @@ def test_a_thousand_ranks(notebook: Notebook, shoot: Callable[..., None]) -> Non
     expect(panel.locator(".sr-row")).to_have_count(22)  # the box is full again after the theme has changed
 
 
-def test_items(notebook: Notebook, shoot: Callable[..., None]) -> None:
-    """Their table can be sorted and searched, also by keys, and leads from an item to its lines."""
+def test_items(notebook: Notebook, shoot: Callable[..., None], pictures: Path) -> None:
+    """Their table can be sorted and searched, and leads from an item to its error, curves and lines, also by keys."""
     notebook.run(AT_ITEMS)
     panel = notebook.panel(AT_ITEMS)
-    expect(panel.locator("div.sr-words")).to_contain_text(re.compile(r"\d+ of 1,000 items"))
+    expect(panel.locator("div.sr-words")).to_contain_text(
+        re.compile(r"\d+ of 1,000 items .* · [\d.,]+ items/(s|min) · ")
+    )
     expect(state(panel)).to_have_text("failed")
     expect(panel).to_contain_text("failed: 998 of 1,000 items finished · 2 failed")
     panel.get_by_role("tab", name="Items").click()
-    table = panel.get_by_role("table", name="Items")
+    table = panel.get_by_role("grid", name="Items")
     shown = table.locator(".sr-itemrows [role=row]")
     for way, first in (("ascending", "store=500"), ("descending", "store=0")):
         table.get_by_role("button", name="score").click()
@@ -240,13 +267,135 @@ def test_items(notebook: Notebook, shoot: Callable[..., None]) -> None:
     chosen = table.locator("[aria-selected=true]")
     expect(chosen).to_have_count(1)
     item = chosen.get_attribute("data-item")
-    expect(panel.locator(".sr-itemwhole")).to_contain_text("ValueError: no rows")
+    whole = panel.get_by_role("region", name="The chosen item")
+    expect(whole).to_contain_text("ValueError: no rows\ncell line 7: `raise ValueError")
+    expect(whole.get_by_role("figure")).to_have_attribute(
+        "aria-label", "loss by step: from 1 to 0.2; val_loss by step: from 2 to 0.4"
+    )
+    expect(whole.get_by_role("log").locator(".sr-row").first).to_contain_text(f"store {item}")
+    whole.get_by_role("log").focus()
+    notebook.page.keyboard.press("Escape")
+    expect(whole).to_be_hidden()
+    expect(table).to_be_focused()
+    shown.first.click()
+    expect(whole.get_by_role("log").locator(".sr-row").first).to_contain_text(re.compile("store 7$"))
+    accessible(notebook, AT_ITEMS, pictures / "item")
+    shown.last.click()
     before = notebook.structure()
     table.press("Enter")
     assert notebook.structure() == before
     lines = panel.locator(".sr-row")
     expect(lines.first).to_contain_text(f"store {item}")
     assert set(panel.locator(".sr-row .sr-tag").all_inner_texts()) == {item}
+
+
+def accessible(notebook: Notebook, at: int, picture: Path) -> None:
+    """Check the panel in both themes, and take a picture in each: `picture` is their path without the theme."""
+    for look in ("dark", "light"):
+        notebook.theme(look)
+        notebook.panel(at).screenshot(path=f"{picture}-{look}.png", animations="disabled")
+        assert axe(notebook.page, f".jp-Notebook-cell[data-windowed-list-index='{at}'] .sr-panel") == []
+
+
+GREY, BLUE, GREEN, AMBER = (138, 138, 138), (47, 128, 208), (35, 147, 90), (185, 122, 16)
+COLOURS = """(canvas) => {
+  const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  const found = new Set();
+  for (let at = 0; at < data.length; at += 4) if (data[at + 3] === 255) found.add(data.slice(at, at + 3).join());
+  return [...found];
+}"""
+
+
+def colours(figure: Locator) -> set[tuple[int, ...]]:
+    """Which of the colours of trials a figure has. Trials that are not chosen are almost transparent."""
+    found = {tuple(map(int, each.split(","))) for each in figure.locator("canvas").evaluate(COLOURS)}
+    return found & {GREY, BLUE, GREEN, AMBER}
+
+
+def test_a_search(notebook: Notebook, wait_until: Callable[..., Any], pictures: Path) -> None:
+    """Its trials are drawn while it runs, and can be chosen with the pointer and by keys."""
+    notebook.show(AT_TRIALS)
+    notebook.run(AT_TRIALS, wait=True)
+    notebook.run(AT_SEARCH)
+    panel, page = notebook.panel(AT_SEARCH), notebook.page
+    tab, count = panel.get_by_role("tabpanel", name="Search"), panel.locator(".sr-search .sr-count")
+    try:
+        expect(panel.locator("div.sr-words")).to_contain_text(
+            re.compile(r"15 of 16 items · \d pruned · best val_loss ")
+        )
+        expect(state(panel)).to_have_text("running")
+        expect(tab).to_be_visible()
+        curves, history, axes = (tab.get_by_role("figure", name=name) for name in ("Curves", "Best", "Parameters"))
+        wait_until(lambda: colours(history) == {GREY, BLUE, GREEN, AMBER}, "all states of trials are drawn")
+        # By keys. The tab order is that of the page, with two sliders for each axis.
+        log, (low, high) = tab.get_by_role("button", name="log scale"), ends(tab, "lr")
+        log.focus()
+        for focused in (curves, history, axes, low, high, *ends(tab, "width"), *ends(tab, "val_loss")):
+            page.keyboard.press("Tab")
+            expect(focused).to_be_focused()
+            expect(focused).to_have_css("outline-style", "solid")
+        lowest, highest = ends(tab, "val_loss")
+        expect(highest).to_have_attribute("aria-valuenow", "100")
+        for _ in range(4):
+            highest.press("PageDown")
+        expect(highest).to_have_attribute("aria-valuenow", "20")
+        expect(lowest).to_have_attribute("aria-valuemax", "20")
+        expect(count).to_have_text(re.compile(r"^\d+ of 16 trials$"))
+        wait_until(lambda: {GREY, BLUE} & colours(history) == {BLUE}, "the pruned trials, which are worse, have faded")
+        highest.press("Escape")
+        expect(count).to_have_text("")
+        wait_until(lambda: GREY in colours(history), "all trials are shown again")
+        _, widest = ends(tab, "width")
+        widest.press("ArrowDown")
+        expect(widest).to_have_attribute("aria-valuetext", "32")
+        expect(count).to_have_text(re.compile(r"^\d+ of 16 trials$"))
+        tab.get_by_role("button", name="reset").click()
+        expect(log).to_be_focused()
+        expect(count).to_have_text("")
+        # With the pointer: along an axis, at one end, and a click to choose all.
+        axes.scroll_into_view_if_needed()
+        top, bottom = high.bounding_box(), low.bounding_box()
+        assert top is not None
+        assert bottom is not None
+        x, above, below = top["x"] + top["width"] / 2, top["y"] + 10, bottom["y"] - 4
+        drag(page, (x, below), (x, (above + below) / 2))
+        expect(high).to_have_attribute("aria-valuenow", re.compile("^(4|5)[0-9]$"))
+        assert float(high.get_attribute("aria-valuetext") or 0) == pytest.approx(10**-2.5, rel=0.5), (
+            "a logarithmic axis"
+        )
+        chosen = count.inner_text()
+        drag(page, (x, (above + below) / 2 - 3), (x, above + (below - above) / 4))
+        expect(high).to_have_attribute("aria-valuenow", re.compile("^7[0-9]$"))
+        expect(count).not_to_have_text(chosen)
+        page.mouse.click(x, (above + below) / 2)
+        expect(count).to_have_text("")
+    finally:
+        (notebook.lab.folder / "ended").touch()
+    expect(state(panel)).to_have_text("finished")
+    expect(panel.locator(".sr-shares")).to_contain_text(re.compile(r"^Importance of the parameters.*lr\d+ %"))
+    expect(panel.locator("div.sr-words")).to_contain_text(re.compile(r"\d+ of 16 items finished · \d pruned · best"))
+    wait_until(lambda: colours(history) == {GREY, BLUE, AMBER}, "no trial runs")
+    accessible(notebook, AT_SEARCH, pictures / "trials")
+    # From trial to trial, and to the trial's item.
+    history.press("End")
+    expect(panel.locator(".sr-search > .sr-reading")).to_contain_text(re.compile("^trial15 (finished|pruned)val_loss"))
+    history.press("ArrowLeft")
+    expect(panel.locator(".sr-search > .sr-reading")).to_contain_text("trial14")
+    history.press("Enter")
+    expect(panel.get_by_role("row", selected=True)).to_have_attribute("data-item", "14")
+    expect(panel.get_by_role("region", name="The chosen item")).to_contain_text("14 lr=")
+    notebook.show(0)
+
+
+def ends(tab: Locator, name: str) -> list[Locator]:
+    return [tab.get_by_role("slider", name=f"{which} {name}", exact=True) for which in ("lowest", "highest")]
+
+
+def drag(page: Page, start: tuple[float, float], end: tuple[float, float]) -> None:
+    page.mouse.move(*start)
+    page.mouse.down()
+    page.mouse.move(*end, steps=3)
+    page.mouse.up()
 
 
 def ended_with_its_kernel(panel: Locator) -> None:

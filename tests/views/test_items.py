@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sparkring.history import describe, events, item_records, lines, run_store
-from sparkring.history.events import Failure
+from sparkring.history.events import CodeFrame, Failure
 from sparkring.history.record import RunRecord, replay
 from sparkring.views import displays, html, live
 from sparkring.views.sections import search as search_section
 from sparkring.views.terminal import TerminalView
 
-FAILED = Failure("exception", "ValueError: <b>no</b> data", error="builtins.ValueError")
+CODE = "%%foreach shop in shops\n1 / 0"
+AT = CodeFrame("<cell>", 2, "<module>", in_cell=True)
+FAILED = Failure("exception", "ValueError: <b>no</b> data", (AT,), error="builtins.ValueError")
 
 
 def begun(total: int | None = 300, at_once: int = 2) -> Iterator[events.Event]:
-    yield events.RunStarted(100.0, "run", "shop in shops", "%%foreach shop in shops", at_once, "local", "plain", "all")
+    yield events.RunStarted(100.0, "run", "shop in shops", CODE, at_once, "local", "plain", "all")
     yield events.ItemsPlanned(100.0, at_once, 1, total)
     for rank in range(at_once):
         yield events.RankStarted(100.0, rank, "host", 10 + rank)
@@ -52,11 +56,14 @@ def ended() -> RunRecord:
 
 def test_how_far_it_is():
     record = running()
-    assert describe.items_progress(record) == "11 of 300 items · 1 failed · 2 at once"
+    assert describe.items_progress(record, 122.0) == "11 of 300 items · 1 failed · 2 at once · 30 items/min"
     assert describe.items_left(record, 122.0) == "9 min 38 s left"
     assert describe.facts(record) == ["2 at once on this machine"]
     endless = replay([*begun(None), *item(0), *item(1, None)])
-    assert (describe.items_progress(endless), describe.items_left(endless, 200.0)) == ("1 item · 2 at once", "")
+    assert describe.items_progress(endless, 200.0) == "1 item · 2 at once · 36 items/h"
+    assert describe.items_left(endless, 200.0) == ""
+    assert describe.items_progress(replay(begun()), 200.0) == "0 of 300 items · 2 at once", "nothing is known yet"
+    assert describe.took(ended(), 200.0) == "12 s · 1.0 items/s"
 
 
 def test_a_record_keeps_the_last_items_of_many(monkeypatch):
@@ -126,7 +133,7 @@ def test_displays_are_labelled_with_the_item():
 
 
 def test_the_page_is_told_of_each_item_once():
-    """The page is told again only of items that run, since their metrics may have changed."""
+    """The page is told again only of items that have changed, such as those whose metrics have."""
     feed = live.Feed()
 
     def told(record: RunRecord, now: float) -> list[list[object]]:
@@ -139,12 +146,17 @@ def test_the_page_is_told_of_each_item_once():
         (11, "running"),
         (12, "running"),
     ]
-    assert rows[0] == [0, "shop='<i>0</i>'", "failed", 1, 0.0, 1.0, "0", FAILED.summary, {"mape": 0.0}, {}, []]
+    failed = [0, "shop='<i>0</i>'", "failed", 1, 0.0, 1.0, "0", FAILED.summary, "cell line 2: `1 / 0`", "host"]
+    assert rows[0] == [*failed, {"mape": 0.0}, {}, "report", {}]
     later = replay([events.ItemEnded(130.0, 12, "finished")], running())
-    assert [(row[0], row[5]) for row in told(later, 130.0)] == [(12, 18.0), (11, None)]
-    (state,) = (each for each in live.whole(later, 130.0) if each["kind"] == "state")
-    assert (state["fraction"], state["pooled"]) == (12 / 300, True)
-    assert (state["progress"], state["left"]) == ("12 of 300 items · 1 failed · 2 at once", "12 min 00 s left")
+    assert [(row[0], row[5]) for row in told(later, 130.0)] == [(12, 18.0)]
+    later = replay([events.Metrics({"mape": 9.0}, time=130.0, rank=0)], later)
+    assert [(row[0], row[5]) for row in told(later, 132.0)] == [(11, None)]
+    later = replay([events.ItemEnded(140.0, 11, "finished")], later)
+    (state,) = (each for each in live.whole(later, 140.0) if each["kind"] == "state")
+    assert (state["fraction"], state["pooled"]) == (13 / 300, True)
+    assert state["progress"] == "13 of 300 items · 1 failed · 2 at once · 20 items/min"
+    assert state["left"] == "14 min 43 s left"
 
 
 def test_the_terminal():
@@ -157,7 +169,76 @@ def test_the_terminal():
     view.refresh(running())
     assert "11 of 300 items · 1 failed · 2 at once · " in stream.getvalue()
     view.close(ended())
-    assert "sparkring: failed: 11 of 12 items finished · 1 failed" in stream.getvalue()
+    assert "sparkring: failed: 11 of 12 items finished · 1 failed · 12 s · 1.0 items/s" in stream.getvalue()
+
+
+# ── Their curves ──────────────────────────────────────────────────────────────
+
+
+def curved(number: int, *reports: events.Metrics, ending: events.ItemEnding | None = "finished") -> list[events.Event]:
+    """Return the events of an item that makes these reports."""
+    found = [events.ItemStarted(100.0, number, f"shop={number}", 0), *reports]
+    return [*found, *([] if ending is None else [events.ItemEnded(102.0, number, ending, "")])]
+
+
+def steps(count: int, *names: str, **fields: Any) -> list[events.Metrics]:
+    return [
+        events.Metrics(dict.fromkeys(names, 1 / step), step=step, time=101.0, rank=0, **fields)
+        for step in range(1, count + 1)
+    ]
+
+
+def test_items_have_curves():
+    """By step or by epoch; by the number of the report if neither is known."""
+    found = replay(
+        [
+            *begun(),
+            *curved(0, *steps(3, "loss")),
+            *curved(
+                1, *steps(3, "loss", epoch=1), *steps(2, "loss", epoch=2), events.Metrics({"loss": math.nan}, epoch=3)
+            ),
+            *curved(2, *steps(2, "loss", epoch=1, epochs=1)),
+            *curved(3, *(events.Metrics({"loss": value}) for value in (3.0, 2.0))),
+        ]
+    ).items
+    assert found is not None
+    assert [(each.by, each.curves) for each in found.known] == [
+        ("step", {"loss": ((1.0, 1.0), (2.0, 1 / 2), (3.0, 1 / 3))}),
+        ("epoch", {"loss": ((1.0, 1 / 3), (2.0, 1 / 2))}),
+        ("step", {"loss": ((1.0, 1.0), (2.0, 1 / 2))}),
+        ("report", {"loss": ((1.0, 3.0), (2.0, 2.0))}),
+    ]
+
+
+def test_many_items_keep_fewer_points(monkeypatch):
+    monkeypatch.setattr(item_records, "POINTS_KEPT", 60)
+    told = steps(30, *"abcdefgh")
+    found = replay(
+        [*begun(), *curved(0, *told), *curved(1, *told), *curved(2, *told), *curved(3, *told, ending=None)]
+    ).items
+    assert found is not None
+    assert [list(each.curves) for each in found.known] == [[*"abcdef"]] * 4
+    assert [len(each.curves["a"]) for each in found.known] == [10, 5, 4, 30]
+    for each in found.known:
+        assert (each.curves["a"][0], each.curves["a"][-1]) == ((1.0, 1.0), (30.0, 1 / 30))
+    monkeypatch.setattr(live, "RUNNING_POINTS", 60)
+    *_, row = next(
+        each for each in live.whole(replay(begun())._replace(items=found), 103.0) if each["kind"] == "items"
+    )["rows"]
+    assert [len(curve) for curve in row[-1].values()] == [10] * 6, "more of them come when the item has ended"
+
+
+def test_curves_are_saved_as_pictures():
+    """One for each metric with curves; a metric that was reported once or twice has none."""
+    found = [*begun(3), *curved(0, *steps(5, "<i>loss", "acc")), *curved(1, *steps(4, "<i>loss"), ending="failed")]
+    found[-1] = found[-1]._replace(failure=FAILED)
+    record = replay([*found, *curved(2, *steps(2, "mape")), events.RunFinished(103.0, "failed")])
+    shown = html.panel(record, now=103.0, final=True)
+    assert shown.count('src="data:image/png;base64,') == 2
+    assert "<b>&lt;i&gt;loss</b> by step" in shown
+    assert 'alt="<i>loss of 2 items"' in shown, "an attribute may have any text"
+    assert "blue: finished; red: failed" in shown
+    assert "data:image" not in html.panel(record._replace(outcome=None), now=103.0, final=False)
 
 
 # ── A search ──────────────────────────────────────────────────────────────────
@@ -192,8 +273,8 @@ def searched(*, over: bool) -> RunRecord:
 
 
 def test_the_best_trial_is_said_everywhere():
-    assert describe.items_progress(searched(over=False)) == (
-        "3 of 4 items · 1 pruned · best val_loss 0.03125 (item 1) · 1 at once"
+    assert describe.items_progress(searched(over=False), 103.0) == (
+        "3 of 4 items · 1 pruned · best val_loss 0.03125 (item 1) · 1 at once · 1.0 items/s"
     )
     record = searched(over=True)
     assert describe.outcome(record) == "3 of 4 items finished · 1 pruned · best val_loss 0.03125 (item 1)"
@@ -201,7 +282,7 @@ def test_the_best_trial_is_said_everywhere():
     TerminalView(stream).close(record)
     assert stream.getvalue().splitlines()[-2:] == [
         "sparkring: importance: lr 75 %, act 25 %",
-        "sparkring: 3 of 4 items finished · 1 pruned · best val_loss 0.03125 (item 1) in 3.0 s",
+        "sparkring: 3 of 4 items finished · 1 pruned · best val_loss 0.03125 (item 1) in 3.0 s · 1.3 items/s",
     ]
     (state,) = (each for each in live.whole(record, 103.0) if each["kind"] == "state")
     assert state["progress"] == describe.items(record), "the panel says so also after the run"
@@ -232,15 +313,21 @@ def test_the_page_is_told_of_a_search():
     (search,) = told(searched(over=True), 120.0, "search")
     assert search["importance"] == {"act": 0.25, "lr": 0.75}
     rows = [row for each in live.whole(searched(over=True), 120.0) if each["kind"] == "items" for row in each["rows"]]
-    assert rows[1][-2:] == [{"lr": 0.01, "act": "<i>tanh</i>", "width": 128}, [(1.0, 3.0), (2.0, 2.5), (3.0, 0.03125)]]
+    assert rows[1][-3:] == [
+        {"lr": 0.01, "act": "<i>tanh</i>", "width": 128},
+        "step",
+        {"val_loss": [(1.0, 3.0), (2.0, 2.5), (3.0, 0.03125)], "<b>": [(1.0, 1.0), (2.0, 1.0), (3.0, 1.0)]},
+    ]
+    assert rows[2][-1] == {"val_loss": [(1.0, 4.0)]}, "only the search's metric may have a single point"
 
 
 def test_a_trial_keeps_a_limited_curve():
     found = replay([*begun(1, 1), events.SearchBegan(100.0, "val_loss", "max"), *trial(0, [*range(5000)], None)]).items
     assert found is not None
     (running,) = found.running
-    assert 32 <= len(running.curve) <= 64
-    assert (running.curve[0], running.curve[-1]) == ((1.0, 0.0), (5000.0, 4999.0))
+    curve = running.curves["val_loss"]
+    assert 32 <= len(curve) <= 64
+    assert (curve[0], curve[-1]) == ((1.0, 0.0), (5000.0, 4999.0))
 
 
 def test_charts_of_searches_follow_the_rules_of_the_page():

@@ -15,7 +15,7 @@ class Chapter(NamedTuple):
     """One attempt in words.
 
     `state` says whether the attempt is running or how it ended. "ended" means that another attempt followed or was to
-    follow, and "cut" that the run was interrupted or timed out. `last_lines` are from the rank that failed.
+    follow. "cut" means that the run was interrupted or timed out. `last_lines` are from the rank that failed.
     """
 
     state: Literal["ended", "running", "finished", "failed", "cut"]
@@ -59,7 +59,7 @@ def saved_before(record: RunRecord, attempt: Attempt) -> str:
 
 
 def news(before: tuple[Attempt, ...], record: RunRecord) -> list[str]:
-    """Return a line for each attempt that has started or ended since the record's attempts were `before`."""
+    """Return a line for each attempt that has started or ended since an earlier record, whose attempts are `before`."""
     told = []
     for at, attempt in enumerate(record.attempts):
         known = before[at] if at < len(before) else None

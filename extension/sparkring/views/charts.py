@@ -12,7 +12,7 @@ from sparkring.history.metrics import Curve, Mark, Point
 from sparkring.history.record import RunRecord
 from sparkring.views.markup import AMBER, BLUE
 
-MOST = 6  # charts
+MOST = 6  # the largest number of charts
 COLOURS = (BLUE, AMBER)  # the colours of a chart's first and second curve: training and validation
 _DIGITS = 6  # significant digits of each value; a screen cannot show more
 

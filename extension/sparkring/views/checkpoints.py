@@ -58,7 +58,8 @@ def _recorded(folder: str, kind: str, found: Sequence[Checkpoint], record: RunRe
         Mark(
             each.saved.step,
             each.state,
-            # If an earlier run saved it, `time` is when the damage was found, and the time of saving is unknown.
+            # If an earlier run saved the checkpoint, the time of saving is unknown, and `saved.time` is when this run
+            # found the damage.
             0.0 if _earlier(each) else each.saved.time,
             each.saved.size_bytes or None,
             each.saved.metrics,
@@ -237,7 +238,7 @@ def empty_words(found: Inventory) -> str:
 
 
 def table_rows(series: Series, now: float, most: int) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """The headers, and a row for each of the `most` newest checkpoints, the newest first."""
+    """The headers, and rows for the newest checkpoints, the newest first. There are at most `most` rows."""
     names = metric_names(series)
     headers = (series.noun, "saved", "size", *(first_line(n, NAME_CHARACTERS) for n in names), *series.headers, "state")
     rows = []
@@ -354,7 +355,7 @@ def progress_words(record: RunRecord) -> str:
 
 
 def news(before: Iterable[Checkpoint], record: RunRecord) -> list[str]:
-    """Return a line for each checkpoint that was found damaged since the record's checkpoints were `before`."""
+    """Return a line for each checkpoint found damaged since an earlier record, whose checkpoints are `before`."""
     known = {each.place for each in before if each.state == "damaged"}
     return [
         f"the checkpoint of step {each.saved.step:,} in {first_line(each.saved.folder, 200)} is damaged and was skipped"

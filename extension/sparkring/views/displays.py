@@ -123,7 +123,7 @@ def shared(record: RunRecord) -> list[Shared]:
 
 
 def _who(each: Shared) -> str:
-    """The ranks that showed it, or the item."""
+    """The ranks that showed the display, or, in a run of items, the item that showed it."""
     return describe.rank_list(each.ranks) if each.display.item is None else f"item {each.display.item}"
 
 
@@ -132,7 +132,7 @@ def _seen(display: Displayed) -> tuple[str, bytes]:
 
 
 def left_out(record: RunRecord) -> dict[int, int]:
-    """The number of each rank's displays that were left out, if any, by rank."""
+    """Return, for each rank that has displays that were left out, the number of these displays."""
     return {
         rank.rank: rank.displays_left_out
         for rank in record.ranks

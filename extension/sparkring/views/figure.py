@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 WIDTH, HEIGHT = 320, 165  # CSS pixels
-PICTURES_BYTES = 80_000  # of all pictures together, in base64
+PICTURES_BYTES = 80_000  # the largest size of all pictures together, in base64
 # Each pair is the number of pixels per CSS pixel, and the number of colours in a picture's palette; with a palette, the
 # picture takes a quarter of the bytes. The second pair is used if the pictures of the first pair take too many bytes.
 _QUALITIES = ((2, 48), (1, 24))
@@ -152,6 +152,18 @@ def _chart(axes: Axes, curves: Sequence[Curve], axis: str, marks: Sequence[Mark]
     axes.yaxis.set_major_locator(MaxNLocator(4) if len(values) > 1 else FixedLocator([*values]))
     axes.grid(axis="y")
     axes.set_xlabel(axis, labelpad=1)
+
+
+def many_curves(axes: Axes, found: Sequence[Sequence[tuple[float, float]]], looks: Sequence[dict[str, Any]]) -> None:
+    """Draw the curves of items or trials, pairs of x and y, with a look for each of them."""
+    from matplotlib.ticker import MaxNLocator
+
+    for curve, look in zip(found, looks, strict=True):
+        dot: dict[str, Any] = {} if curve[1:] else {"marker": "o", "markersize": 2.5}
+        axes.plot(*zip(*curve, strict=True), **look, **dot) if curve else None
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(4))
+    axes.grid(axis="y")
 
 
 def _name_ranks(axes: Axes, curves: Sequence[Curve]) -> None:

@@ -100,7 +100,7 @@ def _display(found: Bundle, display_id: str, update: bool) -> None:
 
 
 def show(record: RunRecord) -> None:
-    """Show the run of `record`, without its id: a live panel of the run would hide an output with this id."""
+    """Show the run of `record` without its id, because a live panel of the run would hide an output with this id."""
     found = bundle(record._replace(run_id=""), now=describe.last_known(record), final=record.outcome is not None)
     _display(found, f"sparkring-{secrets.token_hex(8)}", False)
 

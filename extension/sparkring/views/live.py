@@ -3,16 +3,16 @@
 A message is a dict of JSON values with the `run` and a `kind`:
 
     lines     what ranks printed. `start` is the number of the first new line among all lines of the run, and `count`
-              is how many are new. Columns describe those of them that are shown: `rank`, `stream` ("o" for stdout,
-              "e" for stderr, "m" for a message), `time` (in seconds since the run began), `text`, and `html`, which
-              has entries only for the lines with colours, by index. `noise` has the indices of TensorFlow's start-up
-              messages. `pending` has lines whose end has not been printed yet
+              is the number of new lines. The new lines that are shown are described by columns: `rank`, `stream` ("o"
+              for stdout, "e" for stderr, "m" for a message), `time` (in seconds since the run began), `text`, and
+              `html`, which has entries only for the lines with colours, by index. `noise` has the indices of
+              TensorFlow's start-up messages. `pending` has lines whose end has not been printed yet
     state     the state of the run, and a column for each fact about its ranks
     sections  the HTML of those sections (views/sections) that have changed, by name
     charts    the curves as numbers (views/charts), all of them when one has changed
     search    what the items search for, if they are the trials of a search
-    items     a row for each item that runs, and for each item that has ended since the last message of this kind, with
-              the FIELDS of panel/src/items.js
+    items     a row for each item that has changed since the last message of this kind, with the FIELDS of
+              panel/src/items.js
 
 Texts are plain (history/lines.plain) and the HTML is our own, so a page needs to trust nothing that a rank has printed.
 """
@@ -24,7 +24,7 @@ import time as clock
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sparkring.history import describe, lines, metrics
+from sparkring.history import describe, item_records, lines, metrics
 from sparkring.history.item_records import ItemRecord
 from sparkring.history.record import LogLine, RankRecord, RunRecord
 from sparkring.views.charts import charts
@@ -37,6 +37,7 @@ Message = dict[str, Any]
 STATE_PAUSE_S, SECTIONS_PAUSE_S = 0.25, 1.0
 PAUSE_PER_WORK = 25  # drawing takes at most 1/25 of the time, since the ranks may need the processor
 NOTICES = 5
+RUNNING_POINTS = 4_000  # limits the points of running items' curves in a message; ended items' curves are sent in full
 _STATES = {"starting": ".", "running": "r", "finished": "f", "failed": "x", "stopped": "s", "idle": "i"}
 _FOLLOWED = "y"  # the state of a rank that failed after another rank had failed
 _STREAMS = {"stdout": "o", "stderr": "e", "message": "m"}
@@ -65,6 +66,7 @@ class Feed:
         self._charts: Message = {}
         self._search: Message = {}
         self._items_ended = 0
+        self._items_running: tuple[ItemRecord, ...] = ()
         self._sections_due = 0.0
 
     def news(self, record: RunRecord, now: float) -> list[Message]:
@@ -120,7 +122,11 @@ class Feed:
         new = record.items.over - self._items_ended
         self._items_ended += new
         ended = record.items.ended[-new:] if new else ()
-        rows = [_item(each, record.started) for each in (*ended, *record.items.running)]
+        running = [each for each in record.items.running if each not in self._items_running]
+        self._items_running = record.items.running
+        curves = sum(len(each.curves) for each in running)
+        most = max(item_records.FEWEST_POINTS, RUNNING_POINTS // max(1, curves))
+        rows = [_item(record, each) for each in ended] + [_item(record, each, most) for each in running]
         return [*found, {"run": record.run_id, "kind": "items", "rows": rows}] if rows else found
 
 
@@ -162,27 +168,39 @@ def _columns(found: Sequence[LogLine], began: float) -> Message:
 # ── Items ─────────────────────────────────────────────────────────────────────
 
 
-def _item(found: ItemRecord, began: float) -> list[Any]:
-    """Return the row of an item, with the FIELDS of panel/src/items.js. Times are seconds since the run began."""
+def _item(record: RunRecord, found: ItemRecord, most: int = item_records.CURVE_POINTS) -> list[Any]:
+    """Return the row of an item, with the FIELDS of panel/src/items.js, and at most `most` points of each curve.
+
+    Times are seconds since the run began. A curve of a single value is not sent, except that of a search's metric.
+    """
+    assert record.items is not None
     took = round(found.ended - found.started, 3) if found.ended else None
-    error = "" if found.failure is None else describe.first_line(found.failure.summary)
+    failure = found.failure
+    searched = "" if record.items.search is None else record.items.search.metric
     return [
         found.item,
         lines.plain(found.name),
         found.state,
         found.attempt,
-        round(found.started - began, 2),
+        round(found.started - record.started, 2),
         took,
         lines.plain(found.value),
-        error,
+        "" if failure is None else describe.first_line(failure.summary),
+        "" if failure is None else describe.item_failure(record, failure),
+        lines.plain(found.host),
         {lines.plain(name): value for name, value in found.metrics.items() if math.isfinite(value)},
         {name: lines.plain(value) if isinstance(value, str) else value for name, value in found.parameters.items()},
-        [(at, float(f"{value:.6g}")) for at, value in found.curve],
+        found.by,
+        {
+            lines.plain(name): [(at, float(f"{value:.6g}")) for at, value in item_records.thinned(curve, most)]
+            for name, curve in found.curves.items()
+            if curve[1:] or name == searched
+        },
     ]
 
 
 def search_message(record: RunRecord) -> Message:
-    """Return what the items search for, and how much each parameter matters; {} if they are not those of a search."""
+    """Return what the items search for, and how much each parameter matters; {} if the run has no search."""
     search = None if record.items is None else record.items.search
     if search is None:
         return {}
@@ -209,7 +227,7 @@ def state_message(record: RunRecord, now: float) -> Message:
     words = describe.progress_words(progress._replace(left_s=None), running=running) if progress else ""
     left = describe.left_words(progress) if progress and running else ""
     if record.items is not None:
-        fraction, words = record.items.fraction, describe.items_progress(record) if running else ""
+        fraction, words = record.items.fraction, describe.items_progress(record, now) if running else ""
         left = describe.items_left(record, now) if running else ""
         if record.items.search is not None and not running:
             words = describe.items(record)

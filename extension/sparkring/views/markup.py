@@ -101,6 +101,11 @@ def note(said: str) -> str:
     return f"<div><small>{text(said)}</small></div>" if said else ""
 
 
+def paragraph(said: str) -> str:
+    """Return a paragraph in small letters, which is below charts, or '' if `said` is empty."""
+    return f"<p><small>{text(said)}</small></p>" if said else ""
+
+
 def warning(said: str) -> str:
     """Return a line with a warning, or '' if `said` is empty."""
     return f'<div><b style="{tint(AMBER)}">⚠ {text(said)}</b></div>' if said else ""

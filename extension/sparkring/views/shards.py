@@ -366,9 +366,9 @@ def _band(band: Sequence[Stretch], rows: int, line: int, colour: str) -> list[st
 def _path(
     stretches: Sequence[Stretch], rows: int, line: int, colour: str, opacity: float, gap: float | None = None
 ) -> str:
-    """Draw all stretches as one path, with `gap` pixels between two.
+    """Draw all stretches as one path, with `gap` pixels between two neighbouring stretches.
 
-    If `gap` is None, it is one pixel or, if there are too many stretches for gaps, none.
+    If `gap` is None, the gap is one pixel, or zero pixels if there are too many stretches for gaps.
     """
     if gap is None and len(stretches) > BAND // 4:
         stretches, gap = _joined(stretches), 0

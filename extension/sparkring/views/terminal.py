@@ -15,7 +15,7 @@ from sparkring.views import attempts, checkpoints, displays, timelines
 
 PROGRESS_EVERY_S = 0.2
 TRACEBACK_WITHIN_S = 0.5  # an unfinished traceback is printed if no line comes for this long
-WARM_PAUSE_S = 0.1  # before a warm run shows its progress: most warm runs have ended by then
+WARM_PAUSE_S = 0.1  # a warm run shows no progress before this time, because most warm runs have ended by then
 _RANK_COLOURS = ("36", "32", "33", "35", "34", "96", "92", "95")
 _DIM, _RESET, _CLEAR_LINE = "\x1b[2m", "\x1b[0m", "\r\x1b[K"
 
@@ -23,7 +23,8 @@ _DIM, _RESET, _CLEAR_LINE = "\x1b[2m", "\x1b[0m", "\r\x1b[K"
 class TerminalView:
     """Prints lines as they come. On a terminal, they are in colour, and the last line shows the run's progress.
 
-    Without `progress`, this last line is left out: while a run is in the background, it would overwrite the prompt.
+    Without `progress`, this last line is left out, because the line of a run in the background would overwrite the
+    prompt.
     """
 
     def __init__(self, stream: TextIO, *, clock: Callable[[], float] = time.monotonic, progress: bool = True) -> None:
@@ -129,7 +130,8 @@ class TerminalView:
         found = metrics.progress(record, time.time())
         words = [describe.progress_words(found)] if found else [describe.outcome(record)]
         if record.items is not None:
-            words = [describe.items_progress(record), *filter(None, [describe.items_left(record, time.time())])]
+            now = time.time()
+            words = [describe.items_progress(record, now), *filter(None, [describe.items_left(record, now)])]
         words += filter(None, [reading.progress_words(record, time.time()), checkpoints.progress_words(record)])
         words += [f"{name} {describe.number(value.mean)}" for name, value in list(metrics.last(record).items())[:4]]
         # Several ranks may share a GPU, which counts only once.

@@ -46,7 +46,7 @@ def path(record: RunRecord, saved: TimelineSaved) -> str:
 
 
 def head_words(record: RunRecord, saved: TimelineSaved) -> str:
-    """`26 operations on 5 tensors in 0.9 s`, with the attempt's number if there were several."""
+    """`26 operations on 5 tensors in 0.9 s`, with the attempt's number if there were several attempts."""
     done = f"{counted(saved.operations, 'operation')} on {counted(saved.tensors, 'tensor')}"
     words = f"{done} in {duration(saved.wall_s)}"
     return f"attempt {saved.attempt}: {words}" if len(record.attempts) > 1 else words

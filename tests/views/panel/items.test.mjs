@@ -4,7 +4,9 @@ import assert from "node:assert/strict";
 import test from "node:test";
 import { Items } from "../../../extension/sparkring/views/panel/src/items.js";
 
-const row = (item, state, took, metrics = {}, error = "") => [item, `shop ${item}`, state, 1, item, took, "", error, metrics];
+const row = (item, state, took, metrics = {}, error = "", place = "here") => (
+  [item, `shop ${item}`, state, 1, item, took, "", error, "", place, metrics, {}, "step", {}]);
+const titles = (items) => items.columns().map(([, title]) => title);
 const numbers = (items, now = 100) => items.shown(now).map((each) => each.item);
 
 test("a later row replaces an earlier one", () => {
@@ -20,14 +22,14 @@ test("items are sorted by any column, and those without a value come last", () =
   const items = new Items();
   items.add({ rows: [row(0, "finished", 3, { mape: 0.5 }), row(1, "failed", 1, {}, "no"), row(2, "finished", 2, { mape: 0.1 }),
                      row(3, "running", null)] });
-  items.sort("mape");
+  items.sort("metrics.mape");
   assert.deepEqual(numbers(items), [2, 0, 1, 3]);
-  items.sort("mape");
+  items.sort("metrics.mape");
   assert.deepEqual(numbers(items), [0, 2, 1, 3]);
   items.sort("took");
   assert.deepEqual(numbers(items), [1, 2, 0, 3]);
   assert.deepEqual(numbers(items, 4.5), [1, 3, 2, 0], "it has run for 1.5 s");
-  items.sort("error");
+  items.sort("said");
   assert.deepEqual(numbers(items), [1, 0, 2, 3]);
 });
 
@@ -40,4 +42,26 @@ test("items are searched for what a row says", () => {
   assert.deepEqual(numbers(items), [1, 10]);
   items.add({ rows: [row(11, "running", null)] });
   assert.deepEqual(numbers(items), [1, 10, 11]);
+});
+
+test("a column is shown if it has something to tell", () => {
+  const items = new Items();
+  items.add({ rows: [row(0, "finished", 3, { error: 0.5, mape: 1 })] });
+  assert.deepEqual(titles(items), ["#", "item", "state", "took", "error", "mape"]);
+  items.add({ rows: [row(1, "failed", 3, {}, "ValueError: no data", "there")] });
+  assert.deepEqual(titles(items), ["#", "item", "state", "place", "took", "error", "mape", "error or last line"]);
+  items.sort("metrics.error");
+  assert.deepEqual(numbers(items), [0, 1], "the metric of this name");
+});
+
+test("items have the last line that they printed, or their error", () => {
+  const items = new Items();
+  items.read({ rank: [0, 0, 1, 0], text: ["one", "two", "oneDNN", " "], noise: [2] });
+  items.add({ rows: [row(0, "running", null), row(1, "running", null)] });
+  assert.deepEqual(items.shown(9).map(({ said }) => said), ["two", ""]);
+  items.read({ rank: [1], text: ["three"], noise: [] });
+  items.add({ rows: [row(0, "finished", 2)] });
+  assert.deepEqual(items.shown(9).map(({ said }) => said), ["two", "three"]);
+  items.add({ rows: [row(0, "failed", 2, {}, "no data")] });
+  assert.deepEqual(items.shown(9).map(({ said }) => said), ["no data", "three"]);
 });

@@ -3,12 +3,12 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import test from "node:test";
-import { bestOf, bests, brushed, extent, marks, place, roundNumbers, trialsOf } from "../../../extension/sparkring/views/panel/src/search.js";
+import { bestOf, bests, brushed, extent, marks, moved, place, roundNumbers, trialsOf, valueAt } from "../../../extension/sparkring/views/panel/src/search.js";
 
 const cases = JSON.parse(readFileSync(new URL("../search.json", import.meta.url), "utf8"));
 const LR = { name: "lr", low: 1e-5, high: 1e-1, log: true, choices: [] };
 const row = (item, state, loss, lr = 1e-3) => (
-  { item, state, metrics: loss === undefined ? {} : { loss }, parameters: { lr }, curve: [[1, loss]] });
+  { item, state, metrics: loss === undefined ? {} : { loss }, parameters: { lr }, curves: { loss: [[1, loss]] } });
 const trials = trialsOf([row(3, "kept", 1), row(0, "finished", 3, 1e-5), row(1, "pruned", 0.5), row(2, "finished", 2), row(4, "failed", 0),
                          row(5, "running", undefined)], "loss");
 
@@ -32,6 +32,21 @@ test("ranges and places are those of views/sections/search.py", () => {
     assert.ok(Math.abs(found - expected) < 1e-9, `${JSON.stringify(parameter)}: ${found}`);
   }
   assert.equal(place({ choices: ["relu"] }, "tanh"), null);
+});
+
+test("an axis has a value at each place", () => {
+  for (const [parameter, value, at] of cases.place.filter(([{ choices }]) => choices?.length !== 1)) {
+    const found = valueAt({ low: 0, high: 0, log: false, choices: [], ...parameter }, at);
+    assert.ok(parameter.choices ? String(found) === String(value) || Number(found) === value : Math.abs(found / value - 1) < 1e-9, `${found}`);
+  }
+  assert.equal(valueAt({ choices: ["a", "b", "c"] }, 0.6), "b");
+});
+
+test("keys move an end of a brush by a part of the axis, or to the next choice, up to the other end", () => {
+  const places = (axis, from, limits, ...keys) => keys.map((key) => moved(axis, from, key, limits)?.toFixed(2) ?? null);
+  assert.deepEqual(places(LR, 0.5, [0, 0.6], "ArrowUp", "ArrowLeft", "PageUp", "PageDown", "Home", "End", "x"),
+    ["0.55", "0.45", "0.60", "0.30", "0.00", "0.60", null]);
+  assert.deepEqual(places({ choices: ["a", "b", "c"] }, 0, [0, 1], "ArrowUp", "ArrowDown", "PageUp"), ["0.50", "0.00", "1.00"]);
 });
 
 test("brushes on several axes choose the trials that are within all of them", () => {

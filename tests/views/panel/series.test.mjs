@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { isPositive, plotted, RANK_COLOURS, readings } from "../../../extension/sparkring/views/panel/src/series.js";
+import { isPositive, itemCharts, plotted, RANK_COLOURS, readings } from "../../../extension/sparkring/views/panel/src/series.js";
 
 const FEW = {
   x: [1, 2, 3],
@@ -43,4 +43,14 @@ test("of many ranks the cursor reads the bounds, and whose they are", () => {
 test("a logarithmic axis takes positive values only", () => {
   assert.ok(isPositive(FEW));
   assert.ok(!isPositive(MANY));
+});
+
+test("an item's curves are drawn like those of ranks, a metric and its validation together", () => {
+  const curves = { val_loss: [[2, 2.5]], loss: [[1, 3], [2, 2]], mape: [[1, 1]], val_acc: [[1, 0.1], [2, 0.2]], acc: [[1, 0.5], [3, 0.7]] };
+  const { axis, charts } = itemCharts({ by: "epoch", curves });
+  assert.deepEqual([axis, charts.map(({ curves }) => curves.map(({ name }) => name))], ["epoch", [["loss"], ["acc", "val_acc"]]]);
+  const [, both] = charts;
+  assert.equal(both.words, "acc by epoch: from 0.5 to 0.7; val_acc by epoch: from 0.1 to 0.2");
+  assert.deepEqual(plotted(both).data, [[1, 2, 3], [0.5, null, 0.7], [0.1, 0.2, null]]);
+  assert.deepEqual(readings(both, 2), [["value", -1, ["0.7", "0.2"]]]);
 });

@@ -153,12 +153,12 @@ def _open_page() -> Page:
 
 
 class _Foreground:
-    """Tells front ends what they cannot ask the kernel while a cell runs: that it is busy, and which model it has.
+    """Tells front ends what they cannot ask the kernel while a cell runs: its state, and that its widget is there.
 
-    A subshell of the kernel can answer a message, such as a widget's, while the cell runs. JupyterLab then shows the
-    kernel as idle, so the busy state is sent again and again. A page that is loaded while the cell runs gets no answer
-    when it asks for the kernel's widgets. So when the kernel's socket shows that a page has connected, the model is
-    announced again.
+    A subshell of the kernel can answer a message, for example a message from a widget, while the cell runs. JupyterLab
+    then shows the kernel as idle, so the busy state is sent again and again. A page that is loaded while the cell runs
+    gets no answer when it asks for the kernel's widgets. So when the kernel's socket shows that a page has connected,
+    the model is announced again.
     """
 
     def __init__(self) -> None:
@@ -194,7 +194,7 @@ class _Foreground:
 
 
 def _watch_connections(kernel: Any) -> Any:
-    """Return a socket that reports when a page connects to the kernel's output, or None if the kernel has none."""
+    """Return a socket that reports when a page connects to the kernel's output, or None if there is no such socket."""
     thread: Any = getattr(kernel, "iopub_thread", None)
     if not hasattr(thread, "schedule"):
         return None
@@ -285,8 +285,8 @@ def _display_place(page: Page, run: str) -> Any:
     display(bundle, raw=True)  # type: ignore[no-untyped-call]
     if not _needs_a_view():
         return None
-    # The text is empty on purpose: pages without widgets show it. If the widget displayed itself, they would show
-    # its repr.
+    # The text is empty on purpose, because pages without widgets show this text. If the widget displayed itself, such
+    # pages would show the widget's repr.
     view = {"version_major": 2, "version_minor": 1, "model_id": page.model_id}
     return display({_VIEW: view, "text/plain": ""}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
 

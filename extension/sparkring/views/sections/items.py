@@ -1,20 +1,31 @@
-"""Tables of a run's items: the items that failed, the first items, and the items with the best metrics."""
+"""Tables of a run's items: those that failed, the first ones, those with the best metrics; and the items' curves."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from sparkring.history import describe
 from sparkring.history.item_records import ItemRecord
 from sparkring.history.record import RunRecord
-from sparkring.views.markup import details
+from sparkring.views.figure import Drawing, figure, many_curves, pictures
+from sparkring.views.markup import BLUE, RED, details, paragraph, text
 from sparkring.views.sections import Form
+from sparkring.views.sections.search import CURVES_SHOWN, extent, wider
 from sparkring.views.tables import bare_table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 RUNNING_SHOWN = 8
 FAILED_SHOWN, FIRST_SHOWN = 20, 20
 METRICS_SHOWN = 4
 BEST_SHOWN = 3
+_LOOKS: dict[bool, dict[str, Any]] = {  # of curves, by whether the item failed
+    False: {"color": BLUE, "lw": 0.8, "alpha": 0.6},
+    True: {"color": RED, "lw": 1.2, "alpha": 0.9},
+}
 SIGNS = {"running": "▶", "finished": "✓", "failed": "✗", "stopped": "■", "kept": "✓", "pruned": "✂"}
 
 
@@ -22,7 +33,8 @@ def html(record: RunRecord, now: float, form: Form) -> str:
     """Return tables of some items.
 
     During the run, they have the items that run and the last failures. The final form has the first failures, the first
-    items, and the items with the lowest and highest metrics.
+    items, and the items with the lowest and highest metrics. It also has pictures of the items' curves; for a search,
+    these are in its own section.
     """
     items = record.items
     if items is None:
@@ -36,6 +48,7 @@ def html(record: RunRecord, now: float, form: Form) -> str:
     many = f"The first {FIRST_SHOWN} of {describe.counted(len(known), 'item')}"
     several = f"{describe.counted(len(failed), 'item')} failed"
     parts = [
+        _pictures(known) if items.search is None else "",
         _table(
             record, failed[:FAILED_SHOWN], now, f"{several}; the first {FAILED_SHOWN}:" if failed[FAILED_SHOWN:] else ""
         ),
@@ -43,6 +56,38 @@ def html(record: RunRecord, now: float, form: Form) -> str:
         *(details(f"Lowest and highest {name}", _extremes(record, name, known, now)) for name in _metrics(known)),
     ]
     return "".join(parts)
+
+
+def _pictures(items: Sequence[ItemRecord]) -> str:
+    """Return a picture for each metric with the curves of all items; '' if no item has a curve."""
+    found = {
+        name: [each for each in items if len(each.curves.get(name, ())) > 2][-CURVES_SHOWN:] for name in _metrics(items)
+    }
+    found = {name: drawn for name, drawn in found.items() if drawn}
+    if not found:
+        return ""
+    made = pictures([Drawing(functools.partial(_curves, name=name, items=drawn)) for name, drawn in found.items()])
+    figures = [
+        figure(
+            f"<figcaption><b>{text(name)}</b> by {drawn[-1].by}</figcaption>",
+            picture,
+            f"{name} of {describe.counted(len(drawn), 'item')}",
+        )
+        for (name, drawn), picture in zip(found.items(), made, strict=True)
+    ]
+    said = (
+        "blue: finished; red: failed"
+        if any(each.state == "failed" for drawn in found.values() for each in drawn)
+        else ""
+    )
+    return f'<div class="sr-charts">{"".join(figures)}{paragraph(said)}</div>'
+
+
+def _curves(axes: Axes, name: str, items: Sequence[ItemRecord]) -> None:
+    order = sorted(items, key=lambda each: each.state == "failed")  # the failed ones are drawn on top
+    many_curves(axes, [each.curves[name] for each in order], [_LOOKS[each.state == "failed"] for each in order])
+    values = [value for each in items for _, value in each.curves[name]]
+    axes.set_ylim(*wider((extent(values, "max")[0], extent(values, "min")[1])))
 
 
 def _metrics(items: Iterable[ItemRecord]) -> list[str]:

@@ -11,7 +11,7 @@ from sparkring.history.record import LogLine, RankRecord, RunRecord
 from sparkring.views.markup import AMBER, BLUE, RANK_COLOURS, details, enclosed, log_text, scrolled, text, tint
 from sparkring.views.sections import Form
 
-RANK_BYTES = 2_000  # if there is space for less than this of a rank's log, nothing of it is shown
+RANK_BYTES = 2_000  # the log of a rank is left out if there is space for fewer bytes of it than this
 LOG_LINES = 30
 LINE_CHARACTERS = 600
 LINE_BYTES = 90  # an estimate of how much HTML block() adds to a line

@@ -10,7 +10,7 @@ from sparkring.history.metrics import Spread, Table
 from sparkring.history.record import RunRecord
 from sparkring.views import charts
 from sparkring.views.figure import figures
-from sparkring.views.markup import details, text
+from sparkring.views.markup import details, paragraph, text
 from sparkring.views.sections import Form
 
 ROWS_LIVE, ROWS_SHOWN = 5, 12
@@ -74,8 +74,7 @@ def _pictures(record: RunRecord, table: Table) -> str:
         return ""
     axis, marks = metrics.curve_axis(table), metrics.marks(record, table)
     said = charts.legend(found, marks)
-    note = f"<p><small>{said}</small></p>" if said else ""
-    return f'<div class="sr-charts">{figures(found, axis, marks)}{note}</div>'
+    return f'<div class="sr-charts">{figures(found, axis, marks)}{paragraph(said)}</div>'
 
 
 def by_rank_html(record: RunRecord) -> str:

@@ -11,14 +11,15 @@ from sparkring.history import describe
 from sparkring.history.events import Searched
 from sparkring.history.item_records import ItemRecord, Search
 from sparkring.history.record import RunRecord
-from sparkring.views.figure import WIDTH, Drawing, figure, pictures
-from sparkring.views.markup import AMBER, BLUE, GREY, note, text
+from sparkring.views.figure import WIDTH, Drawing, figure, many_curves, pictures
+from sparkring.views.markup import AMBER, BLUE, GREY, paragraph, text
 from sparkring.views.sections import Form
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-FAR = 2  # how many times the distance from the best value to the worse quarter fits into a chart
+# A value is drawn at the edge of a chart if it is farther from the best value than FAR times the worse quartile is.
+FAR = 2
 CURVES_SHOWN = 1_000
 _LABEL = 12  # characters of a choice that an axis shows
 _WHOLE = ("finished", "kept")
@@ -53,14 +54,14 @@ def html(record: RunRecord, now: float, form: Form) -> str:
             "<figcaption>parameters</figcaption>", parameters, f"{names} and {search.metric} of all trials", 2 * WIDTH
         ),
     ]
-    return f'<div class="sr-charts">{"".join(drawn)}{note(told)}{note(describe.importance(record))}</div>'
+    return f'<div class="sr-charts">{"".join(drawn)}{paragraph(told)}{paragraph(describe.importance(record))}</div>'
 
 
 def _looks(trial: ItemRecord, best: int) -> dict[str, Any]:
     if trial.item == best:
         return {"color": AMBER, "lw": 1.6}
     return (
-        {"color": BLUE, "lw": 0.8, "alpha": 0.6} if trial.state in _WHOLE else {"color": GREY, "lw": 0.6, "alpha": 0.4}
+        {"color": BLUE, "lw": 0.8, "alpha": 0.6} if trial.state in _WHOLE else {"color": GREY, "lw": 0.7, "alpha": 0.7}
     )
 
 
@@ -79,38 +80,35 @@ def extent(values: Sequence[float], mode: str) -> tuple[float, float]:
 
 
 def _curves(axes: Axes, search: Search, trials: Sequence[ItemRecord], looks: Sequence[dict[str, Any]]) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    for trial, look in zip(trials, looks, strict=True):
-        axes.plot(*zip(*trial.curve, strict=True), **look, **_dot(len(trial.curve) == 1)) if trial.curve else None
-    axes.set_ylim(*_wider(extent([value for trial in trials for _, value in trial.curve], search.mode)))
-    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-    axes.yaxis.set_major_locator(MaxNLocator(4))
-    axes.grid(axis="y")
-
-
-def _dot(wanted: bool) -> dict[str, Any]:
-    return {"marker": "o", "markersize": 2.5} if wanted else {}
+    found = [trial.curves.get(search.metric, ()) for trial in trials]
+    many_curves(axes, found, looks)
+    axes.set_ylim(*wider(extent([value for curve in found for _, value in curve], search.mode)))
 
 
 def _history(axes: Axes, search: Search, trials: Sequence[ItemRecord]) -> None:
     from matplotlib.ticker import MaxNLocator
 
+    low, high = extent([each.metrics[search.metric] for each in trials], search.mode)
     for colour, whole in ((GREY, False), (BLUE, True)):
-        found = [(each.item, each.metrics[search.metric]) for each in trials if (each.state in _WHOLE) == whole]
+        found = [
+            (each.item, min(max(each.metrics[search.metric], low), high))
+            for each in trials
+            if (each.state in _WHOLE) == whole
+        ]
         if found:
             axes.plot(*zip(*found, strict=True), ls="", marker="o", markersize=2.5, color=colour, alpha=0.7)
     ended = [each for each in trials if each.state in _WHOLE]
     so_far = itertools.accumulate((each.metrics[search.metric] for each in ended), min if search.mode == "min" else max)
     axes.step([each.item for each in ended], list(so_far), where="post", color=AMBER, lw=1.4)
-    axes.set_ylim(*_wider(extent([each.metrics[search.metric] for each in trials], search.mode)))
+    axes.set_ylim(*wider((low, high)))
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(4))
     axes.grid(axis="y")
     axes.set_xlabel("trial", labelpad=1)
 
 
-def _wider(bounds: tuple[float, float]) -> tuple[float, float]:
+def wider(bounds: tuple[float, float]) -> tuple[float, float]:
+    """Return bounds with some space beyond them, so that curves do not touch the edge of a chart."""
     low, high = bounds
     return low - 0.05 * (high - low), high + 0.05 * (high - low)
 

@@ -14,17 +14,18 @@ from sparkring.views.sections import Form
 # A strip's width and height in pixels, and the height of the space above the strip, where a mark shows how far the rank
 # has read.
 WIDTH, TALL, TOP = 220, 9, 6
-STRIPS: dict[Form, int] = {"stacked": 0, "tab": 64, "final": 16}  # at most so many strips for all data sets together
-BLOCKS: dict[Form, int] = {"stacked": 0, "tab": 280, "final": 150}  # at most so many blocks in all strips together
-LEAST_BLOCKS, MOST_BLOCKS = 4, WIDTH // 6  # in one strip; with more blocks, they could not be told apart
-MANY_STRIPS = 24  # at most so many ranks of a data set get a strip if there is not room for the strips of all
+STRIPS: dict[Form, int] = {"stacked": 0, "tab": 64, "final": 16}  # the most strips of all data sets together
+BLOCKS: dict[Form, int] = {"stacked": 0, "tab": 280, "final": 150}  # the most blocks of all strips together
+# The smallest and the largest number of blocks in one strip. If there were more blocks, they could not be told apart.
+LEAST_BLOCKS, MOST_BLOCKS = 4, WIDTH // 6
+MANY_STRIPS = 24  # the largest number of strips for a data set if there is no room for the strips of all its ranks
 
 _RIGHT = ' class="sr-n" align="right"'
 _COLOURS: dict[Mark, str] = {"starves": AMBER, "early": GREEN, "": BLUE}
 
 
 def html(record: RunRecord, now: float, form: Form) -> str:
-    """Return the data sets that the ranks read, and how far each rank is in them. Of many, only the last are shown."""
+    """Return the last data sets (at most reading.NAMED) that the ranks read, and how far each rank is in them."""
     found = reading.data_sets(record, now)
     parts = []
     if len(found) > reading.NAMED:

@@ -65,7 +65,7 @@ def _items_progress_html(record: RunRecord, now: float) -> str:
     if record.items is None or record.outcome is not None:
         return ""
     fraction = record.items.fraction
-    words = describe.dotted(describe.items_progress(record), describe.items_left(record, now))
+    words = describe.dotted(describe.items_progress(record, now), describe.items_left(record, now))
     return f"<div>{'' if fraction is None else _bar(fraction)}<small>{text(words)}</small></div>"
 
 

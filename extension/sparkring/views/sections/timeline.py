@@ -1,4 +1,4 @@
-"""How Horovod spent its time: a bar for the whole time, which ranks the others waited for, and the slowest tensors."""
+"""How Horovod spent its time: a bar for the whole time, the ranks that others waited for, and the slowest tensors."""
 
 from __future__ import annotations
 

@@ -56,8 +56,12 @@ export class ChartsView {
   }
 
   showWhole() {
-    for (const chart of this.charts) chart.showWhole();
+    this.unzoom();
     this.logButton.focus(); // "reset zoom" is hidden now; without this line, its focus would go to the page
+  }
+
+  unzoom() {
+    for (const chart of this.charts) chart.showWhole();
   }
 
   zoomed() {
@@ -193,7 +197,7 @@ class Chart {
   }
 
   showWhole() {
-    const { x } = this.chart;
+    const x = this.plot.data[0];
     this.plot.setScale("x", { min: x[0], max: x[x.length - 1] });
   }
 

@@ -2,16 +2,21 @@
 
 // A message has an array for each row, with the values in the order of FIELDS. In the table, COLUMNS come before the metrics
 // and LAST_COLUMNS after them; each has a name and a title.
-const FIELDS = ["item", "name", "state", "attempt", "began", "took", "value", "error", "metrics", "parameters", "curve"];
-export const COLUMNS = [["item", "#"], ["name", "item"], ["state", "state"], ["attempt", "attempt"], ["took", "took"]];
-export const LAST_COLUMNS = [["value", "value"], ["error", ""]];
+const FIELDS = ["item", "name", "state", "attempt", "began", "took", "value", "error", "why", "place", "metrics", "parameters",
+                "by", "curves"];
+const COLUMNS = [["item", "#"], ["name", "item"], ["state", "state"], ["attempt", "attempt"], ["place", "place"], ["took", "took"]];
+const LAST_COLUMNS = [["value", "value"], ["said", "error or last line"]];
+const METRIC = "metrics."; // the columns of metrics begin with this, since a metric may be called "error", for example
+const LINE_CHARACTERS = 200; // of an item's last line
 
 export class Items {
   constructor() {
     this.rows = new Map(); // by the number of the item
     this.metrics = []; // names, in the order in which they came
     this.changes = 0; // how many messages have come
-    this.tried = false; // whether an item has had more than one attempt
+    this.lines = new Map(); // the last line of each item, by the number of the item
+    this.places = new Set();
+    this.used = new Set(["item", "name", "state", "took"]); // the columns that are shown; others would tell nothing yet
     this.column = "item";
     this.descending = false;
     this.query = "";
@@ -23,10 +28,35 @@ export class Items {
     for (const told of message.rows) {
       const row = Object.fromEntries(FIELDS.map((name, at) => [name, told[at]]));
       this.rows.set(row.item, row);
-      this.tried ||= row.attempt > 1;
+      this.tell(row);
+      if (row.place) this.places.add(row.place); // a result that was kept has none
+      if (row.attempt > 1) this.used.add("attempt");
+      if (this.places.size > 1) this.used.add("place");
+      if (row.value) this.used.add("value");
       for (const name in row.metrics) if (!this.metrics.includes(name)) this.metrics.push(name);
     }
     this.ordered = null;
+  }
+
+  // Take the last line of each item from a message of kind "lines".
+  read({ rank, text, noise }) {
+    const noisy = new Set(noise);
+    rank.forEach((item, at) => {
+      if (text[at].trim() && !noisy.has(at)) this.lines.set(item, text[at].slice(0, LINE_CHARACTERS));
+    });
+    for (const item of new Set(rank)) if (this.rows.has(item)) this.tell(this.rows.get(item));
+    if (this.column === "said") this.ordered = null;
+  }
+
+  tell(row) {
+    row.said = row.error || (this.lines.get(row.item) ?? "");
+    if (row.said) this.used.add("said");
+  }
+
+  // Return the columns of the table: pairs of a name and a title.
+  columns() {
+    const isUsed = ([name]) => this.used.has(name);
+    return [...COLUMNS.filter(isUsed), ...this.metrics.map((name) => [METRIC + name, name]), ...LAST_COLUMNS.filter(isUsed)];
   }
 
   search(query) {
@@ -60,7 +90,11 @@ export class Items {
 // Return the value of a row in a column; undefined if the row has none.
 export function value(row, column, now) {
   if (column === "took") return row.took ?? Math.max(0, now - row.began);
-  return column in row && column !== "metrics" ? row[column] : row.metrics[column];
+  return isMetric(column) ? row.metrics[column.slice(METRIC.length)] : row[column];
+}
+
+export function isMetric(column) {
+  return column.startsWith(METRIC);
 }
 
 function compare(a, b, sign) {

@@ -1,13 +1,17 @@
-// The Items tab: a table in a box of fixed height. Only the rows in sight have elements, so that 10,000 items are no problem.
+// The Items tab: a table in a box of fixed height, and beside it the item that was chosen: why it failed, its curves and
+// its lines. Only the rows in sight have elements, so that 10,000 items are no problem.
 
+import { ChartsView } from "./charts.js";
 import { make, put } from "./elements.js";
-import { COLUMNS, LAST_COLUMNS, value } from "./items.js";
+import { isMetric, value } from "./items.js";
+import { LogView } from "./log.js";
+import { itemCharts } from "./series.js";
 import { duration, number } from "./words.js";
 
 const ROW = 20; // px, as in panel.css
 const SIGNS = { running: "▶", finished: "✓", failed: "✗", stopped: "■", kept: "✓", pruned: "✂" };
 // The least width of each column in px, and its share of the width that is left. If the box is too narrow, it scrolls.
-const WIDTHS = { item: [48], name: [140, 1.5], state: [84], attempt: [56], took: [72], value: [80, 1], error: [140, 2] };
+const WIDTHS = { item: [48], name: [140, 1.5], state: [84], attempt: [56], place: [100], took: [72], value: [80, 1], said: [180, 2] };
 const METRIC_WIDTH = [80], GAP = 12; // px, as in panel.css
 const RIGHT = new Set(["item", "attempt", "took"]);
 
@@ -17,6 +21,7 @@ export class ItemsView {
     this.items = panel.run.items;
     this.now = 0; // seconds since the run began
     this.chosen = null; // the number of the item that is shown in full
+    this.goTo = null; // the number of the item to which draw() has to scroll
     this.search = make("input", { type: "search", placeholder: "Search", "aria-label": "Search the items", spellcheck: "false" });
     this.search.addEventListener("input", () => {
       this.items.search(this.search.value);
@@ -30,66 +35,132 @@ export class ItemsView {
       this.items.sort(button.dataset.column);
       this.panel.schedule();
     });
-    this.visible = make("div", { class: "sr-itemrows", role: "rowgroup" });
-    this.box = make("div", { class: "sr-itembox", tabindex: "0", role: "table", "aria-label": "Items" }, this.head, this.visible);
+    this.visible = make("div", { class: "sr-itemrows" });
+    this.box = make("div", { class: "sr-itembox", tabindex: "0", role: "grid", "aria-label": "Items" }, this.head, this.visible);
     this.box.addEventListener("scroll", () => this.panel.schedule());
-    this.box.addEventListener("click", (event) => this.choose(event.target.closest("[data-item]")));
+    this.box.addEventListener("click", (event) => {
+      const row = event.target.closest("[data-item]");
+      if (row) this.choose(Number(row.dataset.item) === this.chosen ? null : Number(row.dataset.item));
+    });
     this.box.addEventListener("keydown", (event) => this.walk(event));
-    this.words = make("pre");
-    this.whole = make("div", { class: "sr-itemwhole", hidden: true }, this.words, make("button", { type: "button", class: "sr-tool",
-      title: "show what the item has printed", onclick: () => this.panel.chooseRanks(new Set([this.chosen])) }, "log"));
+    this.whole = null; // the elements that show the chosen item; most runs have no items, so they are made when they are needed
+    this.pane = make("div", { class: "sr-itempane" }, this.box);
     this.element = make("div", { class: "sr-logview" },
-      make("div", { class: "sr-logbar", role: "toolbar", "aria-label": "Items" }, this.search, this.count), this.box, this.whole);
+      make("div", { class: "sr-logbar", role: "toolbar", "aria-label": "Items" }, this.search, this.count), this.pane);
   }
 
-  choose(row) {
-    const item = row ? Number(row.dataset.item) : null;
-    if (item === null) return;
-    this.chosen = this.chosen === item ? null : item;
+  // Make the elements that show the chosen item.
+  elements() {
+    this.title = make("b");
+    this.words = make("pre");
+    this.charts = new ChartsView(this.panel);
+    this.log = new LogView(this.panel);
+    this.log.box.classList.add("sr-itemlog");
+    this.log.box.setAttribute("aria-label", "Output of the item");
+    this.whole = make("div", { class: "sr-itemwhole", role: "region", "aria-label": "The chosen item", tabindex: "0", hidden: true },
+      make("div", { class: "sr-itemtitle" }, this.title,
+        make("button", { type: "button", class: "sr-tool", title: "show what the item has printed in the tab Logs",
+          onclick: () => this.showLog() }, "log"),
+        make("button", { type: "button", class: "sr-tool", "aria-label": "close", title: "close", onclick: () => this.close() }, "✕")),
+      this.words, this.charts.element, this.log.box);
+    this.whole.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") this.close();
+    });
+    this.pane.append(this.whole);
+  }
+
+  choose(item) {
+    if (item === this.chosen) return;
+    this.chosen = item;
+    if (!this.whole) this.elements();
+    this.charts.unzoom();
+    this.log.setRanks(new Set(item === null ? [] : [item]));
+    this.log.setFollow(true);
     this.panel.schedule();
   }
 
-  // By arrow keys from row to row; Enter shows the lines of the chosen one.
+  // Choose an item, and scroll to its row.
+  show(item) {
+    this.items.search(this.search.value = "");
+    this.choose(item);
+    this.goTo = item;
+    this.box.focus();
+  }
+
+  close() {
+    this.choose(null);
+    this.box.focus(); // the item is hidden now; without this line, its focus would go to the page
+  }
+
+  showLog() {
+    this.panel.chooseRanks(new Set([this.chosen]));
+  }
+
+  // By keys from row to row; Enter shows the lines of the chosen one in the tab Logs.
   walk(event) {
     if (event.target !== this.box) return;
-    const rows = this.items.shown(this.now), at = rows.findIndex((row) => row.item === this.chosen);
-    const to = { ArrowDown: Math.min(at + 1, rows.length - 1), ArrowUp: Math.max(at - 1, 0) }[event.key];
+    const rows = this.items.shown(this.now), at = rows.findIndex((row) => row.item === this.chosen), last = rows.length - 1;
+    const page = Math.max(1, Math.floor(this.box.clientHeight / ROW) - 2);
+    const to = { ArrowDown: at + 1, ArrowUp: at - 1, PageDown: at + page, PageUp: at - page, Home: 0, End: last }[event.key];
     if (event.key === "/") this.search.focus();
-    else if (event.key === "Enter" && at >= 0) this.panel.chooseRanks(new Set([this.chosen]));
+    else if (event.key === "Escape") this.choose(null);
+    else if (event.key === "Enter" && at >= 0) this.showLog();
     else if (to === undefined || !rows.length) return;
     else {
-      this.chosen = rows[to].item;
-      const above = to * ROW, below = (to + 2) * ROW - this.box.clientHeight; // below the head, which stays
-      this.box.scrollTop = Math.max(below, Math.min(above, this.box.scrollTop));
-      this.panel.schedule();
+      const found = Math.min(Math.max(to, 0), last);
+      this.choose(rows[found].item);
+      this.reveal(found);
     }
     event.preventDefault();
   }
 
-  columns() {
-    const first = COLUMNS.filter(([name]) => name !== "attempt" || this.items.tried);
-    return [...first, ...this.items.metrics.map((name) => [name, name]), ...LAST_COLUMNS];
+  // Scroll so that a row is in sight, below the head, which stays.
+  reveal(at) {
+    const above = at * ROW, below = (at + 2) * ROW - this.box.clientHeight;
+    this.box.scrollTop = Math.max(below, Math.min(above, this.box.scrollTop));
   }
 
+  // Return whether all that is to be shown has been drawn.
   draw(now) {
     this.now = now;
-    const columns = this.columns(), rows = this.items.shown(now);
+    const columns = this.items.columns(), rows = this.items.shown(now);
     this.drawHead(columns);
     const known = this.items.rows.size;
     put(this.count, rows.length < known ? `${rows.length.toLocaleString("en")} of ${known.toLocaleString("en")}` : "");
+    this.box.setAttribute("aria-rowcount", String(rows.length + 1));
     this.visible.style.height = `${rows.length * ROW}px`;
+    if (this.goTo != null) this.reveal(rows.findIndex((row) => row.item === this.goTo));
+    this.goTo = null;
     const first = Math.max(0, Math.floor(this.box.scrollTop / ROW) - 1);
     const last = Math.min(rows.length, first + Math.ceil((this.box.clientHeight || 300) / ROW) + 2);
-    const metrics = new Set(this.items.metrics);
+    const id = (item) => `${this.panel.id}-item-${item}`;
+    let active = null;
     this.visible.replaceChildren(...rows.slice(first, last).map((row, at) => {
-      const element = make("div", { class: `sr-itemrow sr-item-${row.state}`, role: "row", "data-item": row.item,
-        "aria-selected": String(row.item === this.chosen), style: `transform: translateY(${(first + at) * ROW}px)` });
-      for (const [column] of columns) element.append(cell(row, column, metrics.has(column), now));
+      const isChosen = row.item === this.chosen;
+      if (isChosen) active = id(row.item);
+      const element = make("div", { class: `sr-itemrow sr-item-${row.state}`, role: "row", "data-item": row.item, id: id(row.item),
+        "aria-rowindex": first + at + 2, "aria-selected": String(isChosen), style: `transform: translateY(${(first + at) * ROW}px)` });
+      for (const [column] of columns) element.append(cell(row, column, now));
       return element;
     }));
-    const chosen = this.items.rows.get(this.chosen);
-    this.whole.hidden = !chosen;
-    put(this.words, chosen ? [`${chosen.item}  ${chosen.name}`, chosen.error, chosen.value].filter(Boolean).join("\n") : "");
+    if (active) this.box.setAttribute("aria-activedescendant", active);
+    else this.box.removeAttribute("aria-activedescendant");
+    return this.drawChosen();
+  }
+
+  drawChosen() {
+    if (!this.whole) return true;
+    const row = this.items.rows.get(this.chosen);
+    this.whole.hidden = !row;
+    if (!row) return true;
+    put(this.title, `${row.item}  ${row.name}`);
+    const failed = [row.error, row.why].filter(Boolean).join("\n");
+    put(this.words, [failed || `${SIGNS[row.state]} ${row.state}`, row.value].filter(Boolean).join("\n"));
+    if (this.told?.row !== row) this.told = { row, ...itemCharts(row) };
+    this.charts.draw(this.told);
+    const done = this.log.draw();
+    this.log.box.toggleAttribute("data-empty", done && !this.log.rows.size && !this.log.pendingRows?.length);
+    return done;
   }
 
   drawHead(columns) {
@@ -102,19 +173,27 @@ export class ItemsView {
     this.box.style.setProperty("--sr-columns", widths.map(([least, share]) => (share ? `minmax(${least}px, ${share}fr)` : `${least}px`)).join(" "));
     this.box.style.setProperty("--sr-width", `${widths.reduce((sum, [least]) => sum + least + GAP, -GAP)}px`);
     this.head.replaceChildren(...columns.map(([name, title]) => make("span",
-      { role: "columnheader", class: RIGHT.has(name) || this.items.metrics.includes(name) ? "sr-n" : "",
+      { role: "columnheader", class: isRight(name) ? "sr-n" : "",
         "aria-sort": name === column ? (descending ? "descending" : "ascending") : false },
-      make("button", { type: "button", "data-column": name, title: `sort by ${title || name}` },
-        (title || name) + (name === column ? (descending ? " ▾" : " ▴") : "")))));
+      make("button", { type: "button", "data-column": name, title: `sort by ${title}` },
+        title + (name === column ? (descending ? " ▾" : " ▴") : "")))));
     if (focused) this.head.querySelector(`[data-column="${CSS.escape(focused)}"]`)?.focus();
+  }
+
+  remove() {
+    this.charts?.remove();
   }
 }
 
-function cell(row, column, isMetric, now) {
+function cell(row, column, now) {
   const found = value(row, column, now);
-  const text = found === undefined || found === null ? "" : isMetric ? number(found) : column === "state" ? `${SIGNS[found]} ${found}`
+  const text = found === undefined || found === null ? "" : isMetric(column) ? number(found) : column === "state" ? `${SIGNS[found]} ${found}`
     : column === "took" ? seconds(found) : String(found);
-  return make("span", { role: "cell", class: RIGHT.has(column) || isMetric ? "sr-n" : "" }, text);
+  return make("span", { role: "gridcell", class: isRight(column) ? "sr-n" : "" }, text);
+}
+
+function isRight(column) {
+  return RIGHT.has(column) || isMetric(column);
 }
 
 function seconds(found) {

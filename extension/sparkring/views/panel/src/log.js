@@ -74,7 +74,7 @@ export class LogView {
       this.panel.schedule();
     });
     this.box.addEventListener("keydown", (event) => {
-      if (event.key === "/") {
+      if (event.key === "/" && this.search.isConnected) { // the Items tab shows the box without the toolbar
         this.search.focus();
         event.preventDefault();
       } else if (event.key === "Escape") this.clearSearch();

@@ -38,6 +38,7 @@ export class Panel {
     this.resized.observe(this.log.box);
     this.resized.observe(this.charts.element);
     this.resized.observe(this.search.element);
+    this.resized.observe(this.items.element);
     // When the theme changes, front ends change attributes of these two elements. The charts must then be drawn again,
     // because they use the theme's text colour.
     this.themed = new MutationObserver(() => this.schedule());
@@ -135,7 +136,7 @@ export class Panel {
         this.select(this.run.search ? "search" : "items"); // when the first items come: they tell more than the log
       }
       this.buttons.search.hidden = !this.run.search;
-      if (this.tab === "items") this.items.draw(this.now() - (this.run.state?.started ?? 0));
+      if (this.tab === "items" && !this.items.draw(this.now() - (this.run.state?.started ?? 0))) this.schedule();
       if (this.tab === "search") this.search.draw();
       if (this.tab === "logs" && !this.log.draw()) this.schedule();
       if (this.tab === "metrics") this.charts.draw(this.run.curves);
@@ -196,6 +197,7 @@ export class Panel {
     this.resized.disconnect();
     this.themed.disconnect();
     this.charts.remove();
+    this.items.remove();
     this.root.remove();
   }
 }

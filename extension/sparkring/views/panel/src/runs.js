@@ -34,6 +34,7 @@ class Run {
     this.last = Date.now() / 1000;
     if (message.kind === "lines") {
       this.lines.add(message);
+      this.items.read(message);
       this.settle(SETTLE_MS);
     } else if (message.kind === "state") {
       this.state = message;

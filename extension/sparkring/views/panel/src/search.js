@@ -1,13 +1,14 @@
 // What the Search tab shows, computed from the rows of the items and from the last message of kind "search".
 
 const ENDED_WELL = new Set(["finished", "kept"]);
+const KEY_STEP = 0.05, LARGE_STEPS = 4; // how far a key moves an end of a brush
 const FAR = 2; // how many times the distance from the best value to the worse quarter fits into a chart
 
 // Return the trials that have a value, in the order of their numbers.
 export function trialsOf(rows, metric) {
   return [...rows].filter((row) => row.metrics[metric] !== undefined && row.state !== "failed")
-    .map(({ item, state, metrics, parameters, curve }) => ({ item, state, value: metrics[metric], parameters, curve,
-      whole: ENDED_WELL.has(state) }))
+    .map(({ item, state, metrics, parameters, curves }) => ({ item, state, value: metrics[metric], parameters,
+      curve: curves[metric] ?? [], whole: ENDED_WELL.has(state) }))
     .sort((a, b) => a.item - b.item);
 }
 
@@ -49,6 +50,21 @@ export function place({ low, high, log, choices }, value) {
   if (typeof value !== "number") return null;
   if (low === high) return 0.5;
   return log ? Math.log(value / low) / Math.log(high / low) : (value - low) / (high - low);
+}
+
+// Return the value at a place of an axis: the inverse of place(). Between two choices, it is the nearer one.
+export function valueAt({ low, high, log, choices }, at) {
+  if (choices.length) return choices[Math.round(at * (choices.length - 1))];
+  return log ? low * (high / low) ** at : low + at * (high - low);
+}
+
+// Return where an end of a brush moves when a key is pressed: to the next choice, or by a part of the axis. The end is
+// at the place `at`, and must stay between two others. Return null for other keys.
+export function moved({ choices }, at, key, [least, most]) {
+  const step = choices.length > 1 ? 1 / (choices.length - 1) : KEY_STEP;
+  const steps = { ArrowUp: 1, ArrowRight: 1, ArrowDown: -1, ArrowLeft: -1, PageUp: LARGE_STEPS, PageDown: -LARGE_STEPS }[key];
+  if (steps) return Math.min(most, Math.max(least, Math.round(at / step + steps) * step));
+  return { Home: least, End: most }[key] ?? null;
 }
 
 // Return labels of an axis, as pairs of a place and the value there.

@@ -2,7 +2,7 @@
 // each of them matters.
 
 import { make, put } from "./elements.js";
-import { bestOf, bests, brushed, extent, marks, place, roundNumbers, trialsOf } from "./search.js";
+import { bestOf, bests, brushed, extent, marks, moved, place, roundNumbers, trialsOf, valueAt } from "./search.js";
 import { number } from "./words.js";
 
 const HEIGHT = 170, AXES_HEIGHT = 210; // px
@@ -15,23 +15,34 @@ export class SearchView {
   constructor(panel) {
     this.panel = panel;
     this.brushes = new Map(); // by the number of an axis, the lower and the upper end of what is chosen on it
-    this.hovered = null; // the number of the trial under the pointer
+    this.hovered = null; // the number of the trial under the pointer, or the one to which keys have moved
+    this.pointed = null; // the drawing in which that is, and the point there; null for the last point of the trial
     this.log = false;
     this.logButton = make("button", { type: "button", class: "sr-toggle", "aria-pressed": "false",
       title: "logarithmic scale of the metric", onclick: () => this.setLog(!this.log) }, "log scale");
     this.count = make("span", { class: "sr-count", role: "status" });
     this.reset = make("button", { type: "button", class: "sr-tool", hidden: true, title: "choose all trials again",
-      onclick: () => this.choose(new Map()) }, "reset");
+      onclick: () => this.showAll() }, "reset");
     this.curves = new Drawing("Curves of all trials", HEIGHT, this);
     this.history = new Drawing("Best value so far", HEIGHT, this);
     this.axes = new Drawing("Parameters of all trials", AXES_HEIGHT, this);
     this.axes.canvas.addEventListener("pointerdown", (event) => this.brush(event));
+    this.thumbs = []; // the two ends of each axis's brush, which keys and the pointer can move
+    this.ends = make("div", { role: "group", "aria-label": "Ranges of the parameters" });
+    this.axes.place.append(this.ends);
     this.hint = make("small", {}, "drag along an axis to choose trials");
+    this.legend = make("small", {}, "blue: finished · grey: pruned · green: running · orange: best");
     this.shares = make("div", { class: "sr-shares" });
     this.reading = make("div", { class: "sr-reading", hidden: true });
     this.element = make("div", { class: "sr-search" },
-      make("div", { class: "sr-chartbar", role: "toolbar", "aria-label": "Search" }, this.logButton, this.hint, this.count, this.reset),
+      make("div", { class: "sr-chartbar", role: "toolbar", "aria-label": "Search" }, this.logButton, this.hint, this.count, this.reset,
+        make("span", { class: "sr-spring" }), this.legend),
       make("div", { class: "sr-searchgrid" }, this.curves.element, this.history.element), this.axes.element, this.shares, this.reading);
+  }
+
+  showAll() {
+    this.choose(new Map());
+    this.logButton.focus(); // "reset" is hidden now; without this line, its focus would go to the page
   }
 
   setLog(on) {
@@ -55,7 +66,8 @@ export class SearchView {
     this.drawn = signature;
     const trials = trialsOf(items.rows.values(), search.metric);
     this.dimensions = this.axesOf(search, trials);
-    const chosen = new Set(brushed(trials, this.dimensions, this.brushes).map(({ item }) => item));
+    this.chosen = brushed(trials, this.dimensions, this.brushes).map(({ item }) => item);
+    const chosen = new Set(this.chosen);
     const best = bestOf(trials, search.mode);
     const looks = (trial) => this.looks(trial, best, chosen);
     put(this.count, this.brushes.size ? `${chosen.size} of ${trials.length} trials` : "");
@@ -71,19 +83,20 @@ export class SearchView {
   looks(trial, best, chosen) {
     const isBest = trial === best, isHovered = trial.item === this.hovered;
     const colour = isBest ? AMBER : trial.whole ? BLUE : trial.state === "running" ? GREEN : GREY;
-    const alpha = !chosen.has(trial.item) ? 0.07 : isBest || isHovered ? 1 : trial.whole || trial.state === "running" ? 0.6 : 0.35;
-    return { colour, alpha: isHovered ? 1 : alpha, width: isHovered ? 3 : isBest ? 2.2 : 1.2,
+    const isChosen = chosen.has(trial.item);
+    const alpha = !isChosen ? 0.07 : isBest ? 1 : trial.whole || trial.state === "running" ? 0.6 : 0.45;
+    return { colour, alpha: isHovered ? 1 : alpha, dots: isChosen || isHovered ? 1 : 0.15, width: isHovered ? 3 : isBest ? 2.2 : 1.2,
              order: isHovered ? 4 : isBest ? 3 : trial.state === "running" ? 2 : trial.whole ? 1 : 0 };
   }
 
   // Return the axes of the parallel coordinates: one for each parameter, and the metric as the last one.
   axesOf(search, trials) {
-    const axes = search.parameters.map((parameter) => ({ name: parameter.name, marks: marks(parameter),
+    const axes = search.parameters.map((parameter) => ({ name: parameter.name, marks: marks(parameter), range: parameter,
       at: (trial) => place(parameter, trial.parameters[parameter.name]) }));
     const [low, high] = extent(trials.map(({ value }) => value), search.mode);
     const log = this.log && low > 0, metric = { low, high, log, choices: [] };
     const inside = (value) => Math.min(1, Math.max(0, place(metric, value)));
-    return [...axes, { name: search.metric, marks: marks(metric), at: ({ value }) => inside(value) }];
+    return [...axes, { name: search.metric, marks: marks(metric), range: metric, at: ({ value }) => inside(value) }];
   }
 
   drawCurves(search, trials, looks, colour) {
@@ -101,10 +114,10 @@ export class SearchView {
     const chart = this.history, steps = bests(trials, search.mode);
     chart.element.hidden = !trials.length;
     if (!trials.length) return;
-    const plane = chart.plane([0, Math.max(1, trials[trials.length - 1].item)], extent(trials.map(({ value }) => value), search.mode),
-      this.log, colour);
+    const [low, high] = extent(trials.map(({ value }) => value), search.mode);
+    const plane = chart.plane([0, Math.max(1, trials[trials.length - 1].item)], [low, high], this.log, colour);
     chart.title(`best ${search.metric}`, "trial");
-    chart.dots(trials, looks, ({ item, value }) => plane(item, value));
+    chart.dots(trials, looks, ({ item, value }) => plane(item, Math.min(high, Math.max(low, value))));
     const stairs = steps.flatMap(([item, value], at) => [...(at ? [plane(item, steps[at - 1][1])] : []), plane(item, value)]);
     chart.line(stairs, { colour: AMBER, alpha: 1, width: 1.6 });
   }
@@ -112,22 +125,69 @@ export class SearchView {
   drawAxes(trials, looks, colour) {
     const chart = this.axes, axes = this.dimensions, width = chart.begin(colour);
     const x = (axis) => ENDS + (axis * (width - 2 * ENDS)) / Math.max(1, axes.length - 1);
-    const y = (share) => TOP + 22 + (1 - share) * (AXES_HEIGHT - TOP - 40);
-    this.place = { x, y, width };
+    const y = (share) => TOP + 24 + (1 - share) * (AXES_HEIGHT - TOP - 44);
+    const apart = axes.length > 1 ? x(1) - x(0) : width;
+    this.place = { x, y };
     chart.title("parameters", "");
     chart.lines(trials, looks, (trial) => axes.map(({ at }, axis) => [x(axis), at(trial)]).filter(([, share]) => share !== null)
       .map(([left, share]) => [left, y(share)]));
     axes.forEach(({ name, marks: labels }, axis) => {
       chart.line([[x(axis), y(0)], [x(axis), y(1)]], { colour, alpha: 0.6, width: 1 });
-      chart.text(name, x(axis), y(1) - 10, { align: "center", bold: true, most: (width - 2 * ENDS) / axes.length + 20 });
+      chart.text(name, x(axis), y(1) - 17, { align: "center", bold: true, most: Math.min(apart, 2 * ENDS) - 6 });
       for (const [share, value] of labels) {
         const left = axis === axes.length - 1;
         chart.text(typeof value === "number" ? number(value) : value, x(axis) + (left ? 5 : -5), y(share),
-          { align: left ? "left" : "right", most: ENDS - 4, halo: true });
+          { align: left ? "left" : "right", most: left || !axis ? ENDS - 5 : apart / 2, halo: true });
       }
       const brush = this.brushes.get(axis);
       if (brush) chart.box(x(axis) - 6, y(brush[1]), 12, y(brush[0]) - y(brush[1]));
     });
+    this.drawThumbs();
+  }
+
+  // Put two sliders on each axis: the lower and the upper end of its brush.
+  drawThumbs() {
+    const { x, y } = this.place, axes = this.dimensions;
+    const names = JSON.stringify(axes.map(({ name }) => name));
+    if (names !== this.thumbsOf) {
+      this.thumbsOf = names;
+      this.thumbs = axes.flatMap(({ name }, axis) => ["lowest", "highest"].map((which, end) => make("div", { class: `sr-thumb sr-${which}`,
+        role: "slider", tabindex: "0", "aria-orientation": "vertical", "aria-label": `${which} ${name}`,
+        onkeydown: (event) => this.press(event, axis, end), onpointerdown: (event) => this.brush(event, axis, end) })));
+      this.ends.replaceChildren(...this.thumbs);
+    }
+    this.thumbs.forEach((thumb, at) => {
+      const axis = Math.floor(at / 2), end = at % 2, { range } = axes[axis];
+      const brush = this.brushOf(axis), told = valueAt(range, brush[end]);
+      thumb.hidden = range.choices.length === 1 || (!range.choices.length && range.low === range.high);
+      thumb.style.left = `${x(axis)}px`;
+      thumb.style.top = `${y(brush[end])}px`;
+      const percent = (share) => String(Math.round(100 * share));
+      for (const [name, text] of [["valuemin", percent(end ? brush[0] : 0)], ["valuemax", percent(end ? 1 : brush[1])],
+        ["valuenow", percent(brush[end])], ["valuetext", typeof told === "number" ? number(told) : told]]) thumb.setAttribute(`aria-${name}`, text);
+    });
+  }
+
+  brushOf(axis) {
+    return this.brushes.get(axis) ?? [0, 1];
+  }
+
+  // Choose trials between two places of an axis; all of its trials if these are its ends.
+  setBrush(axis, [from, to]) {
+    const brushes = new Map(this.brushes);
+    if (from <= 0 && to >= 1) brushes.delete(axis);
+    else brushes.set(axis, [from, to]);
+    this.choose(brushes);
+  }
+
+  // Escape chooses all trials of the axis again.
+  press(event, axis, end) {
+    const brush = this.brushOf(axis), limits = end ? [brush[0], 1] : [0, brush[1]];
+    const to = moved(this.dimensions[axis].range, brush[end], event.key, limits);
+    if (event.key === "Escape") this.setBrush(axis, [0, 1]);
+    else if (to === null) return;
+    else this.setBrush(axis, end ? [brush[0], to] : [to, brush[1]]);
+    event.preventDefault();
   }
 
   drawShares(search) {
@@ -141,59 +201,78 @@ export class SearchView {
       make("span", { class: "sr-n" }, `${Math.round(100 * share)} %`)]));
   }
 
-  // Choose trials by dragging along an axis. A click on an axis removes what was chosen on it.
-  brush(event) {
-    if (!this.place) return;
-    const { x, y } = this.place, [left, top] = this.axes.at(event);
-    const axis = this.dimensions.findIndex((_, at) => Math.abs(x(at) - left) < NEAR);
+  // Choose trials by dragging along an axis, or by dragging one end of its brush. A click on an axis removes the brush.
+  brush(event, axis = this.axisAt(event), end = null) {
     if (axis < 0) return;
-    const share = (height) => Math.min(1, Math.max(0, (height - y(0)) / (y(1) - y(0))));
-    const canvas = this.axes.canvas, from = share(top);
+    const { y } = this.place, canvas = this.axes.canvas;
+    const share = (moved) => Math.min(1, Math.max(0, (this.axes.at(moved)[1] - y(0)) / (y(1) - y(0))));
+    const from = end === null ? share(event) : this.brushOf(axis)[1 - end];
     canvas.setPointerCapture(event.pointerId);
     const move = (moved) => {
-      const to = share(this.axes.at(moved)[1]), brushes = new Map(this.brushes);
-      if (Math.abs(to - from) < 0.02) brushes.delete(axis);
-      else brushes.set(axis, [Math.min(from, to), Math.max(from, to)]);
-      this.choose(brushes);
+      const to = share(moved);
+      const isClick = end === null && Math.abs(to - from) < 0.02;
+      this.setBrush(axis, isClick ? [0, 1] : [Math.min(from, to), Math.max(from, to)]);
     };
-    const end = (last) => {
-      move(last);
+    const last = (moved) => {
+      if (end === null) move(moved);
       canvas.removeEventListener("pointermove", move);
     };
     canvas.addEventListener("pointermove", move);
-    canvas.addEventListener("pointerup", end, { once: true });
+    canvas.addEventListener("pointerup", last, { once: true });
     event.preventDefault();
+  }
+
+  // Return the number of the axis under the pointer; -1 if there is none.
+  axisAt(event) {
+    const [left] = this.axes.at(event);
+    return this.dimensions?.findIndex((_, at) => Math.abs(this.place.x(at) - left) < NEAR) ?? -1;
   }
 
   hover(drawing, event) {
     const found = event.type === "pointerleave" || event.buttons ? null : drawing.nearest(drawing.at(event));
-    this.pointed = found === null ? null : [drawing, drawing.at(event)];
-    if (found === this.hovered) return;
-    this.hovered = found;
+    this.point(found, drawing, drawing.at(event));
+  }
+
+  point(item, drawing, point) {
+    this.pointed = item === null ? null : [drawing, point];
+    if (item === this.hovered) return;
+    this.hovered = item;
     this.panel.schedule();
   }
 
-  // Show the trial under the pointer, beside it.
+  // By keys from trial to trial, among those that are chosen; Enter shows the trial in the tab Items.
+  walk(drawing, event) {
+    if (event.target !== drawing.element) return;
+    const there = this.chosen.filter((item) => drawing.pointOf(item)), at = there.indexOf(this.hovered);
+    const to = { ArrowRight: at + 1, ArrowLeft: at < 0 ? there.length - 1 : at - 1, Home: 0, End: there.length - 1 }[event.key];
+    if (event.key === "Enter" && at >= 0) this.open(this.hovered);
+    else if (event.key === "Escape") this.point(null);
+    else if (to === undefined || !there.length) return;
+    else this.point(there[Math.min(Math.max(to, 0), there.length - 1)], drawing, null);
+    event.preventDefault();
+  }
+
+  // Show the trial beside the pointer, or beside its last point.
   read(search, trials) {
     const trial = trials.find(({ item }) => item === this.hovered);
-    this.reading.hidden = !trial || !this.pointed;
+    const found = this.pointed && (this.pointed[1] ?? this.pointed[0].pointOf(this.hovered));
+    this.reading.hidden = !trial || !found;
     if (this.reading.hidden) return;
-    const [drawing, [left, top]] = this.pointed;
+    const [drawing] = this.pointed, [left, top] = found;
     const told = [["trial", `${trial.item} ${trial.state}`], [search.metric, number(trial.value)], ...Object.entries(trial.parameters)];
     this.reading.replaceChildren(...told.flatMap(([name, value]) => [make("b", {}, name),
       make("span", {}, typeof value === "number" ? number(value) : value)]));
-    const width = drawing.canvas.clientWidth, { offsetLeft, offsetTop } = drawing.canvas;
-    const toLeft = left > width / 2;
-    this.reading.style.left = toLeft ? "auto" : `${offsetLeft + left + 12}px`;
-    this.reading.style.right = toLeft ? `${this.element.clientWidth - offsetLeft - left + 12}px` : "auto";
-    this.reading.style.top = `${offsetTop + Math.max(0, top - 20)}px`;
+    const whole = this.element.getBoundingClientRect(), canvas = drawing.canvas.getBoundingClientRect();
+    const from = canvas.left - whole.left + left, toLeft = left > canvas.width / 2;
+    this.reading.style.left = toLeft ? "auto" : `${from + 12}px`;
+    this.reading.style.right = toLeft ? `${whole.width - from + 12}px` : "auto";
+    this.reading.style.top = `${canvas.top - whole.top + Math.max(0, top - 20)}px`;
   }
 
-  open(drawing, event) {
-    const found = drawing.nearest(drawing.at(event));
-    if (found === null) return;
-    this.panel.items.chosen = found;
+  open(item) {
+    if (item === null) return;
     this.panel.select("items");
+    this.panel.items.show(item);
   }
 }
 
@@ -204,10 +283,13 @@ class Drawing {
     this.height = height;
     this.caption = make("figcaption");
     this.canvas = make("canvas", { role: "img", "aria-label": words, style: `height: ${height}px` });
-    this.element = make("figure", {}, this.caption, this.canvas);
+    this.place = make("div", { class: "sr-canvas" }, this.canvas);
+    this.element = make("figure", { role: "figure", "aria-label": words, tabindex: "0" }, this.caption, this.place);
+    this.element.addEventListener("keydown", (event) => view.walk(this, event));
+    this.element.addEventListener("blur", () => view.point(null));
     this.paths = []; // pairs of the number of a trial and its points
     for (const type of ["pointermove", "pointerleave"]) this.canvas.addEventListener(type, (event) => view.hover(this, event));
-    this.canvas.addEventListener("dblclick", (event) => view.open(this, event));
+    this.canvas.addEventListener("dblclick", (event) => view.open(this.nearest(this.at(event))));
   }
 
   title(text, below) {
@@ -240,7 +322,7 @@ class Drawing {
     for (const at of roundNumbers(left, right, Math.max(2, width / 70)).filter(Number.isInteger)) {
       this.text(number(at), across(at), this.height - BOTTOM + 10, { align: "center" });
     }
-    this.clip = [LEFT, TOP - 4, width - LEFT - RIGHT + 2, this.height - TOP - BOTTOM + 8];
+    this.clip = [LEFT - 4, TOP - 4, width - LEFT - RIGHT + 8, this.height - TOP - BOTTOM + 8];
     return (x, y) => [across(x), up(scaled === Math.log10 && y <= 0 ? low : y)];
   }
 
@@ -257,7 +339,7 @@ class Drawing {
     this.each(trials, looks, (trial, look) => {
       const at = point(trial);
       this.paths.push([trial.item, [at]]);
-      this.dot(at, look);
+      this.dot(at, { ...look, alpha: look.dots }); // dots are small, and seldom on top of each other
     });
   }
 
@@ -314,6 +396,11 @@ class Drawing {
   at(event) {
     const { left, top } = this.canvas.getBoundingClientRect();
     return [event.clientX - left, event.clientY - top];
+  }
+
+  // Return the last point of a trial; undefined if it has none here.
+  pointOf(item) {
+    return this.paths.find(([each]) => each === item)?.[1].at(-1);
   }
 
   // Return the number of the trial whose line is nearest to a point; null if none is near.

@@ -5,6 +5,7 @@ import { number } from "./words.js";
 // The same colours as markup.RANK_COLOURS, and as .sr-c0 … in panel.css.
 export const RANK_COLOURS = ["#2f80d0", "#23935a", "#b97a10", "#9262d6", "#d0528f", "#16908f", "#7d8a1e", "#cf6a32"];
 
+const ITEM_COLOURS = [RANK_COLOURS[0], RANK_COLOURS[2]]; // as charts.COLOURS
 const DASHES = [4, 3], DOTS = [1, 2];
 const BAND_OPACITY = "2e"; // two hexadecimal digits, which are appended to a colour
 
@@ -33,6 +34,29 @@ export function plotted({ x, curves }) {
   return { data, series, bands };
 }
 
+// Return the curves of an item as a message of kind "charts", by the rules of views/charts.py.
+export function itemCharts({ by, curves }) {
+  const charts = new Map(); // the names of the metrics in each chart: a metric, and the one that validates it
+  const names = Object.keys(curves).filter((name) => curves[name].length > 1);
+  for (const name of names.sort((a, b) => a.startsWith("val_") - b.startsWith("val_"))) {
+    const key = name.replace(/^val_/, "");
+    charts.set(key, [...(charts.get(key) ?? []), name]);
+  }
+  return { axis: by, legend: "", restarts: [], checkpoints: [], charts: [...charts.values()].map((together) => itemChart(by, together, curves)) };
+}
+
+function itemChart(by, names, curves) {
+  const values = names.map((name) => new Map(curves[name]));
+  const x = [...new Set(values.flatMap((each) => [...each.keys()]))].sort((a, b) => a - b);
+  const ends = names.map((name) => [curves[name][0][1], curves[name][curves[name].length - 1][1]].map(number));
+  return {
+    words: names.map((name, at) => `${name} by ${by}: from ${ends[at][0]} to ${ends[at][1]}`).join("; "),
+    x,
+    curves: names.map((name, at) => ({ name, last: ends[at][1], colour: ITEM_COLOURS[at], dashed: name.startsWith("val_"),
+      mean: x.map((place) => values[at].get(place) ?? null), ranks: {}, undone: [] })),
+  };
+}
+
 // Whether a logarithmic axis can show all values of a chart.
 export function isPositive({ curves }) {
   return curves.every(({ mean, low, ranks, undone }) => (
@@ -41,7 +65,8 @@ export function isPositive({ curves }) {
 }
 
 // Return rows with the values of a chart's curves at the index `at` of its axis: one row for the mean, and one for each
-// rank. If there are many ranks, there are rows for the lowest and the highest value instead of a row for each rank. A
+// rank. If there is nothing but the mean, it is called the value. If there are many ranks, there are rows for the lowest
+// and the highest value instead of a row for each rank. A
 // row is a list of its name, its rank (-1 if it belongs to no rank) and a list with a text for each curve. If a rank
 // reported nothing at this step, its row has the last value that it reported before.
 export function readings({ curves }, at) {
@@ -61,5 +86,6 @@ export function readings({ curves }, at) {
       curve[bound] && before(curve[bound]) !== null ? `${told(before(curve[bound]))} (rank ${before(curve[whose])})` : ""
     ))]);
   }
+  if (rows.length === 1) rows[0][0] = "value";
   return rows;
 }
