@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
 import os
@@ -295,6 +296,11 @@ class Kernel:
         if content["status"] != "ok":
             raise RuntimeError(f"{content['ename']}: {content['evalue']}")
         return {"first": (seen or [ended])[0] - begun, "total": ended - begun}
+
+    def value(self, expression: str) -> Any:
+        """The value of an expression in the kernel; it consists of literals."""
+        reply = self._client.execute_interactive("", user_expressions={"value": expression}, store_history=False)
+        return ast.literal_eval(reply["content"]["user_expressions"]["value"]["data"]["text/plain"])
 
 
 ARRAY_MB = 100

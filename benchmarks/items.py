@@ -1,13 +1,19 @@
-"""Independent items, at most two at once: how long a trivial item takes, and how well long ones use both places."""
+"""Independent items: how long a trivial one takes, how well long ones use two places, and how good a plan is."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
+import os
+import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
+import psutil
 from harness import US, Case, Effort, Goal, Measured, Row, Turns, notebook, run_cell, spark_session
 
 AT_ONCE = 2
@@ -15,6 +21,35 @@ ITEMS = 1_000
 SPARK_TRIALS = 20  # of Hyperopt, which takes about a second for each
 SECONDS = (5, 5, 3, 3, 2, 2, 1, 1, 0.5, 0.5)  # the longest first, so that an ideal pool is busy to the end
 
+PLANNED = {
+    "NumPy": """
+import numpy as np
+values = np.random.default_rng(i).random(25_000_000)
+""",
+    "pandas and scikit-learn": """
+import numpy as np, pandas as pd
+from sklearn.ensemble import RandomForestRegressor
+frame = pd.DataFrame(np.random.default_rng(i).random((500_000, 4)), columns=list("abcd"))
+model = RandomForestRegressor(20, max_depth=12).fit(frame[["a", "b"]][:30_000], frame.d[:30_000])
+""",
+    "PyTorch": """
+import torch
+model = torch.nn.Sequential(torch.nn.Linear(512, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 1))
+optimizer = torch.optim.Adam(model.parameters())
+x, y = torch.rand(20_000, 512), torch.rand(20_000, 1)
+for begin in range(0, 20_000, 1_000):
+    optimizer.zero_grad()
+    torch.nn.functional.mse_loss(model(x[begin : begin + 1_000]), y[begin : begin + 1_000]).backward()
+    optimizer.step()
+""",
+    "TensorFlow": """
+import numpy as np, tensorflow as tf
+model = tf.keras.Sequential([tf.keras.layers.Dense(512, activation="relu"), tf.keras.layers.Dense(1)])
+model.compile("adam", "mse")
+x, y = np.random.rand(20_000, 256).astype("float32"), np.random.rand(20_000, 1)
+model.fit(x, y, epochs=2, batch_size=500, verbose=0)
+""",
+}
 Run = Callable[[Callable[[Any], Any], Sequence[Any]], Sequence[Any]]  # calls a function with each item; its results
 
 
@@ -72,6 +107,80 @@ def utilisation(effort: Effort) -> list[Row]:
         turns.row(name, "%", "share", "joblib", goal=Goal(95.0, at_least=True)),
         turns.row("… compared with Ray", "%", "share", "Ray"),
     ]
+
+
+def planned(effort: Effort) -> list[Row]:
+    """How far the memory that a plan expects is from the memory of the items that then run at once.
+
+    The items hold their memory for a second, so that their peaks are at the same time.
+    """
+    rows = []
+    for spare, how in (("1", "with"), ("0", "without")):
+        cases: dict[str, Case] = {
+            name: functools.partial(_plan_error, source, spare) for name, source in PLANNED.items()
+        }
+        turns = Turns(min(effort.runs, 3), cases)
+        for name in PLANNED:
+            what = f"%%foreach --plan, 4 items at once, {name}, {how} spare processes: error of the memory"
+            rows.append(turns.row(what, "%", "error", us=name, goal=Goal(20.0)))
+    return rows
+
+
+def _plan_error(source: str, spare: str) -> Measured:
+    """Plan a cell in a first launch and run it, and return by how many percent the plan is wrong.
+
+    Looking ends with the first item: a process that ends takes its modules apart, and so gets a copy of what it shares.
+    """
+    from sparkring.launchers.spare import spares
+
+    before = os.environ["SPARKRING_SPARE"]
+    os.environ["SPARKRING_SPARE"] = spare
+    try:
+        cell = f"{source}import pathlib, time\ntime.sleep(1)\npathlib.Path(over).touch()"
+        with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor() as threads:
+            over = Path(folder, "over")
+            notebook().user_ns["over"] = str(over)
+            plan = run_cell(f"%%foreach i in range(4) -n -4 --plan\n{cell}")
+            over.unlink()
+            held = threads.submit(_peak_until, over)
+            try:
+                run_cell(f"%%foreach i in range(4) -n -4\n{cell}")
+            finally:
+                over.touch()
+            return {"error": 100 * abs(plan.memory_at(4) / held.result() - 1)}
+    finally:
+        spares.stop()
+        os.environ["SPARKRING_SPARE"] = before
+
+
+def _peak_until(over: Path) -> int:
+    found = 0
+    while not over.exists():
+        found = max(found, _held_below())
+        time.sleep(0.05)
+    return found
+
+
+def _held_below() -> int:
+    """Return how much memory the processes below this one hold. What they share counts once, as do mapped files.
+
+    The files that only the spare process has mapped do not count, since the system can drop them from memory.
+    """
+    from sparkring.launchers.spare import spares
+
+    own = files = 0
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error, OSError):
+            shares = _kilobytes(f"/proc/{process.pid}/smaps_rollup")
+            own += shares["Pss_Anon"] + shares["Pss_Shmem"]
+            if spares.spare is None or process.pid != spares.spare.pid:
+                files = max(files, _kilobytes(f"/proc/{process.pid}/status")["RssFile"])
+    return 1024 * (own + files)
+
+
+def _kilobytes(path: str) -> dict[str, int]:
+    lines = (line.split() for line in Path(path).read_text().splitlines())
+    return {words[0].rstrip(":"): int(words[1]) for words in lines if words[-1] == "kB"}
 
 
 def _warm_up() -> None:

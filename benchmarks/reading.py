@@ -32,7 +32,7 @@ def parquet(effort: Effort) -> list[Row]:
     """1,000,000 rows of ten numbers, and 20,000 images of 32 × 32 pixels from scikit-learn's photos."""
     rows, images = (100_000, 4_000) if effort.quick else (1_000_000, 20_000)
     found = []
-    with _data(rows, images) as folder:
+    with data_sets(rows, images) as folder:
         for what, name in (("rows", f"{rows:,} rows × 10 float32"), ("images", f"{images:,} images of 3 kB")):
             read = functools.partial(_read, what=what, folder=folder / what)
             turns = Turns(
@@ -66,7 +66,7 @@ def parquet(effort: Effort) -> list[Row]:
 def together(effort: Effort) -> list[Row]:
     """Two ranks that read at the same time, compared with one of them that reads alone."""
     alone = "one of the two, alone"
-    with _data(100_000 if effort.quick else 1_000_000, 0) as folder:
+    with data_sets(100_000 if effort.quick else 1_000_000, 0) as folder:
         measured: list[Measured] = []
 
         def both() -> Measured:
@@ -80,7 +80,7 @@ def together(effort: Effort) -> list[Row]:
 def tfrecord(effort: Effort) -> list[Row]:
     """The same rows as TFRecord files."""
     rows = 100_000 if effort.quick else 1_000_000
-    with _data(rows, 0, records=True) as folder:
+    with data_sets(rows, 0, records=True) as folder:
         read = functools.partial(_read, what="rows", folder=folder / "rows")
         turns = Turns(effort.runs, {US: lambda: read("tfrecords"), BY_HAND: lambda: read("tfrecord_by_hand")})
     told = f"{rows:,} rows × 10 float32: TFRecord, second epoch"
@@ -110,7 +110,7 @@ def _together(folder: Path) -> Measured:
 
 
 @contextmanager
-def _data(rows: int, images: int, *, records: bool = False) -> Iterator[Path]:
+def data_sets(rows: int, images: int, *, records: bool = False) -> Iterator[Path]:
     """Write the data sets to a temporary folder."""
     import numpy as np
     import pyarrow as pa

@@ -41,6 +41,7 @@ import latency  # noqa: E402
 import loading  # noqa: E402
 import panel  # noqa: E402
 import reading  # noqa: E402
+import scoring  # noqa: E402
 import search  # noqa: E402
 import sets  # noqa: E402
 import start  # noqa: E402
@@ -52,6 +53,7 @@ from harness import Effort, Row, say, table  # noqa: E402
 BENCHMARKS: dict[str, Callable[[Effort], list[Row]]] = {
     "frameworks": start.frameworks,
     "trivial": start.trivial,
+    "first": start.first,
     "again": start.again,
     "burst": burst.million,
     "training": training.keras,
@@ -71,8 +73,10 @@ BENCHMARKS: dict[str, Callable[[Effort], list[Row]]] = {
     "checkpoints": checkpoints.files,
     "restarts": checkpoints.runs,
     "panel": panel.live,
+    "scoring": scoring.small_net,
     "items": items.trivial,
     "utilisation": items.utilisation,
+    "planned": items.planned,
     "search": search.time_to_good,
 }
 PACKAGES = (

@@ -97,6 +97,33 @@ def again(effort: Effort) -> list[Row]:
     ]
 
 
+def first(effort: Effort) -> list[Row]:
+    """The first launch of a notebook, whose processes a spare process forks, and the same in new processes.
+
+    Each turn has a new kernel. The last item of a pool begins when all processes have imported the framework.
+    """
+    rows = []
+    for name in ("torch", "tensorflow"):
+        pool = f"%%foreach i in range(4) -n -4\nimport {name}\nimport time\ntime.time()"
+        cases: dict[str, Case] = {
+            US: functools.partial(_first, pool, "1"),
+            NEW: functools.partial(_first, pool, "0"),
+        }
+        turns = Turns(effort.runs, cases)
+        what = f"first %%foreach, 4 processes that import {name}: start to the import in"
+        rows += [turns.row(f"{what} {each}", "s", each.split()[0], NEW) for each in ("one process", "all processes")]
+    return rows
+
+
+def _first(source: str, spare: str) -> Measured:
+    with Kernel(SPARKRING_SPARE=spare, SPARKRING_PANEL="0") as kernel:
+        kernel.run("%load_ext sparkring")
+        kernel.run("import time\nbegun = time.time()")
+        kernel.run(source)
+        ends = kernel.value("[at - begun for at in sparkring.last_result.values]")
+    return {"one": min(ends), "all": max(ends)}
+
+
 def _again(kernel: Kernel, source: str) -> Measured:
     kernel.run(WAIT)
     return kernel.run(source, FIRST)

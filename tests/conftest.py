@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import gc
 import importlib.util
 import linecache
 import os
@@ -21,6 +22,9 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 # A test that does not look for spare processes must not be slowed by one, nor find one.
 os.environ["SPARKRING_SPARE"] = "0"
+# By default, gc runs after every 700 new objects, which would take a tenth of the time of the tests that run in this
+# process: it visits all that TensorFlow and PyTorch have made again and again. The leak watch collects when it must.
+gc.set_threshold(100_000, 50, 100)
 
 pytest_plugins = (
     "kinds",
@@ -31,6 +35,7 @@ pytest_plugins = (
     "rings",
     "drivers",
     "pools",
+    "spares",
 )  # in tests/plugins; each may use those before it
 
 

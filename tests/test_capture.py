@@ -22,6 +22,7 @@ from packaging.version import Version
 from sparkring.capture import cell as module
 from sparkring.capture import source_lines
 from sparkring.capture.cell import CapturedName, capture
+from sparkring.capture.first_imports import first_imports
 from sparkring.capture.names import names_read
 from sparkring.capture.packing import pack_call, unpack_call, unpack_names
 from sparkring.capture.string_names import names_in_strings
@@ -1513,3 +1514,11 @@ def test_nothing_heavy_is_imported() -> None:
 def test_containers_that_a_cell_only_changes(cell, found):
     values = {"results": [], "table": {}, "seen": set(), "frame": pandas.DataFrame(), "number": 1}
     assert changed_only(ast.parse(cell), values) == found
+
+
+def test_what_a_cell_imports_first():
+    """A module that is not installed may be the user's, and change what later imports find."""
+    source = 'import os, numpy.linalg as la\nx = "\\d"\nfrom scipy import stats\nimport not_installed\nimport pandas'
+    assert first_imports(source) == ["os", "numpy", "numpy.linalg", "scipy", "scipy.stats"]
+    assert first_imports("def f():\n    import numpy\nfrom . import numpy") == []
+    assert first_imports("import numpy\n1 +") == []

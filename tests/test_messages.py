@@ -22,7 +22,7 @@ from sparkring.wire import messages
 from sparkring.wire.channel import pair
 from sparkring.wire.messages import MalformedMessage, Message, RankNews, decode, encode
 
-NEWS = RankNews(("x", "y"), True, 40_000, 1 << 30)
+NEWS = RankNews(("x", "y"), True, 40_000, 1 << 30, seconds=0.5)
 FAILURE = messages.Failure(
     "code",
     "TypeError: no",
@@ -66,12 +66,15 @@ EXAMPLES: list[Message] = [
     messages.Output("stderr", b"bytes \xff\n"),
     messages.GpuUsed("0", "NVIDIA", 5, 9, None),
     messages.Stack("running", "File …"),
+    messages.GivenBack(3),
     messages.TimelinePart(b"zlib", True, 7),
     messages.Exited(None, 9, True, 1 << 40),
     messages.Exited(3, None, False, 0),
     messages.Done((messages.PackedValue("", "int", 2, ""), messages.PackedValue("x", "lock", 0, "no")), ("y",), "1",
                   NEWS, (b"1", b"2")),
     messages.Failed(FAILURE, NEWS),
+    messages.Importing(),
+    messages.CollectivesEnded(),
     messages.UserMessage("text"),
     messages.Metrics({"loss": 0.5, "nan": float("inf")}, step=3, epoch=None, steps=10),
     messages.Displayed(1, "image/png", b"png", "<Figure>", 3, item=7),

@@ -38,9 +38,11 @@ def test_cores_bind():
     assert (found.fits, found.binds, found.warning) == (16, "cores", "")
     assert found.start_s == 3.5
     assert found.seconds_at(4) == 3.5 + 2 * 25
-    assert found.seconds_at(16) == 7.0 + 2 * 7
-    assert found.seconds_at(32) == 14.0 + 2 * 100 / 16
+    assert found.seconds_at(16) == 3.5 + 3.0 + 2 * 7, "each process imports for itself, and each core is for two"
+    assert found.seconds_at(32) == 3.5 + 3 * 3.0 + 2 * 100 / 16
     assert found.seconds_at(200) == found.seconds_at(100), "there are only 100 items"
+    assert found.memory_at(200) == found.memory_at(100)
+    assert "With 32 at once, each item takes longer, since together they need 16 cores." in str(of(np=-32))
     assert "1 at once  4 at once  16 at once  available" in str(found)
     assert of({"cpu_s": 2.2}).fits == 7
     assert of({"cpu_s": 2.05}).fits == 8, "a little more than a core each still fits"

@@ -13,11 +13,13 @@ import pytest
 from fake_launcher import Exit, FakeRank, Vanish
 
 from sparkring.capture.packing import unpack_names
+from sparkring.capture.source_lines import keep_lines
 from sparkring.engine import api
-from sparkring.engine.foreach import pool, slot
+from sparkring.engine.foreach import slot, slots
 from sparkring.engine.foreach.content import digest
 from sparkring.engine.foreach.items import Items, Targets
 from sparkring.engine.foreach.kept import Kept
+from sparkring.engine.foreach.meaning import meaning_of
 from sparkring.engine.foreach.run import ForeachSpec
 from sparkring.engine.options import ForeachOptions
 from sparkring.engine.spec import Cell
@@ -314,7 +316,7 @@ def test_an_item_that_does_not_fit_the_targets_fails(runs):
 
 def test_processes_that_cannot_be_started(runs, monkeypatch):
     """The start is tried again, which does not count as an attempt. If it keeps failing, the error says why."""
-    monkeypatch.setattr(pool, "START_PAUSE_S", 0.01)
+    monkeypatch.setattr(slots, "START_PAUSE_S", 0.01)
     runs.launched.refused = 2
     result = runs(lambda rank, item: item, [1])
     assert result.values == [1]
@@ -383,7 +385,7 @@ def test_results_of_other_code_are_not_used(tmp_path, monkeypatch):
     path = str(tmp_path / "kept")
 
     def key(code: str, item: object) -> str:
-        return Kept(path, code, 1).key_of({"x": item})
+        return Kept(path, meaning_of([code], {}, {}, ()), 1).key_of({"x": item})
 
     assert key("y = x  # doubled", 1) == key("y = x", 1)
     different = [key("y = x", each) for each in (1, 1.0, True, "1", b"1", (1,), [1], {1}, {1: 1}, None, Mode.ONE)]
@@ -392,6 +394,50 @@ def test_results_of_other_code_are_not_used(tmp_path, monkeypatch):
     assert len({key("", each) for each in arrays}) == 4
     assert key("", {"a": 1, "b": {2, 3}}) == key("", {"b": {3, 2}, "a": 1})
     assert digest({"a": [1, 2.5, "text", None]}, frozenset("xyz")) == PLAIN, "the same in every kernel"
+
+
+NOTEBOOK = """
+import dataclasses, functools
+epochs, config, frame = 30, {"lr": [0.1, 0.2]}, list(range(1000))
+@dataclasses.dataclass
+class Settings:
+    width: int = 8
+    def double(self):
+        return self.width * 2
+settings = Settings()
+class Net:
+    depth = 2
+    def forward(self, x):
+        return x
+def helper(x):
+    return Net().forward(x) * epochs
+def train(x, rate=0.5):
+    return helper(x) + config["lr"][0] + settings.width + len(frame)
+some = functools.partial(train, rate=0.1)
+net = Net()
+"""
+
+
+def test_what_the_results_depend_on():
+    """They depend on functions and classes of the notebook, also on those that functions use, and on settings."""
+
+    def meaning(text: str = NOTEBOOK, used: str = "train", hidden: tuple[str, ...] = ()) -> str:
+        namespace = {"__name__": "__main__"}
+        filename = f"<notebook {hash(text)}>"
+        keep_lines(filename, text)
+        exec(compile(text, filename, "exec"), namespace)
+        return meaning_of(["y = train(x)"], {used: namespace[used]}, namespace, hidden)
+
+    changes = [("epochs, config", "epochs , config"), ("x\n", "x  # the same\n"), ("range(1000)", "range(2000)")]
+    assert {meaning(NOTEBOOK.replace(*change)) for change in changes} == {meaning()}
+    changes = [("= 30", "= 60"), ("0.2]", "0.3]"), ("int = 8", "int = 9"), ("depth = 2", "depth = 3"),
+               ("return x\n", "return x + 1\n"), ("* epochs", "+ epochs"), ("rate=0.5", "rate=0.6")]  # fmt: skip
+    different = [meaning(NOTEBOOK.replace(*change)) for change in changes]
+    assert len({meaning(), *different}) == len(changes) + 1
+    assert meaning(used="some") != meaning(NOTEBOOK.replace("rate=0.1", "rate=0.2"), used="some")
+    for used, line in (("net", "return x"), ("settings", "return self.width * 2")):
+        assert meaning(used=used) != meaning(NOTEBOOK.replace(f"{line}\n", f"{line} + 1\n"), used=used)
+    assert meaning(NOTEBOOK.replace("= 30", "= 60"), hidden=("epochs",)) == meaning(hidden=("epochs",))
 
 
 class Mode(enum.Enum):

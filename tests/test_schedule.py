@@ -31,7 +31,7 @@ def test_items_are_taken_one_by_one():
     found, taken = Schedule(2), 0
     free = {0, 1}
     for _ in range(10):
-        while found.wants_item:
+        while found.wants_item(free):
             found.add(Item(taken, ""))
             taken += 1
             free -= {each.slot for each in found.assign(sorted(free))}
@@ -93,8 +93,27 @@ def test_it_is_tried_again_elsewhere():
 def test_ranks_that_could_not_be_started_cost_no_attempt():
     found = schedule(1, 1)
     begun(found, 0)
-    found.give_back(0)
+    found.give_back(*found.running[0])
     assert begun(found, 0) == [(0, 1, 0)]
+
+
+def test_short_items_that_a_slot_has_besides():
+    """A slot may be given more than it runs at once. What it gives back runs next, and has not been tried yet."""
+    found = schedule(5, 2)
+    assert begun(found, 0, 1) == [(0, 1, 0), (1, 1, 1)]
+    assert begun(found, 2) == [], "two slots have items"
+    assert begun(found, 0) == [(2, 1, 0)]
+    assert begun(found, 0) == [(3, 1, 0)]
+    found.limit = 1
+    assert found.ended(1) == "finished"
+    assert begun(found, 1) == [], "slot 0 still has items"
+    found.limit = 2
+    found.give_back(found.running[0][2])
+    found.give_back(found.running[0][1])
+    assert found.ended(0, KILLED) == "again"
+    assert begun(found, 1) == [(0, 2, 1)]
+    assert begun(found, 1) == [(2, 1, 1)]
+    assert begun(found, 0) == [(3, 1, 0)]
 
 
 def test_fewer_at_once_when_the_memory_is_exhausted():
@@ -129,7 +148,7 @@ def test_fail_fast():
     assert found.called_off
     assert found.over
     assert begun(found, 0) == []
-    assert not found.wants_item
+    assert not found.wants_item([0])
     found = Schedule(2, fail_fast=True)
     found.failed()
-    assert not found.wants_item
+    assert not found.wants_item([0])

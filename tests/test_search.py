@@ -72,7 +72,7 @@ def test_a_pruned_trial_ends_at_its_next_report(runs):
     found = result.record.items
     assert (found.finished, found.pruned, found.done) == (2, 2, 4)
     assert found.search.best == (0, 1.25)
-    assert found.known[1].curve == ((1.0, 3.0), (2.0, 2.5), (3.0, 2 + 1 / 3), (4.0, 2.25))
+    assert found.known[1].curves["loss"] == ((1.0, 3.0), (2.0, 2.5), (3.0, 2 + 1 / 3), (4.0, 2.25))
     assert describe.outcome(result.record) == "2 of 4 items finished · 2 pruned · best loss 1.25 (item 0)"
     assert run_store.load(run_store.find_saved(result.record.run_id)).items == found
     journal = optuna.storages.journal.JournalFileBackend(f"{result.record.log_folder}/study.journal")
@@ -303,7 +303,7 @@ def test_targets_that_do_not_fit(runs):
         with pytest.raises(OptionsError, match=what):
             api.foreach_spec(ForeachSpec(Cell("\n1", {}), space, ForeachOptions(-1), Targets(targets)), runs.view)
     assert not runs.launched
-    with pytest.raises(OptionsError, match="only by %%foreach and"):
+    with pytest.raises(OptionsError, match="only %%foreach and"):
         list(space)
 
 

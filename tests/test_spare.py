@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import psutil
 import pytest
-from leaks import Watch, runs
+from leaks import runs
+from spares import ready
 from waiting import until
 
 import sparkring
@@ -22,24 +22,8 @@ from sparkring.runtime import storage
 # With this, launches of one rank and of two have the same settings. pandas stands for all frameworks: it is imported
 # fast, and NumPy's and pyarrow's libraries start threads.
 ENV = (("OMP_NUM_THREADS", "2"),)
+STARTS_A_THREAD = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
 AHEAD = "from sparkring.worker.rank import preloads; "
-
-
-@pytest.fixture
-def spares(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> Iterator[Spares]:
-    """Spare processes are on, and start as soon as no launch is under way."""
-    monkeypatch.setenv("SPARKRING_SPARE", "1")
-    monkeypatch.setattr(spare, "REST_S", 0.0)
-    yield spare.spares
-    spare.spares.stop()
-    until(lambda: not spare.spares.leaving(), "the spare process ends with its last member")
-
-
-def ready(spares: Spares) -> SpareProcess:
-    """The spare process that follows a launch, once it has imported its modules."""
-    until(lambda: spares.spare is not None and spares.spare.is_ready(), "a spare process")
-    assert spares.spare is not None
-    return spares.spare
 
 
 def new(spares: Spares, *modules: str, **environment: str) -> SpareProcess:
@@ -77,6 +61,29 @@ def test_forked_ranks_are_like_new_processes(local, spares, tmp_path, monkeypatc
     assert all(len(set(drawn)) == 3 for drawn in zip(*(values[1:] for values in (*forked, cold)), strict=True))
 
 
+def test_a_first_launch_imports_once(local, spares, tmp_path, monkeypatch):
+    """If it is known what the ranks import first, they are forked from a process that has imported it."""
+    packages = tmp_path / "site-packages"
+    packages.mkdir()
+    (packages / "starts_a_thread.py").write_text(STARTS_A_THREAD)
+    (packages / "another.py").touch()
+    (tmp_path / "mine.py").touch()
+    env = (*ENV, ("PYTHONPATH", os.pathsep.join((str(tmp_path), str(packages), *sys.path))))
+    monkeypatch.syspath_prepend(packages)
+    monkeypatch.setattr(spare, "FRAMEWORKS", spare.FRAMEWORKS | {"another", "starts_a_thread"})
+    ahead = f"{AHEAD}preloads.ahead"
+    assert local.run(f"import mine, pandas\n{ahead}", 1, env=env).value == (), "the user's module may change anything"
+    spares.stop()
+    assert local.run(f"import os\nos.environ['X'] = '1'\nimport pandas\n{ahead}", 1, env=env).value == ()
+    spares.stop()
+    assert local.run(f"import starts_a_thread\n{ahead}", 2, env=env).values == [(), ()], "it cannot be forked"
+    spares.stop()
+    assert local.run(f"import numpy as np, pandas as pd\n# not torch\n{ahead}", 2, env=env).values == [("pandas",)] * 2
+    assert spares.spare is not None
+    assert spares.spare.wanted.modules == ("pandas",), "it stays for the next launch"
+    assert local.run(f"import another\n{ahead}", 1, env=env).value == ("another",)
+
+
 def test_horovod_and_pools_on_forked_ranks(local, spares, monkeypatch):
     new(spares, "torch", "horovod.torch")
     ready(spares)
@@ -99,6 +106,8 @@ def test_horovod_and_pools_on_forked_ranks(local, spares, monkeypatch):
 
     found = sparkring.foreach(item, range(3), np=-2, fresh_process=True)
     assert found.values == [(("torch", "horovod.torch"), number) for number in range(3)]
+    planned = sparkring.foreach(item, range(3), np=-2, plan=True)
+    assert planned.memory_bytes < 60_000_000 < 120_000_000 < planned.shared_bytes, "all items share what was imported"
 
 
 def test_the_ends_of_forked_ranks(local, spares):
@@ -151,6 +160,7 @@ def test_when_new_processes_are_started(local, spares, tmp_path, monkeypatch):
     assert local.run(f"import changes\n{ahead}", 1, env=ENV).value == ("pandas",)
     assert any("KERAS_BACKEND changed after pandas" in line.text for line in local.view.record.recent)
     assert spares.spare is None
+    assert local.run(f"import pandas, changes\n{ahead}", 1, env=ENV).value == (), "the same cell has new processes now"
     found = new(spares, "pandas")
     ready(spares)
     assert local.run(ahead, 1, env=(*ENV, ("TF_NAME", "1"))).value == ()
@@ -170,9 +180,7 @@ def test_a_changed_installation_is_another_setting(tmp_path, monkeypatch, spares
 
 def test_a_spare_process_that_gives_up(local, spares, tmp_path, monkeypatch):
     """It ends if a module has started a thread or cannot be imported, and after a while without a launch."""
-    (tmp_path / "starts_a_thread.py").write_text(
-        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
-    )
+    (tmp_path / "starts_a_thread.py").write_text(STARTS_A_THREAD)
     for module in ("starts_a_thread", "no_such_module"):
         found = new(spares, module, PYTHONPATH=os.pathsep.join((str(tmp_path), *sys.path)))
         until(found.has_refused, "the spare process ends")

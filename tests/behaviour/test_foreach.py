@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import random
 import re
 import shutil
 import signal
@@ -26,6 +27,7 @@ from sparkring.engine.foreach.run import ForeachSpec
 from sparkring.engine.options import ForeachOptions
 from sparkring.engine.spec import Cell
 from sparkring.errors import ItemsFailed, RunFailed
+from sparkring.gangs.gang import Gang
 from sparkring.history import run_store
 from sparkring.history.record import RunRecord
 
@@ -184,15 +186,16 @@ def test_how_items_may_end(ring, pools):
 def test_stop_keeps_what_is_done(ring, pools):
     """Stop interrupts the items that run, kills those that do not respond, and leaves no process.
 
-    On Spark, there are slots for four of the six items that may run at once. The other two wait for slots.
+    Items that wait behind another one have not begun. On Spark, there are slots for four of the six items that may run
+    at once. The other two wait for slots.
     """
     at_once, running = (2, 2) if pools.where == "local" else (6, 4)
     pools.define("import itertools, signal, time")
     run = pools.in_background(
         "n in itertools.count()",
         """
-        if n >= 3:
-            if n == 4: signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if n >= 60:
+            if n % 2: signal.signal(signal.SIGINT, signal.SIG_IGN)
             print("waits", flush=True)
             while True: time.sleep(60)
         n
@@ -206,11 +209,64 @@ def test_stop_keeps_what_is_done(ring, pools):
     assert waits.wait(60)
     up = run.record.items.up
     run.stop()
-    with pytest.raises(KeyboardInterrupt, match=f"3 of {3 + running} items finished"):
+    with pytest.raises(KeyboardInterrupt, match=f"60 of {60 + running} items finished"):
         run.result()
     assert up == (None if pools.where == "local" else running)
-    assert sparkring.last_result.values == [0, 1, 2, *[None] * running]
-    assert list(sparkring.last_result.table.state) == ["finished"] * 3 + ["stopped"] * running
+    result = sparkring.last_result
+    assert result.values[:60] == list(range(60))
+    assert list(result.table.state) == ["finished"] * 60 + ["stopped"] * (len(result) - 60)
+    assert 60 + running <= len(result) < 200, "the iterable is not read far ahead"
+    assert [item.state for item in result.record.items.known] == ["finished"] * 60 + ["stopped"] * running
+
+
+def test_short_items_are_given_ahead(ring, pools, tmp_path, monkeypatch):
+    """Items wait at a member only behind short ones. If it dies, only the item that ran has been tried.
+
+    Behind an item that takes long or fails, they run elsewhere. What each item prints and reports is its own.
+    """
+    given, send = [], Gang.submit_ahead
+    monkeypatch.setattr(Gang, "submit_ahead", lambda gang, request: given.append(request) or send(gang, request))
+    pools.notebook["folder"] = tmp_path
+    pools.define("import os, random, time, sparkring")
+    with pytest.raises(ItemsFailed, match=r"1 of 300 items failed \(299 finished\)"):
+        pools.run(
+            "n in range(300)",
+            """
+            if n == 100 and not (folder / "killed").exists():
+                (folder / "killed").touch()
+                os.kill(os.getpid(), 9)
+            if n == 200:
+                raise ValueError(n)
+            while n == 250 and len([*folder.glob("later-*")]) < 49:
+                time.sleep(0.01)
+            if n % 9 == 0:
+                os.write(1, b"item %d" % n)
+            sparkring.log(half=n / 2)
+            if n > 250:
+                (folder / f"later-{n}").touch()
+            n, random.random()
+            """,
+            timeout_each_s=30.0,
+        )
+    result = sparkring.last_result
+    assert len(given) > 100
+    assert {number: value for number, (value, _) in result.by_item.items()} == {n: n for n in range(300) if n != 200}
+    assert list(result.errors) == [200]
+    assert {item.item: item.attempt for item in result.record.items.known if item.attempt > 1} == {100: 2}
+    assert [item.metrics.get("half") for item in result.record.items.known] == [
+        None if n == 200 else n / 2 for n in range(300)
+    ]
+    path = run_store.find_saved(result.record.run_id)
+    assert run_store.load(path).items == result.record.items
+    assert [run_store.item_log(path, n) for n in (0, 9, 18, 135, 136)] == [
+        "item 0",
+        "item 9",
+        "item 18",
+        "item 135",
+        "",
+    ]
+    alone = random.Random(seed_of(0, 135)).random()
+    assert result.values[135] == (135, alone)
 
 
 @pytest.mark.standalone("executors run the items")
@@ -446,7 +502,7 @@ def train(trial):
     store.save(before + 1, {"steps": before + 1})
     store.wait()  # it is saved in the background, and the kernel is killed soon
     sparkring.log(loss=trial.q % 7)
-    while trial.q in (5, 6, last):
+    while trial.q in (5, 6) or (trial.q == 7 and Path("../endless").exists()):
         time.sleep(0.01)
     return trial.q, before
 
@@ -460,11 +516,13 @@ print("study", [trial.state.name for trial in result.study.trials if trial.param
 
 def test_after_a_killed_kernel_a_search_goes_on(driver, tmp_path):
     """Its study has the trials of the killed kernel, pruned ones too. The trial that ran runs again, as another one."""
+    (tmp_path / "endless").touch()
     killed = driver(SEARCHES.replace("LAST", "7"))
     killed.wait()
     assert killed.process.returncode == -signal.SIGKILL
     until(lambda: not killed.family(), "the pool's processes end with their kernel")
     (tmp_path / "ran").unlink()
+    (tmp_path / "endless").unlink()
     lines = driver(SEARCHES.replace("LAST", "None")).wait().splitlines()
     found = {what: ast.literal_eval(rest) for what, _, rest in (line.partition(" ") for line in lines[-3:])}
     assert found["values"][5:] == [5.0, 6.0, (7, 1)]

@@ -32,7 +32,7 @@ while not os.path.exists(SEEN) and time.monotonic() < until:
 '''
 SEEN = os.path.abspath("seen")
 
-class View(View):  # lets the ranks of USES go on once it has heard of all GPUs
+class View(View):  # writes SEEN once it has heard of all GPUs, so that the ranks of USES go on
     def refresh(self, record):
         super().refresh(record)
         if record.ranks and all(rank.gpus for rank in record.ranks):
@@ -47,6 +47,8 @@ def attempt(name, np, **options):
         found[name] = f"{type(error).__name__}: {error}"
 
 def used(np, **options):
+    if os.path.exists(SEEN):
+        os.remove(SEEN)  # an earlier run has lasted long enough to write it
     record = run(USES, np, {"SEEN": SEEN}, **options).record
     saved = runs.load(runs.find(""))
     assert [rank.gpus for rank in saved.ranks] == [rank.gpus for rank in record.ranks]

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from spares import also, ready
 
 from sparkring import shards
 from sparkring.errors import CheckpointError, RunFailed
@@ -324,12 +325,15 @@ ROWS, BATCH = 960, 8
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("framework", "cell", "kills"),
-    [pytest.param("plain", ALONE, 10, id="alone"), pytest.param("torch", TOGETHER, 10, id="in a ring of torch")],
+    ("framework", "cell", "kills", "imports"),
+    [
+        pytest.param("plain", ALONE, 10, ("pyarrow.dataset",), id="alone"),
+        pytest.param("torch", TOGETHER, 10, ("torch._dynamo", "pyarrow.dataset"), id="in a ring of torch"),
+    ],
 )
-def test_kills(local, tmp_path, framework, cell, kills):
+def test_kills(local, spares, monkeypatch, tmp_path, framework, cell, kills, imports):
     """Whenever ranks are killed, the weights equal those of an undisturbed run bit by bit, even with dropout, and
-    each rank has read each of its rows once in each epoch."""
+    each rank has read each of its rows once in each epoch. What they import is imported once for all attempts."""
     draw = np.random.default_rng(0)
     columns = {"x": list(draw.random((ROWS, 4), np.float32)), "y": draw.random(ROWS, np.float32), "id": np.arange(ROWS)}
     pq.write_table(pa.table(columns), tmp_path / "data.parquet", row_group_size=100)
@@ -341,7 +345,9 @@ def test_kills(local, tmp_path, framework, cell, kills):
         return local.run(cell, namespace=values, framework=framework, **options)
 
     enough.touch()
+    also(spares, monkeypatch, *imports)
     undisturbed = train("undisturbed")
+    ready(spares)  # it serves all attempts: their imports would take most of the test's time
     enough.unlink()
     chance, killed = random.Random(0), 0
 

@@ -63,7 +63,8 @@ def check_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mappin
 def options_apart(run: Callable[P, R]) -> Callable[P, R]:
     """Decorate `run`, a function that is called as `run(function, *args, **kwargs)` and has keyword-only options.
 
-    The decorated `run` raises OptionsError if a keyword is ambiguous, that is, an option and a parameter of `function`.
+    The decorated `run` raises OptionsError if a keyword is ambiguous, that is, if it names both an option of `run` and
+    a parameter of `function`.
     """
     first, *others = inspect.signature(run).parameters.values()
     options = [each.name for each in others if each.kind is each.KEYWORD_ONLY]

@@ -106,7 +106,7 @@ def capture(
     submodules = imported_submodules(cell.chains, modules.get)
 
     def stays(name: str) -> bool:
-        """Whether the value of `name` stays in the notebook, even if functions that are sent read the name."""
+        """Whether the value of `name` stays in the notebook, even if a function that reads the name is sent."""
         return name in hidden or (name not in also and name in held)
 
     wanted = {name: want for name, want in wanted.items() if not stays(name)}

@@ -85,14 +85,20 @@ def attribute_chains(code: types.CodeType) -> set[tuple[str, ...]]:
 
 
 class Call(NamedTuple):
-    """A method call in a cell. `arguments` has a value for each positional argument: None unless it is a constant."""
+    """A method call in a cell.
+
+    `arguments` has one item for each positional argument: the value of a constant, or None for any other expression.
+    """
 
     method: str
     arguments: tuple[Any, ...]
 
 
 def method_calls(source: str, name: str) -> list[Call]:
-    """Find the calls that a cell makes of methods of the notebook's object `name`; none if the cell binds the name."""
+    """Find the calls in a cell to methods of the notebook's object `name`.
+
+    Return an empty list if the cell binds the name.
+    """
     nodes = list(ast.walk(ast.parse(source)))
     bound = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
     bound |= {node.arg for node in nodes if isinstance(node, ast.arg)}
@@ -142,7 +148,7 @@ class CellNames(NamedTuple):
         return self._replace(required=required, optional=optional, bound=self.bound | script.bound)
 
 
-# The names that are bound on every path to a statement; None if no path leads to it.
+# The names that are bound on every path to a statement, or None if no path leads to the statement.
 _Known: TypeAlias = frozenset[str] | None
 
 IMPLICIT = {"__name__", "__doc__", "__file__", "__builtins__", "__annotations__", "__package__", "__spec__",
@@ -250,18 +256,23 @@ class _Reader:
             case ast.Match(subject, cases):
                 return self.match(self.expression(subject, known), cases)
             case ast.Break() | ast.Continue():
-                return None  # the rest of the block does not run; what a loop binds never counts as known after it
+                # The rest of the block does not run. Names that a loop binds never count as known after the loop.
+                return None
             case ast.Raise():
                 self.run(node, known)
                 return None
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                 # A body runs when it is called, so what the body reads is noted where the name of the function or class
-                # is read. But a decorator may call the body at once, so if there is a decorator, it is noted here.
+                # is read. But a decorator may call the body at once, so if there is a decorator, what the body reads is
+                # noted here.
                 return self.run(node, known, deferred=not node.decorator_list)
         return self.run(node, known)
 
     def try_(self, node: ast.Try, known: frozenset[str]) -> _Known:
-        """Follow `try`. A handler may start after any part of the body, so it can rely only on names bound before."""
+        """Follow `try`.
+
+        A handler may start after any part of the body, so it can rely only on names that are bound before the `try`.
+        """
         broken = known - _unbound(node.body)
         after = self.guarded(node.body, known, any(map(_catches_name_error, node.handlers)))
         after = self.block(node.orelse, after)
@@ -371,7 +382,10 @@ class _Reader:
                     self.read_later(name, line, known, set())
 
     def read(self, name: str, line: int, known: frozenset[str]) -> None:
-        """Note that `name` is read, and what a function or class of this name reads, since it may be called now."""
+        """Record that `name` is read.
+
+        If a function or class has this name, also record what its code reads, because it may be called now.
+        """
         if name not in known and name in (self.bound if self.guards else self.possible):
             self.optional.setdefault(name, line)
         elif name not in known:
@@ -382,7 +396,7 @@ class _Reader:
             self.read_later(inner, at, known, {name})
 
     def read_later(self, name: str, line: int, known: frozenset[str], seen: set[str]) -> None:
-        """Note that a function reads `name`, if it is called at this point of the cell or later."""
+        """Record that `name` is read by a function that may be called at this point of the cell or later."""
         if name not in known:
             (self.optional if name in self.bound else self.required).setdefault(name, line)
         if name not in seen:
@@ -409,7 +423,10 @@ def _unbound(statements: Iterable[ast.stmt]) -> set[str]:
 
 
 def _in_commands(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """Yield the names in `!` and `%` commands, with their lines: `{name}`, `$name`, and all names in `%time`'s code."""
+    """Yield the names in `!` and `%` commands, each with its line.
+
+    These names are written as `{name}` or `$name`, or stand in the code after `%time`.
+    """
     for node in ast.walk(tree):
         match node:
             case ast.Call(ast.Attribute(ast.Call(ast.Name("get_ipython")), method), [*arguments]):

@@ -175,7 +175,7 @@ class RankState:
             self._apply_logging(before.loggers, now)
 
     def leave_run(self) -> None:
-        """Detach MLflow on this rank from the notebook's active run, if the cell that has just ended continued it.
+        """Detach MLflow on this rank from the notebook's active run, if this rank continued it in the last cell.
 
         Otherwise, MLflow would end the run when this process exits, while the notebook still uses the run.
         """

@@ -156,7 +156,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
                 carried[name] = function.__globals__[name]
         submodules = {module.__name__ for module in state["_cloudpickle_submodules"]}
         submodules |= imported_submodules(attribute_chains(code), function.__globals__.get)
-        # Stand-ins, not modules: the function must load even if a submodule is missing on the rank.
+        # These are stand-ins instead of modules, because the function must load even if a submodule is missing on the
+        # rank.
         state["_cloudpickle_submodules"] = [StandIn(import_submodule, name) for name in sorted(submodules)]
         if function.__globals__.get("__name__") == "__main__" and code.co_filename not in self._files:
             self._files[code.co_filename] = _CodeFile(code.co_filename)
@@ -170,7 +171,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 def _complete_class(cls: type, reduced: tuple[Any, ...]) -> None:
     """Add to the packed class `reduced` what cloudpickle drops.
 
-    This is the name of the outer class, for a class that is defined inside another one, and the original `__slots__`.
+    cloudpickle drops the original `__slots__`. If the class is defined inside another class, cloudpickle also drops the
+    name of the outer class.
     """
     _, (*_, options, _, _), (attributes, _), *_ = reduced
     if "." in cls.__qualname__:
@@ -219,8 +221,8 @@ class Along(NamedTuple):
 class Packed:
     """The packed values in `payload`, their `sizes` in bytes by name, and the `problems` of those that cannot travel.
 
-    `buffers` are the memory of large values, which is not in `payload`. `along` has what was packed in addition, by
-    name, because the values need it.
+    `buffers` are the memory of large values, which is not in `payload`. `along` maps names to the additional objects
+    that were packed because the values need them.
     """
 
     payload: bytes
@@ -243,7 +245,7 @@ def pack(
     The size of a value does not count what has already been packed with the values before it.
 
     namespace: the notebook's. Functions that have it as their globals get the rank's namespace in place of it.
-    stays: tells whether a name of `namespace` is not sent, although functions use it.
+    stays: tells whether the value of a name in `namespace` is not sent, even if functions use the name.
     bound: names that are not sent along for values that need them, because the rank's `__main__` has them anyway.
     submodules: the names of modules that are imported on the rank.
     """
@@ -351,7 +353,8 @@ def _load(payload: Buffer, namespace: Namespace, buffers: Iterable[Buffer]) -> I
 def unpack_names(payload: Buffer, namespace: Namespace, buffers: Iterable[Buffer] = ()) -> None:
     """Load, on a rank, the values that pack() has packed. Put them into `namespace`, the dict of the rank's `__main__`.
 
-    Raises CaptureError, with the name of the value, if a value cannot be loaded: a module may be missing on the rank.
+    Raises CaptureError, with the name of the value, if a value cannot be loaded, for example because a module is
+    missing on the rank.
     """
     for name, value in _load(payload, namespace, buffers):
         namespace[name] = value

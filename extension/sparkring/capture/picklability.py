@@ -75,8 +75,8 @@ _KINDS: dict[tuple[str, str], Kind] = {
     ("torch", "Tensor"): _CUDA,  # kind_of() returns it only for a tensor that is in a GPU's memory
     ("IPython", "InteractiveShell"): Kind("the notebook's own shell", "call `get_ipython()` in the cell"),
 }
-# Of a value of these types, pickle writes only its name and that of its module. When the pickle is loaded, the value is
-# looked up by these names.
+# For a value of one of these types, pickle writes only the name of the value and the name of its module. When the
+# pickle is loaded, the value is looked up by these two names.
 FOUND_BY_NAME = (type, types.FunctionType, functools._lru_cache_wrapper, typing.NewType, typing.TypeVar)
 _IN_MEMORY = {("_io", "StringIO"), ("_io", "BytesIO")}  # files that are plain data
 
@@ -100,7 +100,10 @@ def _root(module: str) -> str:
 
 
 def type_name(value: object) -> str:
-    """Name a value's type as its users do: `numpy.ndarray`, but `list`, and `Net` for a class of the notebook."""
+    """Return the name of a value's type as its users know it.
+
+    Examples are `numpy.ndarray`, `list` and, for a class of the notebook, `Net`.
+    """
     cls = type(value)
     if issubclass(cls, types.ModuleType):
         return "module"  # also for a lazily loaded module, whose type is a subclass of ModuleType
@@ -110,8 +113,8 @@ def type_name(value: object) -> str:
 def by_reference(value: object) -> bool:
     """Return whether a value is a module, or a function or class that the rank can import by its name."""
     if issubclass(type(value), types.ModuleType):
-        # The `__name__` of a lazily loaded module, such as that of `from tensorflow import keras`, is found with
-        # getattr(), but not in vars().
+        # `from tensorflow import keras` gives a module that is loaded lazily. getattr() finds the `__name__` of such a
+        # module, but vars() does not have it.
         return sys.modules.get(getattr(value, "__name__", "")) is not None
     if not issubclass(type(value), (type, types.FunctionType, types.BuiltinFunctionType)):
         return False
@@ -125,7 +128,8 @@ def by_reference(value: object) -> bool:
 def name_in_main(value: object, namespace: Namespace | None) -> str | None:
     """Find the name in the notebook under which pickle looks for `value`, whose type is one of FOUND_BY_NAME.
 
-    For a value inside a class, this is the name of the outermost class. None if `value` is not found there.
+    For a value inside a class, this is the name of the outermost class. Return None if `value` is not found in
+    the notebook.
     """
     if namespace is None or getattr(value, "__module__", None) != "__main__":
         return None
@@ -178,7 +182,7 @@ class Step(NamedTuple):
 
 _Child = tuple[Literal["inside", "global", "variable", "class"], str, object]
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, bytearray, range, types.ModuleType, types.CodeType)
-_WIDTH = 10_000  # at most this many items of one container are looked at
+_WIDTH = 10_000  # the largest number of items of one container that are looked at
 
 
 def walk(root: object, *, limit: int, enters: Callable[[object], bool] = lambda value: True) -> Iterator[Step]:
@@ -208,8 +212,8 @@ def walk(root: object, *, limit: int, enters: Callable[[object], bool] = lambda 
 def _children(value: Any) -> Iterator[_Child]:
     # isinstance() would ask a proxy object for its class, and get that of another object; type() gets the real class.
     cls = type(value)
-    # A value of a kind that must not be packed is itself the cause that is searched for. So what it holds is not
-    # searched: in a SparkSession, these are very many objects.
+    # A value of a kind that must not be packed is itself the cause that is searched for. So the objects that it holds
+    # are not searched. A SparkSession, for example, holds very many objects.
     if kind_of(value):
         return
     if issubclass(cls, types.FunctionType):
@@ -282,8 +286,8 @@ def _short(key: object) -> str:
 def _path(name: str, root: object, culprit: object) -> tuple[list[str], str]:
     """Find how `culprit` is reached from `root`, which is the value of `name`.
 
-    Returns clauses, such as "`train` uses the notebook's `state`", and the path from the last object that the clauses
-    name to the culprit, such as `state.lock`. The path is empty if the culprit is not found.
+    Returns clauses, such as "`train` uses the notebook's `state`", and a path, such as `state.lock`. The path begins at
+    the last object that the clauses mention, and ends at the culprit. It is empty if the culprit is not found.
     """
     steps: list[Step] = []
     for step in walk(root, limit=200_000):

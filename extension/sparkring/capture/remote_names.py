@@ -21,7 +21,10 @@ _PLAIN_ELSEWHERE = (("numpy", "ndarray"), ("pandas", "DataFrame"), ("pandas", "S
 
 
 class Held:
-    """The names that the ranks have bound, each with a fingerprint of its value in the notebook at that moment."""
+    """The names that the ranks have bound, each with a fingerprint of a value.
+
+    This is the value that the name had in the notebook when the ranks bound the name.
+    """
 
     def __init__(self) -> None:
         self._ranks_with: dict[str, set[int]] = {}
@@ -40,7 +43,7 @@ class Held:
     def beside(self, notebook: Mapping[str, Any], ranks: Iterable[int]) -> Container[str]:
         """Return a container of the names whose values on `ranks` are to be used instead of those in `notebook`.
 
-        The operator `in` computes for a name whether it is one of them.
+        The operator `in` computes whether a name is in the container.
         """
         self._notebook, self._asked_for = notebook, frozenset(ranks)
         self._now.clear()

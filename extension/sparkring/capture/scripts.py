@@ -67,8 +67,8 @@ def find_script(
 def read_script(written: str, transform: Callable[[str], str] | None = None, given: Collection[str] = ()) -> Script:
     """Read the script at a path. Raises OptionsError if the script cannot be read or is not Python.
 
-    `given` are names that have values already: in a notebook's cell with the tag `parameters`, their defaults are left
-    out.
+    `given` are names that already have values. If the script is a notebook, the defaults of these names are left
+    out of a cell that has the tag `parameters`.
     """
     path = os.path.abspath(os.path.expanduser(written))
     if not os.path.exists(path) and os.path.isfile(f"{path}.py"):  # the suffix may be left out, as in IPython
@@ -172,7 +172,10 @@ def _checked(name: str, source: str) -> str:
 
 
 def _cells(path: str, data: bytes) -> list[tuple[str, str, bool]]:
-    """Return the code cells of a notebook: a name for tracebacks, the code, and whether the tag is `parameters`."""
+    """Return the code cells of a notebook.
+
+    For each cell, the list has a name for tracebacks, the code, and whether the cell has the tag `parameters`.
+    """
     try:
         return [
             (f"{path} cell {number}", "".join(cell["source"]), "parameters" in cell.get("metadata", {}).get("tags", ()))

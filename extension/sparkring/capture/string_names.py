@@ -1,7 +1,8 @@
 """Finds names of the notebook in text: in strings that are evaluated as code, in templates, and in annotations.
 
-A string is searched only if code uses it in a way that reads the notebook's variables, such as an argument of eval(),
-or of `query()` in `df.query("x > @limit")`. So a word in a docstring or in printed text does not cause data to be sent.
+A string is searched only if code uses it in a way that reads the notebook's variables. For example, the string may be
+an argument of eval(), or of `query()` in `df.query("x > @limit")`. So a word in a docstring or in printed text does not
+cause data to be sent.
 
 An annotation may be a string, too. `typing.get_type_hints` looks up the names in this string on the ranks.
 """
@@ -140,7 +141,10 @@ def _in_format(text: str) -> Iterable[str]:
 
 
 def names_in_hints_of(value: object) -> set[str]:
-    """Return the names in the annotations of a function or a class, if an annotation is a string or contains one."""
+    """Return the names in the strings in the annotations of a function or a class.
+
+    An annotation may itself be such a string, or may contain one.
+    """
     if not isinstance(value, (type, types.FunctionType)):
         return set()
     try:

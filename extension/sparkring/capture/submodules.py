@@ -1,7 +1,8 @@
 """Finds the submodules that code uses through their package, such as `a.b` in code that reads `a.b.x`.
 
-Only the names of modules are sent to the ranks, which then import the modules. A rank that imports the package `a`
-need not get `a.b` with it, even if the notebook has imported both. So the names of such submodules are sent as well.
+Only the names of modules are sent to the ranks, which then import the modules. When a rank imports the package `a`,
+this does not always import `a.b`, even if the notebook has imported both. So the names of such submodules are sent as
+well.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ missing: dict[str, str] = {}  # on a rank: submodules that could not be imported
 
 
 def imported_submodules(chains: Iterable[tuple[str, ...]], value_of: Callable[[str], object]) -> set[str]:
-    """Return the names of the imported submodules that occur in `chains`: for `("a", "b", "x")`, perhaps `a.b`.
+    """Return the names of the imported submodules that occur in `chains`, such as `a.b` in `("a", "b", "x")`.
 
     `value_of` returns the value of a chain's first name. A chain is skipped if this value is not a module.
     """

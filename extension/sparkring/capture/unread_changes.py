@@ -24,7 +24,7 @@ def changed_only(tree: ast.AST, values: Mapping[str, object]) -> list[str]:
 
 
 def _changed_by(node: ast.AST) -> Iterable[ast.Name]:
-    """Yield the names of which a statement changes the value, and nothing else: `a` of `a["x"].append(1)`."""
+    """Yield the names that a statement uses only to change their values, for example `a` in `a["x"].append(1)`."""
     places: list[ast.expr]
     match node:
         case ast.Expr(ast.Call(ast.Attribute(value, method))) if method in _CHANGING:

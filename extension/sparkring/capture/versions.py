@@ -24,7 +24,10 @@ _PACKAGES = {
 
 @functools.cache  # the search takes some milliseconds, which would slow a short cell on a warm gang
 def versions() -> tuple[tuple[str, str], ...]:
-    """Return the names and versions of Python, sparkring and the installed packages of `_MODULES`, importing none."""
+    """Return the names and versions of Python, sparkring and the installed packages of `_MODULES`.
+
+    The packages are not imported.
+    """
     found = ((name, _version_of(name)) for name in _MODULES)
     ours = ("python", platform.python_version()), ("sparkring", sparkring.__version__)
     return (*ours, *((name, version) for name, version in found if version))
@@ -34,7 +37,7 @@ def show_versions(*modules: str) -> None:
     """Print in one line the versions of Python and of `modules`, such as "tensorflow", without importing them.
 
     Without arguments, print what the record of a run contains: the versions of Python and sparkring, and of the
-    packages for frameworks, Spark and data formats that are installed.
+    installed packages for frameworks, Spark and data formats.
     """
     found = versions()
     if modules:
@@ -51,7 +54,10 @@ def _by_files(module: str) -> str:
 
 
 class Difference(NamedTuple):
-    """A module whose package has different versions in this Python (`here`) and another (`there`); '' if missing."""
+    """A module whose package has different versions in this Python (`here`) and in another Python (`there`).
+
+    A version is '' if the package is missing.
+    """
 
     module: str
     here: str

@@ -261,7 +261,7 @@ def run(
     have the same meanings. With background=True, run() returns a BackgroundRun at once.
 
     If `main` has a parameter with the name of an option, such as checkpoint_dir, this keyword is rejected, since it
-    could mean either of them. Pass the argument of `main` by position, or with functools.partial(main,
+    could mean the parameter or the option. Pass the argument of `main` by position, or with functools.partial(main,
     checkpoint_dir=…). Then the keyword sets the option.
 
     Raises the same errors as %%horovod, and OptionsError if an argument is invalid.

@@ -54,7 +54,8 @@ class BackgroundRun(Generic[Result]):
         self._asked = False
         self._started_in = current_cell()
         self._over = threading.Event()
-        # If the thread were not a daemon, the interpreter would wait for it at exit. Instead, it then calls stop_all().
+        # If the thread were not a daemon, the interpreter would wait for the thread at exit. With a daemon thread, the
+        # interpreter calls stop_all() at exit instead.
         self._thread = threading.Thread(target=self._carry_out, args=(work,), name="sparkring-background", daemon=True)
         _going[self.run_id] = self
         self._thread.start()
@@ -121,7 +122,7 @@ class BackgroundRun(Generic[Result]):
         """Do the work, and keep its result or error. This is what the run's own thread executes."""
         try:
             self._result = work()
-        except BaseException as error:  # of any kind: result() raises it again
+        except BaseException as error:  # catch every kind of error, because result() raises it again
             _empty_frames(error)
             self._error = error
         finally:

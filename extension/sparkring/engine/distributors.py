@@ -13,8 +13,8 @@ import shlex
 from collections.abc import Callable
 from typing import Any
 
-# A rank imports this module, too, if a module of the user's uses these classes. The rank may lack packages that the
-# driver has, so modules that only the driver needs are imported in run().
+# A rank imports this module, too, if one of the user's own modules uses these classes. The rank may lack packages that
+# the driver has, so modules that only the driver needs are imported in run().
 from sparkring.capture.calls import check_call, name_of, source_of
 from sparkring.capture.scripts import read_script
 from sparkring.engine.options import Options
@@ -136,7 +136,9 @@ def _at_least_one(name: str, value: Any) -> int:
 
 
 def _options(count: int, local_mode: bool, use_gpu: bool, *, several: bool = False) -> tuple[Options, str]:
-    """Return the options of a run, and a notice if the ranks will have no GPUs although `use_gpu` is set; otherwise ''.
+    """Return the options of a run, and a notice for the user.
+
+    The notice says that the ranks will have no GPUs although `use_gpu` is set. In all other cases, the notice is ''.
 
     `count` is the number of ranks. But if `several` is set and each Spark task gets several GPUs, `count` is the number
     of GPUs of all ranks.

@@ -126,7 +126,10 @@ def timeline(who: str, horovod: bool, asked: bool) -> bool:
 
 
 def restarts(asked: int | None, checkpoint_dir: str) -> int:
-    """Return how often a run may restart: `asked`, or if that is None, RESTARTS with checkpoints and 0 without."""
+    """Return how often a run may restart.
+
+    This is `asked`. If `asked` is None, it is RESTARTS for a run with checkpoints, and 0 for a run without.
+    """
     return asked if asked is not None else RESTARTS if checkpoint_dir else 0
 
 

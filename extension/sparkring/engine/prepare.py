@@ -91,11 +91,11 @@ def prepare(spec: RunSpec) -> PreparedRun:
     here = spec.framework != "barrier"
     launch = LaunchRequest(options.np, size, dict(options.env), packed.title, options.gpus, packed.data, here)
     if options.background:
-        # The run's thread opens its own launcher. Open one here, too: errors are then raised at once, and a new
-        # SparkSession is made in the main thread.
+        # The run's thread opens its own launcher. Open one here, too, so that errors are raised at once, and so that a
+        # new SparkSession is made in the main thread.
         open_launcher(launch, tell)
-        # The parts share the memory of the notebook's arrays. The notebook may change these arrays before the parts are
-        # sent, at the start or at a restart: so copy the parts now.
+        # The parts share the memory of the notebook's arrays. The parts are sent at the start and again at a restart,
+        # and the notebook may change the arrays before that. So copy the parts now.
         request = request._replace(run=request.run._replace(parts=tuple(map(bytes, request.run.parts))))
     legacy = needs_legacy_keras(spec.framework, options.env, packed.code, request.modules)
     if legacy:
@@ -236,7 +236,8 @@ def _taking_part(spec: RunSpec) -> Iterable[int]:
 def validate(values: Iterable[tuple[str, Any]], source: str, size: int) -> None:
     """Call `__sparkring_validate__()` on the values that have this method.
 
-    The method raises an error if the value does not support `size` ranks, or a method that the cell calls on it.
+    `__sparkring_validate__()` raises an error if the value does not support `size` ranks, or if it does not support a
+    method that the cell calls on it.
     """
     for name, value in values:
         validate_value = getattr(type(value), "__sparkring_validate__", None)

@@ -124,9 +124,10 @@ class Restarts:
             )
 
     def _attempts(self, outcome: Outcome) -> tuple[Attempt, ...]:
-        """Return all attempts of the run, the last one with the failure that has just ended it.
+        """Return all attempts of the run. The last attempt has the failure that has just ended it.
 
-        In the record, the last attempt has no failure yet: only the AttemptEnded event that follows enters it there.
+        In the record, the last attempt has no failure yet, because the AttemptEnded event, which enters the failure in
+        the record, is added only later.
         """
         record = self.recorder.record
         failure = None if outcome.rank is None else record.ranks[outcome.rank].failure

@@ -69,7 +69,7 @@ def unpack_results(execution: Execution) -> Results:
                 # To unpickle is safe here: the sender has proved that it knows the gang's secret, so it is as
                 # trusted as this process.
                 value = None if problem else cloudpickle.loads(packed.parts[0], buffers=packed.parts[1:])
-            except Exception as error:  # whatever the value's class does when it is rebuilt
+            except Exception as error:  # the value's class may raise any error when the value is rebuilt
                 problem = f"cannot be rebuilt here ({type(error).__name__}: {error})"
             if problem:
                 what = f"`{name}`" if name else "the value"

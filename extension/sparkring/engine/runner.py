@@ -28,7 +28,7 @@ class Run:
             self.recorder.notice(notice)
 
     def to_the_end(self) -> RunResult:
-        """Carry out the run and return its result, whose `problems` list the values that could not be returned.
+        """Carry out the run and return its result. The result's `problems` say which values could not be returned.
 
         Raises RunFailed, RunTimeout, LaunchError or KeyboardInterrupt if the run does not end well.
         """

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Cell(NamedTuple):
     """A cell of a notebook. `scripts` are the scripts that the cell's %run lines name.
 
-    `scripts_of` returns all scripts for an item with these values, if a path depends on the item.
+    If the path of a script depends on the item, `scripts_of` returns all scripts for an item with the given values.
 
     `namespace` has the notebook's variables. The variables named in --pull are copied from rank 0 into it.
     """
@@ -70,7 +70,7 @@ class Outcome:
     """How one execution of a request ended. The outcome of a run is that of its last execution.
 
     There are two endings besides those of a run: "not started" if the ranks could not be started (`error` says why),
-    and "called off" if it was ended so that the run can restart (`reason` says why).
+    and "called off" if the execution was ended so that the run can restart (`reason` says why).
 
     `reason` is one line for the record. `rank` is the rank whose failure ended the execution. `results` are what the
     ranks had sent by then. `explanation` is text for the message of the error that the run raises. After a failure, it

@@ -32,8 +32,12 @@ RELEASE_AFTER_S = 0.5
 # After this time, interrupt again. The first interrupt may be lost if it comes as the cell begins, or in a callback,
 # where Python may ignore the exception.
 REPEAT_AFTER_S = 2.0
+# A rank that is importing a package stops only after that, because a package such as torch could not be used if its
+# import were broken off. It reports this again and again: these times then count from its last report. While native
+# code is loaded, which may take long, it cannot report. A warm gang waits this long for imports:
+IMPORTS_GRACE_S = 60.0
 LEAVE_GRACE_S = 10.0
-EVERYTHING_ENDS_S = 5.0  # beyond this, close() ends the rest by force
+EVERYTHING_ENDS_S = 5.0  # after this time, close() ends the remaining processes by force
 STALL_EVERY_S = 1.0
 
 
@@ -100,7 +104,6 @@ class Supervisor:
         self._slow_at = time.monotonic() + gang.launcher.slow_after_s
         self._look_at = 0.0
         self._told = ""
-        self._released = False
 
     def watch(self) -> Outcome:
         """Return the outcome when the execution is over. Raises LaunchError if the ranks could not be started."""
@@ -150,7 +153,7 @@ class Supervisor:
         return Outcome("failed", reason, rank, unpack_results(self.execution), left)
 
     def _hear_others(self, rank: int) -> int:
-        """Wait for a moment for failures of other ranks. Return the rank whose failure is then the cause.
+        """Wait a moment for failures of other ranks. Return the rank whose failure then counts as the cause of the end.
 
         The run waits because a decision about a restart must know whether all ranks failed in the same way, and whether
         a rank has died. If there are no restarts, or if `rank` itself has died, it does not wait.
@@ -202,23 +205,32 @@ class Supervisor:
             impatient = self.interrupts.seen and time.monotonic() - began > INTERRUPT_GRACE_S
             return impatient or bool(self.gang.deaths) or not self.execution.running
 
+        def over_within(seconds: float) -> bool:
+            """Poll until it is over. Return False if this takes longer, counted from the last report of an import."""
+            since = began
+            while not poll_until(over, since + seconds, self._poll, every_s=POLL_S / 2):
+                reported = self.execution.importing.values() if self.warm else ()
+                last = min(max(reported, default=began), began + IMPORTS_GRACE_S)
+                if last <= since:
+                    return False
+                self._tell_of_imports()
+                since = last
+            return True
+
         self.gang.interrupt()
-        for after_s, step in ((RELEASE_AFTER_S, self._release), (REPEAT_AFTER_S, self.gang.interrupt)):
-            if (
-                self.warm
-                and after_s < grace_s
-                and not poll_until(over, began + after_s, self._poll, every_s=POLL_S / 2)
-            ):
+        for after_s, step in ((RELEASE_AFTER_S, self.gang.release), (REPEAT_AFTER_S, self.gang.interrupt)):
+            if self.warm and after_s < grace_s and not over_within(after_s):
                 step()
-        poll_until(over, began + grace_s, self._poll, every_s=POLL_S / 2)
+        over_within(grace_s)
         return not (self.execution.running or self.gang.deaths)
 
-    def _release(self) -> None:
-        self._released = True
-        self.gang.release()
+    def _tell_of_imports(self) -> None:
+        ranks = [rank for rank in self.execution.running if rank in self.execution.importing]
+        if ranks and not any(notice.until == "ended" for notice in self.recorder.record.notices):
+            self.recorder.notice(describe.waiting_for_imports(ranks), until="ended")
 
     def _kept(self) -> str:
-        return describe.gang_kept(released=self._released)
+        return describe.gang_kept(released=self.execution.collectives_ended)
 
     def _given_up(self) -> str:
         """Close the gang. Return a sentence that says what this means for a warm gang; '' for a cold one."""
@@ -244,7 +256,7 @@ class Supervisor:
 
     def _poll_until_gone(self, within_s: float) -> None:
         def gone() -> bool:
-            # Before the gang is up, there are no ranks to wait for: close() ends its members.
+            # Before the gang is up, there are no ranks to wait for, and close() ends the gang's members.
             return self.gang.gone or not self.gang.up
 
         self._poll_until(gone, within_s)

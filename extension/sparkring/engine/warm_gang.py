@@ -32,7 +32,7 @@ from sparkring.runtime.interrupts import Interrupts, interrupted
 LISTEN_S = 1.0
 LEAVE_S = 2.0
 WARN_EVERY_S = 2.0
-SETTLE_S = 0.5  # after a death, wait this long for others with the same cause
+SETTLE_S = 0.5  # after a death, wait this long for other deaths with the same cause
 STOPPED = "it was stopped"
 KEPT_BYTES = 500_000  # for each rank, how much of what it prints between cells is kept for the next cell
 EVENT_BYTES = 100  # each event counts for this many of the KEPT_BYTES, in addition to its text
@@ -136,7 +136,7 @@ class WarmGang:
 
     def stop(self) -> None:
         """End the ranks, and release everything; returns when nothing is left."""
-        with contextlib.suppress(LaunchError), self.take() as gang:  # take() raises it if the gang has ended
+        with contextlib.suppress(LaunchError), self.take() as gang:  # take() raises LaunchError if the gang has ended
             gang.leave()
             poll_until(lambda: gang.gone, time.monotonic() + LEAVE_S, gang.poll)
             self._end(STOPPED)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
+from sparkring.capture.first_imports import first_imports
 from sparkring.history.events import Event, Failure, RankFailed, RankFinished, RankStopped
 from sparkring.launchers.base import Code
 from sparkring.runtime.resume_point import Here
-from sparkring.wire.messages import Buffers, Done, RankNews, Run, Work
+from sparkring.wire.messages import Buffers, CollectivesEnded, Done, Importing, RankNews, Run, Work
 
 # After a failure, wait this long before deciding which failure is the cause: the news that another rank was killed or
 # lost may still arrive, and then the loss of that rank is the cause.
@@ -20,8 +21,8 @@ class Request(NamedTuple):
 
     `sent` are the names whose values are sent, and `modules` are the packages that ranks import to rebuild values.
     `timeline` says whether the framework is to record a timeline. `restarts` is how often this run has been restarted
-    so far, and `max_restarts` is the limit. `work` is what the ranks run if the request is that of an item.
-    A gang sends it to its ranks before the first item, and not again.
+    so far, and `max_restarts` is the limit. `work` is what the ranks run if the request is for an item. A gang
+    sends `work` to its ranks only once, before the first item.
     """
 
     run: Run
@@ -38,7 +39,9 @@ class Request(NamedTuple):
         orders = [order for order in (self.run, self.work) if order is not None]
         texts = [text.encode() for order in orders for text in (order.source, *_scripts(order))]
         texts += [bytes(order.parts[0]) for order in orders if order.parts]
-        return Code(texts, {name: value for order in orders for name, value in order.environment.items()})
+        environment = {name: value for order in orders for name, value in order.environment.items()}
+        imports = [name for order in orders for name in first_imports(order.source)]
+        return Code(texts, environment, [*sorted(self.modules), *imports])
 
     def going_on(self, here: Here) -> Request:
         """Return the same request, for ranks that save their checkpoints and continue as `here` says."""
@@ -50,7 +53,7 @@ def _scripts(order: Run | Work) -> list[str]:
 
 
 class Value(NamedTuple):
-    """A value that came back, still packed: its parts, or why it could not be packed."""
+    """A value that a rank returned: `parts` are its packed parts. If it could not be packed, `error` says why."""
 
     type_name: str
     parts: Buffers
@@ -81,6 +84,10 @@ class Execution:
         self.stopped: set[int] = set()  # ranks on which an interrupt has ended the request
         self.memory_bytes: dict[int, int] = {}  # by rank; ranks without a report are missing
         self.interrupted = False
+        self.seconds = 0.0  # how long the rank took that took longest; 0 as long as no rank has ended the request
+        self.given_back = False  # whether it waited for another execution, and will not run
+        self.importing: dict[int, float] = {}  # when a rank last reported an import for which an interrupt waits
+        self.collectives_ended = False  # whether a rank had collectives that it has ended, as it was asked to
         self._decide_at: float | None = None  # when the wait for further failures ends; None if there is no wait
 
     @property
@@ -111,8 +118,16 @@ class Execution:
     def heard(self, rank: int, news: RankNews) -> None:
         self.names.update(news.names_bound)
         self.memory_bytes[rank] = news.memory_bytes
+        self.seconds = max(self.seconds, news.seconds)
         if news.loaded:
             self.loaded.add(rank)
+
+    def held_up(self, rank: int, report: Importing | CollectivesEnded) -> None:
+        """Note why an interrupt of the rank takes effect only later."""
+        if isinstance(report, Importing):
+            self.importing[rank] = time.monotonic()
+        else:
+            self.collectives_ended = True
 
     def finished(self, rank: int, done: Done) -> list[Event]:
         parts, values = done.parts, {}
@@ -124,9 +139,10 @@ class Execution:
         return [RankFinished(time.time(), rank, done.repr)]
 
     def failed(self, rank: int, failure: Failure) -> list[Event]:
-        """Note that a rank has failed, and return the events; none if it had already failed or been stopped.
+        """Note that a rank has failed, and return the events.
 
-        If a rank dies after it has finished the request, it counts as failed: other ranks may still wait for it.
+        If the rank had already failed or been stopped, there are no events. If a rank dies after it has finished the
+        request, it counts as failed: other ranks may still wait for it.
         """
         if rank not in self.running and rank not in self.values:
             return []

@@ -2,11 +2,13 @@
 
 `Members` knows which members have connected, `Inbox` receives their messages, and `Outbox` sends messages to them.
 poll() returns what has happened, as events. A gang runs one request after another, each as an Execution: a cold gang
-runs one request, a warm gang many.
+runs one request, a warm gang many. A gang of one rank can be sent requests ahead, so that it need not wait for the next
+one.
 """
 
 from __future__ import annotations
 
+import collections
 import secrets
 import signal
 import sys
@@ -29,15 +31,18 @@ from sparkring.wire import messages
 from sparkring.wire.ticket import Ticket
 
 SILENT_LIMIT_S = 30.0  # a member that sends nothing for this long counts as lost: members send a Beat every 2 s
-# Wait this long for the next piece of a timeline, and after the last piece for Exited: a member reads the file slowly.
+# A member reads the file of a timeline slowly. So wait this long for the next piece of the timeline and, after the last
+# piece, for the Exited message.
 TIMELINE_S = 20.0
-LOST_WAIT_S = 2.0  # wait this long for the reason of a member's loss: Spark knows it only a moment later
+LOST_WAIT_S = 2.0  # wait this long for the reason of a member's loss, which Spark knows only a moment later
 
 
 class Gang:
     """N ranks. start() has them started, submit() gives them a request, and close() ends them.
 
     After each submit(), call poll() until the Execution is over. The first request can be submitted before start().
+    If others were submitted ahead, go on calling poll(): it returns no events of the next Execution in the call in
+    which one ends.
 
     `on_arrival()` is called, in another thread, when there is something to poll. With it, a caller that has several
     gangs can wait for all of them at once.
@@ -52,6 +57,8 @@ class Gang:
         self._outbox = Outbox(self._members.connections)
         self._frameworks: dict[str, Framework] = {}
         self._gpus: dict[tuple[int, str], events.GpuUsed] = {}  # last report of each GPU; members send changes
+        self._ahead: collections.deque[Execution] = collections.deque()  # those that follow the present one
+        self._arrived: collections.deque[Arrival] = collections.deque()  # what poll() has not looked at yet
         self._early: list[Arrival] = []  # messages of members that have no rank yet
         self._untold: list[Event] = []  # events of submit(), which the next poll() returns
         self._started = self._polled = time.monotonic()
@@ -94,13 +101,28 @@ class Gang:
             self._untold += self._begin(self.execution)
         return self.execution
 
+    def submit_ahead(self, request: Request) -> Execution:
+        """Have the gang, which is up and has one rank, run an item's request after those that were submitted before.
+
+        The request is given back if the one before it fails, or takes long. Then it will not run.
+        """
+        execution = Execution(request, (0,))
+        self._ahead.append(execution)
+        self._send(execution)
+        return execution
+
     def poll(self, timeout_s: float) -> list[Event]:
         """Return what has happened: wait up to `timeout_s` for the first event, then take what is there."""
         found, self._untold = self._untold, []
+        if self._ahead and self._over:
+            self.execution = self._ahead.popleft()
+            found += self._begun(self.execution)
         if self.execution is not None and self.execution.decides_in_s is not None:
             timeout_s = min(timeout_s, self.execution.decides_in_s)
-        for arrival in self._inbox.take(0.0 if found else timeout_s):
-            found += self._take(arrival)
+        if not self._arrived:
+            self._arrived.extend(self._inbox.take(0.0 if found else timeout_s))
+        while self._arrived and not (self._ahead and self._over):
+            found += self._take(self._arrived.popleft())
         return found + self._watch()
 
     def wake(self) -> None:
@@ -142,6 +164,11 @@ class Gang:
         return self._inbox.closed
 
     @property
+    def _over(self) -> bool:
+        """Whether the present request has ended on all ranks."""
+        return self.execution is None or not self.execution.running
+
+    @property
     def worlds(self) -> list[World]:
         """The World of each member; empty until the gang is up."""
         return self._members.worlds
@@ -165,12 +192,13 @@ class Gang:
     def interrupt(self) -> None:
         """Interrupt the ranks that are still running the request, as Ctrl-C would."""
         if self.execution is not None and self.up:
-            self.execution.interrupted = True
+            for execution in (self.execution, *self._ahead):  # the next one may run already
+                execution.interrupted = True
             for rank in self.execution.running:
                 self._outbox.send(self._members.member_of(rank), messages.Interrupt())
 
     def end_item(self) -> None:
-        """Have the ranks end the item that they run. However they end it, that is not a failure."""
+        """Have the ranks end the item that they run. This is not a failure, no matter how the ranks end the item."""
         if self.execution is not None and self.up:
             self.execution.interrupted = True
             self._outbox.send_all(messages.EndItem())
@@ -208,7 +236,7 @@ class Gang:
     def _joined(self, hello: messages.Hello) -> list[Event]:
         self._members.join(hello)
         joined: list[Event] = [events.MemberJoined(time.time(), hello.member, hello.host)]
-        if self._stopping:  # the other members were told before this one connected
+        if self._stopping:  # the other members were told to stop before this one connected
             self._outbox.send(hello.member, messages.Stop(signal.SIGKILL, 0.0))
         elif self._members.complete:
             joined += self._enter_world()
@@ -231,12 +259,20 @@ class Gang:
         match report:
             case messages.Hello() | messages.Beat():
                 return []
+            case messages.GivenBack():
+                for _ in range(min(report.requests, len(self._ahead))):
+                    self._ahead.popleft().given_back = True
+                return []
             case messages.Done():
                 self._heard(rank, report.news)
                 return [] if self.execution is None else self.execution.finished(rank, report)
             case messages.Failed():
                 self._heard(rank, report.news)
                 return self._failed(rank, report.failure)
+            case messages.Importing() | messages.CollectivesEnded():
+                if self.execution is not None:
+                    self.execution.held_up(rank, report)
+                return []
             case messages.Exited():
                 return self._exited(rank, exit_failure(report))
             case messages.TimelinePart():
@@ -255,19 +291,26 @@ class Gang:
     # ── requests ──────────────────────────────────────────────────────────────
 
     def _begin(self, execution: Execution) -> list[Event]:
-        request, now = execution.request, time.time()
+        self._send(execution)
+        return self._begun(execution)
+
+    def _send(self, execution: Execution) -> None:
+        request = execution.request
         framework = self._framework(request.framework)
         if request.work is not None and request.work is not self._work:
             self._outbox.send_all(request.work)
             self._work = request.work
-        begun: list[Event] = []
         for rank in execution.ranks:
             member = self._members.member_of(rank)
             if request.timeline and framework.timeline is not None:
                 self._outbox.send(member, messages.RecordTimeline(framework.timeline.variable, wanted=rank == 0))
             pull = request.run.pull if rank == execution.ranks[0] else ()
             self._outbox.send(member, _order(request, framework, self._members.world_of(rank), pull))
-            begun.append(events.RankStarted(now, *self.place_of(rank)))
+
+    def _begun(self, execution: Execution) -> list[Event]:
+        """Return the events that say that an execution begins."""
+        now = time.time()
+        begun: list[Event] = [events.RankStarted(now, *self.place_of(rank)) for rank in execution.ranks]
         return begun + [used._replace(time=now) for (rank, _), used in self._gpus.items() if rank in execution.ranks]
 
     def _framework(self, name: str) -> Framework:
@@ -294,8 +337,8 @@ class Gang:
     def _lost(self, member: int, how: str) -> list[Event]:
         """Note that a lost member's rank has ended, unless its Exited message has come. `how` says how it was lost.
 
-        Raise LaunchError if the gang was not up yet and is not being stopped: why the launcher says that members have
-        ended or, if it does not know, that this member was lost.
+        Raise LaunchError if the gang was not up yet and is not being stopped. If the launcher knows why members have
+        ended, the error says why. Otherwise, the error says that this member was lost.
         """
         if not self.up:
             if self._stopping:

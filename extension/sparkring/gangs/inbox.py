@@ -16,7 +16,8 @@ from sparkring.wire.channel import ChannelClosed, Connection, Listener, Protocol
 from sparkring.wire.messages import Hello, Report
 
 QUEUE_MESSAGES = 64
-STRANGERS = 16  # so many connections are served besides the members' own, so that unknown peers do not block members
+# The number of connections that are served in addition to the members' own, so that unknown peers do not block members.
+STRANGERS = 16
 _REPORTS = get_args(Report)
 
 

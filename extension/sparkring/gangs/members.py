@@ -20,8 +20,8 @@ class Members:
     """The `size` members of a gang.
 
     `worlds[i]` is the World of member i, which has its rank and its node; the list is empty until all members have
-    joined. `endpoints[i]` says where rank i can be reached. `deaths` has the ranks whose process ended without having
-    been asked to, and why.
+    joined. `endpoints[i]` says where rank i can be reached. `deaths` says which ranks' processes ended without
+    having been asked to, and why they ended.
     """
 
     def __init__(self, size: int) -> None:
@@ -55,7 +55,7 @@ class Members:
         return [member for member in range(self.size) if member not in self._hellos]
 
     def place(self, *, by_node: bool, pins_gpus: bool) -> dict[int, EnterWorld]:
-        """Give each member its rank. Return the message for each member that tells it its rank.
+        """Give each member its rank. Return, for each member, the message that tells the member its rank.
 
         With `by_node`, the ranks on one node have consecutive numbers; otherwise, member i has rank i. With
         `pins_gpus`, a rank sees only the GPUs that belong to the ranks on its node.

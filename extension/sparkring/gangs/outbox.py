@@ -15,8 +15,8 @@ SMALL_BYTES = 64 * 1024  # a payload of this size fits into the system's buffers
 class Outbox:
     """Sends messages to members, in order, without waiting for a member that is slow to take them.
 
-    A thread of its own sends a large request, so that several members get their requests at once, and the driver goes
-    on meanwhile. Later messages to the same member wait until the request is sent.
+    Each large request is sent by a separate thread, so that several members get their requests at once, and the driver
+    goes on meanwhile. Later messages to the same member wait until the request is sent.
     """
 
     def __init__(self, connections: Mapping[int, Connection]) -> None:
@@ -37,7 +37,7 @@ class Outbox:
     def send(self, member: int, message: Message) -> None:
         """Send a message to a member. If its connection has ended, the connection's reading thread reports the end."""
         with self._lock:
-            if member in self._waiting:  # its thread sends it later, or never if the rank is frozen
+            if member in self._waiting:  # the member's thread sends the message later, or never if the rank is frozen
                 self._waiting[member].append(message)
                 return
             if isinstance(message, Work | Run) and sum(map(len, message.parts)) > SMALL_BYTES:

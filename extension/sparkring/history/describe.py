@@ -86,7 +86,7 @@ def number(value: float) -> str:
 
 
 def numbers(values: Sequence[float]) -> Callable[[float], str]:
-    """Return a function that writes the numbers of one column: with four decimals if that suits all, else number()."""
+    """Return a function that writes a column's numbers: with four decimals if that suits all, else as number() does."""
     plain_ones = all(value == 0 or 1e-3 <= abs(value) < 100 for value in values)
     if plain_ones and not all(value == int(value) for value in values):
         return lambda value: f"{value:.4f}"
@@ -192,10 +192,10 @@ def importance(record: RunRecord) -> str:
     return f"importance: {', '.join(f'{plain(name)} {100 * share:.0f} %' for name, share in ranked)}"
 
 
-def items_progress(record: RunRecord) -> str:
-    """How far a run of items is that goes on: `137 of 300 items · 2 failed · 20 at once`.
+def items_progress(record: RunRecord, now: float) -> str:
+    """The progress of a run of items that has not ended: `137 of 300 items · 2 failed · 20 at once · 3.4 items/s`.
 
-    If some of the 20 still wait until they can start, the end is `2 of 20 at once`.
+    If some of the 20 still wait until they can start, the text ends with `2 of 20 at once`.
     """
     found = record.items
     if found is None:
@@ -203,7 +203,19 @@ def items_progress(record: RunRecord) -> str:
     left = found.at_once if found.total is None else min(found.total - found.done, found.at_once)
     waits = found.up is not None and found.up < left and not record.outcome
     number = f"{found.up:,} of {left:,}" if waits else f"{left:,}"
-    return dotted(items(record), f"{number} at once" if left == found.at_once else f"{number} running")
+    running = f"{number} at once" if left == found.at_once else f"{number} running"
+    return dotted(items(record), running, items_rate(record, now))
+
+
+def items_rate(record: RunRecord, now: float) -> str:
+    """How many items have ended in a second, a minute or an hour: `3.4 items/s`; '' if none has run yet."""
+    ran, seconds = (record.items.ran if record.items else 0), elapsed_s(record, now)
+    if not ran or not seconds:
+        return ""
+    units = (("s", 1), ("min", 60), ("h", 3600))
+    unit, unit_s = next((each for each in units if ran * each[1] >= seconds), units[-1])
+    rate = ran * unit_s / seconds
+    return f"{rate:.1f} items/{unit}" if rate < 9.95 else f"{rate:,.0f} items/{unit}"
 
 
 def items_left(record: RunRecord, now: float) -> str:
@@ -251,11 +263,16 @@ def last_known(record: RunRecord) -> float:
 
 
 def took(record: RunRecord, now: float) -> str:
-    """How long the run took, or has taken so far, and whether it ended before its ranks were up."""
+    """How long the run took, or has taken so far, and whether it ended before its ranks were up.
+
+    After a run of items, this includes how many items ended in a second: `42 s · 7.1 items/s`.
+    """
     if not record.ended:
         return duration(int(elapsed_s(record, now)))
     began = record.running_since or len(record.attempts) > 1
-    return duration(elapsed_s(record, now)) + ("" if began else ", before the ranks were up")
+    return dotted(
+        duration(elapsed_s(record, now)) + ("" if began else ", before the ranks were up"), items_rate(record, now)
+    )
 
 
 def outcome(record: RunRecord) -> str:
@@ -284,6 +301,7 @@ def closing(record: RunRecord, now: float) -> str:
     words = [f"{outcome(record)} in {took}"] if record.outcome == "finished" else [outcome(record), took]
     saved = [each.saved for each in record.checkpoints if each.state == "committed" and each.saved.kind == "sparkring"]
     words += [f"last saved step {saved[-1].step:,}"] if saved and record.items is None else []
+    words += filter(None, [items_rate(record, now)])
     words += [f"{name} {number(value.mean)}" for name, value in list(metrics.last(record).items())[:_METRICS_NAMED]]
     return plain(" · ".join(words))
 
@@ -340,7 +358,7 @@ def first_line(text: str, most: int = 300) -> str:
 
 
 def log_path(record: RunRecord, rank: int | None = None) -> str:
-    """The path of the whole log of `rank`, or without `rank` a pattern for the paths of all ranks' logs."""
+    """The path of the whole log of `rank`. If `rank` is None, this is a pattern for the paths of all ranks' logs."""
     name = "rank-N.log" if rank is None else f"rank-{rank}.log"
     return f"{record.log_folder}/{name}" if record.log_folder else ""
 
@@ -430,7 +448,8 @@ def _source(record: RunRecord, frame: CodeFrame) -> list[str]:
 
 
 def _line_text(record: RunRecord, frame: CodeFrame) -> str:
-    # Prefer the cell's own text to the rank's: on ranks, IPython has replaced the cell's `%` and `!` lines by Python.
+    # Prefer the text of the cell itself to the text that comes from the rank, because on ranks, IPython has replaced
+    # the cell's `%` and `!` lines by Python.
     if frame.filename == CELL_NAME and (text := code_line(record, frame.line)):
         return text
     return next((line.text for line in frame.source if line.number == frame.line), "")
@@ -529,6 +548,11 @@ def waiting_for_ranks(joined: int, size: int, reason: str) -> str:
     return f"waiting for ranks to start: {joined} of {size} have connected" + (reason and f" ({reason})")
 
 
+def waiting_for_imports(ranks: Sequence[int]) -> str:
+    """What the end of a cell on a warm gang waits for, and how the user can end it at once."""
+    return f"waiting for {rank_list(ranks)} to finish importing a package; interrupt again to end the gang instead"
+
+
 def interrupted(running: int, left: str, *, warm: bool) -> str:
     """How an interrupt ended a run: `2 ranks ended`. `left` is a sentence about what is left of a warm gang."""
     ended = f"{rank_count(running)} {'stopped' if warm else 'ended'}" if running else "before the ranks were up"
@@ -536,10 +560,10 @@ def interrupted(running: int, left: str, *, warm: bool) -> str:
 
 
 def gang_kept(*, released: bool) -> str:
-    """Say that a warm gang stays up after a run; `released` if the collectives of its ranks were ended."""
+    """Say that a warm gang stays up after a run. `released`: whether its ranks' collectives were ended."""
     kept = "The gang stays up: its ranks keep the variables of the cells."
     if released:
-        kept += " To interrupt the ranks, their collectives were ended: call hvd.init() or init_process_group() again."
+        kept += " The collectives in which ranks waited were ended, so call hvd.init() or init_process_group() again."
     return kept
 
 
@@ -600,8 +624,13 @@ def explain_items(record: RunRecord) -> str:
     return _plain_lines("\n".join([*parts, *([f"Whole log: {where}"] if where else [])]))
 
 
+def item_failure(record: RunRecord, failure: Failure) -> str:
+    """Say where an item failed, and what to do about it, in a line each; '' if neither is known."""
+    return _plain_lines("\n".join(filter(None, [_failed_at(record, failure), failure.advice])))
+
+
 def _alike(record: RunRecord, group: Sequence[ItemRecord]) -> str:
-    """Say which items failed in the same way, and how: with the error of the first of them."""
+    """Say which items failed in the same way, and give the error of the first of them."""
     failure = group[0].failure
     assert failure is not None
     place = _failed_at(record, failure)

@@ -37,7 +37,7 @@ from sparkring.wire.messages import Stream as Stream
 from sparkring.wire.messages import TimelinePart as TimelinePart
 from sparkring.wire.messages import UserMessage as UserMessage
 
-Until = Literal["", "up", "heard"]
+Until = Literal["", "up", "heard", "ended"]
 Ending = Literal["finished", "failed", "interrupted", "timed out"]
 ItemEnding = Literal[
     "finished",
@@ -59,7 +59,7 @@ class CapturedName(NamedTuple):
     problem: why it cannot travel, with the path to the object at fault ("`trainer.loader._lock` is a `_thread.lock`").
     advice: what to do about the problem.
     required: whether the cell cannot run without the name.
-    via: if the cell itself does not use the name, another name, whose functions use it.
+    via: None if the cell itself uses the name; otherwise another name, which needs this one.
     """
 
     name: str
@@ -255,7 +255,8 @@ class ItemStarted(NamedTuple):
     """An attempt of an item begins, on the ranks of `slot`; `slot` is -1 if the item ends without having run.
 
     `item` is the number of the item, from 0, and `name` is a short text of its values. `attempt` counts from 1. If the
-    item is a trial of a search, `parameters` has the values of its parameters: numbers, or texts of other values.
+    item is a trial of a search, `parameters` has the values of its parameters. A value that is not a number is
+    given as text.
     """
 
     time: float
@@ -269,8 +270,8 @@ class ItemStarted(NamedTuple):
 class ItemEnded(NamedTuple):
     """An attempt of an item has ended. `value` is a short repr of the item's value.
 
-    If the result was kept from an earlier run, `metrics` and `seconds` are those of that run, and `pruned` says whether
-    the item was pruned in it.
+    `seconds` is how long the attempt took on its ranks; 0 if that is not known. If the result was kept from an earlier
+    run, `metrics` and `seconds` are those of that run, and `pruned` says whether the item was pruned in it.
     """
 
     time: float
@@ -312,7 +313,8 @@ class SearchEnded(NamedTuple):
 class Notice(NamedTuple):
     """Something the user should know: progress of a slow start, a warning.
 
-    `until` says how long it is shown: until the ranks are "up", until a rank is "heard" from, or always ("").
+    `until` says how long it is shown: until the ranks are "up", until a rank is "heard" from, until all ranks have
+    "ended" the cell, or always ("").
     """
 
     time: float
@@ -321,7 +323,7 @@ class Notice(NamedTuple):
 
 
 class RunFinished(NamedTuple):
-    """The run is over; `failed_rank` is the one whose failure ended it."""
+    """The run is over; `failed_rank` is the rank whose failure ended the run."""
 
     time: float
     outcome: Ending
@@ -348,13 +350,13 @@ _BY_NAME["Message"] = UserMessage  # version 0.1 saved a UserMessage under this 
 
 
 def to_json(event: Event, **more: Any) -> str:
-    """Return the event as JSON, with its type and the fields `more`. Its `data` is left out: it has its own file."""
+    """Return the event as JSON, with its type and the fields `more`, but without `data`, which has its own file."""
     found = {name: _plain(value) for name, value in event._asdict().items() if name != "data"}
     return json.dumps({"type": type(event).__name__, **found, **more})
 
 
 def _plain(value: Any) -> Any:
-    """Return the value for JSON: named tuples become dicts. A Piece stays a tuple, to save space: there may be many."""
+    """Return the value for JSON: named tuples become dicts. Pieces stay tuples to save space, as there may be many."""
     if not isinstance(value, tuple) or isinstance(value, Piece):
         return value
     named = value._asdict() if hasattr(value, "_asdict") else None

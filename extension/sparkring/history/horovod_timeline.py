@@ -48,7 +48,10 @@ _BETWEEN = re.compile(r"[\s\[\],]*")
 
 
 def phase_of(name: str, *, outermost: bool) -> Phase:
-    """Return the phase of a tensor's event called `name`. `outermost`: no other event of the tensor encloses it."""
+    """Return the phase of a tensor's event called `name`.
+
+    `outermost` says whether no other event of the tensor encloses this event.
+    """
     if name.startswith("NEGOTIATE_"):
         return "negotiating"
     if name in _WAITING:
@@ -71,7 +74,10 @@ class Scanner:
         self._rest = ""
 
     def feed(self, data: bytes, *, last: bool = False) -> Iterator[tuple[dict[str, Any], str]]:
-        """Yield the events that are complete once `data` is added, each with its text. `last`: no data follows."""
+        """Yield the events that are complete once `data` is added, each with its text.
+
+        `last` says whether `data` is the last piece.
+        """
         text = self._rest + self._text.decode(data, last)
         at = 0
         while self.broken < BROKEN_PLACES:

@@ -10,7 +10,13 @@ from typing import Literal, NamedTuple
 from sparkring.history import events
 
 ITEMS_KEPT = 20_000  # how many ended items the record keeps, so that an endless run does not fill the memory
-CURVE_POINTS = 64  # how many points of a trial's curve the record keeps, at most
+# How many metrics of an item have a curve, and how many points a curve has at most. When many items have ended, the
+# record keeps fewer points of each item that ends later. So each time the number of ended items grows tenfold, the
+# record grows by about 2.3 × POINTS_KEPT points.
+CURVES_KEPT, CURVE_POINTS = 6, 64
+POINTS_KEPT, FEWEST_POINTS = 40_000, 4
+
+Curve = tuple[tuple[float, float], ...]
 
 ItemState = Literal["running", "finished", "failed", "stopped", "kept", "pruned"]
 
@@ -18,8 +24,9 @@ ItemState = Literal["running", "finished", "failed", "stopped", "kept", "pruned"
 class ItemRecord(NamedTuple):
     """One item. `started` and `ended` are the times of its last attempt, which ran on `host`, on the ranks of `slot`.
 
-    `metrics` has the last value of each metric that the item reported. If the item is a trial of a search, `parameters`
-    has the values of its parameters, and `curve` has the search's metric by step or epoch.
+    `metrics` has the last value of each metric that the item reported. `curves` has the values of the first CURVES_KEPT
+    metrics, by step, by epoch or by the number of the report; `by` says which of the three it is. If the item is a
+    trial of a search, `parameters` has the values of its parameters.
     """
 
     item: int
@@ -34,7 +41,8 @@ class ItemRecord(NamedTuple):
     value: str = ""
     failure: events.Failure | None = None
     parameters: Mapping[str, float | str] = {}
-    curve: tuple[tuple[float, float], ...] = ()
+    curves: Mapping[str, Curve] = {}
+    by: Literal["report", "step", "epoch"] = "report"
 
     def seconds(self, now: float) -> float:
         """Return how long the last attempt took, or has taken so far."""
@@ -42,7 +50,7 @@ class ItemRecord(NamedTuple):
 
 
 class Search(NamedTuple):
-    """What the items search for; events.SearchBegan explains the fields, and events.SearchEnded the `importance`.
+    """What the items search for. events.SearchBegan explains the fields; events.SearchEnded explains `importance`.
 
     `best` is the best item that has finished so far, and its value.
     """
@@ -63,10 +71,10 @@ class Search(NamedTuple):
 class ItemsRecord(NamedTuple):
     """The items that are `running`, and the last ITEMS_KEPT items that have `ended`, in the order of their ends.
 
-    `up` is how many of the `at_once` slots can run items now; None if slots need not wait until their ranks can start.
-    `finished`, `failed`, `stopped`, `pruned` and `kept` count all items that have ended so; a pruned item that was kept
-    counts as kept. `again` counts the failed attempts that were followed by another attempt. `search` is None if the
-    items are not the trials of a search.
+    `up` is how many of the `at_once` slots can run items now; it is None if a slot never has to wait until its ranks
+    can start. `finished`, `failed`, `stopped`, `pruned` and `kept` each count all items that have ended in that way; a
+    pruned item that was kept counts as kept. `again` counts the failed attempts that were followed by another attempt.
+    `search` is None if the items are not the trials of a search.
     """
 
     at_once: int
@@ -142,6 +150,14 @@ def ended(items: ItemsRecord, event: events.ItemEnded) -> ItemsRecord:
     if event.ending == "again":
         return items._replace(again=items.again + 1)
     over = found._replace(state=event.ending, ended=event.time, value=event.value, failure=event.failure)
+    if over.curves:
+        share = max(FEWEST_POINTS, POINTS_KEPT // ((items.over + 1) * len(over.curves)))
+        whole = "" if items.search is None else items.search.metric
+        over = over._replace(
+            curves={name: each if name == whole else thinned(each, share) for name, each in over.curves.items()}
+        )
+    if event.seconds:  # the rank knows the duration better than the driver, which hears of several short items at once
+        over = over._replace(started=event.time - event.seconds)
     if event.ending == "kept":
         state: ItemState = "pruned" if event.pruned else "kept"
         over = over._replace(state=state, started=event.time - event.seconds, metrics=event.metrics)
@@ -161,28 +177,51 @@ def measured(items: ItemsRecord, event: events.Metrics) -> ItemsRecord:
     slot, place = divmod(event.rank, items.ranks_each)
 
     def told(each: ItemRecord) -> ItemRecord:
-        metrics = {**event.values, **each.metrics} if place else {**each.metrics, **event.values}
-        return each._replace(
-            metrics=metrics, curve=_longer(each.curve, items.search, event) if not place else each.curve
-        )
+        if place:
+            return each._replace(metrics={**event.values, **each.metrics})
+        return _longer(each._replace(metrics={**each.metrics, **event.values}), items.search, event)
 
     return items._replace(running=tuple(told(each) if each.slot == slot else each for each in items.running))
 
 
-_Curve = tuple[tuple[float, float], ...]
+def _longer(item: ItemRecord, search: Search | None, report: events.Metrics) -> ItemRecord:
+    """Return the item with the values of the report added to its curves. Values that are not finite are left out.
 
-
-def _longer(curve: _Curve, search: Search | None, report: events.Metrics) -> _Curve:
-    """Return the curve of a trial with the value of the search's metric in the report, if it has one.
-
-    Within an epoch, a later value replaces the value before. A second attempt of a trial begins its curve anew.
+    The metric of a search always has a curve.
     """
-    value = None if search is None else report.values.get(search.metric)
-    if value is None or not math.isfinite(value):
-        return curve
-    x = report.epoch if report.epoch is not None else report.step
+    by, x = _place(report)
+    curves = dict(item.curves)
+    for name, value in report.values.items():
+        is_wanted = name in curves or len(curves) < CURVES_KEPT or (search is not None and name == search.metric)
+        if is_wanted and math.isfinite(value):
+            curves[name] = _with_point(curves.get(name, ()), x, value)
+    return item._replace(curves=curves, by=by or item.by)
+
+
+def _place(report: events.Metrics) -> tuple[Literal["", "step", "epoch"], float | None]:
+    """Return what the horizontal axis of curves counts, and where on this axis a report's values are.
+
+    If the report has neither a step nor an epoch, return '' and None.
+    """
+    if report.step is not None and (report.epoch is None or report.epochs == 1):
+        return "step", report.step
+    return ("", None) if report.epoch is None else ("epoch", report.epoch)
+
+
+def _with_point(curve: Curve, x: float | None, value: float) -> Curve:
+    """Return the curve with a value at `x`; if that is None, at the next whole number.
+
+    Within an epoch, a later value replaces the value before. A second attempt of an item begins its curve anew.
+    """
     at = float(x) if x is not None else curve[-1][0] + 1 if curve else 1.0
     kept = curve if not curve or curve[-1][0] < at else tuple(point for point in curve if point[0] < at)
     if len(kept) >= CURVE_POINTS:
         kept = (*kept[:-1:2], kept[-1])  # drop every other point, but not the last
     return (*kept, (at, value))
+
+
+def thinned(curve: Curve, most: int) -> Curve:
+    """Return at most `most` points of a curve, evenly distributed, with its first and its last point."""
+    if len(curve) <= most:
+        return curve
+    return tuple(curve[round(at * (len(curve) - 1) / (most - 1))] for at in range(most))

@@ -179,8 +179,8 @@ class _Traceback:
 class Blocks:
     """Collects the lines of each traceback into one block, even if other ranks have printed in between.
 
-    take() returns the blocks that are complete: a line by itself, or a whole traceback once it has ended. It keeps the
-    line back, and returns no block, if the line may belong to a traceback that has not ended.
+    take() is given one line, and returns the blocks that are complete: a line by itself, or a whole traceback once it
+    has ended. If the line may belong to a traceback that has not ended, take() keeps it back and returns no block.
     """
 
     def __init__(self) -> None:
@@ -220,10 +220,10 @@ def folded(lines: Iterable[LogLine]) -> list[Shared]:
 def folded_blocks(blocks: Iterable[Block]) -> list[Shared]:
     """Like folded(), for lines that are already in blocks: equal tracebacks are folded as a whole.
 
-    A block is folded into the first equal block of another rank. The search for it begins after the place of the
-    previous block of the block's own rank, which keeps the lines of each rank in their order. So if two ranks both
-    print A B A B, the first A of one is folded into the first A of the other, and the second A into the second A,
-    whether the ranks print in turn or in bursts.
+    A block is folded into the first equal block of another rank. If rank 1 printed the block, the search for the
+    equal block begins after the place of rank 1's previous block. This keeps the lines of each rank in their order. For
+    example, if two ranks both print A B A B, the first A of one rank is folded into the first A of the other, and the
+    second A into the second A, whether the ranks print in turn or in bursts.
     """
     found: list[tuple[Block, str, list[int]]] = []
     last_of: dict[int, int] = {}

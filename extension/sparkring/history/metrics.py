@@ -341,7 +341,7 @@ _ByName = dict[str, list[_Measured]]
 
 
 def _measured(record: RunRecord, found: Table) -> tuple[_ByName, dict[int, _ByName]]:
-    """Return the measurements by metric; and those that later attempts undid, by the attempt that made them."""
+    """Return the measurements that count, by metric, and those that later attempts undid, by attempt and metric."""
     measured: _ByName = {}
     undone: dict[int, _ByName] = {}
     if len(found.rows) <= 2:
@@ -414,7 +414,7 @@ _Lines = dict[int, list[tuple[float, float]]]
 
 
 def _rank_lines(by_rank: _Lines) -> _Lines:
-    """The ranks' lines, if they can be distinguished: several, not too many, and not all the same."""
+    """The ranks' lines if they can be distinguished, that is, if there are several, not too many, and they differ."""
     if not 1 < len(by_rank) <= RANK_LINES:
         return {}
     at: dict[float, list[float]] = {}

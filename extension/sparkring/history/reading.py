@@ -16,7 +16,8 @@ from sparkring.history.lines import plain
 from sparkring.history.record import Reading, RunRecord
 
 STARVED = 0.5  # a rank starves if it waits for data for more than this part of its time
-STARVED_BESIDE_OTHERS, MORE_THAN_OTHERS = 0.3, 0.2  # or for more than 0.3, if that is 0.2 above the others' median
+# A rank also starves if it waits for more than 0.3 of its time and this is over 0.2 more than the others' median.
+STARVED_BESIDE_OTHERS, MORE_THAN_OTHERS = 0.3, 0.2
 # In an epoch's first second, waiting is ignored, since every rank has to wait for its first batch.
 JUDGED_AFTER_S = 1.0
 # A rank is early if it ended its epoch at least this long ago and others have not. A shorter time may only mean that
@@ -28,7 +29,7 @@ UNEVEN = 1.01  # the ranks' shares count as even if the largest is at most this 
 _NAME_CHARACTERS = 40  # at most this much of a file's name is shown in a picture
 _NOTES_SHOWN = 4
 _COLUMNS = 8
-_DATA_LISTED = 2  # data sets that a list of runs names for each run
+_DATA_LISTED = 2  # how many data sets a list of runs names for each run
 _RANKS_CHARACTERS = 60
 
 Mark = Literal["", "starves", "early"]
@@ -125,7 +126,7 @@ def data_sets(record: RunRecord, now: float) -> list[DataSet]:
     for rank in record.ranks:
         for reading in rank.readings:
             opened = reading.opened
-            # A rank may open a new reader of the same data for each evaluation: only its last reader is shown.
+            # A rank may open a new reader of the same data for each evaluation, so only its last reader is shown.
             found.setdefault((opened.name, opened.kind, opened.where), {})[rank.rank] = reading
     return [_data_set(record, readings, record.ended or now) for readings in found.values()]
 
@@ -233,7 +234,7 @@ def progress_words(record: RunRecord, now: float) -> str:
 
 
 def notes(found: DataSet) -> str:
-    """Return what is wrong with the reading, rank by rank, or summed up if there are many such ranks; or ''."""
+    """Return the ranks' problems with reading, rank by rank, or summed up if many ranks have one; '' if none has."""
     told = [each for each in found.ranks if each.note]
     if len(told) <= _NOTES_SHOWN:
         return "; ".join(f"rank {each.rank} {each.note}" for each in told)
@@ -382,7 +383,7 @@ class Strip(NamedTuple):
 
 
 def strip(mine: RankReading, most: int, *, over: bool = False) -> Strip | None:
-    """Return a rank's epoch, divided into roughly `most` blocks at most; None if it is not known what the rank reads.
+    """Return a rank's epoch, divided into at most about `most` blocks; None if it is not known what the rank reads.
 
     `over` says whether the run has ended, so that the rest of the epoch will not be read.
     """

@@ -15,15 +15,15 @@ from sparkring.history import events, item_records
 from sparkring.history.item_records import ItemsRecord
 from sparkring.runtime.report import DISPLAY_BYTES, DISPLAYS_KEPT
 
-TAIL_LINES = 200  # the last lines of each rank that are kept
-RECENT_LINES = 1_000  # the last lines of all ranks together that are kept, in order of arrival
+TAIL_LINES = 200  # how many of each rank's last lines are kept
+RECENT_LINES = 1_000  # how many of the last lines of all ranks together are kept, in order of arrival
 METRICS_KEPT = 5_000
 NOTICES_KEPT = 50
-EPOCHS_KEPT = 100  # for each reader, the last epochs that have ended
-PLANS_KEPT = 3  # for each rank, the newest plans; of each reader, only the last plan is known
+EPOCHS_KEPT = 100  # how many of the last epochs that have ended are kept for each reader
+PLANS_KEPT = 3  # how many of a rank's newest plans are kept; each reader has at most one of them, its last plan
 CHECKPOINTS_KEPT = 1_000
 TIMELINES_KEPT = 20
-ATTEMPT_LINES = 20  # the last lines of the rank whose failure ended an attempt
+ATTEMPT_LINES = 20  # how many last lines are kept of the rank whose failure ended an attempt
 LINE_CHARACTERS = 4_000  # a longer line is cut in the record, not in the log file
 PARTIAL_BYTES = 64 * 1024  # a line that grows beyond this before it ends is shown in pieces
 STACK_HOLDS_S = 1.0  # a stack is kept at least this long; otherwise, the next output of the rank would remove it
@@ -32,9 +32,10 @@ RankState = Literal["starting", "running", "finished", "failed", "stopped", "idl
 
 
 class LogLine(NamedTuple):
-    """One line that a rank printed, or text that it sent to the notebook on purpose: then `stream` is "message".
+    """One line that a rank printed, or a text that it sent to the notebook on purpose.
 
-    In a run of items, `rank` is the number of the item, except in the `tail` of a RankRecord.
+    `stream` is "message" for a text that was sent on purpose. In a run of items, `rank` is the number of the
+    item, except in the `tail` of a RankRecord.
     """
 
     time: float
@@ -99,8 +100,8 @@ class RankRecord(NamedTuple):
     """One rank. A rank whose state is "idle" does not run the cell.
 
     `partial_stdout` and `partial_stderr` hold the beginning of a line whose end has not been printed yet. `stack` is
-    the last stack that was taken of the rank. If the rank is heard from more than STACK_HOLDS_S later, it has moved on,
-    so the stack is dropped.
+    the last stack that was taken of the rank. If a message from the rank arrives more than STACK_HOLDS_S seconds after
+    this stack was taken, the rank has moved on, so the stack is dropped.
     """
 
     rank: int
@@ -153,7 +154,7 @@ class RunRecord(NamedTuple):
     versions: tuple[tuple[str, str], ...] = ()
     running_since: float = 0.0
     ended: float = 0.0
-    attempts: tuple[Attempt, ...] = ()  # () if the run cannot restart: its only attempt is not listed
+    attempts: tuple[Attempt, ...] = ()  # () if the run cannot restart; its only attempt is then not listed
     checkpoints: tuple[Checkpoint, ...] = ()
     timelines: tuple[events.TimelineSaved, ...] = ()  # in the order of the attempts
     joined: int = 0
@@ -186,7 +187,7 @@ class RunRecord(NamedTuple):
 
 
 def replay(found: Iterable[events.Event], record: RunRecord | None = None) -> RunRecord:
-    """Return `record`, or an empty record, after all the events `found`."""
+    """Apply the events `found`, one after another, to `record` (by default, an empty record). Return the result."""
     record = record or RunRecord()
     for event in found:
         record = apply(record, event)
@@ -309,7 +310,7 @@ def _noticed(record: RunRecord, notice: events.Notice) -> RunRecord:
 
 
 def _without_old_notices(before: RunRecord, event: events.Event, after: RunRecord) -> RunRecord:
-    """Return the record `after` the event without the notices that no longer apply."""
+    """Drop the notices that no longer apply from `after`, the record after the event. Return the result."""
     # A rank that is stopped during a stall writes a traceback. This is not progress, so it must not remove the notice
     # about the stall.
     ends = isinstance(event, events.RankFailed | events.RankStopped) or (
@@ -319,6 +320,7 @@ def _without_old_notices(before: RunRecord, event: events.Event, after: RunRecor
     is_over = {
         "up": all(rank.state != "starting" for rank in after.taking_part),
         "heard": not ends and any(old.last_heard < new.last_heard for old, new in ranks),
+        "ended": all(rank.state not in ("starting", "running") for rank in after.taking_part),
     }
     kept = tuple(notice for notice in after.notices if not is_over.get(notice.until))
     return after if len(kept) == len(after.notices) else after._replace(notices=kept)
@@ -377,7 +379,11 @@ def _at_the_start(size: int, part: Sequence[int] = (), warm_at: float = 0.0) -> 
 
 
 def _begun(record: RunRecord, event: events.AttemptStarted) -> RunRecord:
-    """Begin an attempt: its ranks are new, and keep only the line counts and last lines of the previous attempt's."""
+    """Begin an attempt.
+
+    Its ranks are new. From the ranks of the previous attempt, they take over only the counts of lines and bytes, and
+    the last lines.
+    """
     ranks = tuple(
         rank._replace(line_count=old.line_count, size_bytes=old.size_bytes, tail=old.tail) if old else rank
         for rank, old in itertools.zip_longest(_at_the_start(event.size), record.ranks[: event.size])
@@ -438,7 +444,7 @@ def _heard(rank: RankRecord, time: float) -> RankRecord:
 
 
 def _told(record: RunRecord, event: events.RankEvent, **changes: Any) -> RunRecord:
-    """Apply `changes` to the rank of `event`, and note that the rank was heard from: the event shows that it lives."""
+    """Apply `changes` to the rank of `event`. The event shows that the rank lives, so note that it was heard from."""
     return _with_rank(record, _heard(record.ranks[event.rank], event.time)._replace(**changes))
 
 
@@ -490,7 +496,10 @@ def _printed(record: RunRecord, event: events.Output) -> RunRecord:
 
 
 def bounded(record: RunRecord, event: events.Displayed) -> events.Displayed:
-    """Return the display as the record will keep it: without its data if it would exceed the limits for a rank."""
+    """Return the display `event` as the record will keep it.
+
+    If the display would exceed the limits for a rank, it is kept without its data.
+    """
     event = event._replace(attempt=len(record.attempts) or 1)
     others = [each for each in record.displays if each.rank == event.rank and not _takes_place(event, each)]
     full = len(others) >= DISPLAYS_KEPT or sum(len(each.data) for each in others) + len(event.data) > DISPLAY_BYTES
@@ -503,7 +512,10 @@ def _takes_place(new: events.Displayed, old: events.Displayed) -> bool:
 
 
 def _displayed(record: RunRecord, event: events.Displayed) -> RunRecord:
-    """Add a display to the record, or replace the display that it updates. One without data is counted as left out."""
+    """Add a display to the record, or replace the display that it updates.
+
+    A display without data is counted as left out.
+    """
     if not event.data:
         return _told(record, event, displays_left_out=record.ranks[event.rank].displays_left_out + 1)
     at = next((at for at, each in enumerate(record.displays) if not event.clears and _takes_place(event, each)), None)
@@ -537,7 +549,10 @@ def _exited(record: RunRecord, event: events.RankExited) -> RunRecord:
 
 
 def _all_ended(record: RunRecord) -> RunRecord:
-    """Mark the ranks that have not ended as stopped: if a rank had to be killed, no event of that rank says so."""
+    """Mark the ranks that have not ended as stopped.
+
+    This is necessary because, if a rank had to be killed, there is no event of this rank that says so.
+    """
     for rank in record.ranks:
         if rank.partial_stdout or rank.partial_stderr:
             record = _with_last_lines(record, rank)

@@ -43,7 +43,8 @@ EVENTS = "events.jsonl"
 DISPLAYS = "displays"
 # The file suffixes that differ from the MIME subtype.
 _SUFFIXES = {"jpeg": "jpg", "svg+xml": "svg", "markdown": "md", "latex": "tex"}
-# Data sets are usually opened early in a run, so only this much of the beginning of its events is searched for them.
+# data() looks for data sets only in this many bytes at the beginning of a run's events, because data sets are usually
+# opened early in a run.
 LOOKED_THROUGH_BYTES = 256 * 1024
 DATA_LINES = 200
 ABANDONED_AFTER_S = 24 * 3600  # an unfinished run whose events have not changed for this long is not running
@@ -118,7 +119,7 @@ class RunFolder:
             if self._broken is None:
                 self._catch_up()
         except OSError:
-            pass  # closing the files below fails too
+            pass  # closing the files below will fail, too
         for file in self._files():
             try:
                 file.close()
@@ -200,7 +201,9 @@ class RunFolder:
 
 
 def new_id() -> str:
-    """Return the id of a new run: the local time, five hex digits for the fraction of the second, and a random one.
+    """Return the id of a new run.
+
+    It consists of the local time, five hex digits for the fraction of the second, and one random hex digit.
 
     Ids sort by time, even if several runs begin within a second. The random digit makes clashes less likely.
     """
@@ -305,7 +308,7 @@ def _events(path: Path) -> Iterator[events.Event]:
                 rank = found["rank"]
                 if rank not in logs:
                     whole = path / log_name(rank)
-                    logs[rank] = whole.open("rb") if whole.exists() else io.BytesIO()  # a full disk left no log
+                    logs[rank] = whole.open("rb") if whole.exists() else io.BytesIO()  # no log if the disk was full
                 logs[rank].seek(found["start"])
                 found["data"] = logs[rank].read(found["size"])
             if found["type"] == events.Displayed.__name__:
@@ -335,7 +338,10 @@ def told(path: Path, kind: type[Kind]) -> Iterator[Kind]:
 
 
 def first(path: Path) -> RunStarted:
-    """Return the event with which a saved run began; one with "?" for unknown values if the event is missing."""
+    """Return the event with which a saved run began.
+
+    If this event is missing, return a RunStarted that has "?" for unknown values.
+    """
     event = next(map(events.from_json, _lines(path)), None)
     return event if isinstance(event, RunStarted) else RunStarted(0.0, path.name, "?", "", 0, "?", "?", "all")
 

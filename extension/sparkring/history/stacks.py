@@ -62,7 +62,7 @@ _RUNS_GRAPH = (
     ("/tensorflow/python/client/session.py", "_call_tf_sessionrun"),
 )
 _TRACES_GRAPH = "func_graph_from_py_func"
-# The path has no leading slash, because in the zip that executors import sparkring from, paths begin with `sparkring/`.
+# The path has no leading slash, because executors import sparkring from a zip, where paths begin with `sparkring/`.
 _WAITS_FOR_CELL = ("sparkring/worker/rank/rank.py", "serve")
 
 

@@ -25,8 +25,8 @@ FOLDER = "tensorboard"
 def environment() -> dict[str, str]:
     """Return the environment variables with which TensorBoard must be started from here.
 
-    TENSORBOARD_BINARY is the path of its program, if that is not on the PATH. PYTHONPATH adds a replacement for
-    pkg_resources, which TensorBoard imports, if that is not installed.
+    TENSORBOARD_BINARY is the path of TensorBoard's program; it is set if the program is not on the PATH. TensorBoard
+    imports pkg_resources. If pkg_resources is not installed, PYTHONPATH adds a replacement for it.
     """
     found = {}
     beside = Path(sys.executable).with_name("tensorboard")
@@ -104,7 +104,9 @@ def write_event_files(run: Path) -> Path:
 
 
 def scalars(reports: Iterable[Metrics], restarts: Sequence[float] = ()) -> list[Scalar]:
-    """Return every value that was reported. Where every rank with metrics has a value, also return the ranks' mean.
+    """Return every value that was reported, and the means over the ranks.
+
+    There is a mean for each metric and step for which every rank that reports metrics has a value.
 
     Values that were reported at the end of an epoch have tags that begin with `epoch/`, and their step is the epoch.
     The steps of other values are counted through all epochs if the number of steps per epoch is known. If counting

@@ -59,7 +59,10 @@ def like(printer: Any) -> Write:
 
 
 def _written(value: object, write: Write) -> str:
-    """Return the value's text, cut if it is long, as plain() shows it; if `write` raises, name the value's type."""
+    """Return the value's text as plain() shows it. A long text is cut.
+
+    If `write` raises an error, return a text that names the value's type.
+    """
     try:
         text = write(value)
     except Exception as error:  # a class's repr() may raise anything

@@ -42,10 +42,11 @@ def pool_requests(request: LaunchRequest, slots: int, gpus: float | None) -> lis
 
 
 class ItemRoom(NamedTuple):
-    """For how many items there is room on each of `hosts`, apart from their memory and cores.
+    """What limits the number of items on each host, apart from the host's memory and cores.
 
-    `tasks` is how many items Spark's task slots on a host are for, and `gpus` how many its GPUs are for; None if there
-    is no such limit. `gpu_free` is how much memory is free on each GPU.
+    `hosts` is the number of hosts. `tasks` is the number of items for which a host has enough of Spark's task slots,
+    and `gpus` is the number of items for which it has enough GPUs. Each of these two numbers is None if there is no
+    such limit. `gpu_free` says how much memory is free on each GPU.
     """
 
     hosts: int = 1
@@ -57,7 +58,8 @@ class ItemRoom(NamedTuple):
 def item_room(request: LaunchRequest, each: float | None) -> ItemRoom:
     """Return the room for items that are launched like `request`, if each rank gets `each` GPUs.
 
-    On Spark, these are the executors that there are now, and the GPUs that Spark assigns count as task slots.
+    On Spark, this is the room on the executors that there are now. GPUs that Spark assigns are not a limit of their
+    own, because they count as task slots.
     """
     if request.np > 0:
         from sparkring.cluster.slots import current_slots

@@ -23,8 +23,8 @@ class LaunchRequest(NamedTuple):
     data: the DataFrame whose partitions the ranks read.
     here: whether the message of an error may suggest processes on this machine in place of Spark tasks.
     persistent: whether the members keep their slots until they are stopped, as those of a warm gang do.
-    at_once: if the launch is one of a pool's, how many such launches the pool wants to run at once; otherwise 0. The
-        members of a pool wait for free Spark slots, as long as it takes.
+    at_once: if the launch belongs to a pool, the number of launches that the pool wants to run at once; otherwise 0.
+        The members of a pool wait for free Spark slots, as long as it takes.
     """
 
     np: int
@@ -39,10 +39,15 @@ class LaunchRequest(NamedTuple):
 
 
 class Code(NamedTuple):
-    """What ranks will run: sources, and pickled functions and values. `environment` will be set on the ranks before."""
+    """What ranks will run: sources, and pickled functions and values.
+
+    The variables in `environment` will be set on the ranks before the ranks run this code. `imports` are modules that
+    the ranks will import before they run any other code of the user.
+    """
 
     texts: Sequence[bytes]
     environment: Mapping[str, str]
+    imports: Sequence[str] = ()
 
 
 class Launcher(ABC):
@@ -52,7 +57,7 @@ class Launcher(ABC):
     on the same port. If `pins_gpus` is true, each rank sees only the GPUs that are assigned to the ranks on its node.
     If the start takes longer than `slow_after_s`, a notice says what it waits for. If some members have not connected
     after `give_up_after_s`, the start fails. The gang sets `code` to what the ranks will run first. In start(), `code`
-    is None if that is not known yet, as for a warm gang.
+    is None if it is not known yet what the ranks will run, as for a warm gang.
     """
 
     bind_host = host = "127.0.0.1"
@@ -81,7 +86,10 @@ class Launcher(ABC):
         """Wait up to `grace_s` seconds for the members to end, then end those that still run."""
 
     def note_imports(self, modules: Sequence[str] | None) -> None:  # noqa: B027 - most launchers have no use for it
-        """Note which frameworks a rank has imported; None if other ranks must not import them ahead of time."""
+        """Note the frameworks that a rank has imported.
+
+        `modules` is None if other ranks must not import frameworks ahead of time.
+        """
 
     def waits_for(self) -> str:
         """Return what a slow start may be waiting for; '' if that is not known."""
@@ -90,6 +98,6 @@ class Launcher(ABC):
     def warning(self) -> str:
         """Return what the user should know while the members are up and idle.
 
-        Return '' if there is nothing to say, or if an earlier call has already returned it.
+        Return '' if there is nothing to say, or if an earlier call has already returned the same warning.
         """
         return ""

@@ -14,7 +14,7 @@ from pathlib import Path
 import sparkring
 from sparkring.errors import LaunchError, MemberLost
 from sparkring.launchers.base import Launcher
-from sparkring.launchers.spare import ForkedMember, Setting, setting_of, spares
+from sparkring.launchers.spare import ForkedMember, Setting, SpareProcess, setting_of, spares
 from sparkring.runtime.world import share_gpus
 from sparkring.wire.ticket import BOOT, Ticket
 from sparkring.worker.member import gpus as nvml
@@ -33,24 +33,32 @@ class LocalLauncher(Launcher):
         self._gpus = _shares(size, gpus, {**os.environ, **environment}.get("CUDA_VISIBLE_DEVICES"))
         self.pins_gpus = gpus is not None
         self._members: list[subprocess.Popen[bytes] | ForkedMember] = []
+        self._waiting: list[Ticket] = []  # of the members that have not been started yet
+        self._spare: SpareProcess | None = None
         self._begun = False  # whether `spares` knows of the launch
         self._imported: tuple[str, ...] | None = ()
 
     def start(self, size: int, ticket: Ticket) -> None:
         self._environment = {**os.environ, **self._environment}
         last = [str(Path(sparkring.__file__).parent.parent)]
-        spare = None
+        self._waiting = [ticket._replace(member=each, last=last, gpus=self._gpus[each]) for each in range(size)]
         if self.code is not None:
-            spare = spares.begin(self._setting(), self.code.texts)
+            self._spare = spares.begin(self._setting(), self.code)
             self._begun = True
-        for member in range(size):
-            own = ticket._replace(member=member, last=last, gpus=self._gpus[member])
+        self._start_members()
+
+    def _start_members(self) -> None:
+        """Start the members that have not been started, unless the spare process that is to fork them still imports."""
+        if self._spare is not None and self._spare.is_importing():
+            return
+        waiting, self._waiting = self._waiting, []
+        for own in waiting:
             try:
-                forked = None if spare is None else spare.fork(own)
+                forked = None if self._spare is None else self._spare.fork(own)
                 self._members.append(forked or _start(self._environment, own))
             except OSError as error:
                 raise LaunchError(
-                    f"process {member + 1} of {size} could not be started: {error.strerror or error}. "
+                    f"process {own.member + 1} of {self._size} could not be started: {error.strerror or error}. "
                     "Use fewer ranks, or raise the limit on processes (ulimit -u)."
                 ) from error
 
@@ -61,10 +69,16 @@ class LocalLauncher(Launcher):
             self._imported = max(self._imported, tuple(modules), key=len)
 
     def problem(self, wait_s: float = 0.0) -> LaunchError | None:
+        self._start_members()
         deadline = time.monotonic() + wait_s
         while (found := self._lost()) is None and time.monotonic() < deadline:
             time.sleep(0.002)  # a member's connection ends a moment before its exit code is known
         return found
+
+    def waits_for(self) -> str:
+        if not self._waiting or self._spare is None:
+            return ""
+        return f"one process imports {' and '.join(self._spare.wanted.modules)} for all of them"
 
     def _setting(self) -> Setting | None:
         set_later = {} if self.code is None else self.code.environment
@@ -82,6 +96,7 @@ class LocalLauncher(Launcher):
         return None
 
     def stop(self, grace_s: float) -> None:
+        self._waiting = []
         deadline = time.monotonic() + grace_s
         for process in self._members:
             try:
@@ -127,8 +142,9 @@ def _start(environment: dict[str, str], ticket: Ticket) -> subprocess.Popen[byte
 def pool_shares(slots: int, size: int, each: float, visible: str | None) -> list[str]:
     """Return the value of CUDA_VISIBLE_DEVICES for each slot of a pool. Raise LaunchError if there are too few GPUs.
 
-    Each of the `size` ranks of a slot gets `each` GPUs. If that is a fraction, such as 0.5, `size` is 1, and as many
-    slots share a GPU as fit; the slots are spread over all GPUs. `visible` is the same as in _shares().
+    Each of the `size` ranks of a slot gets `each` GPUs. If `each` is a fraction, such as 0.5, `size` is 1, and several
+    slots share a GPU, as many as fit on it. The slots are then spread over all GPUs. `visible` is the same as in
+    _shares().
     """
     asked = f"{slots} item{'s' if slots > 1 else ''} × {f'{size} ranks × ' if size > 1 else ''}{each:g}"
     if 0 < each < 1:
@@ -139,7 +155,7 @@ def pool_shares(slots: int, size: int, each: float, visible: str | None) -> list
 
 
 def sharers(each: float) -> int:
-    """Return how many items share a GPU if each gets this fraction of one."""
+    """Return how many items share a GPU if each item gets the fraction `each` of the GPU."""
     return int(1 / each + 1e-6)
 
 
@@ -158,9 +174,10 @@ def _shares(size: int, each: int | None, visible: str | None) -> list[tuple[str,
 
 
 def _found(needed: int, asked: str, fewer: str, visible: str | None) -> list[str]:
-    """Return the addresses of all GPUs. If there are fewer than `needed`, raise LaunchError, which says what `asked`.
+    """Return the addresses of all GPUs. If there are fewer than `needed`, raise LaunchError.
 
-    If none is needed, none is looked for.
+    The error's message contains `asked`, which says what the user has asked for. If no GPU is needed, this function
+    does not look for any.
     """
     found = nvml.found(visible) if needed else []
     if len(found) < needed:

@@ -1,7 +1,8 @@
 """Keeps one spare process, which has imported what ranks have imported before, and has it fork members.
 
-A spare process is started when all ranks on this machine have ended. It serves only launches whose processes would find
-everything that matters to an import as the spare process has found it: see Setting. All other launches start new
+A spare process is started when all ranks on this machine have ended, or for the first launch if it is known what its
+ranks will import. It serves a launch only if everything that an import may depend on is the same for the processes of
+the launch as it was for the spare process; Setting has what an import may depend on. All other launches start new
 processes, and a spare process that does not fit the last launch is replaced after it.
 """
 
@@ -23,15 +24,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 import sparkring
+from sparkring.launchers.base import Code
 from sparkring.wire.ticket import SPARE_BOOT, SPARE_READY, SpareOrder, Ticket
 from sparkring.worker.member import gpus, process
 from sparkring.worker.rank.preloads import FRAMEWORKS
 
-REST_S = 1.0  # a spare process is started so long after the last rank has ended
-IDLE_S = 600.0  # it ends if it has not been used for so long
-LEAST_BYTES = 2_000_000_000  # it is not started if less memory is available, and ends if less than half of it is
+REST_S = 1.0  # how long after the end of the last rank a spare process is started
+IMPORT_S = 60.0  # the longest time that a launch waits for a spare process to import
+IDLE_S = 600.0  # a spare process ends when it has not been used for this time
+LEAST_BYTES = 2_000_000_000  # a spare process starts only if this much memory is available, and ends at less than half
 ANSWER_S = 2.0  # a fork takes milliseconds; a spare process that takes longer is given up
-UNKNOWN = 0  # the exit code of a member whose spare process was killed and cannot tell it
+UNKNOWN = 0  # stands for the exit code of a member whose spare process was killed, and so cannot report the code
 
 # Code with one of these may change the environment before it imports a framework, so it needs new processes.
 # Each pattern begins with several letters, which makes the search in large values fast.
@@ -42,7 +45,8 @@ class Setting(NamedTuple):
     """What the imports of a process may depend on.
 
     `inherited` is what else a process inherits: limits, cores and priority. `installed` has the folders of
-    installed packages, and when an entry of a folder was last added or removed, as pip does for every change.
+    installed packages, each with the time when an entry of the folder was last added or removed. Whenever pip changes
+    a package, it adds or removes entries.
     """
 
     python: str
@@ -77,26 +81,32 @@ class Wanted(NamedTuple):
     modules: tuple[str, ...]
 
     def covers(self, other: Wanted) -> bool:
-        """Whether a spare process for this is also one for `other`."""
+        """Whether a spare process that is started for this object also has what `other` wants."""
         return self.setting == other.setting and set(self.modules) >= set(other.modules)
 
-    def fits(self, texts: Iterable[bytes]) -> bool:
-        """Whether ranks that are to run a Code with these `texts` may have imported the modules already.
+    def fits(self, code: Code) -> bool:
+        """Whether ranks that are to run the code may have imported the modules already.
 
-        They may not if the code could change the environment before it imports a module, or if it names a framework
-        that has not been imported: it would then share a process with frameworks that it may not use.
+        They may not if the code could change the environment before it imports a module. They may not, either, if the
+        code names a framework that is not among the modules, because this framework would then share a process with
+        frameworks that the code perhaps does not use. If the code imports all of the modules itself, it may name other
+        frameworks.
         """
-        known = {module.partition(".")[0] for module in self.modules}
-        others = {module.partition(".")[0] for module in FRAMEWORKS} - known
+        known, uses = _packages(self.modules), _packages(code.imports)
+        others = set() if known <= uses else _packages(FRAMEWORKS) - known
         signs = [*_CHANGES_ENVIRONMENT, *(re.compile(name.encode()) for name in others)]
-        return not any(sign.search(text) for text in texts for sign in signs)
+        return not any(sign.search(text) for text in code.texts for sign in signs)
+
+
+def _packages(modules: Iterable[str]) -> set[str]:
+    return {module.partition(".")[0] for module in modules}
 
 
 class ForkedMember:
     """A member that a spare process has forked, with the part of Popen's interface that a launcher needs.
 
-    `stdin` is the writing end of the member's stdin. `ended` is a descriptor that can be read when the process has
-    ended; `status` is a pipe from which the spare process's report of its exit code can be read.
+    `stdin` is the writing end of the member's stdin. `ended` is a descriptor that can be read when the member has
+    ended; `status` is a pipe on which the spare process reports the member's exit code.
     """
 
     def __init__(self, pid: int, stdin: int, ended: int, status: int) -> None:
@@ -145,10 +155,11 @@ class ForkedMember:
 
 
 class SpareProcess:
-    """A spare process, as the driver sees it."""
+    """A spare process, as the driver sees it. `is_awaited` says whether a launch waits for it."""
 
-    def __init__(self, wanted: Wanted) -> None:
+    def __init__(self, wanted: Wanted, *, is_awaited: bool = False) -> None:
         self.wanted = wanted
+        self._awaited_until = time.monotonic() + IMPORT_S if is_awaited else 0.0
         self._ready = False
         self._lock = threading.Lock()
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -162,7 +173,7 @@ class SpareProcess:
             )
         self._channel.settimeout(ANSWER_S)
         with contextlib.suppress(OSError):  # it has ended already
-            self._channel.send(SpareOrder(wanted.modules, IDLE_S, LEAST_BYTES // 2).line())
+            self._channel.send(SpareOrder(wanted.modules, is_awaited, IDLE_S, LEAST_BYTES // 2).line())
 
     @property
     def pid(self) -> int:
@@ -174,13 +185,18 @@ class SpareProcess:
 
     def is_ready(self) -> bool:
         """Whether it has imported its modules and can fork members."""
-        if not self._ready:
-            said = select.poll()
-            said.register(self._channel, select.POLLIN)
-            if said.poll(0):
-                with contextlib.suppress(OSError):
-                    self._ready = self._channel.recv(64) == SPARE_READY
+        with self._lock:
+            if not self._ready:
+                said = select.poll()
+                said.register(self._channel, select.POLLIN)
+                if said.poll(0):
+                    with contextlib.suppress(OSError):
+                        self._ready = self._channel.recv(64) == SPARE_READY
         return self._ready and not self.ended
+
+    def is_importing(self) -> bool:
+        """Whether a launch is to wait for it, since it has not imported its modules yet."""
+        return time.monotonic() < self._awaited_until and not (self.is_ready() or self.ended)
 
     def has_refused(self) -> bool:
         """Whether it has ended because it could not import its modules, or is not safe to fork after that."""
@@ -208,7 +224,8 @@ class SpareProcess:
         return None
 
     def close(self) -> None:
-        """Have it end, as soon as its members have ended."""
+        """Have it end, as soon as its members have ended. A launch that waits for it starts new processes."""
+        self._awaited_until = 0.0
         with self._lock:
             self._channel.close()
         if not self._ready:
@@ -223,8 +240,11 @@ class SpareProcess:
 class Spares:
     """Decides when there is a spare process, and whether it serves a launch.
 
-    begin() and end() enclose each launch of ranks whose code is known. A spare process is started only if none is under
-    way, and one that is still importing when a launch begins is ended, so that it does not slow the ranks down.
+    begin() and end() enclose each launch of ranks whose code is known. A spare process for the next launch is started
+    only while no launch is under way. If this spare process is still importing when a launch begins, it is ended, so
+    that it does not slow the ranks down. If a launch finds no spare process, and it is known what the ranks of the
+    launch will import first, a spare process is started for the launch, and the launch waits for it. So the ranks of a
+    first launch, and all processes of a pool, need only one import.
     """
 
     def __init__(self) -> None:
@@ -234,26 +254,31 @@ class Spares:
         self._wanted: Wanted | None = None
         self._refused: Wanted | None = None  # what a spare process has refused: it would do so again
         self._unfit = False  # whether one of the launches under way must not be imitated
+        self._changes = False  # whether ranks of the last launch must not be imitated; this may hold for the next ones
         self._timer: threading.Timer | None = None
         self._leaving: list[SpareProcess] = []
 
-    def begin(self, setting: Setting | None, texts: Iterable[bytes]) -> SpareProcess | None:
-        """Return a spare process that may fork the members of a launch; None if the launch needs new processes.
+    def begin(self, setting: Setting | None, code: Code) -> SpareProcess | None:
+        """Return the spare process that is to fork the members of a launch; None if the launch needs new processes.
 
-        `setting` is None if there are to be no spare processes. `texts` are those of the Code that the ranks will run.
+        `setting` is None if there are to be no spare processes. `code` is what the ranks will run.
         """
         with self._lock:
             self._launches += 1
             self._cancel()
             spare = self.spare
-            if spare is None:
-                return None
-            if spare.has_refused():
-                self._refused = spare.wanted
-            if not (spare.is_ready() and spare.wanted.setting == setting):
+            if spare is not None and not (
+                (spare.is_ready() or spare.is_importing()) and spare.wanted.setting == setting
+            ):
                 self._dismiss()
-                return None
-            return spare if spare.wanted.fits(texts) else None
+            fits = self.spare is not None and self.spare.wanted.fits(code)
+            modules = tuple(dict.fromkeys(name for name in code.imports if name in FRAMEWORKS))
+            if not fits and setting is not None and modules and not self._changes:
+                wanted = Wanted(setting, modules)
+                if self._launches == 1 and wanted.fits(code):
+                    self._dismiss()
+                    fits = self._open(wanted, is_awaited=True)
+            return self.spare if fits else None
 
     def end(self) -> None:
         """Note the end of a launch."""
@@ -262,7 +287,7 @@ class Spares:
             self._settle()
 
     def note_imports(self, setting: Setting | None, modules: tuple[str, ...] | None) -> None:
-        """Note what the ranks of a launch have imported; None if they must not be imitated."""
+        """Note what the ranks of a launch have imported. `modules` is None if the ranks must not be imitated."""
         with self._lock:
             self._unfit |= modules is None or setting is None
             if modules and setting is not None:
@@ -293,12 +318,15 @@ class Spares:
         self._lock = threading.Lock()
 
     def _settle(self) -> None:
-        """If no launch is under way, end a spare process that is not wanted, and have one started that is."""
+        """If no launch is under way, end a spare process that is not wanted, and have a wanted one started."""
         self._leaving = [each for each in self._leaving if not each.ended]
         if self._launches:
             return
         if self._unfit:
             self._wanted, self._unfit = None, False
+            self._changes = True
+        elif self._wanted is not None:
+            self._changes = False
         spare, wanted = self.spare, self._wanted
         if spare is not None and not (wanted is not None and spare.is_ready() and spare.wanted.covers(wanted)):
             self._dismiss()
@@ -313,12 +341,19 @@ class Spares:
         with self._lock:
             self._timer = None
             wanted = self._wanted
-            if self._launches or self.spare is not None or wanted is None or not _is_possible():
-                return
-            if self._refused is None or not self._refused.covers(wanted):
-                with contextlib.suppress(OSError):  # no process can be started now
-                    self.spare = SpareProcess(wanted)
-                    atexit.register(self.stop)
+            if not self._launches and self.spare is None and wanted is not None:
+                self._open(wanted)
+
+    def _open(self, wanted: Wanted, *, is_awaited: bool = False) -> bool:
+        """Start a spare process, unless this is impossible or an earlier one has refused what this one would import.
+
+        Return whether there is a spare process now.
+        """
+        if _is_possible() and (self._refused is None or not self._refused.covers(wanted)):
+            with contextlib.suppress(OSError):  # no process can be started now
+                self.spare = SpareProcess(wanted, is_awaited=is_awaited)
+                atexit.register(self.stop)
+        return self.spare is not None
 
     def _cancel(self) -> None:
         if self._timer is not None:
@@ -327,6 +362,8 @@ class Spares:
 
     def _dismiss(self) -> None:
         if self.spare is not None:
+            if self.spare.has_refused():
+                self._refused = self.spare.wanted
             self.spare.close()
             self._leaving.append(self.spare)
             self.spare = None
@@ -341,5 +378,8 @@ def _is_on() -> bool:
 
 
 def _is_possible() -> bool:
-    """Whether this machine has enough memory, and no GPU: which GPUs a rank may use is known only after its start."""
+    """Whether this machine has enough memory for a spare process, and no GPU.
+
+    It must have no GPU because it is known only after the start of a rank which GPUs the rank may use.
+    """
     return process.available_bytes() >= LEAST_BYTES and not gpus.found(None)

@@ -42,11 +42,12 @@ HANDSHAKE_TIMEOUT_S = 10.0
 # network may be cut. Without this limit, the system would wait much longer.
 UNACKNOWLEDGED_LIMIT_MS = 30_000
 PREFIX = struct.Struct("!IQ")
-# The most bytes that a header may have. If a peer sends text in place of frames, the text's first bytes are taken for a
-# size, which is much larger than this limit. Without the limit, receive() would wait for that many bytes.
+# The largest size of a header. If a peer sends text in place of frames, the text's first bytes are taken for a size,
+# which is much larger than this limit. Without the limit, receive() would wait for that many bytes.
 HEADER_BYTES = 1 << 28
 CHUNK_BYTES = 1 << 20
 RELAY_BYTES = 256 * 1024  # pass_on() copies this much at a time, which fits into the processor's cache
+READ_BYTES = 64 * 1024  # read this much at once, so that one call into the system is enough for several small frames
 PAIR_BYTES = 1 << 22  # the requested size of the buffer between a member and its rank; the system may grant less
 
 
@@ -75,6 +76,8 @@ class Connection:
 
     `heard_at` is when the last bytes came, on the monotonic clock. While a large frame comes in over a slow network,
     each piece of the frame shows that the peer is alive.
+
+    To wait for a connection with select(), first receive until nothing is `pending`.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -82,10 +85,18 @@ class Connection:
         self._peer = sock.getpeername()[0] if sock.family in (socket.AF_INET, socket.AF_INET6) else ""
         self._send_lock = threading.Lock()
         self._broken = False
+        self._came = bytearray()  # bytes that have been read from the socket, but not been returned yet
+        self._room = memoryview(bytearray(READ_BYTES))
+        self._held = bytearray()  # frames that pass_on() has held back
         self.heard_at = time.monotonic()
 
     def fileno(self) -> int:
         return self._sock.fileno()
+
+    @property
+    def pending(self) -> bool:
+        """Whether a part of the next frame, or all of it, has already been read from the socket."""
+        return bool(self._came)
 
     def send(self, message: Message) -> None:
         """Send one message. Raise ChannelClosed if the connection has been closed or lost."""
@@ -97,6 +108,7 @@ class Connection:
         with self._send_lock:
             if self._broken:
                 raise ChannelClosed("the connection was lost in the middle of a frame")
+            prefix = self._take_held() + prefix
             try:
                 if sum(sizes) <= CHUNK_BYTES:
                     self._sock.sendall(b"".join([prefix, *views]))
@@ -141,25 +153,51 @@ class Connection:
         except MalformedMessage as error:
             raise ProtocolError(str(error)) from error
 
-    def pass_on(self, head: Head, other: Connection) -> None:
-        """Send to `other` the frame whose header has just been received. A large body is never in memory as a whole."""
-        left = sum(head.sizes)
-        # A small frame is sent in one piece, so that the receiving process wakes only once.
-        small = bytes(self._exactly(left)) if left <= RELAY_BYTES else b""
-        with other._send_lock:
+    def receive_frame(self, head: Head) -> bytes:
+        """Return the whole frame whose header has just been received, for send_frame()."""
+        return head.raw + bytes(self._exactly(sum(head.sizes)))
+
+    def send_frame(self, frame: bytes) -> None:
+        """Send a frame as it came from another connection; b"" sends only the frames that were held back."""
+        with self._send_lock:
             try:
-                other._sock.sendall(head.raw + small)
-                left -= len(small)
-                buffer = memoryview(bytearray(min(left, RELAY_BYTES)))
+                self._sock.sendall(self._take_held() + frame)
+            except OSError as error:
+                self._broken = True
+                raise ChannelClosed(str(error)) from error
+
+    def pass_on(self, head: Head, other: Connection, *, hold: bool = False) -> None:
+        """Send to `other` the frame whose header has just been received. A large body is never in memory as a whole.
+
+        With `hold`, a small frame may wait: it is sent together with whatever is sent to `other` next.
+        """
+        left = sum(head.sizes)
+        if left <= RELAY_BYTES:  # a small frame is sent in one piece, so that the receiving process wakes only once
+            frame = self.receive_frame(head)
+            if hold:
+                other._held += frame
+            else:
+                other.send_frame(frame)
+            return
+        with other._send_lock:
+            came = bytes(self._came[:left])
+            del self._came[:left]
+            left -= len(came)
+            buffer = memoryview(bytearray(min(left, RELAY_BYTES)))
+            try:
+                other._sock.sendall(other._take_held() + head.raw + came)
                 while left:
-                    got = self._sock.recv_into(buffer[: min(left, RELAY_BYTES)])
-                    if not got:
-                        raise ChannelClosed("the peer closed the connection in the middle of a frame")
+                    got = self._read(buffer[:left])
                     other._sock.sendall(buffer[:got])
                     left -= got
             except OSError as error:
                 other._broken = True
                 raise ChannelClosed(str(error)) from error
+
+    def _take_held(self) -> bytes:
+        held = bytes(self._held)
+        self._held.clear()
+        return held
 
     def close(self) -> None:
         """Close both directions; a thread that waits in receive() is woken with ChannelClosed."""
@@ -184,21 +222,35 @@ class Connection:
         return self._peer
 
     def _exactly(self, size: int) -> bytearray | memoryview:
+        if size <= CHUNK_BYTES:
+            while len(self._came) < size:
+                got = self._read(self._room)
+                self._came += self._room[:got]
+            data = self._came[:size]
+            del self._came[:size]
+            return data
         try:
-            data: bytearray | memoryview = bytearray(size) if size <= CHUNK_BYTES else _blank(size)
+            view = _blank(size)
         except (OSError, OverflowError) as error:
             raise ChannelClosed(f"no memory for {size:,} bytes from the peer") from error
-        view, filled = memoryview(data), 0
+        filled = len(self._came)
+        view[:filled] = self._came
+        self._came.clear()
         while filled < size:
-            try:
-                got = self._sock.recv_into(view[filled:])
-            except OSError as error:
-                raise ChannelClosed(str(error)) from error
-            if not got:
-                raise ChannelClosed("the peer closed the connection")
-            self.heard_at = time.monotonic()
-            filled += got
-        return data
+            filled += self._read(view[filled:])
+        return view
+
+    def _read(self, buffer: memoryview) -> int:
+        """Wait until something comes, read it into `buffer`, and return its length."""
+        try:
+            got = self._sock.recv_into(buffer)
+        except OSError as error:
+            raise ChannelClosed(str(error)) from error
+        if not got:
+            self._came.clear()  # the rest of this frame will not come
+            raise ChannelClosed("the peer closed the connection")
+        self.heard_at = time.monotonic()
+        return got
 
 
 def _blank(size: int) -> memoryview:

@@ -3,7 +3,7 @@
     driver  ── Stop, Interrupt, TakeStack, RecordTimeline ─────────────▶ member
     driver  ── EnterWorld, Work, Run, Release, EndItem, Leave ─ passed on ─▶ rank
     member  ── SetEnvironment ─────────────────────────────────────────▶ rank
-    member  ── Hello, Output, GpuUsed, Beat, Stack, Exited, … ─────────▶ driver
+    member  ── Hello, Output, GpuUsed, Beat, GivenBack, Exited, … ─────▶ driver
     rank    ── Done, Failed, Metrics, DataRead, … ───── passed on ─────▶ driver
 
 To add a message, write its class here and name it in one of the unions below. Its annotations define how it is encoded
@@ -34,7 +34,7 @@ CheckpointKind = Literal["sparkring", "keras", "tensorflow", "torch"]
 FailureCause = Literal[
     "exception",  # an exception that is not listed below: another attempt may succeed
     "code",  # an exception that the same code would raise again, on whatever ranks it runs
-    "damaged checkpoint",  # the attempt was to continue from a checkpoint that turned out to be damaged
+    "damaged checkpoint",  # the checkpoint from which the attempt had to continue turned out to be damaged
     "echo",  # a collective failed because another rank ended
     "interrupt",  # a KeyboardInterrupt
     "exit",  # sys.exit(), or a process that ended itself
@@ -85,7 +85,7 @@ class RecordTimeline(NamedTuple):
 
 
 class EnterWorld(NamedTuple):
-    """All ranks are up: the rank's place among them, its own `address`, and variables for its environment."""
+    """All ranks are up. This gives the rank its place among them, its `address`, and variables for its environment."""
 
     world: World
     address: str
@@ -186,6 +186,8 @@ class Run(NamedTuple):
     If `what` is "item", the rank runs the Work that was sent before. Then `parts` has the item's values, and `seed` is
     the seed of the item's random numbers. With `measure`, the rank sends an ItemMeasured when the item has finished.
 
+    A Run that comes while the rank runs another one waits at the member.
+
     pull: names whose values to send back afterwards.
     barrier: whether to give the cell the context and the rows of the rank's Spark task.
     environment: variables to set; `defaults` are set unless the rank has them already.
@@ -214,7 +216,7 @@ class Release(NamedTuple):
 
 
 class EndItem(NamedTuple):
-    """End the item that the rank runs, if it still does: its result is no longer wanted."""
+    """End the current item if the rank is still running it, because the result of the item is no longer wanted."""
 
 
 class Leave(NamedTuple):
@@ -240,7 +242,7 @@ class Hello(NamedTuple):
 
     `interface` is the network interface that has `address`, and `port` is a port that is free on `address`. `gpus` are
     the addresses of the GPUs that only this rank uses. `packages` are the versions of the packages in the rank's
-    Python, by module. It is None if the rank uses the notebook's own Python.
+    Python, by module. `packages` is None if the rank uses the notebook's own Python.
     """
 
     member: Count
@@ -293,11 +295,20 @@ class Stack(NamedTuple):
     text: str
 
 
+class GivenBack(NamedTuple):
+    """The requests that waited at the member, so many, will not run on its rank: other ranks can run them sooner.
+
+    They are given back if the request before them takes long, fails or is interrupted.
+    """
+
+    requests: Count
+
+
 class TimelinePart(NamedTuple):
     """A piece of the timeline that Horovod has written on a rank. The pieces together are one zlib stream.
 
-    `last` ends the stream. `cut` is the number of bytes that were left out because the file is too large. The bytes
-    go into the run's folder, not into its record.
+    `last` ends the stream. `cut` is the number of bytes that were left out because the file is too large. `data`
+    goes into the run's folder, not into its record.
     """
 
     data: bytes
@@ -325,7 +336,8 @@ class RankNews(NamedTuple):
     `names_bound` are the names that are new in the rank's `__main__`. `loaded` says whether the rank has loaded all
     values that were sent to it. `port` is a port that is free on the rank's address. `memory_bytes` is how much
     memory the process holds after an item; 0 if that is not known. `imported` are the frameworks that the rank has
-    imported; None if the code has changed the environment on which their import depends.
+    imported; None if the code has changed the environment on which their import depends. `seconds` is how long the
+    request has taken.
     """
 
     names_bound: tuple[str, ...]
@@ -333,6 +345,7 @@ class RankNews(NamedTuple):
     port: Port
     memory_bytes: Count = 0
     imported: tuple[str, ...] | None = ()
+    seconds: float = 0.0
 
 
 class PackedValue(NamedTuple):
@@ -401,7 +414,10 @@ class Failure(NamedTuple):
 
     @property
     def is_exception(self) -> bool:
-        """Whether the rank's code raised an exception, and not only to exit or because another rank had ended."""
+        """Whether the rank's code raised an exception.
+
+        An exit does not count, nor does an exception that was raised only because another rank had ended.
+        """
         return bool(self.error) and self.cause not in ("exit", "echo")
 
 
@@ -410,6 +426,14 @@ class Failed(NamedTuple):
 
     failure: Failure
     news: RankNews
+
+
+class Importing(NamedTuple):
+    """An interrupt waits, since the rank is importing a package. The rank sends this again while the import goes on."""
+
+
+class CollectivesEnded(NamedTuple):
+    """The rank is about to end collectives, as a Release has asked it to. A rank that has none does not send this."""
 
 
 class UserMessage(NamedTuple):
@@ -463,10 +487,12 @@ class ItemMeasured(NamedTuple):
 
     `seconds`, `cpu_s` and `read_bytes` leave out imports, which have taken `import_s`. `read_bytes` is what was read
     with system calls, from files and pipes, whether or not the system had it in memory.
-    `own_bytes` is the highest amount of memory that the process, its member and the processes that it has started did
-    not share with processes of other items. `shared_bytes` is what they can share: files that they have mapped, above
-    all libraries. `free_bytes` is the memory that was free on the machine before the item, 0 if that is not known, and
-    `cores` is the number of cores. `gpu_bytes` is how much the memory in use on a GPU has grown, at most.
+    `own_bytes` is the highest amount of memory that was not shared with processes of other items. It is the sum over
+    the rank's process, its member, and the processes that the rank has started. `shared_bytes` is the memory that can
+    be shared with processes of other items: mapped files, above all libraries, and what a spare process had imported.
+    `free_bytes` is the memory that was free on the machine before the item, together with what the spare process holds
+    of `shared_bytes`; 0 if that is not known. `cores` is the number of cores. `gpu_bytes` is the largest growth of the
+    memory in use on any one GPU.
     If the item has made a model of Keras or PyTorch, `parameters` is the number of the largest model's parameters,
     which take `parameter_bytes`. `batch_size` is the value of this name in the cell, 0 if there is none.
     """
@@ -637,7 +663,7 @@ class CheckpointRemoved(NamedTuple):
 
 MemberOrder = Stop | Interrupt | TakeStack | RecordTimeline
 RankOrder = EnterWorld | Work | Run | Release | EndItem | Leave | SetEnvironment
-MemberReport = Hello | Beat | Output | GpuUsed | Stack | TimelinePart | Exited
+MemberReport = Hello | Beat | Output | GpuUsed | Stack | GivenBack | TimelinePart | Exited
 # What a rank reports while it runs a request.
 Told = (
     UserMessage
@@ -653,7 +679,7 @@ Told = (
     | CheckpointRestored
     | CheckpointRemoved
 )
-RankReport = Done | Failed | Told
+RankReport = Done | Failed | Importing | CollectivesEnded | Told
 Report = MemberReport | RankReport
 Kept = Output | GpuUsed | TimelinePart | Told  # passed to the run's record unchanged
 Message = MemberOrder | RankOrder | Report
@@ -777,8 +803,8 @@ def _checked(
 def _each(converters: Sequence[Converter], expected: str, make: Converter) -> Converter:
     """Return a converter for lists, with a function from `converters` for each item.
 
-    The converter calls `make` with the list of converted items. It raises ValueError if the value
-    is not a list of that length.
+    The converter calls `make` with the list of converted items. It raises ValueError if the value is not a list, or if
+    the list does not have as many items as there are `converters`.
     """
 
     def convert(value: Any) -> Any:

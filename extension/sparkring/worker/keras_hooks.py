@@ -237,7 +237,7 @@ def _tell_after(kind: Any, name: str, tell: Callable[..., None]) -> None:
 
 
 def _writes(model: Any) -> bool:
-    """Whether the files that this rank writes stay.
+    """Whether the files that this rank writes are kept.
 
     With several workers, all workers except the chief write into a folder that Keras then removes.
     """

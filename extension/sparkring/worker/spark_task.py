@@ -34,9 +34,9 @@ def task_for(
     """Return the function that each Spark task calls.
 
     `size` is the number of tasks of the barrier stage; 0 if the task belongs to an ordinary stage. Without `schema`,
-    it is a function for mapPartitions, and yields the member's exit code. With `schema` (a serialized Arrow schema), it
-    is a function for mapInArrow: it sends the partition's batches to the rank, then `rows_end`, and yields nothing. The
-    rank gets the GPUs that Spark has given to the task; if `gpus` is a number, only the first `gpus` of them.
+    the function is for mapPartitions, and yields the member's exit code. With `schema` (a serialized Arrow schema), the
+    function is for mapInArrow. It sends the partition's batches and then `rows_end` to the rank, and yields nothing.
+    The rank gets the GPUs that Spark has given to the task; if `gpus` is a number, only the first `gpus` of them.
     """
 
     def run_member(rows: Iterable[Any]) -> Iterator[int]:
@@ -87,7 +87,7 @@ def task_for(
             member.wait()
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):
-                    pipe.close()  # only now: before its end, the rank would take this for the end of the rows
+                    pipe.close()  # before the rank has ended, it would take this for the end of the rows
             shutil.rmtree(folder, ignore_errors=True)  # the member does this itself, unless it was killed
 
     return run_member
@@ -131,7 +131,7 @@ def _feed(pipe: Any, rows: Iterable[Any], schema: bytes | None, rows_end: bytes)
     writer = None
     for numbered in rows:
         batch = pyarrow.RecordBatch.from_arrays(numbered.columns, names=described.names)
-        # The schema of Spark's batches says only their Arrow types. The metadata of `schema` adds their types in Spark.
+        # The schema of Spark's batches has only Arrow types. The metadata of `schema` has the columns' types in Spark.
         writer = writer or pyarrow.ipc.new_stream(pipe, batch.schema.with_metadata(described.metadata))
         writer.write_batch(batch)
         pipe.flush()

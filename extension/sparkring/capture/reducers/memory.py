@@ -1,4 +1,4 @@
-"""Packs arrays of NumPy and torch so that those that share memory in the notebook share it on the rank.
+"""Packs arrays of NumPy and torch so that arrays that share memory in the notebook also share it on the rank.
 
 Pickle would write each array separately. If the memory of several arrays overlaps, this memory is written once, as a
 block of bytes, and each of the arrays is written as a view of the block.
@@ -94,7 +94,7 @@ class Memory:
         return torch.reduced(value, layout, block, layout.address - block.start)
 
     def shared(self) -> tuple[Block, ...]:
-        """Return blocks, ordered by address, of the memory that arrays share although they were packed separately."""
+        """Return blocks of the memory that separately packed arrays share. The blocks are ordered by address."""
         ranges: list[tuple[int, int, object]] = []
         open_: list[_Array] = []  # earlier arrays that reach beyond the start of the current one
         for array in sorted(self._arrays, key=lambda array: array.layout.bounds):

@@ -14,7 +14,7 @@ from sparkring.capture.reducers.base import Reduced, Reducer
 
 _HOOKS = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__")
 _HEAP_TYPE = 1 << 9  # in `type.__flags__`: the type was made by a class statement
-# The code that all functions made by `functools.singledispatch` share, by which they are recognised.
+# All functions that `functools.singledispatch` makes have this same code object, and they are recognised by it.
 _DISPATCHER = functools.singledispatch(lambda _: None).__code__  # type: ignore[attr-defined]
 
 

@@ -23,7 +23,7 @@ from typing import Any
 from sparkring.capture.picklability import Kind, Refused, by_reference, walk
 from sparkring.capture.reducers.base import Reduced, Reducer
 
-_SEARCHED = 200  # in a layer's attribute, at most this many objects are searched for classes and functions
+_SEARCHED = 200  # the largest number of objects in a layer's attribute that are searched for classes and functions
 
 
 def reducer_for(cls: type) -> Reducer | None:
@@ -198,8 +198,8 @@ def _model(model: Any) -> Reduced:
             (at, *_learned(layer)) for at, layer in enumerate(model._flatten_layers()) if hasattr(layer, "adapt")
         ]
         if custom or not all(_is_theirs(type(layer)) for layer in model._flatten_layers()):
-            # Rebuild the model once here. Classes that are not Keras' own may fail in this, and the user should see the
-            # error before the ranks are launched.
+            # Rebuild the model once here, because this may fail if the model has classes that are not Keras' own. The
+            # user should see the error before the ranks are launched.
             with _same_random_numbers(keras):
                 _remade(recipe, weights, adapted)
             # Make the recipe again: from_config() may have changed the configuration in it.
@@ -369,7 +369,10 @@ def _compile(model: Any, arguments: dict[str, Any] | None) -> None:
 
 
 def seeds_of(keras: str) -> Any:
-    """Return the object from which layers get their seeds in the package `keras`; None if it has not been imported."""
+    """Return the object from which layers of the package `keras` get their seeds.
+
+    Return None if the package has not been imported.
+    """
     return getattr(sys.modules.get(f"{keras}.src.backend"), "_SEED_GENERATOR", None)
 
 
@@ -447,8 +450,8 @@ def _optimizer(optimizer: Any) -> Reduced:
         raise Refused(_WRAPPED)
     values = [variable.numpy() for variable in variables_of(optimizer)]
     is_legacy = isinstance(optimizer.variables, types.MethodType)
-    if not getattr(optimizer, "built", getattr(optimizer, "_built", is_legacy)):  # `_built` is Keras 2's
-        values = values[:1]  # of an optimizer that is not built, only the number of iterations is sent
+    if not getattr(optimizer, "built", getattr(optimizer, "_built", is_legacy)):  # Keras 2 has `_built`
+        values = values[:1]  # if an optimizer is not built, only its number of iterations is sent
     return _from_config, _recipe(optimizer, "optimizer"), values, None, None, _give_variables
 
 
@@ -461,8 +464,8 @@ def _recipe(value: Any, noun: str) -> tuple[Any, ...]:
     """Return the arguments with which _from_config() rebuilds an optimizer, metric or loss."""
     keras = _keras(type(value))
     kind = type(value)
-    # Horovod's DistributedOptimizer gives an optimizer of Keras 3 a new class, which cannot be imported: use the first
-    # base class that can be.
+    # Horovod's DistributedOptimizer gives an optimizer of Keras 3 a new class, which cannot be imported. In place of
+    # this class, use its first base class that can be imported.
     if _is_theirs(kind):
         kind = next(base for base in kind.__mro__ if by_reference(base))
     with _refused_if_not_rebuilt(value, noun):

@@ -14,8 +14,8 @@ from typing import Any
 
 from sparkring.capture.packing import pack
 
-# Two values of the same one of these types have the same content if they have the same repr().
-_PLAIN = (
+# Two values have the same content if both have the same type, one of these, and the same repr().
+PLAIN = (
     *(bool, int, float, complex, str, bytes, type(None), range, slice),
     *(datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo, decimal.Decimal, fractions.Fraction),
     *(uuid.UUID, os.PathLike),
@@ -26,9 +26,10 @@ def digest(*values: Any) -> str:
     """Return the digest of `values`.
 
     The digest of numbers, texts, dates, paths, arrays, and of lists, tuples, dicts, sets and dataclasses of these
-    depends only on their types and contents. The order of a dict, or whether it holds one object twice or two equal
-    objects, makes no difference. The digest of a part of a DataFrame is that of what identifies its rows; they are not
-    read. The digest of any other object is that of its pickle.
+    depends only on their types and contents. The order of a dict makes no difference. A container that holds one
+    object twice has the same digest as one that holds two equal objects. The digest of a part of a DataFrame is
+    computed from what identifies the part's rows; the rows are not read. The digest of any other object is that of its
+    pickle.
     """
     return _digest(values).hex()
 
@@ -38,7 +39,7 @@ def _digest(value: Any) -> bytes:
     found = hashlib.sha256(f"{kind.__module__}.{kind.__qualname__}\0".encode())
     if isinstance(value, enum.Enum):
         found.update(value.name.encode())
-    elif isinstance(value, _PLAIN):
+    elif isinstance(value, PLAIN):
         found.update(repr(value).encode())
     elif hasattr(kind, "__sparkring_content__"):
         found.update(_digest(value.__sparkring_content__()))

@@ -22,7 +22,7 @@ from sparkring.runtime.report import short_repr
 from sparkring.wire.messages import Script
 
 NAME_CHARACTERS = 100
-_SCRIPTS = "%run"  # in the values from which a key is made, the name of the item's scripts
+_SCRIPTS = "%run"  # the name that the item's scripts have among the values from which a key is made
 ITEM = "item"  # the name that tables give to the argument of a function
 
 
@@ -74,11 +74,12 @@ class Items:
     """The items of a run, in their order.
 
     Each item is bound to `targets`; without targets, it is the argument of a function. `total` is the number of items.
-    It is None if the iterable has no length, until all items have been taken. Functions in an item whose globals are
-    `namespace` get the globals of the rank instead, and names for which `stays` is true are not sent with them.
-    `key_of` returns, for an item's values, the key under which its result is kept; set it if results are kept.
-    `scripts_of` returns the scripts that only an item with these values runs, and the notebook's names that they read.
-    `steering` is the iterator if it wants to know how its items do; None for other iterators.
+    If the iterable has no length, `total` is None until all items have been taken. If an item contains functions whose
+    globals are `namespace`, these functions get the globals of the rank instead, and names for which `stays` is true
+    are not sent with them. `key_of` returns, for an item's values, the key under which its result is kept; set it if
+    results are kept. `scripts_of` returns, for an item's values, the scripts that only an item with these values runs,
+    and the notebook's names that these scripts read. `steering` is the iterator if it wants to know how its items do;
+    None for other iterators.
 
     Raises OptionsError if `iterable` cannot be iterated over, or if it is a search that does not fit the targets.
     """
@@ -160,6 +161,11 @@ class Items:
         parameters = _recorded(value) if isinstance(value, Parameters) else {}
         return Item(number, name, parts, key, scripts, parameters)
 
+    def forget_from(self, number: int) -> None:
+        """Forget the items from this number on: they were taken, but the run ended before any of them began."""
+        for each in range(number, self.taken):
+            self.shown.pop(each, None)
+
 
 def _check_targets(targets: Targets, names: tuple[str, ...]) -> None:
     """Raise OptionsError if the parameters of a search cannot be unpacked into the targets, or would be mixed up."""
@@ -199,7 +205,7 @@ def seed_of(run_seed: int, number: int) -> int:
 def _name(values: Mapping[str, Any]) -> str:
     """Return a short text of an item's values: `store='a', lr=0.1`; for a function's argument, only the value.
 
-    Beside other values, rows of a DataFrame are left out, as in `store='a'`.
+    If the item also has other values, rows of a DataFrame are left out, as in `store='a'`.
     """
     values = {name: value for name, value in values.items() if not _is_rows(value)} or values
     if list(values) == [ITEM]:
@@ -225,7 +231,7 @@ def _is_rows(value: Any) -> bool:
 
 
 def _shown(value: Any) -> Any:
-    """Return what the table shows of a value: small ones themselves, and a short text of large ones."""
+    """Return what the table shows of a value: a small value itself, and a short text instead of a large value."""
     is_small = isinstance(value, bool | int | float | complex | types.NoneType) or type(value).__module__ == "datetime"
     if is_small or (isinstance(value, str | bytes) and len(value) <= 1_000):
         return value

@@ -10,7 +10,6 @@ from typing import Any
 
 import cloudpickle
 
-from sparkring.checkpointing.compatibility import meaning
 from sparkring.checkpointing.directory import Directory, open_directory
 from sparkring.checkpointing.entries import Last
 from sparkring.checkpointing.results import ITEMS, Result, Results, user_secret
@@ -26,18 +25,18 @@ KEY_CHARACTERS = 32
 
 
 class Kept:
-    """The items' results and checkpoints in the directory at `path`, for the items of `code`, on `size` ranks each.
+    """The items' results and checkpoints in the directory at `path`.
 
-    With `fresh`, results and checkpoints of earlier runs are not used. Results are written in a thread. `news` has what
-    the user is to be told; the pool takes it from there. Raises PathError or CheckpointError if the directory cannot be
-    read.
+    `meaning` stands for the code that the items run, each on `size` ranks. With `fresh`, results and checkpoints of
+    earlier runs are not used. Results are written in a thread. `news` has what the user is to be told; the pool takes
+    it from `news`. Raises PathError or CheckpointError if the directory cannot be read.
     """
 
-    def __init__(self, path: str, code: str, size: int, *, fresh: bool = False) -> None:
+    def __init__(self, path: str, meaning: str, size: int, *, fresh: bool = False) -> None:
         self.location: Location = locate(path)
         self.news: collections.deque[str] = collections.deque()
         self.fresh = fresh
-        self._code = meaning(code)
+        self._meaning = meaning
         self._size = size
         self._results = Results(self.location, user_secret(run_store.home().parent))
         self._there = set() if fresh else self._results.keys()
@@ -54,13 +53,13 @@ class Kept:
         The key depends on the values, on the code, and on how many items with these values came before. So two items
         with equal values have different keys, and each keeps a result of its own.
         """
-        found = digest(self._code, dict(values))
+        found = digest(self._meaning, dict(values))
         self._seen[found] += 1
         return digest(found, self._seen[found])[:KEY_CHARACTERS]
 
     def key_of_code(self, *more: Any) -> str:
         """Return a key that depends on the code and on `more`, but on no item."""
-        return digest(self._code, *more)[:KEY_CHARACTERS]
+        return digest(self._meaning, *more)[:KEY_CHARACTERS]
 
     def find(self, key: str) -> tuple[Any, Result] | None:
         """Return the value and the result that an earlier run has kept under `key`; None if the item has to run."""

@@ -15,7 +15,7 @@ from sparkring.launchers import ItemRoom
 Binds = Literal["memory", "cores", "task slots", "GPUs", "GPU memory"]
 
 KEPT_FREE = 0.1  # the part of the free memory that a plan leaves free, since items differ
-# The part of a core that an item may lack: items that use 1.1 cores each, say, still fit on as many cores as there are.
+# The fraction of its cores that the last item may lack. For example, two items that use 1.1 cores each fit on 2 cores.
 CORE_SLACK = 0.25
 KERAS_BATCH = 32  # the batch size of Keras' fit() by default
 
@@ -24,15 +24,19 @@ KERAS_BATCH = 32  # the batch size of Keras' fit() by default
 class Plan:
     """How many items fit at once, from what the first item has used; %%foreach --plan returns it.
 
-    `fits` is how many items fit at once, and `binds` says why no more: "memory", "cores", "task slots", "GPUs" or "GPU
-    memory". `at_once` is the number that was chosen with -n. `items` is the number of all items, None if it is not
-    known. `warning` is '' if the chosen number fits. `hosts` is 1 for processes on this machine; for Spark tasks, it is
-    the number of hosts with executors, and the memory and the cores are those of each host.
+    `fits` is how many items fit at once, and `binds` is what keeps more items from fitting: "memory", "cores", "task
+    slots", "GPUs" or "GPU memory". `at_once` is the number that was chosen with -n. `items` is the number of all items,
+    None if it is not known. `warning` is '' if the chosen number fits. `hosts` is 1 for processes on this machine; for
+    Spark tasks, it is the number of hosts with executors, and the memory and the cores are those of each host.
 
-    What one item uses: `seconds`, without `start_s`, which starting a process and the imports take once in each
-    process; `cpu_share`, the number of cores it keeps busy; `read_bytes`, with system calls, imports left out;
-    `memory_bytes`, its peak with all of its processes, without `shared_bytes`, which all items on a host share
-    (libraries and other files that they map); and `gpu_bytes`. `free_bytes`, `cores` and `gpus` are what there is.
+    The following attributes say what one item uses. `seconds` is its time. The time before that, `start_s`, is not
+    included. In `start_s`, each process needs `import_s` for imports of its own. `cpu_share` is the number of cores
+    that the item keeps busy. `read_bytes` is what it reads with system calls, imports left out. `memory_bytes` is the
+    peak memory of all its processes, without `shared_bytes`. `shared_bytes` is the memory that all items on a host
+    share: libraries and other files that they map, and packages that one process has imported for all. `gpu_bytes` is
+    the GPU memory that the item uses.
+
+    `free_bytes`, `cores` and `gpus` are what there is.
 
     `memory_at(k)` is the memory on each host if k items run at once, and `seconds_at(k)` the time of all items.
     `rule_bytes` is the rule of thumb for a network's memory, `parameters` × bytes × 2 × `batch_size` × steps held, for
@@ -48,6 +52,7 @@ class Plan:
     hosts: int
     seconds: float
     start_s: float
+    import_s: float
     cpu_share: float
     read_bytes: int
     memory_bytes: int
@@ -62,20 +67,27 @@ class Plan:
     result: ForeachResult
 
     def memory_at(self, at_once: int) -> int:
-        """Return how much memory so many items at once take on each host, with what they share counted once."""
-        return self.shared_bytes + math.ceil(at_once / self.hosts) * self.memory_bytes
+        """Return how much memory `at_once` items that run at once take on each host. What they share is counted once.
+
+        If there are fewer items than `at_once`, only those that exist are counted.
+        """
+        return self.shared_bytes + math.ceil(self._running(at_once) / self.hosts) * self.memory_bytes
 
     def seconds_at(self, at_once: int, items: int | None = None) -> float | None:
-        """Return how long `items` take if so many run at once; without `items`, all items. None if that is not known.
+        """Return how long a number of items takes if `at_once` of them run at once.
 
-        The time is estimated as if all items were like the first one.
+        The number is `items`; without `items`, it is that of all items. Return None if that number is not known. The
+        time is estimated as if all items were like the first one.
         """
         count = self.items if items is None else items
         if count is None:
             return None
         at_once, cores = max(1, min(at_once, count)), self.cores * self.hosts
-        start_s = self.start_s * max(1.0, at_once / cores)
+        start_s = self.start_s + self.import_s * max(0.0, at_once / cores - 1)
         return start_s + self.seconds * max(math.ceil(count / at_once), count * self.cpu_share / cores)
+
+    def _running(self, at_once: int) -> int:
+        return at_once if self.items is None else min(at_once, self.items)
 
     @property
     def warning(self) -> str:
@@ -106,7 +118,7 @@ class Plan:
         return f"plan of {all_items}: {self.fits} at once {fit} on {where}, limited by {self.binds}"
 
     def _rows(self) -> tuple[list[str], list[tuple[str, ...]]]:
-        """Return the headers and the rows of the table. Its columns are numbers of items at once."""
+        """Return the headers and the rows of the table. Each column is for one number of items that run at once."""
         columns = sorted({1, self.at_once, self.fits})
         headers = ["", *(f"{k} at once" for k in columns), "available"]
 
@@ -133,12 +145,17 @@ class Plan:
         times = [describe.duration(self.seconds_at(k, count) or 0.0) for k in columns]
         rows.append(row(f"time of {'all ' if self.items else ''}{count:,} items", times))
         if self.rule_bytes is not None:
-            rows.append(row("rule of thumb", [describe.size(self.rule_bytes)]))
+            rows.append(row("memory by the rule of thumb", [describe.size(self.rule_bytes)]))
         return headers, rows
 
     def _notes(self) -> list[str]:
-        start = f"Starting a process and importing takes {describe.duration(self.start_s)}, once in each process."
-        notes = [f"{start} The times suppose that all items are like the first one."]
+        start = f"the start and the imports, which take {describe.duration(self.start_s)} before the first item"
+        count = f"{self.items or 100:,} items"
+        notes = [f"The time of {count} includes {start}. The times suppose that all items are like the first one."]
+        needed = self._running(self.at_once) * self.cpu_share
+        if self.binds == "cores" and needed > self.cores * self.hosts:
+            more = f"With {self.at_once} at once, each item takes longer"
+            notes.append(f"{more}, since together they need {needed:.2g} cores.")
         if self.rule_bytes is not None:
             each = self.rule_bytes // (2 * self.batch_size * self.parameters)
             factors = f"{self.parameters:,} parameters × {each} bytes × 2 × batch size {self.batch_size} × 1 step held"
@@ -174,8 +191,8 @@ def plan(
 ) -> Plan:
     """Return the plan that follows from the measurements of all ranks of the first item.
 
-    `items` is the number of all items, `np` the number that was given with -n, and `wall_s` the time after which the
-    first item had ended, with the start of its processes.
+    `items` is the number of all items, `np` the number that was given with -n, and `wall_s` the time until the end of
+    the first item, including the start of its processes.
     """
     seconds = max(rank.seconds for rank in ranks)
     own_bytes, shared_bytes = sum(rank.own_bytes for rank in ranks), max(rank.shared_bytes for rank in ranks)
@@ -204,6 +221,7 @@ def plan(
         hosts=room.hosts,
         seconds=seconds,
         start_s=max(0.0, wall_s - seconds),
+        import_s=max(rank.import_s for rank in ranks),
         cpu_share=share,
         read_bytes=sum(rank.read_bytes for rank in ranks),
         memory_bytes=own_bytes,

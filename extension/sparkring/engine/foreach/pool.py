@@ -1,13 +1,8 @@
-"""The pool: runs items on its slots until there are no more.
-
-One thread polls all slots. It waits at one queue for all of them: when there is something to poll, the slot's gang puts
-the number of the slot into this queue.
-"""
+"""The pool: runs items on its slots until there are no more."""
 
 from __future__ import annotations
 
 import pickle
-import queue
 import time
 import types
 from collections.abc import Callable
@@ -18,8 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sparkring.engine.foreach.items import Items, Problem
 from sparkring.engine.foreach.schedule import Attempt, Item, Schedule
 from sparkring.engine.foreach.slot import Ended, Slot, SlotSettings
+from sparkring.engine.foreach.slots import Slots
 from sparkring.engine.recorder import Recorder
-from sparkring.errors import LaunchError, SlotsError
+from sparkring.errors import LaunchError
 from sparkring.gangs.execution import Request
 from sparkring.history import describe, events
 from sparkring.history.events import Event, Failure
@@ -32,10 +28,7 @@ if TYPE_CHECKING:
 
 _Answer = TypeVar("_Answer")
 
-LOOK_EVERY_S = 0.1  # poll all slots this often, since no message comes when a time limit passes or a process dies
-STARTS_TRIED = 3  # after so many starts in a row that failed, the run fails
-START_PAUSE_S = 0.5  # before the second start; twice as long before the third
-SHORT_AFTER_S = 2.0  # when ranks that queue have waited for so long, the user is told what they wait for
+TAKE_S = 0.005  # take items for this long, then hear the news of the slots
 STOP_GRACE_S = 0.5  # between the interrupt and the kill of ranks that run an item when the run ends
 
 
@@ -72,26 +65,20 @@ class Pool:
         self._items = items
         self._schedule = schedule
         self._size = settings.size
-        self._queues = settings.queues
         self._request_for = request_for
         self._recorder = recorder
         self._interrupts = interrupts
         self._kept = kept
         self._steering = items.steering
-        self._news: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._slots = [Slot(number, settings, self._news.put) for number in range(schedule.limit)]
-        self._look_at = 0.0
-        self._failed_starts = 0
-        self._start_at = 0.0
-        self._start_told = ""  # the last notice of a failed start
-        self._short_at: float | None = None  # when to tell what ranks wait for; None if none wait, or it has been told
-        self._short_told = False
+        self._slots = Slots(schedule.limit, settings, recorder.notice)
         self._ending = False
         self._planned: events.ItemsPlanned | None = None
+        self._begun_until = 0  # the highest number of the items that have begun, plus 1
 
     def run(self) -> None:
-        """Run all items. Return early if the run is stopped, if an item fails with --fail-fast, or the iterable raises.
+        """Run all items.
 
+        Return early if the run is stopped, if an item fails with --fail-fast, or if the iterable raises an error.
         Raises LaunchError if ranks cannot be started, and CheckpointError if the kept study of a search cannot be read.
         When this method returns or raises, no process is left.
         """
@@ -101,34 +88,40 @@ class Pool:
                 self._tell([self._steering.begin(Path(self._recorder.record.log_folder), self._kept)])
             while not (self._schedule.over or self._interrupts.seen):
                 self._begin()
-                self._listen(wait=not (self._takes or self._to_open()))
+                opens = self._begun and self._slots.to_open(self._wanted)
+                self._listen(wait=not (opens or self._takes(self._slots.places)))
         finally:
             self._end()
 
     # ── what begins ───────────────────────────────────────────────────────────
 
-    @property
-    def _takes(self) -> bool:
+    def _takes(self, places: list[int]) -> bool:
         """Whether an item is to be taken from the iterable now."""
-        if not self._schedule.wants_item or time.monotonic() < self._start_at:
-            return False
-        if not self._queues:
-            return True
-        # Only the first item is taken before ranks are up: slots are opened when it is known that there is an item.
-        return any(slot.free for slot in self._slots) or not any(slot.open for slot in self._slots)
+        return not self._slots.paused and self._schedule.wants_item(places or self._slots.first)
+
+    @property
+    def _begun(self) -> bool:
+        """Whether it is known that there are items, so that slots are to be opened."""
+        return bool(self._schedule.waits or self._schedule.running)
+
+    @property
+    def _wanted(self) -> int:
+        return self._schedule.needed(self._items.left)
 
     def _begin(self) -> None:
-        """Take one item if there is room for it, and begin the attempts that wait.
+        """Take items if there is room for them, and begin the attempts that wait.
 
-        Only one item is taken, since the iterable may take long for each: the news of the slots is heard in between.
+        Items are taken only for a moment, because the iterable may take long for each item, and the news of the slots
+        is to be heard in between.
         """
-        if self._takes:
+        places, until = self._slots.places, time.monotonic() + TAKE_S
+        while self._takes(places):
             self._take()
-        if self._queues:
-            self._release()
-            self._open()
-            self._tell_what_ranks_wait_for()
-        self._assign()
+            self._assign(places)
+            if time.monotonic() > until or self._interrupts.seen:
+                break
+        self._slots.have(self._wanted, self._schedule.limit, waits=self._begun)
+        self._assign(self._slots.places)
 
     def _take(self) -> None:
         """Take the next item from the user's iterable, which may take long or raise an error."""
@@ -168,57 +161,16 @@ class Pool:
         self._told(lambda steering: steering.ended(item.number, ending, result.metrics), None)
         return True
 
-    def _to_open(self) -> Slot | None:
-        """Return a slot to open now, if ranks queue and the items need more slots than are open."""
-        begun = self._schedule.waits or self._schedule.running
-        if not (self._queues and begun) or time.monotonic() < self._start_at:
-            return None
-        closed = [slot for slot in self._slots if not slot.open]
-        is_short = len(self._slots) - len(closed) < self._schedule.needed(self._items.left)
-        return closed[0] if closed and is_short else None
-
-    def _open(self) -> None:
-        """Open one slot if more are needed. It is given an item only when its ranks are up."""
-        slot = self._to_open()
-        if slot is not None:
-            try:
-                slot.start_gang()
-            except LaunchError as error:
-                self._not_started(slot, error)
-
-    def _release(self) -> None:
-        """End the ranks for which there will be no item.
-
-        Those that wait for a place to run are ended first. Otherwise, they would get the places of the others.
-        """
-        is_open = [slot for slot in self._slots if slot.open]
-        spare = max(0, len(is_open) - self._schedule.needed(self._items.left))
-        idle = [slot for slot in is_open if slot.attempt is None]
-        waiting = [slot for slot in idle if not slot.up][:spare]
-        for slot in waiting or idle[: 0 if any(slot.ending for slot in self._slots) else spare]:
-            slot.retire()
-
-    def _tell_what_ranks_wait_for(self) -> None:
-        """If items wait because ranks have waited for a place to run for SHORT_AFTER_S, say so once."""
-        up = sum(slot.up for slot in self._slots)
-        waiting = next((slot for slot in self._slots if slot.open and not slot.up), None)
-        if waiting is None or self._short_told:
-            self._short_at = None
-        elif self._short_at is None:
-            self._short_at = time.monotonic() + SHORT_AFTER_S
-        elif time.monotonic() > self._short_at:
-            self._short_told = True
-            limit, why = self._schedule.limit, waiting.waits_for()
-            self._recorder.notice(f"{up} of {limit} at once for now, and more when task slots are free: {why}")
-
-    def _assign(self) -> None:
-        if time.monotonic() < self._start_at:
+    def _assign(self, places: list[int]) -> None:
+        """Begin attempts that wait, and remove the places that they take from `places`."""
+        if self._slots.paused:
             return
-        for attempt in self._schedule.assign(slot.number for slot in self._slots if slot.free):
+        for attempt in self._schedule.assign(places):
+            places.remove(attempt.slot)
             slot = self._slots[attempt.slot]
-            if self._queues and not slot.can_run(attempt):
+            if not slot.can_begin(attempt):
                 slot.retire()
-                self._schedule.give_back(slot.number)  # until the ranks of another slot, or new ones of this, are up
+                self._schedule.give_back(attempt)  # it waits for ranks: those of another slot, or new ones of this slot
                 continue
             try:
                 slot.start(attempt, self._request_for(attempt))
@@ -230,37 +182,41 @@ class Pool:
         if self._ending:
             slot.retire(kill=True)
             return
-        if time.monotonic() >= self._start_at:  # starts that fail within the pause after another one fail with it
-            self._failed_starts += not (self._queues and isinstance(error, SlotsError))  # slots are waited for
-            if self._failed_starts >= STARTS_TRIED:
-                raise error
-            told = f"{describe.first_line(str(error))} The start is tried again."
-            if told != self._start_told:
-                self._start_told = told
-                self._recorder.notice(told)
-            self._start_at = time.monotonic() + START_PAUSE_S * max(1, self._failed_starts)
         if slot.attempt is not None:
-            self._schedule.give_back(slot.number)
-        slot.retire(kill=True)
+            self._schedule.give_back(slot.attempt)
+        self._slots.not_started(slot, error)
 
     # ── what has happened ─────────────────────────────────────────────────────
 
     def _listen(self, *, wait: bool = True) -> None:
-        """Poll the slots with news, and record what has happened. With `wait`, wait up to LOOK_EVERY_S for news."""
+        """Poll the slots with news, and record what has happened. With `wait`, wait a moment for news."""
         found: list[Event] = []
-        for slot in self._with_news(wait=wait):
+        for slot in self._slots.with_news(wait=wait):
             try:
-                news = slot.poll()
+                while self._hear(slot, found):
+                    pass
             except LaunchError as error:
                 self._not_started(slot, error)
-                continue
-            found += news
-            self._steer(slot, news)
-            attempt, ended = slot.attempt, slot.ended()
-            if attempt is not None and ended is not None:
-                self._failed_starts = 0
-                found += self._ended(attempt, ended)
+                self._take_back(slot)
         self._tell(found)
+
+    def _hear(self, slot: Slot, found: list[Event]) -> bool:
+        """Poll a slot, and add its news to `found`. Return whether one attempt has ended and another follows."""
+        news = slot.poll()
+        found += news
+        self._steer(slot, news)
+        attempt, ended = slot.attempt, slot.ended()
+        self._take_back(slot)
+        if attempt is None or ended is None:
+            return False
+        self._slots.started()
+        found += self._ended(attempt, ended)
+        return slot.attempt is not None
+
+    def _take_back(self, slot: Slot) -> None:
+        """Give back to the schedule the attempts that the slot was given ahead, but will not run: they wait again."""
+        while slot.given_back:
+            self._schedule.give_back(slot.given_back.pop())
 
     def _steer(self, slot: Slot, news: list[Event]) -> None:
         """Tell the steering iterator what the first rank of a slot has reported. If the item is to end, end it."""
@@ -272,9 +228,9 @@ class Pool:
                 slot.end_item()
 
     def _told(self, tell: Callable[[Steering], _Answer], otherwise: _Answer) -> _Answer:
-        """Return what the steering iterator answers when it is told something; `otherwise` if there is none.
+        """Call `tell` with the steering iterator, and return its answer; return `otherwise` if nothing steers the run.
 
-        If it raises an error, the run ends as if the iterable had raised it.
+        If the steering iterator raises an error, the run ends as if the iterable had raised this error.
         """
         if self._steering is None:
             return otherwise
@@ -284,21 +240,6 @@ class Pool:
             self.error = error.with_traceback(_without_ours(error.__traceback__))
             self._steering, self._schedule.exhausted = None, True
             return otherwise
-
-    def _with_news(self, *, wait: bool) -> list[Slot]:
-        """Return the slots that have something to poll; every LOOK_EVERY_S, return all slots."""
-        numbers: set[int] = set()
-        try:
-            if wait:
-                numbers.add(self._news.get(timeout=max(0.0, self._look_at - time.monotonic())))
-            while True:
-                numbers.add(self._news.get_nowait())
-        except queue.Empty:
-            pass
-        if time.monotonic() < self._look_at:
-            return [self._slots[number] for number in sorted(numbers)]
-        self._look_at = time.monotonic() + LOOK_EVERY_S
-        return self._slots
 
     def _ended(self, attempt: Attempt, ended: Ended) -> list[Event]:
         limit, number = self._schedule.limit, attempt.item.number
@@ -328,17 +269,21 @@ class Pool:
             self.results.failures[number] = ended.failure
         if ending != "again":
             self._told(lambda steering: steering.ended(number, ending, ended.metrics), None)
-        return events.ItemEnded(time.time(), number, ending, ended.text, ended.failure)
+        return events.ItemEnded(time.time(), number, ending, ended.text, ended.failure, seconds=ended.seconds)
 
     def _tell(self, found: list[Event]) -> None:
-        """Record the events, and before them the numbers of items in all and at once, if one of these has changed."""
-        up = sum(slot.up for slot in self._slots) if self._queues else None
-        planned = events.ItemsPlanned(time.time(), self._schedule.limit, self._size, self._items.total, up)
+        """Record the events. If the number of items, or how many run at once, has changed, record that before them."""
+        total, up = self._items.total, self._slots.up
+        planned = events.ItemsPlanned(time.time(), self._schedule.limit, self._size, total, up)
         if self._planned is None or planned[1:] != self._planned[1:]:
             self._planned = planned
             found.insert(0, planned)
         self._recorder.add(found)
-        self.measured += [event for event in found if isinstance(event, events.ItemMeasured)]
+        for event in found:
+            if isinstance(event, events.ItemStarted):
+                self._begun_until = max(self._begun_until, event.item + 1)
+            elif isinstance(event, events.ItemMeasured):
+                self.measured.append(event)
         while self._kept is not None and self._kept.news:
             self._recorder.notice(self._kept.news.popleft())
 
@@ -354,20 +299,12 @@ class Pool:
         deadline = time.monotonic() + STOP_GRACE_S
         while any(slot.running for slot in began) and time.monotonic() < deadline:
             self._listen()
-        if self._queues:  # first those that wait for a place to run: otherwise, they would get the places of the others
-            waiting = [slot for slot in self._slots if not slot.up]
-            for slot in waiting:
-                slot.retire(kill=True)
-            for slot in waiting:
-                slot.join()
-        for slot in self._slots:
-            slot.retire(kill=bool(began) or self._interrupts.seen)
-        for slot in self._slots:
-            slot.join()
+        self._slots.end(kill=bool(began) or self._interrupts.seen)
         if self._kept is not None:
             self._kept.close()
-        running = self._recorder.record.items.running if self._recorder.record.items else ()
-        self._tell([self._over(item.item, Ended(), "stopped") for item in running])
+        items = self._recorder.record.items
+        self._tell([self._over(item.item, Ended(), "stopped") for item in (items.running if items else ())])
+        self._items.forget_from(self._begun_until)
         self._told(lambda steering: steering.close(), None)
         summary = None if self._interrupts.seen else self._told(lambda steering: steering.summary(), None)
         self._tell([] if summary is None else [summary])

@@ -6,7 +6,6 @@ import ast
 import os
 import sys
 import time
-import types
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,6 +18,7 @@ from sparkring.capture.unread_changes import changed_only
 from sparkring.capture.versions import modules_of, versions
 from sparkring.compat import legacy_keras
 from sparkring.engine.foreach.items import Items, Targets, seed_of
+from sparkring.engine.foreach.meaning import meaning_of
 from sparkring.engine.foreach.plan import Plan, plan
 from sparkring.engine.foreach.pool import Pool
 from sparkring.engine.foreach.result import ForeachResult
@@ -108,7 +108,7 @@ def prepare(spec: ForeachSpec) -> Prepared:
     if options.background:  # copy the arrays: the notebook may change them before they have been sent to all ranks
         work = work._replace(parts=tuple(map(bytes, work.parts)))
     environment = dict(options.env)
-    if options.np < 0:  # for its tasks, Spark sets this variable itself
+    if options.np < 0:  # Spark itself sets OMP_NUM_THREADS for its tasks
         share = max(1, process.cores() // (options.at_once * options.each))
         environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(share)), **environment}
     started = events.RunStarted(
@@ -125,7 +125,7 @@ def prepare(spec: ForeachSpec) -> Prepared:
         versions=versions(),
     )
     kept = None
-    planned_search = options.plan and packed.items.steering is not None  # whose study a plan leaves as it is
+    planned_search = options.plan and packed.items.steering is not None  # a plan leaves the study of a search as it is
     if options.checkpoint_dir and not planned_search:
         refuse_shared(options.checkpoint_dir)
         from sparkring.engine.foreach.kept import Kept  # imports NumPy
@@ -154,14 +154,14 @@ def _try_spark(launch: LaunchRequest) -> None:
     try:
         open_launcher(launch, tell)
     except SlotsError:
-        if room(launch):  # without any executors, the items wait for some
+        if room(launch):  # if there are no executors, raise no error: the items wait for executors
             raise
 
 
 class _Packed(NamedTuple):
     """What all items need, and the items. `title` and `code` are for the record.
 
-    `meaning` is all code on which the results depend: that of the cell, and of the notebook's functions that it uses.
+    `meaning` is a digest of the code and the settings on which the results depend, if results are kept.
     """
 
     work: messages.Work
@@ -203,11 +203,11 @@ def _pack_cell(spec: ForeachSpec, cell: Cell) -> _Packed:
 
     items = Items(spec.iterable, spec.targets, namespace, hidden.__contains__, scripts_of)
     modules = modules_of(namespace[name] for name in captured.sent)
-    functions = (namespace[name] for name in sorted(captured.sent) if isinstance(namespace[name], types.FunctionType))
     scripts = [script.source for script in cell.scripts]
-    sources = [f"for {spec.targets.written} in _: pass", cell.source, *map(source_of, functions), *scripts]
-    title = f"foreach {spec.targets.written}"
-    return _Packed(work, modules, captured.table, items, title, cell.source, "\n".join(sources))
+    sources = [f"for {spec.targets.written} in _: pass", cell.source, *scripts, f"seed = {options.seed}"]
+    used = {name: namespace[name] for name in captured.sent}
+    meaning = meaning_of(sources, used, namespace, hidden | captured.binds) if options.checkpoint_dir else ""
+    return _Packed(work, modules, captured.table, items, f"foreach {spec.targets.written}", cell.source, meaning)
 
 
 def _pack_call(spec: ForeachSpec, call: Call) -> _Packed:
@@ -227,7 +227,10 @@ def _pack_call(spec: ForeachSpec, call: Call) -> _Packed:
     items = Items(spec.iterable, None, namespace, ipython_names(namespace).__contains__)
     captured = captured_call(function, {}, packed)
     code = source_of(function)
-    return _Packed(work, modules_of((function,)), captured, items, name_of(function), code, code)
+    meaning = ""
+    if spec.options.checkpoint_dir:
+        meaning = meaning_of([code, f"seed = {spec.options.seed}"], {"": function}, namespace, ipython_names(namespace))
+    return _Packed(work, modules_of((function,)), captured, items, name_of(function), code, meaning)
 
 
 class ForeachRun:
@@ -295,6 +298,7 @@ class ForeachRun:
             options.fresh_after,
             options.timeout_each_s,
             queues=options.np > 0,
+            ahead=options.each == 1 and self.prepared.items.steering is None,
         )
         at_once = 1 if options.plan else options.at_once
         schedule = Schedule(at_once, options.retries, fail_fast=options.fail_fast)

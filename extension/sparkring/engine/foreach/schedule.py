@@ -42,16 +42,16 @@ class Attempt(NamedTuple):
 
 
 class Schedule:
-    """The attempts that wait and those that run (`running`, by slot), and the decision which attempt runs next.
+    """The attempts that wait and those that slots have (`running`), and the decision which attempt runs next.
 
-    `limit` is how many items may run at once. `retries` is how often a failed item is tried again. If it is None, an
-    item is tried again once if its process died, and never after an exception. With `fail_fast`, no item begins any
-    more when an item has failed for good.
+    A slot runs the first of its attempts, and the others follow it. `limit` is how many items may run at once.
+    `retries` is how often a failed item is tried again. If it is None, an item is tried again once if its process died,
+    and never after an exception. With `fail_fast`, no item begins any more when an item has failed for good.
     """
 
     def __init__(self, at_once: int, retries: int | None = None, *, fail_fast: bool = False) -> None:
         self.limit = at_once
-        self.running: dict[int, Attempt] = {}
+        self.running: dict[int, list[Attempt]] = {}
         self.exhausted = False  # whether all items have been added
         self._retries = retries
         self._fail_fast = fail_fast
@@ -68,10 +68,9 @@ class Schedule:
         """Whether the run is over: it was called off, or no item runs or waits, and no more will be added."""
         return self.called_off or (self.exhausted and not self._waiting and not self.running)
 
-    @property
-    def wants_item(self) -> bool:
-        """Whether there is room for one more item. Only then, the pool takes an item from the iterable and adds it."""
-        return not (self.exhausted or self.called_off or self._waiting) and len(self.running) < self.limit
+    def wants_item(self, free: Iterable[int]) -> bool:
+        """Whether one of the `free` slots has room for one more item. Only then does the pool take and add an item."""
+        return not (self.exhausted or self.called_off or self._waiting) and bool(self._allowed(free))
 
     @property
     def waits(self) -> bool:
@@ -81,33 +80,46 @@ class Schedule:
     def needed(self, left: int | None) -> int:
         """Return how many slots are in use or needed, if `left` more items can be added (None: nobody knows)."""
         more = 0 if self.exhausted else self.limit if left is None else max(0, left)
-        return min(self.limit, len(self.running) + len(self._waiting) + more)
+        return min(self.limit, sum(map(len, self.running.values())) + len(self._waiting) + more)
 
     def add(self, item: Item) -> None:
         """Add the next item. It waits until assign() gives it a slot."""
         self._waiting.append(Attempt(item))
 
     def assign(self, free: Iterable[int]) -> list[Attempt]:
-        """Return the attempts that begin now, each on one of the `free` slots.
+        """Return the attempts that are given to slots now, each to one of the `free` slots, in their order.
 
-        If an attempt of the item has failed, the next one gets another slot, provided that another one is free.
+        A slot with room for several attempts is named several times in `free`. If an attempt has failed, the next
+        attempt of the same item gets another slot, provided that another slot is free.
         """
-        free, begun = list(free), []
-        while self._waiting and free and len(self.running) < self.limit and not self.called_off:
-            found = self._waiting.pop(0)
-            slot = next((each for each in free if each != found.slot), free[0])
+        free, given = list(free), []
+        while self._waiting and not self.called_off and (found := self._allowed(free)):
+            attempt = self._waiting.pop(0)
+            slot = next((each for each in found if each != attempt.slot), found[0])
             free.remove(slot)
-            self.running[slot] = found._replace(slot=slot, limit=self.limit)
-            begun.append(self.running[slot])
-        return begun
+            given.append(attempt._replace(slot=slot, limit=self.limit))
+            self.running.setdefault(slot, []).append(given[-1])
+        return given
 
-    def give_back(self, slot: int) -> None:
-        """Have the attempt on a slot wait again, because its ranks could not be started. It keeps its number."""
-        self._waiting.insert(0, self.running.pop(slot))
+    def give_back(self, attempt: Attempt) -> None:
+        """Let an attempt wait again, because its slot has not run it. The attempt keeps its number."""
+        self._take_from(attempt.slot, attempt)
+        self._waiting.insert(0, attempt)
+
+    def _allowed(self, free: Iterable[int]) -> list[int]:
+        """Return those of the `free` slots that may be given an attempt: at most `limit` slots may have one."""
+        is_full = len(self.running) >= self.limit
+        return [slot for slot in free if slot in self.running or not is_full]
+
+    def _take_from(self, slot: int, attempt: Attempt) -> None:
+        self.running[slot].remove(attempt)
+        if not self.running[slot]:
+            del self.running[slot]
 
     def ended(self, slot: int, failure: Failure | None = None) -> Verdict:
-        """Note how the attempt on a slot has ended, and return the verdict on its item: "again" is another attempt."""
-        attempt = self.running.pop(slot)
+        """Note how the attempt that a slot ran has ended. Return a verdict; after "again", another attempt follows."""
+        attempt = self.running[slot][0]
+        self._take_from(slot, attempt)
         if failure is None:
             return "finished"
         if failure.cause == "out of memory" and attempt.limit == self.limit:

@@ -1,7 +1,12 @@
-"""One slot of the pool: a gang that runs one item after another, until it is replaced."""
+"""One slot of the pool: a gang that runs one item after another, until it is replaced.
+
+If items are short, a rank would spend most of its time waiting for the next item. So while items are short, the gang is
+given the next items ahead. These items wait at the gang's member.
+"""
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import threading
 import time
@@ -20,10 +25,14 @@ from sparkring.wire.messages import Buffers, Kept
 
 GROWTH_BYTES = 512 * 1024**2  # if the memory of a gang grows by more than this after its first item, it is replaced
 TIMEOUT_GRACE_S = 1.0  # between the interrupt of an item that took too long and the kill of its ranks
-# An item that is to end is interrupted. If a rank then still waits for another one, its collectives are ended after the
-# first time, and if an item does not respond, its ranks are killed after the second.
+# An item that is to end is interrupted. If a rank still waits for another rank RELEASE_AFTER_S later, its collectives
+# are ended. If the item has not responded END_GRACE_S after the interrupt, its ranks are killed.
 RELEASE_AFTER_S, END_GRACE_S = 0.2, 3.0
 LEAVE_S = 2.0  # ranks that are asked to leave have this long before they are killed
+# While items are short, a slot has at most as many items as it runs in AHEAD_S, and at most AHEAD_MOST. It also has at
+# most half as many items as the number of short items that it has just run in a row.
+AHEAD_S, AHEAD_MOST = 0.02, 32
+AHEAD_BYTES = 64 * 1024  # items whose values are larger are not given ahead: they would fill the memory
 RETIRING = 4  # how many gangs of a slot may be ending at the same time, so that old processes do not pile up
 
 
@@ -33,7 +42,8 @@ class SlotSettings(NamedTuple):
     `launch(number)` makes a launcher for a gang of `size` ranks in this slot. A gang runs at most `fresh_after` items,
     and an item may take at most `timeout_each_s`; None means no limit. A gang whose memory grows by more than
     `growth_bytes` is replaced. With `queues`, the ranks of a gang may have to wait long until they can start. So a gang
-    is started without an item, and is given one when its ranks are up.
+    is started without an item, and is given one when its ranks are up. With `ahead`, a gang that runs short items is
+    given the next items before the one that it runs has ended.
     """
 
     launch: Callable[[int], Launcher]
@@ -42,6 +52,7 @@ class SlotSettings(NamedTuple):
     timeout_each_s: float | None = None
     growth_bytes: int = GROWTH_BYTES
     queues: bool = False
+    ahead: bool = False
 
 
 class Ended(NamedTuple):
@@ -63,6 +74,10 @@ class Ended(NamedTuple):
 class Slot:
     """Slot `number` of a pool. For each attempt, call start(), and then poll() until ended() says how it has ended.
 
+    While the slot has `room`, start() takes further attempts, and `attempt` is the one that runs. When ended() has
+    returned how this one has ended, call poll() again. The slot will not run the attempts in `given_back`: take them
+    out of this list.
+
     If the ranks queue, call start_gang() first, and start() when the slot is `free`. retire() ends the gang of the
     slot. Call it at the end, and whenever start_gang(), start() or poll() raise LaunchError.
     `on_arrival(number)` is called, from any thread, when there is something to poll.
@@ -75,13 +90,17 @@ class Slot:
         self._on_arrival = on_arrival
         self._gang: Gang | None = None
         self._execution: Execution | None = None
+        self._ahead: collections.deque[tuple[Attempt, Execution]] = collections.deque()  # those that follow `attempt`
+        self._depth = 1  # how many attempts the slot may have
+        self._short_ones = 0  # how many items in a row were short
+        self.given_back: list[Attempt] = []
         self._items = 0  # how many items the gang has run
         self._first_bytes = 0  # how much memory the gang held after its first item
         self._failed_item: int | None = None  # the last item, if its attempt failed; its retry here needs a new gang
         self._began = 0.0  # 0 until the ranks are up and have been sent the item
         self._kill_at = 0.0  # 0 until the item has taken too long
         self._end_at = 0.0  # 0 until the item is to end
-        self._released = False  # whether its ranks' collectives have then been ended
+        self._released = False  # whether the collectives of the item that is to end have been ended
         self._text = ""
         self._metrics: dict[str, float] = {}
         self._line = 0  # the line of the cell that ran when the item's time was up
@@ -89,7 +108,7 @@ class Slot:
 
     @property
     def open(self) -> bool:
-        """Whether the slot has a gang. Its ranks may have to start yet."""
+        """Whether the slot has a gang. Its ranks may not have started yet."""
         return self._gang is not None
 
     @property
@@ -102,12 +121,28 @@ class Slot:
         """Whether the slot can be given an attempt."""
         return self.attempt is None and (self.up or not self._settings.queues)
 
+    @property
+    def load(self) -> int:
+        """How many attempts the slot has."""
+        return (self.attempt is not None) + len(self._ahead)
+
+    @property
+    def room(self) -> int:
+        """How many more attempts the slot can be given now."""
+        if self.attempt is None:
+            return int(self.free)
+        return 0 if self._gang is None or self._gang.deaths else max(0, self._depth - self.load)
+
     def waits_for(self) -> str:
         """Return what the start of the ranks may be waiting for; '' if that is not known."""
         return "" if self._gang is None else self._gang.launcher.waits_for()
 
-    def can_run(self, attempt: Attempt) -> bool:
-        """Whether the ranks can run this attempt: not if one has died, or if the item has just failed on them."""
+    def can_begin(self, attempt: Attempt) -> bool:
+        """Whether the attempt can begin in this slot now. If not, it has to wait for other ranks, which queue."""
+        return self._can_run(attempt) or not self._settings.queues
+
+    def _can_run(self, attempt: Attempt) -> bool:
+        """Whether the ranks can run this attempt. They cannot if one has died or the item has just failed on them."""
         return attempt.item.number != self._failed_item and not (self._gang is not None and self._gang.deaths)
 
     def start_gang(self, request: Request | None = None) -> None:
@@ -118,24 +153,36 @@ class Slot:
         launcher = self._settings.launch(self.number)
         self._gang = Gang(launcher, self._settings.size, lambda: self._on_arrival(self.number))
         self._items = self._first_bytes = 0
+        self._depth, self._short_ones = 1, 0
         self._failed_item = None
         if request is not None:
             self._execution = self._gang.submit(request)
         self._gang.start()
 
     def start(self, attempt: Attempt, request: Request) -> None:
-        """Begin an attempt, on a new gang if the slot has none that can run it. Raises the errors of start_gang()."""
-        if not self.can_run(attempt):
+        """Begin an attempt, on a new gang if the slot has none that can run it. Raises the errors of start_gang().
+
+        If an attempt is running, this one follows it.
+        """
+        if self.attempt is not None and self._gang is not None:
+            self._ahead.append((attempt, self._gang.submit_ahead(request)))
+            if sum(map(len, attempt.item.parts)) > AHEAD_BYTES:
+                self._depth = 1
+            return
+        if not self._can_run(attempt):
             self.retire()
-        self.attempt = attempt
-        self._began = self._kill_at = self._end_at = 0.0
-        self._released = False
-        self._text, self._line, self._metrics = "", 0, {}
+        self._begin(attempt, None)
         if self._gang is None:
             self.start_gang(request)
         else:
             self._execution = self._gang.submit(request)
         self._on_arrival(self.number)  # submit() has made events, which the next poll() returns
+
+    def _begin(self, attempt: Attempt | None, execution: Execution | None) -> None:
+        self.attempt, self._execution = attempt, execution
+        self._began = self._kill_at = self._end_at = 0.0
+        self._released = False
+        self._text, self._line, self._metrics = "", 0, {}
 
     def poll(self) -> list[Event]:
         """Return what has happened since the last call, as events of the run."""
@@ -160,6 +207,9 @@ class Slot:
                             {**event.values, **self._metrics} if event.rank else {**self._metrics, **event.values}
                         )
                     found.append(self._renumbered(event))
+        while self._ahead and self._ahead[0][1].given_back:
+            self.given_back.append(self._ahead.popleft()[0])
+            self._depth = 1
         if self.attempt is None and self._gang is not None and self._gang.deaths:
             self.retire(kill=True)  # the gang has died while it waited for an item
         self._watch_the_time()
@@ -175,25 +225,37 @@ class Slot:
             found = self._finished(execution)
             keep = not gang.deaths
         elif self._end_at and (not execution.running or time.monotonic() > self._end_at + END_GRACE_S):
-            seconds = time.monotonic() - self._began
-            found = Ended(metrics=self._metrics, seconds=seconds, pruned=True)
+            found = Ended(metrics=self._metrics, seconds=execution.seconds, pruned=True)
             keep = not (gang.deaths or execution.running)
         elif self._kill_at and (not execution.running or time.monotonic() > self._kill_at):
             found, keep = Ended(failure=self._too_late()), False
         elif execution.failed_rank is not None and not (self._kill_at or self._end_at):
             failure = execution.failures[execution.failed_rank]
-            found = Ended(failure=failure)
+            found = Ended(failure=failure, seconds=execution.seconds)
             keep = failure.is_exception and failure.cause != "out of memory" and not (gang.deaths or execution.running)
         else:
             return None
         self._items += 1
         self._failed_item = self.attempt.item.number if found.failure is not None else None
-        self.attempt = self._execution = None
         if not keep:
             self.retire(kill=True)
-        elif self._is_used_up(execution):
+            return found
+        is_used_up = self._is_used_up(execution)
+        ended_well = found.failure is None and not is_used_up
+        self._depth = self._next_depth(self.attempt, execution.seconds) if ended_well else 1
+        following = self._ahead.popleft() if self._ahead else (None, None)
+        self._begin(*following)
+        if is_used_up and not self.load:
             self.retire()
         return found
+
+    def _next_depth(self, attempt: Attempt, seconds: float) -> int:
+        """Return how many attempts the slot may have after `attempt`, which took `seconds`."""
+        large = sum(map(len, attempt.item.parts)) > AHEAD_BYTES
+        fit = int(AHEAD_S / seconds) if self._settings.ahead and seconds and not large else 1
+        self._short_ones = self._short_ones + 1 if fit > 1 else 0
+        left = AHEAD_MOST if self._settings.fresh_after is None else self._settings.fresh_after - self._items
+        return max(1, min(self._short_ones // 2, fit, left, AHEAD_MOST))
 
     def interrupt(self) -> None:
         """Interrupt the item, as Ctrl-C would."""
@@ -215,6 +277,8 @@ class Slot:
     def retire(self, *, kill: bool = False) -> None:
         """End the gang in a thread of its own, so that the pool need not wait. The next attempt starts a new gang."""
         self.attempt = self._execution = None
+        self.given_back += [attempt for attempt, _ in self._ahead]
+        self._ahead.clear()
         gang, self._gang = self._gang, None
         if gang is None:
             return
@@ -256,7 +320,7 @@ class Slot:
             self._gang.interrupt()
 
     def _watch_the_end(self) -> None:
-        """If a rank of an item that is to end waits for a rank that has left it, end the rank's collectives."""
+        """End the collectives of an item that is to end, if a rank waits in one for a rank that has left the item."""
         if not self._end_at or self._released or self._settings.size == 1 or not self.running:
             return
         if time.monotonic() > self._end_at + RELEASE_AFTER_S and self._gang is not None:
@@ -277,7 +341,7 @@ class Slot:
         values, _, problems = unpack_results(execution)
         if problems:
             return Ended(failure=Failure("code", f"{problems[0].replace(' of rank 0', '')}", advice=_RETURN))
-        seconds = time.monotonic() - self._began
+        seconds = execution.seconds or time.monotonic() - self._began
         return Ended(values.get(first), self._text, None, packed, self._metrics, seconds)
 
     def _is_used_up(self, execution: Execution) -> bool:

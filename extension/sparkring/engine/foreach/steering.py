@@ -19,7 +19,7 @@ class Place(Protocol):
     location: Location
 
     def key_of_code(self, *more: Any) -> str:
-        """Return a key that is the same in a later run, if its code and `more` are."""
+        """Return a key that is the same in a later run if its code and `more` are the same."""
 
     @property
     def fresh(self) -> bool:
@@ -51,7 +51,7 @@ class Steering(Protocol):
         """Take note of what the first rank of an item has reported. Return whether the item is to end now."""
 
     def problem(self, number: int, metrics: Mapping[str, float]) -> Failure | None:
-        """Return why an item counts as failed although it has run to its end; None if it does not."""
+        """Return why an item that has run to its end counts as failed; None if it does not count as failed."""
 
     def ended(self, number: int, ending: ItemEnding, metrics: Mapping[str, float]) -> None:
         """Take note of how an item has ended, after its last attempt."""

@@ -18,11 +18,11 @@ from sparkring.errors import CheckpointError
 from sparkring.runtime.storage import Location
 
 JOURNAL = "study.journal"
-PAUSE_PER_COPY = 20  # a copy is made at most so often that copying takes 1/20 of the time
+PAUSE_PER_COPY = 20  # pause 20 times as long as a copy took, so that copying takes at most 1/20 of the time
 
 
 class Journal:
-    """The journal at `path`, and its `copy`, which a thread writes; None for no copy.
+    """The journal at `path`, and its `copy`, which a thread writes. If `copy` is None, there is no copy.
 
     If the copy exists, the journal begins with its content, unless `fresh` is set. Raises CheckpointError if the copy
     cannot be read.
@@ -31,7 +31,7 @@ class Journal:
     def __init__(self, path: Path, copy: Location | None, *, fresh: bool = False) -> None:
         self.path = path
         self._copy = copy
-        self._size = 0  # of what the copy is to have: what follows may be a part of a trial
+        self._size = 0  # how much of the journal the copy is to have: what follows may be a part of a trial
         self._changed, self._closing = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
         if copy is not None and not fresh:
@@ -46,7 +46,8 @@ class Journal:
         with _in_words(self._copy), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # before Optuna 5, the journal counts as experimental
             try:
-                optuna.logging.set_verbosity(optuna.logging.WARNING)  # it would print that it has made a study
+                # Otherwise, Optuna would print that it has made a study.
+                optuna.logging.set_verbosity(optuna.logging.WARNING)
                 return optuna.create_study(
                     storage=optuna.storages.JournalStorage(_backend(self.path)),
                     study_name=name,
@@ -114,7 +115,8 @@ def _backend(path: Path) -> Any:
 def _copies(copy: Location) -> tuple[Location, Location]:
     """Return the two files of the copy, in the order in which they are written.
 
-    If the kernel is killed while it writes one of them, the other is whole. Some mounts cannot rename files.
+    There are two because some mounts cannot rename files: if the kernel is killed while it writes one of the files, the
+    other is whole.
     """
     return copy._replace(path=f"{copy.path}.new", written=f"{copy.written}.new"), copy
 

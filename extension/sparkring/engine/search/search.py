@@ -62,7 +62,7 @@ def search(
     study: Any = None,
     **parameters: Any,
 ) -> Search:
-    """Search for the values of parameters with which a metric is lowest or highest: something to iterate over.
+    """Return a search for the values of parameters with which a metric is lowest or highest. Iterate over the search.
 
         trials = sparkring.search(
             lr=sparkring.log_uniform(1e-5, 1e-1), width=[64, 128, 256], trials=100, minimize="val_loss"

@@ -69,7 +69,7 @@ class Space:
                 "search() needs at least one parameter: search(lr=sparkring.log_uniform(1e-5, 1e-1), …)."
             )
         self.names = tuple(written)
-        self._choices: dict[str, dict[Any, Any]] = {}  # by parameter, the value of each choice as Optuna knows it
+        self._choices: dict[str, dict[Any, Any]] = {}  # by parameter: maps each choice as Optuna knows it to its value
         self.distributions = {name: self._distribution(name, given) for name, given in written.items()}
 
     def _distribution(self, name: str, given: Any) -> Any:
@@ -100,7 +100,7 @@ class Space:
         return CategoricalDistribution(labels)
 
     def values(self, params: Mapping[str, Any]) -> Parameters:
-        """Return the values of the parameters in a trial of Optuna's."""
+        """Return the values of the parameters in one of Optuna's trials."""
         return Parameters(
             self.names,
             [self._choices[name][params[name]] if name in self._choices else params[name] for name in self.names],

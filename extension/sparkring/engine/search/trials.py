@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sparkring.engine.foreach.steering import Place
     from sparkring.engine.search.search import Search
 
-# Attributes of Optuna's trials: the key of the code that a trial ran, and which trial it runs again.
+# Attributes of Optuna's trials: the key of the code that a trial ran, and the number of the trial that it repeats.
 CODE, AGAIN = "sparkring_code", "sparkring_again"
 NAMED = 8  # how many metrics a message names
 LEAST_TRIALS = 8  # with fewer finished trials, the importance of parameters would be chance
@@ -33,7 +33,8 @@ class _Running:
     """A trial that Optuna counts as running, and what its item has reported so far.
 
     `at` is the step or epoch of the last value that Optuna was told, and `reports` counts the reports of the metric.
-    `waiting` is an epoch and the last value that was reported within it: it is told when the epoch is over.
+    `waiting` is an epoch and the last value that was reported within it. Optuna is told this value when the epoch is
+    over.
     """
 
     def __init__(self, trial: Any) -> None:
@@ -108,7 +109,8 @@ class Trials:
 
         if self.study is None:
             raise OptionsError(
-                "a search can be iterated over only by %%foreach and sparkring.foreach(), and on its own."
+                "only %%foreach and sparkring.foreach() can iterate over a search: pass it to them directly, not "
+                "inside another iterable."
             )
         if self._taken >= self._search.trials:
             raise StopIteration
@@ -178,7 +180,8 @@ class Trials:
             return
         value = metrics.get(self.metric, math.nan) if math.isnan(found.last) else found.last
         if ending == "pruned":
-            if found.at < 0 and not math.isnan(value):  # kept from an earlier run: Optuna gives it its last report
+            if found.at < 0 and not math.isnan(value):
+                # The item is kept from an earlier run. Optuna takes the value of a pruned trial from its last report.
                 found.trial.report(value, 0)
             self.study.tell(found.trial, state=TrialState.PRUNED)
         elif ending in ("finished", "kept") and not math.isnan(value):
@@ -191,7 +194,7 @@ class Trials:
     def _completed(self) -> None:
         self._complete += 1
         if self._complete == LEAST_TRIALS:
-            # It imports scikit-learn, which takes seconds: in a thread, while trials run.
+            # optuna.importance imports scikit-learn, which takes seconds, so a thread imports it while trials run.
             threading.Thread(target=importlib.import_module, args=("optuna.importance",), daemon=True).start()
 
     def _changed(self) -> None:
@@ -241,7 +244,7 @@ def _importance(study: Any, names: tuple[str, ...]) -> dict[str, float]:
         from optuna import importance
 
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # before Optuna 5, it counts as experimental
+            warnings.simplefilter("ignore")  # before Optuna 5, this evaluator counts as experimental
             evaluator = importance.PedAnovaImportanceEvaluator()
             found = importance.get_param_importances(study, evaluator=evaluator, params=list(names))
     except Exception:  # of any type: it is an estimate, and may fail for example if all values are equal

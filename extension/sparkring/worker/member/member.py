@@ -6,14 +6,16 @@
 The member has no threads and no locks. One loop waits until a socket or a pipe can be read, and handles what came.
 The rank's file descriptors 1 and 2 are pipes to the member, so the member also gets what C++ code prints and what
 Python prints when it crashes. Before the member reports that a request has finished or failed, it sends what is left
-in these pipes, so the driver gets the request's output first. The member kills the rank and everything that the rank
-started, and ends, if the connection to the driver breaks or if the member's parent ends. The member notices the end
-of its parent because its stdin is closed or because it gets another parent. If a spare process has forked the member,
-the member watches the driver instead: its stdin is then a pipe from the driver.
+in these pipes, so the driver gets the request's output first. Only after that is the next request given to the rank.
+If the driver has sent it earlier, it waits in the member. If the connection to the driver breaks, or if the member's
+parent ends, the member kills the rank and everything that the rank started, and then ends itself. The member
+notices the end of its parent because its stdin is closed or because it gets another parent. If a spare process has
+forked the member, the member watches the driver instead: its stdin is then a pipe from the driver.
 """
 
 from __future__ import annotations
 
+import collections
 import functools
 import os
 import selectors
@@ -38,9 +40,16 @@ PARTIAL_AFTER_S = 0.1  # an unfinished line is sent to the driver after this tim
 TICK_S = 0.5
 BEAT_EVERY_S = 2.0
 DRAIN_LIMIT_S = 2.0
-# The most reads to empty a pipe. Without a limit, a process that the rank started and that never stops writing would
-# keep the member here for ever.
+# While requests wait here, what the rank reports is held back for up to HOLD_S and sent together with what it reports
+# next. It is sent at once when the number of waiting requests is a multiple of TOGETHER.
+HOLD_S, TOGETHER = 0.005, 8
+WAIT_S = 0.05  # if a request takes longer than this, the requests that wait for its end are given back to the driver
+# The largest number of reads that the member makes at once to empty a pipe. Without a limit, a process that the rank
+# started and that never stops writing would keep the member here for ever.
 DRAIN_READS = 16
+# The largest number of messages of one peer that are handled in a row. Without this limit, a rank that never stops
+# reporting could not be stopped.
+MESSAGES_IN_A_ROW = 32
 # The driver's messages that the member passes on to the rank without decoding them. Large ones are copied in pieces.
 _PASSED_ON = (messages.Work, messages.Run, messages.Release, messages.EndItem, messages.Leave)
 _FROM_RANK = get_args(messages.RankReport)
@@ -74,6 +83,9 @@ class Member:
         self.last_beat = time.monotonic()
         self.gpus = Meter()
         self.paused_until = 0.0
+        self.busy_since: float | None = None  # when the rank was given the request that it runs; None if it runs none
+        self.waiting: collections.deque[bytes] = collections.deque()  # the requests that follow, as frames
+        self.held_since: float | None = None  # when the first report was held back that has not been sent yet
         self.home = dial(ticket.host, ticket.port, bytes.fromhex(ticket.secret))
         self.home.send(self.introduction(ticket))
 
@@ -132,11 +144,21 @@ class Member:
                         self.from_rank()
                     case "output" if key.fd in self.pipes:  # else from_rank() has just read this pipe to its end
                         self.forward(self.pipes[key.fd])
+            self.take_pending()
             self.tick()
         self.finish()
 
+    def take_pending(self) -> None:
+        """Handle the messages that came together with one that has been handled."""
+        for connection, take in ((self.home, self.from_home), (self.to_rank, self.from_rank)):
+            for _ in range(MESSAGES_IN_A_ROW):
+                if connection.pending:
+                    take()
+
     def pause(self, now: float) -> float:
         """Return for how many seconds to wait until something can be read."""
+        if self.home.pending or self.to_rank.pending:
+            return 0.0
         wait = TICK_S
         if self.paused_until > now:
             wait = min(wait, self.paused_until - now)
@@ -144,6 +166,10 @@ class Member:
             wait = min(wait, PARTIAL_AFTER_S / 2)
         if self.kill_at is not None:
             wait = min(wait, max(0.0, self.kill_at - now))
+        if self.held_since is not None:
+            wait = min(wait, max(0.0, self.held_since + HOLD_S - now))
+        if self.waiting and self.busy_since is not None:
+            wait = min(wait, max(0.0, self.busy_since + WAIT_S - now))
         return wait
 
     def tick(self) -> None:
@@ -156,6 +182,10 @@ class Member:
         for pipe in self.pipes.values():
             if pipe.rest and now - pipe.rest_since > PARTIAL_AFTER_S:
                 self.send_output(pipe, pipe.take_rest())
+        if self.waiting and self.busy_since is not None and now - self.busy_since >= WAIT_S:
+            self.give_back()
+        if self.held_since is not None and now - self.held_since >= HOLD_S:
+            self.send_held()
         if now - self.last_beat > BEAT_EVERY_S:
             self.last_beat = now
             self.tell(messages.Beat())
@@ -165,15 +195,28 @@ class Member:
     # ── to and from the driver ────────────────────────────────────────────────
 
     def tell(self, message: messages.MemberReport) -> None:
+        self.held_since = None  # what was held back is sent along
         try:
             self.home.send(message)
+        except ChannelClosed:
+            self.abandon()
+
+    def send_held(self) -> None:
+        """Send the reports that were held back."""
+        self.held_since = None
+        try:
+            self.home.send_frame(b"")
         except ChannelClosed:
             self.abandon()
 
     def from_home(self) -> None:
         try:
             head = self.home.receive_head()
-            if head.kind in _PASSED_ON:
+            if head.kind is messages.Run and self.busy_since is not None:
+                self.waiting.append(self.home.receive_frame(head))
+            elif head.kind in _PASSED_ON:
+                if head.kind is messages.Run:
+                    self.busy_since = time.monotonic()
                 self.reach_rank(lambda: self.home.pass_on(head, self.to_rank))
             else:
                 self.obey(self.home.receive_body(head))
@@ -185,6 +228,7 @@ class Member:
             case messages.Stop():
                 self.stop(order.signal, order.grace_s)
             case messages.Interrupt():
+                self.give_back()
                 process.signal_group(self.rank_pid, signal.SIGINT)
             case messages.TakeStack():
                 self.tell(self.take_stack())
@@ -203,7 +247,7 @@ class Member:
     def reach_rank(self, send: Callable[[], None]) -> None:
         """Call `send`, which sends something to the rank. If this fails because the rank has ended, ignore the error.
 
-        Raise ChannelClosed if it fails for another reason: the connection to the driver has broken.
+        If it fails for another reason, the connection to the driver has broken. Raise ChannelClosed in this case.
         """
         try:
             send()
@@ -228,11 +272,25 @@ class Member:
         if head.kind in (messages.Done, messages.Failed):
             for pipe in list(self.pipes.values()):
                 self.forward(pipe, all_of_it=True)
+            if head.kind is messages.Failed:
+                self.give_back()
+            self.busy_since = None
+        hold = len(self.waiting) % TOGETHER > 0
         try:
-            self.to_rank.pass_on(head, self.home)
+            self.to_rank.pass_on(head, self.home, hold=hold)
         except ChannelClosed:
             if not self.rank_has_ended():
                 self.abandon()
+        self.held_since = (self.held_since or time.monotonic()) if hold else None
+        if self.waiting and self.busy_since is None:
+            self.busy_since = time.monotonic()
+            self.reach_rank(lambda: self.to_rank.send_frame(self.waiting.popleft()))
+
+    def give_back(self) -> None:
+        """Tell the driver that the requests that wait will not run here, and forget them."""
+        if self.waiting:
+            self.tell(messages.GivenBack(len(self.waiting)))
+            self.waiting.clear()
 
     # ── the rank's output ─────────────────────────────────────────────────────
 
@@ -400,7 +458,8 @@ def _fork_rank(ticket: Ticket) -> RankProcess:
 def main(found: dict[str, Any], driver: int | None = None) -> None:
     """Run a member until its end. `found` holds the fields of the Ticket from the launcher.
 
-    The member ends when its parent ends; if a spare process has forked it, when the process `driver` ends.
+    The member ends when its parent ends. If a spare process has forked the member, the member instead ends when
+    the process `driver` ends.
     """
     ticket, parent = Ticket(**found), os.getppid()
     process.adopt_orphans()

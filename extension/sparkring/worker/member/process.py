@@ -67,7 +67,7 @@ def descendants(root: int) -> list[int]:
 
 
 def family(root: int) -> list[int]:
-    """Return what descendants() returns, but in a fraction of the time where the kernel lists children by thread.
+    """Return what descendants() returns. If the kernel lists children by thread, this takes a fraction of the time.
 
     Descendants that have just been forked or have just lost their parent may be missing.
     """
@@ -152,7 +152,7 @@ def memory(pid: int) -> Memory:
 
 
 def private_bytes(pid: int) -> int:
-    """Return how much memory only this process holds: it has written to it, and shares it with no other process."""
+    """Return how much memory a process has written to without sharing it with any other process."""
     return _numbers(f"/proc/{pid}/smaps_rollup").get("Private_Dirty:", 0) * 1024
 
 
@@ -168,9 +168,9 @@ def cpu_seconds(pid: int) -> float:
 
 
 def read_bytes(who: Literal["self", "thread-self"] = "self") -> int:
-    """Return how much this process, with its children that have ended, or this thread has read with system calls.
+    """Return how many bytes this process and its children that have ended have read with system calls.
 
-    Return 0 on a system without /proc.
+    If `who` is "thread-self", count only what this thread has read. Return 0 on a system without /proc.
     """
     return _numbers(f"/proc/{who}/io").get("rchar:", 0)
 
@@ -197,7 +197,7 @@ def resident_bytes() -> int:
 def out_of_memory_kills() -> int:
     """Return how many processes the kernel has killed in this process's control group because memory ran out.
 
-    Return 0 if the kernel does not tell.
+    Return 0 if the kernel does not report this number.
     """
     for version, folder in _memory_groups():
         name = "memory.events" if version == 2 else "memory.oom_control"
@@ -208,9 +208,10 @@ def out_of_memory_kills() -> int:
 
 
 def available_bytes() -> int:
-    """Return how much more memory processes can use: on this machine, or in this process's control group.
+    """Return how much more memory processes can use.
 
-    Return 0 on a system without /proc.
+    This is limited by the machine and by this process's control group, and the lower of the two limits counts. Return 0
+    on a system without /proc.
     """
     free = _numbers("/proc/meminfo").get("MemAvailable:", 0) * 1024
     for version, folder in _memory_groups():
@@ -225,7 +226,7 @@ def available_bytes() -> int:
 def _memory_groups() -> list[tuple[int, str]]:
     """Return the folders of the control groups that limit this process's memory, with the version of their files.
 
-    In a container, the path that the kernel tells may not exist. Then the group is at the top.
+    In a container, the path that the kernel reports may not exist. Then the group is at the top.
     """
     try:
         with open("/proc/self/cgroup") as file:

@@ -1,9 +1,10 @@
 """A spare process: imports frameworks while the notebook is idle, and then forks members that have them imported.
 
 It has no threads, and ends if a framework has started one, because a fork copies only the thread that calls it. It also
-ends if an import has opened a GPU. It ends when the driver ends or closes the connection, when no member has been
-wanted for a while, and when memory becomes short, but not before the members that it has forked: it reports how they
-ended. If it is killed, its members go on: they watch the driver, not the spare process.
+ends if an import has opened a GPU. It ends when the driver ends. It also ends when the driver closes the connection,
+when no member has been wanted for a while, and when memory becomes short. In these three cases, it does not end before
+the members that it has forked have ended, because it reports how each of them ended. If it is killed, its members go
+on: they watch the driver, not the spare process.
 """
 
 from __future__ import annotations
@@ -32,14 +33,17 @@ _GPU_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 
 
 class Forked(NamedTuple):
-    """A member, in the spare process that has forked it. How it ends is written to the pipe `status`."""
+    """What a spare process keeps about a member that it has forked.
+
+    When the member has ended, its exit code is written to the pipe `status`.
+    """
 
     pid: int
     status: int
 
 
 class Start(NamedTuple):
-    """What a forked process needs to become a member: its ticket, its stdin and its working folder, both open."""
+    """What a forked process needs to become a member: its ticket, and descriptors of its stdin and working folder."""
 
     ticket: dict[str, Any]
     stdin: int
@@ -56,7 +60,7 @@ def main() -> None:
         with open(os.devnull, "r+b") as null:  # what the imports print is of no interest
             for fd in (0, 2):
                 os.dup2(null.fileno(), fd)
-        _import(order.modules)
+        _import(order.modules, in_background=not order.is_awaited)
         if not _may_fork():
             os._exit(1)
         sys.stdout.flush()
@@ -71,8 +75,8 @@ def main() -> None:
     member.main(found.ticket, driver)
 
 
-def _import(modules: Sequence[str]) -> None:
-    """Import the modules as a rank would."""
+def _import(modules: Sequence[str], *, in_background: bool) -> None:
+    """Import the modules as a rank would, at a low priority if this is to happen in the background."""
     from sparkring.capture import packing  # noqa: F401 - ranks import it, too
     from sparkring.worker.rank import imports, libraries, preloads, rank
 
@@ -86,13 +90,16 @@ def _import(modules: Sequence[str]) -> None:
     is_set = name in os.environ
     os.environ.setdefault(name, value)
     priority = os.getpriority(os.PRIO_PROCESS, 0)
-    _lower_priority(priority)
+    if in_background:
+        _lower_priority(priority)
     for module in modules:
         importlib.import_module(module)
     os.setpriority(os.PRIO_PROCESS, 0, priority)
     if not is_set:
         del os.environ[name]
-    gc.freeze()  # so that collections in the forks do not visit, and so copy, what is shared
+    # Without freeze(), garbage collection in a fork would visit the objects that the fork shares with this process, and
+    # so copy them.
+    gc.freeze()
     gc.enable()
 
 
@@ -114,7 +121,7 @@ def _may_fork() -> bool:
     """Whether forks of this process are as good as new processes.
 
     A library that is prepared for a fork ends its threads before the fork, as OpenBLAS does, and starts them again when
-    it needs them. So a thread that is still there after a fork is one that its forks would miss.
+    it needs them. So if a thread is still there after a fork, forks of this process would lack a thread that they need.
     """
     pid = os.fork()
     if not pid:
@@ -123,7 +130,7 @@ def _may_fork() -> bool:
     if len(os.listdir("/proc/self/task")) > 1:
         return False
     for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # the listing's own
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself is closed by now
             if os.readlink(f"/proc/self/fd/{name}").startswith(_GPU_DEVICES):
                 return False
     return True
@@ -178,7 +185,10 @@ def _report_end(fd: int, forked: Forked) -> None:
 
 
 def _become_member(start: Start) -> None:
-    """In a fork: take over what a new process would have been started with, and make the random numbers its own."""
+    """In a fork: take over the stdin and the working folder with which a new process would have been started.
+
+    Seed the random numbers again, so that they differ from those of other forks.
+    """
     os.setsid()
     os.dup2(start.stdin, 0)
     os.close(start.stdin)

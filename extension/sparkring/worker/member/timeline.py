@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from sparkring.wire.messages import TimelinePart
 
 READ_BYTES = 1 << 20
-MOST_BYTES = 256 << 20  # the most bytes of the file to send, which is more than a trace viewer can open
-MOST_SENT = 64 << 20  # about the most bytes to send after compression
+MOST_BYTES = 256 << 20  # at most this much of the file is sent, which is more than a trace viewer can open
+MOST_SENT = 64 << 20  # reading stops once this many compressed bytes have been sent
 NAME = "timeline.json"
 
 

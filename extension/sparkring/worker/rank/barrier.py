@@ -1,8 +1,8 @@
-"""What a %%barrier cell has in addition to `rank` and `size`: Spark's task context, and the rows of its partition.
+"""What a %%barrier cell has in addition to `rank` and `size`: the Spark task's context and the rows of its partition.
 
 Spark's BarrierTaskContext talks to the executor through a local socket. All that it needs is the socket's port and a
-secret, or the socket's path. So it also works in the rank, which is not the process that Spark started for the task but
-runs on the same machine.
+secret, or the socket's path. So the context also works in the rank, which is not the process that Spark started for the
+task but runs on the same machine.
 """
 
 from __future__ import annotations

@@ -10,7 +10,11 @@ from sparkring.capture.source_lines import keep_lines
 
 
 class CompiledCell(NamedTuple):
-    """The code of a cell without its last expression, and this expression; None if the cell does not end with one."""
+    """The code of a cell in two parts.
+
+    If the cell ends with an expression, this is `expression`, and `code` is the rest of the cell. Otherwise,
+    `expression` is None, and `code` is the whole cell.
+    """
 
     code: types.CodeType
     expression: types.CodeType | None

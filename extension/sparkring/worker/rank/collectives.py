@@ -15,14 +15,19 @@ from collections.abc import Callable
 from typing import Any
 
 
-def release() -> None:
-    """End the communication of each framework that this process has initialised. All ranks of the gang call this."""
-    for name in ("horovod.tensorflow.mpi_ops", "horovod.torch.mpi_ops"):
-        horovod: Any = sys.modules.get(name)
-        if _initialized(horovod):
-            _try(horovod.shutdown)
-    torch: Any = sys.modules.get("torch.distributed")
-    if _initialized(torch):
+def release(tell: Callable[[], object] = lambda: None) -> None:
+    """End the communication of each framework that this process has initialised. All ranks of the gang call this.
+
+    `tell` is called before that, if there is such a framework.
+    """
+    names = ("horovod.tensorflow.mpi_ops", "horovod.torch.mpi_ops", "torch.distributed")
+    frameworks: dict[str, Any] = {name: sys.modules[name] for name in names if _initialized(sys.modules.get(name))}
+    if frameworks:
+        tell()
+    torch = frameworks.pop("torch.distributed", None)
+    for horovod in frameworks.values():
+        _try(horovod.shutdown)
+    if torch is not None:
         if hasattr(torch.group.WORLD, "abort"):  # PyTorch 2.1 does not have it
             _try(torch.group.WORLD.abort)  # this is enough for NCCL, but does nothing for Gloo
         _try(_cut_accepted)

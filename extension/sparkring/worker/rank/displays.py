@@ -147,7 +147,7 @@ def clear_output(wait: bool = False) -> None:
 
 
 def publish_display_data(data: Mapping[str, Any], *_: Any, transient: Any = None, **options: Any) -> None:
-    """Show one value, of which `data` holds the forms by MIME type."""
+    """Show one value. `data` holds the forms of the value, by MIME type."""
     display_id = (transient or {}).get("display_id")
     display(data, raw=True, display_id=display_id, update=bool(options.get("update")))
 
@@ -195,7 +195,7 @@ def _call(value: object, method: str, **arguments: Any) -> Any:
         data = found(value, **arguments)
     except Exception:  # this is the user's own code; the value's other forms remain
         return None
-    return data[0] if isinstance(data, tuple) and data else data  # of a pair, the second item is metadata
+    return data[0] if isinstance(data, tuple) and data else data  # the second item of a pair is metadata
 
 
 def _repr(value: object) -> str:
@@ -206,7 +206,7 @@ def _repr(value: object) -> str:
 
 
 def _has_scripts(bundle: Mapping[str, Any]) -> bool:
-    """Whether the bundle's HTML contains scripts: the notebook would not run them."""
+    """Whether the bundle's HTML contains scripts, which the notebook would not run."""
     return "<script" in str(bundle.get("text/html", "")).lower()
 
 
@@ -233,7 +233,7 @@ def _show(bundle: Mapping[str, Any], display_id: str | None, *, update: bool) ->
     global _shown, _clears
     text = str(bundle.get("text/plain", "")) or f"<{', '.join(bundle)}>"
     found = _richest(bundle)
-    if found is None or not update:  # of an update, the rank prints no text if the driver gets another form
+    if found is None or not update:  # for an update, the text is printed only if the driver gets no other form
         _print(text)
     if found is None or _send is None:
         return

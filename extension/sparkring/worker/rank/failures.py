@@ -86,7 +86,8 @@ def _is_echo(error: BaseException) -> bool:
 def _chain(error: BaseException) -> list[BaseException]:
     """Return the exception and those that led to it, as Python's traceback shows them.
 
-    After each exception comes its cause. If it has none, the exception that was being handled when it was raised comes.
+    After each exception comes its cause. If an exception has no cause but was raised while another exception was being
+    handled, this other exception comes after it.
     """
     found: list[BaseException] = []
     each: BaseException | None = error
@@ -158,7 +159,7 @@ def _is_ours(filename: str, error: BaseException) -> bool:
     Frames of this folder are always left out: when a cell runs a script, they lie between the cell's frames and the
     script's. If sparkring itself raised `error`, the frames of the whole package are left out.
     """
-    # Not __file__: if sparkring is in a zip, it differs from the file names in tracebacks.
+    # This does not use __file__, because __file__ differs from the file names in tracebacks if sparkring is in a zip.
     here = os.path.dirname(_is_ours.__code__.co_filename)
     if isinstance(error, SparkringError):
         package = os.path.dirname(os.path.dirname(here))

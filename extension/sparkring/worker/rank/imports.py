@@ -35,7 +35,7 @@ def when_imported(name: str, action: Action) -> None:
 
 
 def around_import(name: str, begin: Callable[[], Action]) -> None:
-    """Call `begin()` before the module is imported. It returns an action, which is called after the import."""
+    """Call `begin()` before the module is imported. The action that `begin()` returns is called after the import."""
     _around.setdefault(name, []).append(begin)
     _look_for_imports()
 
@@ -48,7 +48,7 @@ def note_order(names: frozenset[str]) -> None:
 
 
 def order() -> list[str]:
-    """Return the names of the modules of note_order() that have been imported, in the order in which this began."""
+    """Return the names from note_order() that have been imported, in the order in which their imports began."""
     return [name for name in _order if name in sys.modules]
 
 
@@ -63,9 +63,10 @@ def _look_for_imports() -> None:
 
 
 def under_way(frame: types.FrameType | None) -> bool:
-    """Whether `frame` runs because an installed module is being imported: `frame` or one of its callers is its code.
+    """Whether `frame` runs because an installed module is being imported.
 
-    The user's own modules do not count: importing such a module may be the training itself.
+    In this case, the frame itself or one of its callers runs the top level of the module. The user's own modules do not
+    count: importing such a module may be the training itself.
     """
     while frame is not None:
         code = frame.f_code

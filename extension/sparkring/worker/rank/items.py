@@ -25,14 +25,15 @@ from sparkring.worker.rank.cell import CompiledCell, compile_cell
 # The difference between the seeds of two neighbouring ranks of an item: the ranks are to draw different numbers, as
 # they would without seeds.
 RANKS_APART = 0x9E3779B1
-# Collect garbage only after the memory has grown by so much, since a collection can take longer than a short item.
+# Collect garbage only after the memory has grown by this much, since a collection can take longer than a short item.
 COLLECT_AFTER_BYTES = 64 * 1024**2
 
 
 class ItemWork:
-    """The work that `order` says to run for each item in `namespace`, the rank's `__main__`.
+    """Runs the work of `order` for each item. The work runs in `namespace`, which is the rank's `__main__`.
 
-    Before each item, `namespace` is set back to its present content. `filename` names the cell in tracebacks.
+    Before each item, `namespace` gets back the content that it has when this object is made. `filename` names the cell
+    in tracebacks.
     """
 
     def __init__(self, order: messages.Work, namespace: dict[str, Any], filename: str) -> None:
@@ -61,7 +62,7 @@ class ItemWork:
 
     def compute(self, item: messages.Run) -> Any:
         """Run the work for an item, and return the item's value."""
-        collectives.release()  # end the collectives of the item before; all ranks of the slot do so
+        collectives.release()  # end the collectives of the previous item; all ranks of the slot do so
         self._clear()
         _new_sessions()
         seeds.begin((item.seed + world.world().rank * RANKS_APART) % (1 << 32))
@@ -93,7 +94,7 @@ class ItemWork:
 
 
 def _new_sessions() -> None:
-    """Have Keras forget the models of the item before, and number layers from 1 again."""
+    """Have Keras forget the models of the previous item, and number layers from 1 again."""
     for name in ("keras", "tf_keras"):
         module = sys.modules.get(name)
         if module is not None:

@@ -30,10 +30,11 @@ def prepare() -> None:
 
 
 def _start_no_notification_service(module: types.ModuleType) -> None:
-    """Keep `@hvd.elastic.run` from starting the server that reports changes of hosts: the ring has a fixed size.
+    """Keep `@hvd.elastic.run` from starting the server that reports changes of hosts.
 
-    The server would listen on all network interfaces and unpickle what arrives. It checks a signature before that, but
-    the key for the signature would be sent to the rendezvous in clear text.
+    The server is not needed, because the ring has a fixed size. The server would listen on all network interfaces and
+    unpickle what arrives. It checks a signature before that, but the key for the signature would be sent to the
+    rendezvous in clear text.
     """
     module.notification_manager.init = lambda *args, **kwargs: None
 

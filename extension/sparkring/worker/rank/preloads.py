@@ -22,8 +22,8 @@ FRAMEWORKS = frozenset(
         "torch",
     }
 )
-# Environment variables that these packages, or the libraries below them, read when they are imported. The exceptions
-# are set for requests, and read later.
+# Environment variables that these packages, or the libraries below them, read when they are imported. The variables
+# that the pattern excludes (TF_CONFIG and TORCH_NCCL_…) are set for requests, and are read later.
 _READ_AT_IMPORT = re.compile(
     r"(?!TF_CONFIG$|TORCH_NCCL_)(ARROW|GOTO|KERAS|MKL|NUMEXPR|OMP|OPENBLAS|PYTORCH|TF|TORCH|XLA)_"
 ).match
@@ -50,9 +50,9 @@ class Preloads:
 
 
 def imported() -> tuple[str, ...]:
-    """Return the installed frameworks that have been imported in this process, in the order in which this began."""
+    """Return the installed frameworks that this process has imported, in the order in which their imports began."""
     return tuple(name for name in imports.order() if imports.is_installed(sys.modules[name]))
 
 
 def _settings() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if _READ_AT_IMPORT(name)}
+    return {name: os.environ[name] for name in os.environ if _READ_AT_IMPORT(name)}  # items() decodes all values

@@ -16,6 +16,7 @@ import select
 import signal
 import sys
 import threading
+import time
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -55,9 +56,10 @@ class Rank:
         gc.set_threshold(5_000, 10, 10)
         self.orders: queue.SimpleQueue[messages.Message] = queue.SimpleQueue()
         self.address = ""
-        self.environment: dict[str, str] = {}  # set by the member for all requests; overrides the notebook's
+        self.environment: dict[str, str] = {}  # set by the member for all requests; overrides the notebook's variables
         self.notebook = RankState()
         self.cells = 0
+        self.began = 0.0  # when the request began
         self.preloads = preloads.Preloads()
         self.work: ItemWork | None = None  # if the rank belongs to a pool: what it runs for each item
         self.stack_fd = stack_fd
@@ -68,7 +70,7 @@ class Rank:
         self.names_told: set[str] = set()
         self.loaded = False  # whether all values that came with this request have been loaded
         self.interrupt_waits = False  # whether an interrupt waits for the end of an import
-        self.item_ends = False  # whether the driver has asked for the end of the item, as it has for a pruned trial
+        self.item_ends = False  # whether the driver has asked to end the item, for example to prune a trial
         report.connect(self.tell)
         displays.connect(self.tell)
         quiet.silence_when_imported()
@@ -76,11 +78,11 @@ class Rank:
         libraries.prepare()
         threading.Thread(target=self.listen, name="sparkring-home", daemon=True).start()
 
-    def tell(self, message: messages.Told | messages.Failed) -> None:
+    def tell(self, message: messages.Told | messages.Failed | messages.Importing) -> None:
         """Send something small to the driver, unless this is a process that the user forked.
 
-        Interrupts are held back while the message is sent: an interrupt could stop in the middle of the message, and
-        then no other message could be sent.
+        Interrupts are held back while the message is sent. An interrupt could otherwise end the sending in the middle
+        of the message, and then no other message could be sent.
         """
         if os.getpid() == self.pid:
             with held_back():
@@ -107,17 +109,22 @@ class Rank:
             if not readable:
                 continue
             try:
-                order = self.home.receive()
-                if isinstance(order, messages.Release):  # not in the main thread, which waits in the collective
-                    collectives.release()
-                elif isinstance(order, messages.EndItem):
-                    self.item_ends = True
-                    signal.pthread_kill(main_thread, signal.SIGINT)
-                else:
-                    self.orders.put(order)
+                self.receive(main_thread)
+                while self.home.pending:
+                    self.receive(main_thread)
             except ChannelClosed:
                 # The member is gone. On Linux, the kernel has killed this process by now; elsewhere, it kills itself.
                 os.kill(os.getpid(), signal.SIGKILL)
+
+    def receive(self, main_thread: int) -> None:
+        order = self.home.receive()
+        if isinstance(order, messages.Release):  # not in the main thread, which waits in the collective
+            collectives.release(lambda: self.home.send(messages.CollectivesEnded()))
+        elif isinstance(order, messages.EndItem):
+            self.item_ends = True
+            signal.pthread_kill(main_thread, signal.SIGINT)
+        else:
+            self.orders.put(order)
 
     def serve(self) -> int:
         """Run requests until a Leave message comes, then return the exit code."""
@@ -161,6 +168,7 @@ class Rank:
 
         An interrupt counts as a failure, and so does sys.exit() with a code other than 0.
         """
+        self.began = time.monotonic()
         work = self.work if request.what == "item" else None
         self.cells = self.cells + 1 if work is None else 1  # all items run the same cell
         self.loaded = self.item_ends = False
@@ -197,7 +205,7 @@ class Rank:
             failure = as_failure(error, stacks.cell_name(self.cells))
             # If the error is only an echo of another rank's end, one line is enough: what counts is that rank's
             # traceback.
-            if not self.item_ends:  # whatever it raised when it was ended says nothing about the user's code
+            if not self.item_ends:  # if the driver ended the item, the error says nothing about the user's code
                 _print(f"{failure.summary}\n" if failure.cause == "echo" else failure.traceback)
             _flush()
             self.tell(messages.Failed(failure, self.news()))
@@ -207,11 +215,12 @@ class Rank:
 
         If an installed package is being imported, the interrupt waits until the import has ended. Otherwise a package
         with native code, such as torch, would stay half imported: it could neither be used nor be imported again. If
-        the import takes too long, the driver gives the rank up.
+        the import takes too long, the driver gives the rank up. It learns of the import each time that this is called.
         """
         self.interrupt_waits = os.getpid() == self.pid and imports.under_way(frame)
         if not self.interrupt_waits:
             raise KeyboardInterrupt
+        self.tell(messages.Importing())
 
     def prepare(self, request: messages.Run) -> None:
         """Before a request: set up checkpoints, displays, the notebook's state, the environment and autolog for it."""
@@ -231,7 +240,8 @@ class Rank:
         self.names_told.update(bound)
         # A cell may have put anything into its globals(), even under keys that are not strings.
         port = free_port(self.address)
-        return messages.RankNews(tuple(map(str, bound)), self.loaded, port, memory_bytes, self.imported())
+        seconds = time.monotonic() - self.began
+        return messages.RankNews(tuple(map(str, bound)), self.loaded, port, memory_bytes, self.imported(), seconds)
 
     def imported(self) -> tuple[str, ...] | None:
         """Return the frameworks that later ranks may import ahead of time; None if they must not."""

@@ -13,7 +13,7 @@ from sparkring.capture.source_lines import keep_lines
 from sparkring.wire.messages import Script
 from sparkring.worker.rank.cell import run_cell
 
-files: set[str] = set()  # the file names of all scripts that have been run, as in tracebacks
+files: set[str] = set()  # the file names of all scripts that have been run, as tracebacks show these names
 
 
 def run_script(script: Script, arguments: Sequence[str] = ()) -> None:

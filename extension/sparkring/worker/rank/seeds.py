@@ -1,4 +1,6 @@
-"""Seeds the random numbers of an item, so that its results do not depend on which process runs it, or after which item.
+"""Seeds the random numbers of an item.
+
+The results of an item then depend neither on the process that runs it nor on the items that this process ran before.
 
 If an item is the first in its process to import a library, the library is seeded right after the import, and the other
 generators are put back into the state that they had before the import. So the item draws the same numbers as in a
@@ -66,13 +68,16 @@ def _noted() -> Callable[[], None]:
 
 
 def _keras(module: Any, seed: int) -> None:
-    """Seed Keras' own generators. Keras' function seeds Python's and NumPy's, too, so these are put back after it."""
+    """Seed Keras' own generators.
+
+    Keras' function also seeds the generators of Python and NumPy, so these are put back into their earlier state.
+    """
     put_back = _noted()
     module.utils.set_random_seed(seed)
     put_back()
 
 
-# TensorFlow comes after Keras, since the function of Keras seeds it, too.
+# TensorFlow comes after Keras, because Keras' function seeds TensorFlow, too.
 _LIBRARIES: dict[str, Plant] = {
     "numpy": lambda module, seed: module.random.seed(seed),
     "keras": _keras,

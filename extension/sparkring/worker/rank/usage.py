@@ -1,7 +1,7 @@
 """Measures what an item uses on a rank: time, CPU, what it reads, and memory. %%foreach --plan makes a plan from this.
 
-A thread looks at the memory of the rank and of the processes that the item has started. In between, the kernel keeps
-the rank's own peak, so short peaks of the rank are not missed. Those of other processes can be.
+A thread looks at the memory of the rank and of the processes that the item has started. In between, the system records
+the rank's own peak, so short peaks of the rank are not missed. Short peaks of other processes can be missed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sparkring.worker.rank.items import ItemWork
 
 LOOK_EVERY_S = 0.02
-LOOKS_IN = 30  # looking takes at most about one part in so many of the time
+LOOKS_IN = 30  # looking takes at most about 1 / LOOKS_IN of the time
 
 
 def measured(work: ItemWork, item: Run, namespace: Mapping[str, Any]) -> Any:
@@ -46,7 +46,7 @@ def measured(work: ItemWork, item: Run, namespace: Mapping[str, Any]) -> Any:
             read_bytes=max(0, used.read_bytes),
             own_bytes=memory.own_bytes,
             shared_bytes=memory.shared_bytes,
-            free_bytes=free_bytes,
+            free_bytes=free_bytes and free_bytes + memory.imported_bytes,
             cores=process.cores(),
             gpu_bytes=memory.gpu_bytes,
             parameters=model.parameters,
@@ -86,7 +86,8 @@ def _spent_here() -> _Spent:
 class _Imports:
     """Adds up what imports in this thread spend while the object is entered.
 
-    Later items of the process find the modules imported, so what this took says nothing about them.
+    Later items of the process find the modules already imported, so what the imports spend says nothing about those
+    items.
     """
 
     def __init__(self) -> None:
@@ -117,21 +118,25 @@ class _Imports:
 class _MemoryWatch:
     """Watches the memory of this process, of its member and of its children while the object is entered.
 
-    Afterwards, `own_bytes`, `shared_bytes` and `gpu_bytes` are those of ItemMeasured, and `spent` is what watching has
-    taken. `held_bytes` is the size of the
+    Afterwards, `own_bytes`, `shared_bytes` and `gpu_bytes` are those of ItemMeasured, `imported_bytes` is the part of
+    `shared_bytes` that a spare process holds, and `spent` is what watching has taken. `held_bytes` is the size of the
     values that the process holds in shared memory; they take memory even while they are not mapped.
     """
 
     def __init__(self, held_bytes: int) -> None:
-        self.own_bytes = self.shared_bytes = self.gpu_bytes = 0
+        self.own_bytes = self.imported_bytes = self.gpu_bytes = 0
         self.spent = _Spent()
         self._held_bytes = held_bytes
-        self._file_bytes = 0  # the most of mapped files that was seen in RAM
-        self._mapped_bytes = 0  # the most of the rank's own and shared memory that was seen in RAM
+        self._file_bytes = 0  # the largest size of mapped files that was seen in RAM
+        self._mapped_bytes = 0  # the largest size of the rank's own and shared memory that was seen in RAM
         self._others = {os.getppid()}  # at the last look: the processes of this item beside the rank
         self._gpus_before = _gpu_bytes()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="sparkring-memory", daemon=True)
+
+    @property
+    def shared_bytes(self) -> int:
+        return self._file_bytes + self.imported_bytes
 
     def __enter__(self) -> None:
         self._thread.start()
@@ -153,20 +158,22 @@ class _MemoryWatch:
 
     def _look(self) -> None:
         rank = process.memory(os.getpid())
-        # Children are forked from this process and share its memory until they write to it, and so does this process
-        # with the member. So of the others, only what they alone hold is added. A process that was not there at the
-        # last look is left out: until it runs its own program, its memory may be that of this process (vfork).
+        # Children are forked from this process and share its memory until they write to it. In the same way, this
+        # process shares the member's memory. So of the other processes' memory, only what each of them holds alone is
+        # added. A process that was not there at the last look is left out because, until it runs its own program, its
+        # memory may be that of this process (vfork).
         member = os.getppid()
         there = {member, *process.family(member)} - {os.getpid()}
         others = sum(map(process.private_bytes, there & self._others))
         self._others = there
-        # What a spare process had imported before it forked the member is shared by all items. Without a spare process,
-        # the rank shares only a little with its own member.
+        # What a spare process had imported before it forked the member is shared by all items. If the rank changes a
+        # part of this, the changed part becomes the rank's own, and the spare process still holds the original. Without
+        # a spare process, the rank shares only a little with its own member.
         imported = process.inherited_bytes() if preloads.ahead else 0
+        self.imported_bytes = max(self.imported_bytes, imported)
         self._mapped_bytes = max(self._mapped_bytes, rank.own + rank.shared)
         self._file_bytes = max(self._file_bytes, rank.files)
         self.own_bytes = max(self.own_bytes, rank.own - imported + max(rank.shared, self._held_bytes) + others)
-        self.shared_bytes = max(self.shared_bytes, rank.files + imported)
         grown = (used - self._gpus_before.get(address, 0) for address, used in _gpu_bytes().items())
         self.gpu_bytes = max(self.gpu_bytes, *grown, 0)
 
@@ -183,7 +190,7 @@ class _Model(NamedTuple):
 
 
 def _largest_model(values: list[Any]) -> _Model:
-    """Return the number of parameters of the largest model of Keras or PyTorch among `values`, and their size."""
+    """Return the number and the size of the parameters of the largest model of Keras or PyTorch among `values`."""
     return max((_measured_model(value) for value in values), default=_Model())
 
 

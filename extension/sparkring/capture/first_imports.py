@@ -1,0 +1,52 @@
+"""Finds which modules a cell imports at its top level before it imports a module that the user may have written."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib.util
+import itertools
+import re
+import sys
+import warnings
+from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
+
+_INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]").search
+
+
+def first_imports(source: str) -> list[str]:
+    """Return the modules that the statements of `source` import, with the packages in which they are, in order.
+
+    The search ends at the first module that is neither installed nor part of Python: its code may be the user's.
+    `from a import b` counts as an import of a.b, too, since b may be a module.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the ranks show the compiler's warnings
+        try:
+            tree = ast.parse(source)
+        except SyntaxError:  # the ranks raise it
+            return []
+    names = itertools.takewhile(_is_installed, _imported(tree.body))
+    return list(dict.fromkeys(prefix for name in names for prefix in itertools.accumulate(name.split("."), _join)))
+
+
+def _imported(statements: list[ast.stmt]) -> Iterator[str]:
+    for statement in statements:
+        match statement:
+            case ast.Import(names=aliases):
+                yield from (alias.name for alias in aliases)
+            case ast.ImportFrom(module=str(module), names=aliases, level=0):
+                yield from (f"{module}.{alias.name}" for alias in aliases)
+
+
+def _is_installed(name: str) -> bool:
+    package = name.partition(".")[0]
+    found: ModuleSpec | None = None
+    with contextlib.suppress(ImportError, ValueError):
+        found = importlib.util.find_spec(package)
+    return package in {*sys.stdlib_module_names, "sparkring"} or bool(found and _INSTALLED(found.origin or ""))
+
+
+def _join(package: str, name: str) -> str:
+    return f"{package}.{name}"

@@ -1,0 +1,89 @@
+"""Describes the code and the settings on which the results of items depend. Results are kept under this description."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import textwrap
+import types
+from collections.abc import Container, Iterable, Iterator, Mapping
+from typing import Any
+
+from sparkring.capture.calls import source_of
+from sparkring.capture.names import global_names
+from sparkring.capture.picklability import walk
+from sparkring.checkpointing.compatibility import meaning
+from sparkring.engine.foreach.content import PLAIN, digest
+
+_OBJECTS = 2_000  # the largest number of objects that are looked at in one value
+_MEMBERS = 100  # the largest number of members of a setting
+
+
+def meaning_of(
+    sources: Iterable[str], used: Mapping[str, Any], namespace: Mapping[str, Any], hidden: Container[str]
+) -> str:
+    """Return a digest of code and of what it uses of the notebook, whose names and values are `namespace`.
+
+    `sources` are the code itself; its comments do not count. `used` are the values that it uses, by name. Functions and
+    classes of the notebook count with their code, and with what they use in turn, except for names in `hidden`.
+    Settings count with their values. Other data does not count: comparing it may be slow or impossible.
+    """
+    parts: dict[str, Any] = {}
+    waiting = dict(used)
+    while waiting:
+        name, value = waiting.popitem()
+        parts[name] = [*([value] if _is_setting(value) else ()), *_code(value, namespace)]
+        for function in _held(value):
+            if _is_own(function, namespace):
+                reads = global_names(function.__code__).reads
+                found = (read for read in reads if read in namespace and read not in parts and read not in hidden)
+                waiting.update({read: namespace[read] for read in found})
+    return digest([meaning(source) for source in sources], {name: part for name, part in parts.items() if part})
+
+
+def _code(value: Any, namespace: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the code of the notebook's functions and classes that `value` is or holds, and their settings."""
+    for each in _held(value):
+        if _is_own(each, namespace):
+            yield meaning(textwrap.dedent(source_of(each)))
+            yield _settings({"defaults": each.__defaults__, **(each.__kwdefaults__ or {}), **_closure(each)})
+        elif isinstance(each, functools.partial):
+            yield [argument for argument in each.args if _is_setting(argument)]
+            yield _settings(each.keywords)
+        elif isinstance(each, type) and each.__module__ == "__main__":
+            attributes = {name: member for name, member in vars(each).items() if not name.startswith("__")}
+            yield [cls.__qualname__ for cls in each.__mro__], _settings(attributes), list(each.__annotations__)
+
+
+def _closure(function: types.FunctionType) -> dict[str, Any]:
+    found = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # the cell is empty
+            found[name] = cell.cell_contents
+    return found
+
+
+def _settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if _is_setting(value)}
+
+
+def _is_setting(value: Any) -> bool:
+    """Whether a value is a number, text, date or path, or a list, tuple, dict, set or dataclass of a few of these."""
+    if isinstance(value, type):
+        return False
+    if dataclasses.is_dataclass(value):
+        value = [getattr(value, field.name) for field in dataclasses.fields(value)]
+    elif isinstance(value, dict):
+        value = [member for item in value.items() for member in item]
+    if isinstance(value, list | tuple | set | frozenset):
+        return len(value) <= _MEMBERS and all(map(_is_setting, value))
+    return isinstance(value, PLAIN)
+
+
+def _held(value: Any) -> Iterator[Any]:
+    return (step.value for step in walk(value, limit=_OBJECTS))
+
+
+def _is_own(value: Any, namespace: Mapping[str, Any]) -> bool:
+    return isinstance(value, types.FunctionType) and value.__globals__ is namespace

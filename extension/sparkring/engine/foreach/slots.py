@@ -1,0 +1,181 @@
+"""The slots of a pool: starts and ends their gangs as items need them, and says which slots have news.
+
+One thread polls all slots. It waits at one queue for all of them: when there is something to poll, the slot's gang puts
+the number of the slot into this queue.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import time
+from collections.abc import Callable, Iterator
+
+from sparkring.engine.foreach.slot import Slot, SlotSettings
+from sparkring.errors import LaunchError, SlotsError
+from sparkring.history import describe
+
+LOOK_EVERY_S = 0.1  # poll all slots this often, since no message comes when a time limit passes or a process dies
+STARTS_TRIED = 3  # when this many starts in a row have failed, the run fails
+START_PAUSE_S = 0.5  # before the second start; twice as long before the third
+SHORT_AFTER_S = 2.0  # when ranks that queue have waited for this long, the user is told what they wait for
+
+
+class Slots:
+    """`count` slots. `notice(text)` tells the user something.
+
+    If the ranks queue, gangs are started before they have an item: call have() to say how many slots are wanted. A slot
+    is then given an item when its ranks are up. If ranks do not queue, a slot starts its gang with its first item.
+
+    If a slot raises LaunchError, call not_started(), and then started() when an attempt has ended.
+    """
+
+    def __init__(self, count: int, settings: SlotSettings, notice: Callable[[str], object]) -> None:
+        self._news: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._slots = [Slot(number, settings, self._news.put) for number in range(count)]
+        self._queues = settings.queues
+        self._notice = notice
+        self._look_at = 0.0
+        self._failed_starts = 0
+        self._start_at = 0.0
+        self._start_told = ""  # the last notice of a failed start
+        # When to tell the user what ranks wait for; None if no ranks wait, or if the user has been told.
+        self._short_at: float | None = None
+        self._short_told = False
+
+    def __getitem__(self, number: int) -> Slot:
+        return self._slots[number]
+
+    def __iter__(self) -> Iterator[Slot]:
+        return iter(self._slots)
+
+    @property
+    def up(self) -> int | None:
+        """How many slots have ranks that are up; None if slots need not wait until their ranks can start."""
+        return sum(slot.up for slot in self._slots) if self._queues else None
+
+    @property
+    def paused(self) -> bool:
+        """Whether nothing is to begin, because a start has just failed."""
+        return time.monotonic() < self._start_at
+
+    @property
+    def places(self) -> list[int]:
+        """The numbers of the slots that can be given attempts now. Slots that have the fewest attempts come first.
+
+        If a slot can be given several attempts, its number is there once for each of them.
+        """
+        free = [(slot.load + more, slot.number) for slot in self._slots for more in range(slot.room)]
+        return [number for _, number in sorted(free)]
+
+    @property
+    def first(self) -> list[int]:
+        """The place for the first item, if ranks queue and no slot is open.
+
+        If ranks queue, slots are opened only when it is known that there is an item.
+        """
+        return [0] if self._queues and not any(slot.open for slot in self._slots) else []
+
+    # ── how many are open ─────────────────────────────────────────────────────
+
+    def to_open(self, wanted: int) -> Slot | None:
+        """Return a slot to open now, if ranks queue and fewer than `wanted` slots are open."""
+        if not self._queues or self.paused:
+            return None
+        closed = [slot for slot in self._slots if not slot.open]
+        return closed[0] if closed and len(self._slots) - len(closed) < wanted else None
+
+    def have(self, wanted: int, limit: int, *, waits: bool) -> None:
+        """If ranks queue, end the ranks of slots that are not wanted. If more slots are wanted, open one of them.
+
+        A slot is opened only if `waits` is set. At most `limit` items run at once.
+        """
+        if not self._queues:
+            return
+        self._release(wanted)
+        slot = self.to_open(wanted) if waits else None
+        if slot is not None:
+            try:
+                slot.start_gang()
+            except LaunchError as error:
+                self.not_started(slot, error)
+        self._tell_what_ranks_wait_for(limit)
+
+    def _release(self, wanted: int) -> None:
+        """End the ranks for which there will be no item.
+
+        Those that wait for a place to run are ended first. Otherwise, they would get the places of the others.
+        """
+        is_open = [slot for slot in self._slots if slot.open]
+        spare = max(0, len(is_open) - wanted)
+        idle = [slot for slot in is_open if slot.attempt is None]
+        waiting = [slot for slot in idle if not slot.up][:spare]
+        for slot in waiting or idle[: 0 if any(slot.ending for slot in self._slots) else spare]:
+            slot.retire()
+
+    def _tell_what_ranks_wait_for(self, limit: int) -> None:
+        """If items wait because ranks have waited for a place to run for SHORT_AFTER_S, say so once."""
+        waiting = next((slot for slot in self._slots if slot.open and not slot.up), None)
+        if waiting is None or self._short_told:
+            self._short_at = None
+        elif self._short_at is None:
+            self._short_at = time.monotonic() + SHORT_AFTER_S
+        elif time.monotonic() > self._short_at:
+            self._short_told = True
+            why = waiting.waits_for()
+            self._notice(f"{self.up} of {limit} at once for now, and more when task slots are free: {why}")
+
+    # ── starts that fail ──────────────────────────────────────────────────────
+
+    def not_started(self, slot: Slot, error: LaunchError) -> None:
+        """Let nothing begin during a pause, and end the slot's gang, so that its next attempt begins on a new one.
+
+        Raise `error` if too many starts in a row have failed.
+        """
+        if not self.paused:  # starts that fail within the pause after a failed start count as part of that failure
+            self._failed_starts += not (self._queues and isinstance(error, SlotsError))  # the run waits for slots
+            if self._failed_starts >= STARTS_TRIED:
+                raise error
+            told = f"{describe.first_line(str(error))} The start is tried again."
+            if told != self._start_told:
+                self._start_told = told
+                self._notice(told)
+            self._start_at = time.monotonic() + START_PAUSE_S * max(1, self._failed_starts)
+        slot.retire(kill=True)
+
+    def started(self) -> None:
+        """Forget the starts that have failed: ranks have run an item."""
+        self._failed_starts = 0
+
+    # ── news ──────────────────────────────────────────────────────────────────
+
+    def with_news(self, *, wait: bool) -> list[Slot]:
+        """Return the slots that have something to poll; every LOOK_EVERY_S, return all slots.
+
+        With `wait`, wait for news until it is time to return all slots.
+        """
+        numbers: set[int] = set()
+        with contextlib.suppress(queue.Empty):
+            if wait:
+                numbers.add(self._news.get(timeout=max(0.0, self._look_at - time.monotonic())))
+            while True:
+                numbers.add(self._news.get_nowait())
+        if time.monotonic() < self._look_at:
+            return [self._slots[number] for number in sorted(numbers)]
+        self._look_at = time.monotonic() + LOOK_EVERY_S
+        return self._slots
+
+    # ── the end ───────────────────────────────────────────────────────────────
+
+    def end(self, *, kill: bool) -> None:
+        """End all gangs, and wait until they have ended. Without `kill`, ranks are asked to leave first."""
+        if self._queues:  # first those that wait for a place to run: otherwise, they would get the places of the others
+            waiting = [slot for slot in self._slots if not slot.up]
+            for slot in waiting:
+                slot.retire(kill=True)
+            for slot in waiting:
+                slot.join()
+        for slot in self._slots:
+            slot.retire(kill=kill)
+        for slot in self._slots:
+            slot.join()
