@@ -52,7 +52,7 @@ SETTINGS = {
     "SPARKRING_DBFS_ROOT": "The folder that `dbfs:/` refers to. Default: the mount `/dbfs` if it exists, otherwise "
     "`sparkring/dbfs` in your data folder.",
     "SPARKRING_PANEL": "`0` turns the live panel off. The static view is then redrawn while the cell runs.",
-    "SPARKRING_SPARE": "`0` turns [spare processes](cells.md#the-second-cell-starts-faster) off.",
+    "SPARKRING_SPARE": "`0` turns [spare processes](cells.md#spare-processes) off.",
     "SPARKRING_RANK": 'The rank. Set on the ranks of `%%barrier` and of `framework="plain"`.',
     "SPARKRING_SIZE": "The number of ranks. Set on the same ranks.",
     "spark.sparkring.driver.port": "A setting of the SparkSession: the port on which the driver listens for members; "

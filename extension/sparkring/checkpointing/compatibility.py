@@ -35,7 +35,8 @@ def saved_words(entry: Entry, now: float) -> str:
 def stamp_after(stamps: list[int]) -> int:
     """Return the stamp of an attempt that begins now: the time in ms since 1970.
 
-    If the clock was set back, the stamp is later than this time: it is always larger than all of `stamps`.
+    The stamp is always larger than all of `stamps`. So if the clock was set back, the stamp is later than the time that
+    the clock shows.
     """
     return max([int(time.time() * 1000), *(stamp + 1 for stamp in stamps)])
 

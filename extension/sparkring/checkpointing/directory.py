@@ -58,7 +58,7 @@ class Directory:
         return Last(str(found), found.step, there, None if entry is None else entry.commit)
 
     def here(self, record: RunRecord, last: Last) -> Here:
-        """What the driver tells the ranks of a new attempt about checkpoints."""
+        """Return what the driver tells the ranks about checkpoints when a new attempt begins."""
         self._stamps.append(stamp_after(self._stamps))
         return Here(
             self.location.written,

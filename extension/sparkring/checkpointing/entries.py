@@ -129,7 +129,8 @@ def best(entries: list[Entry] | tuple[Entry, ...], metric: str, mode: Literal["m
         for entry in entries
         if entry.state == "committed"
         and entry.commit is not None
-        # This skips a checkpoint without a value, or whose value is NaN: NaN cannot be compared with other values.
+        # This skips checkpoints that have no value, and those whose value is NaN, because NaN cannot be compared with
+        # other values.
         and entry.commit.metrics.get(metric, float("nan")) == entry.commit.metrics.get(metric)
     ]
     return max(scored)[2] if scored else None

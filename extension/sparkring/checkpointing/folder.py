@@ -48,9 +48,9 @@ class Folder(NamedTuple):
 def listing(directory: Location) -> list[Entry]:
     """Return the checkpoints in `directory`, newest first; [] if the directory is missing. Other files are skipped.
 
-    A checkpoint counts as complete if its files have the sizes that its commit.json lists. Their contents are not read:
-    check() does that. On a mount, a file that another machine has just written may not be visible yet, so a complete
-    checkpoint may not be listed as complete at first.
+    A checkpoint counts as complete if its files have the sizes that its commit.json lists. The contents of the files
+    are read by check(), not here. On a mount, a file that another machine has just written may not be visible yet, so a
+    complete checkpoint may not be listed as complete at first.
 
     Raises CheckpointError if the directory cannot be read.
     """
@@ -118,7 +118,10 @@ def look(directory: Location, name: str) -> Entry | None:
 
 
 def check(directory: Location, entry: Entry) -> str:
-    """Read every byte of a checkpoint, and say what is wrong; '' if nothing. CheckpointError if it cannot be read."""
+    """Read every byte of a checkpoint. Return what is wrong with it, or '' if nothing is wrong.
+
+    Raises CheckpointError if the checkpoint cannot be read.
+    """
     if entry.state == "partial":
         return f"it was not completed: it has no {COMMIT}"
     try:
@@ -135,7 +138,10 @@ def check(directory: Location, entry: Entry) -> str:
 
 
 def read_commit(directory: Location, name: str) -> Commit:
-    """The contents of commit.json. FileNotFoundError if there is none, CheckpointDamagedError if it is damaged."""
+    """Return the contents of commit.json.
+
+    Raises FileNotFoundError if the checkpoint has no commit.json, and CheckpointDamagedError if the file is damaged.
+    """
     path = (directory / name / COMMIT).path
     with in_words(f"the checkpoint {name} in {directory.written} cannot be read"):
         data = directory.fs.cat_file(path)

@@ -20,8 +20,8 @@ _SUFFIXES: tuple[tuple[str, Kind], ...] = (
 )
 _SHARD = re.compile(r"(.+)\.data-(\d{5})-of-(\d{5})")
 _SAVED_MODEL = ("saved_model.pb", "saved_model.pbtxt")
-# BackupAndRestore of Keras saves the checkpoint from which it continues as chief/ckpt-1 or worker_0/ckpt-1, say, in the
-# folder that the user gave it.
+# Keras' BackupAndRestore saves its checkpoints in the folder that the user gave it, for example as chief/ckpt-1 or
+# worker_0/ckpt-1. It continues from such a checkpoint.
 _BACKUP = re.compile(r"(?:(.*)/)?(?:chief|worker_\d+)/ckpt-\d+")
 
 

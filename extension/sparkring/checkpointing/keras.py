@@ -44,8 +44,8 @@ def resume(store: Store, model: Any, data: Shards | None = None, every: str | in
 
     Pass the callback's `initial_epoch` to fit(). (fit() would begin at this epoch even without it, because the callback
     tells Keras where to begin.) The callback's `history` has the metrics of all epochs by name. If training continues
-    within an epoch, fit() reads only the rest of this epoch, and the epoch's metrics cover only this rest. So pass no
-    `steps_per_epoch`, or else repeat() the data set. Otherwise, Keras could expect more batches than are left.
+    within an epoch, fit() reads only the rest of this epoch, and the epoch's metrics cover only this rest. If you pass
+    `steps_per_epoch`, repeat() the data set, because otherwise Keras could expect more batches than are left.
 
     The training continues with exactly the numbers that it would have had without the interruption. For this, a
     checkpoint has the weights, the optimizer with its learning rate and loss scale, and the states of the generators
@@ -110,7 +110,8 @@ class Resume:
         self.initial_epoch: int = state["epoch"]
         self.history: dict[str, list[float]] = state["history"]
         self._step = self._saved = step
-        self._first: tuple[int, int] | None = (state["epoch"], state["batch"])  # where fit() begins; None once begun
+        # The epoch and the batch where fit() begins; None once fit() has begun.
+        self._first: tuple[int, int] | None = (state["epoch"], state["batch"])
         self._epoch, self._batch = -1, 0  # Keras' epoch, and how many of its batches are done
         self._start: Any = None  # the position from which this epoch of the data is read
         self._left = self._taken = 0  # how many batches follow `_start`, and how many of them were taken
@@ -174,7 +175,7 @@ class ResumeKeras2(Resume):
         if self._data is not None:
             self._begin(self._data.start)
             if not self.params.get("steps"):
-                # If the first epoch is only the rest of one, Keras would take its length for that of every epoch.
+                # fit() may begin with the rest of an epoch. Keras would then expect every epoch to be as short as that.
                 self.params["steps"] = whole_steps(self._data)
                 self._end_epoch_in_time()
         if self._first and getattr(self.model, "_training_state", None) is None:
@@ -198,7 +199,10 @@ class ResumeKeras2(Resume):
         return epoch, batch
 
     def _end_epoch_in_time(self) -> None:
-        """Make Keras end an epoch after its last step. Keras would try one more, and random layers would draw in it."""
+        """Make Keras end an epoch after its last step.
+
+        Otherwise, Keras would try one more step, and random layers would draw random numbers in this step.
+        """
         step = getattr(self.model.train_function, "_sparkring", self.model.train_function)
 
         def step_if_any(iterator: Any) -> Any:
@@ -236,8 +240,8 @@ class ResumeKeras3(Resume):
             if self._data.start.legs and not self.params.get("steps"):
                 raise CheckpointError(
                     f"Keras does not know how many batches an epoch of {self._data.dataset.name} has, and would take "
-                    "the rest of this epoch for a whole one: pass data.as_tf(…) itself to fit(), and changes of the "
-                    "data to shards() as transform=."
+                    "the rest of this epoch for a whole one: pass data.as_tf(…) itself to fit(). To change "
+                    "the data, pass a function to shards() as transform=."
                 )
             self._begin(self._data.start)
         self._epoch, self._batch = -1, 0
@@ -262,7 +266,7 @@ class ResumeKeras3(Resume):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         super().on_epoch_end(epoch, logs)
-        if self.model.stop_training is _EPOCH_ENDS:  # and no other callback wants the training to stop
+        if self.model.stop_training is _EPOCH_ENDS:  # so no other callback wants the training to stop
             self.model.stop_training = False
 
 

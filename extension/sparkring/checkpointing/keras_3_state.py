@@ -96,7 +96,7 @@ def put_variable(variable: Any, found: Any, path: str) -> None:
 
 
 def take_layer(layer: Any, path: str) -> dict[str, Any]:
-    """A layer's variables, including those of random layers, and the optimizer that a model is compiled with."""
+    """Return a layer's variables, including those of random layers, and the state of a compiled model's optimizer."""
     if not layer.built:
         raise CheckpointError(
             f"{path}: the {_called(layer)} is not built yet, so it has no weights. Build it, or call it once."

@@ -337,7 +337,7 @@ def _take_state_dict(value: Any, path: str) -> dict[str, Any]:
 
 def _put_state_dict(value: Any, tree: dict[str, Any], path: str) -> Any:
     state: Any = plain(_for_object(value, tree["value"], path))
-    if tree["metadata"]:  # from it, torch's modules learn by which version of their class the state was saved
+    if tree["metadata"]:  # it tells torch's modules which version of their class saved the state
         state = OrderedDict(state)
         state._metadata = OrderedDict(plain(tree["metadata"]))
     try:

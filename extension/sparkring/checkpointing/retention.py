@@ -39,7 +39,7 @@ def of_lineage(entries: Sequence[Entry], lineage: str) -> list[Entry]:
 
 
 def superfluous(entries: Sequence[Entry], policy: Policy) -> list[Entry]:
-    """The checkpoints that may be removed: only of this lineage, and never its newest complete one."""
+    """The checkpoints of the policy's lineage that may be removed. The newest complete one is never among them."""
     ours = of_lineage(entries, policy.lineage)
     whole = sorted((entry for entry in ours if entry.state == "committed"), key=lambda entry: entry.parsed.age)
     if policy.keep is None or not whole:

@@ -69,8 +69,8 @@ def checkpoints(
         are never removed.
     best, mode: a metric; the checkpoint with its minimum ("min") or maximum ("max") is kept, too.
     sharded: every rank saves and restores its own state; the number of ranks must then stay the same. A model sharded
-        with fully_shard() (FSDP) and its optimizer need this, unless their whole state is gathered first: each rank
-        saves its part.
+        with fully_shard() (FSDP) and its optimizer need this, because each rank must save its own part of them. They do
+        not need it if their whole state is gathered first.
     background: save() copies the state and returns; the copy is then written while the training continues. If writing
         fails, the error is raised by the next save(), by wait(), or at the end of the cell. The copy takes as much
         memory as the state.
@@ -125,8 +125,8 @@ class Store:
         state: a dict of models, optimizers, data, arrays, numbers, text, and dicts, lists and tuples of these.
         metrics: the metrics of this step, for best=… and for `history`.
 
-        It first waits until the previous save is complete. CheckpointError: a value cannot be saved, or this save
-        or the previous one could not be written.
+        This method first waits until the previous save is complete. CheckpointError: a value cannot be saved, or this
+        save or the previous one could not be written.
         """
         began = time.monotonic()
         _check_state(state)
@@ -216,6 +216,26 @@ class Store:
         held = found[1]
         return parts.plain(tree.rebuild(held.state, held.leaves_of("state")))
 
+    def load_model(self, model: Any, which: Which = "latest") -> None:
+        """Restore only a model, in place, from the `model` of a saved state, or from the only value of the state.
+
+        The state's other values, such as the optimizer, need not exist. Random states are left as they are. `which` is
+        as in load(). CheckpointError if there is no checkpoint, or if it does not fit the model.
+        """
+        self.wait()
+        found = self._read(which, {})
+        if found is None:
+            raise CheckpointError(f"there is no checkpoint in {self.directory}. {self._there()}")
+        held = found[1]
+        saved = tree.rebuild(held.state, held.leaves_of("state"))
+        key = "model" if "model" in saved or len(saved) != 1 else next(iter(saved))
+        if key not in saved:
+            raise CheckpointError(
+                f"the checkpoint {found[0].name} in {self.directory} has no `model`, but "
+                f"{', '.join(map(repr, saved))}: save the model as `model`, as in {{'model': model, …}}."
+            )
+        parts.put_back({key: model}, {key: saved[key]}, "state")
+
     # ── what is there ─────────────────────────────────────────────────────────
 
     def list(self) -> Entries:
@@ -268,6 +288,17 @@ class Store:
         results. CheckpointError if the store has no metric.
         """
         return self._best(self.list())
+
+    def find(self, which: Which = "latest") -> Entry:
+        """The checkpoint that `which` means now; `which` is as in load(). CheckpointError if there is none."""
+        if which in ("latest", "best"):
+            entry = newest(self.list()) if which == "latest" else self.best()
+            told = "checkpoint"
+        else:
+            entry, told = self._named(which)
+        if entry is None:
+            raise CheckpointError(f"there is no {told} in {self.directory}. {self._there()}")
+        return entry
 
     def keras(self, model: Any, data: Any = None, every: str | int = "epoch") -> Any:
         """Restore the latest checkpoint, and return a Keras callback that saves. See checkpointing.keras.resume().
@@ -410,15 +441,18 @@ class Store:
             )
         return None
 
-    def _asked_for(self, which: int | str | Entry, room: Room) -> tuple[Entry, Held]:
+    def _named(self, which: Which) -> tuple[Entry | None, str]:
+        """Return the checkpoint of a step or a name, None if there is none; and what errors call it."""
         if isinstance(which, Entry | str):
             name = which.name if isinstance(which, Entry) else which
-            entry, told = (folder.look(self._location, name) if Name.of(name) else None), f"checkpoint {name!r}"
-        else:
-            step = _whole(which, 0)
-            if step is None:
-                raise CheckpointError(f'which={which!r}: expected "latest", "best", a step, or a name from list().')
-            entry, told = newest([entry for entry in self.list() if entry.step == step]), f"checkpoint of step {step:,}"
+            return (folder.look(self._location, name) if Name.of(name) else None), f"checkpoint {name!r}"
+        step = _whole(which, 0)
+        if step is None:
+            raise CheckpointError(f'which={which!r}: expected "latest", "best", a step, or a name from list().')
+        return newest([entry for entry in self.list() if entry.step == step]), f"checkpoint of step {step:,}"
+
+    def _asked_for(self, which: int | str | Entry, room: Room) -> tuple[Entry, Held]:
+        entry, told = self._named(which)
         if entry is None:
             raise CheckpointError(f"there is no {told} in {self.directory}. {self._there()}")
         try:

@@ -78,7 +78,7 @@ def leaf(value: Any) -> Any:
         found = np.asarray(memoryview(tensor))
     except (TypeError, ValueError):  # the dtype lacks the buffer protocol, or the tensor is on another device
         found = np.asarray(tensor.numpy())
-    if found.dtype.kind in "OS":  # bytes objects of any length: save the shape, and a list of them
+    if found.dtype.kind in "OS":  # bytes objects of any length: save the shape and a list of the objects
         return [list(found.shape), found.reshape(-1).tolist()]
     return raw_or_array(found)
 

@@ -6,7 +6,7 @@
 
 A mount of an object store supports only sequential access: no seek, no append, no rename. So the digest is computed
 while the file is written or read. If the format lacks the dtype of an array, the array is stored as bytes, and its
-dtype in the metadata.
+dtype is stored in the metadata.
 https://github.com/huggingface/safetensors
 """
 
@@ -34,7 +34,7 @@ from sparkring.errors import CheckpointDamagedError, CheckpointError
 from sparkring.runtime.storage import Location
 
 CHUNK_BYTES = 512 << 10  # written or read at a time; it fits into a core's cache, so hashing it next is fast
-COPIERS = min(4, os.cpu_count() or 1)  # the most threads that copy
+COPIERS = min(4, os.cpu_count() or 1)  # the largest number of threads that copy a state
 PER_COPIER_BYTES = 8 << 20  # how many bytes justify another thread
 COPIED_BYTES = 4 << 20  # how much a thread copies at a time
 HEADER_BYTES = 100_000_000  # the most that safetensors' own readers accept
@@ -89,8 +89,8 @@ class Layout(NamedTuple):
 def lay_out(leaves: Mapping[str, Leaf]) -> Layout:
     """Return the place of each of `leaves` in the file."""
     found, start = [], 0
-    # Arrays with large elements come first, so that each array is aligned for its dtype, as a program that maps the
-    # file into its memory may need.
+    # Arrays with large elements come first, so that each array is aligned for its dtype. A program that maps the file
+    # into its memory may need this.
     for name, leaf in sorted(leaves.items(), key=lambda item: -_alignment(item[1])):
         stop = start + _size(leaf)
         found.append(_lies(name, leaf, start, stop))
@@ -273,7 +273,7 @@ def _bytes_of(leaf: Leaf) -> memoryview:
 
 class _Reading:
     """A file that is being read from its beginning to its end. Everything in its header is checked before use, because
-    its digest can be checked only at the end. `digest` is None if the file's digest has been checked before.
+    the file's digest can be checked only at the end. `digest` is None if the file's digest has been checked before.
     """
 
     def __init__(self, source: Any, digest: Digest | None, size_bytes: int, name: str) -> None:
@@ -354,9 +354,10 @@ def _room(size_bytes: int) -> npt.NDArray[np.uint8]:
 
 
 def _meant(lies: Lies) -> tuple[str, np.dtype[Any] | None]:
-    """Return two descriptions of an array's dtype: its name if NumPy lacks the dtype, else ''; and a NumPy dtype.
+    """Return two descriptions of an array's dtype: a name and a NumPy dtype.
 
-    If NumPy lacks the dtype, the second is a NumPy dtype of the same size, or None if the size is unknown.
+    If NumPy has the array's dtype, the name is '', and the NumPy dtype is the array's dtype. If NumPy lacks it, the
+    name is the dtype's name, and the NumPy dtype is one of the same size, or None if the size is unknown.
     """
     if min(lies.shape, default=0) < 0:
         raise ValueError(lies.name)

@@ -33,9 +33,10 @@ class Variables:
         return {name: self.array(found) for name, found in zip(tree["names"], tree["values"], strict=True)}
 
     def put(self, variables: Sequence[Any], tree: dict[str, Any], path: str, owner: str, advice: str) -> None:
-        """Assign what take() returned to the variables of `owner`. CheckpointError if it does not fit.
+        """Assign the values in `tree`, which take() returned, to `variables`. CheckpointError if they do not fit.
 
-        `advice` says what to do if the number of variables differs.
+        `owner` is what messages call the object that has these variables. `advice` says what to do if the number of
+        variables differs.
         """
         names, values = tree["names"], tree["values"]
         if len(variables) != len(values):
@@ -51,7 +52,7 @@ class Variables:
         self.assign(zip(variables, values, strict=True), path, owner)
 
     def assign(self, pairs: Iterable[tuple[Any, Any]], path: str, owner: str) -> None:
-        """Assign leaves to the variables of `owner`. If one does not fit, assign none, and raise CheckpointError."""
+        """Assign leaves to the variables of `owner`. If a leaf does not fit, assign none, and raise CheckpointError."""
         ready = [(variable, self.array(found)) for variable, found in pairs]
         for variable, found in ready:
             shape, dtype = self.shape(variable), self.dtype(variable)

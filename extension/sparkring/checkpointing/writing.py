@@ -65,8 +65,8 @@ def carry_out(save: Save, buffers: Iterable[memoryview]) -> None:
         folder.write_commit(save.directory, save.name, commit)
     except BaseException as error:  # an interrupt as well: remove what has been written
         if not save.commit.sharded:
-            # Without a commit, these files are useless. An error of their removal is ignored, so that the error of the
-            # save is raised.
+            # Without a commit, these files are useless. If they cannot be removed, this second error is ignored, so
+            # that the error of the save is raised.
             with contextlib.suppress(Exception):
                 folder.remove(save.directory, Entry(save.name, "partial"))
         if not isinstance(error, Exception):

@@ -8,7 +8,7 @@ REASONS = ("Error", "Exception")  # a line that contains one of these says why s
 
 
 def line_with(text: str, *words: str) -> str:
-    """Return the line of a long Java message that contains one of `words`, or its first line if none does.
+    """From a long Java message, return a line that contains one of `words`, or the first line if no line does.
 
     The line is cut to a readable length.
     """

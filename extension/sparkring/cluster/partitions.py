@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -41,8 +42,8 @@ class Data(NamedTuple):
         """Return the number of partitions. To find this number, Spark may have to run all stages but the last."""
         self.session()
         try:
-            # select() makes a new DataFrame for each call. The same one would not repeat an interrupted shuffle,
-            # because a DataFrame remembers how its shuffles ended.
+            # select() makes a new DataFrame for each call, because a DataFrame remembers how its shuffles ended. If
+            # a shuffle was interrupted, the same DataFrame would not repeat the shuffle.
             return int(self.frame.select("*").rdd.getNumPartitions())
         except Exception as error:  # a DataFrame is computed lazily, so its errors first appear here
             raise LaunchError(f"Spark cannot compute `{self.name}`: {line_with(str(error), *REASONS)}") from error
@@ -83,9 +84,11 @@ def arrow_schema(schema: StructType, session: SparkSession) -> bytes:
     from pyspark.sql.pandas.types import to_arrow_schema
 
     setting = session.conf.get
-    # get() without a default: Spark's own default of this setting differs between versions.
+    # get() is called without a default, because Spark's own default of this setting differs between versions.
     by_arrow = setting("spark.sql.execution.arrow.pyspark.enabled") == "true"
-    structs = setting("spark.sql.execution.pandas.structHandlingMode")
+    structs = "legacy"
+    with contextlib.suppress(Exception):  # Spark 3.4 does not have this setting
+        structs = setting("spark.sql.execution.pandas.structHandlingMode")
     if structs == "legacy":
         structs = "dict" if by_arrow else "row"
     # The schema is pickled by value, because the notebook may define types that ranks cannot import. JSON would name
@@ -102,7 +105,7 @@ def cast_it(error: Exception) -> str:
 
 
 def _time_zone(to_arrow_schema: Callable[..., Any]) -> dict[str, str]:
-    """Return the argument that makes to_arrow_schema() use UTC; {} before pyspark 4.3, where it always did."""
+    """Return the argument that makes to_arrow_schema() use UTC; {} if pyspark is older than 4.3 and always uses UTC."""
     return {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
 
 

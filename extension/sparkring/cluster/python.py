@@ -37,7 +37,8 @@ def executed_by_this_python(context: SparkContext) -> Iterator[None]:
 def executors_python(context: SparkContext) -> str:
     """The path of the Python that executors run, or the configured one if no task can run."""
 
-    def look(_: int) -> str:  # pickled by value, since executors may lack sparkring, so it imports itself what it needs
+    # Executors may lack sparkring. Therefore look() is pickled by value, and it contains the import that it needs.
+    def look(_: int) -> str:
         import sys
 
         return sys.executable

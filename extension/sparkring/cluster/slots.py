@@ -48,7 +48,7 @@ class Slots(NamedTuple):
 
 
 class Stage:
-    """A stage of sparkring that may be running: `title` says what it is for, `size` how many slots it holds.
+    """A stage of sparkring that may be running. `title` says what it is for, and `size` is how many slots it holds.
 
     `persistent` is whether the stage keeps its slots until it is stopped, as a warm gang does.
     """

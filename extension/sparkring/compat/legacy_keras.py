@@ -16,7 +16,7 @@ _IMPORTS = re.compile(r"^\s*(from|import)\s+tf_keras\b", re.MULTILINE)
 
 
 def is_used(code: str, modules: Collection[str]) -> bool:
-    """Whether the code imports tf-keras or uses values from it, and uses none from keras.
+    """Whether the code imports tf-keras or uses values from it, and uses no values from the package keras.
 
     `modules` are the packages of the values that the code uses.
     """

@@ -7,7 +7,7 @@ dates and times                [rows] datetime64    with NaT for nulls
 decimals                       [rows] of object     decimal.Decimal
 lists, tensors                 [rows, …]            all rows must have the same length
 Spark ML's vectors             [rows, length]       float64; sparse vectors are filled with zeros
-rows, maps, and lists of them  [rows] of object     from a DataFrame, as toPandas() returns them; otherwise, dicts
+rows, maps, and lists of them  [rows] of object     as in toPandas() if they are from a DataFrame, otherwise dicts
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _filled(array: pa.Array, name: str, fill: Mapping[str, Any]) -> pa.Array:
 
 
 def has_nulls(name: str, count: int, rows: int) -> DataError:
-    """Return the error for a column that has nulls, if its array cannot hold nulls and `fill` does not replace them."""
+    """Return the error for a column with nulls that `fill` does not replace, and that its array cannot hold."""
     return DataError(
         f"column `{name}` has nulls ({count:,} in {rows:,} rows), which an array of its shape cannot hold: replace "
         f"them with fill={{'{name}': …}}, or leave these rows out with where=\"{name} is not None\"."
@@ -127,7 +127,7 @@ def has_nulls(name: str, count: int, rows: int) -> DataError:
 
 
 def has_untold_nulls(name: str, count: int, rows: int) -> DataError:
-    """Return the error for nulls that the footers do not count. So the dtype was chosen as if there were none."""
+    """Return the error for nulls that the footers do not count. The dtype was chosen as if there were no nulls."""
     return DataError(
         f"column `{name}` has nulls ({count:,} in {rows:,} rows), but the footers of its files do not count them: "
         f"replace them with fill={{'{name}': 0}}, or leave these rows out with where=\"{name} is not None\"."

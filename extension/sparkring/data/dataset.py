@@ -383,7 +383,7 @@ def _check_equal(schemas: Sequence[pa.Schema], names: Sequence[str], wanted: Seq
             if column not in schema.names:
                 raise DataError(
                     f"the files differ: {names[0]} has a column `{column}`, but {name} does not. Rewrite them with one "
-                    "schema, or select the columns that all files have with columns=[…]."
+                    "schema, or use columns=[…] to select columns that all files have."
                 )
             here, there = first.field(column).type, schema.field(column).type
             if here != there:

@@ -81,7 +81,7 @@ class Outlook(NamedTuple):
 
     @property
     def rows_unread(self) -> int:
-        """With "drop", the number of rows that no rank reads in an epoch; otherwise, 0.
+        """With the remainder "drop", the number of rows that no rank reads in an epoch. With any other remainder, 0.
 
         These rows are left out so that all ranks take equally many steps.
         """
@@ -91,9 +91,9 @@ class Outlook(NamedTuple):
 
     @property
     def rows_twice(self) -> int:
-        """With "pad", the number of rows that are read a second time in an epoch, to fill the last batches.
+        """With the remainder "pad", the number of rows that are read again in an epoch, to fill the last batches.
 
-        Otherwise, 0.
+        With any other remainder, 0.
         """
         if self.remainder != "pad":
             return 0

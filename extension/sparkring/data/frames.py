@@ -32,9 +32,9 @@ _UNTOLD = re.compile(
     r"UDF|UDAF|UDTF|Pandas|Arrow|Invoke|Reflect|Current(?!Row)|Now$|LocalTimestamp|Uuid|Shuffle$|Subquery$|^Exists$"
     r"|ListQuery|MapPartitions|MapElements|MapGroups|TypedFilter|Script|Stream|LocalRelation|LogicalRDD"
 )
-# Fields of a plan's JSON that may be null, because nothing is lost then: some are optional, and the plan's text has the
-# values of others; `relation` is described by _files(), and `desc` by the child plan. A null in any other field may
-# hide something that determines the rows.
+# Fields of a plan's JSON in which a null hides nothing that determines the rows. Some of these fields are optional, and
+# the values of others are in the plan's text. _files() describes `relation`, and the child plan describes `desc`. A
+# null in any other field may hide something that determines the rows.
 _EMPTY = {
     "evalMode",
     "evalContext",  # in Spark 4.3, in place of evalMode
@@ -80,29 +80,33 @@ def for_arrays(frame: DataFrame) -> DataFrame:
     MLlib's vectors become arrays. Timestamps lose their time zone and are then in the session's time zone, as in
     toPandas(). Otherwise, Spark would write them in UTC.
     """
-    from pyspark.sql import functions
-
-    changed: dict[str, Column] = {}
-    for field in frame.schema.fields:
-        column = functions.col(_quoted(field.name))
-        if type(field.dataType).__name__ == "VectorUDT":
-            from pyspark.ml.functions import vector_to_array
-
-            changed[field.name] = vector_to_array(column)
-        elif _has_times(field.dataType):
-            changed[field.name] = column.cast(_without_zone(field.dataType))
+    changed = {field.name: column for field in frame.schema.fields if (column := for_array(field)) is not None}
     if not changed:
         return frame
+    from pyspark.sql import functions
+
     return frame.select([
-        changed[name].alias(name) if name in changed else functions.col(_quoted(name)) for name in frame.columns
+        changed[name].alias(name) if name in changed else functions.col(quoted(name)) for name in frame.columns
     ])  # fmt: skip
 
 
-def numbered(frame: DataFrame) -> DataFrame:
-    """Return the same rows in columns called c0, c1, …, so that a Parquet file can have them, whatever their names are.
+def for_array(field: StructField) -> Column | None:
+    """Return a column as for_arrays() changes it; None if it stays as it is."""
+    from pyspark.sql import functions
 
-    Timestamps lose their time zone, as in for_arrays(). The other types stay: the schema of the result is needed to
-    read them.
+    column = functions.col(quoted(field.name))
+    if type(field.dataType).__name__ == "VectorUDT":
+        from pyspark.ml.functions import vector_to_array
+
+        return vector_to_array(column)
+    return column.cast(_without_zone(field.dataType)) if _has_times(field.dataType) else None
+
+
+def numbered(frame: DataFrame) -> DataFrame:
+    """Return the same rows in columns called c0, c1, …, because a Parquet file cannot have columns of every name.
+
+    Timestamps lose their time zone, as in for_arrays(). The other types stay as they are, so the schema of the result
+    is needed to read the values.
     """
     from pyspark.sql import functions
 
@@ -315,7 +319,7 @@ def _hashable(field: StructField) -> list[Column]:
     from pyspark.sql import functions
     from pyspark.sql.types import ArrayType, MapType, StructType
 
-    column = functions.col(_quoted(field.name))
+    column = functions.col(quoted(field.name))
     found = [column.isNull()] if field.nullable else []
     kind = field.dataType
     if isinstance(kind, ArrayType) and not isinstance(kind.elementType, (ArrayType, MapType, StructType)):
@@ -326,7 +330,8 @@ def _hashable(field: StructField) -> list[Column]:
     return [column, *found]
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
+    """Return the name of a column as Spark's functions need it, so that a dot in it is a part of the name."""
     return f"`{name.replace('`', '``')}`"
 
 

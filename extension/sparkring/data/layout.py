@@ -49,7 +49,7 @@ class Layout:
         """Find `spec` from some rows.
 
         Raise DataError if the columns of these rows cannot become arrays, or if what the transform returns is not a
-        dict of arrays with as many rows.
+        dict of arrays, each with the same number of rows as `rows`.
         """
         batch = self._columns(rows)
         if self.transform is not None:
@@ -66,10 +66,10 @@ class Layout:
     def arrays(
         self, batches: Iterable[pa.RecordBatch], length: int, order: Array | None, rows: int, where: str
     ) -> tuple[Batch, int]:
-        """Return the first `rows` of the `length` rows in `batches`, and the size of all of them.
+        """Return the first `rows` of the `length` rows in `batches` as arrays, and the size of all `length` rows.
 
-        The rows are put in `order` first; if `order` is None, they stay in the order in which they are stored. They are
-        returned as arrays, not yet transformed. The size is that in Arrow's memory, in bytes.
+        Before the first rows are taken, all rows are put in `order`. If `order` is None, the rows stay in the order in
+        which they are stored. The arrays are not yet transformed. The size is that in Arrow's memory, in bytes.
 
         Each batch is copied to its place in the arrays before the next batch is decoded. At that time, the batch is
         still in the processor's cache, and after the copy, the next batch can reuse its memory.
@@ -143,17 +143,20 @@ class Layout:
                 )
 
 
-def groups_of(columns: Columns | None) -> dict[str, tuple[str, ...]] | None:
-    """Return the columns that each array of a batch combines, by the array's name; None if `columns` is None."""
+def groups_of(columns: Columns | None, option: str = "columns") -> dict[str, tuple[str, ...]] | None:
+    """Return the columns that each array of a batch combines, by the array's name; None if `columns` is None.
+
+    `option` is what the user calls `columns`.
+    """
     if columns is None:
         return None
     if isinstance(columns, str):
-        raise DataError(f"columns={columns!r} is a string: write columns=[{columns!r}].")
+        raise DataError(f"{option}={columns!r} is a string: write {option}=[{columns!r}].")
     if isinstance(columns, Mapping):
         found = {name: (each,) if isinstance(each, str) else tuple(each) for name, each in columns.items()}
         empty = next((name for name, members in found.items() if not members), None)
         if empty is not None:
-            raise DataError(f"columns: `{empty}` has no columns.")
+            raise DataError(f"{option}: `{empty}` has no columns.")
         return found
     return {name: (name,) for name in columns}
 

@@ -59,7 +59,7 @@ class Copy(NamedTuple):
     """A DataFrame's rows as Parquet files, with the DataFrame's `version`.
 
     `reused` is true if the files existed already, and false if they have just been written. `files` has the name and
-    the number of rows of each file, and `facts` is what the Form of the copy has noted.
+    the number of rows of each file, and `facts` is what `note` of the copy's Form has returned.
     """
 
     location: Location
@@ -72,12 +72,13 @@ class Copy(NamedTuple):
 
 
 class Form(NamedTuple):
-    """In which form a copy has the rows: `kind` tells copies of the same DataFrame in different forms apart.
+    """The form in which a copy has the rows.
 
-    `version` computes the version of a DataFrame, and `written` makes the DataFrame that is written. When the files
-    have been written, `note` is called with this DataFrame and the folder, and returns facts to be kept with the copy,
-    as plain values. The fact BESIDE names files that `note` itself has written to the folder. `may_be_empty` is whether
-    there can be a copy without rows. `row_group_bytes` is the size of a row group before compression.
+    `kind` is a text that differs between forms, so that one DataFrame can have a copy in each form. `version` computes
+    the version of a DataFrame, and `written` makes the DataFrame that is written. When the files have been written,
+    `note` is called with this DataFrame and the folder, and returns facts to be kept with the copy, as plain values.
+    The fact BESIDE names files that `note` itself has written to the folder. `may_be_empty` is whether there can be a
+    copy without rows. `row_group_bytes` is the size of a row group before compression.
     """
 
     kind: str
@@ -123,7 +124,7 @@ def in_form(
 ) -> Copy:
     """Return the copy of a DataFrame in this form. If the cache has none yet, write one first, as materialise() does.
 
-    `called` is what messages call the DataFrame. Raises the errors of materialise().
+    `called` is the DataFrame's name in messages. Raises the errors of materialise().
     """
     tell: Say = say or (lambda text: None)
     session = session_of(frame, called)

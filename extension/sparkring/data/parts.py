@@ -3,7 +3,7 @@
 Spark writes the rows to the cache, as for shards(). An item only refers to its rows there, and becomes a
 pandas.DataFrame where it is unpickled, that is, on a rank. So no rows go through the driver.
 
-    partitions      each partition is in one file, or has none if it is empty
+    partitions      each partition is in one file; an empty partition may have no file
     groups          Spark sorts the rows by their keys, so that the rows of a group are neighbours in a file. The folder
                     _groups has the index: for each group its key, its file, its first row and its number of rows.
 """
@@ -35,13 +35,14 @@ if TYPE_CHECKING:
 
 _GROUPS = "_groups"
 _ROW, _FILE, _FIRST, _LAST, _ROWS = "row", "file", "first", "last", "rows"
-# To read a group, whole row groups are decoded, so they are small. A row group of this size takes some 10 ms.
+# To read a group of groupBy(), whole row groups of a file are decoded. So the row groups are small: decoding one row
+# group of this size takes some 10 ms.
 _GROUP_BYTES = 4_000_000
 _IN_PARTITION = (1 << 33) - 1  # the bits of monotonically_increasing_id() that count the rows of a partition
 
 
 class Piece(NamedTuple):
-    """Neighbouring rows of a file: the number of the `first` one, and how many."""
+    """`rows` neighbouring rows of a file. `first` is the number that the first of these rows has in the file."""
 
     file: str
     first: int
@@ -56,7 +57,7 @@ class Stored(NamedTuple):
 
 
 class Part:
-    """Some rows of a DataFrame. Where a Part is unpickled, it is a pandas.DataFrame; to_pandas() reads it here.
+    """Some rows of a DataFrame. Unpickling a Part gives a pandas.DataFrame; to_pandas() reads the rows in this process.
 
     `rows` is the number of rows. `content` identifies the rows: parts with equal rows have the same content in every
     kernel.
@@ -124,10 +125,10 @@ def partitions(df: DataFrame, *, cache: str | os.PathLike[str] | None = None) ->
         %%foreach frame in sparkring.partitions(df.repartition(100)) -n 4
         frame["price"].mean()
 
-    In an item, each of them is a pandas.DataFrame, with the values that df.toPandas() returns. Empty partitions are
+    In an item, each partition is a pandas.DataFrame, with the values that df.toPandas() returns. Empty partitions are
     items, too. The DataFrame is written once to the folder `cache`, as by shards(), and the items read their rows from
-    there: the rows do not go through the driver. In the notebook, a partition is only a reference, which has the number
-    of `rows`; its `to_pandas()` reads them.
+    there: the rows do not go through the driver. In the notebook, a partition is only a reference. Its `rows` is the
+    number of rows, and its `to_pandas()` reads the rows.
 
     Raises DataError if `df` is not a Spark DataFrame, is a stream or cannot be computed, or if the cache cannot be
     used.
@@ -149,9 +150,9 @@ def partitions(df: DataFrame, *, cache: str | os.PathLike[str] | None = None) ->
 
 
 def items_of(found: Any) -> Any:
-    """Return what to iterate over in place of `found`, an object of pyspark: the groups of `df.groupBy("store")`.
+    """Return the items that `found`, an object of pyspark, stands for. `df.groupBy("store")` stands for its groups.
 
-    Raises DataError if the items of this object cannot be found.
+    Raises DataError if `found` does not stand for items.
     """
     roots = {(base.__module__.partition(".")[0], base.__name__) for base in type(found).__mro__}
     if ("pyspark", "DataFrame") in roots:
@@ -250,12 +251,12 @@ def _ids(attributes: Any) -> list[int]:
 
 def _count(written: DataFrame, copy: Location) -> dict[str, Any]:
     """Note the number of partitions, which the files do not tell if the last partitions are empty."""
-    # select() makes a new DataFrame. The same one would not repeat an interrupted shuffle.
+    # select() makes a new DataFrame, because `written` itself would not repeat a shuffle that was interrupted.
     return {"partitions": int(written.select("*").rdd.getNumPartitions())}
 
 
 def _sorted(frame: DataFrame, keys: Sequence[str]) -> DataFrame:
-    """Return the rows with those of each group next to each other, and with their numbers in a new column."""
+    """Return the same rows, with the rows of each group next to each other, and the rows' numbers in a new column."""
     from pyspark.sql import functions
 
     columns = [functions.col(key) for key in keys]
@@ -289,7 +290,7 @@ def _indexed(copy: Copy, stored: Stored, keys: Sequence[str], names: tuple[str, 
     with copy.location.fs.open((copy.location / name).path, "rb") as opened:
         index = pq.read_table(opened)
     values = [_keys(index.column(key)) for key in keys]
-    begins: dict[str, int] = {}  # by file, the number that its first row has in its partition
+    begins: dict[str, int] = {}  # for each file, the number of its first row in the partition
     where = [posixpath.basename(path) for path in index.column(_FILE).to_pylist()]
     firsts, lasts, counts = (index.column(name).to_pylist() for name in (_FIRST, _LAST, _ROWS))
     for file, first in zip(where, firsts, strict=True):
@@ -328,7 +329,7 @@ def _read(stored: Stored, pieces: Sequence[Piece]) -> Any:
 
 
 def _rows(file: Location, piece: Piece, names: Sequence[str]) -> pa.Table:
-    """Read a piece of a file: the row groups that have its rows, and of these, only the rows."""
+    """Return the rows of a piece of a file. Only the row groups that have these rows are read."""
     try:
         with file.fs.open(file.path, "rb") as opened:
             parquet = pq.ParquetFile(opened)

@@ -46,7 +46,7 @@ class Position(NamedTuple):
     """How far the ranks have read: the epoch (from 1), its seed, and the legs of the epoch that they have read.
 
     A position consists of numbers only, so that it can be saved as JSON. JSON turns tuples into lists, and of() accepts
-    them.
+    these lists.
     """
 
     epoch: int = 1
@@ -225,7 +225,7 @@ def shuffled(rows: int, window: int, key: tuple[int, ...], number: int) -> Any:
 
 
 def _after(ranges: Sequence[RowRange], leg: Leg, key: tuple[int, ...]) -> list[RowRange]:
-    """Return the rows of `ranges`, one rank's stretch, that this rank has not read in the leg."""
+    """Return the rows that a rank has not read in the leg. `ranges` is the rank's stretch of the leg."""
     rows = sum(each.rows for each in ranges)
     if leg.rows >= rows:
         return []

@@ -43,7 +43,7 @@ def preview(
 
 
 def can_be_previewed(value: Any) -> bool:
-    """Whether to offer the user to preview a variable with this value.
+    """Whether to offer the user a preview of a variable with this value.
 
     A string may be a path, but strings are not offered, since a notebook has too many of them.
     """

@@ -13,7 +13,8 @@ from sparkring.runtime import report, world
 from sparkring.wire.messages import DataOpened, DataPlanned, DataRead, Piece
 
 TELL_EVERY_S = 0.2
-PIECES, PIECES_OF_ALL = 500, 32_000  # the most pieces of an epoch that one rank reports, and all ranks together
+# The largest number of pieces that one rank reports for an epoch, and that all ranks together report for an epoch.
+PIECES, PIECES_OF_ALL = 500, 32_000
 FILES_NAMED, NAME_CHARACTERS = 100, 80  # how many files a rank names in a report, and how long a name may be
 
 _numbers = itertools.count()

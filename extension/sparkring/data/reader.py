@@ -21,8 +21,8 @@ from sparkring.errors import DataError
 
 Made = TypeVar("Made")
 
-READ_ROWS = 65_536  # how many rows are decoded at a time, at most
-OPEN_FILES = 16  # how many local files are open at a time, at most
+READ_ROWS = 65_536  # the largest number of rows that are decoded at a time
+OPEN_FILES = 16  # the largest number of local files that are open at a time
 LOOK_EVERY_S = 0.2  # how often to check whether the thread that reads is alive
 
 
@@ -78,7 +78,8 @@ class _Files:
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset
         self._open: dict[int, pq.ParquetFile] = {}  # in the order in which they were opened
-        self._most = OPEN_FILES if dataset.local else 1  # one remote file at a time: it keeps read-ahead data in memory
+        # Only one remote file is open at a time, because an open remote file keeps read-ahead data in memory.
+        self._most = OPEN_FILES if dataset.local else 1
 
     def __enter__(self) -> _Files:
         return self
@@ -187,7 +188,8 @@ class Ahead(Generic[Made]):
     def _next(self) -> tuple[Made | None, BaseException | None]:
         while True:
             # The thread is checked before the queue. If it has ended by now, its last item is already in the queue. In
-            # the opposite order, the thread could put its last item and end in between, and the item would be missed.
+            # the opposite order, the thread could put its last item into the queue and end between the two checks. Then
+            # this item would be missed.
             alive = self._thread.is_alive()
             try:
                 return self._items.get(timeout=LOOK_EVERY_S) if alive else self._items.get_nowait()

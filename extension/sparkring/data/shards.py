@@ -104,7 +104,8 @@ def shards(
     columns: the names of the columns to read (default: all), or a dict that describes the arrays of a batch. A key of
         this dict is the name of an array. Its value is the name of a column, or a list of numeric columns, which
         become one array [rows, columns].
-    where: a row filter, "speed > 3 and city == 'Ulm'" (or pyarrow's filters, or an expression).
+    where: a row filter, as in "speed > 3 and city == 'Ulm'". A list in the form of pyarrow's `filters`, or an Arrow
+        expression, is accepted as well.
     transform: a function that is called with each batch (a dict of arrays [rows, …]) and returns the dict of arrays
         to use instead.
     shuffle: read row groups in a new order every epoch, and shuffle rows in a buffer. A number sets the size of this
@@ -224,7 +225,7 @@ class Shards:
 
     @property
     def spec(self) -> dict[str, Spec]:
-        """The columns of a batch: the shape of a row and the dtype of each. They are found from the first rows."""
+        """For each column of a batch, the shape of one row and the dtype. They are found from the first rows."""
         if not self.layout.spec:
             whole = planning.in_order(self.dataset.counts())[0]
             # The first rows of the whole data set, not of this rank's shard, so that all ranks find the same spec.
@@ -248,7 +249,8 @@ class Shards:
         except DataError:
             raise
         except Exception:
-            # The transform has failed here, but it may work on a rank. If it does not, the rank's error shows the line.
+            # The transform has failed here, but it may work on a rank. If it fails there, too, the rank's error shows
+            # the line that failed.
             return
         for call in calls:
             if call.method in ("as_tf", "as_torch") and all(isinstance(name, str) for name in call.arguments):
@@ -279,8 +281,8 @@ class Shards:
     def as_numpy(self, *names: str) -> Iterator[Any]:
         """Yield the batches of one epoch as NumPy arrays.
 
-        Without `names`, a batch is a dict of arrays [rows, …]; with one name, it is this array; with several names, it
-        is a tuple of their arrays.
+        Without `names`, a batch is a dict of arrays [rows, …]; with one name, it is the array of that name; with
+        several names, it is a tuple of their arrays.
         """
         take = self.taking(names)
         return (take(batch) for batch in self.batches())
@@ -456,7 +458,7 @@ class Shards:
     ) -> Iterator[Held]:
         """Cut the chunks of an epoch into batches. A batch counts as read when it is yielded.
 
-        `chunks` yields each chunk with the seconds that were waited for it.
+        `chunks` yields pairs of a chunk and the number of seconds spent waiting for this chunk.
         """
         epoch, steps = self.start.epoch, len(self)
         told = self._begin()

@@ -67,7 +67,10 @@ def _is_plain(kind: DataType) -> bool:
 
 
 def _without_zones(found: Any) -> list[Any]:
-    """Return the columns of a batch or table, with times as local times, without a zone, of the session's time zone."""
+    """Return the columns of a batch or table. Times that have a zone are converted to local times without a zone.
+
+    The local times are those of the session's time zone.
+    """
     import pyarrow
     import pyarrow.compute
 

@@ -42,7 +42,10 @@ def converter(kind: DataType, *, nullable: bool = True, timezone: str = "UTC", s
 
 
 def time_dtype(kind: DataType) -> Any:
-    """Return the dtype that times and intervals have in toPandas(): nanoseconds before pandas 3, then microseconds."""
+    """Return the dtype that times and intervals have in toPandas().
+
+    Its unit is nanoseconds before pandas 3, and microseconds from pandas 3 on.
+    """
     from pyspark.sql.pandas.types import _to_corrected_pandas_type
 
     return _to_corrected_pandas_type(kind)

@@ -94,7 +94,8 @@ def _several_at_a_time(data: Shards, take: Any, batch: dict[str, Any]) -> Any:
     def batches() -> Iterator[Any]:
         """Yield pairs (ends, arrays), where the arrays hold several batches, stacked along a new first axis.
 
-        `ends` has one number for each of these batches: the number of the epoch if the batch is its last, else 0.
+        `ends` has one number for each of these batches. For the last batch of an epoch, it is the number of the epoch;
+        for all other batches, it is 0.
         """
         epoch, left = data.epoch, data.steps
         for arrays in data.chunks():

@@ -28,7 +28,7 @@ def refused(name: str, kind: pa.DataType, *, nulls: bool, floats: bool) -> DataE
 def check_values(name: str, array: Any) -> None:
     """Raise DataError if an array of strings, dates or times has nulls.
 
-    refused() cannot find them all in advance: with a filter, only the rows themselves show whether nulls remain.
+    refused() cannot find all nulls in advance: with a filter, only the rows themselves show whether nulls remain.
     """
     if array.dtype.kind == "O" and any(value is None for value in array.flat):
         raise DataError(f"column `{name}` has nulls, which no tensor can hold: {_filling(name, repr(''))}.")

@@ -54,7 +54,10 @@ def compile_where(where: Where, schema: pa.Schema) -> tuple[pc.Expression | None
 
 
 def nearest(name: str, names: Sequence[str]) -> str:
-    """Return a hint to end a message that the column `name` does not exist: a similar name in `names`, or all names."""
+    """Return a hint for the end of an error message which says that the column `name` does not exist.
+
+    The hint is a similar name in `names` or, if there is none, all names.
+    """
     close = difflib.get_close_matches(name, names, 1, 0.6)
     if close:
         return f"did you mean `{close[0]}`?"

@@ -1,8 +1,8 @@
 """The key-value store through which Gloo's ranks find each other: PUT, GET and DELETE of /scope/key.
 
-Horovod's client cannot authenticate itself, so the store is restricted: it listens only on the interface
-in use and only as long as the gang exists, answers only the hosts of authenticated members, accepts only
-Horovod's scopes, and limits keys, values and their number. It never interprets a value.
+Horovod's client cannot authenticate itself, so the store is restricted: it listens only on the interface in use and
+only as long as the gang exists, answers only the hosts of authenticated members, accepts only Horovod's scopes, and
+limits the length of a key, the size of a value and the number of keys. It never interprets a value.
 """
 
 from __future__ import annotations

@@ -91,8 +91,8 @@ def find_scripts(
     """Return the scripts that a cell runs with `%run`.
 
     If such a script is itself a notebook or an .ipy file, the scripts that it runs with `%run` are included.
-    `bound` are the names that each item of the cell gives values to, and `values` are the values of one item. Without
-    them, scripts whose path depends on the item are left out.
+    If the cell runs for each of several items, `bound` are the names whose values differ from item to item, and
+    `values` are their values for one item. If `values` is None, scripts whose path depends on the item are left out.
     """
     scripts: dict[str, Script] = {}
     namespace = {**shell.user_ns, **(values or {})}

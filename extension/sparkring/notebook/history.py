@@ -109,7 +109,7 @@ def _runs(shell: Any, line: str) -> None:
 
 
 def _rows(most: int) -> Iterator[tuple[str, ...]]:
-    """Yield a row for the table of `%runs` for each of the newest saved runs, `most` runs at most."""
+    """Yield the rows of the table of `%runs`: one for each of the newest saved runs, but at most `most` rows."""
     from sparkring.engine import background
     from sparkring.history import describe, reading, run_store
 

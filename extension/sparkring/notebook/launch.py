@@ -180,10 +180,11 @@ def parse(magic: str, line: str, default_np: int = Options.np) -> Options:
 
 
 def _barrier_np(np: int | None, data: str, default_np: int) -> int | None:
-    """Return the `np` of %%barrier. Raise OptionsError if %%barrier cannot run with it.
+    """Return the number of ranks of %%barrier. Raise OptionsError if %%barrier cannot run with it.
 
-    If -n is given, `np` is the number that -n gives. Without -n, it is 0 if there is a DataFrame, which means one rank
-    for each partition; otherwise, it is None, which means the default.
+    `np` is the number that -n gives, and None without -n. With -n, this number is returned. Without -n, 0 is returned
+    if there is a DataFrame, which means one rank for each partition; otherwise, None is returned, which means the
+    default.
     """
     if np is not None and np < 1:
         raise OptionsError(

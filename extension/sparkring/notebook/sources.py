@@ -24,7 +24,7 @@ def suggest_sources(current: str, fits: Callable[[Any], bool], *, folders_only: 
     """Return the words that begin with `current`: names of the notebook's variables, then files and folders.
 
     A variable is offered only if `fits(value)` is true. With `folders_only`, files are not offered. If `current` is
-    empty, no paths are offered, and no variables whose names begin with an underscore.
+    empty, no paths are offered, and variables whose names begin with an underscore are not offered either.
     """
     shell = get_ipython()
     variables = {} if shell is None else shell.user_ns

@@ -40,9 +40,10 @@ class Interrupts:
 
     @contextlib.contextmanager
     def let_through(self) -> Iterator[None]:
-        """Have interrupts raise KeyboardInterrupt in this block, as they did before. It is for code of the user.
+        """Let interrupts raise KeyboardInterrupt in this block, as they did before. The block runs code of the user.
 
-        More exactly, the signal handler from before the block of Interrupts handles them.
+        More exactly, in this block, interrupts are handled by the signal handler that was set before the block of
+        Interrupts.
         """
         if self._before is None:
             yield

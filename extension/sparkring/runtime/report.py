@@ -15,8 +15,8 @@ from sparkring.wire.messages import Metrics, Told, UserMessage
 
 MESSAGE_CHARACTERS = 4_000  # longer messages are cut off, as the documentation of HorovodRunner says
 DISPLAYS_KEPT, DISPLAY_BYTES = 30, 3_000_000  # the limits on the displays of one rank in one run: number and total size
-DISPLAY_TEXT_CHARACTERS = 4_000  # a display's text is cut off after these; the log has the whole text
-VALUE_CHARACTERS = 200  # the repr of a value is cut off after these
+DISPLAY_TEXT_CHARACTERS = 4_000  # a display's text is cut off after this many characters; the log has the whole text
+VALUE_CHARACTERS = 200  # the repr of a value is cut off after this many characters
 
 Tell = Callable[[Told], None]
 _tell: Tell | None = None

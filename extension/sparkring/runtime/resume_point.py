@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 class Here(NamedTuple):
     """This attempt's directory of checkpoints, and the checkpoint that it continues from.
 
-    `directory` is as the user wrote it. `stamp` is when the attempt began (ms since 1970, on the driver's clock). It
-    becomes part of the names of the attempt's checkpoints, so that of two checkpoints from different attempts, the one
-    with the larger stamp is newer.
+    `directory` is as the user wrote it. `stamp` is when the attempt began (ms since 1970, on the driver's clock). The
+    stamp becomes part of the names of the attempt's checkpoints. So the names of two checkpoints from different
+    attempts show which checkpoint is newer, namely the one with the larger stamp.
     `resume` is the name of the checkpoint that all ranks continue from, '' for none; `commit` is the content of this
     checkpoint's commit.json, if the driver could read it. `there` has the names of all checkpoints that the driver has
     seen in the directory. `lineage` is an id that all checkpoints of one training share, from the training's first

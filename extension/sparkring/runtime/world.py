@@ -45,7 +45,7 @@ def place_ranks(nodes: Sequence[str], gpus: Sequence[Sequence[str]] = (), *, by_
     Ranks on one node are neighbours, as under mpirun: nodes are numbered in the order in which they
     first appear, and members keep their order within a node. `cross_rank` counts the nodes that
     have a rank with the same `local_rank`, as Horovod's cross communicator does.
-    If `by_node` is false, member i is rank i, whichever node it runs on; all else is as before.
+    If `by_node` is false, member i is rank i, whichever node it runs on; everything else is the same.
     """
     members_of: dict[str, list[int]] = {}
     for member, node in enumerate(nodes):
@@ -75,7 +75,7 @@ def share_gpus(addresses: Sequence[str], ranks: int, each: int) -> list[tuple[st
 
 
 def gpu_environments(worlds: Sequence[World]) -> dict[str, dict[str, str]]:
-    """Return the environment variables that tell CUDA which GPUs the ranks of each node see, by the node's name.
+    """Return, for the name of each node, the environment variables that tell CUDA which GPUs the node's ranks see.
 
     Each rank sees the GPUs of all ranks on its node, so that NCCL can copy between GPUs. The GPUs are listed in the
     order of local ranks. So if each rank has one GPU, the GPU's number in the list is the rank's local rank, as code

@@ -38,9 +38,9 @@ FIRST_TENSORFLOW_WITH_KERAS_3 = Version("2.16")
 # The names under which variants of the TensorFlow package are published.
 TENSORFLOW_NAMES = ("tensorflow", "tensorflow-cpu", "tensorflow-macos", "tensorflow-rocm", "tensorflow-aarch64")
 OLDEST_CMAKE, FIRST_REFUSED_CMAKE = Version("3.13"), Version("4")
-# The first version that makes wheels without the package called wheel.
+# The first setuptools that can build a wheel when the package named `wheel` is not installed.
 FIRST_SETUPTOOLS_WITH_WHEEL = Version("70.1")
-# The first version without pkg_resources.packaging, which PyTorch 2.1's build support imports.
+# The first setuptools without pkg_resources.packaging, which PyTorch 2.1's build support imports.
 FIRST_SETUPTOOLS_WITHOUT_PACKAGING = Version("70")
 
 
@@ -141,7 +141,7 @@ def _cxx_standard(tensorflow: str | None, torch: str | None) -> int:
 
 
 def _torchs_build_support() -> str:
-    """The source of torch.utils.cpp_extension; '' if PyTorch has none."""
+    """The source of torch.utils.cpp_extension; '' if PyTorch has no such file."""
     file = Path(str(metadata.distribution("torch").locate_file("torch/utils/cpp_extension.py")))
     return file.read_text(encoding="utf-8") if file.is_file() else ""
 
@@ -268,7 +268,7 @@ def build_environment(target: Target, cmake: Path) -> dict[str, str]:
     """Return the build's environment variables.
 
     They are the user's variables and Horovod's build options. Variables with which the user could change the wheel are
-    left out, because the wheel's key does not depend on them: builds with other values would find the same wheel.
+    left out. They are not part of the wheel's key, so builds with different values of them would share one wheel.
     """
     dropped = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL"}
     env = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_") and name not in dropped}
@@ -351,8 +351,8 @@ def install(wheel: Path, target: Target, progress: Progress) -> str:
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
     if not _is_installed(wheel):
         progress.step("Installing the wheel")
-        # First the wheel, then its dependencies. A single call would either skip the wheel, if a Horovod of the same
-        # version is installed, or reinstall everything.
+        # Install the wheel first, and then its dependencies. A single call would either skip the wheel, if a Horovod of
+        # the same version is installed, or reinstall everything.
         for options in (["--force-reinstall", "--no-deps"], []):
             answer = subprocess.run([*pip, *options, str(wheel)], capture_output=True, text=True, check=False)
             if answer.returncode:

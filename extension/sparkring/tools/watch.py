@@ -67,7 +67,7 @@ def _left(seconds: float) -> str:
 
 
 class Estimate(Protocol):
-    """Estimates how much of a command's time has passed, from its output."""
+    """Estimates, from the output of a command, how much of the command's time has passed."""
 
     def read(self, fresh: str, passed_s: float) -> float | None:
         """Return the share of the command's time that has passed, from 0 to 1; None if it is unknown.
@@ -112,8 +112,7 @@ def watch(
                     progress.tick(share)
         finally:
             if process.poll() is None:
-                # The whole process group is ended: if only the command were ended, the compilers, which are its
-                # children, would run on.
+                # The whole process group is ended, so that the compilers, which are children of the command, end, too.
                 os.killpg(process.pid, signal.SIGTERM)
                 process.wait()
 

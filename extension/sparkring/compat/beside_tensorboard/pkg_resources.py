@@ -1,4 +1,4 @@
-"""Replaces the two functions of pkg_resources that TensorBoard calls, because setuptools 82 and later lack it."""
+"""Has the two functions of pkg_resources that TensorBoard calls, because setuptools 82 and later lack that module."""
 
 from __future__ import annotations
 

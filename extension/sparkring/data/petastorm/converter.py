@@ -163,7 +163,7 @@ def _cache_url(path: Path) -> str:
 
 
 def _claim(cache_dir_url: str) -> None:
-    """Write the file _OWNER to the folder, which names this process as the folder's owner. Errors are ignored."""
+    """Write the file _OWNER to the folder, to name this process as the folder's owner. Errors are ignored."""
     with contextlib.suppress(Exception):  # each of fsspec's packages has its own errors
         folder = locate(cache_dir_url)
         folder.fs.pipe_file((folder / _OWNER).path, json.dumps(owners.me()).encode())

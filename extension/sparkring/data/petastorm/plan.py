@@ -67,7 +67,7 @@ def plan_reader(
     shard_one: bool = False,
     every_change: bool = False,
 ) -> Plan:
-    """Check all that can be checked of a call of Petastorm's `function` before a worker starts, and return the Plan.
+    """Check a call of Petastorm's `function`, as far as possible before a worker starts, and return the Plan.
 
     `arguments` and `given` are the positional and the keyword arguments of the call. `name` is the data's name in
     messages. With `shard_one`, the shard is set even if there is only one rank. `every_change` is passed to

@@ -47,7 +47,8 @@ def open_source(options: dict[str, Any], name: str = "") -> Source:
     """Read the footers of the files that `options` name, through the file system that Petastorm will use.
 
     `options` are the arguments of Petastorm's function, as bound() returns them; the first is the URL or the URLs.
-    Messages call the data `name`, by default its URL. Raise DataError if the data cannot be read or has no rows.
+    `name` is the data's name in messages; the default is its URL. Raise DataError if the data cannot be read or has
+    no rows.
     """
     from petastorm.errors import NoDataAvailableError
     from petastorm.etl import dataset_metadata

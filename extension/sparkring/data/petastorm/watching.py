@@ -22,7 +22,8 @@ from sparkring.wire.messages import Piece
 if TYPE_CHECKING:
     from petastorm.reader import Reader
 
-# When a worker has died, other workers' results may still arrive, so the reader reads on for a while before it raises.
+# When a worker has died, other workers' results may still arrive. So the reader reads on for this time before it raises
+# an error.
 _DEAD_AND_SILENT_S = 0.3  # if no result is arriving
 _DEAD_S = 1.5  # if results are still arriving
 _ROWS_AT_ONCE = 32  # counting each row by itself would add a fifth to Petastorm's time

@@ -21,7 +21,9 @@ Batch = dict[str, Array]
 
 
 def batches(source: Any, batch_size: int, called: str) -> Generator[Batch, None, None]:
-    """Yield batches of `batch_size` rows (fewer in the last). Their arrays hold little-endian numbers or strings.
+    """Yield batches of `batch_size` rows; the last batch may have fewer rows.
+
+    The arrays of the batches hold little-endian numbers or strings.
 
     source: Shards, a pandas DataFrame, a dict of arrays [rows, …], or an iterable of such dicts. Raises DataError
     if the arrays do not fit together or contain something that a file cannot hold. `called` is the name of the data in
@@ -62,7 +64,7 @@ def batches(source: Any, batch_size: int, called: str) -> Generator[Batch, None,
 
 
 def columns_of(batch: Batch) -> tuple[Column, ...]:
-    """Return the name, the dtype and the shape of a row of each array of a batch."""
+    """Return the columns of a batch: for each array, its name, its dtype and the shape of one of its rows."""
     return tuple(
         Column(name, STRING if array.dtype.kind in "OUS" else array.dtype.name, tuple(array.shape[1:]))
         for name, array in batch.items()
@@ -94,7 +96,7 @@ def _chunks(source: Any, called: str) -> Generator[Batch, None, None]:
 def _array(values: Any, what: str) -> Array:
     """Return a column's values as a little-endian array of numbers, or as an array of strings.
 
-    Raise DataError for other values. `what` is the name of the column in its message.
+    Raise DataError for other values. `what` is the name of the column in the error's message.
     """
     if isinstance(values, np.ma.MaskedArray) and values.mask.any():
         raise DataError(f"{what} has masked values: fill them first.")

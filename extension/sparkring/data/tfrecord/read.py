@@ -131,9 +131,9 @@ class Records:
     def as_tf(self, *names: str) -> Any:
         """Return a tf.data.Dataset of batches with static shapes.
 
-        Without `names`, a batch is a dict of tensors; with one name, it is this tensor; with several names, it is a
-        tuple of their tensors. Each pass over the Dataset is an epoch; with `shuffle`, each epoch has a new order.
-        TensorFlow is told not to divide the Dataset among ranks, since the Dataset already is this rank's share.
+        Without `names`, a batch is a dict of tensors; with one name, it is the tensor of that name; with several names,
+        it is a tuple of their tensors. Each pass over the Dataset is an epoch; with `shuffle`, each epoch has a new
+        order. TensorFlow is told not to divide the Dataset among ranks, since the Dataset already is this rank's share.
         """
         tf = tensorflow()
         schema, reading = self.schema, self._reading

@@ -77,9 +77,10 @@ class Reading:
         return Route(pieces, lambda file: self._files[file].name, window=window)
 
     def counted(self, before: Any, batch: Any) -> tuple[Any, Any]:
-        """Count one more batch after the `before` batches so far. Return the new number and the batch itself.
+        """Count one more batch. Return the new number of batches and the batch itself.
 
-        The number is reported once in `_every` batches, and after the last batch.
+        `before` is the number of batches counted so far. The new number is reported once in `_every` batches, and after
+        the last batch.
         """
         tf = tensorflow()
         steps = before + 1

@@ -33,7 +33,8 @@ class Column(NamedTuple):
 class RecordFile(NamedTuple):
     """One file. `name` is its path in the folder.
 
-    Each of its records has the `batch_size` rows of the schema; only the last record of all files may have fewer.
+    Each record has as many rows as the schema's `batch_size` says. Only the last record of the last file may have
+    fewer rows.
     """
 
     name: str
@@ -111,9 +112,9 @@ def share_out(schema: Schema, rank: int, size: int, remainder: Remainder = "drop
 
 
 def _run_of(full: Sequence[int], start: int, stop: int) -> list[Part]:
-    """Return the parts with the records `start` to `stop` (not included), if all files are read one after another.
+    """Return the parts that contain the records from `start` up to, but not including, `stop`.
 
-    `full` has the number of records of each file.
+    The records are numbered from 0, through all files in order. `full` has the number of records of each file.
     """
     parts, before = [], 0
     for file, count in enumerate(full):
