@@ -1,6 +1,6 @@
 """The events of a run: every kind of thing that can happen in it. Applying them one by one yields a RunRecord.
 
-Most reports of members and ranks are kept as they are: these events are the messages of `wire/messages.py`. The other
+Most reports of members and ranks are kept as they are: these events are the messages of `wire/messages/`. The other
 events are defined here. `time` is in Unix seconds on the driver's clock, taken when the driver heard of the event.
 """
 

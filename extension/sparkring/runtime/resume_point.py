@@ -1,7 +1,7 @@
 """What the driver tells the ranks about checkpoints in a run with --checkpoint-dir.
 
 Members import this module at start-up, so `from __future__ import annotations` would make them start more slowly. The
-docstring of wire/messages.py says why.
+docstring of wire/messages says why.
 """
 
 from collections.abc import Sequence

@@ -6,7 +6,7 @@
       ── HMAC(secret, "driver", M, D) ────▶
       ◀──────────── frames, both ways ─────────▶
 
-A frame carries one of the messages in messages.py. It is a length-prefixed JSON header (the message's `kind` and
+A frame carries one of the messages in messages/. It is a length-prefixed JSON header (the message's `kind` and
 fields, and the parts' `sizes`) and a binary body in parts:
 
     header size  u32 │ body size  u64 │ header (JSON, UTF-8) │ body

@@ -1,0 +1,170 @@
+"""Why a run failed, and why it was not restarted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from sparkring.history.describe.progress import outcome
+from sparkring.history.describe.run import code_line, whole_log
+from sparkring.history.describe.text import first_line, plain_lines, rank_list, rank_numbers
+from sparkring.history.events import CodeFrame, Failure, SourceLine
+from sparkring.history.lines import is_noise
+from sparkring.history.record import LogLine, RankRecord, RunRecord, as_shown
+from sparkring.history.stacks import CELL_NAME, EARLIER_CELL, cell_line
+
+LAST_LINES = 20
+CONTEXT_LINES = 2
+_FOLLOWERS_NAMED = 3  # how many different secondary failures are named; the others become "…"
+
+
+def explain_failure(record: RunRecord) -> str:
+    """What ended the run: rank, host, the line of the cell, advice, the rank's last lines, and secondary failures."""
+    if record.failed_rank is None or record.failure is None:
+        return outcome(record)
+    rank, failure = record.ranks[record.failed_rank], record.failure
+    where = f" on {rank.host}" if rank.host else ""
+    parts = [f"rank {rank.rank}{where} failed: {failure.summary}", _in_the_cell(record, rank, failure)]
+    if failure.advice:
+        parts.append(failure.advice)
+    parts += [_followers(record), _last_lines(rank, failure)]
+    where = whole_log(record, rank.rank)
+    if where:
+        parts.append(f"Whole log: {where}")
+    return plain_lines("\n\n".join(part for part in parts if part))
+
+
+def failed_line(record: RunRecord) -> int:
+    """The line of the cell that was being run when it failed; 0 if that is not known."""
+    if record.failed_rank is None or record.failure is None:
+        return 0
+    numbers = [frame.line for frame in record.failure.frames if frame.filename == CELL_NAME]
+    return numbers[-1] if numbers else _line_of_crash(record.ranks[record.failed_rank])
+
+
+def _in_the_cell(record: RunRecord, rank: RankRecord, failure: Failure) -> str:
+    """Quote the innermost line that was running in the cell, or in a script that the cell runs, with its callers."""
+    in_cell = [frame for frame in failure.frames if frame.in_cell or frame.source]
+    if not in_cell:
+        line = _line_of_crash(rank)
+        if not line:
+            return _place(failure.frames[-1]) if failure.frames else ""
+        in_cell = [CodeFrame(CELL_NAME, line, "", in_cell=True)]
+    frame = in_cell[-1]
+    shown = [f"{_place(frame)}:", *_source(record, frame)]
+    if failure.frames and failure.frames[-1] is not frame:
+        shown.append(f"  raised in {_place(failure.frames[-1])}")
+    for caller in reversed(in_cell[:-1][-5:]):
+        text = _line_text(record, caller).strip()
+        shown.append(f"  called from {_place(caller)}" + (f": {text}" if text else ""))
+    return "\n".join(shown)
+
+
+def _place(frame: CodeFrame) -> str:
+    function = f", in {frame.function}" if frame.function not in ("", "<module>") else ""
+    if frame.filename == CELL_NAME:
+        return f"cell line {frame.line}{function}"
+    if frame.in_cell:
+        # Frames of earlier cells have the name EARLIER_CELL. Other frames may be of the cell that calls run().
+        which = "an earlier" if frame.filename == EARLIER_CELL else "a notebook"
+        return f"line {frame.line} of {which} cell{function}"
+    return f"{'/'.join(frame.filename.rsplit('/', 3)[-3:])}:{frame.line}{function}"
+
+
+def _source(record: RunRecord, frame: CodeFrame) -> list[str]:
+    lines = frame.source
+    if not lines and frame.filename == CELL_NAME:
+        code = record.code.splitlines()
+        near = range(max(1, frame.line - CONTEXT_LINES), min(len(code), frame.line + CONTEXT_LINES) + 1)
+        lines = tuple(SourceLine(line, code[line - 1]) for line in near)
+    width = max((len(str(line.number)) for line in lines), default=1)
+    return [
+        f"{'→' if line.number == frame.line else ' '} {line.number:>{width}}  {line.text}".rstrip() for line in lines
+    ]
+
+
+def _line_text(record: RunRecord, frame: CodeFrame) -> str:
+    # Prefer the text of the cell itself to the text that comes from the rank, because on ranks, IPython has replaced
+    # the cell's `%` and `!` lines by Python.
+    if frame.filename == CELL_NAME and (text := code_line(record, frame.line)):
+        return text
+    return next((line.text for line in frame.source if line.number == frame.line), "")
+
+
+def _line_of_crash(rank: RankRecord) -> int:
+    """The line of the cell in the stack that Python printed on stderr when it crashed; 0 if there is no such line."""
+    texts = [line.text for line in rank.tail if line.stream == "stderr"]
+    begin = max((at for at, text in enumerate(texts) if text.startswith("Fatal Python error")), default=len(texts))
+    return cell_line("\n".join(texts[begin:]))
+
+
+def _followers(record: RunRecord) -> str:
+    """One line about the ranks that failed in addition to the one that ended the run; '' if there are none."""
+    by_summary: dict[str, list[int]] = {}
+    for rank in record.ranks:
+        if rank.failure is not None and rank.rank != record.failed_rank:
+            by_summary.setdefault(first_line(rank.failure.summary, 100), []).append(rank.rank)
+    if not by_summary:
+        return ""
+    kinds = sorted(by_summary.items(), key=lambda kind: -len(kind[1]))
+    if len(kinds) == 1:
+        return f"{rank_list(kinds[0][1])} then failed too: {kinds[0][0]}"
+    every = [rank for ranks in by_summary.values() for rank in ranks]
+    named = "; ".join(f"{summary} ({rank_numbers(ranks)})" for summary, ranks in kinds[:_FOLLOWERS_NAMED])
+    return f"{rank_list(every)} then failed too: {named}{'; …' if len(kinds) > _FOLLOWERS_NAMED else ''}"
+
+
+def _last_lines(rank: RankRecord, failure: Failure) -> str:
+    lines = [line for line in without_traceback(rank.lines_with_partial(), failure) if not is_noise(line)]
+    if not any(line.text.strip() for line in lines):
+        return ""
+    last = [f"  {line.text}".rstrip() for line in lines[-LAST_LINES:]]
+    return "\n".join([f"Last lines of rank {rank.rank}:", *last])
+
+
+def without_traceback(lines: Sequence[LogLine], failure: Failure) -> list[LogLine]:
+    """Return `lines` without those in which the rank printed the traceback of `failure`."""
+    wanted = [as_shown(line.encode("utf-8", "backslashreplace")) for line in failure.traceback.splitlines()]
+    at = [index for index, line in enumerate(lines) if line.stream == "stderr"]
+    # Compare from the end of the traceback: its beginning may no longer be in the tail, and other lines may follow it.
+    for end in range(len(at) - 1, -1, -1):
+        if wanted and lines[at[end]].text == wanted[-1]:
+            length = 0
+            while length < min(len(wanted), end + 1) and lines[at[end - length]].text == wanted[-1 - length]:
+                length += 1
+            dropped = set(at[end - length + 1 : end + 1])
+            return [line for index, line in enumerate(lines) if index not in dropped]
+    return list(lines)
+
+
+class NoRestart(NamedTuple):
+    """Why a failed run was not restarted. It made `attempts` attempts; `max_restarts` + 1 were allowed.
+
+    `error` is the class of the exception that another attempt would raise again. `size` is the number of ranks.
+    """
+
+    why: Literal["not asked for", "used up", "twice the same", "code", "before the first step"]
+    attempts: int = 1
+    max_restarts: int = 0
+    error: str = ""
+    size: int = 0
+
+
+def no_restart(found: NoRestart) -> str:
+    """Why a run was not restarted, in one sentence; '' if no restart was requested."""
+    match found.why:
+        case "not asked for":
+            return ""
+        case "used up":
+            limit = f"--max-restarts {found.max_restarts}"
+            return f"This was attempt {found.attempts}: all restarts are used up ({limit})."
+        case "twice the same":
+            return (
+                "The run failed twice in the same way, and saved no checkpoint in between: another restart would not "
+                "help."
+            )
+        case "code":
+            return f"The run was not restarted: another attempt would raise the same {found.error.rpartition('.')[2]}."
+        case "before the first step":
+            who = "all ranks failed in the same way" if found.size > 1 else "the rank failed"
+            return f"The run was not restarted: {who} before the first step."

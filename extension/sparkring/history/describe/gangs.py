@@ -1,0 +1,63 @@
+"""What the engine says about ranks, gangs and the values that are sent to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from sparkring.history.describe.text import rank_count, rank_list, size
+from sparkring.history.events import Failure
+
+
+def waiting_for_ranks(joined: int, size: int, reason: str) -> str:
+    """What a slow start waits for. `reason` says why the start is slow; it is '' if that is not known."""
+    return f"waiting for ranks to start: {joined} of {size} have connected" + (reason and f" ({reason})")
+
+
+def waiting_for_imports(ranks: Sequence[int]) -> str:
+    """What the end of a cell on a warm gang waits for, and how the user can end it at once."""
+    return f"waiting for {rank_list(ranks)} to finish importing a package; interrupt again to end the gang instead"
+
+
+def interrupted(running: int, left: str, *, warm: bool) -> str:
+    """How an interrupt ended a run: `2 ranks ended`. `left` is a sentence about what is left of a warm gang."""
+    ended = f"{rank_count(running)} {'stopped' if warm else 'ended'}" if running else "before the ranks were up"
+    return f"{ended}. {left}" if left else ended
+
+
+def gang_kept(*, released: bool) -> str:
+    """Say that a warm gang stays up after a run. `released`: whether its ranks' collectives were ended."""
+    kept = "The gang stays up: its ranks keep the variables of the cells."
+    if released:
+        kept += " The collectives in which ranks waited were ended, so call hvd.init() or init_process_group() again."
+    return kept
+
+
+def gang_gone(dead: Sequence[int], stuck: Sequence[int]) -> str:
+    """Say that a warm gang was closed because ranks died or did not respond, and what that means."""
+    if dead:
+        why = f"{rank_list(dead)} died"
+    else:
+        why = f"{rank_list(stuck)} did not respond" if stuck else "it could not continue"
+    return f"The gang has ended, and the variables of its cells are lost ({why}). The next cell starts a new one."
+
+
+def deaths(failures: Mapping[int, Failure]) -> str:
+    """Which ranks of a warm gang have died, and of what."""
+    by_summary: dict[str, list[int]] = {}
+    for rank, failure in failures.items():
+        said = failure.summary + (f" ({failure.advice})" if failure.cause == "lost" and failure.advice else "")
+        by_summary.setdefault(said, []).append(rank)
+    return "; ".join(f"{rank_list(ranks)}: {said}" for said, ranks in by_summary.items())
+
+
+def large_value(name: str, size_bytes: int) -> str:
+    """A notice about a value that is sent to every rank."""
+    return f"`{name}` ({size(size_bytes)}) is sent to every rank; if possible, load or create large data on the ranks"
+
+
+def unread_change(name: str) -> str:
+    """A notice about a value that the cell of each item changes, but does not read."""
+    return (
+        f"`{name}` is changed in the items' processes, and not in the notebook: end the cell with the value that you "
+        "want back"
+    )

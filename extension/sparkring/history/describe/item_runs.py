@@ -1,0 +1,157 @@
+"""A run of items, or a search: how far it is, and why items failed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sparkring.history.describe.run import code_line, elapsed_s, whole_log
+from sparkring.history.describe.text import (
+    CODE_CHARACTERS,
+    METRICS_NAMED,
+    counted,
+    dotted,
+    duration,
+    first_line,
+    number,
+    plain_lines,
+    rank_numbers,
+)
+from sparkring.history.events import Failure
+from sparkring.history.item_records import ItemRecord
+from sparkring.history.lines import plain
+from sparkring.history.record import RunRecord
+from sparkring.history.stacks import CELL_NAME
+
+_FAILURES_NAMED, _ITEMS_NAMED = 8, 10  # how many causes are named when items fail, and how many items of each cause
+
+
+def items(record: RunRecord, *, over: bool = False) -> str:
+    """How many items are done: `137 of 300 items · 2 failed`; after the run, `298 of 300 items finished · 2 failed`."""
+    found = record.items
+    if found is None:
+        return ""
+    over = over or record.outcome is not None
+    number = found.finished if over else found.done
+    whole = found.done + found.stopped if over and found.total is None else found.total
+    words = counted(number, "item") if whole in (None, number) else f"{number:,} of {counted(whole or 0, 'item')}"
+    failed = f"{found.failed:,} failed" if found.failed else ""
+    pruned = f"{found.pruned:,} pruned" if found.pruned else ""
+    kept = f"{found.kept:,} kept from before" if found.kept else ""
+    return dotted(f"{words} finished" if over else words, failed, pruned, kept, best_trial(record))
+
+
+def best_trial(record: RunRecord) -> str:
+    """The best trial of a search so far: `best val_loss 0.031 (item 17)`; '' if there is none."""
+    search = None if record.items is None else record.items.search
+    if search is None or search.best is None:
+        return ""
+    item, value = search.best
+    return f"best {plain(search.metric)} {number(value)} (item {item:,})"
+
+
+def importance(record: RunRecord) -> str:
+    """How much the parameters of a search matter: `importance: lr 72 %, width 20 %`; '' if that is not known."""
+    search = None if record.items is None else record.items.search
+    if search is None or not search.importance:
+        return ""
+    ranked = sorted(search.importance.items(), key=lambda found: -found[1])[:METRICS_NAMED]
+    return f"importance: {', '.join(f'{plain(name)} {100 * share:.0f} %' for name, share in ranked)}"
+
+
+def items_progress(record: RunRecord, now: float) -> str:
+    """The progress of a run of items that has not ended: `137 of 300 items · 2 failed · 20 at once · 3.4 items/s`.
+
+    If some of the 20 still wait until they can start, the text ends with `2 of 20 at once`.
+    """
+    found = record.items
+    if found is None:
+        return ""
+    left = found.at_once if found.total is None else min(found.total - found.done, found.at_once)
+    waits = found.up is not None and found.up < left and not record.outcome
+    number = f"{found.up:,} of {left:,}" if waits else f"{left:,}"
+    running = f"{number} at once" if left == found.at_once else f"{number} running"
+    return dotted(items(record), running, items_rate(record, now))
+
+
+def items_rate(record: RunRecord, now: float) -> str:
+    """How many items have ended in a second, a minute or an hour: `3.4 items/s`; '' if none has run yet."""
+    ran, seconds = (record.items.ran if record.items else 0), elapsed_s(record, now)
+    if not ran or not seconds:
+        return ""
+    units = (("s", 1), ("min", 60), ("h", 3600))
+    unit, unit_s = next((each for each in units if ran * each[1] >= seconds), units[-1])
+    rate = ran * unit_s / seconds
+    return f"{rate:.1f} items/{unit}" if rate < 9.95 else f"{rate:,.0f} items/{unit}"
+
+
+def items_left(record: RunRecord, now: float) -> str:
+    """How long the items that are left will take: `4 min left`; '' if that is not known.
+
+    This assumes that they take as long as the items that have run so far.
+    """
+    found = record.items
+    if found is None or found.total is None or not found.ran:
+        return ""
+    left = found.total - found.done
+    return f"{duration(max(1, round(elapsed_s(record, now) / found.ran * left)))} left" if left else ""
+
+
+def explain_items(record: RunRecord) -> str:
+    """Say how many items failed, and why. Items with the same error on the same line are listed together."""
+    assert record.items is not None
+    failed = [each for each in record.items.known if each.state == "failed"]
+    groups: dict[tuple[str, str, str], list[ItemRecord]] = {}
+    for each in failed:
+        assert each.failure is not None
+        kind = each.failure.error or each.failure.signal or each.failure.summary
+        groups.setdefault((each.failure.cause, kind, _failed_at(record, each.failure)), []).append(each)
+    found = record.items
+    others = f"{found.finished + found.kept:,} finished" + "".join(
+        f", {count:,} {state}" for count, state in ((found.pruned, "pruned"), (found.stopped, "stopped")) if count
+    )
+    parts = [f"{found.failed:,} of {counted(found.done + found.stopped, 'item')} failed ({others}):"]
+    ranked = sorted(groups.values(), key=lambda group: -len(group))
+    parts += [_alike(record, group) for group in ranked[:_FAILURES_NAMED]]
+    rest = sum(map(len, ranked[_FAILURES_NAMED:]))
+    parts += [f"  {rest:,} × other causes"] if rest else []
+    parts.append("All results are in sparkring.last_result: .values, .errors, .table.")
+    where = whole_log(record)
+    return plain_lines("\n".join([*parts, *([f"Whole log: {where}"] if where else [])]))
+
+
+def item_failure(record: RunRecord, failure: Failure) -> str:
+    """Say where an item failed, and what to do about it, in a line each; '' if neither is known."""
+    return plain_lines("\n".join(filter(None, [_failed_at(record, failure), failure.advice])))
+
+
+def _alike(record: RunRecord, group: Sequence[ItemRecord]) -> str:
+    """Say which items failed in the same way, and give the error of the first of them."""
+    failure = group[0].failure
+    assert failure is not None
+    place = _failed_at(record, failure)
+    numbers = sorted(each.item for each in group)
+    which = (
+        f"item {numbers[0]} ({group[0].name})" if len(group) == 1 else f"items {rank_numbers(numbers[:_ITEMS_NAMED])}"
+    )
+    more = f" and {len(group) - _ITEMS_NAMED:,} more" if len(group) > _ITEMS_NAMED else ""
+    advice = f"\n    {failure.advice}" if failure.advice else ""
+    return f"  {len(group):,} × {first_line(failure.summary)}{f' ({place})' if place else ''}: {which}{more}{advice}"
+
+
+def _failed_at(record: RunRecord, failure: Failure) -> str:
+    """Return the line of the cell, or of the script or notebook that the cell runs: ``cell line 3: `1 / 0` ``."""
+    frames = failure.frames
+    found = next((number for number in reversed(range(len(frames))) if frames[number].filename == CELL_NAME), None)
+    if found is None:
+        return ""
+    frame, inner = frames[found], frames[found + 1 : found + 2]
+    if not inner or inner[0].function != "<module>":
+        code = code_line(record, frame.line)
+        where = f"cell line {frame.line}"
+    else:
+        path = inner[0].filename.partition(".ipynb cell ")[0]
+        frame = next(each for each in reversed(frames) if each.filename.partition(".ipynb cell ")[0] == path)
+        code = next((line.text for line in frame.source if line.number == frame.line), "")
+        where = f"{frame.filename.rpartition('/')[2]} line {frame.line}"
+    code = first_line(code.strip(), CODE_CHARACTERS)
+    return f"{where}: `{code}`" if code else where

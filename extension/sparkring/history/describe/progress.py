@@ -1,0 +1,99 @@
+"""How far a run is, and how it ended."""
+
+from __future__ import annotations
+
+from sparkring.history import metrics
+from sparkring.history.describe.item_runs import items, items_rate
+from sparkring.history.describe.run import elapsed_s, ranks, states
+from sparkring.history.describe.text import (
+    METRICS_NAMED,
+    counted,
+    dotted,
+    duration,
+    first_line,
+    number,
+    rank_count,
+    rank_numbers,
+)
+from sparkring.history.lines import folded, is_noise, plain, visible
+from sparkring.history.metrics import Progress
+from sparkring.history.record import RunRecord
+
+_SHORT_LINES, _SHORT_CHARACTERS = 10, 200
+
+
+def took(record: RunRecord, now: float) -> str:
+    """How long the run took, or has taken so far, and whether it ended before its ranks were up.
+
+    After a run of items, this includes how many items ended in a second: `42 s · 7.1 items/s`.
+    """
+    if not record.ended:
+        return duration(int(elapsed_s(record, now)))
+    began = record.running_since or len(record.attempts) > 1
+    return dotted(
+        duration(elapsed_s(record, now)) + ("" if began else ", before the ranks were up"), items_rate(record, now)
+    )
+
+
+def outcome(record: RunRecord) -> str:
+    """The state or the outcome in one line: `2 ranks finished`, `rank 1 failed: ValueError: bad shape`."""
+    if record.items is not None and record.outcome in (None, "finished"):
+        return items(record)
+    if record.outcome is None:
+        if all(rank.state == "starting" for rank in record.taking_part):
+            whole = rank_count(record.size)
+            return f"{record.joined} of {whole} {'has' if record.size == 1 else 'have'} connected"
+        return ", ".join(f"{count} {state}" for state, count in states(record).items())
+    if record.outcome == "finished":
+        return f"{ranks(record)} finished"
+    if record.failed_rank is not None and record.failure is not None:
+        return f"rank {record.failed_rank} failed: {first_line(record.failure.summary)}"
+    if not record.message:
+        return record.outcome
+    return f"{record.outcome}: {first_line(record.message)}"
+
+
+def closing(record: RunRecord, now: float) -> str:
+    """How a run ended, how long it took, the last step that was saved and the last metrics, in one line."""
+    took = duration(elapsed_s(record, now) if record.ended else int(elapsed_s(record, now)))
+    if len(record.attempts) > 1:
+        took += f" after {counted(len(record.attempts) - 1, 'restart')}"
+    words = [f"{outcome(record)} in {took}"] if record.outcome == "finished" else [outcome(record), took]
+    saved = [each.saved for each in record.checkpoints if each.state == "committed" and each.saved.kind == "sparkring"]
+    words += [f"last saved step {saved[-1].step:,}"] if saved and record.items is None else []
+    words += filter(None, [items_rate(record, now)])
+    words += [f"{name} {number(value.mean)}" for name, value in list(metrics.last(record).items())[:METRICS_NAMED]]
+    return plain(" · ".join(words))
+
+
+def short(record: RunRecord, now: float) -> str:
+    """A run in a few lines of plain text: its state, and the last lines of its ranks."""
+    return f"sparkring: {closing(record, now)}\n{last_lines(record)}".rstrip("\n")
+
+
+def last_lines(record: RunRecord) -> str:
+    """The last lines of the ranks, equal ones folded, as plain text."""
+    seen = [line for line in visible(record.recent, record.logs) if not is_noise(line)]
+    return "\n".join(
+        f"[{rank_numbers(shared.ranks)}] {plain(shared.line.text)}"[:_SHORT_CHARACTERS]
+        for shared in folded(seen)[-_SHORT_LINES:]
+    )
+
+
+def progress_words(found: Progress, *, running: bool = True) -> str:
+    """The progress of the slowest rank: `1 of 2 ranks finished · epoch 2 of 3 · step 45 of 118 · 34 % · 12 s left`."""
+    words = []
+    if 0 < found.finished < found.size:
+        words.append(f"{found.finished:,} of {rank_count(found.size)} finished")
+    for what, at, total in (("epoch", found.epoch, found.epochs), ("step", found.step, found.steps)):
+        if at is not None:
+            words.append(f"{what} {at:,}" + (f" of {total:,}" if total and total >= at else ""))
+    if found.fraction is not None:
+        words.append(f"{100 * found.fraction:.0f} %")
+    words += [left_words(found)] if left_words(found) and running else []
+    return ("" if running else "progress: ") + " · ".join(words)
+
+
+def left_words(found: Progress) -> str:
+    """`12 s left`; '' if that is not known."""
+    return "" if found.left_s is None else f"{duration(max(1, round(found.left_s)))} left"

@@ -1,0 +1,97 @@
+"""Where and when a run takes place, which states its ranks are in, and where its logs are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from sparkring.history.describe.text import counted, rank_count, rank_list, size
+from sparkring.history.events import GpuUsed
+from sparkring.history.record import RunRecord
+
+_RANKS_CHARACTERS = 40
+QUICK_S = 1.0
+
+
+def states(record: RunRecord) -> dict[str, int]:
+    """The number of ranks in each state. The states are in the order in which a rank goes through them."""
+    found = Counter(rank.state for rank in record.taking_part)
+    return {state: found[state] for state in ("starting", "running", "finished", "failed", "stopped") if found[state]}
+
+
+def ranks(record: RunRecord) -> str:
+    """The ranks that the cell runs on: `4 ranks`, `ranks 0, 2 of 4`, or `22 of 64 ranks` if the list would be long."""
+    if not record.part:
+        return rank_count(record.size)
+    named = rank_list(record.part)
+    if len(named) > _RANKS_CHARACTERS:
+        return f"{len(record.part):,} of {rank_count(record.size)}"
+    return f"{named} of {record.size:,}"
+
+
+def facts(record: RunRecord) -> list[str]:
+    """How many ranks there are, where they run, with which framework, and whether the gang is warm."""
+    if record.items is not None:
+        each = f"on {rank_count(record.items.ranks_each)} each" if record.items.ranks_each > 1 else ""
+        place = "Spark" if record.where == "spark" else "this machine"
+        return [
+            *filter(None, [f"{record.items.at_once:,} at once on {place}", each]),
+            *([record.framework] if each else []),
+        ]
+    hosts = len({rank.host for rank in record.taking_part if rank.host})
+    place = f"{ranks(record)} on {'Spark' if record.where == 'spark' else 'this machine'}"
+    found = [place + (f" ({counted(hosts, 'host')})" if hosts > 1 else ""), record.framework]
+    return [*filter(None, found), *(["warm gang"] if record.warm else [])]
+
+
+def quick(record: RunRecord) -> bool:
+    """Whether a warm run finished quickly and reported nothing, so that its ranks' output is all there is to show."""
+    took = record.ended - record.started
+    told = record.metrics or record.checkpoints or any(rank.readings for rank in record.ranks)
+    return record.warm and record.outcome == "finished" and took < QUICK_S and not told
+
+
+def elapsed_s(record: RunRecord, now: float) -> float:
+    """How long the run took, or has taken so far."""
+    return max(0.0, (record.ended or now) - record.started) if record.started else 0.0
+
+
+def last_known(record: RunRecord) -> float:
+    """The time of the last event of the run, in Unix seconds."""
+    return record.ended or max([record.started, *(rank.last_heard for rank in record.ranks)])
+
+
+def gpu_words(used: Sequence[GpuUsed]) -> str:
+    """How much several GPUs are used, as far as is known: `2 GPUs 87 %, 24.6 GB of 302 GB`; '' if there are none."""
+    if not used:
+        return ""
+    busy = [gpu.busy_percent for gpu in used if gpu.busy_percent is not None]
+    words = [counted(len(used), "GPU") + (f" {sum(busy) / len(busy):.0f} %" if busy else "")]
+    memory = [(gpu.used_bytes, gpu.total_bytes) for gpu in used if gpu.used_bytes is not None and gpu.total_bytes]
+    if memory:
+        words.append(f"{size(sum(part for part, _ in memory))} of {size(sum(whole for _, whole in memory))}")
+    return ", ".join(words)
+
+
+def log_path(record: RunRecord, rank: int | None = None) -> str:
+    """The path of the whole log of `rank`. If `rank` is None, this is a pattern for the paths of all ranks' logs."""
+    name = "rank-N.log" if rank is None else f"rank-{rank}.log"
+    return f"{record.log_folder}/{name}" if record.log_folder else ""
+
+
+def whole_log(record: RunRecord, rank: int | None = None) -> str:
+    """How an error names the whole log: as a %logs line in a notebook, else as the path of the file.
+
+    A notebook gets no path because JupyterLab turns a path in an error into a link that opens the debugger.
+    """
+    from sparkring.runtime.kernel import in_notebook
+
+    if not record.log_folder or not in_notebook():
+        return log_path(record, rank)
+    return f"%logs {record.run_id}" + ("" if rank is None else f" --rank {rank}")
+
+
+def code_line(record: RunRecord, line: int) -> str:
+    """The text of line `line` of the cell. The magic is on line 1."""
+    code = record.code.splitlines()
+    return code[line - 1].strip() if 0 < line <= len(code) else ""

@@ -1,0 +1,125 @@
+"""Numbers, names and lists in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from sparkring.history.lines import plain
+
+METRICS_NAMED = 6  # how many metrics, or parameters, a sentence names
+CODE_CHARACTERS = 100  # the length to which a line of code is cut if a sentence quotes it
+
+
+def duration(seconds: float) -> str:
+    """A span of time as people say it: 40 ms, 3.2 s (3 s if `seconds` is an int), 3 min 12 s, 2 h 05 min."""
+    if seconds < 0.0995 and isinstance(seconds, float):
+        return f"{max(1, round(seconds * 1000))} ms"
+    if seconds < 9.95 and isinstance(seconds, float):
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def ago(seconds: float) -> str:
+    """How long ago: `just now`, `12 s ago`, `3 min ago`, `5 h ago`, `12 days ago`."""
+    if seconds < 1:
+        return "just now"
+    if seconds < 60:
+        return f"{int(seconds)} s ago"
+    if seconds < 3600:
+        return f"{int(seconds / 60)} min ago"
+    if seconds < 48 * 3600:
+        return f"{int(seconds / 3600)} h ago"
+    return f"{int(seconds / 86400):,} days ago"
+
+
+def size(size_bytes: float | None) -> str:
+    """A number of bytes in decimal units, with three digits: 999 B, 1.20 kB, 34.5 MB; nothing for None."""
+    if size_bytes is None:
+        return ""
+    if size_bytes < 1000:
+        return f"{size_bytes:.0f} B"
+    for unit in ("kB", "MB", "GB", "TB"):
+        size_bytes /= 1000
+        if size_bytes < 999.5 or unit == "TB":
+            break
+    digits = 2 if size_bytes < 9.995 else 1 if size_bytes < 99.95 else 0
+    return f"{size_bytes:.{digits}f} {unit}"
+
+
+def number(value: float) -> str:
+    """A metric's value with at most four significant digits."""
+    if value == 0 or 1e-4 <= abs(value) < 1e6:
+        return f"{value:.4g}" if abs(value) < 1e4 else f"{value:.0f}"
+    return f"{value:.3g}"
+
+
+def numbers(values: Sequence[float]) -> Callable[[float], str]:
+    """Return a function that writes a column's numbers: with four decimals if that suits all, else as number() does."""
+    plain_ones = all(value == 0 or 1e-3 <= abs(value) < 100 for value in values)
+    if plain_ones and not all(value == int(value) for value in values):
+        return lambda value: f"{value:.4f}"
+    return number
+
+
+def dotted(*parts: str) -> str:
+    """`a · b`: the parts that are not empty."""
+    return " · ".join(filter(None, parts))
+
+
+def rank_list(ranks: Iterable[int]) -> str:
+    """`rank 2`, or `ranks 0–3, 7`."""
+    found = sorted(set(ranks))
+    return f"{'rank' if len(found) == 1 else 'ranks'} {rank_numbers(found)}"
+
+
+def rank_numbers(ranks: Iterable[int]) -> str:
+    """`0–3, 7`: three or more consecutive numbers are written as a range."""
+    spans: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if spans and spans[-1][-1] == rank - 1:
+            spans[-1].append(rank)
+        else:
+            spans.append([rank])
+    parts = []
+    for span in spans:
+        parts += [f"{span[0]}–{span[-1]}"] if len(span) > 2 else [str(rank) for rank in span]
+    return ", ".join(parts)
+
+
+def rank_count(count: int) -> str:
+    """`1 rank`, `2 ranks`."""
+    return counted(count, "rank")
+
+
+def counted(count: int, what: str) -> str:
+    """`1 line`, `4,812 lines`."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def span(values: Sequence[float], write: Callable[[Any], str]) -> str:
+    """The range of some values: `3–5`, or `3` if both ends are written the same."""
+    low, high = write(min(values)), write(max(values))
+    return low if low == high else f"{low}–{high}"
+
+
+def named(names: Sequence[str], most: int, characters: int = 40) -> str:
+    """`a, b and 3 more`: the first `most` of these names, each cut to `characters`."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(first_line(name, characters) for name in names[:most]) + more
+
+
+def first_line(text: str, most: int = 300) -> str:
+    """The first line of `text` as plain() shows it, cut to `most` characters."""
+    line = plain(text.strip().partition("\n")[0])
+    return line if len(line) <= most else line[: most - 1] + "…"
+
+
+def plain_lines(told: str) -> str:
+    """Each line of `told` as plain() shows it."""
+    return "\n".join(plain(line) for line in told.split("\n"))

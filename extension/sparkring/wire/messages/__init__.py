@@ -1,0 +1,86 @@
+"""Every message between driver, member and rank, and how it is encoded as the header and the parts of a frame.
+
+    driver  ── Stop, Interrupt, TakeStack, RecordTimeline ─────────────▶ member
+    driver  ── EnterWorld, Work, Run, Release, EndItem, Leave ─ passed on ─▶ rank
+    member  ── SetEnvironment ─────────────────────────────────────────▶ rank
+    member  ── Hello, Output, GpuUsed, Beat, GivenBack, Exited, … ─────▶ driver
+    rank    ── Done, Failed, Metrics, DataRead, … ───── passed on ─────▶ driver
+
+To add a message, write its class in one of the modules here, import it below, and name it in a union of `kinds.py`. Its
+annotations define how it is encoded and decoded: a field of type `bytes` is one part of the frame's body, a field of
+type `Buffers` is all of the body's parts, and other fields go into the header as JSON. `decode` refuses whatever the
+annotations do not allow.
+
+Members import this package at start-up, so it uses light parts of the standard library only. For the same reason the
+messages are NamedTuples: importing `dataclasses` would take longer than everything else here. And there is no
+`from __future__ import annotations`: it makes annotations strings, and typing would have to compile each of them.
+"""
+
+from sparkring.wire.messages.encoding import MalformedMessage as MalformedMessage
+from sparkring.wire.messages.encoding import decode as decode
+from sparkring.wire.messages.encoding import encode as encode
+from sparkring.wire.messages.fields import Buffer as Buffer
+from sparkring.wire.messages.fields import Buffers as Buffers
+from sparkring.wire.messages.fields import CheckpointKind as CheckpointKind
+from sparkring.wire.messages.fields import Count as Count
+from sparkring.wire.messages.fields import DataKind as DataKind
+from sparkring.wire.messages.fields import DisplayType as DisplayType
+from sparkring.wire.messages.fields import FailureCause as FailureCause
+from sparkring.wire.messages.fields import PathKind as PathKind
+from sparkring.wire.messages.fields import Port as Port
+from sparkring.wire.messages.fields import SignalNumber as SignalNumber
+from sparkring.wire.messages.fields import Stream as Stream
+from sparkring.wire.messages.kinds import KINDS as KINDS
+from sparkring.wire.messages.kinds import Kept as Kept
+from sparkring.wire.messages.kinds import MemberOrder as MemberOrder
+from sparkring.wire.messages.kinds import MemberReport as MemberReport
+from sparkring.wire.messages.kinds import Message as Message
+from sparkring.wire.messages.kinds import RankOrder as RankOrder
+from sparkring.wire.messages.kinds import RankReport as RankReport
+from sparkring.wire.messages.kinds import Report as Report
+from sparkring.wire.messages.kinds import Told as Told
+from sparkring.wire.messages.member_reports import Beat as Beat
+from sparkring.wire.messages.member_reports import Exited as Exited
+from sparkring.wire.messages.member_reports import GivenBack as GivenBack
+from sparkring.wire.messages.member_reports import GpuUsed as GpuUsed
+from sparkring.wire.messages.member_reports import Hello as Hello
+from sparkring.wire.messages.member_reports import Output as Output
+from sparkring.wire.messages.member_reports import Stack as Stack
+from sparkring.wire.messages.member_reports import TimelinePart as TimelinePart
+from sparkring.wire.messages.orders import EndItem as EndItem
+from sparkring.wire.messages.orders import EnterWorld as EnterWorld
+from sparkring.wire.messages.orders import Handler as Handler
+from sparkring.wire.messages.orders import Interrupt as Interrupt
+from sparkring.wire.messages.orders import Leave as Leave
+from sparkring.wire.messages.orders import Logger as Logger
+from sparkring.wire.messages.orders import NotebookState as NotebookState
+from sparkring.wire.messages.orders import RecordTimeline as RecordTimeline
+from sparkring.wire.messages.orders import Release as Release
+from sparkring.wire.messages.orders import Run as Run
+from sparkring.wire.messages.orders import Script as Script
+from sparkring.wire.messages.orders import SetEnvironment as SetEnvironment
+from sparkring.wire.messages.orders import Stop as Stop
+from sparkring.wire.messages.orders import TakeStack as TakeStack
+from sparkring.wire.messages.orders import Work as Work
+from sparkring.wire.messages.rank_reports import CodeFrame as CodeFrame
+from sparkring.wire.messages.rank_reports import CollectivesEnded as CollectivesEnded
+from sparkring.wire.messages.rank_reports import Done as Done
+from sparkring.wire.messages.rank_reports import Failed as Failed
+from sparkring.wire.messages.rank_reports import Failure as Failure
+from sparkring.wire.messages.rank_reports import Importing as Importing
+from sparkring.wire.messages.rank_reports import PackedValue as PackedValue
+from sparkring.wire.messages.rank_reports import RankNews as RankNews
+from sparkring.wire.messages.rank_reports import SourceLine as SourceLine
+from sparkring.wire.messages.run_reports import CheckpointDamaged as CheckpointDamaged
+from sparkring.wire.messages.run_reports import CheckpointFailed as CheckpointFailed
+from sparkring.wire.messages.run_reports import CheckpointRemoved as CheckpointRemoved
+from sparkring.wire.messages.run_reports import CheckpointRestored as CheckpointRestored
+from sparkring.wire.messages.run_reports import CheckpointSaved as CheckpointSaved
+from sparkring.wire.messages.run_reports import DataOpened as DataOpened
+from sparkring.wire.messages.run_reports import DataPlanned as DataPlanned
+from sparkring.wire.messages.run_reports import DataRead as DataRead
+from sparkring.wire.messages.run_reports import Displayed as Displayed
+from sparkring.wire.messages.run_reports import ItemMeasured as ItemMeasured
+from sparkring.wire.messages.run_reports import Metrics as Metrics
+from sparkring.wire.messages.run_reports import Piece as Piece
+from sparkring.wire.messages.run_reports import UserMessage as UserMessage

@@ -1,0 +1,144 @@
+"""Encodes a message as the header and the parts of a frame, and decodes it."""
+
+import types
+from collections.abc import Callable, Container, Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+from sparkring.wire.messages.fields import Buffer, Buffers
+from sparkring.wire.messages.kinds import Kept, Message
+from sparkring.wire.messages.orders import Run, Work
+from sparkring.wire.messages.rank_reports import Done
+
+
+class MalformedMessage(ValueError):
+    """A frame that is not one of the messages below."""
+
+
+def encode(message: Message) -> tuple[dict[str, Any], list[Buffer]]:
+    """Return the fields of the message's header, as JSON values, and the parts of its body."""
+    plan = _plan(type(message))
+    parts: list[Buffer] = []
+    for name in plan.binary:
+        found = getattr(message, name)
+        parts += found if isinstance(found, tuple) else [found]
+    return {name: getattr(message, name) for name in plan.converters}, parts
+
+
+def decode(kind: type[Message], fields: dict[str, Any], parts: Sequence[Buffer]) -> Message:
+    """Return the message. Raise MalformedMessage if the fields and parts are not those of a message of this kind."""
+    plan = _plan(kind)
+    if fields.keys() != plan.converters.keys():
+        wrong = ", ".join(sorted(fields.keys() ^ plan.converters.keys()))
+        raise MalformedMessage(f"{kind.__name__}: fields that are missing or unknown: {wrong}")
+    found: dict[str, Any] = {}
+    for name, convert in plan.converters.items():
+        try:
+            found[name] = convert(fields[name])
+        except (ValueError, OverflowError) as error:
+            raise MalformedMessage(f"{kind.__name__}.{name}: {error}") from None
+    if len(parts) != len(plan.binary) and not any(plan.binary.values()):
+        raise MalformedMessage(f"{kind.__name__}: {len(parts)} parts instead of {len(plan.binary)}")
+    for name, several in plan.binary.items():
+        found[name] = tuple(parts) if several else bytes(parts[0])
+    message = kind(**found)
+    problem = message.problem() if isinstance(message, Work | Run | Done) else ""
+    if problem:
+        raise MalformedMessage(f"{kind.__name__}: {problem}")
+    return message
+
+
+Converter = Callable[[Any], Any]
+
+
+class _Plan(NamedTuple):
+    """How a kind of message is encoded and decoded.
+
+    `converters` has a function for each field in the header. `binary` has the other fields, which are in the body: the
+    value is True for a field of type `Buffers`, and False for a field of type `bytes`.
+    """
+
+    converters: dict[str, Converter]
+    binary: dict[str, bool]
+
+
+_plans: dict[Any, _Plan] = {}  # for the kinds of messages that this process has sent or received
+
+
+def _plan(kind: Any) -> _Plan:
+    if kind not in _plans:
+        hints = get_type_hints(kind, include_extras=True)
+        if kind in get_args(Kept):
+            del hints["time"], hints["rank"]
+        binary = {name: hint == Buffers for name, hint in hints.items() if hint in (bytes, Buffers)}
+        converters = {name: _converter(hint) for name, hint in hints.items() if name not in binary}
+        _plans[kind] = _Plan(converters, binary)
+    return _plans[kind]
+
+
+def _converter(hint: Any) -> Converter:
+    """Return a function that turns a value from JSON into a value of type `hint`, or raises ValueError."""
+    if hint is Any:
+        return lambda value: value
+    if hint is float:
+        return _float
+    if isinstance(hint, type) and hasattr(hint, "_fields"):
+        return _each(list(_plan(hint).converters.values()), hint.__name__, lambda items: hint(*items))
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _checked(int, f"int from {arguments[1].start} to {arguments[1].stop - 1}", within=arguments[1])
+    if origin is Literal:
+        return _checked(str, f"one of {', '.join(map(repr, arguments))}", within=arguments)
+    if origin in (Union, types.UnionType):
+        (inner,) = (_converter(each) for each in arguments if each is not types.NoneType)
+        return lambda value: None if value is None else inner(value)
+    if origin is tuple and arguments[-1] is not Ellipsis:
+        return _each([_converter(each) for each in arguments], f"list of {len(arguments)}", tuple)
+    if origin in (tuple, Sequence):
+        kind, convert_item = tuple if origin is tuple else list, _converter(arguments[0])
+        return _checked(list, "list", lambda items: kind(map(convert_item, items)))
+    if origin in (dict, Mapping):
+        convert_value = _converter(arguments[1])
+        return _checked(dict, "object", lambda found: {key: convert_value(item) for key, item in found.items()})
+    return _checked(hint, hint.__name__)
+
+
+def _float(value: Any) -> float:
+    if type(value) not in (float, int):
+        raise _wrong(value, "float")
+    return float(value)
+
+
+def _checked(
+    kind: type[Any], expected: str, make: Converter | None = None, within: Container[Any] | None = None
+) -> Converter:
+    """Return a converter that calls `make` with the value, or keeps the value if there is no `make`.
+
+    It raises ValueError if the value is not of type `kind`, or not in `within`.
+    """
+
+    def convert(value: Any) -> Any:
+        if type(value) is not kind or (within is not None and value not in within):
+            raise _wrong(value, expected)
+        return value if make is None else make(value)
+
+    return convert
+
+
+def _each(converters: Sequence[Converter], expected: str, make: Converter) -> Converter:
+    """Return a converter for lists, with a function from `converters` for each item.
+
+    The converter calls `make` with the list of converted items. It raises ValueError if the value is not a list, or if
+    the list does not have as many items as there are `converters`.
+    """
+
+    def convert(value: Any) -> Any:
+        if type(value) is not list or len(value) != len(converters):
+            raise _wrong(value, expected)
+        return make([convert(item) for convert, item in zip(converters, value, strict=True)])
+
+    return convert
+
+
+def _wrong(value: Any, expected: str) -> ValueError:
+    text = repr(value)
+    return ValueError(f"expected {expected}, not {text if len(text) < 60 else f'{text[:59]}…'}")

@@ -1,0 +1,98 @@
+"""What a member sends to the driver.
+
+Messages with `time` and `rank` are kept in the run's record. These two fields are not sent: the driver sets them.
+"""
+
+from typing import NamedTuple
+
+from sparkring.wire.messages.fields import Count, Port, SignalNumber, Stream
+
+
+class Hello(NamedTuple):
+    """The first message: which member this is, where it runs, and the process of its rank.
+
+    `interface` is the network interface that has `address`, and `port` is a port that is free on `address`. `gpus` are
+    the addresses of the GPUs that only this rank uses. `packages` are the versions of the packages in the rank's
+    Python, by module. `packages` is None if the rank uses the notebook's own Python.
+    """
+
+    member: Count
+    pid: Count
+    host: str
+    address: str
+    interface: str
+    port: Port
+    python: str
+    gpus: tuple[str, ...]
+    packages: dict[str, str] | None
+
+
+class Beat(NamedTuple):
+    """The member is alive."""
+
+
+class Output(NamedTuple):
+    """Bytes that the rank wrote: whole lines, or a part of a line if the end of the line does not come soon."""
+
+    stream: Stream
+    data: bytes
+    time: float = 0.0
+    rank: int = 0
+
+
+class GpuUsed(NamedTuple):
+    """How much all processes together use one of the rank's GPUs. It is sent when one of the numbers changes.
+
+    A number is None if NVML does not give it.
+    """
+
+    address: str
+    name: str
+    used_bytes: Count | None
+    total_bytes: Count | None
+    busy_percent: int | None
+    time: float = 0.0
+    rank: int = 0
+
+    def __str__(self) -> str:
+        memory = "" if self.total_bytes is None else f", {self.total_bytes / 1e9:.0f} GB"
+        return f"{self.address} ({self.name}{memory})"
+
+
+class Stack(NamedTuple):
+    """What the rank is doing: the `state` of its process, and its stack as `text`, '' if the stack is not known."""
+
+    state: str
+    text: str
+
+
+class GivenBack(NamedTuple):
+    """The requests that waited at the member, so many, will not run on its rank: other ranks can run them sooner.
+
+    They are given back if the request before them takes long, fails or is interrupted.
+    """
+
+    requests: Count
+
+
+class TimelinePart(NamedTuple):
+    """A piece of the timeline that Horovod has written on a rank. The pieces together are one zlib stream.
+
+    `last` ends the stream. `cut` is the number of bytes that were left out because the file is too large. `data`
+    goes into the run's folder, not into its record.
+    """
+
+    data: bytes
+    last: bool = False
+    cut: Count = 0
+    time: float = 0.0
+    rank: int = 0
+
+
+class Exited(NamedTuple):
+    """The last message: the rank's process has ended, with an exit code or by a signal."""
+
+    code: int | None
+    signal: SignalNumber | None
+    out_of_memory: bool
+    peak_memory_bytes: Count

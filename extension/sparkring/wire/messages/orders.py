@@ -1,0 +1,178 @@
+"""What a driver sends to a member, or to its rank, and what a member sends to its rank."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal, NamedTuple
+
+from sparkring.runtime.resume_point import Here
+from sparkring.runtime.world import World
+from sparkring.wire.messages.fields import Buffers, PathKind, SignalNumber, Stream
+
+
+class Stop(NamedTuple):
+    """Send the signal to the rank's process group; after `grace_s` seconds, kill the processes that still run."""
+
+    signal: SignalNumber
+    grace_s: float
+
+
+class Interrupt(NamedTuple):
+    """Send SIGINT to the rank's process group."""
+
+
+class TakeStack(NamedTuple):
+    """Answer with a Stack: what the rank is doing now."""
+
+
+class RecordTimeline(NamedTuple):
+    """Choose a file for the rank's timeline, and set `variable` in the rank's environment to the file's path.
+
+    If `wanted`, send the file's contents to the driver when the rank has ended.
+    """
+
+    variable: str
+    wanted: bool
+
+
+class EnterWorld(NamedTuple):
+    """All ranks are up. This gives the rank its place among them, its `address`, and variables for its environment."""
+
+    world: World
+    address: str
+    environment: dict[str, str]
+
+
+class Handler(NamedTuple):
+    """A logging handler that writes to `stream`; `format` holds the arguments of its Formatter, if it has one."""
+
+    stream: Stream
+    level: int
+    format: tuple[str | None, str | None, Literal["%", "{", "$"]] | None
+
+
+class Logger(NamedTuple):
+    """The settings of a logger. `handlers` is None if the module that owns the logger sets it up on import."""
+
+    level: int
+    propagate: bool
+    handlers: Sequence[Handler] | None
+
+
+class NotebookState(NamedTuple):
+    """Settings of the notebook's process, which ranks apply to themselves.
+
+    prefix, folder, path: sys.prefix, the working directory, and sys.path with the kind of each entry.
+    environment: the variables that have changed since the process started; None for a deleted one.
+    loggers: the settings of loggers, by name; the root logger's name is ''.
+    logging_disabled: the level up to which logging is disabled.
+    """
+
+    prefix: str = ""
+    folder: str = ""
+    path: Sequence[tuple[str, PathKind]] = ()
+    environment: Mapping[str, str | None] = {}
+    loggers: Mapping[str, Logger] = {}
+    logging_disabled: int = 0
+
+
+class Script(NamedTuple):
+    """A script that a rank runs, and how to run it.
+
+    line: the text after %run, by which the rank finds the script.
+    written: the path as the user wrote it, or the name of a module.
+    path: the absolute path, '' for a module.
+    parts: the code, as pairs: the file name that tracebacks show, and the source. A notebook has a pair for each cell.
+    arguments: the script's own arguments, which follow the script in `line`.
+    module: the module to run, for -m. The rank finds its code, so `parts` is empty.
+    name: the value of `__name__`.
+    inside: whether to run the script in the cell's own namespace.
+    any_exit: whether every sys.exit() counts as a success.
+    patterns: whether to expand `*`, `?` and `[…]` in the arguments.
+    """
+
+    line: str
+    written: str
+    path: str
+    parts: tuple[tuple[str, str], ...]
+    arguments: str = ""
+    module: str = ""
+    name: str = "__main__"
+    inside: bool = False
+    any_exit: bool = False
+    patterns: bool = True
+
+    @property
+    def title(self) -> str:
+        return f"-m {self.module}" if self.module else self.written
+
+    @property
+    def source(self) -> str:
+        """All of the script's code; if the script is a notebook, the code of its cells, one below the other."""
+        return "\n".join(source for _, source in self.parts)
+
+
+class Work(NamedTuple):
+    """What the rank is to run for each item: a cell's `source`, or a function of one argument, packed in `parts`.
+
+    It is sent once, before the first item. The fields have the same meanings as in Run. The Run of an item has only
+    what differs from item to item.
+    """
+
+    what: Literal["cell", "call"]
+    source: str = ""
+    autolog: bool = True
+    environment: Mapping[str, str] = {}
+    notebook: NotebookState = NotebookState()
+    scripts: tuple[Script, ...] = ()
+    parts: Buffers = ()
+
+    def problem(self) -> str:
+        return "" if self.parts else "there is no payload"
+
+
+class Run(NamedTuple):
+    """Run a cell's `source`, or a call, with the values that are packed in `parts`: the payload, then its buffers.
+
+    If `what` is "item", the rank runs the Work that was sent before. Then `parts` has the item's values, and `seed` is
+    the seed of the item's random numbers. With `measure`, the rank sends an ItemMeasured when the item has finished.
+
+    A Run that comes while the rank runs another one waits at the member.
+
+    pull: names whose values to send back afterwards.
+    barrier: whether to give the cell the context and the rows of the rank's Spark task.
+    environment: variables to set; `defaults` are set unless the rank has them already.
+    """
+
+    what: Literal["cell", "call", "item"]
+    source: str = ""
+    pull: tuple[str, ...] = ()
+    autolog: bool = True
+    barrier: bool = False
+    environment: Mapping[str, str] = {}
+    defaults: Mapping[str, str] = {}
+    notebook: NotebookState = NotebookState()
+    checkpoints: Here = Here()
+    scripts: tuple[Script, ...] = ()
+    parts: Buffers = ()
+    seed: Annotated[int, range(1 << 32)] = 0
+    measure: bool = False
+
+    def problem(self) -> str:
+        return "" if self.parts else "there is no payload"
+
+
+class Release(NamedTuple):
+    """End the rank's collectives, so that no rank waits in them any longer."""
+
+
+class EndItem(NamedTuple):
+    """End the current item if the rank is still running it, because the result of the item is no longer wanted."""
+
+
+class Leave(NamedTuple):
+    """The driver will send nothing more; the rank ends."""
+
+
+class SetEnvironment(NamedTuple):
+    """Environment variables to set for all requests to come; they override the notebook's variables."""
+
+    variables: dict[str, str]

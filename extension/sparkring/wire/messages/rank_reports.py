@@ -1,0 +1,111 @@
+"""What a rank sends to the driver about the request that it runs. Its member passes it on."""
+
+from typing import NamedTuple
+
+from sparkring.wire.messages.fields import Buffers, Count, FailureCause, Port
+
+
+class RankNews(NamedTuple):
+    """What the gang needs for the next request.
+
+    `names_bound` are the names that are new in the rank's `__main__`. `loaded` says whether the rank has loaded all
+    values that were sent to it. `port` is a port that is free on the rank's address. `memory_bytes` is how much
+    memory the process holds after an item; 0 if that is not known. `imported` are the frameworks that the rank has
+    imported; None if the code has changed the environment on which their import depends. `seconds` is how long the
+    request has taken.
+    """
+
+    names_bound: tuple[str, ...]
+    loaded: bool
+    port: Port
+    memory_bytes: Count = 0
+    imported: tuple[str, ...] | None = ()
+    seconds: float = 0.0
+
+
+class PackedValue(NamedTuple):
+    """A returned value. If it could not be packed, `error` says why.
+
+    `parts` is the number of the message's parts that belong to this value.
+    """
+
+    name: str
+    type_name: str
+    parts: Count
+    error: str
+
+
+class Done(NamedTuple):
+    """The rank has run the request. `repr` is the shortened repr() of the value that the request returned.
+
+    In `values`, the returned value is first, under the name ''. The values of the names to pull follow. If the rank
+    does not have one of these names, the name is in `missing` instead.
+    """
+
+    values: tuple[PackedValue, ...]
+    missing: tuple[str, ...]
+    repr: str
+    news: RankNews
+    parts: Buffers
+
+    def problem(self) -> str:
+        same = sum(value.parts for value in self.values) == len(self.parts)
+        return "" if same else "the parts of its values do not add up to those of the message"
+
+
+class SourceLine(NamedTuple):
+    """A line of source around the place where an exception was raised."""
+
+    number: int
+    text: str
+
+
+class CodeFrame(NamedTuple):
+    """One frame of a traceback. `in_cell` marks the user's notebook code; `source` has the lines around `line`."""
+
+    filename: str
+    line: int
+    function: str
+    in_cell: bool = False
+    source: tuple[SourceLine, ...] = ()
+
+
+class Failure(NamedTuple):
+    """Why a rank did not finish.
+
+    `summary` is one line: `ValueError: bad shape`, `killed by SIGKILL`, `exited with code 3`. `error` is the class of
+    the exception with its module, '' if there was none; `signal` is the name of the signal that ended the process, and
+    `exit_code` the code that the process exited with.
+    """
+
+    cause: FailureCause
+    summary: str
+    frames: tuple[CodeFrame, ...] = ()
+    traceback: str = ""
+    advice: str = ""
+    error: str = ""
+    signal: str = ""
+    exit_code: int | None = None
+
+    @property
+    def is_exception(self) -> bool:
+        """Whether the rank's code raised an exception.
+
+        An exit does not count, nor does an exception that was raised only because another rank had ended.
+        """
+        return bool(self.error) and self.cause not in ("exit", "echo")
+
+
+class Failed(NamedTuple):
+    """The request has ended with an exception, an exit or an interrupt."""
+
+    failure: Failure
+    news: RankNews
+
+
+class Importing(NamedTuple):
+    """An interrupt waits, since the rank is importing a package. The rank sends this again while the import goes on."""
+
+
+class CollectivesEnded(NamedTuple):
+    """The rank is about to end collectives, as a Release has asked it to. A rank that has none does not send this."""

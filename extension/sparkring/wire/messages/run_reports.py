@@ -1,0 +1,232 @@
+"""What a rank reports while it runs a request, for the run's record. Its member passes it on.
+
+`time` and `rank` are not sent: the driver sets them.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, NamedTuple
+
+from sparkring.wire.messages.fields import CheckpointKind, Count, DataKind, DisplayType
+
+
+class UserMessage(NamedTuple):
+    """Text that a rank sent to the notebook on purpose (log_to_driver, LogCallback)."""
+
+    text: str
+    time: float = 0.0
+    rank: int = 0
+
+
+class Metrics(NamedTuple):
+    """Numbers that a rank reported.
+
+    `epochs` is the total number of epochs, and `steps` is the total number of steps in an epoch, if they are known.
+    Under Keras, `step` counts from 1 within the epoch; with log(), it is what the user passes.
+    """
+
+    values: dict[str, float]
+    step: int | None = None
+    epoch: int | None = None
+    steps: int | None = None
+    epochs: int | None = None
+    ends_epoch: bool = False
+    time: float = 0.0
+    rank: int = 0
+
+
+class Displayed(NamedTuple):
+    """A rank has shown something other than text, with display() or plt.show().
+
+    `number` counts the rank's displays in an attempt, from 1. A display replaces an earlier one with the same number;
+    a display with `clears` replaces all displays of the rank. `data` is of type `mime_type`. It is empty if the data
+    was too large; `size_bytes` is the original size. `text` is the text form, which the rank has also printed. The
+    driver sets `attempt` and, in a run of items, `item`.
+    """
+
+    number: Count
+    mime_type: DisplayType
+    data: bytes
+    text: str = ""
+    size_bytes: Count = 0
+    clears: bool = False
+    attempt: Count = 1
+    item: int | None = None
+    time: float = 0.0
+    rank: int = 0
+
+
+class ItemMeasured(NamedTuple):
+    """What an item has used on one rank, in a process that has run nothing else before.
+
+    `seconds`, `cpu_s` and `read_bytes` leave out imports, which have taken `import_s`. `read_bytes` is what was read
+    with system calls, from files and pipes, whether or not the system had it in memory.
+    `own_bytes` is the highest amount of memory that was not shared with processes of other items. It is the sum over
+    the rank's process, its member, and the processes that the rank has started. `shared_bytes` is the memory that can
+    be shared with processes of other items: mapped files, above all libraries, and what a spare process had imported.
+    `free_bytes` is the memory that was free on the machine before the item, together with what the spare process holds
+    of `shared_bytes`; 0 if that is not known. `cores` is the number of cores. `gpu_bytes` is the largest growth of the
+    memory in use on any one GPU.
+    If the item has made a model of Keras or PyTorch, `parameters` is the number of the largest model's parameters,
+    which take `parameter_bytes`. `batch_size` is the value of this name in the cell, 0 if there is none.
+    """
+
+    seconds: float
+    import_s: float
+    cpu_s: float
+    read_bytes: Count
+    own_bytes: Count
+    shared_bytes: Count
+    free_bytes: Count
+    cores: Count
+    gpu_bytes: Count = 0
+    parameters: Count = 0
+    parameter_bytes: Count = 0
+    batch_size: Count = 0
+    time: float = 0.0
+    rank: int = 0
+
+
+class DataOpened(NamedTuple):
+    """A rank has opened a data set, to read its shard. The counts and `version` are those of the whole data set.
+
+    `reader` is the number of this rank's reader, from 0. If the ranks run the same code, readers with the same number
+    read the same data. `name` is what the user wrote. `where` is the row filter in words, '' for none. `version` is a
+    digest of the files as they were when they were opened. Unknown values are '' or 0.
+    """
+
+    reader: Count
+    name: str
+    kind: DataKind
+    columns: tuple[str, ...] = ()
+    where: str = ""
+    version: str = ""
+    files: Count = 0
+    row_groups: Count = 0
+    rows: Count = 0
+    size_bytes: Count = 0
+    batch_size: Count = 0
+    time: float = 0.0
+    rank: int = 0
+
+
+class Piece(NamedTuple):
+    """The rows that a rank reads of one row group. Numbers are from 0; row group -1 stands for the whole file.
+
+    If there are many row groups, `groups` adjacent ones form one piece; `file` and `row_group` are those of the first.
+    """
+
+    file: Count
+    row_group: Annotated[int, range(-1, 1 << 63)]
+    rows: Count
+    groups: Count = 1
+
+
+class DataPlanned(NamedTuple):
+    """What a rank is to read in an epoch: `pieces`, in this order. `epoch` counts from 1.
+
+    `names` are the numbers and names of the files; if there are many files, only of the first ones. The first `begun`
+    rows of the epoch were read before this reader was made. If `window` is 0, rows are handed out in order; otherwise,
+    they are shuffled within each block of `window` rows.
+    """
+
+    reader: Count
+    epoch: Count
+    pieces: tuple[Piece, ...]
+    names: tuple[tuple[Count, str], ...] = ()
+    begun: Count = 0
+    window: Count = 0
+    time: float = 0.0
+    rank: int = 0
+
+    @property
+    def rows(self) -> int:
+        """The number of rows in all pieces."""
+        return sum(piece.rows for piece in self.pieces)
+
+
+class DataRead(NamedTuple):
+    """How far a rank has read in an epoch: the rows, steps and bytes so far, and the rows and steps that are planned.
+
+    `epoch` counts from 1. `place` says where the rank reads now: `part-3.parquet, row group 2 of 8`. `waited_s` is how
+    long the rank's own code has waited for batches in this epoch. Unknown values are None or ''.
+    """
+
+    reader: Count
+    epoch: Count
+    rows: Count
+    steps: Count
+    size_bytes: Count
+    rows_planned: Count | None = None
+    steps_planned: Count | None = None
+    waited_s: float = 0.0
+    elapsed_s: float = 0.0
+    place: str = ""
+    done: bool = False
+    time: float = 0.0
+    rank: int = 0
+
+
+class CheckpointSaved(NamedTuple):
+    """A checkpoint is whole and can be read.
+
+    `folder` is the directory of checkpoints as the user wrote it, and `name` is the checkpoint's name in it. `took_s`
+    is the time from the call to the commit; training waited for `blocked_s` of it. `metrics` were saved with the
+    checkpoint. `kind` says what wrote it: "keras" is ModelCheckpoint, "tensorflow" is BackupAndRestore; for these two,
+    `step` is the epoch.
+    """
+
+    folder: str
+    name: str
+    step: int
+    size_bytes: Count
+    took_s: float = 0.0
+    blocked_s: float = 0.0
+    metrics: Mapping[str, float] = {}
+    best: bool = False
+    kind: CheckpointKind = "sparkring"
+    time: float = 0.0
+    rank: int = 0
+
+
+class CheckpointFailed(NamedTuple):
+    """A checkpoint could not be saved.
+
+    If the save was in the background, the run does not fail now, but at the next save or at the end of the cell.
+    """
+
+    folder: str
+    step: int
+    reason: str
+    time: float = 0.0
+    rank: int = 0
+
+
+class CheckpointDamaged(NamedTuple):
+    """A checkpoint was found damaged, and skipped."""
+
+    folder: str
+    name: str
+    step: int
+    reason: str
+    time: float = 0.0
+    rank: int = 0
+
+
+class CheckpointRestored(NamedTuple):
+    """A rank has restored a checkpoint."""
+
+    folder: str
+    name: str
+    step: int
+    took_s: float = 0.0
+    time: float = 0.0
+    rank: int = 0
+
+
+class CheckpointRemoved(NamedTuple):
+    """A checkpoint was removed to make room for newer ones."""
+
+    folder: str
+    name: str
+    time: float = 0.0
+    rank: int = 0
