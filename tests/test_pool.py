@@ -357,7 +357,8 @@ def test_only_what_is_missing_runs_again(runs, tmp_path):
         ran.append(item)
         if item == "bad":
             raise ValueError("no")
-        rank.tell(Metrics({"loss": 0.5}))
+        rank.tell(Metrics({"loss": 0.75}, step=2))
+        rank.tell(Metrics({"loss": 0.5}, step=4))
         return [item, len(ran)]
 
     options = {"checkpoint_dir": str(tmp_path / "kept")}
@@ -370,6 +371,10 @@ def test_only_what_is_missing_runs_again(runs, tmp_path):
     assert result.values == [[("b", {"x", "y"}), 4], ["c", 1], ["a", 1], ["a", 2], ["a", 2]]
     assert list(result.table.state) == ["kept", "finished", "kept", "kept", "finished"]
     assert list(result.table.loss) == [0.5] * 5
+    for record in (result.record, run_store.load(run_store.find_saved(result.record.run_id))):
+        assert [(each.curves, each.by) for each in record.items.known] == [
+            ({"loss": ((2, 0.75), (4, 0.5))}, "step")
+        ] * 5
     assert "2 of 5 items finished · 3 kept from before" in describe.outcome(result.record)
     assert any("do not run again" in notice.text for notice in result.record.notices)
     ran.clear()

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 from sparkring.checkpointing import folder, tensors
 from sparkring.errors import CheckpointError
+from sparkring.history.events import Curve, CurvesBy
 from sparkring.runtime.storage import Location
 from sparkring.wire.messages import Buffers
 
@@ -38,7 +39,7 @@ _SIGNED = re.compile(rb'\{"hmac": "([0-9a-f]{64})", "content": (\{.*\})\}\n', re
 class Result(NamedTuple):
     """The value of an item, packed in `parts`; its name; a short text of the value; its metrics; how long it took.
 
-    `pruned` says whether a search ended the item early.
+    `pruned` says whether a search ended the item early. `curves` are the curves of its metrics, as in an ItemRecord.
     """
 
     parts: Buffers
@@ -47,6 +48,8 @@ class Result(NamedTuple):
     metrics: Mapping[str, float] = {}
     seconds: float = 0.0
     pruned: bool = False
+    curves: Mapping[str, Curve] = {}
+    by: CurvesBy = "report"
 
 
 def user_secret(home: Path) -> bytes:
@@ -142,6 +145,7 @@ class Results:
         if "digest" in content and hashlib.sha256(value).hexdigest() != content["digest"]:
             return None
         known = {name: content[name] for name in Result._fields[1:] if name in content}
+        known["curves"] = {name: tuple(map(tuple, curve)) for name, curve in known.get("curves", {}).items()}
         return Result(_apart(value, content["parts"]), **known)
 
     def _sign(self, text: bytes) -> str:

@@ -39,6 +39,8 @@ from sparkring.wire.messages import UserMessage as UserMessage
 
 Until = Literal["", "up", "heard", "ended"]
 Ending = Literal["finished", "failed", "interrupted", "timed out"]
+Curve = tuple[tuple[float, float], ...]
+CurvesBy = Literal["report", "step", "epoch"]
 ItemEnding = Literal[
     "finished",
     "failed",
@@ -271,7 +273,8 @@ class ItemEnded(NamedTuple):
     """An attempt of an item has ended. `value` is a short repr of the item's value.
 
     `seconds` is how long the attempt took on its ranks; 0 if that is not known. If the result was kept from an earlier
-    run, `metrics` and `seconds` are those of that run, and `pruned` says whether the item was pruned in it.
+    run, `metrics`, `seconds`, `curves` and `by` are those of that run, and `pruned` says whether the item was pruned in
+    it. item_records.ItemRecord explains `curves` and `by`.
     """
 
     time: float
@@ -282,6 +285,8 @@ class ItemEnded(NamedTuple):
     metrics: Mapping[str, float] = {}
     seconds: float = 0.0
     pruned: bool = False
+    curves: Mapping[str, Curve] = {}
+    by: CurvesBy = "report"
 
 
 class Searched(NamedTuple):
@@ -391,6 +396,7 @@ _FROM_JSON: dict[str, Callable[[Any], Any]] = {
     "failure": lambda found: None if found is None else failure_from_json(found),
     "captured": lambda found: tuple(CapturedName(**_known(CapturedName, each)) for each in found),
     "pieces": lambda found: tuple(Piece(*each) for each in found),
+    "curves": lambda found: {name: tuple(map(tuple, curve)) for name, curve in found.items()},
     "slowest": lambda found: tuple(TensorTimes(**each) for each in found),
     "late": lambda found: tuple(Lateness(**each) for each in found),
     "versions": lambda found: tuple(map(tuple, found)),

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from sparkring.history import events
+from sparkring.history.events import Curve, CurvesBy
 
 ITEMS_KEPT = 20_000  # how many ended items the record keeps, so that an endless run does not fill the memory
 # How many metrics of an item have a curve, and how many points a curve has at most. When many items have ended, the
@@ -15,8 +16,6 @@ ITEMS_KEPT = 20_000  # how many ended items the record keeps, so that an endless
 # record grows by about 2.3 × POINTS_KEPT points.
 CURVES_KEPT, CURVE_POINTS = 6, 64
 POINTS_KEPT, FEWEST_POINTS = 40_000, 4
-
-Curve = tuple[tuple[float, float], ...]
 
 ItemState = Literal["running", "finished", "failed", "stopped", "kept", "pruned"]
 
@@ -42,7 +41,7 @@ class ItemRecord(NamedTuple):
     failure: events.Failure | None = None
     parameters: Mapping[str, float | str] = {}
     curves: Mapping[str, Curve] = {}
-    by: Literal["report", "step", "epoch"] = "report"
+    by: CurvesBy = "report"
 
     def seconds(self, now: float) -> float:
         """Return how long the last attempt took, or has taken so far."""
@@ -160,7 +159,9 @@ def ended(items: ItemsRecord, event: events.ItemEnded) -> ItemsRecord:
         over = over._replace(started=event.time - event.seconds)
     if event.ending == "kept":
         state: ItemState = "pruned" if event.pruned else "kept"
-        over = over._replace(state=state, started=event.time - event.seconds, metrics=event.metrics)
+        over = over._replace(
+            state=state, started=event.time - event.seconds, metrics=event.metrics, curves=event.curves, by=event.by
+        )
     if items.search is not None and over.state in ("finished", "kept"):
         value = over.metrics.get(items.search.metric, math.nan)
         if items.search.better(value):

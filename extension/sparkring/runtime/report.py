@@ -80,10 +80,15 @@ def log_to_driver(message: object) -> None:
 
 
 def short_repr(value: object, most: int = VALUE_CHARACTERS) -> str:
-    """Return a value's repr, cut to `most` characters; '' for None. If the repr raises an error, the text says so."""
+    """Return a value's repr, cut to `most` characters; '' for None. If the repr raises an error, the text says so.
+
+    Of a pandas or polars object, the text gives the type and the shape: `DataFrame [97 rows × 4 columns]`.
+    """
     if value is None:
         return ""
     try:
+        if type(value).__module__.partition(".")[0] in ("pandas", "polars") and hasattr(value, "shape"):
+            return f"{type(value).__name__} [{' × '.join(map(_extent, value.shape, ('row', 'column')))}]"
         import reprlib
 
         short = reprlib.Repr()
@@ -92,6 +97,10 @@ def short_repr(value: object, most: int = VALUE_CHARACTERS) -> str:
     except Exception as error:  # the user's own __repr__
         return f"<{type(value).__name__}; its repr raised {type(error).__name__}>"
     return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _extent(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def _count(value: Any) -> int | None:

@@ -8,6 +8,7 @@ import itertools
 import math
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from sparkring.capture.packing import pack
@@ -205,16 +206,20 @@ def seed_of(run_seed: int, number: int) -> int:
 def _name(values: Mapping[str, Any]) -> str:
     """Return a short text of an item's values: `store='a', lr=0.1`; for a function's argument, only the value.
 
-    If the item also has other values, rows of a DataFrame are left out, as in `store='a'`.
+    If the item also has other values, DataFrames and their rows are left out, as in `store='a'`.
     """
     values = {name: value for name, value in values.items() if not _is_rows(value)} or values
     if list(values) == [ITEM]:
         match values[ITEM]:
             case (key, rows) if _is_rows(rows):
-                return short_repr(key, NAME_CHARACTERS) or "None"
-        return short_repr(values[ITEM], NAME_CHARACTERS) or "None"
+                return _text(key, NAME_CHARACTERS)
+        return _text(values[ITEM], NAME_CHARACTERS)
     each = NAME_CHARACTERS // max(1, len(values))
-    return ", ".join(f"{name}={short_repr(value, each) or 'None'}" for name, value in values.items())
+    return ", ".join(f"{name}={_text(value, each)}" for name, value in values.items())
+
+
+def _text(value: Any, most: int) -> str:
+    return short_repr(str(value) if isinstance(value, PurePath) else value, most) or "None"
 
 
 def _described(parameters: Mapping[str, Any]) -> str:
@@ -226,13 +231,16 @@ def _described(parameters: Mapping[str, Any]) -> str:
 
 
 def _is_rows(value: Any) -> bool:
-    """Whether a value stands for rows of a DataFrame, as those of partitions() and groupBy() do."""
-    return hasattr(type(value), "__sparkring_content__")
+    """Whether a value is a table, or stands for rows of a DataFrame, as those of partitions() and groupBy() do."""
+    kind = type(value)
+    is_table = kind.__module__.partition(".")[0] in ("pandas", "polars") and kind.__name__ in ("DataFrame", "Series")
+    return is_table or hasattr(kind, "__sparkring_content__")
 
 
 def _shown(value: Any) -> Any:
     """Return what the table shows of a value: a small value itself, and a short text instead of a large value."""
-    is_small = isinstance(value, bool | int | float | complex | types.NoneType) or type(value).__module__ == "datetime"
+    is_small = isinstance(value, bool | int | float | complex | types.NoneType | PurePath)
+    is_small = is_small or type(value).__module__ == "datetime"
     if is_small or (isinstance(value, str | bytes) and len(value) <= 1_000):
         return value
     if isinstance(value, tuple) and len(value) <= 10:

@@ -17,6 +17,7 @@ from sparkring.engine.foreach.content import digest
 from sparkring.engine.foreach.schedule import Item
 from sparkring.engine.foreach.slot import Ended
 from sparkring.history import run_store
+from sparkring.history.item_records import ItemRecord
 from sparkring.history.record import RunRecord
 from sparkring.runtime.resume_point import Here
 from sparkring.runtime.storage import Location, locate
@@ -77,13 +78,13 @@ class Kept:
         self._used = True
         return value, found
 
-    def keep(self, item: Item, ended: Ended) -> None:
-        """Have the thread write the result of an item, and return at once."""
+    def keep(self, item: Item, ended: Ended, over: ItemRecord) -> None:
+        """Have the thread write the result of an item, whose record is `over`, and return at once."""
         if not self._started:
             self._started = True
             self._writer.start()
-        found = Result(ended.packed, item.name, ended.text, ended.metrics, ended.seconds, ended.pruned)
-        self._waiting.put((item.key, found))
+        told = ended.text, ended.metrics, ended.seconds, ended.pruned
+        self._waiting.put((item.key, Result(ended.packed, item.name, *told, over.curves, over.by)))
 
     def close(self) -> None:
         """Wait until all results have been written."""

@@ -114,12 +114,14 @@ class Plan:
         all_items = "the items" if self.items is None else describe.counted(self.items, "item")
         hosts = describe.counted(self.hosts, "host")
         where = f"{hosts} with executors" if self.on_spark else "this machine"
+        if self.items is not None and self.fits >= self.items > 1:
+            return f"plan of {all_items}: all of them fit at once on {where}"
         fit = "fits" if self.fits == 1 else "fit"
         return f"plan of {all_items}: {self.fits} at once {fit} on {where}, limited by {self.binds}"
 
     def _rows(self) -> tuple[list[str], list[tuple[str, ...]]]:
         """Return the headers and the rows of the table. Each column is for one number of items that run at once."""
-        columns = sorted({1, self.at_once, self.fits})
+        columns = sorted({1, self.at_once, self._running(self.fits)})
         headers = ["", *(f"{k} at once" for k in columns), "available"]
 
         def row(name: str, cells: Sequence[str], available: str = "") -> tuple[str, ...]:
@@ -156,6 +158,10 @@ class Plan:
         if self.binds == "cores" and needed > self.cores * self.hosts:
             more = f"With {self.at_once} at once, each item takes longer"
             notes.append(f"{more}, since together they need {needed:.2g} cores.")
+        more_s, chosen_s = self.seconds_at(self.fits), self.seconds_at(self.at_once)
+        if self.fits > self.at_once and more_s is not None and chosen_s is not None and more_s > chosen_s:
+            imports = f"its own imports, which take {describe.duration(self.import_s)}"
+            notes.append(f"{self._running(self.fits)} at once would not end sooner: each process has {imports}.")
         if self.rule_bytes is not None:
             each = self.rule_bytes // (2 * self.batch_size * self.parameters)
             factors = f"{self.parameters:,} parameters × {each} bytes × 2 × batch size {self.batch_size} × 1 step held"

@@ -73,6 +73,7 @@ class Pool:
         self._slots = Slots(schedule.limit, settings, recorder.notice)
         self._ending = False
         self._planned: events.ItemsPlanned | None = None
+        self._unkept: dict[int, tuple[Item, Ended]] = {}  # items whose results are to be kept when they are recorded
         self._begun_until = 0  # the highest number of the items that have begun, plus 1
 
     def run(self) -> None:
@@ -154,7 +155,15 @@ class Pool:
         now = time.time()
         begun = events.ItemStarted(now, item.number, item.name, -1, parameters=item.parameters)
         over = events.ItemEnded(
-            now, item.number, "kept", result.text, None, result.metrics, result.seconds, result.pruned
+            now,
+            item.number,
+            "kept",
+            result.text,
+            metrics=result.metrics,
+            seconds=result.seconds,
+            pruned=result.pruned,
+            curves=result.curves,
+            by=result.by,
         )
         self._tell([begun, over])
         ending: events.ItemEnding = "pruned" if result.pruned else "kept"
@@ -257,7 +266,7 @@ class Pool:
                 f"{describe.counted(self._schedule.limit, 'item')} at once"
             )
         if verdict == "finished" and self._kept is not None:
-            self._kept.keep(attempt.item, ended)
+            self._unkept[number] = attempt.item, ended
         return [self._over(number, ended, ending)]
 
     def _over(self, number: int, ended: Ended, ending: events.ItemEnding) -> events.ItemEnded:
@@ -284,8 +293,21 @@ class Pool:
                 self._begun_until = max(self._begun_until, event.item + 1)
             elif isinstance(event, events.ItemMeasured):
                 self.measured.append(event)
+        if self._unkept:
+            self._keep()
         while self._kept is not None and self._kept.news:
             self._recorder.notice(self._kept.news.popleft())
+
+    def _keep(self) -> None:
+        """Keep the results of the items that have just been recorded, with the curves that the record has of them."""
+        assert self._kept is not None
+        assert self._recorder.record.items is not None
+        for over in reversed(self._recorder.record.items.ended):
+            if not self._unkept:
+                break
+            if over.item in self._unkept:
+                item, ended = self._unkept.pop(over.item)
+                self._kept.keep(item, ended, over)
 
     # ── the end ───────────────────────────────────────────────────────────────
 

@@ -87,6 +87,9 @@ class Failure(NamedTuple):
     signal: str = ""
     exit_code: int | None = None
 
+    def __repr__(self) -> str:
+        return f"Failure({self.cause!r}, {self.summary!r})"  # without the frames and the traceback, which are long
+
     @property
     def is_exception(self) -> bool:
         """Whether the rank's code raised an exception.
