@@ -271,7 +271,7 @@ def test_short_items_are_given_ahead(ring, pools, tmp_path, monkeypatch):
 
 @pytest.mark.standalone("executors run the items")
 def test_more_at_once_than_spark_has_slots(spark, pools, tmp_path):
-    """Of 20 items that may run at once, the four run for which there are slots. The user's session goes on."""
+    """Twenty items may run at once, but only four run, since there are four slots. The user's session stays up."""
     most = 0
     pools.notebook["folder"] = tmp_path / "begun"
     pools.notebook["folder"].mkdir()
@@ -309,7 +309,7 @@ def test_more_at_once_than_spark_has_slots(spark, pools, tmp_path):
 
 
 def test_rows_of_a_dataframe(spark, pools, tmp_path, monkeypatch):
-    """A hundred partitions run on four slots, and groups of rows. Their results are kept, and are found again."""
+    """A hundred partitions, and groups of rows, run on four slots. Their results are kept, and are found again."""
     if not hasattr(pyspark.sql.pandas.types, "_create_converter_to_pandas"):
         pytest.skip("Spark before 3.5 cannot convert columns as toPandas() does")
     monkeypatch.setenv("SPARKRING_CACHE", str(tmp_path / "cache"))
@@ -328,7 +328,7 @@ def test_rows_of_a_dataframe(spark, pools, tmp_path, monkeypatch):
 
 
 def test_large_values_both_ways(pools):
-    """An item's array and its value, of 200 MB, arrive. The array that the cell reads is not copied for each item."""
+    """An item's array of 16 MB and its value of 200 MB arrive. The array that the cell reads is not copied per item."""
     pools.notebook["arrays"] = [np.full(2_000_000, float(number)) for number in range(3)]
     pools.notebook["np"] = np
     pools.notebook["shared"] = np.ones(5_000_000)

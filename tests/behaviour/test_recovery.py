@@ -89,7 +89,7 @@ def test_the_cell_is_run_again(count, tmp_path):
 
 @pytest.mark.any_launcher
 def test_a_changed_cell_is_asked_about(count):
-    """The error shows what has changed and what to do; --resume continues nevertheless."""
+    """The error shows what has changed and what to do; with --resume, the run continues anyway."""
     count(last=20)
     changed = COUNT.replace('state["sum"] += step', 'state["sum"] += 2 * step')
     with pytest.raises(CheckpointError) as caught:
@@ -205,7 +205,7 @@ if rank == 0 and not os.path.exists(mark):
 
 
 def test_a_save_that_fails_in_the_background_fails_the_run(local, tmp_path):
-    """The run fails at the end of the cell at the latest: a cell whose last checkpoint is lost has not succeeded."""
+    """The run fails at the end of the cell, if not before: without its last checkpoint, the cell has not succeeded."""
     cell = """
 import os, shutil
 from sparkring import checkpoints

@@ -124,7 +124,7 @@ model.fit(x, y, batch_size=16, verbose=0)
 
 @pytest.mark.slow
 def test_the_help_of_tensorflow_runs_with_every_keras(workers, notebook_cell):
-    """fit() does not with Keras 3, and is followed by what to use instead."""
+    """Only fit() fails with Keras 3, and its error is followed by what to use instead."""
     namespace = notebook_cell(
         "import numpy as np\nx = np.random.default_rng(0).random((64, 4)).astype('float32')\n"
         "y = x.sum(1, keepdims=True)\n"
@@ -222,7 +222,7 @@ def makes_its_own(n):
 
 
 def test_mirrored_strategy_runner_with_a_strategy_of_the_functions_own(local, monkeypatch):
-    """Then the function is called outside any strategy; a machine without GPUs is no obstacle, and a notice says so."""
+    """Such a function is called outside any strategy. On a machine without GPUs, it runs, and a notice says so."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     runner = MirroredStrategyRunner(num_slots=1, local_mode=True, use_custom_strategy=True)
     assert runner.run(makes_its_own, n=3) == (3, False)

@@ -86,7 +86,7 @@ def test_changed_files(spark, files, cache, tmp_path):
 
 
 def test_many_columns_and_long_lists(spark, files):
-    """What Spark leaves out of a plan's text makes a difference nevertheless."""
+    """What Spark leaves out of a plan's text still makes a difference."""
     from pyspark.sql import functions
 
     wide = lambda last: files().selectExpr(*(f"x + {last if i == 99 else i} AS c{i}" for i in range(100)))  # noqa: E731

@@ -35,7 +35,7 @@ GROUPS = (40, 40, 20, 40, 40, 10, 10)
 
 @pytest.fixture
 def uneven(tmp_path: Path) -> Path:
-    """A folder of three Parquet files, which Petastorm shares out as 110 rows and 90."""
+    """A folder of three Parquet files, which Petastorm divides into 110 and 90 rows."""
     return write(tmp_path / "uneven", ROWS)
 
 
@@ -709,7 +709,7 @@ DEATHS = {
 
 @pytest.mark.parametrize("death", DEATHS)
 def test_workers_that_die(local, uneven, death):
-    """Where Petastorm's own reader waits for ever, this one raises."""
+    """Petastorm's own reader would wait forever; this one raises an error."""
     cell, said = DEATHS[death]
     imports = """
         import os, signal, sys, threading
