@@ -81,7 +81,7 @@ def test_a_pruned_trial_ends_at_its_next_report(runs):
 
 
 def test_trials_have_what_the_sampler_chooses(runs):
-    """The values are those that Optuna's own loop would try. The last trials follow the results of those before."""
+    """The values are those that Optuna's own loop would try. The last trials depend on the results of earlier ones."""
     space = {
         "lr": sparkring.log_uniform(1e-5, 1e-1),
         "width": [64, 128],

@@ -60,7 +60,7 @@ class Pools:
 
 @pytest.fixture
 def pools(request: pytest.FixtureRequest, watch: Any) -> Pools:
-    """Processes on this machine or, for a test that takes `ring` or `spark`, at its place."""
+    """Pools on this machine or, for a test that takes `ring` or `spark`, at that place."""
     if "ring" in request.fixturenames:
         return Pools(watch.mark, request.getfixturevalue("ring").where)
     return Pools(watch.mark, "spark" if "spark" in request.fixturenames else "local")
@@ -340,7 +340,7 @@ def test_large_values_both_ways(pools):
 def test_rings(pools):
     """With --np-each 2, each item runs on two connected ranks, and the next item on the same ranks.
 
-    PyTorch's random numbers are seeded, too, also for the item that imports it. A trial that is pruned ends on both
+    PyTorch's random numbers are seeded, too, even for the item that imports it. A trial that is pruned ends on both
     ranks, without a traceback, although one waits for the other in a collective, and even if it catches the interrupt.
     """
     pools.notebook["seeds"] = [seed_of(0, number) for number in range(4)]
@@ -429,7 +429,7 @@ def test_plan(pools, tmp_path, monkeypatch, watch):
 
 
 def proportional_bytes(pid: int) -> int:
-    """How much memory a process holds, in which what n processes share counts as an nth for each of them."""
+    """How much memory a process holds. Memory that n processes share counts as one nth for each of them."""
     found = re.search(r"^Pss: +(\d+) kB$", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
     return int(found[1]) * 1024
 
@@ -515,7 +515,7 @@ print("study", [trial.state.name for trial in result.study.trials if trial.param
 
 
 def test_after_a_killed_kernel_a_search_goes_on(driver, tmp_path):
-    """Its study has the trials of the killed kernel, pruned ones too. The trial that ran runs again, as another one."""
+    """Its study has the trials of the killed kernel, even pruned ones. The running trial runs again, as a new one."""
     (tmp_path / "endless").touch()
     killed = driver(SEARCHES.replace("LAST", "7"))
     killed.wait()

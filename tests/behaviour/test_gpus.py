@@ -1,4 +1,4 @@
-"""Which rank has which GPUs, what it sees of the others', and how they are used; with an NVML made for the tests."""
+"""Which rank has which GPUs, which ones it sees, and how their use is reported, with an NVML made for the tests."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_without_gpus(driver, monkeypatch):
 
 
 def test_a_driver_that_does_not_answer(driver, four_gpus, monkeypatch):
-    """An NVML that cannot be opened has no GPU to offer."""
+    """If NVML cannot be opened, there are no GPUs to use."""
     monkeypatch.delenv("FAKE_GPUS")
     found = found_by(driver, WITHOUT)
     assert found["as they are"] == [[[], None, None]]

@@ -205,7 +205,7 @@ def test_under_a_local_master_members_run_this_python(attempts):
 
 
 def test_executors_with_another_python(driver, lonely_master, tmp_path):
-    """What that Python lacks is told in one sentence, with both paths and the setting; our packages are not mixed in.
+    """One sentence says what that Python lacks, with both paths and the setting. Our packages are not mixed in.
 
     The user's code may import there what sparkring and sparkdl offer, even though the libraries behind it are missing.
     While there is no executor, np=0, which takes every slot, says that there are none.

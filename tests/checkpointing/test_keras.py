@@ -26,7 +26,7 @@ STEPS = 20
 def frameworks():
     """TensorFlow and Horovod open files when they are first used, and never close them.
 
-    They are imported here: each worker of pytest-xdist imports each module of tests, but one of them runs this one.
+    They are imported here, because every worker of pytest-xdist imports this module, but only one runs its tests.
     """
     global tf
     import horovod.tensorflow.keras as hvd

@@ -1,4 +1,4 @@
-"""Checkpoints on storage that is no disk: a mount of an object store, memory://, and a server that speaks S3."""
+"""Checkpoints on storage that is not a disk: a mount of an object store, memory://, and a server that speaks S3."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ def test_other_packages_dtypes():
 
 
 def test_cycles_and_depth():
-    """A state that contains itself, or is too deep for JSON, is an error, not a crash. A shared object is no cycle."""
+    """A state that contains itself, or is too deep for JSON, raises an error. A shared object is not a cycle."""
     state = {"a": []}
     state["a"].append(state)
     with pytest.raises(CheckpointError, match=r"state\['a'\]\[0\] contains itself"):

@@ -245,7 +245,7 @@ def test_paths_as_users_type_them(uneven, monkeypatch, form):
 
 
 def test_uneven_steps_are_told(local, uneven):
-    """One rank warns once, with both numbers; none warns if all ranks have equally many steps, or never end."""
+    """One rank warns once, with both numbers. None warns if all have the same number of steps, or never end."""
     local.run("""
         from sparkring.data.petastorm import make_batch_reader
         for options in ({"batch_size": 16}, {"batch_size": 200}, {"batch_size": 16, "num_epochs": None}, {}):

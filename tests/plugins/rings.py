@@ -101,7 +101,7 @@ class Ring:
 class WarmRing(Ring):
     """Runs cells on a warm gang at one place, one after another, as a notebook does.
 
-    `notebook` holds the notebook's variables, `told` what the notebook was told between cells.
+    `notebook` holds the notebook's variables, and `told` the messages that the notebook got between cells.
     """
 
     def __init__(self, where: str, mark: str) -> None:

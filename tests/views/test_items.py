@@ -133,7 +133,7 @@ def test_displays_are_labelled_with_the_item():
 
 
 def test_the_page_is_told_of_each_item_once():
-    """The page is told again only of items that have changed, such as those whose metrics have."""
+    """Only items that have changed are sent to the page again, such as those with new metrics."""
     feed = live.Feed()
 
     def told(record: RunRecord, now: float) -> list[list[object]]:

@@ -83,7 +83,7 @@ class Outlook(NamedTuple):
     def rows_unread(self) -> int:
         """With the remainder "drop", the number of rows that no rank reads in an epoch. With any other remainder, 0.
 
-        These rows are left out so that all ranks take equally many steps.
+        These rows are left out so that all ranks take the same number of steps.
         """
         if self.remainder != "drop":
             return 0
