@@ -55,8 +55,8 @@ help:
 	@printf '%-18s %s\n' 'make check' 'check style, types and import rules'
 	@printf '%-18s %s\n' 'make panel' 'bundle the scripts and style sheet of the panel (needs node and npm)'
 	@printf '%-18s %s\n' 'make lab' 'open JupyterLab on notebooks/'
-	@printf '%-18s %s\n' 'make bench' 'benchmark sparkring beside similar tools'
-	@printf '%-18s %s\n' 'make bench-sets' 'compare some figures with the pinned and the newest versions'
+	@printf '%-18s %s\n' 'make bench' 'compare sparkring with similar tools'
+	@printf '%-18s %s\n' 'make bench-sets' 'run some benchmarks with the pinned and the newest versions'
 	@printf '%-18s %s\n' 'make docs' 'rewrite docs/reference.md from the code'
 	@printf '%-18s %s\n' 'make notebooks' 'run all notebooks and save them with their outputs'
 	@printf '%-18s %s\n' 'make env' 'only set up the environment (PYTHON=… selects the Python: 3.11, 3.13 or 3.10)'
@@ -165,7 +165,7 @@ $(DEMO_PACKAGES): $(VENV_MADE) $(SETUP)
 
 # All packages, including those of the first ring and the demo, so their steps are done as well.
 $(PACKAGES_INSTALLED): $(VENV_MADE) $(SETUP)
-	@$(BIN)/python $(WATCH) $(VENV)/packages.log 'Installing sparkring and what it works with (4 GB on disk)' \
+	@$(BIN)/python $(WATCH) $(VENV)/packages.log 'Installing sparkring and the packages that it works with (4 GB on disk)' \
 		$(INSTALL) '.[$(EXTRAS)]'
 	@# tf_keras is Keras 2 for Horovod. It requires the package tensorflow, which would overwrite
 	@# tensorflow-cpu, so it is installed without its dependencies.
@@ -174,7 +174,7 @@ $(PACKAGES_INSTALLED): $(VENV_MADE) $(SETUP)
 	@touch $(FIRST_PACKAGES) $(DEMO_PACKAGES) $@
 
 $(PEERS_INSTALLED): $(PACKAGES_INSTALLED)
-	@$(BIN)/python $(WATCH) $(VENV)/peers.log 'Installing what sparkring is measured beside' $(INSTALL) '.[bench]'
+	@$(BIN)/python $(WATCH) $(VENV)/peers.log 'Installing the tools that sparkring is compared with' $(INSTALL) '.[bench]'
 	@touch $@
 
 $(HOROVOD_INSTALLED): $(DEMO_PACKAGES) extension/sparkring/tools/build_horovod.py

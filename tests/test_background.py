@@ -136,7 +136,7 @@ def test_an_error_holds_nothing_of_the_run():
 
 
 def test_out_says_what_the_panel_does_not():
-    """A run by itself is shown with what can be done with it, or with its result; in a list, with its state."""
+    """On its own, a run is shown with what can be done with it, or with its result; in a list, with its state."""
     from IPython.lib.pretty import pretty
 
     run = started("cell", until_stopped)

@@ -45,7 +45,7 @@ def decorated(*args: Any, **kwargs: Any) -> Any:
         # The function's argument by position: the keyword is then the option.
         (lambda: run(train, 0.1, "/mine"), (-1, "", (0.1, "/mine", (), 0, {}))),
         (lambda: run(train, 0.1, "/mine", checkpoint_dir="/x"), (-1, "/x", (0.1, "/mine", (), 0, {}))),
-        # The function's argument bound beforehand: the same.
+        # The function's argument bound by functools.partial(): the same.
         (
             lambda: run(functools.partial(train, checkpoint_dir="/mine", np=4), 1, np=-2, checkpoint_dir="/x"),
             (-2, "/x", (1, "/mine", (), 4, {})),

@@ -1,4 +1,4 @@
-"""What a cell takes from the notebook: which names, how their values travel, and what is said when they cannot."""
+"""What a cell takes from the notebook: which names, how their values are sent, and the errors if they cannot be."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ CONSTRUCTS = {
 
 @pytest.mark.parametrize("construct", CONSTRUCTS)
 def test_names_read(construct: str) -> None:
-    """Each construct's reads are found, and only what the cell may not have bound by then is asked for."""
+    """The reads of each construct are found. Only names that the cell may not have bound by then are required."""
     source, required, optional = CONSTRUCTS[construct]
     found = names_read(source)
     assert set(found.required) - BUILTINS == set(required.split()) - BUILTINS
@@ -207,7 +207,7 @@ def test_except_star() -> None:
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="type parameters need Python 3.12")
 def test_type_parameters() -> None:
-    """Type parameters are names of their own; what a generic class's body reads is read at once."""
+    """Type parameters are separate names. Names that the body of a generic class reads are read at once."""
     found = names_read("class A[T](B):\n    x: T = y\ndef f[U](a: U) -> V: return z\ntype W = list[Q]\ny = 1")
     assert {"B", "V", "z", "Q"} <= set(found.required) | set(found.optional)
     assert "y" in {**found.required, **found.optional}
@@ -221,7 +221,7 @@ def test_lines() -> None:
 
 
 def test_bound_names() -> None:
-    """All that a cell may bind at its top level is known, whatever the statement."""
+    """All names that a cell may bind at its top level are found, whatever the statement."""
     source = """
     import a.b
     for c in []: d = 1
@@ -247,13 +247,13 @@ def test_unseen_bindings(source: str) -> None:
 
 
 def test_syntax_errors_pass_through() -> None:
-    """A syntax error in the cell is the caller's to show."""
+    """A syntax error in the cell is passed on to the caller."""
     with pytest.raises(SyntaxError):
         names_read("x = = 1")
 
 
 def test_no_warnings_for_the_cell(recwarn: pytest.WarningsRecorder) -> None:
-    """Reading a cell does not repeat what the compiler has to say about it."""
+    """Reading a cell does not repeat the compiler's warnings."""
     names_read("x is 'a'\nassert (x, 'y')\nfor i in x:\n    '\\d'")
     assert not recwarn.list
 
@@ -262,7 +262,7 @@ def test_no_warnings_for_the_cell(recwarn: pytest.WarningsRecorder) -> None:
 
 
 def test_missing_name() -> None:
-    """A missing name is named with its line and the nearest name there is."""
+    """The error has the missing name, its line, and the most similar name."""
     raised = error("\n\nx = fooo + 1", notebook(foo=1))
     assert str(raised) == (
         "cell line 3 reads `fooo`, which is defined neither in this cell nor in the notebook. Did you mean `foo`?"
@@ -271,7 +271,7 @@ def test_missing_name() -> None:
 
 
 def test_missing_without_a_near_one() -> None:
-    """Nothing is guessed where nothing is near."""
+    """If no name is similar, none is suggested."""
     assert str(error("qqqqqqq", notebook())).endswith("nor in the notebook.")
 
 
@@ -314,12 +314,12 @@ def test_read_before_the_cell_binds_it() -> None:
     ],
 )
 def test_not_missing(source: str) -> None:
-    """What may be defined when it is read, or whose absence is caught, is no error before the run."""
+    """A name that may be defined when it is read, or whose NameError is caught, is no error before the run."""
     capture(source, notebook())
 
 
 def test_provided_names() -> None:
-    """What the rank provides is not missing; the notebook's own comes first, if it has one."""
+    """Names that the rank provides are not missing. The notebook's own value takes precedence."""
     assert capture("rank, size", notebook(), provided=("rank", "size")).names == ()
     assert travelled("rank, size", notebook(rank=7), provided=("rank", "size"))["rank"] == 7
     assert capture("rows", notebook(rows=threading.Lock()), reserved=("rows",)).names == ()
@@ -333,7 +333,7 @@ def test_helper_that_sets_a_global() -> None:
 
 
 def test_pushed_names() -> None:
-    """Names to push travel even if the cell does not read them; one that does not exist is an error."""
+    """Names to push are sent even if the cell does not read them. A name that does not exist is an error."""
     assert travelled("pass", notebook(x=[1]), also=("x",))["x"] == [1]
     assert "`y` should be sent to the ranks, but" in str(error("pass", notebook(), also=("y",)))
 
@@ -420,14 +420,14 @@ def test_captured_names_are_enough(source: str, defined: set[str]) -> None:
 
 
 def test_identity_across_names() -> None:
-    """What two names share in the notebook they share on the rank."""
+    """An object that two names share in the notebook is also shared on the rank."""
     shared: list[int] = [1]
     rank = travelled("a, b", notebook(a=shared, b={"a": shared}))
     assert rank["b"]["a"] is rank["a"]
 
 
 def test_cycles() -> None:
-    """Values that hold themselves travel."""
+    """Values that contain themselves can be sent."""
     loop: list[Any] = []
     loop.append({"loop": loop})
     rank = travelled("loop", notebook(loop=loop))
@@ -435,7 +435,7 @@ def test_cycles() -> None:
 
 
 def test_modules_and_importable_functions_go_by_reference() -> None:
-    """Modules, and the functions and classes of modules, travel as their names; values do not."""
+    """Modules, and the functions and classes of modules, are sent as names; values are not."""
     import json
 
     namespace = notebook("def f(): pass\nclass C: pass", json=json, dumps=json.dumps, path=Path, length=len, x=[1])
@@ -449,7 +449,7 @@ def test_modules_and_importable_functions_go_by_reference() -> None:
 
 
 def test_lazily_loaded_modules_go_by_reference() -> None:
-    """As `keras` in `from tensorflow import keras`, whose type is one of its own and which loads itself when asked."""
+    """An example is `keras` in `from tensorflow import keras`, which has its own type and is loaded when it is used."""
     source = """
         import importlib, types
 
@@ -475,7 +475,7 @@ def test_lazily_loaded_modules_go_by_reference() -> None:
 
 
 def test_table_order_and_sizes() -> None:
-    """Names are listed with the largest first, each with only the size that it adds."""
+    """The largest names are listed first, each with only the size that it adds."""
     big = b"x" * 1000_000
     captured = capture("a, b, c, d", notebook(a=1, b=[big], c=big, d="text" * 10))
     assert [each.name for each in captured.names] == ["b", "d", "a", "c"]  # c is b's first element
@@ -492,12 +492,12 @@ def test_large_names() -> None:
 
 
 def test_a_million_elements() -> None:
-    """A long list travels whole, without Python code that looks at each element."""
+    """A long list is sent without Python code that looks at each element."""
     assert travelled("x", notebook(x=list(range(1_000_000))))["x"][-1] == 999_999
 
 
 def test_numpy() -> None:
-    """Arrays and their types' full names."""
+    """Arrays are sent, and the table has the full names of their types."""
     numpy = pytest.importorskip("numpy")
     namespace = notebook(x=numpy.arange(6).reshape(2, 3))
     assert row("x", namespace, "x").type_name == "numpy.ndarray"
@@ -505,7 +505,7 @@ def test_numpy() -> None:
 
 
 def test_torch() -> None:
-    """Tensors and modules in this machine's memory travel."""
+    """Tensors and modules in this machine's memory can be sent."""
     torch = pytest.importorskip("torch")
     namespace = notebook(
         """
@@ -575,7 +575,7 @@ method = square.area
 
 
 def test_classes_of_the_notebook(tmp_path: Path) -> None:
-    """Exceptions, dataclasses, enums, abstract classes, named tuples and partials travel by value."""
+    """Exceptions, dataclasses, enums, abstract classes, named tuples and partials are sent by value."""
     cell = """
     try:
         raise Bad(3)
@@ -623,7 +623,7 @@ def test_functions_share_the_ranks_main(tmp_path: Path) -> None:
 
 
 def test_what_helpers_use_comes_along() -> None:
-    """What the notebook's functions use is in the table, with the name through which it comes, and sized by itself."""
+    """The table has what the notebook's functions use, each with its own size and the name that needs it."""
     namespace = notebook("def inner(): return data\ndef helper(): return inner()", data=bytes(100_000))
     rows = {each.name: each for each in capture("helper()", namespace).names}
     assert rows.keys() == {"helper", "inner", "data"}
@@ -634,7 +634,7 @@ def test_what_helpers_use_comes_along() -> None:
 
 
 def test_helpers_values_do_not_replace_the_cells() -> None:
-    """What a helper uses and what the cell reads are one object on the rank."""
+    """An object that both a helper and the cell use is one object on the rank."""
     namespace = notebook("state = {'n': 1}\ndef bump():\n    state['n'] += 1\nboxes = [bump, state]")
     rank = travelled("state, bump, boxes", namespace)
     rank["bump"]()
@@ -644,7 +644,7 @@ def test_helpers_values_do_not_replace_the_cells() -> None:
 
 
 def test_class_body_inside_a_helper() -> None:
-    """What the body of a class reads inside a function comes along too."""
+    """Names that the body of a class inside a function reads are sent, too."""
     namespace = notebook("rate = 0.1\ndef make():\n    class A:\n        lr = rate\n    return A")
     assert travelled("make()", namespace)["make"]().lr == 0.1
 
@@ -666,7 +666,7 @@ def test_values_made_by_the_notebooks_code() -> None:
 
 
 def test_redefined_by_the_cell() -> None:
-    """A name that a helper uses, and whose value cannot travel, stays behind if the cell defines it."""
+    """A helper uses a name whose value cannot be sent: it is left out if the cell defines the name."""
     namespace = notebook("def use(): return len(rows)", rows=(i for i in ()))
     rank = travelled("rows = [1, 2]\nuse()", namespace)
     rank["rows"] = [1, 2]
@@ -703,7 +703,7 @@ def test_closures_and_decorators() -> None:
 
 
 def test_new_types() -> None:
-    """A NewType of the notebook, which packs itself as a name, arrives, in annotations too."""
+    """A NewType of the notebook, which would be pickled as a name, arrives, even in annotations."""
     namespace = notebook("import typing\nUser = typing.NewType('User', int)\ndef f(user: User): return user")
     rank = travelled("f, User", namespace)
     assert rank["f"].__annotations__ == {"user": rank["User"]}
@@ -711,13 +711,13 @@ def test_new_types() -> None:
 
 
 def test_standard_streams_become_the_ranks(capsys: pytest.CaptureFixture[str]) -> None:
-    """An object that holds the notebook's stdout holds the rank's when it arrives."""
+    """An object that refers to the notebook's stdout refers to the rank's when it arrives."""
     rank = travelled("x", notebook(x={"out": sys.stdout, "err": sys.stderr}))
     assert rank["x"] == {"out": sys.stdout, "err": sys.stderr}
 
 
 def test_missing_module_on_the_rank() -> None:
-    """A value that cannot be loaded on the rank is named there."""
+    """The error names a value that cannot be loaded on the rank."""
     import types
 
     away = types.ModuleType("away_from_here")
@@ -793,14 +793,14 @@ def test_pickle_finds_what_values_are_made_of(tmp_path: Path) -> None:
 
 
 def test_what_ranks_hold_does_not_come_along() -> None:
-    """A warm gang's newer value of a name stays, whatever needs the name."""
+    """A warm gang's newer value of a name is kept, even if other values need the name."""
     namespace = notebook("class Net:\n    def f(self): return limit\nlimit = 1\nnet = Net()")
     assert set(travelled("net", namespace)) >= {"net", "Net", "limit"}
     assert not {"Net", "limit"} & set(travelled("net", namespace, held={"Net", "limit"}))
 
 
 def test_calls_bring_what_their_arguments_are_made_of(tmp_path: Path) -> None:
-    """Even if an argument has the same name; names that are not the notebook's are not bound."""
+    """This holds even if an argument has the same name. Names that are not the notebook's are not bound."""
     namespace = notebook(
         "class Net: pass\ndef save(Net, m):\n    import pickle\n    return type(pickle.loads(pickle.dumps(m)))"
     )
@@ -820,7 +820,7 @@ def test_calls_bring_what_their_arguments_are_made_of(tmp_path: Path) -> None:
 
 
 def test_source_lines(notebook_cell: Callable[..., Namespace], tmp_path: Path) -> None:
-    """inspect and tracebacks find the lines of captured code; they travel once, and those of a library not at all."""
+    """inspect and tracebacks find the lines of captured code. The lines are sent once, those of libraries never."""
     namespace = notebook_cell("""
         import contextlib
         def outer(x):
@@ -877,7 +877,7 @@ PACKAGE = {"__init__": "", "sub/__init__": "", "sub/deep": "x = 5", "other": "x 
     ],
 )
 def test_submodules(cell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that attribute chains reach are imported on the rank; one that is missing there only matters when used."""
+    """Submodules in attribute chains are imported on the rank. One that is missing there matters only if it is used."""
     for name, source in PACKAGE.items():
         path = tmp_path / f"pack/{name}.py"
         path.parent.mkdir(exist_ok=True, parents=True)
@@ -928,14 +928,14 @@ IN_STRINGS = {
 
 @pytest.mark.parametrize("what", IN_STRINGS)
 def test_names_in_strings(what: str) -> None:
-    """Strings that are read as code or filled in are looked through; others are not."""
+    """Strings that are evaluated as code or filled in are searched for names; others are not."""
     source, expected = IN_STRINGS[what]
     found = names_in_strings(ast.parse(source), {"text": "x > @c"})
     assert {each.name for each in found} == set(expected.split())
 
 
 def test_names_in_strings_come_along(notebook_cell: Callable[..., Namespace]) -> None:
-    """Those of the cell and of its helpers; those that cannot travel stay behind, as do words in a docstring."""
+    """Those of the cell and of its helpers are sent if they can be. Words in a docstring are not."""
     namespace = notebook_cell(
         '''
         def helper(frame):
@@ -1010,7 +1010,7 @@ attributes["b"], slotted.a = attributes, 1
 
 
 def test_what_pickle_loses(tmp_path: Path) -> None:
-    """Shared variables of closures, cached properties, dispatch by type, `__getattr__` without a guard, and hints."""
+    """Shared variables of closures, cached properties, singledispatch, unguarded `__getattr__`, and hints are kept."""
     cell = """
     assert up() == 0 and up() == 0 and get() == 2
     assert circle.area + circle.area == 6 and circle.reads == 1
@@ -1028,7 +1028,7 @@ def test_what_pickle_loses(tmp_path: Path) -> None:
 
 
 def test_hints_of_the_cell() -> None:
-    """Names in annotations that are text are taken along, and the cell does without those that cannot travel."""
+    """Names in annotations that are strings are sent; the cell does without those that cannot be."""
     namespace = notebook("class A: pass\nclass B: pass", lock=threading.Lock())
     assert travelled("def f(a: 'list[A]', l: 'lock'): ...", namespace).keys() >= {"A"}
     assert travelled("from __future__ import annotations\ndef f(a: A) -> B: ...", namespace).keys() >= {"A", "B"}
@@ -1057,7 +1057,7 @@ first, last = table[:, 0], table[:, 999]
 
 
 def test_arrays_that_share_memory() -> None:
-    """Views share memory on the rank, whatever their order; columns with nothing in common do not bring their table."""
+    """Views share memory on the rank, whatever their order. Columns that share nothing are sent without their table."""
     pytest.importorskip("numpy")
     namespace = notebook(ARRAYS)
     rank = travelled("stepped, turned, fixed, part, base", namespace)
@@ -1095,7 +1095,7 @@ step(torch.ones(1, 2))
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
 def test_tensors_and_compiled_functions() -> None:
-    """Tensors keep their gradients and what they share; what was compiled is compiled anew."""
+    """Tensors keep their gradients and share what they shared. What was compiled is compiled again."""
     torch = pytest.importorskip("torch")
     namespace = notebook(TENSORS)
     cell = "part, base, array, columns, model, state, half, empty, scalar, leaf, scripted"
@@ -1242,7 +1242,7 @@ def test_keras_models_and_what_tensorflow_has_traced(tmp_path: Path, watch: Any)
     assert found.splitlines()[-1] == repr(there)
 
 
-# What the notebook runs, and what is said of its `x`.
+# The notebook's code, and the error about its `x`.
 NOT_FROM_TENSORFLOW = {
     "model": ("class Net(keras.Model):\n    def __init__(self, f): super().__init__()\nx = Net(len)",
               "`x` is a Keras model, `Net`, that cannot be rebuilt from its configuration ("),
@@ -1269,14 +1269,14 @@ def test_what_is_wrong_is_found_beside_a_proxy() -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("what", NOT_FROM_TENSORFLOW)
 def test_tensorflow_objects_that_cannot_travel(what: str) -> None:
-    """They are refused before the launch, with what to do."""
+    """They are refused before the launch, and the error says what to do."""
     pytest.importorskip("tensorflow")
     source, expected = NOT_FROM_TENSORFLOW[what]
     found = str(error("x", notebook(f"import tensorflow as tf\nfrom tensorflow import keras\n{source}")))
     assert expected in found.replace("EagerPyFunc", "PyFunc")  # as newer versions of TensorFlow call it
 
 
-# ── What cannot travel ───────────────────────────────────────────────────────────────────────────────────────────────
+# ── What cannot be sent ──────────────────────────────────────────────────────────────────────────────────────────────
 
 TRAINER = """
 import threading
@@ -1292,7 +1292,7 @@ trainer = Trainer()
 
 LOCK = "import threading\nlock = threading.Lock()\n"
 
-# What the notebook runs, and what is said of its `x`.
+# The notebook's code, and the error about its `x`.
 CANNOT = {
     "lock": (LOCK + "x = lock", "`x` is a `_thread.lock`; make it in the cell"),
     "reentrant lock": ("import threading\nx = threading.RLock()", "`x` is a `_thread.RLock`"),
@@ -1351,7 +1351,7 @@ CANNOT = {
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.parametrize("what", CANNOT)
 def test_cannot_travel(what: str) -> None:
-    """A value that cannot travel is named with its line, its path, what it is and what to do."""
+    """The error has the line, the path to the value, what the value is, and what to do."""
     source, expected = CANNOT[what]
     namespace = notebook(source, __file__=__file__)
     raised = error("\n\nx", namespace)
@@ -1363,19 +1363,19 @@ def test_cannot_travel(what: str) -> None:
 
 
 def test_a_getstate_that_leaves_the_lock_out() -> None:
-    """What a class leaves out of its state is no obstacle."""
+    """A class may leave out of its state what cannot be sent."""
     namespace = notebook(TRAINER + "Loader.__getstate__ = lambda self: {'lock': None}\nloader = trainer.loader")
     assert vars(travelled("loader", namespace)["loader"]) == {"lock": None}
 
 
 def test_all_that_cannot_travel_at_once() -> None:
-    """Several names that cannot travel are one error."""
+    """Several names that cannot be sent are one error."""
     raised = error("b\nprint(a)", notebook(TRAINER + "a = trainer\nb = (i for i in ())"))
     assert [line[:21] for line in str(raised).split("\n")] == ["cell line 1 reads `b`", "cell line 2 reads `a`"]
 
 
 def test_optional_names_are_left_out() -> None:
-    """A name that the cell may bind itself stays behind if its value cannot travel; the rest arrives."""
+    """A name that the cell may bind itself is left out if its value cannot be sent; the rest arrives."""
     namespace = notebook(TRAINER + "y = [1]")
     cell = "if y: trainer = 1\ntrainer, y"
     captured = capture(cell, namespace)
@@ -1386,7 +1386,7 @@ def test_optional_names_are_left_out() -> None:
 
 
 def test_dry_run_raises_nothing() -> None:
-    """A dry run puts all that would be an error into the table, on top."""
+    """A dry run lists everything that would be an error at the top of the table."""
     namespace = notebook(TRAINER + "big = bytes(1000)")
     captured = capture("trainer, big, foo", namespace, dry_run=True)
     assert [each.name for each in captured.names if not each.via] == ["foo", "trainer", "big"]
@@ -1426,7 +1426,7 @@ def test_spark_objects(holder: str, path: str, spark: Any) -> None:
 
 
 def test_large_buffers_travel_beside_the_payload() -> None:
-    """A large array is not copied into the payload; names that share it still do, and it can be written to."""
+    """A large array is not copied into the payload. Names that share it still do, and it can be written to."""
     import numpy
 
     large = numpy.arange(1_000_000.0)
@@ -1444,7 +1444,7 @@ def test_large_buffers_travel_beside_the_payload() -> None:
 
 
 def test_calls(tmp_path: Path) -> None:
-    """A function and its arguments travel together, sharing what they share."""
+    """A function and its arguments are sent together, and share what they shared."""
     namespace = notebook("def train(data, rate=0.1, **more): return data, rate, more['same'] is data, base\nbase = 5")
     data = [1]
     function, kwargs = unpack_call(pack_call(namespace["train"], {"data": data, "same": data}, None).payload)
@@ -1473,7 +1473,7 @@ def test_importable_functions_are_called_by_reference() -> None:
 
 @pytest.mark.parametrize("with_namespace", [True, False])
 def test_calls_that_cannot_travel(with_namespace: bool) -> None:
-    """Paths start at the function's or the argument's name, and all problems are in one error."""
+    """Paths begin with the name of the function or the argument, and all problems are in one error."""
     namespace = notebook(TRAINER + "def train(data): return trainer")
     data = [iter([1]), (item for item in ())]
     with pytest.raises(CaptureError) as raised:
@@ -1489,7 +1489,7 @@ def test_an_argument_with_the_functions_name() -> None:
 
 
 def test_nothing_heavy_is_imported() -> None:
-    """The module asks for the standard library and cloudpickle alone."""
+    """The module imports only the standard library and cloudpickle."""
     code = "import sys, sparkring.capture.cell; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
     environment = {"PYTHONPATH": str(Path(module.__file__).parents[1])}
     done = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True)

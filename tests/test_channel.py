@@ -121,7 +121,7 @@ def test_frames_of_several_threads_do_not_mix():
 
 
 def test_the_wrong_secret_is_refused(door):
-    """Neither side goes on: the driver never welcomes, the member says why."""
+    """Both sides stop: the driver does not accept the member, and the member says why."""
     with pytest.raises(ChannelClosed):
         dial("127.0.0.1", door.listener.port, b"t" * 32)
     assert door.welcomed == 0
@@ -146,7 +146,7 @@ def test_a_driver_that_does_not_know_the_secret_is_refused():
 
 
 def test_another_service_is_told():
-    """What answers with something else is no driver of this version."""
+    """The error says that the service is not a driver of this version."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def web() -> None:
@@ -163,7 +163,7 @@ def test_another_service_is_told():
 
 
 def test_a_replayed_proof_is_refused(door):
-    """A proof that was right for one connection is not for the next: the nonces are new each time."""
+    """A proof is valid for one connection only, because each connection has new nonces."""
     connection = dial("127.0.0.1", door.listener.port, SECRET)
     connection.close()
     first, second = door.raw(), door.raw()
@@ -244,7 +244,7 @@ def test_half_a_frame_is_no_frame(door):
     ],
 )
 def test_what_is_no_message_ends_the_connection(header):
-    """A header that is cut, disagrees with its prefix, or is no message's: nothing after it is taken."""
+    """If a header is cut off, contradicts its prefix, or is not a message's, nothing after it is read."""
     left, right = pair()
     left._sock.sendall(PREFIX.pack(len(header), 100) + header + bytes(100))
     with pytest.raises(ProtocolError):
@@ -254,7 +254,7 @@ def test_what_is_no_message_ends_the_connection(header):
 
 
 def test_text_in_the_place_of_a_frame():
-    """It is refused once its beginning has arrived, rather than taken for a prefix whose header is then awaited."""
+    """It is refused as soon as its beginning arrives. Otherwise, the text would be taken for the size of a header."""
     left, right = pair()
     left._sock.sendall(b"Traceback (most recent call last):")
     with pytest.raises(ProtocolError, match="Traceback"):
@@ -264,7 +264,7 @@ def test_text_in_the_place_of_a_frame():
 
 
 def test_a_part_that_no_memory_can_hold():
-    """The connection to its sender is given up; the thread that reads it is not lost."""
+    """The connection to the sender is closed, and the thread that reads it goes on."""
     left, right = pair()
     header = json.dumps({"message": "Output", "stream": "stdout", "sizes": [1 << 62]}).encode()
     left._sock.sendall(PREFIX.pack(len(header), 1 << 62) + header)
@@ -287,7 +287,7 @@ def test_nothing_follows_half_a_frame():
 
 
 def test_closing_ends_everything(watch):
-    """close() wakes whoever waits, and leaves no thread, with peers proven, silent and half-way."""
+    """close() wakes all waiting threads and leaves none, whether peers are authenticated, silent or in between."""
     found = Door()
     connection = dial("127.0.0.1", found.listener.port, SECRET)
     with found.raw(), found.raw() as half:

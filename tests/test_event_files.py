@@ -92,7 +92,7 @@ def test_written_anew_each_time():
 
 
 def test_all_or_nothing(monkeypatch):
-    """If the disk is full, the earlier files stay, and nothing of the new ones."""
+    """If the disk is full, the earlier files stay, and no new ones are left."""
     import tensorboard.summary.writer.event_file_writer as writers
 
     path = saved(keras(0, 1.0, 1.0, 1), keras(1, 1.0, 1.0, 1))

@@ -32,7 +32,7 @@ def running(cell: Callable[[FakeRank], object], size: int = 2) -> Iterator[Gang]
 
 
 def events_until(condition: Callable[[], object], gang: Gang) -> list[Event]:
-    """What poll() gives until the condition holds."""
+    """Return the events of poll() until the condition holds."""
     found: list[Event] = []
     deadline = time.monotonic() + 60
     while not condition():
@@ -46,7 +46,7 @@ def ended(execution: Execution) -> bool:
 
 
 def test_requests_one_after_another(watch):
-    """Ranks are placed when all have come; each request has its own outcome, and some ranks may sit one out."""
+    """Ranks get numbers when all have connected. Each request has its own outcome, perhaps on only some ranks."""
     with running(lambda rank: (rank.world.rank, rank.world.local_size, rank.request.source)) as gang:
         first = gang.submit(CELL._replace(run=CELL.run._replace(source="one")))
         found = events_until(lambda: first.done, gang)
@@ -83,7 +83,7 @@ def test_no_output_is_lost_however_much_waits(watch):
 
 
 def test_each_request_begins_with_how_the_gpus_were_used(watch):
-    """Members tell changes only: what was told during one cell is there in the record of the next."""
+    """Members report only changes, so a cell's record begins with the last reports from earlier cells."""
     told = iter([True, False])
 
     def cell(rank: FakeRank) -> None:
@@ -98,7 +98,7 @@ def test_each_request_begins_with_how_the_gpus_were_used(watch):
 
 
 def test_the_cause_is_found_among_several_failures(watch):
-    """A rank that died counts before the exception that its death causes in another, whichever comes first."""
+    """A rank that died comes before the exception that its death causes on another rank, whichever arrives first."""
 
     class HorovodInternalError(RuntimeError):
         pass
@@ -117,7 +117,7 @@ def test_the_cause_is_found_among_several_failures(watch):
 
 
 def test_an_interrupt(watch):
-    """Ranks that come back from it are stopped, not failed; one that had finished keeps its value."""
+    """Ranks that respond to it are stopped, not failed. A rank that had finished keeps its value."""
 
     def cell(rank: FakeRank) -> int:
         if rank.world.rank:
@@ -134,7 +134,7 @@ def test_an_interrupt(watch):
 
 
 def test_a_connection_that_breaks_off(watch):
-    """Its rank is lost, with the node named."""
+    """Its rank counts as lost, and the failure names the node."""
 
     def cell(rank: FakeRank) -> None:
         if rank.world.rank == 1:
@@ -157,7 +157,7 @@ def test_a_connection_that_breaks_off(watch):
     ],
 )
 def test_what_is_no_message_ends_that_peer(header, said, watch):
-    """It is lost, with the reason; the other ranks go on until the run is ended."""
+    """The peer counts as lost, and the failure has the reason. The other ranks continue until the run is ended."""
 
     def cell(rank: FakeRank) -> int:
         if rank.world.rank == 1:
@@ -175,7 +175,7 @@ def test_what_is_no_message_ends_that_peer(header, said, watch):
 
 
 def test_a_member_that_comes_twice(watch):
-    """The second one is turned away, and so is one with a number that does not exist; the first one carries on."""
+    """The second one is refused, and so is a number that does not exist. The first one continues."""
 
     def cell(rank: FakeRank) -> int:
         turned_away = 0
@@ -196,7 +196,7 @@ def test_a_member_that_comes_twice(watch):
 
 
 def test_a_silent_member_is_given_up(watch, monkeypatch):
-    """One of which nothing is heard any more."""
+    """A member that has sent nothing for too long counts as lost."""
     monkeypatch.setattr(gangs, "SILENT_LIMIT_S", 0.4)
     with running(lambda rank: rank.interrupted.wait(60), 1) as gang:
         execution = gang.submit(CELL)
@@ -205,7 +205,7 @@ def test_a_silent_member_is_given_up(watch, monkeypatch):
 
 
 def test_members_that_do_not_come(watch, monkeypatch):
-    """The first that is missing is named."""
+    """The error names the first member that is missing."""
     monkeypatch.setattr(FakeLauncher, "start", lambda self, size, ticket: None)
     monkeypatch.setattr(FakeLauncher, "give_up_after_s", 0.0)
     with running(lambda rank: None) as gang, pytest.raises(MemberLost, match=r"2 of 2 ranks did not start.*member 0"):

@@ -98,7 +98,7 @@ def test_a_name_that_is_bound_anew_is_the_newer(value, other):
 
 
 def test_an_object_that_is_gone_is_not_taken_for_another():
-    """A new object with the id() of a deleted one is not taken for that."""
+    """A new object with the id() of a deleted one is not taken for the deleted one."""
     held, notebook = sent(Thing())
     for _ in range(100):
         notebook["x"] = Thing()

@@ -50,7 +50,7 @@ def pins(constraints):
 
 
 def test_lower_bounds_are_what_the_oldest_set_has():
-    """Each dependency has one, and it is the version tested, up to the parts that the bound leaves out."""
+    """Each dependency has a lower bound, which is the tested version up to the parts that the bound leaves out."""
     setup = configparser.ConfigParser(interpolation=None)
     setup.read(ROOT / "setup.cfg")
     extras = setup["options.extras_require"]

@@ -52,7 +52,7 @@ def test_places_are_complete_and_agree(nodes):
 
 @given(st.integers(1, 9), st.integers(0, 4), st.integers(0, 3))
 def test_each_rank_gets_the_next_gpus(ranks, each, more):
-    """The same number for each rank, none twice, in order, and the rest for nobody."""
+    """Each rank gets the same number of GPUs, in order. No GPU is given twice, and the rest are left over."""
     addresses = [str(index) for index in range(ranks * each + more)]
     shared = share_gpus(addresses, ranks, each)
     assert [len(own) for own in shared] == [each] * ranks
@@ -76,6 +76,6 @@ def test_every_rank_finds_its_gpus_by_its_local_rank(nodes, each):
 
 
 def test_a_shared_gpu_stands_there_once():
-    """Tasks with a fraction of a GPU may have the same one."""
+    """Tasks that each have a fraction of a GPU may have the same GPU."""
     placed = place_ranks(["a", "a", "a"], [["1"], ["1"], ["0"]])
     assert gpu_environments(placed)["a"]["CUDA_VISIBLE_DEVICES"] == "1,0"

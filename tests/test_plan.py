@@ -33,7 +33,7 @@ def of(*ranks: dict[str, Any], np: int = -4, items: int | None = 100, **room: An
 
 
 def test_cores_bind():
-    """An item that keeps half a core busy fits twice on each core. More at once do not end sooner."""
+    """An item that keeps half a core busy fits twice on each core. Running more at once would not be faster."""
     found = of()
     assert (found.fits, found.binds, found.warning) == (16, "cores", "")
     assert found.start_s == 3.5

@@ -79,7 +79,7 @@ def test_an_item_takes_its_scripts_along():
 
 
 def test_a_view_that_fails_at_the_end(runs, monkeypatch):
-    """It does not take the result away."""
+    """The result is still returned."""
 
     def close(record: RunRecord) -> None:
         raise OSError("the page is gone")

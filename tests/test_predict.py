@@ -270,7 +270,7 @@ def test_columns_of_all_kinds(spark, no_folder_left):
 
 
 def test_the_first_rows_go_through_the_model_here(frame):
-    """What does not fit is told before there is a job: no model process has started."""
+    """What does not fit is an error before there is a job: no model process has started."""
     import torch
 
     net = torch.nn.Linear(2, 3).train()
@@ -308,7 +308,7 @@ def test_spark_connect():
 
 
 def test_errors_of_tasks(frame, spark, no_folder_left):
-    """A failed row is named with its partition; a model that cannot be loaded is told as such; both end the query."""
+    """A failed row is named with its partition, and a model that cannot be loaded with its host; both end the query."""
 
     def fails_late(batch):
         if (batch["id"] == 2600).any():

@@ -30,7 +30,7 @@ WORSE = optuna.pruners.ThresholdPruner(upper=3.0)  # prunes a trial when it repo
 
 @pytest.fixture(autouse=True)
 def quiet_optuna():
-    """What Optuna logs would be in the tests' output, and importing its importance would take a second."""
+    """Hide Optuna's log, and do without optuna.importance, whose import would take a second."""
     level = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     yield
@@ -81,7 +81,7 @@ def test_a_pruned_trial_ends_at_its_next_report(runs):
 
 
 def test_trials_have_what_the_sampler_chooses(runs):
-    """The values are those that Optuna's own loop would try. The last trials follow the results of those before."""
+    """The values are those that Optuna's own loop would try. The last trials depend on the results of earlier ones."""
     space = {
         "lr": sparkring.log_uniform(1e-5, 1e-1),
         "width": [64, 128],
@@ -225,7 +225,7 @@ def test_a_users_own_study(runs):
 
 
 def test_an_error_of_the_users_pruner_ends_the_run(runs):
-    """As an error of an iterable does: the items that run are finished, and the error shows the user's lines."""
+    """As after an error of an iterable, items that run are finished, and the error shows the user's lines."""
 
     class Broken(optuna.pruners.BasePruner):
         def prune(self, study: Any, trial: Any) -> bool:

@@ -16,7 +16,7 @@ from sparkring.launchers import every_slot, slots_table
 
 
 def refusals() -> list[str]:
-    """Of two ranks, of a rank for each slot, and of a session; without processes here as an alternative, at the end."""
+    """Return the errors for two ranks, for a rank per slot, and for a session."""
     messages = []
     for ask in (lambda: find_session(2, print), every_slot, sparkring.spark):
         with pytest.raises(LaunchError) as failure:

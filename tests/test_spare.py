@@ -111,7 +111,7 @@ def test_horovod_and_pools_on_forked_ranks(local, spares, monkeypatch):
 
 
 def test_the_ends_of_forked_ranks(local, spares):
-    """A rank's signal and a member's are told as those of new processes are; the spare's own end harms no rank."""
+    """Signals of ranks and members are reported as those of new processes. The spare process's end harms no rank."""
     found = new(spares, "pandas")
     ready(spares)
     with pytest.raises(RunFailed) as caught:

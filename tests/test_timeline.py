@@ -18,7 +18,7 @@ def event(kind: str, at: float, name: str = "", pid: int = 1) -> str:
 
 
 def named(name: str, pid: int = 1) -> str:
-    """As Horovod writes it: it does not escape names."""
+    """Return the event that names a tensor, as Horovod writes it: names are not escaped."""
     return f'{{"name": "process_name", "ph": "M", "pid": {pid}, "args": {{"name": "{name}"}}}}'
 
 
@@ -96,7 +96,7 @@ def test_what_happens_at_once_counts_once_in_the_whole_and_apart_by_tensor():
 
 
 def test_who_was_late():
-    """The others wait for the last rank, from when the last but one is ready; waits at the same time count once."""
+    """The others wait for the last rank, from when the second to last is ready. Waits at the same time count once."""
     one = operation(0, ready={0: 10, 2: 40, 1: 90})
     other = operation(0, pid=2, ready={2: 5, 0: 60, 1: 95})
     third = operation(1000, ready={0: 10, 1: 20, 2: 80})
@@ -118,7 +118,7 @@ def test_pieces_make_no_difference(piece):
 
 
 def test_a_cut_file_is_made_whole():
-    """Cut off at any byte, what is kept is valid JSON, and has every event that was whole."""
+    """A file that is cut off at any byte is kept as valid JSON, with every complete event."""
     data = written([named("a"), *operation(0)])
     for end in range(2, len(data)):
         found, text = brought(data[:end])
@@ -132,7 +132,7 @@ def test_a_cut_file_is_made_whole():
 
 
 def test_names_that_horovod_does_not_escape():
-    """A quotation mark in a tensor's name breaks Horovod's JSON, and not what is kept."""
+    """A quotation mark in a tensor's name breaks Horovod's JSON, but the saved file is valid."""
     found, text = brought(written([named('w"<b>{"ph": "B"}'), *operation(0)]))
     assert found.problem == ""
     assert found.slowest[0].name == 'w"<b>{"ph": "B"}'
@@ -172,7 +172,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)
 def test_what_is_no_timeline(data):
-    """No error, a summary that says what is wrong, and valid JSON."""
+    """There is no error: the summary says what is wrong, and the file is valid JSON."""
     found, text = brought(data)
     assert isinstance(json.loads(text), list)
     assert found.wall_s >= 0
@@ -205,7 +205,7 @@ def test_memory_is_bounded(monkeypatch):
 
 
 def test_what_is_missing_is_said():
-    """A connection that was lost, bytes that were too large to keep, and a stream that is damaged."""
+    """A lost connection, bytes that were too many to keep, and a damaged stream are reported."""
     data = written(operation(0))
     assert brought(data)[0].problem == ""
     assert "was lost" in brought(data, whole=False)[0].problem

@@ -46,7 +46,7 @@ def advice(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
 
 @pytest.mark.parametrize("what", UNKNOWN)
 def test_a_name_that_the_ranks_do_not_know(what: str, advice: Callable[[str], str]) -> None:
-    """Its error names the way out, whoever looked for it; other errors are left as they are."""
+    """The error says what to do, whatever code looked up the name. Other errors are left as they are."""
     source, name = UNKNOWN[what]
     expected = f"`{name}` is not known on the ranks: define it in the cell or in the notebook, or name it with --push."
     assert advice(source) == (expected if name else "")

@@ -213,7 +213,7 @@ def test_rows_can_be_read_once(barrier, spark):
 
 
 def test_empty_partitions(barrier, spark):
-    """Frames of empty partitions have the columns nevertheless."""
+    """Frames of empty partitions still have the columns."""
     frame = spark.range(0, 6, 1, 3).filter("id > 3")
     assert barrier("len(list(rows)), size", frame).values == [(0, 3), (0, 3), (2, 3)]
     assert barrier("found = rows.to_pandas()\nlen(found), list(found)", frame).values[0] == (0, ["id"])

@@ -247,11 +247,11 @@ def test_a_hundred_launches_leave_nothing(driver):
 
 
 def test_a_member_that_falls_silent(local, monkeypatch):
-    """A supervisor that sends nothing and does not disconnect (it is frozen, or its host is gone) is ended as lost."""
+    """A member that sends nothing and does not disconnect (it is frozen, or its host is gone) is ended as lost."""
     silences = Members.silences
 
     def as_an_hour_later(members):
-        """Let the frozen supervisor be silent for an hour longer than it is."""
+        """Let the frozen member be silent for an hour longer than it is."""
         found = silences(members)
         for member in found:
             with contextlib.suppress(psutil.NoSuchProcess):

@@ -230,7 +230,7 @@ def test_timeout(ring, limit):
 
 
 def test_a_frozen_rank_is_named_at_the_timeout(ring, limit):
-    """A rank that was stopped by SIGSTOP is reported as frozen, and is ended nevertheless."""
+    """A rank that was stopped by SIGSTOP is reported as frozen, and is still ended."""
 
     def frozen(record):
         pid = record.ranks[1].pid

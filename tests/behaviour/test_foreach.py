@@ -60,7 +60,7 @@ class Pools:
 
 @pytest.fixture
 def pools(request: pytest.FixtureRequest, watch: Any) -> Pools:
-    """Processes on this machine or, for a test that takes `ring` or `spark`, at its place."""
+    """Pools on this machine or, for a test that takes `ring` or `spark`, at that place."""
     if "ring" in request.fixturenames:
         return Pools(watch.mark, request.getfixturevalue("ring").where)
     return Pools(watch.mark, "spark" if "spark" in request.fixturenames else "local")
@@ -271,7 +271,7 @@ def test_short_items_are_given_ahead(ring, pools, tmp_path, monkeypatch):
 
 @pytest.mark.standalone("executors run the items")
 def test_more_at_once_than_spark_has_slots(spark, pools, tmp_path):
-    """Of 20 items that may run at once, the four run for which there are slots. The user's session goes on."""
+    """Twenty items may run at once, but only four run, since there are four slots. The user's session stays up."""
     most = 0
     pools.notebook["folder"] = tmp_path / "begun"
     pools.notebook["folder"].mkdir()
@@ -309,7 +309,7 @@ def test_more_at_once_than_spark_has_slots(spark, pools, tmp_path):
 
 
 def test_rows_of_a_dataframe(spark, pools, tmp_path, monkeypatch):
-    """A hundred partitions run on four slots, and groups of rows. Their results are kept, and are found again."""
+    """A hundred partitions, and groups of rows, run on four slots. Their results are kept, and are found again."""
     if not hasattr(pyspark.sql.pandas.types, "_create_converter_to_pandas"):
         pytest.skip("Spark before 3.5 cannot convert columns as toPandas() does")
     monkeypatch.setenv("SPARKRING_CACHE", str(tmp_path / "cache"))
@@ -328,7 +328,7 @@ def test_rows_of_a_dataframe(spark, pools, tmp_path, monkeypatch):
 
 
 def test_large_values_both_ways(pools):
-    """An item's array and its value, of 200 MB, arrive. The array that the cell reads is not copied for each item."""
+    """An item's array of 16 MB and its value of 200 MB arrive. The array that the cell reads is not copied per item."""
     pools.notebook["arrays"] = [np.full(2_000_000, float(number)) for number in range(3)]
     pools.notebook["np"] = np
     pools.notebook["shared"] = np.ones(5_000_000)
@@ -340,7 +340,7 @@ def test_large_values_both_ways(pools):
 def test_rings(pools):
     """With --np-each 2, each item runs on two connected ranks, and the next item on the same ranks.
 
-    PyTorch's random numbers are seeded, too, also for the item that imports it. A trial that is pruned ends on both
+    PyTorch's random numbers are seeded, too, even for the item that imports it. A trial that is pruned ends on both
     ranks, without a traceback, although one waits for the other in a collective, and even if it catches the interrupt.
     """
     pools.notebook["seeds"] = [seed_of(0, number) for number in range(4)]
@@ -429,7 +429,7 @@ def test_plan(pools, tmp_path, monkeypatch, watch):
 
 
 def proportional_bytes(pid: int) -> int:
-    """How much memory a process holds, in which what n processes share counts as an nth for each of them."""
+    """How much memory a process holds. Memory that n processes share counts as one nth for each of them."""
     found = re.search(r"^Pss: +(\d+) kB$", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
     return int(found[1]) * 1024
 
@@ -515,7 +515,7 @@ print("study", [trial.state.name for trial in result.study.trials if trial.param
 
 
 def test_after_a_killed_kernel_a_search_goes_on(driver, tmp_path):
-    """Its study has the trials of the killed kernel, pruned ones too. The trial that ran runs again, as another one."""
+    """Its study has the trials of the killed kernel, even pruned ones. The running trial runs again, as a new one."""
     (tmp_path / "endless").touch()
     killed = driver(SEARCHES.replace("LAST", "7"))
     killed.wait()

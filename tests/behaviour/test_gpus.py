@@ -1,4 +1,4 @@
-"""Which rank has which GPUs, what it sees of the others', and how they are used; with an NVML made for the tests."""
+"""Which rank has which GPUs, which ones it sees, and how their use is reported, with an NVML made for the tests."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def found_by(driver, script):
 
 
 def test_local(driver, four_gpus):
-    """Local rank r has the next K of the driver's GPUs, and sees all ranks'; what is used of them is told and saved."""
+    """Local rank r has the next K GPUs of the driver, and sees those of all ranks. Their use is reported and saved."""
     found = found_by(driver, LOCAL)
     assert found["as they are"] == [[["0"], None, None], [["1"], None, None]], "the environment is left alone"
     assert found["one each"] == [[["0"], "0,1", "PCI_BUS_ID"], [["1"], "0,1", "PCI_BUS_ID"]]
@@ -188,7 +188,7 @@ def test_without_gpus(driver, monkeypatch):
 
 
 def test_a_driver_that_does_not_answer(driver, four_gpus, monkeypatch):
-    """An NVML that cannot be opened has no GPU to offer."""
+    """If NVML cannot be opened, there are no GPUs to use."""
     monkeypatch.delenv("FAKE_GPUS")
     found = found_by(driver, WITHOUT)
     assert found["as they are"] == [[[], None, None]]
@@ -217,7 +217,7 @@ def test_spark(driver, four_gpus, gpu_cluster):
 
 @pytest.mark.standalone("the resources are asked of the executors")
 def test_a_session_without_gpus(tasks):
-    """The settings are named where they help; on the driver alone Spark has no GPUs to give."""
+    """The error names the settings that help, or, in local mode, says that Spark assigns no GPUs."""
     with pytest.raises(LaunchError, match="needs 1 GPU for each task, but Spark assigns 0") as caught:
         tasks.run("rank", n=2, gpus=1)
     alone = "(local[" in str(caught.value)
@@ -226,7 +226,7 @@ def test_a_session_without_gpus(tasks):
 
 
 def test_the_stub_is_what_pynvml_opens(four_gpus):
-    """Else the tests above would test nothing."""
+    """Otherwise, the tests above would test nothing."""
     done = subprocess.run(
         [sys.executable, "-c", "import pynvml; pynvml.nvmlInit(); print(pynvml.nvmlDeviceGetCount())"],
         capture_output=True,

@@ -125,7 +125,7 @@ equal = all(np.array_equal(a, b) for a, b in zip(kept.get_weights(), model.get_w
 
 @keras_3
 def test_horovod_with_tf_keras(local, tmp_path):
-    """A cell that imports tf_keras gets ranks where tf.keras is that, so Horovod's own callbacks fit its models."""
+    """A cell that imports tf_keras gets ranks where tf.keras is tf_keras, so Horovod's callbacks suit its models."""
     pytest.importorskip("tf_keras")
     result = local.run(TF_KERAS, framework="horovod", namespace={"folder": str(tmp_path)})
     first, second = result.values
@@ -135,7 +135,7 @@ def test_horovod_with_tf_keras(local, tmp_path):
 
 
 def test_ranks_get_the_keras_that_the_cell_uses():
-    """The decision alone: values of Keras 3 must not meet another Keras."""
+    """This tests the decision alone: values of Keras 3 must not be used with another Keras."""
     assert is_used("import tf_keras as keras", ())
     assert is_used("    from tf_keras.layers import Dense", ())
     assert is_used("model.fit(x)", {"tf_keras", "numpy"})
@@ -219,7 +219,7 @@ data = numbers(model, model.optimizer)
 @keras_3
 @pytest.mark.parametrize("backend", ["torch", "jax"])
 def test_other_backends_of_keras(local, tmp_path, backend):
-    """A rank that was killed trains on from its checkpoint with the same numbers; fit() reports by itself."""
+    """A rank that was killed continues from its checkpoint with the same numbers; fit() reports its metrics."""
     result = local.run(
         GOES_ON,
         1,

@@ -96,10 +96,10 @@ def test_libraries_train_on_all_ranks(pair, tmp_path, monkeypatch, wait_until):
         assert first[2] == second[2], "the ranks train one model"
         assert (len(first[3]), sorted(first[3] + second[3])) == (16, [float(row) for row in range(32)])
         assert first[4] == second[4]
-    # Other tests follow on these ranks, so the process group of the last library must not be left.
+    # Other tests use these ranks afterwards, so the process group of the last library must not remain.
     pair.run("import torch\ntorch.distributed.destroy_process_group()", framework="torch")
 
-    # Lightning resets the handlers of signals, also the one that writes stacks; without a stack, no rank is idle. After
+    # Lightning resets signal handlers, even the one that writes stacks; without a stack, no rank counts as idle. After
     # a cell, a rank first drops the cell's objects.
     def states():
         return [row[2] for row in describe.stacks_table(pair.gang.stacks())]

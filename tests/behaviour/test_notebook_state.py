@@ -124,7 +124,7 @@ def test_what_changes_between_cells(shared_gang, loggers, modules, monkeypatch):
 
 
 def test_another_pythons_packages_are_left_out(tmp_path):
-    """The ranks' own packages stand where the notebook's own stood; entries of neither Python keep their places."""
+    """The ranks' own packages take the places of the notebook's. Entries that belong to neither Python keep theirs."""
     dev, beside, late = (str(tmp_path / name) for name in ("dev", "beside", "late"))
     for folder in (dev, beside, late):
         os.mkdir(folder)

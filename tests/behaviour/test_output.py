@@ -77,7 +77,7 @@ def test_partial_lines_are_shown_before_they_end(ring):
 
 @pytest.mark.any_launcher
 def test_odd_bytes_and_a_last_line_without_its_end(ring):
-    """Bytes that are not UTF-8 are shown as \\xNN; a last line without a newline is a line."""
+    """Bytes that are not UTF-8 are shown as \\xNN; a last line without a newline counts as a line."""
     result = ring.run(r"""
         import os
         print("ünïcode ✓")

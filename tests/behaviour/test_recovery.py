@@ -74,7 +74,7 @@ def test_the_next_attempt_goes_on(count, tmp_path):
 
 @pytest.mark.any_launcher
 def test_the_cell_is_run_again(count, tmp_path):
-    """The run continues from what is saved, and says so. With --fresh, it starts over and deletes no checkpoint."""
+    """The run continues from what is saved, and says so. With --fresh, it starts over and deletes no checkpoints."""
     count(last=20)
     before = names(tmp_path / "run")
     again = count(last=40)
@@ -89,7 +89,7 @@ def test_the_cell_is_run_again(count, tmp_path):
 
 @pytest.mark.any_launcher
 def test_a_changed_cell_is_asked_about(count):
-    """The error shows what has changed and what to do; --resume continues nevertheless."""
+    """The error shows what has changed and what to do; with --resume, the run continues anyway."""
     count(last=20)
     changed = COUNT.replace('state["sum"] += step', 'state["sum"] += 2 * step')
     with pytest.raises(CheckpointError) as caught:
@@ -106,7 +106,7 @@ def test_a_changed_cell_is_asked_about(count):
 
 @pytest.mark.any_launcher
 def test_changed_data_are_asked_about(ring, tmp_path):
-    """Changed data are an error, as the position of a checkpoint means nothing in them."""
+    """Changed data is an error, because the position in a checkpoint is not valid in it."""
 
     def write(rows: int) -> object:
         pq.write_table(pa.table({"x": np.arange(rows)}), tmp_path / "data.parquet")
@@ -129,7 +129,7 @@ begun
 
 @pytest.mark.any_launcher
 def test_the_damaged_one_is_passed_over(count, tmp_path):
-    """All ranks continue from the checkpoint before it. Only reading shows the damage, but it costs no restart."""
+    """All ranks continue from the checkpoint before it. The damage shows only on reading, but counts as no restart."""
     count(last=40)
     file = tmp_path / "run" / names(tmp_path / "run")[-1] / "rank-0.safetensors"
     data = bytearray(file.read_bytes())
@@ -205,7 +205,7 @@ if rank == 0 and not os.path.exists(mark):
 
 
 def test_a_save_that_fails_in_the_background_fails_the_run(local, tmp_path):
-    """The run fails at the end of the cell at the latest: a cell whose last checkpoint is lost has not succeeded."""
+    """The run fails at the end of the cell, if not before: without its last checkpoint, the cell has not succeeded."""
     cell = """
 import os, shutil
 from sparkring import checkpoints

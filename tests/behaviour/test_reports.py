@@ -52,7 +52,7 @@ def test_arrays_of_one_number_are_numbers(ring):
 
 @pytest.mark.any_launcher
 def test_a_metric_that_is_no_number(ring):
-    """The rank raises a TypeError at the cell's line that names the metric."""
+    """The rank raises a TypeError that names the metric, at the line of the cell."""
     with pytest.raises(RunFailed, match=r"TypeError: log\(accuracy=…\): str is not a number") as caught:
         ring.run("from sparkring import log\nlog(loss=1, accuracy='high')")
     assert "cell line 3" in str(caught.value)

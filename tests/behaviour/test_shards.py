@@ -112,7 +112,7 @@ def test_the_record_tells_which_row_groups_each_rank_reads(ring, numbered):
 @pytest.mark.pair
 @pytest.mark.any_launcher
 def test_horovod_trains_on_shards_with_keras(ring, numbered):
-    """Ranks have equally many steps, each with an allreduce, so that no rank waits for another at the end."""
+    """Ranks have the same number of steps, each with an allreduce, so that no rank waits for another at the end."""
     data = shards(numbered, 32, columns={"x": ["x", "y"], "y": "y"}, dtype="float32")
     result = ring.run("""
         import horovod.tensorflow.keras as hvd
@@ -132,7 +132,7 @@ def test_horovod_trains_on_shards_with_keras(ring, numbered):
 @pytest.mark.standalone("the shards are read on the executors")
 @pytest.mark.versions("of PyTorch and pyarrow")
 def test_torch_trains_on_shards(ring, numbered):
-    """Each rank takes part in equally many collectives that the cell calls itself."""
+    """All ranks take part in the same number of collectives, which the cell itself calls."""
     data = shards(numbered, 32, columns={"x": ["x", "y"], "y": "y"}, dtype="float32")
     result = ring.run("""
         import torch, torch.distributed as dist
@@ -190,7 +190,7 @@ def test_a_data_error_on_a_rank_is_one_sentence(ring, numbered):
 
 
 def test_what_is_wrong_for_so_many_ranks_is_told_before_they_start(numbered, local, tmp_path):
-    """Too few rows, a transform that returns too few, or a column that is no tensor are errors before the ranks start.
+    """Too few rows, a transform that returns too few, or a column that no tensor can hold are errors before the start.
 
     An exception that the transform itself raises in the driver is not.
     """

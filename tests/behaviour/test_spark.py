@@ -1,4 +1,4 @@
-"""Launches that Spark cannot carry out: found before anything waits, and told with the way out."""
+"""Launches that Spark cannot carry out are refused before anything waits, and the error says what to do."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_a_stopped_session_is_told(attempts):
 
 
 def test_a_java_that_has_ended_is_told(attempts):
-    """In one sentence, although pyspark itself still takes the session for one that runs."""
+    """The error is one sentence, although pyspark itself still believes that the session is running."""
     kind, text, *_ = attempts["Java has ended"]
     assert kind == "LaunchError"
     assert "Java process of the SparkSession has ended: restart the kernel" in text
@@ -199,13 +199,13 @@ def test_a_fixed_port(attempts):
 
 
 def test_under_a_local_master_members_run_this_python(attempts):
-    """Even if Spark is set to run another Python, which has neither this one's version nor its packages."""
+    """This holds even if Spark is set to run another Python, which lacks this one's version and packages."""
     assert attempts["another Python"][2] == [0]
     assert attempts["its rows"] == [[[0, 1], sys.executable], [[2, 3], sys.executable]]
 
 
 def test_executors_with_another_python(driver, lonely_master, tmp_path):
-    """What that Python lacks is told in one sentence, with both paths and the setting; our packages are not mixed in.
+    """One sentence says what that Python lacks, with both paths and the setting. Our packages are not mixed in.
 
     The user's code may import there what sparkring and sparkdl offer, even though the libraries behind it are missing.
     While there is no executor, np=0, which takes every slot, says that there are none.
@@ -229,5 +229,5 @@ def test_executors_with_another_python(driver, lonely_master, tmp_path):
 
 
 def test_a_module_that_spark_ships_is_there_on_the_ranks(attempts):
-    """Also where the driver's own copy of it cannot be seen."""
+    """Ranks can import it even if they cannot see the driver's own copy."""
     assert attempts["a shipped module"] == [42, 42]

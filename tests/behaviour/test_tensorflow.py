@@ -62,7 +62,7 @@ weights = [w.tolist() for w in model.get_weights()]
 def test_multi_worker_mirrored_strategy(ring, notebook_cell):
     """Each rank is a worker of one cluster, the replicas are in sync, and the weights equal.
 
-    Functions of the notebook and of the cell become graphs, their branches too.
+    Functions of the notebook and of the cell become graphs, and so do their branches.
     """
     namespace = notebook_cell("def magnitude(x):\n    if x < 0:\n        x = -x\n    return x")
     env = tuple(LEGACY.items())
@@ -75,7 +75,7 @@ def test_multi_worker_mirrored_strategy(ring, notebook_cell):
 
 @pytest.mark.slow
 def test_a_strategy_in_a_later_cell(workers):
-    """The strategy can be made after other cells, and again."""
+    """The strategy can be made after other cells, and more than once."""
     assert workers.values("rank", framework="plain") == [0, 1]
     for _ in range(2):
         cell = "import tensorflow as tf\ntf.distribute.MultiWorkerMirroredStrategy().num_replicas_in_sync"
@@ -96,7 +96,7 @@ data.epoch
 
 @pytest.mark.slow
 def test_a_shard_is_read_to_its_end(fitting_workers, tmp_path):
-    """TensorFlow takes each batch apart, a part for each rank, and a fit goes on until all parts have had a step."""
+    """TensorFlow divides each batch among the ranks, and a fit goes on until each part has been used in a step."""
     rows = pa.table({"x": np.arange(320, dtype="f4"), "y": np.zeros(320, "f4")})
     pq.write_table(rows, tmp_path / "data.parquet", row_group_size=100)
     namespace = {"data": shards(tmp_path / "data.parquet", 32)}
@@ -124,7 +124,7 @@ model.fit(x, y, batch_size=16, verbose=0)
 
 @pytest.mark.slow
 def test_the_help_of_tensorflow_runs_with_every_keras(workers, notebook_cell):
-    """fit() does not with Keras 3, and is followed by what to use instead."""
+    """Only fit() fails with Keras 3, and its error is followed by what to use instead."""
     namespace = notebook_cell(
         "import numpy as np\nx = np.random.default_rng(0).random((64, 4)).astype('float32')\n"
         "y = x.sum(1, keepdims=True)\n"
@@ -222,7 +222,7 @@ def makes_its_own(n):
 
 
 def test_mirrored_strategy_runner_with_a_strategy_of_the_functions_own(local, monkeypatch):
-    """Then the function is called outside any strategy; a machine without GPUs is no obstacle, and a notice says so."""
+    """Such a function is called outside any strategy. On a machine without GPUs, it runs, and a notice says so."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     runner = MirroredStrategyRunner(num_slots=1, local_mode=True, use_custom_strategy=True)
     assert runner.run(makes_its_own, n=3) == (3, False)

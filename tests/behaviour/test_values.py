@@ -103,7 +103,7 @@ def test_a_class_of_the_cell_comes_back(ring):
 
 @pytest.mark.any_launcher
 def test_pull_brings_names_of_rank_0(ring):
-    """--pull brings the named variables of rank 0."""
+    """--pull copies the named variables of rank 0."""
     assert ring.run("best, name = rank + 5, 'a'", pull=("best", "name")).pulled == {"best": 5, "name": "a"}
 
 

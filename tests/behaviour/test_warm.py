@@ -672,9 +672,9 @@ def test_held_slots_are_shown_and_a_starving_job_is_explained(spark_gang, spark,
 
 
 def test_a_session_of_our_own_and_one_that_ends(driver):
-    """The notebook's jobs run beside a gang for which sparkring made the session.
+    """The notebook's jobs run in the same session as a gang for which sparkring made the session.
 
-    When a session is stopped, its gang ends, which is said, and nothing waits; a later cell's error gives the reason.
+    When a session is stopped, its gang ends at once, and a message says so. A later cell's error gives the reason.
     """
     text = driver("""
         import threading

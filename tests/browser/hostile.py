@@ -1,4 +1,4 @@
-"""Hostile texts that ranks may print, which try to be more than text: 200 of them, each with its own number."""
+"""Hostile strings that ranks may print, which try to be more than text: 200 of them, each with its own number."""
 
 from __future__ import annotations
 

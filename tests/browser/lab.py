@@ -45,7 +45,7 @@ def chromium() -> str | None:
 
 
 class Lab(NamedTuple):
-    """A server that runs, and the folder of its notebooks."""
+    """A running server, and the folder of its notebooks."""
 
     url: str
     token: str
@@ -61,7 +61,7 @@ class Lab(NamedTuple):
         return path
 
     def ask(self, path: str, method: str = "GET") -> Any:
-        """What the server's own interface answers."""
+        """Return the answer of the server's REST API."""
         request = urllib.request.Request(f"{self.url}{path}", method=method)
         request.add_header("Authorization", f"token {self.token}")
         with urllib.request.urlopen(request, timeout=DEADLINE_S) as answer:
@@ -69,11 +69,11 @@ class Lab(NamedTuple):
 
     @property
     def outcome(self) -> Path:
-        """Where the quickstart writes what it has reached, as `make demo` asks it to."""
+        """The file to which the quickstart writes its results, as `make demo` asks it to."""
         return self.folder.parent / "outcome.json"
 
     def session(self, name: str) -> dict[str, Any]:
-        """What the server says of a notebook that has a kernel."""
+        """Return what the server knows about a notebook that has a kernel."""
         return next(each for each in self.ask("/api/sessions") if each["path"] == f"{name}.ipynb")
 
     def kernel(self, name: str) -> psutil.Process:
@@ -84,7 +84,7 @@ class Lab(NamedTuple):
 
 @contextlib.contextmanager
 def jupyterlab(folder: Path) -> Iterator[Lab]:
-    """A separate server, without anybody's settings; when it ends, so has everything that it started."""
+    """Run a separate server with default settings. At the end, everything that it has started has ended, too."""
     for name in ("notebooks", "config", "data", "runtime", "home", "ipython", "tmp"):
         (folder / name).mkdir(parents=True)
     write_kernel_spec(folder / "data" / "kernels" / "python3")  # whatever kernels the user has installed
@@ -179,7 +179,7 @@ def axe(page: Page, within: str, *rules: str) -> list[str]:
     """What axe-core finds that is an obstacle to people who cannot see or do not use a mouse."""
     if not page.evaluate("'axe' in window"):
         page.add_script_tag(content=_AXE)
-    # What passes would be described, too, for each of some ten thousand elements.
+    # Without this option, axe would also describe the elements that pass, which are some ten thousand.
     options = {"resultTypes": ["violations"], **({"runOnly": rules} if rules else {})}
     found = page.evaluate("([within, options]) => axe.run(within, options)", [within, options])
     return [
@@ -209,7 +209,7 @@ class Notebook:
         self.wait(idle=False)
 
     def wait(self, *, kernel: bool = True, idle: bool = True) -> None:
-        """Until the cells are there and the kernel, if there is to be one, has answered."""
+        """Wait until the cells are there and the kernel, if there is to be one, has answered."""
         expect(self.cell(0)).to_be_visible()
         if not kernel:
             self.page.get_by_role("dialog").get_by_role("button", name="No Kernel").click()
@@ -220,7 +220,7 @@ class Notebook:
         return self.page.locator(f".jp-Notebook-cell[data-windowed-list-index='{at}']")
 
     def show(self, at: int) -> None:
-        """Scroll to a cell: of a long notebook, only those near what is in sight are part of the page."""
+        """Scroll to a cell, because only the cells near the visible ones are part of the page."""
         self.page.evaluate("at => window.jupyterapp.shell.currentWidget.content.scrollToItem(at, 'start')", at)
         expect(self.cell(at)).to_be_attached()
 
@@ -228,7 +228,7 @@ class Notebook:
         return self.cell(at).locator(".sr-panel")
 
     def static(self, at: int) -> Locator:
-        """The view that stays, which is out of sight while the panel is live."""
+        """The static view, which is hidden while the panel is live."""
         return self.cell(at).locator("[data-sparkring-static]")
 
     def run(self, at: int, *, wait: bool = False) -> None:
@@ -245,7 +245,7 @@ class Notebook:
         return self.cell(at).locator(".jp-InputPrompt")
 
     def command(self, name: str, **arguments: Any) -> None:
-        """One of JupyterLab's own commands."""
+        """Run one of JupyterLab's own commands."""
         self.page.evaluate(
             "([name, arguments]) => window.jupyterapp.commands.execute(name, arguments).then(() => null)",
             [name, arguments],
@@ -268,13 +268,13 @@ class Notebook:
         return found
 
     def theme(self, look: str) -> None:
-        """Make everything "light" or "dark"."""
+        """Set the theme, "light" or "dark"."""
         self.command("apputils:change-theme", theme=f"JupyterLab {look.title()}")
         light = str(look == "light").lower()
         expect(self.page.locator(f"body[data-jp-theme-light='{light}']")).to_have_count(1)
 
     def save(self) -> nbformat.NotebookNode:
-        """Save it, and read what has been saved."""
+        """Save the notebook, and read what has been saved."""
         self.command("docmanager:save")
         return nbformat.read(self.path, as_version=4)
 

@@ -193,7 +193,7 @@ def test_what_stays(notebook: Notebook, opened: Opened) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def nothing_happened(opened: Opened) -> Iterator[Any]:
-    """None of the texts has opened a dialog or made a request."""
+    """None of the strings has opened a dialog or made a request."""
     yield
     assert opened.errors == []
     assert [url for url in opened.requests if SENTINEL in url] == []

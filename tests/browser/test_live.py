@@ -110,7 +110,7 @@ class Watched:
         )
 
     def number(self, locator: Locator) -> int:
-        """The last number in a text."""
+        """Return the last number in an element's text."""
         return int(re.findall(r"\d+", locator.inner_text())[-1])
 
     def reset(self) -> None:

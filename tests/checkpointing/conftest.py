@@ -76,7 +76,7 @@ def nothing_on_its_way():
 
 @pytest.fixture(scope="module")
 def numbered(tmp_path_factory):
-    """320 rows in row groups of 50: x counts on."""
+    """320 rows in row groups of 50; x counts the rows."""
     folder = tmp_path_factory.mktemp("numbered")
     x = np.arange(320)
     pq.write_table(pa.table({"x": x.astype("f4"), "y": (x % 7).astype("f4")}), folder / "a.parquet", row_group_size=50)

@@ -1,4 +1,4 @@
-"""The power fails at any operation of a save, or a byte changes: what was saved is found, or the damage is told."""
+"""If the power fails during a save, or a byte changes, what was saved is found, or the damage is reported."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STEPS = (10, 20, 30, 40)
 
 
 def state_of(step: int) -> dict[str, Any]:
-    """The state at a step, which can be told from that at any other."""
+    """The state at a step, which differs from that at any other step."""
     numbers = np.random.default_rng(step)
     return {
         "weights": numbers.standard_normal((40, 50)).astype(np.float32),
@@ -33,7 +33,7 @@ def state_of(step: int) -> dict[str, Any]:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal to the last bit?"""
+    """Whether two states are equal to the last bit."""
     if isinstance(other, dict):
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in other)
     if isinstance(other, list):
@@ -53,14 +53,14 @@ def restored(directory: Path) -> int:
 
 
 class Course(NamedTuple):
-    """How a training went: which steps it saved, as far as it was told, and at which it was told of a failure."""
+    """How a training went: which steps it saved, and at which steps it heard of a failure."""
 
     saved: list[int]
     failed: list[int]
 
 
 def train(directory: Path, keep: int, background: bool) -> Course:
-    """Save at each of STEPS, whatever comes of it."""
+    """Save at each of STEPS, even if a save fails."""
     course = Course([], [])
     training = checkpoints(directory, keep=keep, background=background)
     for step in STEPS:
@@ -75,7 +75,7 @@ def train(directory: Path, keep: int, background: bool) -> Course:
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
-    """So that a file of some kilobytes is written in several pieces."""
+    """Write a file of a few kilobytes in several pieces."""
     monkeypatch.setattr(tensors, "CHUNK_BYTES", 4096)
 
 
@@ -83,7 +83,7 @@ def small_pieces(monkeypatch):
     ("how", "keep", "background"), [(CUT, 1, True), (LOSSY, 1, True), (LOSSY, 2, False), (ONCE, 2, True)]
 )
 def test_nothing_is_lost_wherever_the_power_goes(tmp_path, capsys, how, keep, background):
-    """At each operation of four saves: no state comes back that was not saved, and no step is lost that was."""
+    """Whichever operation of four saves fails, no saved step is lost, and nothing else is restored."""
     places, found_steps, lost, corrupt = 0, 0, [], []
     while True:
         root = tmp_path / "disk"
@@ -127,7 +127,7 @@ def one_cut(root: Path, at: int, how: str, keep: int, background: bool) -> tuple
 
 
 def test_one_byte_anywhere_is_told(tmp_path, monkeypatch, capsys):
-    """200 checkpoints, each with one bit changed or its end cut off: it is named, and the one before comes back."""
+    """In each of 200 checkpoints, one bit changes or the end is cut off: the one before is restored, with a message."""
     monkeypatch.setattr(tensors, "sync", lambda descriptor: None)  # the power does not fail here
     rng = random.Random(5)
     directory = tmp_path / "run1"
@@ -166,7 +166,7 @@ def damage(file: Path, rng: random.Random) -> str:
 
 
 def goes_on(directory: Path, step: int) -> None:
-    """What is left of the failure is in nobody's way: a later training saves, and finds what it saved."""
+    """What the failure has left does no harm: a later training saves, and finds what it saved."""
     training = checkpoints(directory, keep=2)
     state = state_of(0)
     assert training.restore(state) == step

@@ -85,7 +85,7 @@ def test_nothing_there(tmp_path, directory):
 
 
 def test_begun_only(directory):
-    """A folder without a commit is no checkpoint."""
+    """A folder without a commit is not a checkpoint."""
     place = directory / name(2)
     place.fs.makedirs(place.path)
     if directory.local:
@@ -113,7 +113,7 @@ def test_sizes(directory):
 
 
 def test_commits_cut_anywhere(directory):
-    """A commit that was cut off at any byte is damage."""
+    """A commit that was cut off at any byte counts as damaged."""
     saved(directory, name(1))
     path = (directory / name(1) / COMMIT).path
     data = directory.fs.cat_file(path)
@@ -130,7 +130,7 @@ def test_commits_cut_anywhere(directory):
 
 
 def test_one_bit_of_a_commit(directory):
-    """A commit with a single changed bit is damage."""
+    """A commit with a single changed bit counts as damaged."""
     saved(directory, name(1), code="é E 1e5")
     path = (directory / name(1) / COMMIT).path
     data = directory.fs.cat_file(path)
@@ -147,7 +147,7 @@ def test_one_bit_of_a_commit(directory):
     [{}, {"layout": 99}, {"layout": 1}, {"layout": 1, "files": 3}, {"layout": 1, "files": [["../x", 1, "xxh3_128:"]]}],
 )
 def test_commits_of_others(directory, content):
-    """A complete commit with content that this version does not know is damage."""
+    """A complete commit with content that this version does not know counts as damaged."""
     place = directory / name(1)
     place.fs.makedirs(place.path)
     folder._write_sealed(place / COMMIT, content)

@@ -88,7 +88,7 @@ def test_a_lost_rank(local, tmp_path):
 def sit():
     """`sit(rank, size)`: this process is that rank for torch, whose collectives do nothing.
 
-    Torch is imported here: each worker of pytest-xdist imports each module of tests, but one of them runs this one.
+    Torch is imported here, because every worker of pytest-xdist imports this module, but only one runs its tests.
     """
     global torch, dist, DeviceMesh, init_device_mesh, fully_shard, DTensor, Replicate, Shard
     import torch
@@ -106,7 +106,7 @@ def sit():
 
 
 def training(mesh=(2,), steps=0, kind="Adam"):
-    """A state with a model, 5 → 3, and its optimizer; sharded over a mesh, a mesh of a shape, or (None) not at all."""
+    """A state with a model, 5 → 3, and its optimizer, sharded over a mesh of this shape, or (None) not sharded."""
     model = torch.nn.Linear(5, 3)
     if isinstance(mesh, tuple):
         mesh = init_device_mesh("cpu", mesh, mesh_dim_names=("replicas", "pieces")[-len(mesh) :])

@@ -61,7 +61,7 @@ def test_ours_and_others(where):
 
 
 def test_nothing_there(where):
-    """A missing directory is told apart from an empty one."""
+    """A missing directory is distinguished from an empty one."""
     assert not inventory(where).exists
     where.fs.makedirs(where.path)
     found = inventory(where)

@@ -24,9 +24,9 @@ STEPS = 20
 
 @pytest.fixture(autouse=True, scope="module")
 def frameworks():
-    """TensorFlow and Horovod open files for good when they are first used.
+    """TensorFlow and Horovod open files when they are first used, and never close them.
 
-    They are imported here: each worker of pytest-xdist imports each module of tests, but one of them runs this one.
+    They are imported here, because every worker of pytest-xdist imports this module, but only one runs its tests.
     """
     global tf
     import horovod.tensorflow.keras as hvd
@@ -39,7 +39,7 @@ def frameworks():
 
 @pytest.fixture(autouse=True)
 def clean():
-    """Every test begins as a process does."""
+    """Give every test the state of a new process."""
     begin_anew(7)
 
 
@@ -131,7 +131,7 @@ def equal(these, those):
 
 @pytest.fixture(scope="module")
 def untorn(numbered):
-    """Four epochs in one go: the variables, the rows of each batch, the history."""
+    """Train four epochs without a stop. Return the variables, the rows of each batch, and the history."""
     begin_anew(7)
     seen = []
     data, model = numbered_shards(numbered), make()
@@ -144,7 +144,7 @@ def untorn(numbered):
 
 @pytest.mark.parametrize(("every", "torn", "kept"), [(7, 35, 35), ("epoch", 30, 20)])
 def test_a_training_that_goes_on_is_bit_equal(numbered, untorn, every, torn, kept):
-    """Weights, Adam's moments, dropout, the order of the data: as if it had not been interrupted."""
+    """Weights, Adam's moments, dropout and the order of the data are as if it had not been interrupted."""
     want, want_seen, want_history = untorn
     store, first = Memory(), []
     data, model = numbered_shards(numbered), make()
@@ -178,7 +178,7 @@ def fit(model, data, *callbacks, **more):
 
 
 def test_the_rest_of_an_epoch_on_more_ranks(numbered):
-    """It is divided anew, the epochs after it are whole, and the step numbers continue."""
+    """The rest is divided among all ranks, later epochs are whole, and the step numbers continue."""
     store = Memory()
     data, model = numbered_shards(numbered), make()
     with pytest.raises(Stop):
@@ -198,7 +198,7 @@ def test_the_rest_of_an_epoch_on_more_ranks(numbered):
 
 
 def test_a_fit_that_is_stopped_in_an_epoch_and_goes_on_later(numbered):
-    """What was read of the epoch counts in the checkpoint; another fit() of the same process begins the epoch anew."""
+    """The checkpoint has the position in the epoch. Another fit() in the same process starts the epoch over."""
     store = Memory()
     data, model = numbered_shards(numbered), make()
     resume = resuming.resume(store, model, data=data)
@@ -238,7 +238,7 @@ def test_without_data_and_with_validation():
 
 
 def test_a_data_set_whose_length_nobody_knows():
-    """A generator's first epoch is saved on the way, too."""
+    """The first epoch of a generator is saved before its end, too."""
     store, x = Memory(), np.ones((4, 2), "f4")
     rows = tf.data.Dataset.from_generator(
         lambda: ((x, x[:, 0]) for _ in range(5)),
@@ -250,7 +250,7 @@ def test_a_data_set_whose_length_nobody_knows():
 
 
 def test_replicas_take_no_data(numbered, monkeypatch):
-    """TensorFlow cuts their batches up anew, so a position would be a guess."""
+    """TensorFlow divides the batches among the replicas again, so their position in the data is unknown."""
     monkeypatch.setattr(tensorflow_state, "replicas", lambda model: 2)
     with pytest.raises(CheckpointError, match=r"trains on 2 replicas.*leave data out"):
         resuming.resume(Memory(), make(), data=numbered_shards(numbered))
@@ -266,7 +266,7 @@ def test_replicas_take_no_data(numbered, monkeypatch):
     ],
 )
 def test_what_cannot_be_resumed(wrong, message):
-    """It is said before the training."""
+    """The error is raised before the training."""
     with pytest.raises((CheckpointError, OptionsError), match=message):
         wrong()
 
@@ -275,13 +275,13 @@ def test_what_cannot_be_resumed(wrong, message):
 
 
 def kept(state):
-    """What comes back from a file."""
+    """Return what would be read back from a file."""
     skeleton, leaves = tree.flatten(parts.tree_of(state))
     return tree.rebuild(json.loads(json.dumps(skeleton)), copy.deepcopy(leaves))
 
 
 def trained(model, steps=3):
-    """A step by hand is quicker than a fit()."""
+    """Train a few steps in a loop, which is faster than fit()."""
     x = np.random.default_rng(0).random((8, 2)).astype("f4")
     for _ in range(steps):
         with tf.GradientTape() as tape:
@@ -295,7 +295,7 @@ def trained(model, steps=3):
 
 @pytest.fixture
 def horovod():
-    """A ring of one."""
+    """A ring of one rank."""
     import horovod.tensorflow.keras as hvd
 
     hvd.init()
@@ -343,7 +343,7 @@ def test_optimizers_of_all_kinds(horovod, name):
 
 
 def test_what_horovod_has_added_up(horovod):
-    """Gradients of steps that were not applied yet, also where Horovod has not made its variables yet."""
+    """Gradients that were not applied yet are restored, even if Horovod has not made its variables yet."""
     model = trained(make(horovods(tf.keras.optimizers.SGD(0.1), backward_passes_per_step=4), 0.0), 2)
     found = kept(model)
     trained(model, 2)
@@ -420,7 +420,7 @@ def test_models_that_do_not_fit():
 
 
 def test_models_of_ones_own_and_code_in_checkpoints():
-    """They take their weights back; load() gives arrays by name where it would have to run what it reads."""
+    """Their weights are restored. load() returns arrays by name if it would otherwise run code from the checkpoint."""
 
     class Own(tf.keras.Model):
         def __init__(self):
@@ -452,7 +452,7 @@ def test_models_of_ones_own_and_code_in_checkpoints():
 
 
 def test_layers_modules_variables_tensors_and_optimizers_on_their_own():
-    """As in a training loop without fit()."""
+    """They are saved and restored, as in a training loop without fit()."""
     layer = tf.keras.layers.Dense(2)
     layer.build((None, 3))
     optimizer = tf.keras.optimizers.Adam(0.5)
@@ -498,7 +498,7 @@ def test_layers_modules_variables_tensors_and_optimizers_on_their_own():
 
 
 def test_tensorflows_random_states_come_back():
-    """What operations outside of functions draw, the global generator's numbers, and the seeds of Keras' layers."""
+    """Operations outside functions, the global generator and Keras' layers draw the same numbers again."""
 
     def draw():
         shared = tf.random.get_global_generator().uniform([2]).numpy().tolist()
@@ -520,7 +520,7 @@ def test_tensorflows_random_states_come_back():
 
 @pytest.fixture
 def told(monkeypatch):
-    """What is told of checkpoints, with Keras patched as on a rank."""
+    """The reports about checkpoints, with Keras patched as on a rank."""
     import keras.src.callbacks
     import keras.src.engine.training
 
@@ -546,7 +546,7 @@ def saved_events(told):
 
 
 def test_what_model_checkpoint_writes_is_told(told, tmp_path):
-    """Files, folders and TensorFlow's own, with the epoch, the size and its metrics; it writes what it always did."""
+    """Files, folders and TensorFlow's checkpoints are reported, with epoch, size and metrics, and written as usual."""
     x = np.ones((32, 2), "f4")
     make().fit(
         x,
@@ -585,7 +585,7 @@ def test_a_model_that_is_not_the_best_is_not_told(told, tmp_path):
 
 
 def test_what_backup_and_restore_writes_is_told(told, tmp_path):
-    """And so is what it removes; it still resumes a training where that was interrupted."""
+    """What it writes and what it removes is reported, and it still resumes an interrupted training."""
     x = np.ones((64, 2), "f4")
     model = make()
     keep = tf.keras.callbacks.BackupAndRestore(str(tmp_path))
@@ -613,7 +613,7 @@ def test_what_backup_and_restore_writes_is_told(told, tmp_path):
 
 
 def test_what_goes_wrong_in_telling_hurts_no_training(told, tmp_path, monkeypatch):
-    """The model is written, the fit goes on."""
+    """The model is written, and the fit continues."""
     monkeypatch.setattr(keras_hooks, "_size_bytes", lambda path: 1 / 0)
     x = np.ones((4, 2), "f4")
     make().fit(x, x[:, 0], verbose=0, callbacks=[tf.keras.callbacks.ModelCheckpoint(str(tmp_path / "m.keras"))])

@@ -32,7 +32,7 @@ def fit(store, seed, stop=0):
 @pytest.mark.slow
 @pytest.mark.versions("of Keras, in which the training is resumed")
 def test_a_ring_goes_on(pair, numbered, tmp_path):
-    """Horovod's ranks, from a directory that all can reach: weights as if nothing had happened, on every rank."""
+    """Ranks of Horovod continue from a shared directory, with the weights of an uninterrupted training."""
     result = pair.run(
         f"""{TRAIN}
 whole = fit(checkpoints(folder + "-whole"), seed=7)

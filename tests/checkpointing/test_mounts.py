@@ -1,4 +1,4 @@
-"""Checkpoints on storage that is no disk: a mount of an object store, memory://, and a server that speaks S3."""
+"""Checkpoints on storage that is not a disk: a mount of an object store, memory://, and a server that speaks S3."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def goes_back(directory: str, **options) -> int:
 
 
 def step_of(path: str) -> int:
-    """Of the checkpoint that a file belongs to."""
+    """Return the step of the checkpoint that a file belongs to."""
     return int(path.split("/")[-2].partition(".")[0])
 
 
@@ -57,7 +57,7 @@ def files(directory: str) -> list[str]:
 
 
 def remembers(directory: str, **options) -> None:
-    """What any storage must do: save, go back, remove what is old, tell what is damaged."""
+    """Check what any storage must do: save, restore, remove old checkpoints, and report damaged ones."""
     store = checkpoints(directory, keep=2, best="loss", **options)
     for step in range(1, 7):
         save(store, step, loss=abs(step - 2))
@@ -93,7 +93,7 @@ def remembers(directory: str, **options) -> None:
 
 @pytest.fixture
 def mount(tmp_path, monkeypatch):
-    """`mount(lag=…, …)`: dbfs:/ is on such a mount; nothing may be asked of it that it refuses, but for syncing."""
+    """`mount(lag=…, …)` puts dbfs:/ on such a mount. Only syncing may be tried although the mount refuses it."""
     root = tmp_path / "mount"
     root.mkdir()
     monkeypatch.setenv("SPARKRING_DBFS_ROOT", str(root))
@@ -109,14 +109,14 @@ def mount(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("syncs", [True, False])
 def test_a_mount_that_only_writes_in_one_go(mount, syncs):
-    """No seek, no append, no rename; a mount that cannot sync either is good enough."""
+    """There is no seek, append or rename; a mount that cannot sync either is good enough."""
     with mount(syncs=syncs) as found:
         remembers("dbfs:/ml/run1")
     assert bool(found.refused) is not syncs
 
 
 def test_listings_that_are_stale(mount, run, monkeypatch):
-    """They cost nothing that is needed; a run resumes from a checkpoint by name; once they settle, all is in order."""
+    """No checkpoint is lost. A run resumes by name, and once listings are up to date, everything is in order."""
     with mount(lag=LAG) as found:
         store = checkpoints("dbfs:/ml/run1", keep=2)
         for step in range(1, 30):
@@ -144,7 +144,7 @@ def test_listings_that_are_stale(mount, run, monkeypatch):
 
 
 def test_a_file_may_be_too_large_for_a_mount(mount, capsys):
-    """It is said which save failed, where and why, and what to do; what was there is still there."""
+    """The error says which save failed, where, why, and what to do. Earlier checkpoints are still there."""
     with mount(limit_bytes=50_000):
         store = checkpoints("dbfs:/ml/run1")
         save(store, 1)
@@ -216,7 +216,7 @@ def bucket(watch, request) -> str:
 
 @pytest.mark.parametrize("background", [True, False])
 def test_s3(bucket, watch, background):
-    """What a folder does, an object store does."""
+    """An object store does everything that a folder does."""
     watch.except_for(lambda: remembers(f"{bucket}/{uuid.uuid4().hex}/run1", background=background))
 
 

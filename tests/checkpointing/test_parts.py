@@ -18,7 +18,7 @@ from sparkring.errors import CheckpointError
 
 @pytest.fixture(autouse=True, scope="module")
 def framework():
-    """Torch is imported here: each worker of pytest-xdist imports each module of tests, but one runs this one."""
+    """Torch is imported here, because every worker of pytest-xdist imports this module, but only one runs its tests."""
     global torch
     import torch
     import torch.distributed.fsdp
@@ -283,7 +283,7 @@ def test_arrays_are_copied_into():
 
 
 def test_containers_of_objects_have_to_be_alike():
-    """Each object has its own place."""
+    """Each saved object is restored into the object at the same place."""
     found = kept({"models": [torch.nn.Linear(1, 1), torch.nn.Linear(2, 2)], "by": {"a": torch.nn.Linear(1, 1)}})
     with pytest.raises(CheckpointError, match=r"state\['models'\] has 1 items, .*2"):
         put_back({"models": [torch.nn.Linear(1, 1)]}, found)
@@ -374,7 +374,7 @@ def test_data_goes_on_where_it_was(numbered):
 
 
 def test_data_that_has_changed(numbered):
-    """A position means nothing in changed data. The error names the data."""
+    """A position is not valid in changed data. The error names the data."""
     found = kept({"data": shards(numbered, 10, columns=["x"])})
     pq.write_table(pa.table({"x": range(50)}), numbered / "b.parquet")
     with pytest.raises(

@@ -419,7 +419,7 @@ def test_at_the_end_of_a_cell(moody, directory):
 
 
 def test_a_commit_fails(moody):
-    """Data without a commit is no checkpoint, and is removed again."""
+    """Data without a commit is not a checkpoint, and is removed again."""
     moody.on(write=lambda path: path.endswith("commit.json") and fails(OSError(5, "Input/output error"))(path))
     found = checkpoints(moody.directory)
     with pytest.raises(CheckpointError, match="Input/output"):

@@ -266,7 +266,7 @@ def dtyped(text, shape=(1,)):
     ids=str,
 )
 def test_headers_that_lie(place, header):
-    """A header with impossible values is damage, and no memory is allocated for it."""
+    """A header with impossible values counts as damage, and no memory is allocated for it."""
     file = lying(place, header, bytes(8))
     tracemalloc.start()
     try:
@@ -279,7 +279,7 @@ def test_headers_that_lie(place, header):
 
 @pytest.mark.parametrize("length", [1, 2**31, 2**63, 2**64 - 1])
 def test_lengths_that_lie(place, length):
-    """A wrong length of the header is damage."""
+    """A wrong length of the header counts as damage."""
     with pytest.raises(CheckpointDamagedError):
         tensors.read(place, lying(place, array(), bytes(8), length))
 
@@ -298,7 +298,7 @@ def test_lengths_that_lie(place, length):
     )
 )
 def test_any_header(place, header):
-    """A header of any JSON is read, or is damage."""
+    """A header of any JSON is either read or counts as damage."""
     file = lying(place, header, bytes(8))
     try:
         tensors.read(place, file)

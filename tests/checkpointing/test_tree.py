@@ -18,7 +18,7 @@ from sparkring.errors import CheckpointError
 
 
 def same(one, other):
-    """Equal to the last bit, and of the same types all the way down."""
+    """Whether two states are equal to the last bit, with the same types at every level."""
     if type(one) is not type(other):
         return False
     if isinstance(one, np.ndarray | np.generic):
@@ -35,7 +35,7 @@ def same(one, other):
 
 
 def through(state):
-    """There and back, by way of JSON text."""
+    """Take a state apart, and rebuild it from JSON text."""
     skeleton, leaves = flatten(state)
     return rebuild(json.loads(json.dumps(skeleton, allow_nan=False)), leaves)
 
@@ -60,12 +60,12 @@ states = st.recursive(
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(states)
 def test_round_trip(state):
-    """Whatever can be held comes back to the last bit, of the same types."""
+    """Every value that a checkpoint can hold comes back to the last bit, with the same types."""
     assert same(through(state), state)
 
 
 def test_what_hypothesis_may_not_find():
-    """Infinities, negative zero, other NaNs, very long numbers, lone surrogates, keys alike as text."""
+    """Infinities, negative zero, other NaNs, very long integers, lone surrogates, and keys that are equal as text."""
     odd = struct.unpack("<d", struct.pack("<Q", 0x7FF8DEADBEEF0001))[0]
     state = {
         "floats": [math.inf, -math.inf, math.nan, odd, -0.0, 5e-324, 0.1],
@@ -87,7 +87,7 @@ def test_what_hypothesis_may_not_find():
 
 
 def test_names():
-    """Leaves are called by their paths, each by a name of its own."""
+    """Leaves are named by their paths, and no two have the same name."""
     leaves = flatten({"model": [{"weight": np.zeros(1)}], "a/b": np.zeros(2), "a": {"b": np.zeros(3)}})[1]
     assert {name: len(leaf) for name, leaf in leaves.items()} == {"model/0/weight": 1, "a/b": 2, "a/b~2": 3}
     assert list(flatten(np.zeros(1))[1]) == ["value"]
@@ -102,7 +102,7 @@ def test_arrays_as_they_are():
 
 
 def test_nothing_of_the_state_in_the_skeleton():
-    """What is changed in the state later does not reach what was taken from it."""
+    """Later changes to the state do not affect what was taken from it."""
     state = {"list": [1], "dict": {"a": [2]}}
     skeleton, leaves = flatten(state)
     before = json.dumps(skeleton)
@@ -114,7 +114,7 @@ def test_nothing_of_the_state_in_the_skeleton():
 
 
 def test_raw():
-    """A tensor whose dtype NumPy lacks goes through as it is."""
+    """A tensor whose dtype NumPy lacks is kept as it is."""
     raw = Raw("bfloat16", (2,), b"\0\1\2\3")
     skeleton, leaves = flatten({"w": raw})
     assert leaves == {"w": raw}
@@ -153,20 +153,20 @@ class Foo:
     ],
 )
 def test_what_cannot_be_held(state, told):
-    """What a checkpoint cannot hold is named by its path."""
+    """The error names the path of what a checkpoint cannot hold."""
     with pytest.raises(CheckpointError, match=told):
         flatten(state)
 
 
 def test_other_packages_dtypes():
-    """A dtype that another package has added to NumPy would come back as something else."""
+    """A dtype that another package has added to NumPy is refused: it would come back as another dtype."""
     ml_dtypes = pytest.importorskip("ml_dtypes")
     with pytest.raises(CheckpointError, match=r"state\['x'\] is an array of bfloat16"):
         flatten({"x": np.zeros(2, ml_dtypes.bfloat16)})
 
 
 def test_cycles_and_depth():
-    """A state that contains itself, or is too deep for JSON, is told and does not crash; sharing is no cycle."""
+    """A state that contains itself, or is too deep for JSON, raises an error. A shared object is not a cycle."""
     state = {"a": []}
     state["a"].append(state)
     with pytest.raises(CheckpointError, match=r"state\['a'\]\[0\] contains itself"):
@@ -183,6 +183,6 @@ def test_cycles_and_depth():
 
 @pytest.mark.parametrize("skeleton", [{"set": [1]}, {}, {"a": 1, "b": 2}, {"array": "no"}, {"float": "xy"}])
 def test_skeletons_of_others(skeleton):
-    """A skeleton that this version does not know is an error in words."""
+    """The error says that this version does not know the skeleton."""
     with pytest.raises(CheckpointError, match="does not know"):
         rebuild(skeleton, {})

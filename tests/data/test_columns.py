@@ -132,7 +132,7 @@ def test_nulls_change_a_dtype_where_it_was_decided_before():
 
 
 def test_decimals_become_floats_where_these_are_asked_for():
-    """Decimals become floats if a floating-point dtype is requested, or beside other numbers."""
+    """Decimals become floats if a floating-point dtype is requested, or if other numbers are in the same array."""
     price = [decimal.Decimal("1.25"), None]
     for more, dtype in (({"dtype": np.float32}, "f4"), ({"exact": False}, "f8")):
         found = converted(price, pa.decimal128(10, 2), **more)

@@ -86,7 +86,7 @@ def test_changed_files(spark, files, cache, tmp_path):
 
 
 def test_many_columns_and_long_lists(spark, files):
-    """What Spark leaves out of a plan's text makes a difference nevertheless."""
+    """What Spark leaves out of a plan's text still makes a difference."""
     from pyspark.sql import functions
 
     wide = lambda last: files().selectExpr(*(f"x + {last if i == 99 else i} AS c{i}" for i in range(100)))  # noqa: E731
@@ -119,7 +119,7 @@ def test_how_files_are_read(spark, tmp_path):
     ],
 )
 def test_rows_of_the_notebook(spark, one, other):
-    """DataFrames that their plans do not tell apart are told apart by their rows, whatever their order."""
+    """DataFrames whose plans are equal are distinguished by their rows, whatever the order of the rows."""
     versions = [version_of(spark.sql(f"SELECT * FROM VALUES {rows} AS t(a, b)")) for rows in (one, one, other)]
     assert versions[0] == versions[1] != versions[2]
     assert versions[0].startswith("rows-")
@@ -196,7 +196,7 @@ def test_vectors_become_arrays(spark, cache):
 
 
 def test_values_are_those_of_to_pandas(spark, cache):
-    """Times are those of the session's time zone, and other data in another zone; nulls and structs are kept."""
+    """Times are in the session's time zone, so another zone makes another copy. Nulls and structs are kept."""
     frame = spark.sql("SELECT id, timestamp'2020-01-01 10:00:00' AS at, IF(id < 30, id, NULL) AS x, struct(id) AS r "
                       "FROM range(40)")  # fmt: skip
     spark.conf.set("spark.sql.session.timeZone", "Asia/Kolkata")

@@ -47,7 +47,7 @@ def to_pandas(frame):
 
 
 def sent(part):
-    """What an item finds."""
+    """Return what an item gets."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # pyspark 3 calls an old function of pandas
         return pickle.loads(pickle.dumps(part))
@@ -87,7 +87,7 @@ def test_partitions(spark):
 
 
 def test_the_content_of_a_part_is_known_without_its_rows(spark, cache):
-    """Equal DataFrames have equal parts, even if the copy is written anew. Other partitions are other content."""
+    """Equal DataFrames have equal parts, even if the copy is written again. Other partitions are other content."""
     frame = spark.sql("SELECT * FROM VALUES (0, 0), (1, 1), (2, 2), (0, 3), (1, 4), (2, 5), (0, 6), (1, 7) AS _(k, x)")
     first = [digest(part) for part in partitions(frame.repartition(4, "k"))]
     shutil.rmtree(cache)

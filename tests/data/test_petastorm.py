@@ -35,7 +35,7 @@ GROUPS = (40, 40, 20, 40, 40, 10, 10)
 
 @pytest.fixture
 def uneven(tmp_path: Path) -> Path:
-    """A folder of three Parquet files, which Petastorm shares out as 110 rows and 90."""
+    """A folder of three Parquet files, which Petastorm divides into 110 and 90 rows."""
     return write(tmp_path / "uneven", ROWS)
 
 
@@ -245,7 +245,7 @@ def test_paths_as_users_type_them(uneven, monkeypatch, form):
 
 
 def test_uneven_steps_are_told(local, uneven):
-    """One rank warns once, with both numbers; none warns if all ranks have equally many steps, or never end."""
+    """One rank warns once, with both numbers. None warns if all have the same number of steps, or never end."""
     local.run("""
         from sparkring.data.petastorm import make_batch_reader
         for options in ({"batch_size": 16}, {"batch_size": 200}, {"batch_size": 16, "num_epochs": None}, {}):
@@ -709,7 +709,7 @@ DEATHS = {
 
 @pytest.mark.parametrize("death", DEATHS)
 def test_workers_that_die(local, uneven, death):
-    """Where Petastorm's own reader waits for ever, this one raises."""
+    """Petastorm's own reader would wait forever; this one raises an error."""
     cell, said = DEATHS[death]
     imports = """
         import os, signal, sys, threading

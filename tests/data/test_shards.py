@@ -41,7 +41,7 @@ from sparkring.wire.messages import DataOpened, DataPlanned, DataRead
 
 @pytest.fixture(scope="module", autouse=True)
 def frameworks():
-    """Both in use before the first test: TensorFlow opens a file, and torch's workers a socket, for good."""
+    """Use both before the first test: TensorFlow opens a file and torch's workers a socket, which stay open."""
     import tensorflow as tf
     import torch
 
@@ -75,7 +75,7 @@ def flat(batches):
 @pytest.mark.parametrize("size", [1, 3, 7])
 @pytest.mark.parametrize("shuffle", [False, True, 64])
 def test_every_row_is_read_once_and_evenly(numbered, size, shuffle):
-    """In full batches, and with what is left over treated as `remainder` says."""
+    """Batches are full, and the rows that are left over are treated as `remainder` says."""
     joined = seen(numbered, size, batch_size=16, shuffle=shuffle, remainder="join")
     assert sorted(x for rank in joined for x in flat(rank)) == list(range(1000))
     dropped = seen(numbered, size, batch_size=16, shuffle=shuffle)
@@ -90,7 +90,7 @@ def test_every_row_is_read_once_and_evenly(numbered, size, shuffle):
 
 
 def test_the_order_is_the_files_or_new_in_every_epoch(numbered):
-    """Row groups and rows are shuffled, the same on every machine for a seed."""
+    """Row groups and rows are shuffled. For a given seed, the order is the same on every machine."""
     assert flat(seen(numbered, 1, batch_size=10, shuffle=False)[0]) == list(range(1000))
     data = shards(numbered, 10, seed=0)
     epochs = [flat(batch["x"].tolist() for batch in data.as_numpy()) for _ in range(3)]
@@ -105,7 +105,7 @@ def test_the_order_is_the_files_or_new_in_every_epoch(numbered):
 
 
 def test_what_pandas_adds_is_no_column_of_the_data(tmp_path):
-    """Its index, unless it is asked for."""
+    """The index that pandas adds is left out, unless it is asked for."""
     pd.DataFrame({"x": [1, 2, 3]}, index=[7, 8, 9]).to_parquet(tmp_path / "a.parquet")
     assert list(shards(tmp_path, 3).spec) == ["x"]
     assert shards(tmp_path, 3, columns=["__index_level_0__"], shuffle=False).as_numpy().__next__() == {
@@ -114,7 +114,7 @@ def test_what_pandas_adds_is_no_column_of_the_data(tmp_path):
 
 
 def test_columns_rows_and_types(numbered):
-    """What was asked for, by name; several columns side by side; floats as wanted."""
+    """A batch has the chosen columns by name, several columns as one array, and floats of the chosen dtype."""
     data = shards(
         numbered,
         8,
@@ -139,21 +139,21 @@ def test_columns_rows_and_types(numbered):
 
 
 def test_arrow_tables_hold_the_same_rows_as_arrays(numbered):
-    """Batch by batch, in the same order."""
+    """Each table has the same rows as the batch of arrays, in the same order."""
     arrays = [batch["x"].tolist() for batch in shards(numbered, 32, seed=5).as_numpy()]
     tables = [table["x"].to_pylist() for table in shards(numbered, 32, seed=5).as_arrow()]
     assert arrays == tables
 
 
 def test_a_filter_changes_what_is_shared_out(numbered):
-    """Ranks are even in what passes, wherever it lies; columns of the filter need not be chosen."""
+    """The rows that pass are divided evenly, wherever they are. The filter's columns need not be chosen."""
     found = seen(numbered, 4, batch_size=5, columns=["x"], where="y < 200 or x == 777", remainder="join")
     assert [len(flat(rank)) for rank in found] == [25, 25, 25, 26]
     assert sorted(x for rank in found for x in flat(rank)) == [*range(100), 777]
 
 
 def test_partitions_are_columns(tmp_path):
-    """Read from the path, also if no other column is chosen."""
+    """They are read from the path, even if no other column is chosen."""
     for year in (2025, 2026):
         (tmp_path / f"year={year}").mkdir()
         pq.write_table(pa.table({"x": [year] * 3}), tmp_path / f"year={year}" / "a.parquet")
@@ -164,7 +164,7 @@ def test_partitions_are_columns(tmp_path):
 
 
 def test_a_transform_works_on_batches(numbered):
-    """It returns what a batch then holds, and is called once before that."""
+    """Its result becomes the batch. It is called once before the first batch, to find the shapes."""
     data = shards(
         numbered,
         100,
@@ -178,7 +178,7 @@ def test_a_transform_works_on_batches(numbered):
 
 
 def test_tensorflow_gets_static_shapes_and_all_rows(numbered):
-    """As dicts or tuples; iterated again, it is the next epoch."""
+    """Batches are dicts or tuples. Each further iteration reads the next epoch."""
     import tensorflow as tf
 
     data = shards(numbered, 64, remainder="pad")
@@ -207,7 +207,7 @@ def test_tensorflow_gets_static_shapes_and_all_rows(numbered):
 
 
 def test_an_epoch_is_over_with_its_last_batch(numbered):
-    """Whoever counts steps never asks for one more."""
+    """The last batch ends the epoch, because code that counts its steps does not ask for another batch."""
     for read in (
         lambda data: data.as_numpy(),
         lambda data: data.as_arrow(),
@@ -226,7 +226,7 @@ def test_an_epoch_is_over_with_its_last_batch(numbered):
 
 
 def test_an_epoch_that_is_left_early_is_begun_anew(numbered):
-    """So that a look at the first batch on one rank does not put it out of step with the others."""
+    """Otherwise, a rank that only looks at the first batch would be an epoch ahead of the others."""
     for peek in (
         lambda data: next(iter(data.as_tf())),
         lambda data: next(iter(data.as_torch())),
@@ -241,7 +241,7 @@ def test_an_epoch_that_is_left_early_is_begun_anew(numbered):
 
 
 def test_keras_reads_an_epoch_after_another(numbered):
-    """With a step count that need not be given, and validation data besides."""
+    """The number of steps need not be given, and validation data can be passed as well."""
     import tensorflow as tf
 
     model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
@@ -259,7 +259,7 @@ def test_keras_reads_an_epoch_after_another(numbered):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_torch_gets_the_same_batches_with_and_without_workers(numbered, workers):
-    """Tensors, lists of strings, in the order of the plan; len() is the steps."""
+    """The batches have tensors and lists of strings, in the order of the plan; len() is the number of steps."""
     import torch
 
     wanted = [batch["x"].tolist() for batch in shards(numbered, 30, seed=3, shuffle=90).as_numpy()]
@@ -290,7 +290,7 @@ def images(tmp_path):
 
 @pytest.mark.parametrize("shuffle", [16, False])
 def test_tensorflow_gets_large_batches_one_at_a_time(images, shuffle):
-    """All rows once, of static shape; an epoch is over with the last batch, and begun anew when left before."""
+    """All rows come once, with static shapes. The last batch ends an epoch; an epoch left before it starts over."""
     folder, pixels = images
     data = shards(folder, 8, raw={"image": ("uint8", pixels.shape[1:])}, shuffle=shuffle)
     read = data.as_tf("image", "n")
@@ -312,7 +312,7 @@ def test_tensorflow_gets_large_batches_one_at_a_time(images, shuffle):
 
 
 def test_tensorflow_takes_large_batches_over_without_a_copy(images, monkeypatch):
-    """What it hands out is the memory that rows were put in."""
+    """The tensors use the memory into which the reader put the rows."""
     folder, pixels = images
     made, empty = [], layout._empty
     monkeypatch.setattr(layout, "_empty", lambda *like: made.append(empty(*like)) or made[-1])
@@ -321,7 +321,7 @@ def test_tensorflow_takes_large_batches_over_without_a_copy(images, monkeypatch)
 
 
 def test_what_a_large_batch_lacks_is_told(images):
-    """By TensorFlow, with the reader's words; and no thread is left reading."""
+    """TensorFlow's error has the reader's message, and the thread that reads ends."""
     import tensorflow as tf
 
     folder, pixels = images
@@ -340,7 +340,7 @@ def test_what_a_large_batch_lacks_is_told(images):
 
 @pytest.mark.parametrize("most", [16, 1])
 def test_files_stay_open_for_row_groups_to_come(images, monkeypatch, most):
-    """But not more than OPEN_FILES; all are closed in the end."""
+    """At most OPEN_FILES files are open at a time, and all are closed in the end."""
     files, open_file = [], dataset.open_file
     monkeypatch.setattr(reader, "OPEN_FILES", most)
     monkeypatch.setattr(reader, "open_file", lambda *which: files.append(open_file(*which)) or files[-1])
@@ -357,7 +357,7 @@ def test_files_stay_open_for_row_groups_to_come(images, monkeypatch, most):
 
 
 def test_images_stand_in_binary_columns(tmp_path):
-    """As arrays of their own dtype and shape, in every format."""
+    """They become arrays of their own dtype and shape, in every format."""
     images = np.random.default_rng(0).integers(0, 256, (12, 4, 5, 3), np.uint8)
     pq.write_table(pa.table({"image": [image.tobytes() for image in images], "n": range(12)}), tmp_path / "a.parquet")
     data = shards(tmp_path, 4, raw={"image": ("uint8", (4, 5, 3))})
@@ -372,7 +372,7 @@ def test_images_stand_in_binary_columns(tmp_path):
 
 
 def test_times_are_int64_nanoseconds_for_tensors(tmp_path):
-    """Datetimes for NumPy, numbers where there are no times."""
+    """NumPy gets datetimes. Tensors get numbers, because they have no type for times."""
     pq.write_table(
         pa.table({"t": np.array(["1970-01-01T00:00:01"] * 2, "M8[us]"), "d": pa.array([1, 1], pa.date32())}),
         tmp_path / "a.parquet",
@@ -393,7 +393,7 @@ def test_times_are_int64_nanoseconds_for_tensors(tmp_path):
 )
 @settings(max_examples=40, deadline=None)
 def test_an_epoch_is_resumed_on_another_number_of_ranks(numbered, before, after, batch_size, steps, seed, shuffle):
-    """What was handed out before and after is every row, each once, whatever stopped in between."""
+    """The batches before and after the stop contain every row exactly once."""
     options = {"batch_size": batch_size, "columns": ["x"], "shuffle": shuffle, "seed": seed}
     read, position = [], None
     for rank in range(before):
@@ -424,7 +424,7 @@ def test_an_epoch_is_resumed_on_another_number_of_ranks(numbered, before, after,
 )
 @settings(max_examples=40, deadline=None)
 def test_as_many_ranks_read_on_in_the_same_order(numbered, size, batch_size, stops, shuffle, remainder, workers):
-    """Batch for batch what they would have been handed without the stops, also by several workers."""
+    """They get the same batches as without the stops, even with several workers."""
     options = {"batch_size": batch_size, "columns": ["x"], "shuffle": shuffle, "remainder": remainder}
     for rank in range(size):
         data = shards(numbered, rank=rank, size=size, **options)
@@ -449,7 +449,7 @@ def test_as_many_ranks_read_on_in_the_same_order(numbered, size, batch_size, sto
 
 
 def told_by(data):
-    """The rows that an epoch hands out, and the plan that was told of it, as the notebook gets it."""
+    """Return the rows of an epoch, and the plan that is reported for it, as the notebook gets it."""
     told = []
     with mock.patch.object(report, "_tell", lambda message: told.append(received(message))):
         rows = flat(batch.tolist() for batch in data.as_numpy("x"))
@@ -458,7 +458,7 @@ def told_by(data):
 
 
 def lies(x):
-    """In which file and row group of `numbered` a row is."""
+    """Return the file and the row group of `numbered` that contain a row."""
     file = (x >= 400) + (x >= 410)
     return int(file), int(x - (0, 400, 410)[file]) // 70
 
@@ -472,7 +472,7 @@ def lies(x):
 )
 @settings(max_examples=60, deadline=None)
 def test_the_plan_that_is_told_is_what_is_read(numbered, before, after, batch_size, steps, shuffle):
-    """Row group by row group in its order, within a buffer in any order; also for an epoch that other ranks began."""
+    """Row groups are read in the plan's order, rows in a buffer in any order; so is an epoch that other ranks began."""
     options = {"batch_size": batch_size, "columns": ["x"], "shuffle": shuffle, "remainder": "join"}
     for rank in range(after):
         first = shards(numbered, rank=rank % before, size=before, **options)
@@ -480,7 +480,7 @@ def test_the_plan_that_is_told_is_what_is_read(numbered, before, after, batch_si
         begun = list(itertools.islice(first.as_numpy("x"), steps))
         data = shards(numbered, rank=rank, size=after, **options).resume(first.position(step=steps))
         rest, plan = told_by(data)
-        same = steps and before == after  # the rank goes on in its own stretch
+        same = steps and before == after  # the rank continues in its own stretch
         rows = [*flat(batch.tolist() for batch in begun), *rest] if same else rest
         assert (plan.epoch, plan.begun, plan.rows) == (1, len(rows) - len(rest), len(rows))
         assert dict(plan.names) == {piece.file: f"part-{piece.file}.parquet" for piece in plan.pieces}
@@ -496,7 +496,7 @@ def test_the_plan_that_is_told_is_what_is_read(numbered, before, after, batch_si
     "read", [lambda data: data.as_numpy(), lambda data: data.as_tf(), lambda data: data.as_torch()]
 )
 def test_what_is_left_of_an_epoch_can_be_less_than_a_batch(numbered, read):
-    """It is passed over, and the next epoch is a whole one."""
+    """The rest is skipped, and the next epoch is complete."""
     data = shards(numbered, 300)
     data = data.resume(data.position(step=3))
     assert (data.steps, data.epoch) == (0, 1)
@@ -506,7 +506,7 @@ def test_what_is_left_of_an_epoch_can_be_less_than_a_batch(numbered, read):
 
 
 def test_where_tensorflow_is_has_to_be_said(numbered):
-    """It reads ahead, so what was handed to it is no measure."""
+    """TensorFlow reads ahead, so the number of batches that it took does not show the training's progress."""
     data = shards(numbered, 100)
     reading = iter(data.as_tf())
     next(reading)
@@ -517,7 +517,7 @@ def test_where_tensorflow_is_has_to_be_said(numbered):
 
 
 def test_what_is_told_is_what_was_handed_out(numbered, monkeypatch):
-    """Not what was read ahead; the end of an epoch is told with its last batch."""
+    """Rows that were only read ahead are not reported. The end of an epoch is reported with its last batch."""
     told = []
     monkeypatch.setattr(report, "_tell", lambda message: told.append(received(message)))
     for read in (
@@ -545,7 +545,7 @@ def test_what_is_told_is_what_was_handed_out(numbered, monkeypatch):
 
 
 def test_shards_travel_to_ranks(numbered):
-    """Made in the notebook, used in the cell: its state goes along, its record of what it has reported does not."""
+    """An object from the notebook keeps its state in the cell, but not its record of what it has reported."""
     data = shards(numbered, 10, where="x < 100", transform=lambda batch: batch, rank=0, size=1)
     list(data.as_numpy())
     copy = pickle.loads(cloudpickle.dumps(data))
@@ -554,7 +554,7 @@ def test_shards_travel_to_ranks(numbered):
 
 
 def test_it_says_what_it_is(numbered):
-    """In one line."""
+    """The repr is one line."""
     assert repr(shards(numbered, 64, rank=0, size=3)).endswith(
         "1,000 rows in 16 row groups of 3 files; 5 steps of 64 rows per epoch on each of 3 ranks>"
     )
@@ -586,19 +586,19 @@ def test_it_says_what_it_is(numbered):
     ],
 )
 def test_a_wrong_argument_is_told_where_it_is_given(numbered, options, told):
-    """In the notebook, before any launch."""
+    """The error is raised in the notebook, before any launch."""
     with pytest.raises(DataError, match=told):
         shards(numbered, **options)
 
 
 def test_what_is_no_source_is_told():
-    """A path or a DataFrame."""
+    """The error names the type, which is neither a path nor a DataFrame."""
     with pytest.raises(DataError, match="not a `int`"):
         shards(5)
 
 
 def test_fewer_rows_than_the_ranks_batches_need(numbered):
-    """Told before anything is read, with what to do."""
+    """The error comes before anything is read, and says what to do."""
     few = shards(numbered, 300, rank=0, size=4)
     for use in (len, repr, lambda data: next(data.as_numpy())):
         with pytest.raises(
@@ -611,7 +611,7 @@ def test_fewer_rows_than_the_ranks_batches_need(numbered):
 
 
 def test_columns_that_cannot_stand_side_by_side(numbered):
-    """Strings are no numbers."""
+    """Only columns of numbers can be combined in one array."""
     with pytest.raises(DataError, match="but only columns of numbers"):
         shards(numbered, 8, columns={"in": ["x", "s"]}).spec  # noqa: B018
     with pytest.raises(DataError, match="no column `q`"):
@@ -619,7 +619,7 @@ def test_columns_that_cannot_stand_side_by_side(numbered):
 
 
 def changing(batch):
-    """From row 500 on it gives another shape."""
+    """Return another shape from row 500 on."""
     return {"z": np.zeros((len(batch["x"]), 3 if batch["x"].max() < 500 else 4))}
 
 
@@ -643,7 +643,7 @@ def changing(batch):
     ],
 )
 def test_a_transform_that_changes_its_mind_is_named(numbered, transform, told):
-    """By the place where it did, in every format."""
+    """The error names the place where the shape or type changed, in every format."""
     data = shards(numbered, 20, transform=transform, shuffle=False)
     with pytest.raises(DataError, match=told):
         list(data.as_numpy())
@@ -654,7 +654,7 @@ def test_a_transform_that_changes_its_mind_is_named(numbered, transform, told):
 
 
 def test_a_transform_that_changes_its_mind_in_a_worker_is_named(numbered):
-    """Its error comes through torch as it is."""
+    """Torch passes on the worker's error unchanged."""
     with pytest.raises(DataError, match="the transform's `z`"):
         list(shards(numbered, 20, transform=changing, shuffle=False).as_torch(workers=1))
     gc.collect()  # the error's traceback refers to the iterator, which ends the worker
@@ -663,7 +663,7 @@ def test_a_transform_that_changes_its_mind_in_a_worker_is_named(numbered):
 
 
 def test_a_transform_that_is_wrong_from_the_first_row_on(numbered):
-    """Told when its shapes are asked for, which is before any batch."""
+    """The error is raised when the shapes are asked for, which is before any batch."""
     with pytest.raises(DataError, match="transform returned a single value of `z` for 16 rows"):
         shards(numbered, 20, transform=lambda b: {"z": b["x"].sum()}).spec  # noqa: B018
     with pytest.raises(DataError, match="no columns"):
@@ -673,7 +673,7 @@ def test_a_transform_that_is_wrong_from_the_first_row_on(numbered):
 
 
 def test_rows_that_change_their_shape_are_named(tmp_path):
-    """Lists of one length per file, but not of the same in all."""
+    """Within each file, all lists have the same length, but the files differ."""
     for length in (2, 3):
         pq.write_table(pa.table({"v": [[1.0] * length] * 5}), tmp_path / f"part-{length}.parquet")
     with pytest.raises(DataError, match=r"different lengths|of shape"):
@@ -697,7 +697,7 @@ def test_a_row_group_that_is_broken_is_named(numbered, tmp_path):
 
 
 def test_files_that_have_changed_since(tmp_path):
-    """Gone, or written anew with other rows."""
+    """The error says that a file has been removed or rewritten."""
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"x": range(10)}), path)
     data = shards(tmp_path, 2)
@@ -714,7 +714,7 @@ def reader_threads():
 
 
 def test_leaving_early_ends_the_thread(numbered):
-    """With any format; nothing is left reading."""
+    """The thread ends with any format."""
     for leave in (
         lambda: next(shards(numbered, 10).as_numpy()),
         lambda: next(shards(numbered, 10).as_arrow()),
@@ -730,7 +730,7 @@ def test_leaving_early_ends_the_thread(numbered):
 
 @pytest.mark.parametrize("turn", range(20))
 def test_a_reader_that_is_killed_is_told_and_nobody_waits(numbered, turn):
-    """The thread is ended from outside, wherever it is: an error comes, and not a hang."""
+    """If the thread is ended from outside, at any point, the rank gets an error and does not hang."""
 
     def slow(batch):
         time.sleep(0.001 * turn)
@@ -745,14 +745,14 @@ def test_a_reader_that_is_killed_is_told_and_nobody_waits(numbered, turn):
 
 
 def test_a_reader_that_is_gone_without_a_word_is_told(numbered, monkeypatch):
-    """Whatever ended it: nobody waits for what will not come."""
+    """Whatever ended the reader, the rank gets an error and does not wait forever."""
     monkeypatch.setattr(Ahead, "_read", lambda self, make: None)
     with pytest.raises(DataError, match="has ended without an error"):
         next(shards(numbered, 5).as_numpy())
 
 
 def test_a_worker_that_is_killed_is_told(numbered):
-    """By torch itself, at once."""
+    """Torch itself reports it at once."""
     data = shards(numbered, 5, shuffle=20, transform=lambda batch: time.sleep(0.01) or batch)
     before = set(psutil.Process().children())
     loader = iter(data.as_torch(workers=1))
@@ -781,7 +781,7 @@ def test_memory_is_bounded_by_the_buffers(tmp_path, monkeypatch):
 
 
 def test_data_elsewhere_is_read_like_data_here(numbered):
-    """Through fsspec; footers are read when it is opened and once where it is read, not in every epoch."""
+    """It is read through fsspec. Footers are read once, not in every epoch."""
     memory = fsspec.filesystem("memory")
     dataset._remote_footer.cache_clear()
     try:
@@ -814,7 +814,7 @@ def holes(tmp_path):
 
 
 def test_a_dtype_is_the_same_wherever_the_nulls_lie(holes):
-    """Decided by all row groups that are read, and not by the rows of a batch; a filter or fill= may remove nulls."""
+    """All row groups that are read decide, not the rows of a batch. A filter or fill= may remove the nulls."""
 
     def dtypes(**more):
         found = [shards(holes, 5, rank=rank, size=2, **more) for rank in range(2)]
@@ -850,7 +850,7 @@ def test_nulls_that_no_footer_tells(tmp_path):
 
 
 def test_what_is_no_tensor_is_told_with_what_to_do(holes):
-    """At the call, or, for a call in a cell, before the launch; if only the rows show it, when they are read."""
+    """The call raises the error; in a cell, before the launch; and if only the rows show it, when they are read."""
     data = shards(holes, 5)
     assert next(iter(data.as_tf("x", "n")))[1].dtype == "float64"
     assert len(data.as_torch("n")) == 8
@@ -881,7 +881,7 @@ def test_what_is_no_tensor_is_told_with_what_to_do(holes):
 
 
 def test_decimals_train_as_floats_where_a_dtype_says_so(tmp_path):
-    """Or beside other numbers; by themselves they are decimals, and no tensors."""
+    """Decimals combined with other numbers become floats, too. Other decimals stay decimals, which no tensor holds."""
     price = [decimal.Decimal(x) / 4 for x in range(8)]
     pq.write_table(pa.table({"x": np.arange(8, dtype="f4"), "price": price}), tmp_path / "0.parquet")
     assert next(shards(tmp_path, 8, shuffle=False).as_numpy("price")).tolist() == price

@@ -63,7 +63,7 @@ def seen(records):
     remainder=st.sampled_from(["drop", "pad"]),
 )
 def test_shares(records, files, ranks, short, remainder):
-    """Ranks have equally many steps. With "drop", no record is on two ranks; with "pad", no record is left out."""
+    """Ranks have the same number of steps. With "drop", no record is on two ranks; with "pad", none is left out."""
     batch = 7
     rows = [0] * files
     for index in range(records):
@@ -277,7 +277,7 @@ READ = """
 
 @pytest.mark.parametrize("files", [6, 4, 1])
 def test_ranks_read_their_shares(shared_local_gang, folder, files):
-    """Three ranks have equally many steps, read no row twice, and report their progress."""
+    """Three ranks have the same number of steps, read no row twice, and report their progress."""
     write_tfrecord(numbered(36 * 4), folder, batch_size=4, files=files)
     shared_local_gang.notebook["path"] = str(folder)
     result = shared_local_gang.cell(READ)

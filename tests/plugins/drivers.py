@@ -1,4 +1,4 @@
-"""Processes of their own that run cells: what can be interrupted, or killed."""
+"""Separate processes that run cells, and that a test can interrupt or kill."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def spark(master, **settings):
 
 
 class Driver:
-    """A Python process of its own that runs cells: something that can be interrupted, or killed."""
+    """A separate Python process that runs cells, and that a test can interrupt or kill."""
 
     def __init__(self, script: str, folder: Path) -> None:
         set_java()
@@ -94,7 +94,7 @@ class Driver:
         return self.text
 
     def family(self) -> list[str]:
-        """What it has started, directly or not, and still runs."""
+        """Return the running processes that it has started, directly or not."""
         return told({pid for pid in marked(os.environ[MARK]) if pid != self.process.pid and runs(pid)})
 
 

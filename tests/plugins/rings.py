@@ -48,7 +48,7 @@ class Ring:
         self._mark = mark
 
     def np(self, n: int) -> int:
-        """`n` ranks, as this launcher's -n has it."""
+        """Return the -n with which this launcher starts `n` ranks."""
         return -n if self.where == "local" else n
 
     def run(
@@ -91,7 +91,7 @@ class Ring:
         )
 
     def _prepared(self, source: str) -> str:
-        """The cell as IPython would have it; `self.view` is a new one for it."""
+        """Return the cell as IPython transforms it, and make a new view for it."""
         on_refresh = self.view.on_refresh
         self.view = Recording()
         self.view.on_refresh = on_refresh
@@ -101,7 +101,7 @@ class Ring:
 class WarmRing(Ring):
     """Runs cells on a warm gang at one place, one after another, as a notebook does.
 
-    `notebook` holds the notebook's variables, `told` what the notebook was told between cells.
+    `notebook` holds the notebook's variables, and `told` the messages that the notebook got between cells.
     """
 
     def __init__(self, where: str, mark: str) -> None:
@@ -118,7 +118,7 @@ class WarmRing(Ring):
         mark: bool = True,
         env: tuple[tuple[str, str], ...] = (),
     ) -> WarmRing:
-        """Start the gang, which must not be there yet."""
+        """Start the gang, which must not exist yet."""
         env = ((MARK, self._mark), *env) if mark else env
         warm_gang.start(GangOptions(self.np(n), framework, idle_s, env), self.told.append, self.told.append)
         return self
@@ -157,7 +157,7 @@ class WarmRing(Ring):
         return self.cell(source, **options)
 
     def values(self, source: str, *ranks: int, **options: Any) -> list[Any]:
-        """What the cell's last expression is on each rank that takes part."""
+        """Return the value of the cell's last expression on each rank that takes part."""
         return self.cell(source, *ranks, **options).values
 
 
@@ -186,7 +186,7 @@ def ring(request: pytest.FixtureRequest, watch: Watch) -> Ring:
 
 @pytest.fixture
 def local(watch: Watch) -> Ring:
-    """A ring of processes on this machine, for tests that the launcher makes no difference to."""
+    """A ring of processes on this machine, for tests in which the launcher makes no difference."""
     return Ring("local", watch.mark)
 
 
@@ -196,16 +196,16 @@ def tasks(spark: Any, watch: Watch) -> Ring:
     return Ring("spark", watch.mark)
 
 
-READY = "threading.Timer(0.5, print, ('ready',)).start()"  # said when the rank has gone on to the next line
+READY = "threading.Timer(0.5, print, ('ready',)).start()"  # printed when the rank has gone on to the next line
 
 
 def ready(n: int) -> Callable[[RunRecord], bool]:
-    """Have so many ranks printed "ready"?"""
+    """Return a condition: whether `n` ranks have printed "ready"."""
     return lambda record: sum(line.text == "ready" for line in record.recent) >= n
 
 
 class Clock:
-    """The module time, some seconds ahead."""
+    """A stand-in for the module time that is some seconds ahead."""
 
     ahead_s = 0.0
 
@@ -239,7 +239,7 @@ def limit(monkeypatch: pytest.MonkeyPatch) -> Callable[[Ring, Callable[[RunRecor
 
 @pytest.fixture(scope="module")
 def lasting_gangs() -> Iterator[None]:
-    """Gangs that the tests of a module share end with it."""
+    """End the gangs that the tests of a module share when the last of these tests has ended."""
     yield
     warm_gang.stop()
 
@@ -252,18 +252,18 @@ def shared_gang(ring: Ring, watch: Watch, lasting_gangs: None) -> WarmRing:
 
 @pytest.fixture
 def shared_local_gang(watch: Watch, lasting_gangs: None) -> WarmRing:
-    """The same of processes on this machine, whose ranks import TensorFlow once for all tests of the module."""
+    """Like shared_gang, but on this machine. The ranks import TensorFlow once for all tests of the module."""
     return shared("local", watch)
 
 
 def shared(where: str, watch: Watch, n: int = 3, framework: str = "plain") -> WarmRing:
-    """The warm ranks at one place that are there already, or new ones; whatever ends them does so for all."""
+    """Return the warm ranks at one place, or new ones. A test that ends them does so for all tests."""
     found = WarmRing(where, watch.mark)
     if not any(gang.where == found.place and not gang.ended for gang in warm_gang.every()):
 
         def start() -> None:
             found.start(n, framework=framework, mark=False, env=QUIET)
-            found.cell("rank", framework="horovod")  # its meeting point lasts as long as the gang
+            found.cell("rank", framework="horovod")  # its rendezvous lasts as long as the gang
 
         watch.except_for(start)
     return found
@@ -287,7 +287,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 @pytest.fixture
 def new_gang(ring: Ring, watch: Watch) -> Iterator[WarmRing]:
-    """For a test that starts a gang of its own, and may lose it."""
+    """A place for a test that starts a gang of its own, and may lose it."""
     found = WarmRing(ring.where, watch.mark)
     warm_gang.stop(found.place)
     yield found
@@ -296,7 +296,7 @@ def new_gang(ring: Ring, watch: Watch) -> Iterator[WarmRing]:
 
 @pytest.fixture
 def local_gang(watch: Watch) -> Iterator[WarmRing]:
-    """The same of processes on this machine, where the launcher makes no difference."""
+    """Like new_gang, but on this machine, for tests in which the launcher makes no difference."""
     warm_gang.stop("local")
     yield WarmRing("local", watch.mark)
     warm_gang.stop("local")
@@ -304,7 +304,7 @@ def local_gang(watch: Watch) -> Iterator[WarmRing]:
 
 @pytest.fixture
 def spark_gang(spark: Any, watch: Watch) -> Iterator[WarmRing]:
-    """The same of Spark tasks, for what only they do."""
+    """Like new_gang, but on Spark, for tests of what only Spark's tasks do."""
     warm_gang.stop("spark")
     yield WarmRing("spark", watch.mark)
     warm_gang.stop("spark")

@@ -75,7 +75,7 @@ class Elements(HTMLParser):
 
 
 def payloads(count: int = 200) -> Iterator[str]:
-    """Texts that try to be more than text; each names itself `evilN`."""
+    """Strings that try to be more than text; each names itself `evilN`."""
     rnd = random.Random(7)
     parts = [
         "<script>evil()</script>", "<img src=evil onerror=evil()>", '"><evil>', "' evil='", '" onmouseover="evil()',
@@ -513,7 +513,7 @@ assert "matplotlib" in sys.modules and "matplotlib.pyplot" not in sys.modules
 
 
 class Shown:
-    """Stands in for the notebook."""
+    """A stand-in for the notebook."""
 
     def __init__(self) -> None:
         self.now = 100.0

@@ -133,7 +133,7 @@ def test_displays_are_labelled_with_the_item():
 
 
 def test_the_page_is_told_of_each_item_once():
-    """The page is told again only of items that have changed, such as those whose metrics have."""
+    """Only items that have changed are sent to the page again, such as those with new metrics."""
     feed = live.Feed()
 
     def told(record: RunRecord, now: float) -> list[list[object]]:
@@ -189,7 +189,7 @@ def steps(count: int, *names: str, **fields: Any) -> list[events.Metrics]:
 
 
 def test_items_have_curves():
-    """By step or by epoch; by the number of the report if neither is known."""
+    """Curves are by step or by epoch, or by the number of the report if neither is known."""
     found = replay(
         [
             *begun(),
@@ -229,7 +229,7 @@ def test_many_items_keep_fewer_points(monkeypatch):
 
 
 def test_curves_are_saved_as_pictures():
-    """One for each metric with curves; a metric that was reported once or twice has none."""
+    """There is a picture for each metric with curves. A metric that was reported once or twice has none."""
     found = [*begun(3), *curved(0, *steps(5, "<i>loss", "acc")), *curved(1, *steps(4, "<i>loss"), ending="failed")]
     found[-1] = found[-1]._replace(failure=FAILED)
     record = replay([*found, *curved(2, *steps(2, "mape")), events.RunFinished(103.0, "failed")])

@@ -170,7 +170,7 @@ def test_progress_and_the_time_left(replayed):
 
 
 def test_progress_is_that_of_the_slowest_rank_that_goes_on(replayed):
-    """Even if faster ranks are in a later epoch, or done; and only the current attempt counts."""
+    """This holds even if faster ranks are in a later epoch, or done. Only the current attempt counts."""
     told = [
         *epochs(0, 4),
         *epochs(1, 1),

@@ -89,7 +89,7 @@ def test_the_first_batch_has_to_be_waited_for(replayed):
     ids=["others read", "just now", "all have", "others are ahead", "the other needs no more", "not begun"],
 )
 def test_a_rank_that_ends_its_epoch_early(replayed, others, ago, marked):
-    """A rank is early if it ended, some time ago, an epoch that a rank that still runs has not ended."""
+    """A rank is early if it ended an epoch some time ago, and a rank that is still running has not ended that epoch."""
     events = [opened(0), opened(1), read(0, 1_000, done=True, ago=ago), *others]
     assert marks(replayed(*events)) == ["early" if marked else "", ""]
 

@@ -68,7 +68,7 @@ def seen() -> Callable[..., Outlook]:
 
 
 def test_what_the_data_set_is(seen):
-    """Counts, size, and what was chosen of it."""
+    """The words have its counts, its size, and what was chosen from it."""
     assert shards.data_words(seen([[1000, 1000], [5]], 2)) == (
         "2,005 rows in 2 files, 3 row groups, 16.0 MB · version 3f2a"
     )
@@ -94,7 +94,7 @@ def test_an_epoch_in_words(seen, remainder, words):
 
 @pytest.mark.slow
 def test_requests_are_told_where_they_cost(seen):
-    """Nothing for local files; elsewhere how many, what they cost, and when a prefix is slowed down."""
+    """Nothing is said for local files. For others: how many, what they cost, and when a prefix is slowed down."""
     counts = [[4]] * 200_000
     assert request_words(seen(counts, 4, epochs=1000)) == []
     priced, slowed = request_words(seen(counts, 4, epochs=1000, protocol="memory", path="bucket/events"))
@@ -107,7 +107,7 @@ def test_requests_are_told_where_they_cost(seen):
 
 
 def test_good_files_need_no_advice(seen):
-    """Row groups that are even, enough for all ranks, and not too large; and few files."""
+    """There is no advice if files are few, and row groups are even, not too large, and enough for all ranks."""
     assert advice(seen([[1000, 1000]] * 4, 4)) == []
 
 
@@ -144,7 +144,7 @@ def test_advice_has_the_numbers(seen, counts, size, how, words):
 
 @pytest.mark.parametrize("remainder", ["pad", "join"])
 def test_a_batch_that_is_not_filled_matters_only_where_it_is_dropped(seen, remainder):
-    """Padded or joined, there is a step."""
+    """With padding or joining, there is a step."""
     assert not any("fill a batch" in line for line in advice(seen([[7, 7]], 2, remainder=remainder)))
 
 
@@ -158,7 +158,7 @@ def test_a_filter_that_empties_a_petastorm_shard(seen):
 
 
 def test_a_row_for_each_rank(seen):
-    """Ours to the left, Petastorm's to the right."""
+    """Our numbers are on the left, and Petastorm's on the right."""
     assert table_rows(seen([[40, 40], [20]], 2)) == [
         ("0", "50", "400 kB", "1", "2", "5", "60", "2", "6"),
         ("1", "50", "400 kB", "2", "2", "5", "40", "1", "4"),
@@ -166,7 +166,7 @@ def test_a_row_for_each_rank(seen):
 
 
 def test_many_ranks_in_blocks(seen):
-    """More than 32 ranks: neighbours together, what they have as from–to."""
+    """With more than 32 ranks, neighbours share a row, which has the range of their numbers."""
     assert [len(blocks(count)) for count in (1, 32, 33, 64, 1024)] == [1, 32, 17, 32, 32]
     assert [rank for block in blocks(1000) for rank in block] == list(range(1000))
     rows = table_rows(seen([[100]] * 48, 64))
@@ -181,7 +181,7 @@ def test_many_ranks_in_blocks(seen):
 
 
 def drawn(page: str, split: int) -> list[list[tuple[float, float]]]:
-    """What lies where in a split's picture: for each rank (left, width), as parts of the band."""
+    """Return the bands of a split's picture: for each rank, pairs (left, width) as parts of the whole band."""
     figure = re.findall(r"<figure>.*?</figure>", page)[split]
     bands = re.findall(r'<path d="([^"]*)" fill="#', figure)
     return [
@@ -194,7 +194,7 @@ def drawn(page: str, split: int) -> list[list[tuple[float, float]]]:
 
 
 def test_the_picture_is_to_scale(seen, unfolded):
-    """Bands lie where the rows are, in proportion, but for a pixel between neighbours."""
+    """Bands are where the rows are, in proportion, except for a pixel between neighbours."""
     page = unfolded(shards_html(seen([[100, 300], [400]], 2)))
     gap = pytest.approx
     even, in_turn = drawn(page, 0), drawn(page, 1)
@@ -211,7 +211,7 @@ def test_the_picture_is_to_scale(seen, unfolded):
 
 
 def test_a_rank_with_nothing_stands_out(seen, unfolded):
-    """It is said in words, in the picture and in the aria-label."""
+    """The words, the picture and the aria-label say so."""
     page = unfolded(shards_html(seen([[100]], 2)))
     assert page.count(">nothing</text>") == 1
     assert "Petastorm: row groups in turn: rank 0 100 rows, rank 1 0 rows" in page
@@ -237,7 +237,7 @@ def test_coverage_is_exact():
     ids=["100,000 row groups", "and 1,024 ranks", "one row", "empty ones", "large"],
 )
 def test_the_page_stays_small_and_is_only_what_we_put_there(seen, counts, size):
-    """Whatever the data set: no scripts, no ids, nothing from elsewhere, a few dozen kilobytes."""
+    """Whatever the data set, there are no scripts, no ids, nothing from elsewhere, and only a few dozen kilobytes."""
     found = seen(counts, size)
     page = shards_html(found)
     assert len(page) < 150_000
@@ -260,7 +260,7 @@ def test_names_are_text(seen):
 
 
 def test_in_a_terminal(seen):
-    """The same as text: bands of characters, the table, the advice."""
+    """The text has bands of characters, the table, and the advice."""
     text = shards_text(seen([[100, 300], [400]], 2, remainder="pad")).splitlines()
     assert text[0].startswith("digits: 800 rows in 2 files")
     even, in_turn = ((line[-2 * CELLS - 2 : -CELLS - 2], line[-CELLS:]) for line in text[6:8])
@@ -271,7 +271,7 @@ def test_in_a_terminal(seen):
 
 
 def test_it_is_printed_where_no_notebook_is(seen, capsys):
-    """Outside of a notebook %shards prints."""
+    """Outside a notebook, %shards prints."""
     found = seen([[10]], 1)
     shards.show_shards(found)
     assert capsys.readouterr().out == shards_text(found) + "\n"

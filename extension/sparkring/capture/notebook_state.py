@@ -60,8 +60,8 @@ def _environment_at_start() -> dict[str, str]:
 
 _AT_START = _environment_at_start()
 
-# The names of all variables that were ever sent. From then on, they are sent each time, so that the ranks also learn if
-# the notebook sets a variable back to its original value.
+# The names of all variables that have ever been sent. These variables are sent every time from then on, so that the
+# ranks also learn if the notebook sets a variable back to its original value.
 _ever_changed: set[str] = set()
 
 

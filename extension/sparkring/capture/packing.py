@@ -219,7 +219,7 @@ class Along(NamedTuple):
 
 @dataclass(frozen=True)
 class Packed:
-    """The packed values in `payload`, their `sizes` in bytes by name, and the `problems` of those that cannot travel.
+    """The packed values in `payload`, their `sizes` in bytes by name, and the `problems` of those that cannot be sent.
 
     `buffers` are the memory of large values, which is not in `payload`. `along` maps names to the additional objects
     that were packed because the values need them.

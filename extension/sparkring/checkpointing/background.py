@@ -14,8 +14,8 @@ _on_their_way: dict[Flight, None] = {}  # oldest first; a failed save stays here
 class Flight:
     """One save in a thread of its own. If the save fails, wait() raises its error.
 
-    The thread is started at once, and then waits for depart(). A thread takes the GIL when it starts. So if
-    depart() started the thread, this would hold up the training, which continues after depart().
+    The thread is started at once, and then waits for depart(). Starting a thread in depart() would delay the training,
+    because a new thread takes the GIL.
     """
 
     def __init__(self) -> None:

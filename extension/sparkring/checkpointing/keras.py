@@ -192,8 +192,8 @@ class ResumeKeras2(Resume):
         if initial_epoch > epoch:
             return initial_epoch, 0
         if self._data is not None and not steps_per_epoch:
-            # Keras takes the number of the last batch for the length of every epoch. So the last batch of this rest of
-            # an epoch must get the number that the last batch of a whole epoch has with the current number of ranks.
+            # Keras takes the length of every epoch from the number of the last batch. So the last batch of this partial
+            # epoch must get the number that the last batch of a whole epoch has with the current number of ranks.
             batch = max(0, whole_steps(self._data) - self._data.steps)
         self._epoch, self._batch = epoch, batch
         return epoch, batch
@@ -239,8 +239,8 @@ class ResumeKeras3(Resume):
         if self._data is not None:
             if self._data.start.legs and not self.params.get("steps"):
                 raise CheckpointError(
-                    f"Keras does not know how many batches an epoch of {self._data.dataset.name} has, and would take "
-                    "the rest of this epoch for a whole one: pass data.as_tf(…) itself to fit(). To change "
+                    f"Keras does not know how many batches an epoch of {self._data.dataset.name} has, and would treat "
+                    "the rest of this epoch as a whole one: pass data.as_tf(…) itself to fit(). To change "
                     "the data, pass a function to shards() as transform=."
                 )
             self._begin(self._data.start)

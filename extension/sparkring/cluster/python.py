@@ -1,4 +1,4 @@
-"""Finds out, or sets, which Python is run by Spark's executors."""
+"""Finds out, or sets, which Python Spark's executors run."""
 
 from __future__ import annotations
 

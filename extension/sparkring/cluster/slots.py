@@ -25,7 +25,7 @@ SETTLE_S = 1.2
 class Slots(NamedTuple):
     """How many tasks Spark can run at once (`total`), and how many it runs now (`busy`).
 
-    `holders` has a text for each running stage or pool: what it is, and how many tasks it runs. `gpus_per_task` and
+    `holders` has a string for each running stage or pool: what it is, and how many tasks it runs. `gpus_per_task` and
     `gpus_per_executor` count only GPUs that Spark itself assigns; if tasks share a GPU, `gpus_per_task` is a fraction.
     """
 
@@ -48,9 +48,10 @@ class Slots(NamedTuple):
 
 
 class Stage:
-    """A stage of sparkring that may be running. `title` says what it is for, and `size` is how many slots it holds.
+    """A stage that sparkring has submitted, and that may be running.
 
-    `persistent` is whether the stage keeps its slots until it is stopped, as a warm gang does.
+    `title` says what the stage is for, and `size` is how many slots it holds. `persistent` is whether the stage keeps
+    its slots until it is stopped, as a warm gang does.
     """
 
     def __init__(self, context: SparkContext, title: str, size: int, *, persistent: bool) -> None:

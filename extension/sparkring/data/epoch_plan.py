@@ -36,7 +36,7 @@ class Requests(NamedTuple):
 
     `opening` is the number of requests to open the data set once: one per file, for its footer. `per_epoch` is the
     number of requests that all ranks make in an epoch. In each row group that a rank reads from, it makes one request
-    for each series of adjacent columns. Readers that fetch in smaller pieces, or open each file anew for every epoch,
+    for each series of adjacent columns. Readers that fetch in smaller pieces, or open each file again for every epoch,
     make more requests. `folder` is the folder that gets the most requests, and `busiest` is the number of requests
     that this folder gets in an epoch.
     """
@@ -83,7 +83,7 @@ class Outlook(NamedTuple):
     def rows_unread(self) -> int:
         """With the remainder "drop", the number of rows that no rank reads in an epoch. With any other remainder, 0.
 
-        These rows are left out so that all ranks take equally many steps.
+        These rows are left out so that all ranks take the same number of steps.
         """
         if self.remainder != "drop":
             return 0

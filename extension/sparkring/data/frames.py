@@ -1,10 +1,11 @@
 """Spark DataFrames as data: whether a DataFrame can be used, and whether two DataFrames have the same rows.
 
-To compare DataFrames, this module computes a version of each: a text that changes if the rows change. If a DataFrame's
-plan has only Spark's own expressions over files, the plan and the files determine the rows. The version is then
-computed from the plan and from the sizes and modification times of the files. In other cases (rows from the notebook, a
-Python function, JDBC, a cached DataFrame, the time of day), and in case of doubt, a Spark job computes the version from
-the rows: from their number and from two sums of 64-bit hashes, which do not depend on the order of the rows.
+To compare DataFrames, this module computes a version of each: a string that changes if the rows change. If a
+DataFrame's plan has only Spark's own expressions over files, the plan and the files determine the rows. The version is
+then computed from the plan and from the sizes and modification times of the files. In other cases (rows from the
+notebook, a Python function, JDBC, a cached DataFrame, the time of day), and in case of doubt, a Spark job computes the
+version from the rows: from their number and from two sums of 64-bit hashes, which do not depend on the order of the
+rows.
 """
 
 from __future__ import annotations
@@ -157,12 +158,12 @@ def _without_zone(kind: DataType) -> DataType:
 
 
 def version_of(frame: DataFrame, *, by_partition: bool = False) -> str:
-    """Return a text that is the same for two DataFrames only if they have the same rows.
+    """Return a string that is the same for two DataFrames only if they have the same rows.
 
     With `by_partition`, each partition must have the same rows, too. The order of the rows makes no difference.
 
-    This also holds for DataFrames in different kernels, so a stored text can be compared with a new one. If the rows
-    have timestamps, the text also depends on the session's time zone.
+    This also holds for DataFrames in different kernels, so a stored string can be compared with a new one. If the rows
+    have timestamps, the string also depends on the session's time zone.
 
     If the plan does not determine the rows, one Spark job reads the rows. If this job fails, its error is raised.
     """

@@ -74,11 +74,11 @@ class Copy(NamedTuple):
 class Form(NamedTuple):
     """The form in which a copy has the rows.
 
-    `kind` is a text that differs between forms, so that one DataFrame can have a copy in each form. `version` computes
-    the version of a DataFrame, and `written` makes the DataFrame that is written. When the files have been written,
-    `note` is called with this DataFrame and the folder, and returns facts to be kept with the copy, as plain values.
-    The fact BESIDE names files that `note` itself has written to the folder. `may_be_empty` is whether there can be a
-    copy without rows. `row_group_bytes` is the size of a row group before compression.
+    `kind` is a string that differs between forms, so that one DataFrame can have a copy in each form. `version`
+    computes the version of a DataFrame, and `written` makes the DataFrame that is written. When the files have been
+    written, `note` is called with this DataFrame and the folder, and returns facts to be kept with the copy, as plain
+    values. The fact BESIDE names files that `note` itself has written to the folder. `may_be_empty` is whether there
+    can be a copy without rows. `row_group_bytes` is the size of a row group before compression.
     """
 
     kind: str

@@ -236,8 +236,8 @@ def _key_columns(grouped: Any, frame: DataFrame) -> list[int]:
         field = frame.schema.fields[numbers[-1]]
         if isinstance(field.dataType, (ArrayType, MapType, StructType, UserDefinedType)):
             raise DataError(
-                f"groupBy() groups by `{field.name}`, which is {field.dataType.simpleString()}: a key is a number, a "
-                "text, a date or the like."
+                f"groupBy() groups by `{field.name}`, which is {field.dataType.simpleString()}: a key must be "
+                "a number, a string, a date or a similar value."
             )
     return numbers
 

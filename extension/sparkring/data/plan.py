@@ -55,7 +55,7 @@ class Position(NamedTuple):
 
     @classmethod
     def of(cls, found: Sequence[Any]) -> Position:
-        """Return the position that `found` (loaded from JSON) describes. Raise DataError if `found` is no position."""
+        """Return the position that `found` (loaded from JSON) describes. Raise DataError if it is not a position."""
         try:
             epoch, seed, legs = found
             return cls(int(epoch), int(seed), tuple(Leg(*map(int, leg)) for leg in legs))

@@ -94,7 +94,7 @@ def foreach_spec(spec: ForeachSpec, view: View | None = None) -> ForeachResult |
 
 
 def start_foreach(spec: ForeachSpec, view: View | None = None) -> BackgroundRun[ForeachResult]:
-    """Start to run the items of a spec in a thread, and return the BackgroundRun.
+    """Start running the items of a spec in a thread, and return the BackgroundRun.
 
     Errors that can be found before the launch are raised at once.
     """

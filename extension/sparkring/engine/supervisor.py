@@ -26,15 +26,16 @@ STACKS_WAIT_S = 1.0
 FAILURE_GRACE_S = 0.1
 OTHERS_GRACE_S = 1.0  # after an exception, wait this long for failures of other ranks, on which a restart may depend
 INTERRUPT_GRACE_S = 1.0
-RETURN_GRACE_S = 4.0  # a warm gang is given up if its ranks do not come back from an interrupt in this time
-# If a rank has not come back from an interrupt after this time, it may be waiting in a collective: end the collectives.
+RETURN_GRACE_S = 4.0  # a warm gang is given up if its ranks do not respond to an interrupt within this time
+# If a rank has not responded to an interrupt after this time, it may be waiting in a collective: end the collectives.
 RELEASE_AFTER_S = 0.5
 # After this time, interrupt again. The first interrupt may be lost if it comes as the cell begins, or in a callback,
 # where Python may ignore the exception.
 REPEAT_AFTER_S = 2.0
-# A rank that is importing a package stops only after that, because a package such as torch could not be used if its
-# import were broken off. It reports this again and again: these times then count from its last report. While native
-# code is loaded, which may take long, it cannot report. A warm gang waits this long for imports:
+# A rank that is importing a package stops only after the import, because a package such as torch could not be used
+# after an interrupted import. The rank reports the import repeatedly, and the times above then count from its last
+# report. It cannot report while native code is being loaded, which may take long. A warm gang waits this long for
+# imports.
 IMPORTS_GRACE_S = 60.0
 LEAVE_GRACE_S = 10.0
 EVERYTHING_ENDS_S = 5.0  # after this time, close() ends the remaining processes by force
@@ -79,7 +80,7 @@ def deadline_of(options: Options) -> float:
 class Supervisor:
     """Watches one execution until it is over.
 
-    With `warm`, the gang stays up after the execution, unless a rank died or did not come back from an interrupt. A
+    With `warm`, the gang stays up after the execution, unless a rank died or did not respond to an interrupt. A
     cold gang is always closed. The run times out at the `deadline`, a time of time.monotonic(). If `deadline` is None,
     the run's time limit counts from when the Supervisor is made. `calls_off` is called repeatedly: it returns why the
     execution is to be called off, or '' if it is to go on.
@@ -182,7 +183,7 @@ class Supervisor:
         return Outcome("timed out", reason, results=unpack_results(self.execution), explanation=explanation)
 
     def _end_early(self) -> str:
-        """Interrupt the ranks. Then close the gang, unless it is warm and all ranks have come back in time.
+        """Interrupt the ranks. Then close the gang, unless it is warm and all ranks have responded in time.
 
         Return a sentence that says what is left of a warm gang; '' for a cold one.
         """
@@ -307,5 +308,5 @@ class Supervisor:
 
 
 def why_it_waits(gang: Gang, joined: int) -> str:
-    """Return a text that says what the start is waiting for, as far as that is known."""
+    """Return a sentence that says what the start is waiting for, as far as that is known."""
     return describe.waiting_for_ranks(joined, gang.size, gang.launcher.waits_for() if not joined else "")

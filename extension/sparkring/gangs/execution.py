@@ -84,10 +84,10 @@ class Execution:
         self.stopped: set[int] = set()  # ranks on which an interrupt has ended the request
         self.memory_bytes: dict[int, int] = {}  # by rank; ranks without a report are missing
         self.interrupted = False
-        self.seconds = 0.0  # how long the rank took that took longest; 0 as long as no rank has ended the request
-        self.given_back = False  # whether it waited for another execution, and will not run
+        self.seconds = 0.0  # how long the slowest rank took; 0 until a rank has ended the request
+        self.given_back = False  # whether the member gave the request back before running it
         self.importing: dict[int, float] = {}  # when a rank last reported an import for which an interrupt waits
-        self.collectives_ended = False  # whether a rank had collectives that it has ended, as it was asked to
+        self.collectives_ended = False  # whether a rank has ended its collectives, as requested
         self._decide_at: float | None = None  # when the wait for further failures ends; None if there is no wait
 
     @property

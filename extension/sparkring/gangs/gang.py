@@ -41,8 +41,8 @@ class Gang:
     """N ranks. start() has them started, submit() gives them a request, and close() ends them.
 
     After each submit(), call poll() until the Execution is over. The first request can be submitted before start().
-    If others were submitted ahead, go on calling poll(): it returns no events of the next Execution in the call in
-    which one ends.
+    If more requests were submitted ahead, keep calling poll(): the call that returns the last events of one Execution
+    returns no events of the next.
 
     `on_arrival()` is called, in another thread, when there is something to poll. With it, a caller that has several
     gangs can wait for all of them at once.
@@ -102,9 +102,10 @@ class Gang:
         return self.execution
 
     def submit_ahead(self, request: Request) -> Execution:
-        """Have the gang, which is up and has one rank, run an item's request after those that were submitted before.
+        """Submit the request of an item, to run after the requests that were submitted earlier.
 
-        The request is given back if the one before it fails, or takes long. Then it will not run.
+        The gang must be up and have one rank. If an earlier request fails or takes long, this one is given back, and
+        does not run.
         """
         execution = Execution(request, (0,))
         self._ahead.append(execution)
@@ -175,7 +176,7 @@ class Gang:
 
     @property
     def deaths(self) -> dict[int, Failure]:
-        """The ranks whose process ended without having been asked to, and why."""
+        """The ranks whose processes ended without being asked to, and why."""
         return self._members.deaths
 
     @property

@@ -21,7 +21,7 @@ class Members:
 
     `worlds[i]` is the World of member i, which has its rank and its node; the list is empty until all members have
     joined. `endpoints[i]` says where rank i can be reached. `deaths` says which ranks' processes ended without
-    having been asked to, and why they ended.
+    being asked to, and why they ended.
     """
 
     def __init__(self, size: int) -> None:

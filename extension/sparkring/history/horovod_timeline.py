@@ -120,7 +120,7 @@ def _problem(scanner: Scanner, tally: Tally, *, whole: bool, cut: int) -> str:
         found.append(f"its last {cut / 2**20:,.0f} MiB were left out, since the timeline is too large")
     if scanner.broken >= BROKEN_PLACES:
         found.append(f"reading stopped after {BROKEN_PLACES:,} parts that cannot be read")
-    elif scanner.broken > 1:  # a single part is no problem: it is where the file was cut off
+    elif scanner.broken > 1:  # a single part is not a problem: it is where the file was cut off
         found.append(f"{scanner.broken:,} parts of it cannot be read")
     if not tally.operations:
         found.append("it has no completed operation")

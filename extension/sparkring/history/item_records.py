@@ -173,7 +173,7 @@ def ended(items: ItemsRecord, event: events.ItemEnded) -> ItemsRecord:
 def measured(items: ItemsRecord, event: events.Metrics) -> ItemsRecord:
     """Return the items after a rank has reported metrics of the item that it runs.
 
-    In a ring, what the first rank reports counts more than what other ranks report.
+    In a ring, the values that the first rank reports take precedence over those of other ranks.
     """
     slot, place = divmod(event.rank, items.ranks_each)
 
@@ -212,7 +212,7 @@ def _place(report: events.Metrics) -> tuple[Literal["", "step", "epoch"], float 
 def _with_point(curve: Curve, x: float | None, value: float) -> Curve:
     """Return the curve with a value at `x`; if that is None, at the next whole number.
 
-    Within an epoch, a later value replaces the value before. A second attempt of an item begins its curve anew.
+    Within an epoch, a later value replaces the value before. A second attempt of an item starts its curve again.
     """
     at = float(x) if x is not None else curve[-1][0] + 1 if curve else 1.0
     kept = curve if not curve or curve[-1][0] < at else tuple(point for point in curve if point[0] < at)

@@ -32,9 +32,9 @@ RankState = Literal["starting", "running", "finished", "failed", "stopped", "idl
 
 
 class LogLine(NamedTuple):
-    """One line that a rank printed, or a text that it sent to the notebook on purpose.
+    """One line that a rank printed, or a message that it sent to the notebook on purpose.
 
-    `stream` is "message" for a text that was sent on purpose. In a run of items, `rank` is the number of the
+    `stream` is "message" for a message that was sent on purpose. In a run of items, `rank` is the number of the
     item, except in the `tail` of a RankRecord.
     """
 

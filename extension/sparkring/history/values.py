@@ -13,7 +13,7 @@ from sparkring.history.describe import rank_list
 from sparkring.history.lines import plain
 
 ENTRIES = 20
-CHARACTERS = 4_000  # of each entry; longer texts are cut
+CHARACTERS = 4_000  # of each entry; longer entries are cut
 
 Write = Callable[[object], str]
 
@@ -21,8 +21,8 @@ Write = Callable[[object], str]
 def told(values: Mapping[int, object], write: Write = repr) -> str:
     """Return the values of the ranks as entries such as `ranks 0–3: 0.9731`; '' if all values are None.
 
-    `write` makes a text of each value; ranks whose values have the same text share an entry. A text of several lines
-    begins on a line of its own, so that its columns stay aligned.
+    `write` returns the text of a value; ranks whose values have the same text share an entry. If a text has several
+    lines, it begins on a line of its own, so that its columns stay aligned.
     """
     by_text: dict[str, list[int]] = {}
     for rank in sorted(values):
@@ -59,9 +59,9 @@ def like(printer: Any) -> Write:
 
 
 def _written(value: object, write: Write) -> str:
-    """Return the value's text as plain() shows it. A long text is cut.
+    """Return the value's text as plain() shows it, cut if it is long.
 
-    If `write` raises an error, return a text that names the value's type.
+    If `write` raises an error, the text names the value's type instead.
     """
     try:
         text = write(value)

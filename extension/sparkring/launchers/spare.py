@@ -30,7 +30,7 @@ from sparkring.worker.member import gpus, process
 from sparkring.worker.rank.preloads import FRAMEWORKS
 
 REST_S = 1.0  # how long after the end of the last rank a spare process is started
-IMPORT_S = 60.0  # the longest time that a launch waits for a spare process to import
+IMPORT_S = 60.0  # the longest time that a launch waits for the imports of a spare process
 IDLE_S = 600.0  # a spare process ends when it has not been used for this time
 LEAST_BYTES = 2_000_000_000  # a spare process starts only if this much memory is available, and ends at less than half
 ANSWER_S = 2.0  # a fork takes milliseconds; a spare process that takes longer is given up
@@ -87,10 +87,9 @@ class Wanted(NamedTuple):
     def fits(self, code: Code) -> bool:
         """Whether ranks that are to run the code may have imported the modules already.
 
-        They may not if the code could change the environment before it imports a module. They may not, either, if the
-        code names a framework that is not among the modules, because this framework would then share a process with
-        frameworks that the code perhaps does not use. If the code imports all of the modules itself, it may name other
-        frameworks.
+        The answer is no if the code could change the environment before it imports a module. It is also no if the code
+        names a framework that is not among the modules, because this framework would then share a process with
+        frameworks that the code may not use. But code that imports all of the modules itself may name others, too.
         """
         known, uses = _packages(self.modules), _packages(code.imports)
         others = set() if known <= uses else _packages(FRAMEWORKS) - known
@@ -253,8 +252,8 @@ class Spares:
         self._launches = 0  # how many have begun and not ended
         self._wanted: Wanted | None = None
         self._refused: Wanted | None = None  # what a spare process has refused: it would do so again
-        self._unfit = False  # whether one of the launches under way must not be imitated
-        self._changes = False  # whether ranks of the last launch must not be imitated; this may hold for the next ones
+        self._unfit = False  # whether the imports of a launch under way must not be done ahead of time
+        self._changes = False  # whether this was so for the last launch, and so may be for the next one
         self._timer: threading.Timer | None = None
         self._leaving: list[SpareProcess] = []
 
@@ -287,7 +286,7 @@ class Spares:
             self._settle()
 
     def note_imports(self, setting: Setting | None, modules: tuple[str, ...] | None) -> None:
-        """Note what the ranks of a launch have imported. `modules` is None if the ranks must not be imitated."""
+        """Note what the ranks of a launch have imported; None if later ranks must not import it ahead of time."""
         with self._lock:
             self._unfit |= modules is None or setting is None
             if modules and setting is not None:

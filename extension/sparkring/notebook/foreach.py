@@ -44,7 +44,7 @@ If an item fails, the other items still run. At the end, one error says how many
 dies, or whose memory has grown by 512 MB, is replaced. If an item runs out of memory, it is tried again, and from then
 on only half as many items run at once.
 
-To search for the best values of parameters, iterate over sparkring.search(), which ends trials that do badly early:
+To search for the best values of parameters, iterate over sparkring.search(), which ends poor trials early:
 
     %%foreach lr, width in sparkring.search(lr=sparkring.log_uniform(1e-5, 0.1), width=[64, 128], minimize="val_loss")
 
@@ -149,7 +149,7 @@ def split(line: str) -> tuple[Clause, str]:
 def _begins_options(word: str) -> bool:
     """Whether the options, or a comment, may begin with `word`.
 
-    `--` is hardly ever part of an expression. `-n` may be, but is taken for the option.
+    `--` is rarely part of an expression. `-n` may be, but it is read as the option.
     """
     return word.startswith(("#", "--")) or re.fullmatch(r"-np?(=?-?\d*)?", word) is not None
 

@@ -185,7 +185,7 @@ def _logs(shell: Any, line: str) -> None:
 
 
 def _last(text: str, lines: int | None) -> str:
-    """Return the last `lines` lines of a text; the whole text if `lines` is None."""
+    """Return the last `lines` lines of `text`, or all of it if `lines` is None."""
     found = text.splitlines(keepends=True)
     return text if lines is None else "".join(found[max(0, len(found) - lines) :])
 

@@ -9,7 +9,7 @@ from sparkring.runtime.report import short_repr
 
 
 def as_text(value: Any) -> str:
-    """Return a choice as views show it: a text as it is, another value as a short repr."""
+    """Return a choice as views show it: a string unchanged, and any other value as a short repr."""
     return value if isinstance(value, str) else short_repr(value) or "None"
 
 

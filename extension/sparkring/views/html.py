@@ -41,8 +41,8 @@ QUICK_LINES, QUICK_BYTES = 200, 120_000  # how much of a quick run's output is s
 class HtmlView:
     """Draws the panel in place, at most a few times a second, and once more when the run has ended.
 
-    Of a quick run on a warm gang, only what the ranks printed is shown, or nothing if they printed nothing. What ranks
-    display appears below. With `early`, the place for it is reserved at once.
+    For a quick run on a warm gang, it shows only what the ranks printed, or nothing if they printed nothing. What ranks
+    display appears below the panel. With `early`, the place for this output is reserved at once.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class HtmlView:
         self._displays.close(record)
 
     def again(self, record: RunRecord) -> None:
-        """Draw the panel also in the current cell; both places are kept up to date."""
+        """Draw the panel in the current cell, too; both places are kept up to date."""
         self._shown = bundle(record, now=time.time(), final=record.outcome is not None)
         self._show(self._shown, self._id, False)
 

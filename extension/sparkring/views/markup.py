@@ -102,7 +102,7 @@ def note(said: str) -> str:
 
 
 def paragraph(said: str) -> str:
-    """Return a paragraph in small letters, which is below charts, or '' if `said` is empty."""
+    """Return a paragraph in small letters, for the space below charts, or '' if `said` is empty."""
     return f"<p><small>{text(said)}</small></p>" if said else ""
 
 
@@ -118,7 +118,7 @@ def advised(lines: Iterable[str]) -> str:
 
 
 def scrolled(body: str, words: str) -> str:
-    """Return `body` in a box that can be scrolled, also by keyboard, or '' if `body` is empty. `words` name the box."""
+    """Return `body` in a box that mouse and keyboard can scroll, or '' if `body` is empty. `words` name the box."""
     return f'<div class="sr-scroll" role="group" tabindex="0" aria-label="{text(words)}">{body}</div>' if body else ""
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _ONE = r"[\d.,]+( [a-zA-Z%]{1,3}( \d+ [a-z]{1,3})?)?"
 _AMOUNT = re.compile(rf"{_ONE}(–{_ONE})?")
-CELL_CHARACTERS = 300  # a longer text is cut
+CELL_CHARACTERS = 300  # longer content is cut
 
 
 def show_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, empty: str) -> None:
@@ -117,7 +117,7 @@ def _numeric(rows: Sequence[Sequence[str]], columns: int) -> list[bool]:
 
 
 def _width(shown: str) -> int:
-    """How many columns a text takes on a terminal. An East Asian wide character takes two columns, an accent none."""
+    """How many columns a string takes on a terminal. An East Asian wide character takes two columns, an accent none."""
     return sum(
         0 if unicodedata.combining(character) else 2 if unicodedata.east_asian_width(character) in "WF" else 1
         for character in shown

@@ -10,7 +10,7 @@ from sparkring.history.record import RunRecord
 from sparkring.views.markup import AMBER, BLUE, GREEN
 
 VIEWER = "https://ui.perfetto.dev"
-WORTH_NAMING = 0.02  # a text leaves out what took less than this part of the whole time
+WORTH_NAMING = 0.02  # anything that took less than this part of the whole time is not mentioned
 _NAMED = 3
 
 ELSEWHERE_COLOUR = "#8b939c"

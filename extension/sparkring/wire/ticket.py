@@ -34,9 +34,10 @@ SPARK_SCHEMA = b"sparkring.spark"
 
 
 class SpareOrder(NamedTuple):
-    """What a spare process is to import, at a low priority or, if a launch waits for it, not, and when it is to end.
+    """What a spare process is to import, and when it is to end.
 
-    It ends after `idle_s` seconds in which it had no members, or if less than `least_bytes` of memory are available.
+    It imports at a low priority, unless `is_awaited`, which means that a launch waits for it. It ends after `idle_s`
+    seconds without members, or if less than `least_bytes` of memory is available.
     """
 
     modules: Sequence[str]

@@ -87,7 +87,7 @@ def task_for(
             member.wait()
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):
-                    pipe.close()  # before the rank has ended, it would take this for the end of the rows
+                    pipe.close()  # not earlier: the rank would take this for the end of the rows
             shutil.rmtree(folder, ignore_errors=True)  # the member does this itself, unless it was killed
 
     return run_member
@@ -109,7 +109,8 @@ def _of_task(context: Any, archive: str, gpus: int | None) -> dict[str, Any]:
     root = SparkFiles.getRootDirectory()
     held = context.resources().get("gpu")
     # The rank's context needs the port or path of the executor's socket and the secret, which are attributes of this
-    # class. Their names and types differ between versions of pyspark, so take all attributes that are texts or numbers.
+    # class. Their names and types differ between versions of pyspark, so take all attributes that are strings or
+    # numbers.
     shared = {
         name: value
         for name, value in vars(type(context)).items()

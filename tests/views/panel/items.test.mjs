@@ -44,7 +44,7 @@ test("items are searched for what a row says", () => {
   assert.deepEqual(numbers(items), [1, 10, 11]);
 });
 
-test("a column is shown if it has something to tell", () => {
+test("a column is shown if it has something to show", () => {
   const items = new Items();
   items.add({ rows: [row(0, "finished", 3, { error: 0.5, mape: 1 })] });
   assert.deepEqual(titles(items), ["#", "item", "state", "took", "error", "mape"]);

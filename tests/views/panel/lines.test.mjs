@@ -21,7 +21,7 @@ function shown(lines, change = {}) {
 test("each line is kept once, and what was missed shows as a gap", () => {
   const lines = new Lines();
   told(lines, 0, ["a", "b"]);
-  told(lines, 1, ["b", "c"]); // told again after the page was loaded again
+  told(lines, 1, ["b", "c"]); // sent again after the page was reloaded
   told(lines, 5, ["f"]);
   assert.deepEqual(shown(lines), ["a", "b", "c", "2 more lines, which are in the log files", "f"]);
 });
@@ -35,7 +35,7 @@ test("lines are chosen by rank, stream, text and noise", () => {
   assert.deepEqual(shown(lines, { query: "EPOCH" }), ["Epoch one"]);
 });
 
-test("a line without its end is pending until it has one", () => {
+test("an incomplete line is pending until it is complete", () => {
   const lines = new Lines();
   told(lines, 0, [], { pending: { rank: [3], stream: "e", text: [" 10%"], html: {} } });
   assert.deepEqual(lines.pending.map(({ rank, text }) => [rank, text]), [[3, " 10%"]]);
@@ -43,7 +43,7 @@ test("a line without its end is pending until it has one", () => {
   assert.deepEqual([lines.pending, shown(lines)], [[], [" 100%"]]);
 });
 
-test("of a flood the oldest lines are dropped, and lines that they led stand for themselves", () => {
+test("in a flood of lines, the oldest are dropped, and lines that were folded into them are shown themselves", () => {
   const lines = new Lines(), count = 10_000;
   told(lines, 0, ["x", ...Array.from({ length: count }, (_, at) => `line ${at}`)]);
   const before = lines.characters;

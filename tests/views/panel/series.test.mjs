@@ -17,7 +17,7 @@ const MANY = {
              highest: [9, 63], ranks: {}, undone: [] }],
 };
 
-test("few ranks are a line each, in the rank's colour, below the means", () => {
+test("with few ranks, each rank has a line in its colour, below the means", () => {
   const { data, series, bands } = plotted(FEW);
   assert.deepEqual(data, [[1, 2, 3], [3, null, 1], [3, 2, 1.5], [null, 5, 6], [3, 2, 1], [null, 2.5, null]]);
   assert.deepEqual(series.slice(1).map(({ stroke }) => stroke), [RANK_COLOURS[0], RANK_COLOURS[1], "#111111", "#111111", "#222222"]);
@@ -25,18 +25,18 @@ test("few ranks are a line each, in the rank's colour, below the means", () => {
   assert.deepEqual(bands, []);
 });
 
-test("many ranks are a band", () => {
+test("many ranks are drawn as a band", () => {
   const { data, bands } = plotted(MANY);
   assert.deepEqual(data, [[1, 2], [3, 4], [1, -1], [2, 0.00001]]);
   assert.deepEqual(bands.map(({ series }) => series), [[1, 2]]);
 });
 
-test("the cursor reads every rank, and one that reports at steps of its own with what it said before", () => {
+test("the cursor shows the value of every rank; a rank without a report at this step has its previous value", () => {
   assert.deepEqual(readings(FEW, 1), [["mean", -1, ["2", "2.5"]], ["rank 0", 0, ["3", ""]], ["rank 9", 9, ["2", ""]]]);
   assert.deepEqual(readings(FEW, 0)[0], ["mean", -1, ["3", ""]]);
 });
 
-test("of many ranks the cursor reads the bounds, and whose they are", () => {
+test("with many ranks, the cursor shows the lowest and the highest value, and the ranks that have them", () => {
   assert.deepEqual(readings(MANY, 1), [["mean", -1, ["1e-05"]], ["lowest", -1, ["-1 (rank 8)"]], ["highest", -1, ["4 (rank 63)"]]]);
 });
 

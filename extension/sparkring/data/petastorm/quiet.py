@@ -15,7 +15,7 @@ from typing import Any
 # A reader's workers can be processes, to which this process's filters do not apply. So silence() also names these
 # modules in PYTHONWARNINGS, which the workers inherit.
 _WORKERS = ("petastorm.arrow_reader_worker", "petastorm.py_dict_reader_worker", "petastorm.fs_utils", "petastorm.utils")
-# If a message in the log of Petastorm's Spark converter begins with one of these texts, the message is hidden.
+# If a message in the log of Petastorm's Spark converter begins with one of these strings, the message is hidden.
 _TOLD_ANYWAY = ("Converting floating-point columns to", "The median size ")
 
 

@@ -237,7 +237,7 @@ def _guard(results: queue.Queue[Any], deaths: Deaths) -> None:
 
 
 def where(options: dict[str, Any]) -> str:
-    """Return a text that shows the filters among a reader's options, or '' if there are none."""
+    """Return a string that shows the filters among a reader's options, or '' if there are none."""
     found = [repr(options["filters"])] if options["filters"] else []
     chosen = (options["predicate"], options["rowgroup_selector"])
     return " and ".join(found + [type(each).__name__ for each in chosen if each is not None])

@@ -1,4 +1,4 @@
-"""The file of a study, in Optuna's journal format: optuna-dashboard opens it, also while the search runs.
+"""The file of a study, in Optuna's journal format: optuna-dashboard can open it, even while the search runs.
 
 A journal is only appended to, and needs no database. It is in the run's folder, because not every file system can
 append to files. In the checkpoint directory, which may be on any storage, there is a copy.

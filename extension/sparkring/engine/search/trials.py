@@ -229,7 +229,7 @@ def _sampler(wanted: Any, seed: int) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # before Optuna 5, constant_liar counts as experimental
         if wanted == "tpe":
-            # A constant liar takes trials that still run into account, so that those that run at once differ.
+            # A constant liar takes running trials into account, so that trials that run at the same time differ.
             return samplers.TPESampler(seed=seed, constant_liar=True)
         if wanted == "qmc":
             return samplers.QMCSampler(seed=seed)
@@ -237,7 +237,7 @@ def _sampler(wanted: Any, seed: int) -> Any:
 
 
 def _importance(study: Any, names: tuple[str, ...]) -> dict[str, float]:
-    """Return how much each parameter matters, as fractions of 1, or {} if the trials do not tell."""
+    """Return how much each parameter matters, as fractions of 1, or {} if this cannot be estimated."""
     if len(names) < 2:
         return {}
     try:

@@ -38,7 +38,7 @@ BYTES_PER_S = 500_000  # Jupyter's server drops output above 1 MB/s
 # too old, because it is what the notebook keeps if the kernel is killed.
 STATIC_AFTER_S = STATIC_PAUSE_S = 2.0
 BUSY_EVERY_S = 1.0
-ANNOUNCE_AFTER_S = (1.5, 4.0, 10.0)  # more than once, because a newly loaded page does not listen at once
+ANNOUNCE_AFTER_S = (1.5, 4.0, 10.0)  # repeated, because a newly loaded page may not be listening yet
 KEPT = 20  # the number of ended runs that a page can still show after it has been loaded again
 
 _HERE = Path(__file__).parent
@@ -215,9 +215,9 @@ class PanelView:
     def __init__(self, stop: Stop | None = None, *, background: bool = False) -> None:
         self._stop = stop
         self._feed = Feed()
-        # The static view of a run comes late, when the page shows the panel already. If it came first, the output would
-        # jump as the panel replaces it. A run in the background must show its static view at once: a view that comes
-        # later would be in the output of the cell that the kernel then runs.
+        # The static view of a run is shown late, when the page already shows the panel. If it came first, the output
+        # would jump when the panel replaces it. A run in the background must show its static view at once: a later view
+        # would be in the output of whatever cell the kernel is running then.
         after_s = 0.0 if background else STATIC_AFTER_S
         self._static = HtmlView(after_s=after_s, pause_s=STATIC_PAUSE_S, early=background)
         self._page: Page | None = None
@@ -258,7 +258,7 @@ class PanelView:
             self._view.update({"text/plain": ""}, raw=True)
 
     def again(self, record: RunRecord) -> None:
-        """Show the panel and the static view also in the output of the current cell."""
+        """Show the panel and the static view in the output of the current cell, too."""
         if self._page is not None:
             self._view = _display_place(self._page, record.run_id)
         self._static.again(record)

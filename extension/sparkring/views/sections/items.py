@@ -32,9 +32,9 @@ SIGNS = {"running": "▶", "finished": "✓", "failed": "✗", "stopped": "■",
 def html(record: RunRecord, now: float, form: Form) -> str:
     """Return tables of some items.
 
-    During the run, they have the items that run and the last failures. The final form has the first failures, the first
+    During the run, they have the running items and the last failures. The final form has the first failures, the first
     items, and the items with the lowest and highest metrics. It also has pictures of the items' curves; for a search,
-    these are in its own section.
+    these are in the section `search`.
     """
     items = record.items
     if items is None:

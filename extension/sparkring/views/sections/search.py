@@ -18,7 +18,7 @@ from sparkring.views.sections import Form
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# A value is drawn at the edge of a chart if it is farther from the best value than FAR times the worse quartile is.
+# A value is drawn at the edge of a chart if it is more than FAR times as far from the best value as the worse quartile.
 FAR = 2
 CURVES_SHOWN = 1_000
 _LABEL = 12  # characters of a choice that an axis shows

@@ -45,7 +45,7 @@ DRAIN_LIMIT_S = 2.0
 HOLD_S, TOGETHER = 0.005, 8
 WAIT_S = 0.05  # if a request takes longer than this, the requests that wait for its end are given back to the driver
 # The largest number of reads that the member makes at once to empty a pipe. Without a limit, a process that the rank
-# started and that never stops writing would keep the member here for ever.
+# started and that never stops writing would keep the member here forever.
 DRAIN_READS = 16
 # The largest number of messages of one peer that are handled in a row. Without this limit, a rank that never stops
 # reporting could not be stopped.
@@ -83,9 +83,9 @@ class Member:
         self.last_beat = time.monotonic()
         self.gpus = Meter()
         self.paused_until = 0.0
-        self.busy_since: float | None = None  # when the rank was given the request that it runs; None if it runs none
+        self.busy_since: float | None = None  # when the rank was given its current request; None if it has none
         self.waiting: collections.deque[bytes] = collections.deque()  # the requests that follow, as frames
-        self.held_since: float | None = None  # when the first report was held back that has not been sent yet
+        self.held_since: float | None = None  # when the oldest unsent report was held back
         self.home = dial(ticket.host, ticket.port, bytes.fromhex(ticket.secret))
         self.home.send(self.introduction(ticket))
 

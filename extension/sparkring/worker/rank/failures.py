@@ -1,6 +1,7 @@
 """Describes an exception that was raised on a rank.
 
-The description is made of texts and numbers. So the driver can show it even if it does not have the exception's class.
+The description consists of strings and numbers, so the driver can show it even if it does not have the exception's
+class.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from sparkring.worker.rank import script
 CONTEXT_LINES = 2
 MOST_FRAMES = 50
 
-# When a rank is gone, exceptions with these texts are raised on the other ranks. These exceptions are called echoes:
+# When a rank is gone, exceptions with these messages are raised on the other ranks. These exceptions are called echoes:
 # they are not the cause of the failure.
 _ECHOES = (
     "HorovodInternalError",

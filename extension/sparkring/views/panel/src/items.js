@@ -16,11 +16,11 @@ export class Items {
     this.changes = 0; // how many messages have come
     this.lines = new Map(); // the last line of each item, by the number of the item
     this.places = new Set();
-    this.used = new Set(["item", "name", "state", "took"]); // the columns that are shown; others would tell nothing yet
+    this.used = new Set(["item", "name", "state", "took"]); // the columns that are shown; the others are still empty
     this.column = "item";
     this.descending = false;
     this.query = "";
-    this.ordered = null; // the rows to show, in their order; null if they have to be computed anew
+    this.ordered = null; // the rows to show, in their order; null if they must be computed again
   }
 
   add(message) {
@@ -64,7 +64,7 @@ export class Items {
     this.ordered = null;
   }
 
-  // Sort by a column; if the rows are sorted by it already, in the other direction.
+  // Sort by a column. If the rows are already sorted by it, reverse their order.
   sort(column) {
     this.descending = this.column === column && !this.descending;
     this.column = column;

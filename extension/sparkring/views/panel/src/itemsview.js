@@ -10,7 +10,7 @@ import { duration, number } from "./words.js";
 
 const ROW = 20; // px, as in panel.css
 const SIGNS = { running: "▶", finished: "✓", failed: "✗", stopped: "■", kept: "✓", pruned: "✂" };
-// The least width of each column in px, and its share of the width that is left. If the box is too narrow, it scrolls.
+// The minimum width of each column in px, and its share of the remaining width. If the box is too narrow, it scrolls.
 const WIDTHS = { item: [48], name: [140, 1.5], state: [84], attempt: [56], place: [100], took: [72], value: [80, 1], said: [180, 2] };
 const METRIC_WIDTH = [80], GAP = 12; // px, as in panel.css
 const RIGHT = new Set(["item", "attempt", "took"]);
@@ -59,7 +59,7 @@ export class ItemsView {
     this.log.box.setAttribute("aria-label", "Output of the item");
     this.whole = make("div", { class: "sr-itemwhole", role: "region", "aria-label": "The chosen item", tabindex: "0", hidden: true },
       make("div", { class: "sr-itemtitle" }, this.title,
-        make("button", { type: "button", class: "sr-tool", title: "show what the item has printed in the tab Logs",
+        make("button", { type: "button", class: "sr-tool", title: "show in the Logs tab what the item has printed",
           onclick: () => this.showLog() }, "log"),
         make("button", { type: "button", class: "sr-tool", "aria-label": "close", title: "close", onclick: () => this.close() }, "✕")),
       this.words, this.charts.element, this.log.box);
@@ -96,7 +96,7 @@ export class ItemsView {
     this.panel.chooseRanks(new Set([this.chosen]));
   }
 
-  // By keys from row to row; Enter shows the lines of the chosen one in the tab Logs.
+  // Move from row to row by keys. Enter shows the lines of the chosen item in the Logs tab.
   walk(event) {
     if (event.target !== this.box) return;
     const rows = this.items.shown(this.now), at = rows.findIndex((row) => row.item === this.chosen), last = rows.length - 1;
@@ -120,7 +120,7 @@ export class ItemsView {
     this.box.scrollTop = Math.max(below, Math.min(above, this.box.scrollTop));
   }
 
-  // Return whether all that is to be shown has been drawn.
+  // Return whether everything that should be shown has been drawn.
   draw(now) {
     this.now = now;
     const columns = this.items.columns(), rows = this.items.shown(now);

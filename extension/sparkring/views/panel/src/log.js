@@ -100,7 +100,7 @@ export class LogView {
   setRanks(ranks) {
     this.filter.ranks = ranks;
     this.chip.hidden = !ranks.size;
-    const what = this.panel.run.state?.pooled ? "item" : "rank"; // with which lines are labelled
+    const what = this.panel.run.state?.pooled ? "item" : "rank"; // what the labels of lines name
     put(this.chip, ranks.size ? `${what}${ranks.size === 1 ? "" : "s"} ${rankNumbers(ranks)} ×` : "");
     this.restart();
   }

@@ -2,7 +2,7 @@
 
 const ENDED_WELL = new Set(["finished", "kept"]);
 const KEY_STEP = 0.05, LARGE_STEPS = 4; // how far a key moves an end of a brush
-const FAR = 2; // how many times the distance from the best value to the worse quarter fits into a chart
+const FAR = 2; // a chart extends this many times as far from the best value as the worse quartile is
 
 // Return the trials that have a value, in the order of their numbers.
 export function trialsOf(rows, metric) {
@@ -12,8 +12,8 @@ export function trialsOf(rows, metric) {
     .sort((a, b) => a.item - b.item);
 }
 
-// Return the lowest and the highest value that a chart shows. Values that are far worse than most, as of a trial that
-// diverges, are beyond its edge.
+// Return the lowest and the highest value that a chart shows. Values that are far worse than most, such as those of a
+// trial that diverges, are beyond the chart's edge.
 export function extent(values, mode) {
   const sorted = values.filter(Number.isFinite).sort((a, b) => a - b);
   if (!sorted.length) return [0, 1];

@@ -16,7 +16,7 @@ export class SearchView {
     this.panel = panel;
     this.brushes = new Map(); // by the number of an axis, the lower and the upper end of what is chosen on it
     this.hovered = null; // the number of the trial under the pointer, or the one to which keys have moved
-    this.pointed = null; // the drawing in which that is, and the point there; null for the last point of the trial
+    this.pointed = null; // the drawing that shows this trial, and a point in it; null stands for the trial's last point
     this.log = false;
     this.logButton = make("button", { type: "button", class: "sr-toggle", "aria-pressed": "false",
       title: "logarithmic scale of the metric", onclick: () => this.setLog(!this.log) }, "log scale");
@@ -172,7 +172,7 @@ export class SearchView {
     return this.brushes.get(axis) ?? [0, 1];
   }
 
-  // Choose trials between two places of an axis; all of its trials if these are its ends.
+  // Choose the trials between two places on an axis, or all trials if these places are the ends of the axis.
   setBrush(axis, [from, to]) {
     const brushes = new Map(this.brushes);
     if (from <= 0 && to >= 1) brushes.delete(axis);
@@ -240,7 +240,7 @@ export class SearchView {
     this.panel.schedule();
   }
 
-  // By keys from trial to trial, among those that are chosen; Enter shows the trial in the tab Items.
+  // Move from one chosen trial to another by keys. Enter shows the trial in the Items tab.
   walk(drawing, event) {
     if (event.target !== drawing.element) return;
     const there = this.chosen.filter((item) => drawing.pointOf(item)), at = there.indexOf(this.hovered);
@@ -276,7 +276,7 @@ export class SearchView {
   }
 }
 
-// One canvas with lines or dots, each of a trial.
+// A canvas with a line or a dot for each trial.
 class Drawing {
   constructor(words, height, view) {
     this.words = words;

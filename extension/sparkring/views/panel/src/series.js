@@ -66,9 +66,9 @@ export function isPositive({ curves }) {
 
 // Return rows with the values of a chart's curves at the index `at` of its axis: one row for the mean, and one for each
 // rank. If there is nothing but the mean, it is called the value. If there are many ranks, there are rows for the lowest
-// and the highest value instead of a row for each rank. A
-// row is a list of its name, its rank (-1 if it belongs to no rank) and a list with a text for each curve. If a rank
-// reported nothing at this step, its row has the last value that it reported before.
+// and the highest value instead of a row for each rank. A row is a list of its name, its rank (-1 if it belongs to no
+// rank) and a list with a string for each curve. If a rank reported nothing at this step, its row has the last value
+// that it reported before.
 export function readings({ curves }, at) {
   const before = (column) => {
     for (let place = at; place >= 0; place--) if (column[place] != null) return column[place];
