@@ -34,7 +34,7 @@ Namespace = dict[str, Any]
 
 
 def notebook(source: str = "", **values: Any) -> Namespace:
-    """A namespace as a notebook's: `source` has run in it as `__main__`."""
+    """A namespace like that of a notebook in which `source` has run as `__main__`."""
     namespace: Namespace = {"__name__": "__main__", "__builtins__": builtins, **values}
     exec(compile(textwrap.dedent(source), "<notebook>", "exec", dont_inherit=True), namespace)
     return namespace

@@ -33,7 +33,7 @@ def run(*parts) -> Run:
 
 
 class Door:
-    """A listener whose welcomed connections put what they receive into `messages`, and answer each."""
+    """A listener. Connections that it accepts put what they receive into `messages`, and answer each message."""
 
     def __init__(self, most: int = 4) -> None:
         self.messages: list = []

@@ -53,7 +53,7 @@ def may_fail(cell: NotebookNode) -> bool:
 
 
 def has_something_to_show(source: str) -> bool:
-    """Whether a cell has outputs: a cold launch a panel, a magic its answer, others what they print, draw or return."""
+    """Whether a cell has outputs: a panel, the answer of a magic, or something printed, drawn or returned."""
     first, _, rest = source.partition("\n")
     if first.startswith("%%"):
         return bool(re.search(r" (-n|--np|--dry-run)\b", first)) or has_something_to_show(rest)

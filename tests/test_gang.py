@@ -213,7 +213,7 @@ def test_members_that_do_not_come(watch, monkeypatch):
 
 
 def test_stacks(watch):
-    """The line of the cell is read from what the rank's stack says."""
+    """The line of the cell is read from the rank's stack."""
 
     def cell(rank: FakeRank) -> None:
         rank.tell(Stack("waiting", 'Thread 0x1 (most recent call first):\n  File "<cell>", line 3 in f\n'))

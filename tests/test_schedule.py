@@ -98,7 +98,7 @@ def test_ranks_that_could_not_be_started_cost_no_attempt():
 
 
 def test_short_items_that_a_slot_has_besides():
-    """A slot may be given more than it runs at once. What it gives back runs next, and has not been tried yet."""
+    """A slot may be given more items than it runs at once. Those that it gives back run next, as if never tried."""
     found = schedule(5, 2)
     assert begun(found, 0, 1) == [(0, 1, 0), (1, 1, 1)]
     assert begun(found, 2) == [], "two slots have items"

@@ -1,4 +1,4 @@
-"""What a %run line means, which script it names, and what running one does to a rank's `__main__`."""
+"""What a %run line means, which script it names, and what running the script does to a rank's `__main__`."""
 
 from __future__ import annotations
 

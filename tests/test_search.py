@@ -192,7 +192,7 @@ def test_a_metric_that_is_not_reported(runs):
 
 
 def test_a_trial_that_is_tried_again_stays_the_same_trial(runs):
-    """What its second attempt reports at the same steps is not judged again."""
+    """Steps that its second attempt reports again are not judged again."""
     tried = []
 
     def cell(rank: FakeRank, trial: Any) -> None:
@@ -238,7 +238,7 @@ def test_an_error_of_the_users_pruner_ends_the_run(runs):
 
 
 def test_what_is_reported_within_epochs():
-    """An epoch counts when it is over: with its last value. Without steps and epochs, reports are counted."""
+    """An epoch counts when it is over, with its last value. Without steps and epochs, reports are counted."""
     trials = Trials(sparkring.search(q=[1], minimize="loss", prune=False))
 
     def told(*reports: Metrics) -> dict[int, float]:

@@ -405,7 +405,7 @@ MEASURED = """
 
 
 def test_plan(pools, tmp_path, monkeypatch, watch):
-    """Only the first item runs, and its result can be kept. The plan's memory is that of the items that run later."""
+    """Only the first item runs, and its result can be kept. The plan predicts the memory of items that run later."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "large").write_bytes(bytes(5_000_000))
     pools.notebook["table"] = np.ones(4_000_000)

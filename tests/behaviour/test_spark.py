@@ -112,7 +112,7 @@ session.stop()
 
 
 def other_python(folder: Path) -> str:
-    """A Python of another minor version; if there is none, this one, made to claim another version."""
+    """A Python of another minor version; if there is none, this one, which then claims to be another version."""
     for minor in range(8, 15):
         path = shutil.which(f"python3.{minor}")
         if path and minor != sys.version_info[1]:
@@ -134,13 +134,13 @@ def other_python(folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def cases() -> dict[str, list]:
-    """What a driver went through; filled by the first test that asks."""
+    """The outcome of each case in one driver. The first test that needs them fills this."""
     return {}
 
 
 @pytest.fixture
 def attempts(cases, driver, tmp_path):
-    """By case: the error's type and text, the values, and the notices."""
+    """For each case, the error's type and text, the values, and the notices."""
     if not cases:
         shipped = tmp_path / "shipped.py"
         shipped.write_text("value = 42\n")

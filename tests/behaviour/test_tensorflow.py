@@ -60,7 +60,7 @@ weights = [w.tolist() for w in model.get_weights()]
 @pytest.mark.standalone("the ranks meet at the executors' addresses")
 @pytest.mark.versions("of TensorFlow and Keras")
 def test_multi_worker_mirrored_strategy(ring, notebook_cell):
-    """Each rank is a worker of one cluster, the replicas are in sync, and the weights equal.
+    """Each rank is a worker of one cluster, the replicas are in sync, and their weights are equal.
 
     Functions of the notebook and of the cell become graphs, and so do their branches.
     """
@@ -165,7 +165,7 @@ def digits():
 
 
 def train():
-    """The example of spark-tensorflow-distributor's README, on other images, with what the ranks saw as its value."""
+    """The example of spark-tensorflow-distributor's README, on other images. Its value is what the ranks saw."""
     import tensorflow as tf
 
     buffer_size = 10000

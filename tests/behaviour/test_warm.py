@@ -237,7 +237,7 @@ EXITS = {
 
 @pytest.mark.any_launcher
 def test_exits_that_are_exceptions(shared_gang):
-    """An exit ends the cell, not the rank: without a code it is a success, and with one a failure that names it."""
+    """An exit ends the cell, not the rank. Without a code, it is a success; with one, a failure that names the code."""
     for code in EXITS.values():
         result = shared_gang.cell(f"reached = rank\n{code}\nreached = 'the rest of the cell'", pull=("reached",))
         assert (result.values, result.pulled) == ([None] * 3, {"reached": 0})
@@ -550,7 +550,7 @@ def test_one_interrupt_that_is_lost(local_gang):
 
 
 def test_the_end_of_a_cell_waits_for_the_end_of_an_import(local_gang, tmp_path, monkeypatch):
-    """Half-imported, torch and others with native code could not be used, nor be imported again in the same process.
+    """If torch were only half imported, it could neither be used nor be imported again in the same process.
 
     The time that an import takes does not count: here it ends only when a notice has said what the cell waits for. The
     collectives are not ended, since no rank waits in one.

@@ -322,7 +322,7 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers_of_all_kinds(horovod, name):
-    """Variables, learning rate and loss scale go into a model that was just compiled; load() makes such a model."""
+    """Variables, learning rate and loss scale are restored into a newly compiled model; load() makes such a model."""
     model = trained(make(OPTIMIZERS[name](), 0.0))
     if name != "schedule":
         model.optimizer.learning_rate = 0.125
@@ -389,7 +389,7 @@ def test_layers_that_were_frozen_since():
 
 
 def test_a_model_that_is_not_built_yet():
-    """It is built for the shapes of the saved one; it can be saved only once it is built."""
+    """It is built for the shapes of the saved model. A model can be saved only once it is built."""
 
     def make():
         return tf.keras.Sequential([tf.keras.layers.Dense(3), tf.keras.layers.Dense(1)])
@@ -403,7 +403,7 @@ def test_a_model_that_is_not_built_yet():
 
 
 def test_models_that_do_not_fit():
-    """The error says how many arrays, or which one and its shapes; and the model is left untouched."""
+    """The error has the numbers of arrays, or the array and its shapes. The model is left unchanged."""
     found = kept({"model": make()})
     other = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(2,))])
     with pytest.raises(CheckpointError, match=r"state\['model'\]: the checkpoint has 8 arrays for the model, .* 2\."):

@@ -169,7 +169,7 @@ def test_memory(background):
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    """A server that speaks S3, in a process of its own. Yields the URL of a bucket; the environment has the rest."""
+    """A server that speaks S3, in a process of its own. Yields a bucket's URL; the environment has the credentials."""
     process = subprocess.Popen(
         [sys.executable, "-u", "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"],
         stdin=subprocess.DEVNULL,

@@ -219,7 +219,7 @@ class Mine:
 
 
 def test_anything_with_a_state_dict():
-    """A user's object and torch's scaler are saved; a class with such methods is not such an object."""
+    """A user's object and torch's scaler are saved. A class is not, although it has these methods."""
     mine = Mine({1: (2, {"x": np.arange(3)}), "model": torch.nn.Linear(1, 1)})
     there = Mine(None)
     put_back([there], kept([mine]))

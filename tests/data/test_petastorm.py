@@ -40,7 +40,7 @@ def uneven(tmp_path: Path) -> Path:
 
 
 def write(folder: Path, rows: tuple[int, ...], row_group_size: int = 40) -> Path:
-    """Write files of so many rows each; `x` counts the rows of all of them."""
+    """Write files with these numbers of rows; `x` counts the rows of all of them."""
     folder.mkdir()
     first = 0
     for number, count in enumerate(rows):
@@ -478,7 +478,7 @@ def test_a_converter_without_a_folder(spark):
 
 
 def test_what_a_killed_kernel_leaves(driver, tmp_path):
-    """The next kernel removes the folder of one that was killed, and no other; neither prints warnings."""
+    """The next kernel removes the folder of a killed kernel, and no other folder. Neither kernel prints warnings."""
     script = """
         import sys
         from sparkring.data.petastorm import make_spark_converter
@@ -557,7 +557,7 @@ Y_AS_PAIR = ("pair", np.float32, (2,), False)
 
 
 def pairs(of: Any) -> Any:
-    """A transform of rows that adds `pair`: of(y)."""
+    """Return a transform of rows that adds `pair`, the value of of(y)."""
 
     def transform(rows: Any) -> Any:
         rows["pair"] = [of(y) for y in rows.y]
@@ -591,7 +591,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("spec", "said"), WRONG)
 def test_transforms_that_do_not_keep_their_word(uneven, spec, said):
-    """The error has the field, what is declared and what came; readers check this before a worker starts, too."""
+    """The error has the field, its declaration, and what was returned. Readers make this check before workers start."""
     with pytest.raises(DataError, match=said):
         check_transform(spec, uneven)
     threads = set(threading.enumerate())

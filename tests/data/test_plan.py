@@ -33,7 +33,7 @@ def all_rows(counts):
 
 
 def read(shard, rank, position, size, window, batch_size, *, rows=None):
-    """The rows that a rank of `size` is given, in order: its windows shuffled, then the padding."""
+    """The rows that a rank gets, in order: its windows shuffled, then the padding. `size` is the number of ranks."""
     own, out = rows_of(shard.ranges), []
     key = (position.seed, position.epoch, len(begun(position, size, window)[0].legs), rank)
     for number, begin in enumerate(range(0, len(own), window or len(own) or 1)):

@@ -1,4 +1,4 @@
-"""shards(): what a rank is handed, in every format, and what is wrong with it before and while it reads."""
+"""shards(): what a rank gets, in every format, and errors before and during reading."""
 
 import ctypes
 import datetime

@@ -26,7 +26,7 @@ from sparkring.history import run_store
 
 @pytest.fixture(autouse=True)
 def tf(watch):
-    """TensorFlow, which keeps what it opens when it is imported."""
+    """TensorFlow, which keeps open what it opens when it is imported."""
 
     def use():
         import tensorflow
@@ -212,7 +212,7 @@ def test_another_file_system(folder):
 
 
 def test_order(folder):
-    """The order changes with each epoch, and is the same for the same seed; 0 is a seed."""
+    """The order changes with each epoch, and is the same for the same seed. 0 is a seed like any other."""
     write_tfrecord(numbered(512), folder, batch_size=4, files=8)
 
     def epochs(seed):

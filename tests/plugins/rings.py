@@ -280,7 +280,7 @@ def pair(watch: Watch) -> WarmRing:
 
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """End the pair with the last test that uses it: the tests that do follow one another."""
+    """End the pair after the last test that uses it. The tests that use it run one after another."""
     if pair_at(item) and (nextitem is None or pair_at(nextitem) != pair_at(item)):
         warm_gang.stop()
 

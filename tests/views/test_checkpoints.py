@@ -116,7 +116,7 @@ def test_advice_is_about_what_is_not_whole():
 
 
 def test_no_checkpoint_is_whole():
-    """This comes first in the advice, and there is no resume point."""
+    """The advice begins with this, and there is no resume point."""
     found = directory(entry(100, "partial"), entry(200, "corrupt", reason="x"))
     assert views.advice(found)[0] == "No checkpoint here is complete, so a run starts from the beginning."
     assert not any("The resume point" in line for line in views.folder_words(found))

@@ -8,7 +8,7 @@ from sparkring.views.charts import charts
 
 
 def epochs(rank, count, begin=0.0, first=1):
-    """What a Keras rank reports: running values, then the epoch's."""
+    """What a rank with Keras reports: running values, and then those of the epoch."""
     for epoch in range(first, first + count):
         now = begin + epoch * 10
         yield Metrics({"loss": 2 / epoch}, step=20, epoch=epoch, steps=40, epochs=4, time=now - 5, rank=rank)
@@ -35,13 +35,13 @@ def test_a_second_fit_begins_a_new_lap(replayed):
 
 
 def steps(first, last, rank=0, begin=0.0, **more):
-    """What a rank logs step by step, a second each."""
+    """What a rank logs step by step, one step per second."""
     for step in range(first, last + 1):
         yield Metrics({"loss": 1 / step + 0.5 * rank}, step=step, **more, time=begin + step, rank=rank)
 
 
 def restarted(replayed):
-    """Two ranks, one slower than the other, are lost at step 10 and go on from step 8; a checkpoint every fourth."""
+    """Two ranks, one slower, are lost at step 10 and continue from step 8. Every fourth step is a checkpoint."""
     return replayed(
         AttemptStarted(0.0, 1, 2),
         *steps(1, 10),

@@ -1,4 +1,4 @@
-"""The section about reading: for each rank a strip of what it has read, is reading and will read; the balance."""
+"""The section about reading: for each rank, a strip of what it has read, is reading and will read; and the balance."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def read(rank: int, rows: int, of: int | None, *, reader: int = 0, epoch: int = 
 
 
 def states(plan: DataPlanned, now: DataRead | None, most: int = 100, **options: Any) -> str:
-    """The blocks of a strip, a letter each: R for read, N for now, c for to come."""
+    """The blocks of a strip, as one letter each: R for read, N for now, c for to come."""
     found = strip(RankReading(plan.rank, now, plan=plan), most, **options)
     assert found is not None
     return "".join({"read": "R", "reading": "N", "to come": "c"}[block.state] for block in found.blocks)

@@ -98,7 +98,7 @@ def test_in_a_notebook_the_whole_log_is_no_path(replayed, monkeypatch):
 
 
 def test_how_long_a_run_took(replayed):
-    """The time is in whole seconds while the run goes on. If the ranks never started, the words say so."""
+    """The time is in whole seconds during the run. If the ranks never started, the words say so."""
     began = 1_700_000_000.0
     assert describe.took(replayed(), began + 3.6) == "3 s"
     ended = RunFinished(began + 3.6, "timed out", "the limit of 3 s passed")
