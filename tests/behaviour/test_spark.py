@@ -208,7 +208,7 @@ def test_executors_with_another_python(driver, lonely_master, tmp_path):
     """One sentence says what that Python lacks, with both paths and the setting. Our packages are not mixed in.
 
     The user's code may import there what sparkring and sparkdl offer, even though the libraries behind it are missing.
-    While there is no executor, np=0, which takes every slot, says that there are none.
+    While there is no executor, np=0, which takes every slot, says that there are no slots.
     """
     folder = tmp_path / "bare"
     venv.create(folder, symlinks=True, with_pip=False)
