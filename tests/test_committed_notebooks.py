@@ -248,7 +248,7 @@ def test_the_digest_is_that_of_the_code(tool: Any) -> None:
 
 
 def test_a_notebook_is_run_and_written(tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a cell fails that is not meant to, the file is left as it was."""
+    """If a cell fails unexpectedly, the file is left as it was."""
     good, bad = tmp_path / "good.ipynb", tmp_path / "bad.ipynb"
     kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
     metadata = {"kernelspec": kernelspec, "language_info": {"name": "python"}}

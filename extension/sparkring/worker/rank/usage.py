@@ -119,8 +119,8 @@ class _MemoryWatch:
     """A context manager that watches the memory of this process, of its member and of its children.
 
     Afterwards, `own_bytes`, `shared_bytes` and `gpu_bytes` are those of ItemMeasured, `imported_bytes` is the part of
-    `shared_bytes` that a spare process holds, and `spent` is what the watching itself has used. `held_bytes` is the size of the
-    values that the process holds in shared memory; they take memory even while they are not mapped.
+    `shared_bytes` that a spare process holds, and `spent` is what the watching itself has used. `held_bytes` is the
+    size of the values that the process holds in shared memory; they take memory even while they are not mapped.
     """
 
     def __init__(self, held_bytes: int) -> None:
