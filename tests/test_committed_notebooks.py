@@ -1,4 +1,4 @@
-"""The committed notebooks have their outputs, and name nothing of the machine that ran them."""
+"""The committed notebooks have their outputs, and contain nothing that identifies the machine that ran them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a gang makes of messages, with members that are threads of this process."""
+"""How a gang handles messages, with members that are threads of this process."""
 
 from __future__ import annotations
 

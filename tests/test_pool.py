@@ -159,7 +159,7 @@ def test_a_failed_item_leaves_the_others_alone(runs):
 
 
 def test_retries_succeed(runs):
-    """A retry runs in another process than the attempt before. After an exception, only --retries brings a retry."""
+    """A retry runs in a different process from the first attempt. After an exception, only --retries causes a retry."""
     processes: dict[int, list[int]] = {}
 
     def cell(rank: FakeRank, item: int) -> int:

@@ -103,7 +103,7 @@ def test_lines_in_pieces():
     ],
 )
 def test_lines_as_shown(line, shown):
-    """A line is shown as a terminal would show it in the end, as text."""
+    """A line is shown as a terminal would finally show it, as text."""
     assert as_shown(line) == shown
 
 

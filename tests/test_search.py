@@ -225,7 +225,7 @@ def test_a_users_own_study(runs):
 
 
 def test_an_error_of_the_users_pruner_ends_the_run(runs):
-    """As after an error of an iterable, items that run are finished, and the error shows the user's lines."""
+    """Items that run are finished, as after an error of an iterable, and the error shows the user's lines."""
 
     class Broken(optuna.pruners.BasePruner):
         def prune(self, study: Any, trial: Any) -> bool:

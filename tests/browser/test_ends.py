@@ -241,7 +241,7 @@ def test_a_thousand_ranks(notebook: Notebook, shoot: Callable[..., None]) -> Non
 
 
 def test_items(notebook: Notebook, shoot: Callable[..., None], pictures: Path) -> None:
-    """Their table can be sorted and searched, and leads from an item to its error, curves and lines, also by keys."""
+    """Their table can be sorted and searched. The pointer or keys lead from an item to its error, curves and lines."""
     notebook.run(AT_ITEMS)
     panel = notebook.panel(AT_ITEMS)
     expect(panel.locator("div.sr-words")).to_contain_text(

@@ -10,7 +10,7 @@ def kinds(*paths: str) -> dict[str, str]:
 
 
 def test_files():
-    """Files are recognised by their endings, also in folders; others are ignored."""
+    """Files are recognised by their endings, even in folders; others are ignored."""
     found = kinds(
         "a.keras", "w/b.weights.h5", "c.h5", "D.HDF5", "e.pt", "f.pth", "g.pth.tar", "notes.txt", "data.index"
     )

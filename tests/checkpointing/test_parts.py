@@ -87,7 +87,7 @@ def test_a_torch_training_goes_on_bit_equal(kind):
 
 
 def test_what_is_taken_of_tensors_is_their_own_memory():
-    """Arrays and CPU tensors, also those in modules and lists, are not copied here, so that a save copies once."""
+    """Arrays and CPU tensors, including those in modules and lists, are not copied here, so that a save copies once."""
     model, array, tensor = network(), np.arange(3.0), torch.arange(3.0)
     _, leaves = tree.flatten(tree_of({"model": model, "list": [array, {"deep": tensor}]}))
     with torch.no_grad():

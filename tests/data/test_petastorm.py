@@ -616,7 +616,7 @@ def test_transforms_that_keep_their_word(uneven):
 
 
 def test_partitions(tmp_path):
-    """Columns from folder names are as Petastorm reads them, also when a transform is checked."""
+    """Columns from folder names are as Petastorm reads them, even when a transform is checked."""
     rows = pa.table({"kind": ["a", "a", "b"], "x": [1, 2, 3]})
     parquet.write_to_dataset(rows, str(tmp_path / "data"), partition_cols=["kind"])
     seen = []

@@ -162,7 +162,7 @@ class WarmRing(Ring):
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run tests of rings locally and on Spark, and those for which a cluster makes a difference also on a cluster."""
+    """Run tests of rings locally and on Spark. If a cluster makes a difference to a test, run it there, too."""
     marked = metafunc.definition.get_closest_marker("standalone") is not None
     if metafunc.config.getoption("--standalone"):
         places = ["standalone"]

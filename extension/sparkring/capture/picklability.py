@@ -106,7 +106,7 @@ def type_name(value: object) -> str:
     """
     cls = type(value)
     if issubclass(cls, types.ModuleType):
-        return "module"  # also for a lazily loaded module, whose type is a subclass of ModuleType
+        return "module"  # even for a lazily loaded module, whose type is a subclass of ModuleType
     return cls.__qualname__ if cls.__module__ in ("builtins", "__main__") else f"{cls.__module__}.{cls.__qualname__}"
 
 

@@ -1,6 +1,6 @@
 """Saves the state of TensorFlow's and Keras 2's objects to a checkpoint's tree, and restores it.
 
-These objects are Keras models (with their optimizers, also those that Horovod has wrapped), layers, optimizers without
+These objects are Keras models (with their optimizers, even if Horovod has wrapped them), layers, optimizers without
 a model, modules, variables and tensors. Importing this module does not import TensorFlow: a process that has
 such an object has already imported it.
 """

@@ -1,9 +1,9 @@
 """Keeps one spare process, which has imported what ranks have imported before, and has it fork members.
 
 A spare process is started when all ranks on this machine have ended, or for the first launch if it is known what its
-ranks will import. It serves a launch only if everything that an import may depend on is the same for the processes of
-the launch as it was for the spare process; Setting has what an import may depend on. All other launches start new
-processes, and a spare process that does not fit the last launch is replaced after it.
+ranks will import. It serves a launch only if everything that an import may depend on (see Setting) is the same for the
+processes of the launch as it was for the spare process. All other launches start new processes, and a spare process
+that does not fit the last launch is replaced after it.
 """
 
 from __future__ import annotations
