@@ -787,7 +787,7 @@ def test_pickle_finds_what_values_are_made_of(tmp_path: Path) -> None:
     assert on_rank(captured.payload, cell, tmp_path) == "good\n"
     rows = {each.name: each for each in captured.names}
     assert (rows["Net"].via, rows["Net"].required, rows["Net"].travels) == ("values", False, "by value")
-    # If an outer class cannot travel, pickle does not find what is inside it, but nothing else is lost.
+    # If an outer class cannot be sent, pickle does not find what is inside it, but nothing else is lost.
     assert (rows["Unsendable"].travels, rows["Unsendable"].via) == ("cannot", "within")
     assert rows["within"].travels == "by value"
 

@@ -285,7 +285,7 @@ def test_the_fold_is_pure(events, at):
 
 @given(st.lists(st.sampled_from([b"a", b"b\n", b"\n", b"c\rd\n", b"\xc3", b"\xbc\n"]), max_size=20))
 def test_how_output_is_cut_does_not_matter(pieces):
-    """The same bytes give the same lines, in however many pieces they came."""
+    """The same bytes give the same lines, however many pieces they come in."""
     one, many = printed(b"".join(pieces)), printed(*pieces)
     assert texts(one) == texts(many)
     assert one.ranks[0].partial_stdout == many.ranks[0].partial_stdout

@@ -42,7 +42,7 @@ def barrier(tasks):
 
 @pytest.mark.standalone("the addresses are the executors'")
 def test_the_context_is_sparks(barrier):
-    """BarrierTaskContext's methods work, whichever way the cell gets the context, and rank i is task i."""
+    """BarrierTaskContext's methods work, however the cell gets the context, and rank i is task i."""
     values = barrier(
         """
         from pyspark import BarrierTaskContext, TaskContext

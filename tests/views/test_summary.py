@@ -41,7 +41,7 @@ def test_durations(seconds, words):
 
 
 def test_the_page_has_the_same_words():
-    """The page's words for durations, numbers and ranks are the same: tests/views/panel/twins.test.mjs."""
+    """The page writes durations, numbers and ranks in the same way: tests/views/panel/twins.test.mjs tests it."""
     same = json.loads((Path(__file__).parent / "words.json").read_text(encoding="utf-8"))
     assert [describe.duration(seconds) for seconds, _ in same["duration"]] == [words for _, words in same["duration"]]
     assert [describe.number(value) for value, _ in same["number"]] == [words for _, words in same["number"]]
