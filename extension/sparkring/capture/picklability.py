@@ -18,7 +18,7 @@ from sparkring.capture.names import global_names
 Namespace = dict[str, object]
 
 
-# ── What must not travel ─────────────────────────────────────────────────────────────────────────────────────────────
+# ── What must not be sent ────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Problem(NamedTuple):
@@ -167,7 +167,7 @@ class Refused(Exception):
         self.kind = kind
 
 
-# ── Diagnosis: the path from a name to the object that cannot travel ─────────────────────────────────────────────────
+# ── Diagnosis: the path from a name to the object that cannot be sent ────────────────────────────────────────────────
 
 
 class Step(NamedTuple):
