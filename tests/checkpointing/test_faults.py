@@ -53,7 +53,7 @@ def restored(directory: Path) -> int:
 
 
 class Course(NamedTuple):
-    """How a training went: which steps it saved, and at which steps it heard of a failure."""
+    """How a training run went: which steps it saved, and at which steps it heard of a failure."""
 
     saved: list[int]
     failed: list[int]

@@ -339,7 +339,7 @@ def test_steps_and_rows_of_a_converter(pair, uneven):
 
 
 def test_rows_of_a_petastorm_data_set(pair_of_tasks, things):
-    """Under make_reader a result is a row; batches of a known size are steps."""
+    """A result of make_reader is one row; batches of a known size are counted as steps."""
     pair_of_tasks.notebook["url"] = things["url"]
     result = pair_of_tasks.cell("""
         from sparkring.data.petastorm import make_reader
@@ -351,11 +351,11 @@ def test_rows_of_a_petastorm_data_set(pair_of_tasks, things):
         found = [(read.epoch, read.rows, read.rows_planned, read.steps, read.steps_planned) for read in reading.ended]
         assert found == [(1, 6, 6, 2, 2), (2, 6, 6, 2, 2)]
         assert [piece.rows for piece in reading.plan.pieces] == [3, 3]
-        assert reading.plan.window == 6, "in which order they come is not known"
+        assert reading.plan.window == 6, "the order in which they come is not known"
 
 
 def test_windows_of_rows(pair_of_tasks, things):
-    """An NGram is read as by Petastorm; how many windows there will be is not known."""
+    """An NGram is read as Petastorm would read it; the number of windows is not known in advance."""
     pair_of_tasks.notebook["url"] = things["url"]
     result = pair_of_tasks.cell("""
         from petastorm.ngram import NGram

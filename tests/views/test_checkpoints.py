@@ -132,7 +132,7 @@ def test_a_metric_that_no_checkpoint_has():
 
 
 def test_two_trainings_in_one_directory():
-    """The advice says so, before a training continues from a checkpoint of the other one."""
+    """The advice says so, before one training run continues from a checkpoint of the other."""
     assert "2 training runs have saved to this" in views.advice(directory(entry(1), entry(2, lineage="other")))[0]
 
 

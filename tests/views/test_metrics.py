@@ -215,7 +215,7 @@ def test_a_metric_has_one_value(replayed):
     record = replayed(*fast, *slow, RankFinished(50.0, 1, ""), Metrics({"alone": 1.0}, step=39, time=60.0, rank=0))
     assert metrics.last(record)["loss"].mean == pytest.approx(1 / 39)
     assert metrics.last(record)["alone"].mean == 1
-    # In turns: a rank counts with what it reported last.
+    # If the ranks report in turn, each counts with its last value.
     record = replayed(*(Metrics({"loss": float(n % 2)}, step=n, time=n, rank=n % 2) for n in range(1, 60)))
     assert {row["loss"].mean for _, row in metrics.table(record).newest(20)} == {0.5}
 
