@@ -37,7 +37,7 @@ print("quick", rank) if rank else None
 SILENT = """%%horovod
 x = 1
 """
-# A run of 1,024 ranks, as its events would have it.
+# Show a run of 1,024 ranks, made from events, without starting any rank.
 MANY = """import time
 from sparkring.history.events import *
 from sparkring.history.record import RunRecord, replay
@@ -45,7 +45,7 @@ from sparkring.views import open_view
 
 size, silent, slow = 1024, 77, 500
 now, started = time.time(), time.time() - 300
-soon = now + 3600  # heard of as long as somebody looks
+soon = now + 3600  # in the future, so these ranks never count as silent
 record = replay([
     RunStarted(started, "2026-11-20_14-03-22_many", "a thousand ranks", "%%horovod -n 1024\\ntrain()", size, "spark",
                "horovod", "all"),

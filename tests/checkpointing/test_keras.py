@@ -106,7 +106,7 @@ def make(optimizer=None, dropout=0.5):
 
 
 def watched(data, seen):
-    """data.as_tf() that notes what is taken from it."""
+    """Return data.as_tf(), extended to add to `seen` the rows that are taken from it."""
 
     def note(x):
         seen.append(x[:, 0].astype(int).tolist())
@@ -117,7 +117,7 @@ def watched(data, seen):
         with tf.control_dependencies([told]):
             return tf.identity(x), y
 
-    # After the data set's own last step: what is noted was handed to the training.
+    # This is the last step of the pipeline, so only rows that training really gets are noted.
     return data.as_tf("x", "y").map(tell)
 
 

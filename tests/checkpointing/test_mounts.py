@@ -21,7 +21,7 @@ from sparkring.errors import CheckpointError
 from sparkring.runtime import resume_point
 from sparkring.runtime.storage import locate
 
-LAG = 30  # changes; a save makes about three, with what it removes about six
+LAG = 30  # in changes: a save makes about three, or about six if it also removes a checkpoint
 
 
 def state_of(step):

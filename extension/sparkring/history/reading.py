@@ -215,7 +215,7 @@ def data_words(found: DataSet) -> str:
 
 
 def progress_words(record: RunRecord, now: float) -> str:
-    """Return the progress in the data set that was reported on last: `34 % of digits read, 1,203,000 rows/s`; or ''."""
+    """Return the progress in the data set with the latest report: `34 % of digits read, 1,203,000 rows/s`; or ''."""
     found = max(data_sets(record, now), key=_last_heard, default=None)
     if found is None or not _last_heard(found):
         return ""
