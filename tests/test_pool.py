@@ -419,7 +419,7 @@ net = Net()
 
 
 def test_what_the_results_depend_on():
-    """They depend on functions and classes of the notebook, on the functions that these use, and on settings."""
+    """Results depend on functions and classes of the notebook, on the functions that these use, and on settings."""
 
     def meaning(text: str = NOTEBOOK, used: str = "train", hidden: tuple[str, ...] = ()) -> str:
         namespace = {"__name__": "__main__"}

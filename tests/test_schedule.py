@@ -56,7 +56,7 @@ def test_at_most_so_many_at_once():
 
 
 def test_what_is_tried_again():
-    """By default, an item is tried once more if its process died. After an exception, only --retries does so."""
+    """By default, an item is tried once more if its process died. After an exception, this needs --retries."""
     for failure, verdicts in {RAISED: ["failed"] + ["again"] * 2, KILLED: ["again"] * 3}.items():
         for retries, verdict in zip((None, 1, 2), verdicts, strict=True):
             found = schedule(1, 1, retries=retries)

@@ -615,7 +615,7 @@ def test_a_frozen_rank_is_named(local_gang, monkeypatch):
 
 @pytest.mark.standalone("the executors' slots are free again")
 def test_stop_and_the_idle_limit_leave_nothing(new_gang, wait_until):
-    """After each of them, every process has ended; after every test, a fixture checks that nothing else is left."""
+    """In both cases, every process of the gang ends. After the test, a fixture checks that nothing else is left."""
     new_gang.start()
     pids = new_gang.pids()
     (stopped,) = warm_gang.stop(new_gang.place)
@@ -628,7 +628,7 @@ def test_stop_and_the_idle_limit_leave_nothing(new_gang, wait_until):
 
 
 def test_an_interrupt_while_a_gang_starts_or_stops(local_gang):
-    """However far a start has come, nothing of it is left; a stop continues to its end."""
+    """An interrupted start leaves nothing behind, however far it has come. An interrupted stop is completed."""
     for step in range(6):
         interrupt_after(0.05 * step, lambda: (local_gang.start(2), time.sleep(60)))
         warm_gang.stop("local")

@@ -93,7 +93,7 @@ def remembers(directory: str, **options) -> None:
 
 @pytest.fixture
 def mount(tmp_path, monkeypatch):
-    """`mount(lag=…, …)` puts dbfs:/ on such a mount. Only syncing may be tried although the mount refuses it."""
+    """`mount(lag=…, …)` puts dbfs:/ on such a mount. Of the operations that it refuses, only fsync may be tried."""
     root = tmp_path / "mount"
     root.mkdir()
     monkeypatch.setenv("SPARKRING_DBFS_ROOT", str(root))
