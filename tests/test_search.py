@@ -297,7 +297,7 @@ def test_ranges_that_do_not_exist(make, what):
 
 
 def test_targets_that_do_not_fit(runs):
-    """They are refused before anything starts: too many or too few names, and the right names in another order."""
+    """Too many names, too few, or the right names in another order are refused before anything starts."""
     space = sparkring.search(lr=[0.1], width=[64], minimize="loss", trials=1)
     for targets, what in [("a, b, c", "write `lr, width`, or one name"), ("width, lr", "in another order")]:
         with pytest.raises(OptionsError, match=what):

@@ -96,7 +96,7 @@ def test_what_happens_at_once_counts_once_in_the_whole_and_apart_by_tensor():
 
 
 def test_who_was_late():
-    """The others wait for the last rank, from when the second to last is ready. Waits at the same time count once."""
+    """The wait for the last rank begins when the second to last is ready. Waits at the same time count once."""
     one = operation(0, ready={0: 10, 2: 40, 1: 90})
     other = operation(0, pid=2, ready={2: 5, 0: 60, 1: 95})
     third = operation(1000, ready={0: 10, 1: 20, 2: 80})

@@ -195,7 +195,7 @@ class Member:
     # ── to and from the driver ────────────────────────────────────────────────
 
     def tell(self, message: messages.MemberReport) -> None:
-        self.held_since = None  # this message also sends the reports that were held back
+        self.held_since = None  # with this message, the reports that were held back are sent, too
         try:
             self.home.send(message)
         except ChannelClosed:
