@@ -800,7 +800,7 @@ def test_what_ranks_hold_does_not_come_along() -> None:
 
 
 def test_calls_bring_what_their_arguments_are_made_of(tmp_path: Path) -> None:
-    """This holds even if an argument has the same name. Names that are not the notebook's are not bound."""
+    """The classes of arguments are sent even if an argument has the same name. Other names are not bound."""
     namespace = notebook(
         "class Net: pass\ndef save(Net, m):\n    import pickle\n    return type(pickle.loads(pickle.dumps(m)))"
     )
@@ -935,7 +935,7 @@ def test_names_in_strings(what: str) -> None:
 
 
 def test_names_in_strings_come_along(notebook_cell: Callable[..., Namespace]) -> None:
-    """Those of the cell and of its helpers are sent if they can be. Words in a docstring are not."""
+    """Names in strings of the cell and its helpers are sent if possible. Words in a docstring are not."""
     namespace = notebook_cell(
         '''
         def helper(frame):
@@ -1269,7 +1269,7 @@ def test_what_is_wrong_is_found_beside_a_proxy() -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("what", NOT_FROM_TENSORFLOW)
 def test_tensorflow_objects_that_cannot_travel(what: str) -> None:
-    """They are refused before the launch, and the error says what to do."""
+    """Objects that cannot be sent are refused before the launch, and the error says what to do."""
     pytest.importorskip("tensorflow")
     source, expected = NOT_FROM_TENSORFLOW[what]
     found = str(error("x", notebook(f"import tensorflow as tf\nfrom tensorflow import keras\n{source}")))

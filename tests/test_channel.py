@@ -254,7 +254,7 @@ def test_what_is_no_message_ends_the_connection(header):
 
 
 def test_text_in_the_place_of_a_frame():
-    """It is refused as soon as its beginning arrives. Otherwise, the text would be taken for the size of a header."""
+    """Text is refused as soon as its beginning arrives. Otherwise, it would be taken for the size of a header."""
     left, right = pair()
     left._sock.sendall(b"Traceback (most recent call last):")
     with pytest.raises(ProtocolError, match="Traceback"):

@@ -109,7 +109,7 @@ def test_all_or_nothing(monkeypatch):
 
 
 def test_without_metrics_or_tensorboard(monkeypatch):
-    """Both are errors that give the reason."""
+    """A run without metrics, and a missing TensorBoard, are errors that give the reason."""
     path = saved()
     with pytest.raises(DataError, match="no metrics"):
         write_event_files(path)

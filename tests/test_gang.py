@@ -134,7 +134,7 @@ def test_an_interrupt(watch):
 
 
 def test_a_connection_that_breaks_off(watch):
-    """Its rank counts as lost, and the failure names the node."""
+    """The rank of a connection that breaks off counts as lost, and the failure names the node."""
 
     def cell(rank: FakeRank) -> None:
         if rank.world.rank == 1:

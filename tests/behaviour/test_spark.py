@@ -199,7 +199,7 @@ def test_a_fixed_port(attempts):
 
 
 def test_under_a_local_master_members_run_this_python(attempts):
-    """This holds even if Spark is set to run another Python, which lacks this one's version and packages."""
+    """Members run this Python even if Spark is set to run another one, which lacks this one's version and packages."""
     assert attempts["another Python"][2] == [0]
     assert attempts["its rows"] == [[[0, 1], sys.executable], [[2, 3], sys.executable]]
 

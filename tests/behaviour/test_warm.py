@@ -266,7 +266,7 @@ def test_interrupt_keeps_the_gang(shared_gang):
 
 
 def test_interrupt_of_some_ranks(shared_gang):
-    """Only those that run the cell are interrupted."""
+    """Only the ranks that run the cell are interrupted."""
     assert "1 rank stopped" in interrupted(shared_gang, f"print('ready')\n{FOREVER}", 1)
     assert shared_gang.values("rank") == [0, 1, 2]
 

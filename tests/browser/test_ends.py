@@ -241,7 +241,7 @@ def test_a_thousand_ranks(notebook: Notebook, shoot: Callable[..., None]) -> Non
 
 
 def test_items(notebook: Notebook, shoot: Callable[..., None], pictures: Path) -> None:
-    """Their table can be sorted and searched. The pointer or keys lead from an item to its error, curves and lines."""
+    """The table of items can be sorted and searched. The pointer or keys lead to an item's error, curves and lines."""
     notebook.run(AT_ITEMS)
     panel = notebook.panel(AT_ITEMS)
     expect(panel.locator("div.sr-words")).to_contain_text(
@@ -313,7 +313,7 @@ def colours(figure: Locator) -> set[tuple[int, ...]]:
 
 
 def test_a_search(notebook: Notebook, wait_until: Callable[..., Any], pictures: Path) -> None:
-    """Its trials are drawn while it runs, and can be chosen with the pointer and by keys."""
+    """Trials are drawn while the search runs, and can be chosen with the pointer and with keys."""
     notebook.show(AT_TRIALS)
     notebook.run(AT_TRIALS, wait=True)
     notebook.run(AT_SEARCH)

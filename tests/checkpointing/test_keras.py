@@ -389,7 +389,7 @@ def test_layers_that_were_frozen_since():
 
 
 def test_a_model_that_is_not_built_yet():
-    """It is built for the shapes of the saved model. A model can be saved only once it is built."""
+    """The model is built for the shapes of the saved one. A model can be saved only once it is built."""
 
     def make():
         return tf.keras.Sequential([tf.keras.layers.Dense(3), tf.keras.layers.Dense(1)])
@@ -420,7 +420,7 @@ def test_models_that_do_not_fit():
 
 
 def test_models_of_ones_own_and_code_in_checkpoints():
-    """Their weights are restored. load() returns arrays by name if it would otherwise run code from the checkpoint."""
+    """Weights of custom models are restored. load() returns arrays by name if it would otherwise run code."""
 
     class Own(tf.keras.Model):
         def __init__(self):
@@ -452,7 +452,7 @@ def test_models_of_ones_own_and_code_in_checkpoints():
 
 
 def test_layers_modules_variables_tensors_and_optimizers_on_their_own():
-    """They are saved and restored, as in a training loop without fit()."""
+    """Objects of these kinds are saved and restored, as in a training loop without fit()."""
     layer = tf.keras.layers.Dense(2)
     layer.build((None, 3))
     optimizer = tf.keras.optimizers.Adam(0.5)

@@ -153,7 +153,7 @@ def test_a_filter_changes_what_is_shared_out(numbered):
 
 
 def test_partitions_are_columns(tmp_path):
-    """They are read from the path, even if no other column is chosen."""
+    """Hive partitions are read from the path, even if no other column is chosen."""
     for year in (2025, 2026):
         (tmp_path / f"year={year}").mkdir()
         pq.write_table(pa.table({"x": [year] * 3}), tmp_path / f"year={year}" / "a.parquet")
@@ -164,7 +164,7 @@ def test_partitions_are_columns(tmp_path):
 
 
 def test_a_transform_works_on_batches(numbered):
-    """Its result becomes the batch. It is called once before the first batch, to find the shapes."""
+    """The transform's result becomes the batch. It is called once before the first batch, to find the shapes."""
     data = shards(
         numbered,
         100,
@@ -357,7 +357,7 @@ def test_files_stay_open_for_row_groups_to_come(images, monkeypatch, most):
 
 
 def test_images_stand_in_binary_columns(tmp_path):
-    """They become arrays of their own dtype and shape, in every format."""
+    """Images become arrays of their own dtype and shape, in every format."""
     images = np.random.default_rng(0).integers(0, 256, (12, 4, 5, 3), np.uint8)
     pq.write_table(pa.table({"image": [image.tobytes() for image in images], "n": range(12)}), tmp_path / "a.parquet")
     data = shards(tmp_path, 4, raw={"image": ("uint8", (4, 5, 3))})
@@ -424,7 +424,7 @@ def test_an_epoch_is_resumed_on_another_number_of_ranks(numbered, before, after,
 )
 @settings(max_examples=40, deadline=None)
 def test_as_many_ranks_read_on_in_the_same_order(numbered, size, batch_size, stops, shuffle, remainder, workers):
-    """They get the same batches as without the stops, even with several workers."""
+    """The ranks get the same batches as without the stops, even with several workers."""
     options = {"batch_size": batch_size, "columns": ["x"], "shuffle": shuffle, "remainder": remainder}
     for rank in range(size):
         data = shards(numbered, rank=rank, size=size, **options)
@@ -781,7 +781,7 @@ def test_memory_is_bounded_by_the_buffers(tmp_path, monkeypatch):
 
 
 def test_data_elsewhere_is_read_like_data_here(numbered):
-    """It is read through fsspec. Footers are read once, not in every epoch."""
+    """Remote data is read through fsspec. Footers are read once, not in every epoch."""
     memory = fsspec.filesystem("memory")
     dataset._remote_footer.cache_clear()
     try:

@@ -372,7 +372,7 @@ def test_what_cannot_be_stored(folder, rows, message):
     ],
 )
 def test_what_spark_has_and_records_cannot_hold(spark, folder, tmp_path, column, message):
-    """The same holds for a Spark DataFrame's columns."""
+    """Columns of a Spark DataFrame that TFRecord cannot hold are errors that say why."""
     with pytest.raises(DataError, match=message):
         write_tfrecord(spark.range(8).selectExpr("id", f"{column} AS c"), folder, batch_size=4, cache=tmp_path / "c")
     assert not folder.exists()

@@ -170,7 +170,7 @@ def test_progress_and_the_time_left(replayed):
 
 
 def test_progress_is_that_of_the_slowest_rank_that_goes_on(replayed):
-    """This holds even if faster ranks are in a later epoch, or done. Only the current attempt counts."""
+    """Ranks that are in a later epoch, or done, make no difference. Only the current attempt counts."""
     told = [
         *epochs(0, 4),
         *epochs(1, 1),
@@ -183,7 +183,7 @@ def test_progress_is_that_of_the_slowest_rank_that_goes_on(replayed):
         assert (found.rank, found.epoch, found.step, found.fraction) == (1, 2, 13, pytest.approx(1.325 / 4))
         words = describe.progress_words(found)
         assert words == f"{'1 of 2 ranks finished · ' if done else ''}epoch 2 of 4 · step 13 of 40 · 33 % · 51 s left"
-    assert metrics.progress(record, now=500.0).left_s is None, "longer than it should have been: who knows"
+    assert metrics.progress(record, now=500.0).left_s is None, "if it takes longer than estimated, nothing is predicted"
     over = replayed(*epochs(0, 4), *(RankFinished(40.0, rank, "") for rank in (0, 1)))
     assert metrics.progress(over, now=41.0).fraction == 1
     alone = metrics.progress(replayed(*epochs(0, 4), RankFinished(40.0, 0, "")), now=41.0)

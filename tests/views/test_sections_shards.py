@@ -77,7 +77,7 @@ def test_shuffled_rows_come_of_several_row_groups_at_a_time(rows, shown):
 
 
 def test_an_epoch_that_has_ended_is_read():
-    """This holds even if its last rows did not fill a batch, or the number of rows was not known."""
+    """An ended epoch is shown as read even if its last rows filled no batch, or the number of rows was not known."""
     plan = planned(0, [100] * 4, window=250)
     assert states(plan, read(0, 390, 390, done=True)) == "RRRR"
     assert states(plan, read(0, 12, None, done=True)) == "RRRR"

@@ -253,7 +253,7 @@ class Spares:
         self._wanted: Wanted | None = None
         self._refused: Wanted | None = None  # what a spare process has refused: it would do so again
         self._unfit = False  # whether the imports of a launch under way must not be done ahead of time
-        self._changes = False  # whether _unfit was true for the last launch, and so is likely to be true for the next one
+        self._changes = False  # whether _unfit was true for the last launch; if so, it probably will be for the next
         self._timer: threading.Timer | None = None
         self._leaving: list[SpareProcess] = []
 
