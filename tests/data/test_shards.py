@@ -836,7 +836,7 @@ def test_a_dtype_is_the_same_wherever_the_nulls_lie(holes):
 
 
 def test_nulls_that_no_footer_tells(tmp_path):
-    """They are an error, since the dtype was decided without them; but nulls of partitions are known from the paths."""
+    """Such nulls are an error: the dtype was decided without them. Nulls of partitions are known from the paths."""
     pq.write_table(pa.table({"x": [*range(30), None]}), tmp_path / "0.parquet", write_statistics=False)
     with pytest.raises(
         DataError, match=r"`x` has nulls \(1 in 31 rows\), but the footers of its files do not count them"
