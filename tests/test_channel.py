@@ -128,7 +128,7 @@ def test_the_wrong_secret_is_refused(door):
 
 
 def test_a_driver_that_does_not_know_the_secret_is_refused():
-    """A member does not talk to a listener that cannot prove itself."""
+    """A member does not talk to a listener that cannot prove that it knows the secret."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def impostor() -> None:

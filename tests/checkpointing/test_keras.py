@@ -585,7 +585,7 @@ def test_a_model_that_is_not_the_best_is_not_told(told, tmp_path):
 
 
 def test_what_backup_and_restore_writes_is_told(told, tmp_path):
-    """What it writes and what it removes is reported, and it still resumes an interrupted training."""
+    """What BackupAndRestore writes and removes is reported, and it still resumes an interrupted fit."""
     x = np.ones((64, 2), "f4")
     model = make()
     keep = tf.keras.callbacks.BackupAndRestore(str(tmp_path))
