@@ -1426,7 +1426,7 @@ def test_spark_objects(holder: str, path: str, spark: Any) -> None:
 
 
 def test_large_buffers_travel_beside_the_payload() -> None:
-    """A large array is not copied into the payload. Names that share it still do, and it can be written to."""
+    """A large array is not copied into the payload. Names that share the array still do, and it is writable."""
     import numpy
 
     large = numpy.arange(1_000_000.0)

@@ -194,7 +194,7 @@ def test_a_spare_process_that_gives_up(local, spares, tmp_path, monkeypatch):
 
 
 def test_machines_without_spare_processes(spares, monkeypatch):
-    """There is none if memory is short, nor if there is a GPU."""
+    """There is no spare process if memory is short, or if there is a GPU."""
     setting = setting_of(os.environ, 1)
     assert setting is not None
     for module, name, value in ((spare, "LEAST_BYTES", 1 << 60), (spare.gpus, "found", lambda visible: ["a GPU"])):

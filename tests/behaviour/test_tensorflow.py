@@ -222,7 +222,7 @@ def makes_its_own(n):
 
 
 def test_mirrored_strategy_runner_with_a_strategy_of_the_functions_own(local, monkeypatch):
-    """Such a function is called outside any strategy. On a machine without GPUs, it runs, and a notice says so."""
+    """A function with its own strategy is called outside any other. A machine without GPUs runs it, with a notice."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     runner = MirroredStrategyRunner(num_slots=1, local_mode=True, use_custom_strategy=True)
     assert runner.run(makes_its_own, n=3) == (3, False)

@@ -315,7 +315,7 @@ LONELY = {
 @pytest.mark.parametrize("framework", LONELY)
 @pytest.mark.standalone("the ranks meet at the executors' addresses")
 def test_a_collective_in_every_cell(shared_gang, framework):
-    """Ranks form a ring in each of several cells. An interrupt frees them from a collective that one never joins."""
+    """Ranks form a ring in each of several cells. An interrupt frees them from a collective that one of them skips."""
     make, wait, leave = LONELY[framework]
     for _ in range(2):
         assert shared_gang.values(f"{make}\n{leave}\nsums", framework=framework) == [[3.0]] * 3

@@ -41,7 +41,7 @@ from sparkring.wire.messages import DataOpened, DataPlanned, DataRead
 
 @pytest.fixture(scope="module", autouse=True)
 def frameworks():
-    """Use both before the first test: TensorFlow opens a file and torch's workers a socket, which stay open."""
+    """Use TensorFlow and torch before the first test, because they open a file and a socket that stay open."""
     import tensorflow as tf
     import torch
 
@@ -226,7 +226,7 @@ def test_an_epoch_is_over_with_its_last_batch(numbered):
 
 
 def test_an_epoch_that_is_left_early_is_begun_anew(numbered):
-    """Otherwise, a rank that only looks at the first batch would be an epoch ahead of the others."""
+    """An epoch left early starts over, so that a rank that looks only at its first batch does not get ahead."""
     for peek in (
         lambda data: next(iter(data.as_tf())),
         lambda data: next(iter(data.as_torch())),
@@ -472,7 +472,7 @@ def lies(x):
 )
 @settings(max_examples=60, deadline=None)
 def test_the_plan_that_is_told_is_what_is_read(numbered, before, after, batch_size, steps, shuffle):
-    """Row groups are read in the plan's order, rows in a buffer in any order; so is an epoch that other ranks began."""
+    """Row groups are read in the plan's order, and rows in a buffer in any order, even in a resumed epoch."""
     options = {"batch_size": batch_size, "columns": ["x"], "shuffle": shuffle, "remainder": "join"}
     for rank in range(after):
         first = shards(numbered, rank=rank % before, size=before, **options)
@@ -752,7 +752,7 @@ def test_a_reader_that_is_gone_without_a_word_is_told(numbered, monkeypatch):
 
 
 def test_a_worker_that_is_killed_is_told(numbered):
-    """Torch itself reports it at once."""
+    """Torch itself reports a killed worker at once."""
     data = shards(numbered, 5, shuffle=20, transform=lambda batch: time.sleep(0.01) or batch)
     before = set(psutil.Process().children())
     loader = iter(data.as_torch(workers=1))
@@ -850,7 +850,7 @@ def test_nulls_that_no_footer_tells(tmp_path):
 
 
 def test_what_is_no_tensor_is_told_with_what_to_do(holes):
-    """The call raises the error; in a cell, before the launch; and if only the rows show it, when they are read."""
+    """The call raises the error; in a cell, before the launch. If only the rows show the problem, reading raises it."""
     data = shards(holes, 5)
     assert next(iter(data.as_tf("x", "n")))[1].dtype == "float64"
     assert len(data.as_torch("n")) == 8

@@ -516,7 +516,7 @@ def test_columns_that_are_not_there(folder):
 
 
 def test_too_few_records_for_the_ranks_are_told_before_they_start(local, tmp_path):
-    """The records, made in the notebook where they suffice for one rank, are checked for the run's ranks."""
+    """Records made in the notebook suffice for one rank there. Before a run, they are checked for all of its ranks."""
     (tmp_path / "few").mkdir()
     write_tfrecord({"x": np.arange(8)}, tmp_path / "few", batch_size=4, files=1)
     few = tfrecords(tmp_path / "few")

@@ -100,7 +100,7 @@ def _reaped() -> int:
 
 
 def _children() -> set[int]:
-    """The living descendants of this process that do not last on purpose, and its own children that are zombies."""
+    """The living descendants of this process, except those that last on purpose, and its own zombie children."""
     lasting_pids = {process.pid for process in lasting.processes if process.is_running()}
     found: set[int] = set()
     for child in psutil.Process().children(recursive=True):  # each comes after its parent

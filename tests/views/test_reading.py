@@ -162,7 +162,7 @@ def test_what_data_it_was(replayed):
 
 
 def test_ranks_that_found_different_files_are_told(replayed):
-    """The words say so: the same path may be different data on different hosts."""
+    """The words report ranks that found different files: the same path may hold different data on different hosts."""
     (found,) = data_sets(replayed(opened(0), opened(1, version="77aa"), opened(2), size=3), NOW)
     assert "ranks found different files: version 3f2a on ranks 0, 2, 77aa on rank 1" in reading.data_words(found)
 

@@ -104,7 +104,7 @@ def test_a_plan_is_of_its_epoch():
 
 
 def test_what_was_to_come_when_the_run_ended_was_not_read():
-    """The words are then "begun" and "not read"."""
+    """In a run that has ended, the words are "begun" and "not read"."""
     found = strip(RankReading(3, read(3, 150, 400), plan=planned(3, [100] * 4)), 10, over=True)
     assert found.words == "rank 3, epoch 1: 1 row group read, 1 begun, 2 not read"
     assert [block.words for block in found.blocks] == [

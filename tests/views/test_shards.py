@@ -211,7 +211,7 @@ def test_the_picture_is_to_scale(seen, unfolded):
 
 
 def test_a_rank_with_nothing_stands_out(seen, unfolded):
-    """The words, the picture and the aria-label say so."""
+    """The picture and its description say that a rank has nothing to read."""
     page = unfolded(shards_html(seen([[100]], 2)))
     assert page.count(">nothing</text>") == 1
     assert "Petastorm: row groups in turn: rank 0 100 rows, rank 1 0 rows" in page
