@@ -615,7 +615,7 @@ def test_a_frozen_rank_is_named(local_gang, monkeypatch):
 
 @pytest.mark.standalone("the executors' slots are free again")
 def test_stop_and_the_idle_limit_leave_nothing(new_gang, wait_until):
-    """In both cases, every process of the gang ends. After the test, a fixture checks that nothing else is left."""
+    """Both end every process of the gang. After the test, a fixture checks that nothing else is left."""
     new_gang.start()
     pids = new_gang.pids()
     (stopped,) = warm_gang.stop(new_gang.place)

@@ -32,9 +32,9 @@ WHAT = {
     "driver": "starts a process that runs cells, some of them on Spark",
     "ring": "starts ranks on this machine",
     "standalone(why)": "also runs on a Spark standalone cluster, for the reason given",
-    "any_launcher": "is the same on every launcher: run on one, and with --standalone on the cluster",
+    "any_launcher": "has the same result on every launcher: run on one, and with --standalone on the cluster",
     "pair": "runs in two warm ranks that tests of several files share: see the fixture",
-    "versions(why)": "can differ with the versions of what is named: see TEST_VERSIONS in the Makefile",
+    "versions(why)": "can differ with the versions of the named packages: see TEST_VERSIONS in the Makefile",
     "slow": "takes more than a few seconds",
 }
 
