@@ -389,7 +389,7 @@ def test_a_filter_leaves_rows_unplanned(pair, uneven):
         (reading,) = rank.readings
         assert reading.opened.where == "in_lambda"
         assert [(read.rows, read.rows_planned, read.done) for read in reading.ended] == [(found, None, True)]
-        assert reading.plan is None, "nor which row groups will be read"
+        assert reading.plan is None, "the row groups to be read are not known either"
 
 
 # ── The converter ─────────────────────────────────────────────────────────────────────────────────────────────────────
