@@ -1100,7 +1100,7 @@ def test_tensors_and_compiled_functions() -> None:
     namespace = notebook(TENSORS)
     cell = "part, base, array, columns, model, state, half, empty, scalar, leaf, scripted"
     compiled = "step", "compiled"
-    if Version(torch.__version__) < Version("2.2"):  # which does not tell with which arguments something was compiled
+    if Version(torch.__version__) < Version("2.2"):  # older versions do not keep the arguments of torch.compile
         for name in compiled:
             with pytest.raises(CaptureError, match=f"`{name}` is compiled by torch.compile.* cannot be repeated"):
                 travelled(name, namespace)

@@ -191,7 +191,7 @@ def test_states_differ_in_shape():
 
 
 def test_where_another_run_begins(unfolded):
-    """There is a line between the runs, and their names."""
+    """The picture has a line between two runs, and the name of each run."""
     found = directory(
         *(entry(step) for step in (1, 2, 3)),
         *(entry(4, stamp=1_795_299_999_999, run_id="run-0fe77d") for _ in "x"),
