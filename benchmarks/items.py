@@ -129,7 +129,8 @@ def planned(effort: Effort) -> list[Row]:
 def _plan_error(source: str, spare: str) -> Measured:
     """Plan a cell in a first launch and run it, and return by how many percent the plan is wrong.
 
-    Looking ends with the first item: a process that ends takes its modules apart, and so gets a copy of what it shares.
+    The measurement ends with the first item: a process that exits clears its modules, and so copies memory that it
+    shares.
     """
     from sparkring.launchers.spare import spares
 

@@ -65,7 +65,7 @@ def trivial(effort: Effort) -> list[Row]:
 
 
 def again(effort: Effort) -> list[Row]:
-    """The second launch of a notebook, whose processes a spare process forks, and the same in new processes."""
+    """The second launch of a notebook: with processes that a spare process forks, and with new processes."""
     source = f"%%horovod -n -2\n{cell('tensorflow_line')}"
     pool = "%%foreach i in range(4) -n -2\nimport tensorflow"
     # Without a page, the panel would show nothing before the end of the cell; the static view does.
@@ -98,7 +98,7 @@ def again(effort: Effort) -> list[Row]:
 
 
 def first(effort: Effort) -> list[Row]:
-    """The first launch of a notebook, whose processes a spare process forks, and the same in new processes.
+    """The first launch of a notebook: with processes that a spare process forks, and with new processes.
 
     Each turn has a new kernel. The last item of a pool begins when all processes have imported the framework.
     """

@@ -1,4 +1,4 @@
-"""Runs in the background, as far as this needs no ranks: options, how a run is found, and how it ends."""
+"""The parts of background runs that need no ranks: options, how a run is found, and how it ends."""
 
 from __future__ import annotations
 

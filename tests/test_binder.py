@@ -103,7 +103,7 @@ def test_the_package_is_installed_with_the_constraints(
     sys.version_info[:2] != (3, 11), reason="asks the installed packages what they need, and Binder's are for 3.11"
 )
 def test_what_the_notebooks_import_is_installed(commands: list[list[str]], setup: configparser.ConfigParser) -> None:
-    """Either postBuild names it, or something that postBuild names requires it."""
+    """Every package that a notebook imports is named by postBuild, or required by one that postBuild names."""
     named = [word for words in commands for word in words if "pip" in words and re.fullmatch(r"[a-z-]+", word)]
     wanted = [Requirement(line) for line in setup["options"]["install_requires"].split("\n") if line]
     extras = Requirement(setup["options.extras_require"]["all"].strip()).extras

@@ -34,7 +34,7 @@ Namespace = dict[str, Any]
 
 
 def notebook(source: str = "", **values: Any) -> Namespace:
-    """A namespace as a notebook's: `source` has run in it as `__main__`."""
+    """A namespace like that of a notebook in which `source` has run as `__main__`."""
     namespace: Namespace = {"__name__": "__main__", "__builtins__": builtins, **values}
     exec(compile(textwrap.dedent(source), "<notebook>", "exec", dont_inherit=True), namespace)
     return namespace
@@ -787,7 +787,7 @@ def test_pickle_finds_what_values_are_made_of(tmp_path: Path) -> None:
     assert on_rank(captured.payload, cell, tmp_path) == "good\n"
     rows = {each.name: each for each in captured.names}
     assert (rows["Net"].via, rows["Net"].required, rows["Net"].travels) == ("values", False, "by value")
-    # If an outer class cannot travel, pickle does not find what is inside it, but nothing else is lost.
+    # If an outer class cannot be sent, pickle does not find what is inside it, but nothing else is lost.
     assert (rows["Unsendable"].travels, rows["Unsendable"].via) == ("cannot", "within")
     assert rows["within"].travels == "by value"
 
@@ -800,7 +800,7 @@ def test_what_ranks_hold_does_not_come_along() -> None:
 
 
 def test_calls_bring_what_their_arguments_are_made_of(tmp_path: Path) -> None:
-    """This holds even if an argument has the same name. Names that are not the notebook's are not bound."""
+    """The classes of arguments are sent even if an argument has the same name. Other names are not bound."""
     namespace = notebook(
         "class Net: pass\ndef save(Net, m):\n    import pickle\n    return type(pickle.loads(pickle.dumps(m)))"
     )
@@ -935,7 +935,7 @@ def test_names_in_strings(what: str) -> None:
 
 
 def test_names_in_strings_come_along(notebook_cell: Callable[..., Namespace]) -> None:
-    """Those of the cell and of its helpers are sent if they can be. Words in a docstring are not."""
+    """Names in strings of the cell and its helpers are sent if possible. Words in a docstring are not."""
     namespace = notebook_cell(
         '''
         def helper(frame):
@@ -1100,7 +1100,7 @@ def test_tensors_and_compiled_functions() -> None:
     namespace = notebook(TENSORS)
     cell = "part, base, array, columns, model, state, half, empty, scalar, leaf, scripted"
     compiled = "step", "compiled"
-    if Version(torch.__version__) < Version("2.2"):  # which does not tell with which arguments something was compiled
+    if Version(torch.__version__) < Version("2.2"):  # older versions do not keep the arguments of torch.compile
         for name in compiled:
             with pytest.raises(CaptureError, match=f"`{name}` is compiled by torch.compile.* cannot be repeated"):
                 travelled(name, namespace)
@@ -1269,7 +1269,7 @@ def test_what_is_wrong_is_found_beside_a_proxy() -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("what", NOT_FROM_TENSORFLOW)
 def test_tensorflow_objects_that_cannot_travel(what: str) -> None:
-    """They are refused before the launch, and the error says what to do."""
+    """Objects that cannot be sent are refused before the launch, and the error says what to do."""
     pytest.importorskip("tensorflow")
     source, expected = NOT_FROM_TENSORFLOW[what]
     found = str(error("x", notebook(f"import tensorflow as tf\nfrom tensorflow import keras\n{source}")))
@@ -1426,7 +1426,7 @@ def test_spark_objects(holder: str, path: str, spark: Any) -> None:
 
 
 def test_large_buffers_travel_beside_the_payload() -> None:
-    """A large array is not copied into the payload. Names that share it still do, and it can be written to."""
+    """A large array is not copied into the payload. Names that share the array still do, and it is writable."""
     import numpy
 
     large = numpy.arange(1_000_000.0)

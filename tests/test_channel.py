@@ -33,7 +33,7 @@ def run(*parts) -> Run:
 
 
 class Door:
-    """A listener whose welcomed connections put what they receive into `messages`, and answer each."""
+    """A listener. Connections that it accepts put what they receive into `messages`, and answer each message."""
 
     def __init__(self, most: int = 4) -> None:
         self.messages: list = []
@@ -128,7 +128,7 @@ def test_the_wrong_secret_is_refused(door):
 
 
 def test_a_driver_that_does_not_know_the_secret_is_refused():
-    """A member does not talk to a listener that cannot prove itself."""
+    """A member does not talk to a listener that cannot prove that it knows the secret."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def impostor() -> None:
@@ -254,7 +254,7 @@ def test_what_is_no_message_ends_the_connection(header):
 
 
 def test_text_in_the_place_of_a_frame():
-    """It is refused as soon as its beginning arrives. Otherwise, the text would be taken for the size of a header."""
+    """Text is refused as soon as its beginning arrives. Otherwise, it would be taken for the size of a header."""
     left, right = pair()
     left._sock.sendall(b"Traceback (most recent call last):")
     with pytest.raises(ProtocolError, match="Traceback"):

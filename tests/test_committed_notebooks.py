@@ -1,4 +1,4 @@
-"""The committed notebooks have their outputs, and name nothing of the machine that ran them."""
+"""The committed notebooks have their outputs, and contain nothing that identifies the machine that ran them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def may_fail(cell: NotebookNode) -> bool:
 
 
 def has_something_to_show(source: str) -> bool:
-    """Whether a cell has outputs: a cold launch a panel, a magic its answer, others what they print, draw or return."""
+    """Whether a cell has outputs: a panel, the answer of a magic, or something printed, drawn or returned."""
     first, _, rest = source.partition("\n")
     if first.startswith("%%"):
         return bool(re.search(r" (-n|--np|--dry-run)\b", first)) or has_something_to_show(rest)
@@ -248,7 +248,7 @@ def test_the_digest_is_that_of_the_code(tool: Any) -> None:
 
 
 def test_a_notebook_is_run_and_written(tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a cell fails that is not meant to, the file is left as it was."""
+    """If a cell fails unexpectedly, the file is left as it was."""
     good, bad = tmp_path / "good.ipynb", tmp_path / "bad.ipynb"
     kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
     metadata = {"kernelspec": kernelspec, "language_info": {"name": "python"}}

@@ -41,7 +41,7 @@ def read_back(folder) -> dict[str, dict[str, list[tuple[int, float, float]]]]:
 
 
 def keras(rank: int, time: float, loss: float, epoch: int, step: int | None = None) -> events.Metrics:
-    """A report as of Keras' fit: within an epoch of 10 steps, or at its end."""
+    """A report like those of Keras' fit: within an epoch of 10 steps, or at its end."""
     values = {"loss": loss} if step else {"loss": loss, "val_loss": loss + 1}
     return events.Metrics(values, step, epoch, 10 if step else None, 2, ends_epoch=step is None, time=time, rank=rank)
 
@@ -109,7 +109,7 @@ def test_all_or_nothing(monkeypatch):
 
 
 def test_without_metrics_or_tensorboard(monkeypatch):
-    """Both are errors that give the reason."""
+    """A run without metrics, and a missing TensorBoard, are errors that give the reason."""
     path = saved()
     with pytest.raises(DataError, match="no metrics"):
         write_event_files(path)

@@ -1,4 +1,4 @@
-"""What a gang makes of messages, with members that are threads of this process."""
+"""How a gang handles messages, with members that are threads of this process."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_an_interrupt(watch):
 
 
 def test_a_connection_that_breaks_off(watch):
-    """Its rank counts as lost, and the failure names the node."""
+    """The rank of a connection that breaks off counts as lost, and the failure names the node."""
 
     def cell(rank: FakeRank) -> None:
         if rank.world.rank == 1:
@@ -213,7 +213,7 @@ def test_members_that_do_not_come(watch, monkeypatch):
 
 
 def test_stacks(watch):
-    """The line of the cell is read from what the rank's stack says."""
+    """The line of the cell is read from the rank's stack."""
 
     def cell(rank: FakeRank) -> None:
         rank.tell(Stack("waiting", 'Thread 0x1 (most recent call first):\n  File "<cell>", line 3 in f\n'))

@@ -380,7 +380,7 @@ def test_torchrun_gives_the_environment_of_torchrun(kernel: Kernel) -> None:
 
 
 def test_foreach_runs_the_cell_for_each_item(kernel: Kernel) -> None:
-    """Targets and items are those of Python. One error says what failed, and an error in the line has no traceback."""
+    """Targets and items have Python's syntax. One error says what failed. An error in the line has no traceback."""
     kernel.run(
         "from itertools import product\nshops, rates, x, title, seen = ['a', 'b'], [1, 2], 'x', 'shops', []"
     ).done()

@@ -204,7 +204,7 @@ def test_a_value_out_of_range(kind, change):
 
 
 def test_whatever_a_notebook_has_set_up_can_be_sent(monkeypatch):
-    """The state can be sent even if loggers' attributes have other types than logging itself would give them."""
+    """The state can be sent even if loggers' attributes have types that logging itself would not give them."""
     odd = logging.getLogger("odd")
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(logging.Formatter("%(message)s"))

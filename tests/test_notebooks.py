@@ -92,7 +92,7 @@ def test_a_conversation(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
 
 @pytest.mark.slow
 def test_three_ways_to_feed_a_ring(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
-    """All three train. On uneven row groups, Petastorm's shards hang, which is reported, and ours train.
+    """All three train. On uneven row groups, Petastorm's shards hang, which is reported, and shards() trains.
 
     Where Petastorm cannot be installed, the other two train, and the cells that are meant to fail say so.
     """

@@ -542,7 +542,7 @@ def test_bad_runs_lines(line, words):
 
 
 def test_only_horovod_records_a_timeline():
-    """Other frameworks record none, and the ranks of a warm gang were started without it."""
+    """Other frameworks record no timeline, and the ranks of a warm gang were started without one."""
     assert parse("horovod", "--timeline").timeline
     for magic in ("torchrun", "tensorflow", "barrier", "ranks"):
         with pytest.raises(OptionsError, match="%%horovod --timeline"):

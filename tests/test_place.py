@@ -1,4 +1,4 @@
-"""Where ranks stand: on their node, among all, and across the nodes."""
+"""The places of ranks: on their node, among all ranks, and across the nodes."""
 
 from __future__ import annotations
 

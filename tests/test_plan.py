@@ -1,4 +1,4 @@
-"""What follows from the measurements of an item: how many fit at once, why no more, and how long all take."""
+"""What follows from the measurements of an item: how many fit at once, what the limit is, and how long all take."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_on_spark():
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_the_limit_of_a_container_counts(tmp_path, monkeypatch, version):
-    """What the kernel keeps of files in memory counts as free, since it drops this when memory is short."""
+    """Files that the kernel caches in memory count as free, since the kernel drops them when memory is short."""
     monkeypatch.setattr(process, "_memory_groups", lambda: [(version, str(tmp_path))])
     machine = process.available_bytes()
     limit, used, cached = {

@@ -60,7 +60,7 @@ def test_items_in_their_order(runs):
 
 
 def test_an_item_takes_its_scripts_along():
-    """The key of its result depends on what the scripts contain. What they read of the notebook is sent, too."""
+    """The key of its result depends on the scripts' contents. Names that they read from the notebook are sent, too."""
     script = Script("{path}", "a.py", "/a.py", (("/a.py", "x = 1"),))
     found = [
         Items(["a.py"], Targets("path"), {"table": [1]}, scripts_of=lambda values, made=made: (made, ["table"]))
@@ -159,7 +159,7 @@ def test_a_failed_item_leaves_the_others_alone(runs):
 
 
 def test_retries_succeed(runs):
-    """A retry runs in another process than the attempt before. After an exception, only --retries brings a retry."""
+    """A retry runs in a different process from the first attempt. After an exception, only --retries causes a retry."""
     processes: dict[int, list[int]] = {}
 
     def cell(rank: FakeRank, item: int) -> int:
@@ -424,7 +424,7 @@ net = Net()
 
 
 def test_what_the_results_depend_on():
-    """They depend on functions and classes of the notebook, also on those that functions use, and on settings."""
+    """Results depend on functions and classes of the notebook, on the functions that these use, and on settings."""
 
     def meaning(text: str = NOTEBOOK, used: str = "train", hidden: tuple[str, ...] = ()) -> str:
         namespace = {"__name__": "__main__"}

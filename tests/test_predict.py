@@ -446,8 +446,8 @@ KILLED = """
 
 @pytest.mark.slow
 def test_a_worker_is_killed(driver, brittle_cluster, tmp_path, no_folder_left):
-    """Its executor had started the process with the model, which ends, too. The other executor's tasks start another
-    one. Each row is there once, with the same bits as without a failure; executors need not have sparkring."""
+    """The worker's model process ends, too, and tasks of the other worker start a new one. Each row is there once, with
+    the same bits as without a failure. Executors need not have sparkring."""
     ran, go = tmp_path / "ran", tmp_path / "go"
     script = driver(KILLED.format(python=brittle_cluster.python, url=brittle_cluster.url, ran=str(ran), go=str(go)))
     until(lambda: ran.exists() and ran.read_text(), "the model process scores the second half")

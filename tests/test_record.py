@@ -46,7 +46,7 @@ def texts(record: RunRecord, rank: int = 0) -> list[str]:
 
 
 def test_a_whole_life():
-    """The record says at each point what is known by then."""
+    """The record has, at each point, what is known by then."""
     record = replay([STARTED, MemberJoined(1.1, 0, "h"), MemberJoined(1.2, 1, "h")])
     assert (record.joined, record.running_since, record.outcome) == (2, 0.0, None)
     record = replay([RankStarted(1.3, 0, "h", 10), RankStarted(1.4, 1, "h", 11)], record)
@@ -103,7 +103,7 @@ def test_lines_in_pieces():
     ],
 )
 def test_lines_as_shown(line, shown):
-    """A line is shown as a terminal would show it in the end, as text."""
+    """A line is shown as a terminal would finally show it, as text."""
     assert as_shown(line) == shown
 
 
@@ -130,7 +130,7 @@ def test_a_line_without_an_end_is_bounded():
 
 
 def test_metrics_are_bounded_and_keep_the_ends_of_epochs():
-    """If there are very many metrics, the older ones are thinned out, except ends of epochs; the last is the rank's."""
+    """If there are very many metrics, older ones are thinned out, except ends of epochs. The newest one is kept."""
     record = RunRecord(ranks=(module.RankRecord(0),))
     many = [
         Metrics({"loss": 1.0}, step=n, ends_epoch=n % 1000 == 0, time=0.0, rank=0) for n in range(module.METRICS_KEPT)
@@ -164,7 +164,7 @@ def test_notices_are_bounded():
 
 
 def test_notices_go_when_they_are_no_longer_true():
-    """A notice about the start goes when the ranks are up, one about silence when a rank is heard of; others stay."""
+    """A notice about the start goes when the ranks are up, one about silence when a rank is heard from. Others stay."""
     slow, stall, large = Notice(1.1, "waiting", "up"), Notice(2.0, "nothing heard", "heard"), Notice(1.0, "large")
     record = replay([STARTED, slow, large, RankStarted(1.3, 0, "h", 10)])
     assert record.notices == (slow, large)
@@ -176,7 +176,7 @@ def test_notices_go_when_they_are_no_longer_true():
 
 
 def test_no_rank_runs_when_the_run_is_over():
-    """This includes a rank that was killed and sent nothing more. A rank that took no part stays idle."""
+    """When a run is over, even a rank that was killed does not count as running. One that took no part stays idle."""
     record = replay([STARTED, RankStarted(1.3, 0, "h", 10), RunFinished(5.0, "interrupted", "2 ranks ended")])
     assert [rank.state for rank in record.ranks] == ["stopped", "stopped"]
     record = replay([WARM, RankFinished(2.0, 0, ""), RunFinished(5.0, "interrupted")])
@@ -217,7 +217,7 @@ WARM = RunStarted(1.0, "id", "title", "code", 4, "local", "plain", "all", (0, 2,
 
 
 def test_a_run_on_some_ranks_of_a_warm_gang():
-    """The run's ranks are running from the start, the others idle, even if heard of. Any rank's death is recorded."""
+    """The run's ranks run from the start; the others are idle, even if heard from. Any rank's death is recorded."""
     record = apply(RunRecord(), WARM)
     assert (record.warm, record.running_since, record.part) == (True, 1.0, (0, 2, 3))
     assert [rank.state for rank in record.ranks] == ["running", "idle", "running", "running"]
@@ -285,7 +285,7 @@ def test_the_fold_is_pure(events, at):
 
 @given(st.lists(st.sampled_from([b"a", b"b\n", b"\n", b"c\rd\n", b"\xc3", b"\xbc\n"]), max_size=20))
 def test_how_output_is_cut_does_not_matter(pieces):
-    """The same bytes give the same lines, in however many pieces they came."""
+    """The same bytes give the same lines, however many pieces they come in."""
     one, many = printed(b"".join(pieces)), printed(*pieces)
     assert texts(one) == texts(many)
     assert one.ranks[0].partial_stdout == many.ranks[0].partial_stdout

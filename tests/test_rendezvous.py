@@ -58,7 +58,7 @@ def test_put_get_delete(store, scope):
 )  # fmt: skip
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
 def test_other_paths_are_refused(store, method, path):
-    """Only Horovod's scopes and keys of a sane length are answered."""
+    """Only requests for Horovod's scopes, with keys of a reasonable length, are answered."""
     assert ask(store, method, path, b"x" if method == "PUT" else None)[0] == 403
 
 

@@ -120,7 +120,7 @@ def reading(seconds: float, *, ended: bool) -> list[events.Event]:
 @pytest.mark.parametrize("ended", [True, False], ids=["ended", "broken off"])
 @pytest.mark.parametrize("seconds", [2, 60])
 def test_what_is_told_often_is_thinned_and_the_end_is_the_same(seconds, ended):
-    """Of the five reports a second of readers and GPUs, the last of every 5 s is kept, and all ends of epochs."""
+    """Readers and GPUs report five times a second. The last report of every 5 s is kept, and all ends of epochs."""
     found = reading(seconds, ended=ended)
     path = save("reads", found).path
     kept = list(run_store._events(path))
@@ -163,7 +163,7 @@ def test_of_plans_the_last_is_kept():
 
 
 def test_what_data_a_run_has_read():
-    """Each data set is listed once, in the order of opening; a rank's message that looks like one is not."""
+    """Each data set is listed once, in the order of opening. A rank's message that looks like such an event is not."""
     opened = [
         events.DataOpened(reader, name, "parquet", time=100.0, rank=rank)
         for rank in range(3)
@@ -294,7 +294,7 @@ def test_quick_cells_of_a_warm_gang_go_first(monkeypatch):
 
 
 def test_a_full_disk_is_told_once(monkeypatch):
-    """The first write that fails gives a notice; after that nothing is written and nothing raised."""
+    """The first write that fails causes a notice. After that, nothing is written, and no error is raised."""
     folder = run_store.RunFolder("full")
     start, *rest = story("full")
     assert folder.write(start) is None

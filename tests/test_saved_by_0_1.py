@@ -22,7 +22,7 @@ FAILED, FINISHED = "2026-11-22_10-32-08_c9e1b7", "2026-11-22_10-32-17_b0de79"
 
 @pytest.fixture
 def saved_runs(monkeypatch, tmp_path):
-    """Makes the folder of runs a copy of the saved one."""
+    """Copy the saved runs into the folder of runs."""
     monkeypatch.setenv("SPARKRING_HOME", str(tmp_path))
     shutil.copytree(SAVED / "runs", run_store.home())
 

@@ -56,7 +56,7 @@ def test_at_most_so_many_at_once():
 
 
 def test_what_is_tried_again():
-    """By default, an item is tried once more if its process died. After an exception, only --retries does so."""
+    """By default, an item is tried once more if its process died. After an exception, this needs --retries."""
     for failure, verdicts in {RAISED: ["failed"] + ["again"] * 2, KILLED: ["again"] * 3}.items():
         for retries, verdict in zip((None, 1, 2), verdicts, strict=True):
             found = schedule(1, 1, retries=retries)
@@ -98,7 +98,7 @@ def test_ranks_that_could_not_be_started_cost_no_attempt():
 
 
 def test_short_items_that_a_slot_has_besides():
-    """A slot may be given more than it runs at once. What it gives back runs next, and has not been tried yet."""
+    """A slot may be given more items than it runs at once. Those that it gives back run next, as if never tried."""
     found = schedule(5, 2)
     assert begun(found, 0, 1) == [(0, 1, 0), (1, 1, 1)]
     assert begun(found, 2) == [], "two slots have items"

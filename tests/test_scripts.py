@@ -1,4 +1,4 @@
-"""What a %run line means, which script it names, and what running one does to a rank's `__main__`."""
+"""What a %run line means, which script it names, and what running the script does to a rank's `__main__`."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ def test_an_exit_that_is_a_success(cell: dict[str, Any], program: Callable[[str]
 
 @pytest.mark.parametrize("code", ["3", "'no data'"])
 def test_an_exit_that_is_a_failure(cell: dict[str, Any], program: Callable[[str], Script], code: str) -> None:
-    """Another code is an error, unless -e is given."""
+    """An exit code other than 0 is an error, unless -e is given."""
     with pytest.raises(SystemExit) as caught:
         run_script(program("src/program.py"), [code])
     assert caught.value.code == eval(code)

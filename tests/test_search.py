@@ -56,7 +56,7 @@ def states(study: Any) -> list[str]:
 
 
 def test_a_pruned_trial_ends_at_its_next_report(runs):
-    """It is neither failed nor tried again. Its value is the last metric, and its process runs the next item."""
+    """A pruned trial has not failed and is not tried again. Its value is the last metric; its process goes on."""
     result = runs(train, grid([1, 2, 3, 4]), 1, retries=3)
     table = result.table
     assert list(table.columns) == ["q", "state", "attempts", "seconds", "place", "loss", "value", "error"]
@@ -192,7 +192,7 @@ def test_a_metric_that_is_not_reported(runs):
 
 
 def test_a_trial_that_is_tried_again_stays_the_same_trial(runs):
-    """What its second attempt reports at the same steps is not judged again."""
+    """Steps that its second attempt reports again are not judged again."""
     tried = []
 
     def cell(rank: FakeRank, trial: Any) -> None:
@@ -211,7 +211,7 @@ def test_a_trial_that_is_tried_again_stays_the_same_trial(runs):
 
 
 def test_a_users_own_study(runs):
-    """Its sampler, its pruner and its trials are used, and its own queue comes first."""
+    """The study's sampler, pruner and trials are used, and the trials that are in its queue come first."""
     study = optuna.create_study(direction="maximize", pruner=WORSE, sampler=optuna.samplers.RandomSampler(seed=1))
     study.enqueue_trial({"q": 2})
     own = {"study": study, "maximize": "loss", "q": sparkring.integer(1, 9), "trials": 3}
@@ -225,7 +225,7 @@ def test_a_users_own_study(runs):
 
 
 def test_an_error_of_the_users_pruner_ends_the_run(runs):
-    """As after an error of an iterable, items that run are finished, and the error shows the user's lines."""
+    """Items that run are finished, as after an error of an iterable, and the error shows the user's lines."""
 
     class Broken(optuna.pruners.BasePruner):
         def prune(self, study: Any, trial: Any) -> bool:
@@ -238,7 +238,7 @@ def test_an_error_of_the_users_pruner_ends_the_run(runs):
 
 
 def test_what_is_reported_within_epochs():
-    """An epoch counts when it is over: with its last value. Without steps and epochs, reports are counted."""
+    """An epoch counts when it is over, with its last value. Without steps and epochs, reports are counted."""
     trials = Trials(sparkring.search(q=[1], minimize="loss", prune=False))
 
     def told(*reports: Metrics) -> dict[int, float]:
@@ -297,7 +297,7 @@ def test_ranges_that_do_not_exist(make, what):
 
 
 def test_targets_that_do_not_fit(runs):
-    """They are refused before anything starts: too many or too few names, and the right names in another order."""
+    """Too many names, too few, or the right names in another order are refused before anything starts."""
     space = sparkring.search(lr=[0.1], width=[64], minimize="loss", trials=1)
     for targets, what in [("a, b, c", "write `lr, width`, or one name"), ("width, lr", "in another order")]:
         with pytest.raises(OptionsError, match=what):

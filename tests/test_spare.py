@@ -179,7 +179,7 @@ def test_a_changed_installation_is_another_setting(tmp_path, monkeypatch, spares
 
 
 def test_a_spare_process_that_gives_up(local, spares, tmp_path, monkeypatch):
-    """It ends if a module has started a thread or cannot be imported, and after a while without a launch."""
+    """A spare process ends if a module starts a thread or cannot be imported, or if no launch comes for a while."""
     (tmp_path / "starts_a_thread.py").write_text(STARTS_A_THREAD)
     for module in ("starts_a_thread", "no_such_module"):
         found = new(spares, module, PYTHONPATH=os.pathsep.join((str(tmp_path), *sys.path)))
@@ -194,7 +194,7 @@ def test_a_spare_process_that_gives_up(local, spares, tmp_path, monkeypatch):
 
 
 def test_machines_without_spare_processes(spares, monkeypatch):
-    """There is none if memory is short, nor if there is a GPU."""
+    """There is no spare process if memory is short, or if there is a GPU."""
     setting = setting_of(os.environ, 1)
     assert setting is not None
     for module, name, value in ((spare, "LEAST_BYTES", 1 << 60), (spare.gpus, "found", lambda visible: ["a GPU"])):

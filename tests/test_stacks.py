@@ -141,7 +141,7 @@ def test_only_the_main_thread_counts():
 
 
 def test_where_a_rank_stands():
-    """Library files are shown by their path in the library, others by name; nothing if a rank did not answer."""
+    """Library files are shown by their path in the library, others by name. Without an answer, nothing is shown."""
     assert innermost(stack(SEEN["barrier of Spark"])) == "socket.py:706 readinto"
     assert innermost(stack(SEEN["barrier of Spark"][1:])) == "pyspark/serializers.py:572 loads"
     assert innermost(stack([("/home/user/train.py", 3, "step")])) == "train.py:3 step"

@@ -50,7 +50,7 @@ def written(events: list[str], *, ended: bool = True) -> bytes:
 
 
 def brought(data: bytes, *, piece: int = 10_000, cut: int = 0, whole: bool = True):
-    """The summary of a timeline that arrives in pieces, as at the driver, and what is then in the file."""
+    """Return the summary of a timeline that arrives in pieces, as at the driver, and the content of the saved file."""
     packer = zlib.compressobj(1)
     packed = packer.compress(data) + packer.flush()
 
@@ -84,7 +84,7 @@ def test_where_the_time_went():
 
 
 def test_what_happens_at_once_counts_once_in_the_whole_and_apart_by_tensor():
-    """Of two tensors under way, the total counts the one that is furthest along; the parts add up to the wall time."""
+    """Of two tensors under way, the total counts the one that is further along. The parts add up to the wall time."""
     apart = operation(0) + operation(50, pid=2)
     events = sorted(apart, key=lambda text: json.loads(text)["ts"])
     found = summary(written([named("a"), named("b", 2), *events]))
@@ -96,7 +96,7 @@ def test_what_happens_at_once_counts_once_in_the_whole_and_apart_by_tensor():
 
 
 def test_who_was_late():
-    """The others wait for the last rank, from when the second to last is ready. Waits at the same time count once."""
+    """The wait for the last rank begins when the second to last is ready. Waits at the same time count once."""
     one = operation(0, ready={0: 10, 2: 40, 1: 90})
     other = operation(0, pid=2, ready={2: 5, 0: 60, 1: 95})
     third = operation(1000, ready={0: 10, 1: 20, 2: 80})
@@ -189,7 +189,7 @@ def test_broken_places_are_counted_and_passed_over():
 
 
 def test_memory_is_bounded(monkeypatch):
-    """Tensors beyond the limit are ignored; a zip bomb is not unpacked whole, nor an endless event kept."""
+    """Tensors beyond the limit are ignored, a zip bomb is not unpacked whole, and an endless event is not kept."""
     monkeypatch.setattr(horovod_timeline, "TENSORS", 10)
     monkeypatch.setattr(horovod_timeline, "MOST_BYTES", 100_000)
     many = [each for pid in range(100) for each in operation(pid * 1000, pid=pid)]

@@ -1,4 +1,4 @@
-"""What a rank reports of an exception: advice, whether another attempt may help, and whether another rank caused it."""
+"""What a rank reports about an exception: advice, and whether another attempt may help or another rank caused it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ UNKNOWN = {
 
 @pytest.fixture
 def advice(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
-    """What is advised when code of a rank's `__main__` fails."""
+    """The advice that is given when code of a rank's `__main__` fails."""
     main = types.ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", main)
 

@@ -94,7 +94,7 @@ def seconds(do, *what):
 
 
 def blocking():
-    """Measure how long a save holds up training: in the background, compared with in the foreground."""
+    """Measure how long a save holds up training: in the background, and in the foreground."""
     from sparkring import checkpoints
 
     background, serial = checkpoints(target, keep=1), checkpoints(scratch, keep=1, background=False)

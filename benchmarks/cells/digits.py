@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits
 COPIES, BATCH = 8, 64
 
 hvd.init()
-# The same for every launcher: one thread of computation per rank.
+# The same for every launcher: one compute thread per rank.
 tf.config.threading.set_intra_op_parallelism_threads(1)
 tf.config.threading.set_inter_op_parallelism_threads(1)
 tf.keras.utils.set_random_seed(1)

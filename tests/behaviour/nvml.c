@@ -59,7 +59,7 @@ int nvmlDeviceGetMemoryInfo(Device device, Memory *memory) {
     return SUCCESS;
 }
 
-/* The last one tells less, as a MIG GPU does. */
+/* The last GPU reports less than the others, as a MIG GPU does. */
 int nvmlDeviceGetUtilizationRates(Device device, Utilization *rates) {
     if (device->index == 3) return NOT_SUPPORTED;
     rates->gpu = 10 * (device->index + 1);

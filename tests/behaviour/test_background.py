@@ -153,7 +153,7 @@ def test_a_barrier_stage_beside_the_notebooks_own_jobs(tasks, spark, go, wait_un
 
 
 def test_ranks_have_what_was_there_when_it_started(local):
-    """The notebook may change its variables as soon as the run has started: ranks have the earlier values."""
+    """The notebook may change its variables as soon as the run has started; the ranks have the values from before."""
     namespace = {"x": np.ones(200_000), "y": [1]}
     run = local.in_background("x.sum(), y", 1, namespace=namespace)
     namespace["x"][:] = 7

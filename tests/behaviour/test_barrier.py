@@ -42,7 +42,7 @@ def barrier(tasks):
 
 @pytest.mark.standalone("the addresses are the executors'")
 def test_the_context_is_sparks(barrier):
-    """BarrierTaskContext's methods work, whichever way the cell gets the context, and rank i is task i."""
+    """BarrierTaskContext's methods work, however the cell gets the context, and rank i is task i."""
     values = barrier(
         """
         from pyspark import BarrierTaskContext, TaskContext
@@ -115,7 +115,7 @@ RICH = """
 
 
 def _point_class():
-    """Return a class with a user-defined type, both defined as in a notebook: ranks cannot import them."""
+    """Return a class and its user-defined type. Both are defined as in a notebook, so ranks cannot import them."""
     from pyspark.sql.types import ArrayType, DoubleType, UserDefinedType
 
     class PointType(UserDefinedType):
@@ -295,7 +295,7 @@ ENDS = {
 
 
 def test_a_rank_that_ends_in_the_middle_of_its_rows(barrier, spark):
-    """The failure is reported as usual, and the others, which wait for the rank at a barrier, are ended too."""
+    """The failure is reported as usual, and the other ranks, which wait at a barrier, are ended, too."""
     for end, said in ENDS.items():
         with pytest.raises(RunFailed, match=rf"rank 1 .*{said}"):
             barrier(f"next(rows)\nif rank == 1:\n    {end}\ncontext.barrier()", spark.range(0, WIDE, 1, 2))

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def test_processes_of_a_rank_see_its_functions_and_classes(local):
-    """This holds for spawn and forkserver, too. Functions that cannot be sent raise errors; no Pool hangs."""
+    """Both are available under spawn and forkserver, too. Functions that cannot be sent raise errors; no Pool hangs."""
     namespace: dict[str, Any] = {"__name__": "__main__", "__builtins__": builtins}
     source = """
 import threading

@@ -13,32 +13,33 @@ import pytest
 RANKS = 2
 OF_THE_SHELL = {"SHLVL", "_", "PWD", "OLDPWD"}
 
-# Each variable with the reason why it differs. First, those that both we and the command set, …
+# Each variable with its value in words, or with the reason why it differs. First, those that both sparkring and the
+# command (torchrun or horovodrun) set, …
 VALUES = {
     "torch": {
         "MASTER_ADDR": "ranks are reached by address: a host's name may lead elsewhere on other hosts",
-        "MASTER_PORT": "a free one",
-        "TORCHELASTIC_RUN_ID": "the run's",
-        "TORCHELASTIC_USE_AGENT_STORE": "torchrun's agent keeps the store; here rank 0 does, and no agent is left",
+        "MASTER_PORT": "a free port",
+        "TORCHELASTIC_RUN_ID": "the id of the run",
+        "TORCHELASTIC_USE_AGENT_STORE": "torchrun's agent runs the store; here, rank 0 does, and there is no agent",
     },
     "horovod": {
-        "HOROVOD_GLOO_RENDEZVOUS_PORT": "a free one",
-        "HOROVOD_HOSTNAME": "hosts go by their own names, also where there is only one",
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": "a free port",
+        "HOROVOD_HOSTNAME": "each host has its own name, even if there is only one",
     },
 }
 # … then those that only the command sets, …
 THEIRS = {
     "torch": {
-        "TORCHELASTIC_ERROR_FILE": "failures come home over the rank's connection",
-        "TORCHELASTIC_SIGNALS_TO_HANDLE": "torchrun's note to its own agent",
+        "TORCHELASTIC_ERROR_FILE": "failures are reported over the rank's connection",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": "torchrun sets this for its own agent",
     },
-    "horovod": {"PYTHONUNBUFFERED": "ranks write line by line, and children of theirs as they like"},
+    "horovod": {"PYTHONUNBUFFERED": "ranks write line by line without it; processes that they start may buffer"},
 }
-# … and those that only we set.
+# … and those that only sparkring sets.
 OURS = {
     "torch": {
-        "GLOO_SOCKET_IFNAME": "else Gloo takes what the host's name resolves to",
-        "NCCL_SOCKET_IFNAME": "else NCCL passes loopback over",
+        "GLOO_SOCKET_IFNAME": "without it, Gloo would use the address that the host's name resolves to",
+        "NCCL_SOCKET_IFNAME": "without it, NCCL would avoid the loopback interface",
         "MPLBACKEND": "a rank displays its figures; processes that it starts draw into files only",
         "SPARKRING_DBFS_ROOT": "where dbfs:/ is",
     },

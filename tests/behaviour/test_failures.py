@@ -23,7 +23,7 @@ def failed(ring, cell: str, n: int = 2, **options: Any) -> RunFailed:
 
 
 def on_rank_1(code: str) -> str:
-    """A cell in which rank 1 runs `code` (one line, number 4), and rank 0 waits."""
+    """A cell in which rank 1 runs `code`, which is line 4 of the cell, and rank 0 waits."""
     return f"import ctypes, os, resource, signal, sys, time\nif rank == 1:\n    {code}\nelse:\n    time.sleep(60)"
 
 
@@ -115,7 +115,7 @@ def test_a_chain_of_exceptions(ring):
 
 @pytest.mark.standalone("the notebook's source is not on the executors")
 def test_an_error_in_a_function_of_the_notebook(ring, notebook_cell):
-    """The error and the traceback show the line of the other cell with its text, and where the cell called it."""
+    """The error and the traceback show the line in the other cell with its text, and the line that called it."""
     name = "<ipython-input-7-0123456789ab>"
     namespace = notebook_cell("def train(x):\n    y = x - 1\n    return 1 / y  # slope\n", name)
     error = failed(ring, "a = 1\ntrain(a)", n=1, namespace=namespace)

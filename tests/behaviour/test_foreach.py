@@ -405,7 +405,7 @@ MEASURED = """
 
 
 def test_plan(pools, tmp_path, monkeypatch, watch):
-    """Only the first item runs, and its result can be kept. The plan's memory is that of the items that run later."""
+    """Only the first item runs, and its result can be kept. The plan predicts the memory of items that run later."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "large").write_bytes(bytes(5_000_000))
     pools.notebook["table"] = np.ones(4_000_000)
@@ -515,7 +515,7 @@ print("study", [trial.state.name for trial in result.study.trials if trial.param
 
 
 def test_after_a_killed_kernel_a_search_goes_on(driver, tmp_path):
-    """Its study has the trials of the killed kernel, even pruned ones. The running trial runs again, as a new one."""
+    """The study has the trials of the killed kernel, even pruned ones. The running trial runs again, as a new one."""
     (tmp_path / "endless").touch()
     killed = driver(SEARCHES.replace("LAST", "7"))
     killed.wait()

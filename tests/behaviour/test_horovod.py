@@ -44,7 +44,7 @@ def train(base, *, step=1):
 def test_a_ring_that_is_made_twice(ring):
     """HorovodRunner calls the function with its arguments on each rank, and returns what rank 0 returned.
 
-    Ranks have the right ranks in Horovod and compute sums, and hvd.init() works again after hvd.shutdown().
+    Ranks have the right numbers in Horovod and compute sums, and hvd.init() works again after hvd.shutdown().
     """
     returned = HorovodRunner(np=ring.np(3)).run(function(TWICE, "train"), base=10, step=5)
     values = sparkring.last_result.values
@@ -156,7 +156,7 @@ def test_runner_verbosity(capsys, verbosity, shown):
 
 
 def test_runner_arguments():
-    """np is a keyword and a whole number; the verbosity is one of two words."""
+    """np is a keyword and a whole number; the verbosity has one of two values."""
     with pytest.raises(TypeError):
         HorovodRunner(2)  # type: ignore[misc]
     with pytest.raises(TypeError, match="whole number"):
@@ -217,6 +217,6 @@ def test_run_is_the_runner_with_options(ring, tmp_path):
     ],
 )
 def test_run_refuses(options, words):
-    """Bad options raise before anything is started."""
+    """Invalid options raise an error before anything is started."""
     with pytest.raises((OptionsError, ValueError, TypeError), match=words):
         sparkring.run(print, **options)

@@ -73,7 +73,7 @@ def numbers(model):
 
 @keras_3
 def test_horovods_optimizer_averages_the_gradients_of_keras_3(local, tmp_path):
-    """Ranks end with equal weights, those of the mean gradient; callbacks and load_model() work as well."""
+    """Ranks end with equal weights, as from the mean gradient. Callbacks and load_model() work as well."""
     import os
 
     first, second = local.run(FIT, framework="horovod", namespace={"os": os, "folder": str(tmp_path)}).values
@@ -161,7 +161,7 @@ class Trainer:
 
 
 def test_functions_whose_ranks_get_tf_keras(monkeypatch):
-    """The function's own source decides, not that of what it calls; a variable that the notebook sets is kept."""
+    """The function's own source decides, not the functions that it calls. A variable set in the notebook is kept."""
 
     def is_legacy(function, framework="horovod"):
         prepared = prepare(RunSpec(Call(function, (), {}), Options(np=-2), framework))

@@ -139,7 +139,7 @@ def test_output_of_forked_children(ring):
 
 @pytest.mark.any_launcher
 def test_a_forked_child_that_raises_does_not_fail_its_rank(ring):
-    """The child's traceback is output; the rank goes on."""
+    """The child's traceback is part of the output, and the rank continues."""
     result = ring.run("""
         import os
         pid = os.fork()

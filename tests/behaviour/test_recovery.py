@@ -61,7 +61,7 @@ def test_the_next_attempt_goes_on(count, tmp_path):
     result = count(dies_at=25)
     assert [value[1:] for value in result.values] == [(40, 820)] * 2
     begun = {value[0] for value in result.values}
-    assert len(begun & {20, 30, 40}) == 1, "rank 0 may have got further than rank 1, and both go on from the same"
+    assert len(begun & {20, 30, 40}) == 1, "rank 0 may have been ahead of rank 1, but both continue from the same step"
     first, second = result.record.attempts
     assert (first.step, first.failure.summary) == (0, "killed by SIGKILL")
     assert {second.step} == begun
@@ -84,7 +84,7 @@ def test_the_cell_is_run_again(count, tmp_path):
     assert fresh.values == [(0, 10, 55)] * 2
     assert not fresh.record.notices
     assert set(before[-1:]) < set(names(tmp_path / "run"))
-    assert count(last=20).values == [(10, 20, 210)] * 2, "the newest training counts, not the longest"
+    assert count(last=20).values == [(10, 20, 210)] * 2, "the newest training run counts, not the longest"
 
 
 @pytest.mark.any_launcher

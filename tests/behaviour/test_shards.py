@@ -78,7 +78,7 @@ def test_the_record_tells_what_was_read_and_how_far(ring, numbered):
 @pytest.mark.slow
 @pytest.mark.any_launcher
 def test_the_record_tells_which_row_groups_each_rank_reads(ring, numbered):
-    """The live and the saved record have the plan of the current epoch, even if it was resumed in its middle."""
+    """The live and the saved record have the plan of the current epoch, even if it was resumed in the middle."""
     data = shards(numbered, 50, columns=["x"], shuffle=100)
     cell = """
         read = [x for batch in data.as_numpy("x") for x in batch.tolist()]

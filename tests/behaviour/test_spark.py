@@ -112,7 +112,7 @@ session.stop()
 
 
 def other_python(folder: Path) -> str:
-    """A Python of another minor version; if there is none, this one, made to claim another version."""
+    """A Python of another minor version; if there is none, this one, which then claims to be another version."""
     for minor in range(8, 15):
         path = shutil.which(f"python3.{minor}")
         if path and minor != sys.version_info[1]:
@@ -134,13 +134,13 @@ def other_python(folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def cases() -> dict[str, list]:
-    """What a driver went through; filled by the first test that asks."""
+    """The outcome of each case in one driver. The first test that needs them fills this."""
     return {}
 
 
 @pytest.fixture
 def attempts(cases, driver, tmp_path):
-    """By case: the error's type and text, the values, and the notices."""
+    """For each case, the error's type and text, the values, and the notices."""
     if not cases:
         shipped = tmp_path / "shipped.py"
         shipped.write_text("value = 42\n")
@@ -182,7 +182,7 @@ def test_a_java_that_has_ended_is_told(attempts):
 
 
 def test_dynamic_allocation_is_refused(attempts):
-    """Barrier stages cannot run under it."""
+    """Barrier stages cannot run under dynamic allocation."""
     kind, text, *_ = attempts["dynamic allocation"]
     assert kind == "LaunchError"
     assert "spark.dynamicAllocation.enabled=false" in text
@@ -199,7 +199,7 @@ def test_a_fixed_port(attempts):
 
 
 def test_under_a_local_master_members_run_this_python(attempts):
-    """This holds even if Spark is set to run another Python, which lacks this one's version and packages."""
+    """Members run this Python even if Spark is set to run another one, which lacks this one's version and packages."""
     assert attempts["another Python"][2] == [0]
     assert attempts["its rows"] == [[[0, 1], sys.executable], [[2, 3], sys.executable]]
 
@@ -208,7 +208,7 @@ def test_executors_with_another_python(driver, lonely_master, tmp_path):
     """One sentence says what that Python lacks, with both paths and the setting. Our packages are not mixed in.
 
     The user's code may import there what sparkring and sparkdl offer, even though the libraries behind it are missing.
-    While there is no executor, np=0, which takes every slot, says that there are none.
+    While there is no executor, np=0, which takes every slot, says that there are no slots.
     """
     folder = tmp_path / "bare"
     venv.create(folder, symlinks=True, with_pip=False)

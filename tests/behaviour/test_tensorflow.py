@@ -60,7 +60,7 @@ weights = [w.tolist() for w in model.get_weights()]
 @pytest.mark.standalone("the ranks meet at the executors' addresses")
 @pytest.mark.versions("of TensorFlow and Keras")
 def test_multi_worker_mirrored_strategy(ring, notebook_cell):
-    """Each rank is a worker of one cluster, the replicas are in sync, and the weights equal.
+    """Each rank is a worker of one cluster, the replicas are in sync, and their weights are equal.
 
     Functions of the notebook and of the cell become graphs, and so do their branches.
     """
@@ -165,7 +165,7 @@ def digits():
 
 
 def train():
-    """The example of spark-tensorflow-distributor's README, on other images, with what the ranks saw as its value."""
+    """The example of spark-tensorflow-distributor's README, on other images. Its value is what the ranks saw."""
     import tensorflow as tf
 
     buffer_size = 10000
@@ -222,7 +222,7 @@ def makes_its_own(n):
 
 
 def test_mirrored_strategy_runner_with_a_strategy_of_the_functions_own(local, monkeypatch):
-    """Such a function is called outside any strategy. On a machine without GPUs, it runs, and a notice says so."""
+    """A function with its own strategy is called outside any other. A machine without GPUs runs it, with a notice."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     runner = MirroredStrategyRunner(num_slots=1, local_mode=True, use_custom_strategy=True)
     assert runner.run(makes_its_own, n=3) == (3, False)

@@ -224,7 +224,7 @@ def test_many_ranks(local):
 
 @pytest.mark.any_launcher
 def test_the_saved_run_equals_the_live_one(ring):
-    """The record that is loaded from the run's folder equals the one that the view was shown."""
+    """The record that is loaded from the run's folder equals the one that the view got."""
     from pathlib import Path
 
     from sparkring.history import run_store

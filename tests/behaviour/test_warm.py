@@ -237,7 +237,7 @@ EXITS = {
 
 @pytest.mark.any_launcher
 def test_exits_that_are_exceptions(shared_gang):
-    """An exit ends the cell, not the rank: without a code it is a success, and with one a failure that names it."""
+    """An exit ends the cell, not the rank. Without a code, it is a success; with one, a failure that names the code."""
     for code in EXITS.values():
         result = shared_gang.cell(f"reached = rank\n{code}\nreached = 'the rest of the cell'", pull=("reached",))
         assert (result.values, result.pulled) == ([None] * 3, {"reached": 0})
@@ -266,7 +266,7 @@ def test_interrupt_keeps_the_gang(shared_gang):
 
 
 def test_interrupt_of_some_ranks(shared_gang):
-    """Only those that run the cell are interrupted."""
+    """Only the ranks that run the cell are interrupted."""
     assert "1 rank stopped" in interrupted(shared_gang, f"print('ready')\n{FOREVER}", 1)
     assert shared_gang.values("rank") == [0, 1, 2]
 
@@ -315,7 +315,7 @@ LONELY = {
 @pytest.mark.parametrize("framework", LONELY)
 @pytest.mark.standalone("the ranks meet at the executors' addresses")
 def test_a_collective_in_every_cell(shared_gang, framework):
-    """Ranks form a ring in each of several cells. An interrupt frees them from a collective that one never joins."""
+    """Ranks form a ring in each of several cells. An interrupt frees them from a collective that one of them skips."""
     make, wait, leave = LONELY[framework]
     for _ in range(2):
         assert shared_gang.values(f"{make}\n{leave}\nsums", framework=framework) == [[3.0]] * 3
@@ -550,7 +550,7 @@ def test_one_interrupt_that_is_lost(local_gang):
 
 
 def test_the_end_of_a_cell_waits_for_the_end_of_an_import(local_gang, tmp_path, monkeypatch):
-    """Half-imported, torch and others with native code could not be used, nor be imported again in the same process.
+    """If torch were only half imported, it could neither be used nor be imported again in the same process.
 
     The time that an import takes does not count: here it ends only when a notice has said what the cell waits for. The
     collectives are not ended, since no rank waits in one.
@@ -615,7 +615,7 @@ def test_a_frozen_rank_is_named(local_gang, monkeypatch):
 
 @pytest.mark.standalone("the executors' slots are free again")
 def test_stop_and_the_idle_limit_leave_nothing(new_gang, wait_until):
-    """After each of them, every process has ended; after every test, a fixture checks that nothing else is left."""
+    """Both end every process of the gang. After the test, a fixture checks that nothing else is left."""
     new_gang.start()
     pids = new_gang.pids()
     (stopped,) = warm_gang.stop(new_gang.place)
@@ -628,7 +628,7 @@ def test_stop_and_the_idle_limit_leave_nothing(new_gang, wait_until):
 
 
 def test_an_interrupt_while_a_gang_starts_or_stops(local_gang):
-    """However far a start has come, nothing of it is left; a stop continues to its end."""
+    """An interrupted start leaves nothing behind, however far it has come. An interrupted stop is completed."""
     for step in range(6):
         interrupt_after(0.05 * step, lambda: (local_gang.start(2), time.sleep(60)))
         warm_gang.stop("local")

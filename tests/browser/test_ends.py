@@ -37,7 +37,7 @@ print("quick", rank) if rank else None
 SILENT = """%%horovod
 x = 1
 """
-# A run of 1,024 ranks, as its events would have it.
+# Show a run of 1,024 ranks, made from events, without starting any rank.
 MANY = """import time
 from sparkring.history.events import *
 from sparkring.history.record import RunRecord, replay
@@ -45,7 +45,7 @@ from sparkring.views import open_view
 
 size, silent, slow = 1024, 77, 500
 now, started = time.time(), time.time() - 300
-soon = now + 3600  # heard of as long as somebody looks
+soon = now + 3600  # in the future, so these ranks never count as silent
 record = replay([
     RunStarted(started, "2026-11-20_14-03-22_many", "a thousand ranks", "%%horovod -n 1024\\ntrain()", size, "spark",
                "horovod", "all"),
@@ -241,7 +241,7 @@ def test_a_thousand_ranks(notebook: Notebook, shoot: Callable[..., None]) -> Non
 
 
 def test_items(notebook: Notebook, shoot: Callable[..., None], pictures: Path) -> None:
-    """Their table can be sorted and searched, and leads from an item to its error, curves and lines, also by keys."""
+    """The table of items can be sorted and searched. The pointer or keys lead to an item's error, curves and lines."""
     notebook.run(AT_ITEMS)
     panel = notebook.panel(AT_ITEMS)
     expect(panel.locator("div.sr-words")).to_contain_text(
@@ -313,7 +313,7 @@ def colours(figure: Locator) -> set[tuple[int, ...]]:
 
 
 def test_a_search(notebook: Notebook, wait_until: Callable[..., Any], pictures: Path) -> None:
-    """Its trials are drawn while it runs, and can be chosen with the pointer and by keys."""
+    """Trials are drawn while the search runs, and can be chosen with the pointer and with keys."""
     notebook.show(AT_TRIALS)
     notebook.run(AT_TRIALS, wait=True)
     notebook.run(AT_SEARCH)

@@ -189,7 +189,7 @@ class Disk(_Below):
     # ── operations ────────────────────────────────────────────────────────────
 
     def _half(self, what: str, do: Any) -> Any:
-        """Do an operation that, if it fails, is done wholly or not at all."""
+        """Do an operation. If the power fails during it, it is done completely or not at all."""
         if not self.turn(what):
             return do()
         if self.random.random() < 0.5:

@@ -53,7 +53,7 @@ def restored(directory: Path) -> int:
 
 
 class Course(NamedTuple):
-    """How a training went: which steps it saved, and at which steps it heard of a failure."""
+    """How a training run went: which steps it saved, and at which steps it heard of a failure."""
 
     saved: list[int]
     failed: list[int]
@@ -119,7 +119,7 @@ def test_nothing_is_lost_wherever_the_power_goes(tmp_path, capsys, how, keep, ba
 
 
 def one_cut(root: Path, at: int, how: str, keep: int, background: bool) -> tuple[Course, Disk]:
-    """A training on a disk that fails at one operation."""
+    """A training run on a disk that fails at one operation."""
     folder._remembered.clear()
     with Disk(root, at, how) as disk:
         course = train(root / "runs" / "run1", keep, background)
@@ -166,7 +166,7 @@ def damage(file: Path, rng: random.Random) -> str:
 
 
 def goes_on(directory: Path, step: int) -> None:
-    """What the failure has left does no harm: a later training saves, and finds what it saved."""
+    """What the failure has left does no harm: a later training run saves, and finds what it saved."""
     training = checkpoints(directory, keep=2)
     state = state_of(0)
     assert training.restore(state) == step

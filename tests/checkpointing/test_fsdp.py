@@ -158,7 +158,7 @@ def test_before_the_first_step(sit, kind, shape):
 
 @pytest.mark.parametrize("which", ["model", "optimizer"])
 def test_another_spread(sit, which):
-    """For a model or an optimizer, the error tells both shardings: another mesh, another place in it, or none."""
+    """The error about a model or an optimizer describes how it was sharded, and how it is sharded now."""
     sit(1)
     found = {which: kept(training(steps=1))[which]}
     told = r"^state\['{}'\]\[.* saved as a tensor of shape \[3, 5\] spread over a mesh of 2 ranks as S\(0\), with the "

@@ -106,7 +106,7 @@ def make(optimizer=None, dropout=0.5):
 
 
 def watched(data, seen):
-    """data.as_tf() that notes what is taken from it."""
+    """Return data.as_tf(), extended to add to `seen` the rows that are taken from it."""
 
     def note(x):
         seen.append(x[:, 0].astype(int).tolist())
@@ -117,7 +117,7 @@ def watched(data, seen):
         with tf.control_dependencies([told]):
             return tf.identity(x), y
 
-    # After the data set's own last step: what is noted was handed to the training.
+    # This is the last step of the pipeline, so only rows that training really gets are noted.
     return data.as_tf("x", "y").map(tell)
 
 
@@ -322,7 +322,7 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers_of_all_kinds(horovod, name):
-    """Variables, learning rate and loss scale go into a model that was just compiled; load() makes such a model."""
+    """Variables, learning rate and loss scale are restored into a newly compiled model; load() makes such a model."""
     model = trained(make(OPTIMIZERS[name](), 0.0))
     if name != "schedule":
         model.optimizer.learning_rate = 0.125
@@ -389,7 +389,7 @@ def test_layers_that_were_frozen_since():
 
 
 def test_a_model_that_is_not_built_yet():
-    """It is built for the shapes of the saved one; it can be saved only once it is built."""
+    """The model is built for the shapes of the saved one. A model can be saved only once it is built."""
 
     def make():
         return tf.keras.Sequential([tf.keras.layers.Dense(3), tf.keras.layers.Dense(1)])
@@ -403,7 +403,7 @@ def test_a_model_that_is_not_built_yet():
 
 
 def test_models_that_do_not_fit():
-    """The error says how many arrays, or which one and its shapes; and the model is left untouched."""
+    """The error has the numbers of arrays, or the array and its shapes. The model is left unchanged."""
     found = kept({"model": make()})
     other = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(2,))])
     with pytest.raises(CheckpointError, match=r"state\['model'\]: the checkpoint has 8 arrays for the model, .* 2\."):
@@ -420,7 +420,7 @@ def test_models_that_do_not_fit():
 
 
 def test_models_of_ones_own_and_code_in_checkpoints():
-    """Their weights are restored. load() returns arrays by name if it would otherwise run code from the checkpoint."""
+    """Weights of custom models are restored. load() returns arrays by name if it would otherwise run code."""
 
     class Own(tf.keras.Model):
         def __init__(self):
@@ -452,7 +452,7 @@ def test_models_of_ones_own_and_code_in_checkpoints():
 
 
 def test_layers_modules_variables_tensors_and_optimizers_on_their_own():
-    """They are saved and restored, as in a training loop without fit()."""
+    """Objects of these kinds are saved and restored, as in a training loop without fit()."""
     layer = tf.keras.layers.Dense(2)
     layer.build((None, 3))
     optimizer = tf.keras.optimizers.Adam(0.5)
@@ -585,7 +585,7 @@ def test_a_model_that_is_not_the_best_is_not_told(told, tmp_path):
 
 
 def test_what_backup_and_restore_writes_is_told(told, tmp_path):
-    """What it writes and what it removes is reported, and it still resumes an interrupted training."""
+    """What BackupAndRestore writes and removes is reported, and it still resumes an interrupted fit."""
     x = np.ones((64, 2), "f4")
     model = make()
     keep = tf.keras.callbacks.BackupAndRestore(str(tmp_path))

@@ -94,7 +94,7 @@ def test_an_optimizer_on_its_own_and_arrays_without_objects(keras, tmp_path):
 
 
 def test_a_model_is_rebuilt_from_a_checkpoint_alone(keras, tmp_path):
-    """It is compiled, with its optimizer's state. An unknown class causes a warning, and arrays are returned."""
+    """The model is compiled, with its optimizer's state. An unknown class causes a warning, and arrays are returned."""
 
     class Twice(keras.layers.Layer):
         def call(self, x):
@@ -140,7 +140,7 @@ def test_what_does_not_fit_is_said(keras, tmp_path):
 
 
 def test_seeds_of_other_ranks_stay_their_own(keras):
-    """A rank that restores rank 1's state keeps its own seeds, but takes over how many numbers were drawn."""
+    """A rank that restores rank 1's state keeps its own seeds, but restores how many numbers were drawn."""
     model, other = make(keras, seed=1), make(keras, seed=2)
     fit(model)
     tree = {**keras_3_state.take_layer(model, "model"), "rank": 1}
@@ -172,7 +172,7 @@ def numbered_shards(path):
 
 @pytest.mark.parametrize(("every", "torn"), [(7, 35), ("epoch", 30)])
 def test_a_fit_that_was_torn_goes_on_with_the_same_numbers(keras, numbered, tmp_path, every, torn):
-    """It continues within an epoch, later epochs are whole, and other callbacks can still end the training."""
+    """fit continues within an epoch, later epochs are whole, and other callbacks can still end the training."""
     whole, history, _ = resumed_fit(keras, tmp_path / "whole", numbered_shards(numbered), 7, every=every)
     with pytest.raises(KeyError):
         resumed_fit(keras, tmp_path / "torn", numbered_shards(numbered), 7, every=every, stop=torn)
@@ -202,7 +202,7 @@ def test_an_end_that_another_callback_wants_and_data_of_unknown_length(keras, nu
 
 
 def test_epochs_after_the_rest_of_one_are_whole(keras, numbered):
-    """This holds without the callback, too. Otherwise, Keras 3 would expect them to be as short as the rest."""
+    """Later epochs are whole without the callback, too. Keras 3 alone would expect them to be as short as the rest."""
     data, taken = numbered_shards(numbered), []
     data = data.resume(data.position(step=15))
     watch = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: taken.append(batch))

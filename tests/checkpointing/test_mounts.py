@@ -21,7 +21,7 @@ from sparkring.errors import CheckpointError
 from sparkring.runtime import resume_point
 from sparkring.runtime.storage import locate
 
-LAG = 30  # changes; a save makes about three, with what it removes about six
+LAG = 30  # in changes: a save makes about three, or about six if it also removes a checkpoint
 
 
 def state_of(step):
@@ -93,7 +93,7 @@ def remembers(directory: str, **options) -> None:
 
 @pytest.fixture
 def mount(tmp_path, monkeypatch):
-    """`mount(lag=…, …)` puts dbfs:/ on such a mount. Only syncing may be tried although the mount refuses it."""
+    """`mount(lag=…, …)` puts dbfs:/ on such a mount. Of the operations that it refuses, only fsync may be tried."""
     root = tmp_path / "mount"
     root.mkdir()
     monkeypatch.setenv("SPARKRING_DBFS_ROOT", str(root))
@@ -169,7 +169,7 @@ def test_memory(background):
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    """A server that speaks S3, in a process of its own. Yields the URL of a bucket; the environment has the rest."""
+    """A server that speaks S3, in a process of its own. Yields a bucket's URL; the environment has the credentials."""
     process = subprocess.Popen(
         [sys.executable, "-u", "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"],
         stdin=subprocess.DEVNULL,

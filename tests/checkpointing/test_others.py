@@ -10,7 +10,7 @@ def kinds(*paths: str) -> dict[str, str]:
 
 
 def test_files():
-    """Files are recognised by their endings, also in folders; others are ignored."""
+    """Files are recognised by their endings, even in folders; others are ignored."""
     found = kinds(
         "a.keras", "w/b.weights.h5", "c.h5", "D.HDF5", "e.pt", "f.pth", "g.pth.tar", "notes.txt", "data.index"
     )
@@ -29,7 +29,7 @@ def test_a_prefix_of_tensorflows_is_one_checkpoint():
 
 
 def test_backup_and_restore():
-    """Keras keeps it in a folder called chief."""
+    """Keras keeps BackupAndRestore's checkpoint in a folder called chief."""
     parts = ("ckpt-3.index", "ckpt-3.data-00000-of-00001")
     assert kinds(*(f"backup/chief/{part}" for part in parts)) == {"backup/chief/ckpt-3": "BackupAndRestore"}
     assert kinds(*(f"chief/{part}" for part in parts)) == {"chief/ckpt-3": "BackupAndRestore"}

@@ -87,7 +87,7 @@ def test_a_torch_training_goes_on_bit_equal(kind):
 
 
 def test_what_is_taken_of_tensors_is_their_own_memory():
-    """Arrays and CPU tensors, also those in modules and lists, are not copied here, so that a save copies once."""
+    """Arrays and CPU tensors, including those in modules and lists, are not copied here, so that a save copies once."""
     model, array, tensor = network(), np.arange(3.0), torch.arange(3.0)
     _, leaves = tree.flatten(tree_of({"model": model, "list": [array, {"deep": tensor}]}))
     with torch.no_grad():
@@ -219,7 +219,7 @@ class Mine:
 
 
 def test_anything_with_a_state_dict():
-    """A user's object and torch's scaler are saved; a class with such methods is not such an object."""
+    """A user's object and torch's scaler are saved. A class is not, although it has these methods."""
     mine = Mine({1: (2, {"x": np.arange(3)}), "model": torch.nn.Linear(1, 1)})
     there = Mine(None)
     put_back([there], kept([mine]))

@@ -97,7 +97,7 @@ def test_nothing_yet(directory):
 
 
 def test_which(directory):
-    """restore() takes "latest", "best", a step, a name or an entry; the error for another lists what there is."""
+    """restore() takes "latest", "best", a step, a name or an entry. Otherwise, the error lists the possible values."""
     found = checkpoints(directory, keep=None, best="acc", mode="max")
     for step, acc in ((1, 0.5), (2, 0.9), (3, 0.9), (4, 0.1), (2, 0.2)):
         saved(found, step, step + acc, {"acc": acc})
@@ -223,7 +223,7 @@ def test_travelling(directory):
 
 
 def test_where():
-    """Without a directory and a run, or with a wrong path, the error says what to write."""
+    """Without a directory and a run, or with a wrong path, the error says what to pass."""
     with pytest.raises(CheckpointError, match=r"needs a directory.*--checkpoint-dir"):
         checkpoints()
     with pytest.raises(PathError, match="Write dbfs:/x"):
@@ -660,7 +660,7 @@ def test_only_rank_0_writes(tmp_path, run, seat, told):
 
 
 def test_the_best_is_told(directory, run, told):
-    """Each save reports whether it is the best of its training; better ones of other trainings do not count."""
+    """Each save reports whether it is the best of its training run; better ones of other runs do not count."""
     saved(checkpoints(directory, best="loss"), 9, metrics={"loss": -5})
     run(directory)
     found = checkpoints(best="loss")
@@ -794,7 +794,7 @@ def test_kept(told, saves, keep):
 
 
 def test_others_are_left_alone(tmp_path):
-    """A new training in the same directory removes no checkpoint of an earlier one; one that continues it does."""
+    """A new training run removes no checkpoint of an earlier one in the same directory, unless it continues it."""
     earlier = checkpoints(tmp_path, keep=2)
     for step in (1, 2):
         saved(earlier, step)
@@ -864,7 +864,7 @@ def test_removing_fails(moody, capsys):
 
 
 def test_the_memory_it_takes(tmp_path):
-    """States that grow or shrink are saved correctly; a smaller state's file has nothing of a larger one."""
+    """States that grow or shrink are saved correctly. A smaller state's file contains nothing of a larger one."""
     found = checkpoints(tmp_path, keep=None)
     for step, length in ((1, 10), (2, 100_000), (3, 5)):
         found.save(step, {"w": np.full(length, step)})

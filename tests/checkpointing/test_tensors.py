@@ -298,7 +298,7 @@ def test_lengths_that_lie(place, length):
     )
 )
 def test_any_header(place, header):
-    """A header of any JSON is either read or counts as damage."""
+    """A header of arbitrary JSON is either read or reported as damage."""
     file = lying(place, header, bytes(8))
     try:
         tensors.read(place, file)

@@ -60,7 +60,7 @@ def test_written_once(files, cache):
 
 
 def test_another_question_is_another_copy(files, cache):
-    """Whatever changes the files makes another copy: a filter, or the size of row groups."""
+    """Anything that changes what is written makes another copy, such as a filter or the size of row groups."""
     copies = [
         materialise(files(), cache=cache),
         materialise(files().filter("x > 3"), cache=cache),
@@ -71,7 +71,7 @@ def test_another_question_is_another_copy(files, cache):
 
 
 def test_changed_files(spark, files, cache, tmp_path):
-    """A file that is overwritten with as many rows counts as other data."""
+    """A file that is overwritten with the same number of rows counts as other data."""
     source = tmp_path / "one.parquet"
     parquet.write_table(parquet.read_table(tmp_path / "some rows"), source)
     frame = spark.read.parquet(str(source))
@@ -91,13 +91,13 @@ def test_many_columns_and_long_lists(spark, files):
 
     wide = lambda last: files().selectExpr(*(f"x + {last if i == 99 else i} AS c{i}" for i in range(100)))  # noqa: E731
     assert version_of(wide(1)) == version_of(wide(1)) != version_of(wide(2))
-    assert version_of(wide(1)).startswith("plan-")  # the plan tells what becomes of arithmetic
+    assert version_of(wide(1)).startswith("plan-")  # the plan is enough for arithmetic
     listed = lambda last: files().filter(functions.col("x").isin(*range(200), last))  # noqa: E731
     assert version_of(listed(500)) == version_of(listed(500)) != version_of(listed(501))
 
 
 def test_how_files_are_read(spark, tmp_path):
-    """The same CSV files with another separator or null value are other rows."""
+    """CSV files that are read with another separator or null value have other rows."""
     (tmp_path / "table.csv").write_text("1;2,3\n4;5,6\n")
     read = lambda **options: version_of(spark.read.csv(str(tmp_path / "table.csv"), "a string", **options))  # noqa: E731
     assert read(sep=",") == read(sep=",")

@@ -151,7 +151,7 @@ def test_columns_that_the_path_gives_cost_nothing(tmp_path):
 
 
 def test_a_filter_that_empties_a_file(written):
-    """Only rows that pass count, under either split, and a file without any is not touched."""
+    """Only rows that pass the filter count, under either split. A file without such rows is not read."""
     found = outlook(open_dataset(written([[10], [10], [10]]), where="a >= 20"), 2, 2)
     assert [(share.rows, share.files, share.row_groups, share.steps) for share in found.ours] == [(5, 1, 1, 2)] * 2
     assert [(share.rows, share.row_groups) for share in found.petastorms] == [(10, 2), (0, 1)]

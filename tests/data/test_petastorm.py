@@ -40,7 +40,7 @@ def uneven(tmp_path: Path) -> Path:
 
 
 def write(folder: Path, rows: tuple[int, ...], row_group_size: int = 40) -> Path:
-    """Write files of so many rows each; `x` counts the rows of all of them."""
+    """Write files with these numbers of rows; `x` counts the rows of all of them."""
     folder.mkdir()
     first = 0
     for number, count in enumerate(rows):
@@ -339,7 +339,7 @@ def test_steps_and_rows_of_a_converter(pair, uneven):
 
 
 def test_rows_of_a_petastorm_data_set(pair_of_tasks, things):
-    """Under make_reader a result is a row; batches of a known size are steps."""
+    """A result of make_reader is one row; batches of a known size are counted as steps."""
     pair_of_tasks.notebook["url"] = things["url"]
     result = pair_of_tasks.cell("""
         from sparkring.data.petastorm import make_reader
@@ -351,11 +351,11 @@ def test_rows_of_a_petastorm_data_set(pair_of_tasks, things):
         found = [(read.epoch, read.rows, read.rows_planned, read.steps, read.steps_planned) for read in reading.ended]
         assert found == [(1, 6, 6, 2, 2), (2, 6, 6, 2, 2)]
         assert [piece.rows for piece in reading.plan.pieces] == [3, 3]
-        assert reading.plan.window == 6, "in which order they come is not known"
+        assert reading.plan.window == 6, "the order in which they come is not known"
 
 
 def test_windows_of_rows(pair_of_tasks, things):
-    """An NGram is read as by Petastorm; how many windows there will be is not known."""
+    """An NGram is read as Petastorm would read it; the number of windows is not known in advance."""
     pair_of_tasks.notebook["url"] = things["url"]
     result = pair_of_tasks.cell("""
         from petastorm.ngram import NGram
@@ -389,7 +389,7 @@ def test_a_filter_leaves_rows_unplanned(pair, uneven):
         (reading,) = rank.readings
         assert reading.opened.where == "in_lambda"
         assert [(read.rows, read.rows_planned, read.done) for read in reading.ended] == [(found, None, True)]
-        assert reading.plan is None, "nor which row groups will be read"
+        assert reading.plan is None, "the row groups to be read are not known either"
 
 
 # ── The converter ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -478,7 +478,7 @@ def test_a_converter_without_a_folder(spark):
 
 
 def test_what_a_killed_kernel_leaves(driver, tmp_path):
-    """The next kernel removes the folder of one that was killed, and no other; neither prints warnings."""
+    """The next kernel removes the folder of a killed kernel, and no other folder. Neither kernel prints warnings."""
     script = """
         import sys
         from sparkring.data.petastorm import make_spark_converter
@@ -557,7 +557,7 @@ Y_AS_PAIR = ("pair", np.float32, (2,), False)
 
 
 def pairs(of: Any) -> Any:
-    """A transform of rows that adds `pair`: of(y)."""
+    """Return a transform of rows that adds `pair`, the value of of(y)."""
 
     def transform(rows: Any) -> Any:
         rows["pair"] = [of(y) for y in rows.y]
@@ -591,7 +591,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("spec", "said"), WRONG)
 def test_transforms_that_do_not_keep_their_word(uneven, spec, said):
-    """The error has the field, what is declared and what came; readers check this before a worker starts, too."""
+    """The error has the field, its declaration, and what was returned. Readers make this check before workers start."""
     with pytest.raises(DataError, match=said):
         check_transform(spec, uneven)
     threads = set(threading.enumerate())
@@ -616,7 +616,7 @@ def test_transforms_that_keep_their_word(uneven):
 
 
 def test_partitions(tmp_path):
-    """Columns from folder names are as Petastorm reads them, also when a transform is checked."""
+    """Columns from folder names are as Petastorm reads them, even when a transform is checked."""
     rows = pa.table({"kind": ["a", "a", "b"], "x": [1, 2, 3]})
     parquet.write_to_dataset(rows, str(tmp_path / "data"), partition_cols=["kind"])
     seen = []

@@ -33,7 +33,7 @@ def all_rows(counts):
 
 
 def read(shard, rank, position, size, window, batch_size, *, rows=None):
-    """The rows that a rank of `size` is given, in order: its windows shuffled, then the padding."""
+    """The rows that a rank gets, in order: its windows shuffled, then the padding. `size` is the number of ranks."""
     own, out = rows_of(shard.ranges), []
     key = (position.seed, position.epoch, len(begun(position, size, window)[0].legs), rank)
     for number, begin in enumerate(range(0, len(own), window or len(own) or 1)):
@@ -52,7 +52,7 @@ def on(position, size, window, rows):
 @given(LAYOUTS, SIZES, BATCHES, WINDOWS, st.integers(0, 3), st.integers(1, 4))
 @settings(max_examples=300, deadline=None)
 def test_each_row_lies_with_one_rank_and_ranks_differ_by_one_row(counts, size, batch_size, window, seed, epoch):
-    """This holds for any layout, number of ranks, seed and epoch."""
+    """Each row has one rank, and ranks differ by one row at most, for any layout, number of ranks, seed and epoch."""
     found = plan(counts, size, batch_size, position=Position(epoch, seed), remainder="join", window=window)
     every = [row for shard in found for row in rows_of(shard.ranges)]
     assert len(found) == size

@@ -1,4 +1,4 @@
-"""What a rank reports of an epoch before it reads it: as much as there is room for, and only in a run."""
+"""What a rank reports about an epoch before reading it: as much as fits, and only in a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""shards(): what a rank is handed, in every format, and what is wrong with it before and while it reads."""
+"""shards(): what a rank gets, in every format, and errors before and during reading."""
 
 import ctypes
 import datetime
@@ -41,7 +41,7 @@ from sparkring.wire.messages import DataOpened, DataPlanned, DataRead
 
 @pytest.fixture(scope="module", autouse=True)
 def frameworks():
-    """Use both before the first test: TensorFlow opens a file and torch's workers a socket, which stay open."""
+    """Use TensorFlow and torch before the first test, because they open a file and a socket that stay open."""
     import tensorflow as tf
     import torch
 
@@ -153,7 +153,7 @@ def test_a_filter_changes_what_is_shared_out(numbered):
 
 
 def test_partitions_are_columns(tmp_path):
-    """They are read from the path, even if no other column is chosen."""
+    """Hive partitions are read from the path, even if no other column is chosen."""
     for year in (2025, 2026):
         (tmp_path / f"year={year}").mkdir()
         pq.write_table(pa.table({"x": [year] * 3}), tmp_path / f"year={year}" / "a.parquet")
@@ -164,7 +164,7 @@ def test_partitions_are_columns(tmp_path):
 
 
 def test_a_transform_works_on_batches(numbered):
-    """Its result becomes the batch. It is called once before the first batch, to find the shapes."""
+    """The transform's result becomes the batch. It is called once before the first batch, to find the shapes."""
     data = shards(
         numbered,
         100,
@@ -226,7 +226,7 @@ def test_an_epoch_is_over_with_its_last_batch(numbered):
 
 
 def test_an_epoch_that_is_left_early_is_begun_anew(numbered):
-    """Otherwise, a rank that only looks at the first batch would be an epoch ahead of the others."""
+    """An epoch left early starts over, so that a rank that looks only at its first batch does not get ahead."""
     for peek in (
         lambda data: next(iter(data.as_tf())),
         lambda data: next(iter(data.as_torch())),
@@ -357,7 +357,7 @@ def test_files_stay_open_for_row_groups_to_come(images, monkeypatch, most):
 
 
 def test_images_stand_in_binary_columns(tmp_path):
-    """They become arrays of their own dtype and shape, in every format."""
+    """Images become arrays of their own dtype and shape, in every format."""
     images = np.random.default_rng(0).integers(0, 256, (12, 4, 5, 3), np.uint8)
     pq.write_table(pa.table({"image": [image.tobytes() for image in images], "n": range(12)}), tmp_path / "a.parquet")
     data = shards(tmp_path, 4, raw={"image": ("uint8", (4, 5, 3))})
@@ -424,7 +424,7 @@ def test_an_epoch_is_resumed_on_another_number_of_ranks(numbered, before, after,
 )
 @settings(max_examples=40, deadline=None)
 def test_as_many_ranks_read_on_in_the_same_order(numbered, size, batch_size, stops, shuffle, remainder, workers):
-    """They get the same batches as without the stops, even with several workers."""
+    """The ranks get the same batches as without the stops, even with several workers."""
     options = {"batch_size": batch_size, "columns": ["x"], "shuffle": shuffle, "remainder": remainder}
     for rank in range(size):
         data = shards(numbered, rank=rank, size=size, **options)
@@ -472,7 +472,7 @@ def lies(x):
 )
 @settings(max_examples=60, deadline=None)
 def test_the_plan_that_is_told_is_what_is_read(numbered, before, after, batch_size, steps, shuffle):
-    """Row groups are read in the plan's order, rows in a buffer in any order; so is an epoch that other ranks began."""
+    """Row groups are read in the plan's order, and rows in a buffer in any order, even in a resumed epoch."""
     options = {"batch_size": batch_size, "columns": ["x"], "shuffle": shuffle, "remainder": "join"}
     for rank in range(after):
         first = shards(numbered, rank=rank % before, size=before, **options)
@@ -752,7 +752,7 @@ def test_a_reader_that_is_gone_without_a_word_is_told(numbered, monkeypatch):
 
 
 def test_a_worker_that_is_killed_is_told(numbered):
-    """Torch itself reports it at once."""
+    """Torch itself reports a killed worker at once."""
     data = shards(numbered, 5, shuffle=20, transform=lambda batch: time.sleep(0.01) or batch)
     before = set(psutil.Process().children())
     loader = iter(data.as_torch(workers=1))
@@ -781,7 +781,7 @@ def test_memory_is_bounded_by_the_buffers(tmp_path, monkeypatch):
 
 
 def test_data_elsewhere_is_read_like_data_here(numbered):
-    """It is read through fsspec. Footers are read once, not in every epoch."""
+    """Remote data is read through fsspec. Footers are read once, not in every epoch."""
     memory = fsspec.filesystem("memory")
     dataset._remote_footer.cache_clear()
     try:
@@ -836,7 +836,7 @@ def test_a_dtype_is_the_same_wherever_the_nulls_lie(holes):
 
 
 def test_nulls_that_no_footer_tells(tmp_path):
-    """They are an error, since the dtype was decided without them; but nulls of partitions are known from the paths."""
+    """Such nulls are an error: the dtype was decided without them. Nulls of partitions are known from the paths."""
     pq.write_table(pa.table({"x": [*range(30), None]}), tmp_path / "0.parquet", write_statistics=False)
     with pytest.raises(
         DataError, match=r"`x` has nulls \(1 in 31 rows\), but the footers of its files do not count them"
@@ -850,7 +850,7 @@ def test_nulls_that_no_footer_tells(tmp_path):
 
 
 def test_what_is_no_tensor_is_told_with_what_to_do(holes):
-    """The call raises the error; in a cell, before the launch; and if only the rows show it, when they are read."""
+    """The call raises the error; in a cell, before the launch. If only the rows show the problem, reading raises it."""
     data = shards(holes, 5)
     assert next(iter(data.as_tf("x", "n")))[1].dtype == "float64"
     assert len(data.as_torch("n")) == 8

@@ -26,7 +26,7 @@ from sparkring.history import run_store
 
 @pytest.fixture(autouse=True)
 def tf(watch):
-    """TensorFlow, which keeps what it opens when it is imported."""
+    """TensorFlow, which keeps open what it opens when it is imported."""
 
     def use():
         import tensorflow
@@ -212,7 +212,7 @@ def test_another_file_system(folder):
 
 
 def test_order(folder):
-    """The order changes with each epoch, and is the same for the same seed; 0 is a seed."""
+    """The order changes with each epoch, and is the same for the same seed. 0 is a seed like any other."""
     write_tfrecord(numbered(512), folder, batch_size=4, files=8)
 
     def epochs(seed):
@@ -372,7 +372,7 @@ def test_what_cannot_be_stored(folder, rows, message):
     ],
 )
 def test_what_spark_has_and_records_cannot_hold(spark, folder, tmp_path, column, message):
-    """The same holds for a Spark DataFrame's columns."""
+    """Columns of a Spark DataFrame that TFRecord cannot hold are errors that say why."""
     with pytest.raises(DataError, match=message):
         write_tfrecord(spark.range(8).selectExpr("id", f"{column} AS c"), folder, batch_size=4, cache=tmp_path / "c")
     assert not folder.exists()
@@ -516,7 +516,7 @@ def test_columns_that_are_not_there(folder):
 
 
 def test_too_few_records_for_the_ranks_are_told_before_they_start(local, tmp_path):
-    """The records, made in the notebook where they suffice for one rank, are checked for the run's ranks."""
+    """Records made in the notebook suffice for one rank there. Before a run, they are checked for all of its ranks."""
     (tmp_path / "few").mkdir()
     write_tfrecord({"x": np.arange(8)}, tmp_path / "few", batch_size=4, files=1)
     few = tfrecords(tmp_path / "few")

@@ -89,12 +89,12 @@ class Driver:
         return match
 
     def wait(self) -> str:
-        """Wait for its end; returns what it printed."""
+        """Wait for the driver to end, and return what it printed."""
         self.process.wait(3 * DEADLINE_S)
         return self.text
 
     def family(self) -> list[str]:
-        """Return the running processes that it has started, directly or not."""
+        """Return the running processes that the driver has started, directly or not."""
         return told({pid for pid in marked(os.environ[MARK]) if pid != self.process.pid and runs(pid)})
 
 

@@ -62,7 +62,7 @@ class FakeRank:
     """A rank that runs `cell(rank)`: its `world`, its `work` (of a pool), its `request`, and whether it was
     `interrupted` or has `ended`.
 
-    `attempt` is the number of the launcher that has started it, from 1. `memory_bytes` is what it says that it holds.
+    `attempt` is the number of the launcher that has started it, from 1. `memory_bytes` is how much memory it reports.
     """
 
     memory_bytes = 0

@@ -1,8 +1,8 @@
-"""Which tests belong together: a kind for each, by what it starts, and groups that share a worker of pytest-xdist.
+"""Gives each test a kind, which depends on what the test starts, and a group, which one worker of pytest-xdist runs.
 
-The kinds are markers, so `-m "not browser"` leaves out the tests that need one. A worker runs a group from its first
-test to its last: what a group's tests share (a kernel, a Spark session, a JupyterLab) is started once. Groups that take
-long come first, each followed by one that mostly waits for its ranks, so that the cores are busy and not overloaded.
+The kinds are markers, so `-m "not browser"` leaves out the tests that need a browser. Since one worker runs all tests
+of a group, what they share (a kernel, a Spark session, a JupyterLab) is started only once. Groups that take long come
+first, each followed by one that mostly waits for its ranks, so that the cores are busy and not overloaded.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ WHAT = {
     "driver": "starts a process that runs cells, some of them on Spark",
     "ring": "starts ranks on this machine",
     "standalone(why)": "also runs on a Spark standalone cluster, for the reason given",
-    "any_launcher": "is the same on every launcher: run on one, and with --standalone on the cluster",
+    "any_launcher": "has the same result on every launcher: run on one, and with --standalone on the cluster",
     "pair": "runs in two warm ranks that tests of several files share: see the fixture",
-    "versions(why)": "can differ with the versions of what is named: see TEST_VERSIONS in the Makefile",
+    "versions(why)": "can differ with the versions of the named packages: see TEST_VERSIONS in the Makefile",
     "slow": "takes more than a few seconds",
 }
 
@@ -51,7 +51,7 @@ def places(item: pytest.Item) -> set[str]:
 
 
 def pair_at(item: pytest.Item) -> str:
-    """Where the pair of warm ranks is that the test shares with those of other files; empty if it uses none."""
+    """The place of the pair of warm ranks that the test shares with other files; empty if it uses none."""
     if "pair" in getattr(item, "fixturenames", ()):
         return "local"
     return next(iter(places(item)), "") if item.get_closest_marker("pair") else ""

@@ -100,7 +100,7 @@ def _reaped() -> int:
 
 
 def _children() -> set[int]:
-    """The living descendants of this process that do not last on purpose, and its own children that are zombies."""
+    """The living descendants of this process, except those that last on purpose, and its own zombie children."""
     lasting_pids = {process.pid for process in lasting.processes if process.is_running()}
     found: set[int] = set()
     for child in psutil.Process().children(recursive=True):  # each comes after its parent
@@ -124,7 +124,7 @@ def traces() -> Traces:
             if int(name) in to_spark:
                 lasting.sockets.add(target)
             # A socket is identified by its number, since its address changes when the other end closes it.
-            # matplotlib leaves the fonts open that it has drawn with, and TensorFlow its process's command line.
+            # matplotlib leaves open the fonts that it has drawn with; TensorFlow leaves open /proc/PID/cmdline.
             if target not in lasting.sockets and not re.search(r"/mpl-data/fonts/|^/proc/\d+/cmdline$", target):
                 descriptors[re.sub(r"\d+", "N", target) if target.startswith("pipe:") else target] += 1
     return Traces(

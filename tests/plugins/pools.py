@@ -23,7 +23,7 @@ class Launched(list[FakeLauncher]):
     """The launchers that have been made for a run, one for each gang. Their ranks call `cell` for each item."""
 
     cell: ItemCell
-    refused = 0  # how many more launchers fail to start
+    refused = 0  # how many of the next launchers will fail to start
 
     def launch(self, *_: Any) -> FakeLauncher:
         if self.refused:

@@ -125,7 +125,7 @@ class WarmRing(Ring):
 
     @property
     def gang(self) -> warm_gang.WarmGang:
-        """The gang that is, or was last, at this place."""
+        """The current gang at this place, or else the last one."""
         return next(gang for gang in warm_gang.every() if gang.where == self.place)
 
     @property
@@ -141,7 +141,7 @@ class WarmRing(Ring):
         exec(textwrap.dedent(source), self.notebook)
 
     def cell(self, source: str, *ranks: int, framework: str = "plain", **options: Any) -> RunResult:
-        """Run a cell on the gang, on `ranks` if some are named; what it pulls is in `notebook` then."""
+        """Run a cell on the gang, on `ranks` if some are named. Afterwards, what it pulls is in `notebook`."""
         gang = warm_gang.find(self.gang.wanted.np, self.told.append)
         assert gang is not None
         code = self._prepared(source)
@@ -162,7 +162,7 @@ class WarmRing(Ring):
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run tests of rings locally and on Spark, and those for which a cluster makes a difference also on a cluster."""
+    """Run tests of rings locally and on Spark. If a cluster makes a difference to a test, run it there, too."""
     marked = metafunc.definition.get_closest_marker("standalone") is not None
     if metafunc.config.getoption("--standalone"):
         places = ["standalone"]
@@ -271,16 +271,16 @@ def shared(where: str, watch: Watch, n: int = 3, framework: str = "plain") -> Wa
 
 @pytest.fixture
 def pair(watch: Watch) -> WarmRing:
-    """Two warm ranks on this machine, for tests of all files whose point is what a framework does in a cell.
+    """Two warm ranks on this machine, shared by the tests of all files that are about frameworks in a cell.
 
-    A test that takes `ring` and is marked `pair` uses two such ranks at each place. To import TensorFlow takes each
-    rank 3 s of a processor, PyTorch 2 s, and the first of PyTorch's optimizers another second.
+    A test that takes `ring` and is marked `pair` uses two such ranks at each place. Sharing saves time: each rank needs
+    3 s of processor time to import TensorFlow, 2 s for PyTorch, and another second for PyTorch's first optimizer.
     """
     return shared("local", watch, 2)
 
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """End the pair with the last test that uses it: the tests that do follow one another."""
+    """End the pair after the last test that uses it. The tests that use it run one after another."""
     if pair_at(item) and (nextitem is None or pair_at(nextitem) != pair_at(item)):
         warm_gang.stop()
 

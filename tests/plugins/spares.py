@@ -1,4 +1,4 @@
-"""Spare processes: off in tests, but for those that look for them, or that launch a framework's ranks many times."""
+"""Spare processes: off in tests, except in those about them, and in those that launch a framework's ranks often."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The sets of versions: what a test needs of them, and the table of docs/versions.md that says what passed.
 
-`--write-versions` writes the counts of a run into the table, for each kind of test that the run had: leave out no test
-of a kind.
+`--write-versions` writes the counts of a run into the table, for each kind of test that the run included. The run must
+include either all tests of a kind or none.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ROWS = {
     "browser": "in a browser",
 }
 TABLE = Path(__file__).parents[2] / "docs" / "versions.md"
-# The columns of the table: the constraints of each set, and their Python, by which the Makefile selects the set, too.
+# The columns of the table: for each set, its constraints and its Python. The Makefile also selects a set by its Python.
 SETS = {"constraints.txt": (3, 11), "constraints-current.txt": (3, 13), "constraints-oldest.txt": (3, 10)}
 
 

@@ -116,7 +116,7 @@ def test_advice_is_about_what_is_not_whole():
 
 
 def test_no_checkpoint_is_whole():
-    """This comes first in the advice, and there is no resume point."""
+    """The advice begins by saying that no checkpoint is complete, and there is no resume point."""
     found = directory(entry(100, "partial"), entry(200, "corrupt", reason="x"))
     assert views.advice(found)[0] == "No checkpoint here is complete, so a run starts from the beginning."
     assert not any("The resume point" in line for line in views.folder_words(found))
@@ -132,7 +132,7 @@ def test_a_metric_that_no_checkpoint_has():
 
 
 def test_two_trainings_in_one_directory():
-    """The advice says so, before a training continues from a checkpoint of the other one."""
+    """Before one training run continues from a checkpoint of the other, the advice says that there are two."""
     assert "2 training runs have saved to this" in views.advice(directory(entry(1), entry(2, lineage="other")))[0]
 
 
@@ -191,7 +191,7 @@ def test_states_differ_in_shape():
 
 
 def test_where_another_run_begins(unfolded):
-    """There is a line between the runs, and their names."""
+    """The picture has a line between two runs, and the name of each run."""
     found = directory(
         *(entry(step) for step in (1, 2, 3)),
         *(entry(4, stamp=1_795_299_999_999, run_id="run-0fe77d") for _ in "x"),
@@ -261,7 +261,7 @@ def test_odd_values_can_be_drawn(value):
 
 
 def test_one_line_on_what_was_saved(replayed):
-    """The line says when, how large, how long training waited, and how many checkpoints there are."""
+    """The line says when the last one was saved, its size, how long training waited, and how many there are."""
     events = [saved(T + step, step, took_s=0.21, blocked_s=0.012, metrics={"loss": 0.5}) for step in (10, 20, 30)]
     record = replayed(*events, removed(10), damaged(20))
     (series,) = views.recorded(record)

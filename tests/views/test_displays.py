@@ -1,4 +1,4 @@
-"""What ranks have shown, as it stands in the notebook: by rank, harmless, and bounded."""
+"""What ranks have displayed, as the notebook shows it: by rank, harmless, and bounded."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_rank_that_shows_too_much(
 
 
 def test_an_output_has_an_end(replayed: Callable[..., RunRecord]) -> None:
-    """What no longer fits into the notebook is counted, with the folder where it is."""
+    """What no longer fits into the notebook is counted, and the folder that has it is named."""
     large = displays.OUTPUT_BYTES // 3
     record = replayed(*(shown(rank, 1, bytes([rank]) * large) for rank in range(4)), size=4)
     found = displays.bundle(record)

@@ -247,7 +247,7 @@ def test_while_it_runs(replayed):
 
 
 def test_gpus(replayed):
-    """Each rank's GPUs are shown with what is known of them; if there are many, only the first ones."""
+    """Each rank's GPUs are shown with what is known about them; if there are many, only the first ones."""
     record = replayed(
         GpuUsed("3", "NVIDIA H200", 10**9, 150 * 10**9, 80, time=2.0, rank=1),
         GpuUsed("2", "A", *[None] * 3, time=2.0, rank=0),

@@ -31,7 +31,7 @@ def begun(total: int | None = 300, at_once: int = 2) -> Iterator[events.Event]:
 
 
 def item(number: int, ending: events.ItemEnding | None = "finished", slot: int = 0) -> Iterator[events.Event]:
-    """Return the events of an item that reports a metric and ends after one second; if `ending` is None, it runs on."""
+    """Return the events of an item that reports a metric, and ends after one second unless `ending` is None."""
     time = 100.0 + number
     yield events.ItemStarted(time, number, f"shop='<i>{number}</i>'", slot)
     yield events.Metrics({"mape": number / 10}, time=time, rank=slot)
@@ -77,7 +77,7 @@ def test_a_record_keeps_the_last_items_of_many(monkeypatch):
 
 @pytest.mark.parametrize("final", [False, True])
 def test_html(final):
-    """What users and items write is escaped; the items that run and those that failed are shown."""
+    """What users and items write is escaped. Items that are running or have failed are shown."""
     shown = html.panel(ended() if final else running(), now=122.0, final=final)
     assert "ValueError: &lt;b&gt;no&lt;/b&gt; data" in shown
     assert "&lt;i&gt;0&lt;/i&gt;" in shown

@@ -1,4 +1,4 @@
-"""The messages to a page about a run: each line once, as text, and little that has not changed."""
+"""The messages to a page about a run: each line is sent once, as text, and little is sent that has not changed."""
 
 from __future__ import annotations
 

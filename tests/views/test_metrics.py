@@ -8,7 +8,7 @@ from sparkring.views.charts import charts
 
 
 def epochs(rank, count, begin=0.0, first=1):
-    """What a Keras rank reports: running values, then the epoch's."""
+    """What a rank with Keras reports: running values, and then those of the epoch."""
     for epoch in range(first, first + count):
         now = begin + epoch * 10
         yield Metrics({"loss": 2 / epoch}, step=20, epoch=epoch, steps=40, epochs=4, time=now - 5, rank=rank)
@@ -35,13 +35,13 @@ def test_a_second_fit_begins_a_new_lap(replayed):
 
 
 def steps(first, last, rank=0, begin=0.0, **more):
-    """What a rank logs step by step, a second each."""
+    """What a rank logs step by step, one step per second."""
     for step in range(first, last + 1):
         yield Metrics({"loss": 1 / step + 0.5 * rank}, step=step, **more, time=begin + step, rank=rank)
 
 
 def restarted(replayed):
-    """Two ranks, one slower than the other, are lost at step 10 and go on from step 8; a checkpoint every fourth."""
+    """Two ranks, one slower, are lost at step 10 and continue from step 8. Every fourth step is a checkpoint."""
     return replayed(
         AttemptStarted(0.0, 1, 2),
         *steps(1, 10),
@@ -170,7 +170,7 @@ def test_progress_and_the_time_left(replayed):
 
 
 def test_progress_is_that_of_the_slowest_rank_that_goes_on(replayed):
-    """This holds even if faster ranks are in a later epoch, or done. Only the current attempt counts."""
+    """Ranks that are in a later epoch, or done, make no difference. Only the current attempt counts."""
     told = [
         *epochs(0, 4),
         *epochs(1, 1),
@@ -183,7 +183,7 @@ def test_progress_is_that_of_the_slowest_rank_that_goes_on(replayed):
         assert (found.rank, found.epoch, found.step, found.fraction) == (1, 2, 13, pytest.approx(1.325 / 4))
         words = describe.progress_words(found)
         assert words == f"{'1 of 2 ranks finished · ' if done else ''}epoch 2 of 4 · step 13 of 40 · 33 % · 51 s left"
-    assert metrics.progress(record, now=500.0).left_s is None, "longer than it should have been: who knows"
+    assert metrics.progress(record, now=500.0).left_s is None, "if it takes longer than estimated, nothing is predicted"
     over = replayed(*epochs(0, 4), *(RankFinished(40.0, rank, "") for rank in (0, 1)))
     assert metrics.progress(over, now=41.0).fraction == 1
     alone = metrics.progress(replayed(*epochs(0, 4), RankFinished(40.0, 0, "")), now=41.0)
@@ -215,7 +215,7 @@ def test_a_metric_has_one_value(replayed):
     record = replayed(*fast, *slow, RankFinished(50.0, 1, ""), Metrics({"alone": 1.0}, step=39, time=60.0, rank=0))
     assert metrics.last(record)["loss"].mean == pytest.approx(1 / 39)
     assert metrics.last(record)["alone"].mean == 1
-    # In turns: a rank counts with what it reported last.
+    # If the ranks report in turn, each counts with its last value.
     record = replayed(*(Metrics({"loss": float(n % 2)}, step=n, time=n, rank=n % 2) for n in range(1, 60)))
     assert {row["loss"].mean for _, row in metrics.table(record).newest(20)} == {0.5}
 

@@ -125,7 +125,7 @@ def test_many_marks_are_told_together(replayed):
 
 
 def test_readers_of_the_same_data_are_one_data_set(replayed):
-    """Readers match by name, kind and filter, not by number; of several on one rank, the last counts."""
+    """Readers match by name, kind and filter, not by number. If a rank has several, the last one counts."""
     events = [
         opened(0), opened(0, 1, "/data/val"), opened(1, 0, "/data/val"), opened(1, 1), opened(0, 2, where="a > 3"),
         read(0, 100), read(0, 200, reader=1), read(1, 300), read(1, 400, reader=1),
@@ -162,7 +162,7 @@ def test_what_data_it_was(replayed):
 
 
 def test_ranks_that_found_different_files_are_told(replayed):
-    """The words say so: the same path may be different data on different hosts."""
+    """The words report ranks that found different files: the same path may hold different data on different hosts."""
     (found,) = data_sets(replayed(opened(0), opened(1, version="77aa"), opened(2), size=3), NOW)
     assert "ranks found different files: version 3f2a on ranks 0, 2, 77aa on rank 1" in reading.data_words(found)
 
@@ -213,7 +213,7 @@ def run(replayed):
 
 
 def test_the_panel_while_it_reads(run):
-    """The panel has bars as long as what was read, in the marks' colours, and the marks in words."""
+    """The panel has bars for what was read, in the marks' colours, and the marks in words."""
     page = panel(run(4), now=NOW, final=False)
     assert re.findall(r'sr-read" title="(\d+)%"[^>]*><div style="[^"]*width: ?(\d+)%;background: ?(#\w+)"', page) == [
         ("50", "50", "#2f80d0"),

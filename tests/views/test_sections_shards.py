@@ -1,4 +1,4 @@
-"""The section about reading: for each rank a strip of what it has read, is reading and will read; the balance."""
+"""The section about reading: for each rank, a strip of what it has read, is reading and will read; and the balance."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def read(rank: int, rows: int, of: int | None, *, reader: int = 0, epoch: int = 
 
 
 def states(plan: DataPlanned, now: DataRead | None, most: int = 100, **options: Any) -> str:
-    """The blocks of a strip, a letter each: R for read, N for now, c for to come."""
+    """The blocks of a strip, as one letter each: R for read, N for now, c for to come."""
     found = strip(RankReading(plan.rank, now, plan=plan), most, **options)
     assert found is not None
     return "".join({"read": "R", "reading": "N", "to come": "c"}[block.state] for block in found.blocks)
@@ -77,7 +77,7 @@ def test_shuffled_rows_come_of_several_row_groups_at_a_time(rows, shown):
 
 
 def test_an_epoch_that_has_ended_is_read():
-    """This holds even if its last rows did not fill a batch, or the number of rows was not known."""
+    """An ended epoch is shown as read even if its last rows filled no batch, or the number of rows was not known."""
     plan = planned(0, [100] * 4, window=250)
     assert states(plan, read(0, 390, 390, done=True)) == "RRRR"
     assert states(plan, read(0, 12, None, done=True)) == "RRRR"
@@ -104,7 +104,7 @@ def test_a_plan_is_of_its_epoch():
 
 
 def test_what_was_to_come_when_the_run_ended_was_not_read():
-    """The words are then "begun" and "not read"."""
+    """In a run that has ended, the words are "begun" and "not read"."""
     found = strip(RankReading(3, read(3, 150, 400), plan=planned(3, [100] * 4)), 10, over=True)
     assert found.words == "rank 3, epoch 1: 1 row group read, 1 begun, 2 not read"
     assert [block.words for block in found.blocks] == [

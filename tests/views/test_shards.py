@@ -1,4 +1,4 @@
-"""What `%shards` shows: the picture to the pixel, the table, and advice with the numbers that it is about."""
+"""What `%shards` shows: the picture to the pixel, the table, and advice with its numbers."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_what_the_data_set_is(seen):
     ],
 )  # fmt: skip
 def test_an_epoch_in_words(seen, remainder, words):
-    """Next to the steps it says what becomes of rows that do not fill a batch."""
+    """The sentence has the steps, and what happens to rows that do not fill a batch."""
     assert epoch_words(seen([[20], [3]], 3, 3, remainder=remainder)) == words
 
 
@@ -211,7 +211,7 @@ def test_the_picture_is_to_scale(seen, unfolded):
 
 
 def test_a_rank_with_nothing_stands_out(seen, unfolded):
-    """The words, the picture and the aria-label say so."""
+    """The picture and its description say that a rank has nothing to read."""
     page = unfolded(shards_html(seen([[100]], 2)))
     assert page.count(">nothing</text>") == 1
     assert "Petastorm: row groups in turn: rank 0 100 rows, rank 1 0 rows" in page

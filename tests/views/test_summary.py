@@ -41,7 +41,7 @@ def test_durations(seconds, words):
 
 
 def test_the_page_has_the_same_words():
-    """The page's words for durations, numbers and ranks are the same: tests/views/panel/twins.test.mjs."""
+    """The page writes durations, numbers and ranks in the same way: tests/views/panel/twins.test.mjs tests it."""
     same = json.loads((Path(__file__).parent / "words.json").read_text(encoding="utf-8"))
     assert [describe.duration(seconds) for seconds, _ in same["duration"]] == [words for _, words in same["duration"]]
     assert [describe.number(value) for value, _ in same["number"]] == [words for _, words in same["number"]]
@@ -98,7 +98,7 @@ def test_in_a_notebook_the_whole_log_is_no_path(replayed, monkeypatch):
 
 
 def test_how_long_a_run_took(replayed):
-    """The time is in whole seconds while the run goes on. If the ranks never started, the words say so."""
+    """The time is in whole seconds during the run. If the ranks never started, the words say so."""
     began = 1_700_000_000.0
     assert describe.took(replayed(), began + 3.6) == "3 s"
     ended = RunFinished(began + 3.6, "timed out", "the limit of 3 s passed")

@@ -228,7 +228,7 @@ def import_path(own: Sequence[str], notebook: Sequence[Sequence[str]], *, same_p
     The notebook's entries follow in their order, as far as they exist on the rank. The rank's remaining entries come
     last.
 
-    If the rank runs another Python than the notebook, it keeps its own standard library and installed packages: their
+    If the rank's Python is not the notebook's, the rank keeps its own standard library and installed packages: their
     entries take the places of the notebook's entries of the same kind.
     """
     known = {entry for entry, _ in notebook}

@@ -18,7 +18,7 @@ from sparkring.capture.names import global_names
 Namespace = dict[str, object]
 
 
-# ── What must not travel ─────────────────────────────────────────────────────────────────────────────────────────────
+# ── What must not be sent ────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Problem(NamedTuple):
@@ -106,7 +106,7 @@ def type_name(value: object) -> str:
     """
     cls = type(value)
     if issubclass(cls, types.ModuleType):
-        return "module"  # also for a lazily loaded module, whose type is a subclass of ModuleType
+        return "module"  # even for a lazily loaded module, whose type is a subclass of ModuleType
     return cls.__qualname__ if cls.__module__ in ("builtins", "__main__") else f"{cls.__module__}.{cls.__qualname__}"
 
 
@@ -167,7 +167,7 @@ class Refused(Exception):
         self.kind = kind
 
 
-# ── Diagnosis: the path from a name to the object that cannot travel ─────────────────────────────────────────────────
+# ── Diagnosis: the path from a name to the object that cannot be sent ────────────────────────────────────────────────
 
 
 class Step(NamedTuple):

@@ -58,7 +58,7 @@ class Held:
         return seen is not None and seen.is_of(self._notebook[name]) and seen == self._print(name)
 
     def bound(self, names: Iterable[str], ranks: Iterable[int]) -> None:
-        """Record that `ranks` have bound or received `names`; the notebook's present values do not count as newer."""
+        """Record that `ranks` have bound or received `names`; the notebook's current values do not count as newer."""
         for name in names:
             now = self._print(name) if name in self._notebook else None
             there = self._ranks_with.setdefault(name, set())

@@ -18,8 +18,8 @@ from sparkring.runtime.storage import Location, locate
 class Directory:
     """A run's directory of checkpoints, and the checkpoint that the run continues from.
 
-    `first` is the checkpoint to continue from, or None. `lineage` is an id that all checkpoints of one training share,
-    even if several runs have saved them. No other training may use the directory at the same time.
+    `first` is the checkpoint to continue from, or None. `lineage` is an id that is the same in all checkpoints of one
+    training, even if several runs have saved them. No other training may use the directory at the same time.
     """
 
     def __init__(self, location: Location, first: Entry | None, stamps: list[int]) -> None:

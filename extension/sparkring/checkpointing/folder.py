@@ -325,7 +325,7 @@ def commit_of(content: dict[str, Any]) -> Commit:
 
 
 def _unlike(commit: Commit, sizes: dict[str, int]) -> str:
-    """Say which file of `commit` is missing or has another size than in `sizes`; '' if all are as they were written."""
+    """Say which file of `commit` is missing from `sizes` or has a different size there; '' if there is no such file."""
     for file in commit.files:
         if file.name not in sizes:
             return f"{file.name} is missing"

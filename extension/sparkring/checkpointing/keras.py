@@ -50,12 +50,13 @@ def resume(store: Store, model: Any, data: Shards | None = None, every: str | in
     The training continues with exactly the numbers that it would have had without the interruption. For this, a
     checkpoint has the weights, the optimizer with its learning rate and loss scale, and the states of the generators
     from which Dropout and similar layers draw. Every row of the epoch is read once. In three cases, the numbers differ,
-    but the training is as good: the model or its data use tf.random in a tf.function without a generator; operations
-    add numbers in varying order, as on GPUs; or the number of ranks has changed. On ranks that do not save, random
-    layers draw numbers of their own, not those of the rank that saved. Without `data`, the data set that is passed to
-    fit() decides what is read in the rest of an epoch. Under a strategy with several replicas, `data` is refused, and
-    random layers are not changed. With Keras 3, the backend must be TensorFlow, callbacks count the batches of a
-    continued epoch from 0, and fit() must be given `data.as_tf(…)` itself, not a data set made from it with map().
+    but the training is just as good: the model or its data use tf.random in a tf.function without a generator;
+    operations add numbers in varying order, as on GPUs; or the number of ranks has changed. On ranks that do not save,
+    random layers draw numbers of their own, not those of the rank that saved. Without `data`, the data set that is
+    passed to fit() decides what is read in the rest of an epoch. Under a strategy with several replicas, `data` is
+    refused, and random layers are not changed. With Keras 3, the backend must be TensorFlow, callbacks count the
+    batches of a continued epoch from 0, and fit() must be given `data.as_tf(…)` itself, not a data set made from it
+    with map().
 
     Raises OptionsError, CheckpointError.
     """

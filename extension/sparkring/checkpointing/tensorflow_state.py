@@ -1,6 +1,6 @@
 """Saves the state of TensorFlow's and Keras 2's objects to a checkpoint's tree, and restores it.
 
-These objects are Keras models (with their optimizers, also those that Horovod has wrapped), layers, optimizers without
+These objects are Keras models (with their optimizers, even if Horovod has wrapped them), layers, optimizers without
 a model, modules, variables and tensors. Importing this module does not import TensorFlow: a process that has
 such an object has already imported it.
 """
@@ -356,7 +356,7 @@ def keep_random(model: Any) -> None:
         return
     changed = [_draw_from_generator(source) for source in _random_sources(model)]
     if any(changed):
-        # Keras makes this function again if it is None. The present one may have been traced with the older operations.
+        # Keras makes this function again if it is None. The current one may have been traced with the older operations.
         model.train_function = None
 
 

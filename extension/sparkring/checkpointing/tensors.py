@@ -190,7 +190,7 @@ def check_digest(file: Location, written: File) -> None:
 
 
 def check_size(file: Location, written: File) -> None:
-    """Raise CheckpointDamagedError if a file is missing, or has another size than when it was written."""
+    """Raise CheckpointDamagedError if a file is missing, or if its size has changed since it was written."""
     try:
         size = int(file.fs.size(file.path))
     except FileNotFoundError:

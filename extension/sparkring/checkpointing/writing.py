@@ -23,7 +23,7 @@ from sparkring.wire.messages import (
 )
 
 OTHERS_LIMIT_S = 600.0  # how long to wait for the next file of another rank
-_LOOK_FIRST_S, _LOOK_LAST_S = 0.02, 1.0  # the first and the longest pause between two looks for these files
+_LOOK_FIRST_S, _LOOK_LAST_S = 0.02, 1.0  # the first and the longest pause between two checks for these files
 
 _complained: set[str] = set()
 

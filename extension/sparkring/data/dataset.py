@@ -132,7 +132,7 @@ class Dataset:
 
 
 def open_dataset(source: Source, columns: Sequence[str] | None = None, where: Where = None) -> Dataset:
-    """Read the footers of a Parquet file, a folder of files (also with Hive partitions), a glob, or a list of these.
+    """Read the footers of a Parquet file, a folder of files (even with Hive partitions), a glob, or a list of these.
 
     If there is a filter, the rows that pass it are counted, if necessary by reading the filter's columns.
     Raise DataError if there is no file or no row, if a file is damaged or not Parquet, if the columns of the files
@@ -424,8 +424,8 @@ def _nulls(metadata: pq.FileMetaData, columns: set[str]) -> Counter[str]:
 def _named_in(condition: pc.Expression, schema: pa.Schema) -> set[str]:
     """Return the columns that a filter reads.
 
-    Arrow does not list them. So each column in turn is left out of an empty table: if the filter then fails, it reads
-    this column.
+    Arrow does not list them. So the filter is applied to empty tables, each of which lacks one column. If the filter
+    fails, it reads the column that is missing.
     """
     found = set()
     for name in schema.names:

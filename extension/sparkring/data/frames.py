@@ -143,7 +143,7 @@ def _has_times(kind: DataType) -> bool:
 
 
 def _without_zone(kind: DataType) -> DataType:
-    """The same type, but with timestamps that have no time zone, also within arrays, maps and rows."""
+    """The same type, but with timestamps that have no time zone, even within arrays, maps and rows."""
     from pyspark.sql.types import ArrayType, MapType, StructField, StructType, TimestampNTZType, TimestampType
 
     if isinstance(kind, ArrayType):

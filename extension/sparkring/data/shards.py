@@ -371,7 +371,7 @@ class Shards:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from the position in `state`, which state_dict() has returned, with the present number of ranks.
+        """Continue from the position in `state`, which state_dict() has returned, with the current number of ranks.
 
         Raise CheckpointError if the data has changed since then, or if different columns or rows are being read.
         """

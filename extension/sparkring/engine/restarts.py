@@ -203,8 +203,8 @@ def counted(attempts: Sequence[Attempt]) -> list[Attempt]:
     """Return the failed attempts that count towards `max_restarts`.
 
     An attempt that found its checkpoint damaged does not count, since the next attempt takes an earlier checkpoint. If
-    a later attempt fails on the same checkpoint nevertheless, that attempt counts, because then the cell itself must
-    have asked for the checkpoint, and may do so in every attempt.
+    a later attempt still fails on the same checkpoint, that attempt counts, because then the cell itself must have
+    asked for the checkpoint, and may do so in every attempt.
     """
     lost, damaged = [], set()
     for each in attempts:

@@ -57,7 +57,7 @@ class Gang:
         self._outbox = Outbox(self._members.connections)
         self._frameworks: dict[str, Framework] = {}
         self._gpus: dict[tuple[int, str], events.GpuUsed] = {}  # last report of each GPU; members send changes
-        self._ahead: collections.deque[Execution] = collections.deque()  # those that follow the present one
+        self._ahead: collections.deque[Execution] = collections.deque()  # those that follow the current one
         self._arrived: collections.deque[Arrival] = collections.deque()  # what poll() has not looked at yet
         self._early: list[Arrival] = []  # messages of members that have no rank yet
         self._untold: list[Event] = []  # events of submit(), which the next poll() returns
@@ -166,7 +166,7 @@ class Gang:
 
     @property
     def _over(self) -> bool:
-        """Whether the present request has ended on all ranks."""
+        """Whether the current request has ended on all ranks."""
         return self.execution is None or not self.execution.running
 
     @property

@@ -74,9 +74,9 @@ class Members:
         }
 
     def check_packages(self, modules: Iterable[str]) -> None:
-        """Raise LaunchError if a member runs another Python than the notebook, and `modules` are not the same there.
+        """Raise LaunchError if a member's Python is not the notebook's, and does not have the same `modules`.
 
-        A module may be missing in the member's Python, or may have another version than in the notebook's Python.
+        A module may be missing in the member's Python, or may have a different version there.
         """
         for hello in self._hellos.values():
             if hello.packages is not None and (found := difference(modules, hello.packages)):

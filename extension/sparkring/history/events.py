@@ -58,7 +58,7 @@ class CapturedName(NamedTuple):
 
     size_bytes: what the name adds to the payload; None if it could not be packed.
     travels: how it is sent. Modules and importable functions and classes are sent by reference, that is, as a name.
-    problem: why it cannot travel, with the path to the object at fault ("`trainer.loader._lock` is a `_thread.lock`").
+    problem: why it cannot be sent, with the path to the object at fault ("`trainer.loader._lock` is a `_thread.lock`").
     advice: what to do about the problem.
     required: whether the cell cannot run without the name.
     via: None if the cell itself uses the name; otherwise another name, which needs this one.

@@ -16,7 +16,7 @@ from sparkring.history.lines import plain
 from sparkring.history.record import Reading, RunRecord
 
 STARVED = 0.5  # a rank starves if it waits for data for more than this part of its time
-# A rank also starves if it waits for more than 0.3 of its time and this is over 0.2 more than the others' median.
+# A rank also starves if it waits for more than 0.3 of its time, and this part exceeds the others' median by over 0.2.
 STARVED_BESIDE_OTHERS, MORE_THAN_OTHERS = 0.3, 0.2
 # In an epoch's first second, waiting is ignored, since every rank has to wait for its first batch.
 JUDGED_AFTER_S = 1.0
@@ -215,7 +215,7 @@ def data_words(found: DataSet) -> str:
 
 
 def progress_words(record: RunRecord, now: float) -> str:
-    """Return the progress in the data set that was reported on last: `34 % of digits read, 1,203,000 rows/s`; or ''."""
+    """Return the progress in the data set with the latest report: `34 % of digits read, 1,203,000 rows/s`; or ''."""
     found = max(data_sets(record, now), key=_last_heard, default=None)
     if found is None or not _last_heard(found):
         return ""

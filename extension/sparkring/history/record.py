@@ -359,7 +359,7 @@ def _places(metrics: Sequence[events.Metrics]) -> list[tuple[int | None, int]]:
 
 
 def as_shown(line: bytes) -> str:
-    """Return the text that a terminal shows in the end: what follows the last carriage return; bad bytes as \\xNN."""
+    """Return what a terminal finally shows: the text after the last carriage return, with bad bytes as \\xNN."""
     line = line.rstrip(b"\r")
     line = line[line.rfind(b"\r") + 1 :]
     text = line.decode("utf-8", "backslashreplace")
@@ -551,7 +551,7 @@ def _exited(record: RunRecord, event: events.RankExited) -> RunRecord:
 def _all_ended(record: RunRecord) -> RunRecord:
     """Mark the ranks that have not ended as stopped.
 
-    This is necessary because, if a rank had to be killed, there is no event of this rank that says so.
+    This is necessary because no event says that a rank had to be killed.
     """
     for rank in record.ranks:
         if rank.partial_stdout or rank.partial_stderr:

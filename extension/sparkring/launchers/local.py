@@ -48,7 +48,7 @@ class LocalLauncher(Launcher):
         self._start_members()
 
     def _start_members(self) -> None:
-        """Start the members that have not been started, unless the spare process that is to fork them still imports."""
+        """Start the members that have not been started, unless the spare process is still importing what they need."""
         if self._spare is not None and self._spare.is_importing():
             return
         waiting, self._waiting = self._waiting, []

@@ -1,9 +1,9 @@
 """Keeps one spare process, which has imported what ranks have imported before, and has it fork members.
 
 A spare process is started when all ranks on this machine have ended, or for the first launch if it is known what its
-ranks will import. It serves a launch only if everything that an import may depend on is the same for the processes of
-the launch as it was for the spare process; Setting has what an import may depend on. All other launches start new
-processes, and a spare process that does not fit the last launch is replaced after it.
+ranks will import. It serves a launch only if everything that an import may depend on (see Setting) is the same for the
+processes of the launch as it was for the spare process. All other launches start new processes, and a spare process
+that does not fit the last launch is replaced after it.
 """
 
 from __future__ import annotations
@@ -253,7 +253,7 @@ class Spares:
         self._wanted: Wanted | None = None
         self._refused: Wanted | None = None  # what a spare process has refused: it would do so again
         self._unfit = False  # whether the imports of a launch under way must not be done ahead of time
-        self._changes = False  # whether this was so for the last launch, and so may be for the next one
+        self._changes = False  # whether _unfit was true for the last launch; if so, it probably will be for the next
         self._timer: threading.Timer | None = None
         self._leaving: list[SpareProcess] = []
 

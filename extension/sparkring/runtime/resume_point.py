@@ -16,7 +16,7 @@ class Here(NamedTuple):
     attempts show which checkpoint is newer, namely the one with the larger stamp.
     `resume` is the name of the checkpoint that all ranks continue from, '' for none; `commit` is the content of this
     checkpoint's commit.json, if the driver could read it. `there` has the names of all checkpoints that the driver has
-    seen in the directory. `lineage` is an id that all checkpoints of one training share, from the training's first
+    seen in the directory. `lineage` is an id that is the same in all checkpoints of one training, from its first
     attempt on. `code` is the cell's code, `run_id` the run's id.
     """
 

@@ -31,8 +31,8 @@ from sparkring.tools.watch import Progress, telling_lines, watch
 
 HOROVOD = "0.28.1"
 # The recipe's number is part of a wheel's key, so that wheels of an older recipe are not used. Raise it when the edits
-# to the source, or the build's environment variables, change. TensorFlow 2.16 and later need other edits than earlier
-# versions, so their recipe has its own number.
+# to the source, or the build's environment variables, change. TensorFlow 2.16 and later need different edits, so
+# their recipe has its own number.
 RECIPE, RECIPE_WITH_KERAS_3 = 2, 3
 FIRST_TENSORFLOW_WITH_KERAS_3 = Version("2.16")
 # The names under which variants of the TensorFlow package are published.

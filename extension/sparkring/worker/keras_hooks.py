@@ -1,7 +1,7 @@
 """Reports the metrics of Keras' `model.fit` and the checkpoints of its callbacks, without changes to the user's code.
 
 Every `fit` gets one more callback. What ModelCheckpoint and BackupAndRestore write is reported, too. To do so, this
-module patches Keras' modules as soon as the user's code has imported them. It does not import Keras by itself.
+module patches Keras' modules as soon as the user's code has imported them. It does not import Keras itself.
 """
 
 from __future__ import annotations

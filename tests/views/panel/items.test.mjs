@@ -33,7 +33,7 @@ test("items are sorted by any column, and those without a value come last", () =
   assert.deepEqual(numbers(items), [1, 0, 2, 3]);
 });
 
-test("items are searched for what a row says", () => {
+test("a search finds items by the text of their rows", () => {
   const items = new Items();
   items.add({ rows: [row(0, "finished", 3), row(1, "failed", 1, {}, "ValueError: NO data"), row(10, "finished", 2)] });
   items.search("no data");
@@ -54,7 +54,7 @@ test("a column is shown if it has something to show", () => {
   assert.deepEqual(numbers(items), [0, 1], "the metric of this name");
 });
 
-test("items have the last line that they printed, or their error", () => {
+test("an item's row has the last line that it printed, or its error", () => {
   const items = new Items();
   items.read({ rank: [0, 0, 1, 0], text: ["one", "two", "oneDNN", " "], noise: [2] });
   items.add({ rows: [row(0, "running", null), row(1, "running", null)] });

@@ -12,7 +12,7 @@ const row = (item, state, loss, lr = 1e-3) => (
 const trials = trialsOf([row(3, "kept", 1), row(0, "finished", 3, 1e-5), row(1, "pruned", 0.5), row(2, "finished", 2), row(4, "failed", 0),
                          row(5, "running", undefined)], "loss");
 
-test("trials have a value and have not failed, in the order of their numbers", () => {
+test("items that have a value and have not failed are trials, in the order of their numbers", () => {
   assert.deepEqual(trials.map(({ item }) => item), [0, 1, 2, 3]);
   assert.deepEqual(trials.map(({ whole }) => whole), [true, false, true, true]);
 });
@@ -25,7 +25,7 @@ test("the best value so far is that of a trial that has finished", () => {
   assert.equal(bestOf([], "min"), null);
 });
 
-test("ranges and places are those of views/sections/search.py", () => {
+test("ranges and places are the same as in views/sections/search.py", () => {
   for (const [values, mode, expected] of cases.extent) assert.deepEqual(extent(values, mode), expected);
   for (const [parameter, value, expected] of cases.place) {
     const found = place({ low: 0, high: 0, log: false, choices: [], ...parameter }, value);
@@ -42,7 +42,7 @@ test("an axis has a value at each place", () => {
   assert.equal(valueAt({ choices: ["a", "b", "c"] }, 0.6), "b");
 });
 
-test("keys move an end of a brush by a part of the axis, or to the next choice, up to the other end", () => {
+test("keys move one end of a brush along the axis, or to the next choice, but not past the other end", () => {
   const places = (axis, from, limits, ...keys) => keys.map((key) => moved(axis, from, key, limits)?.toFixed(2) ?? null);
   assert.deepEqual(places(LR, 0.5, [0, 0.6], "ArrowUp", "ArrowLeft", "PageUp", "PageDown", "Home", "End", "x"),
     ["0.55", "0.45", "0.60", "0.30", "0.00", "0.60", null]);

@@ -45,7 +45,7 @@ test("a logarithmic axis takes positive values only", () => {
   assert.ok(!isPositive(MANY));
 });
 
-test("an item's curves are drawn like those of ranks, a metric and its validation together", () => {
+test("an item's curves are drawn like those of ranks, with a metric and its validation in one chart", () => {
   const curves = { val_loss: [[2, 2.5]], loss: [[1, 3], [2, 2]], mape: [[1, 1]], val_acc: [[1, 0.1], [2, 0.2]], acc: [[1, 0.5], [3, 0.7]] };
   const { axis, charts } = itemCharts({ by: "epoch", curves });
   assert.deepEqual([axis, charts.map(({ curves }) => curves.map(({ name }) => name))], ["epoch", [["loss"], ["acc", "val_acc"]]]);

@@ -55,8 +55,8 @@ class Reading:
     def begin(self) -> Any:
         """Begin the next epoch, and return the order in which its parts are opened.
 
-        Every pass over the data counts as an epoch, even if it ends early. So one rank may be in another epoch than
-        others. This does no harm, since the share of a rank is the same in every epoch.
+        Every pass over the data counts as an epoch, even if it ends early. So ranks may be in different epochs. This
+        does no harm, since the share of a rank is the same in every epoch.
         """
         self._epoch += 1
         order = list(range(len(self.share.parts)))

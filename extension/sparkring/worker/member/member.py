@@ -40,8 +40,8 @@ PARTIAL_AFTER_S = 0.1  # an unfinished line is sent to the driver after this tim
 TICK_S = 0.5
 BEAT_EVERY_S = 2.0
 DRAIN_LIMIT_S = 2.0
-# While requests wait here, what the rank reports is held back for up to HOLD_S and sent together with what it reports
-# next. It is sent at once when the number of waiting requests is a multiple of TOGETHER.
+# While requests wait here, a report of the rank is held back for up to HOLD_S, and sent together with the next one. It
+# is sent at once when the number of waiting requests is a multiple of TOGETHER.
 HOLD_S, TOGETHER = 0.005, 8
 WAIT_S = 0.05  # if a request takes longer than this, the requests that wait for its end are given back to the driver
 # The largest number of reads that the member makes at once to empty a pipe. Without a limit, a process that the rank
@@ -195,7 +195,7 @@ class Member:
     # ── to and from the driver ────────────────────────────────────────────────
 
     def tell(self, message: messages.MemberReport) -> None:
-        self.held_since = None  # what was held back is sent along
+        self.held_since = None  # with this message, the reports that were held back are sent, too
         try:
             self.home.send(message)
         except ChannelClosed:

@@ -17,7 +17,7 @@ files: set[str] = set()  # the file names of all scripts that have been run, as 
 
 
 def run_script(script: Script, arguments: Sequence[str] = ()) -> None:
-    """Run a script. Afterwards, the names that the script binds are in the rank's `__main__`, also after an error.
+    """Run a script. Afterwards, the names that the script binds are in the rank's `__main__`, even after an error.
 
     If the script ends with sys.exit() or sys.exit(0), this function returns as usual. If it ends with another exit
     code, SystemExit is raised, unless `script.any_exit`.

@@ -58,7 +58,7 @@ def measured(work: ItemWork, item: Run, namespace: Mapping[str, Any]) -> Any:
 
 
 class _Spent(NamedTuple):
-    """What has been spent, up to a moment or between two moments."""
+    """What has been used, up to a moment or between two moments."""
 
     seconds: float = 0.0
     cpu_s: float = 0.0
@@ -72,21 +72,21 @@ class _Spent(NamedTuple):
 
 
 def _spent() -> _Spent:
-    """Return what this process, and its children that have ended, have spent so far."""
+    """Return what this process, and its children that have ended, have used so far."""
     children = os.times()
     cpu_s = time.process_time() + children.children_user + children.children_system
     return _Spent(time.perf_counter(), cpu_s, process.read_bytes())
 
 
 def _spent_here() -> _Spent:
-    """Return what this thread has spent so far."""
+    """Return what this thread has used so far."""
     return _Spent(time.perf_counter(), time.thread_time(), process.read_bytes("thread-self"))
 
 
 class _Imports:
-    """Adds up what imports in this thread spend while the object is entered.
+    """A context manager that adds up what imports in this thread use.
 
-    Later items of the process find the modules already imported, so what the imports spend says nothing about those
+    Later items of the process find the modules already imported, so what the imports use says nothing about those
     items.
     """
 
@@ -116,11 +116,11 @@ class _Imports:
 
 
 class _MemoryWatch:
-    """Watches the memory of this process, of its member and of its children while the object is entered.
+    """A context manager that watches the memory of this process, of its member and of its children.
 
     Afterwards, `own_bytes`, `shared_bytes` and `gpu_bytes` are those of ItemMeasured, `imported_bytes` is the part of
-    `shared_bytes` that a spare process holds, and `spent` is what watching has taken. `held_bytes` is the size of the
-    values that the process holds in shared memory; they take memory even while they are not mapped.
+    `shared_bytes` that a spare process holds, and `spent` is what the watching itself has used. `held_bytes` is the
+    size of the values that the process holds in shared memory; they take memory even while they are not mapped.
     """
 
     def __init__(self, held_bytes: int) -> None:
@@ -129,7 +129,7 @@ class _MemoryWatch:
         self._held_bytes = held_bytes
         self._file_bytes = 0  # the largest size of mapped files that was seen in RAM
         self._mapped_bytes = 0  # the largest size of the rank's own and shared memory that was seen in RAM
-        self._others = {os.getppid()}  # at the last look: the processes of this item beside the rank
+        self._others = {os.getppid()}  # at the last look: the processes of this item, without the rank
         self._gpus_before = _gpu_bytes()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="sparkring-memory", daemon=True)

@@ -198,7 +198,7 @@ export class LogView {
     return this.filter.ranks.size ? every.filter((each) => this.filter.ranks.has(each)) : every;
   }
 
-  // Write the ranks into a row, also into one that is shown already: more ranks may have printed its line since.
+  // Write the ranks into a row, even into one that is already shown, because more ranks may have printed its line since.
   tag(row, ranks) {
     if (row.tagged === ranks.length) return;
     row.tagged = ranks.length;

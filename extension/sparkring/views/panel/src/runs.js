@@ -126,7 +126,7 @@ export class Runs {
     this.look();
   }
 
-  // Listen to `model` in place of the model so far. When a page has been loaded while a cell runs, the kernel announces
+  // Listen to `model` instead of the previous model. When a page has been loaded while a cell runs, the kernel announces
   // its model again, and all pages replace theirs.
   listen(model) {
     this.leave(this.model);
