@@ -102,7 +102,7 @@ class _RingEstimator(Estimator[Fitted], Fitting, MLWritable, MLReadable):  # typ
                 if fresh:
                     finished.fs.rm_file(finished.path)
                 tell(f"checkpoints of this fit: {directory}")
-            gang = stack.enter_context(_free_gang(np)) if not directory else None
+            gang = None if directory else stack.enter_context(_warm_gang(np))
             if np > 0 and gang is None:
                 stack.enter_context(_room(np, context))
             options = Options(
@@ -244,40 +244,32 @@ def _meaning(estimator: Fitting) -> str:
 # ── Fits in threads ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 _changed = threading.Condition()
-_directories: set[str] = set()
-_gangs: list[WarmGang] = []
+_in_use: set[str] = set()
 _slots_in_use = 0
 
 
 @contextlib.contextmanager
-def _only_one(directory: str) -> Iterator[None]:
-    """Wait until no other fit of this process uses the directory."""
+def _only_one(what: str) -> Iterator[None]:
+    """Wait until no other fit of this process uses a directory or gang."""
     with _changed:
-        _changed.wait_for(lambda: directory not in _directories)
-        _directories.add(directory)
+        _changed.wait_for(lambda: what not in _in_use)
+        _in_use.add(what)
     try:
         yield
     finally:
         with _changed:
-            _directories.remove(directory)
+            _in_use.remove(what)
             _changed.notify_all()
 
 
 @contextlib.contextmanager
-def _free_gang(np: int) -> Iterator[WarmGang | None]:
-    """Yield the warm gang with this `np`, unless there is none or another fit uses it."""
-    with _changed:
-        gang = warm_gang.find(np, tell)
-        if gang in _gangs:
-            gang = None
-        if gang is not None:
-            _gangs.append(gang)
-    try:
-        yield gang
-    finally:
-        with _changed:
-            if gang is not None:
-                _gangs.remove(gang)
+def _warm_gang(np: int) -> Iterator[WarmGang | None]:
+    """Yield the warm gang with this `np`, or None if there is none or a cell uses it. Wait while a fit uses it."""
+    if not any(gang.wanted.np == np for gang in warm_gang.every()):
+        yield None
+        return
+    with _only_one(f"the warm gang of {np}"):
+        yield warm_gang.find(np, tell)
 
 
 @contextlib.contextmanager
