@@ -143,7 +143,7 @@ REFUSED = [
     ({"loss": []}, OptionsError, "loss is missing"),
     ({"validation": 1.5}, OptionsError, "validation=1.5: expected a fraction"),
     ({"output_cols": ["p", "q"]}, OptionsError, "output_cols has 2 entries, but needs 1: one for each of y"),
-    ({"feature_cols": ["c"]}, DataError, "feature_cols: the DataFrame has no column `c`: the columns are `a`, `b`"),
+    ({"feature_cols": ["c"]}, DataError, "feature_cols: the DataFrame has no column `c`: the columns are `id`, `a`"),
     ({"label_cols": ["z"]}, DataError, "label_cols: the DataFrame has no column `z`"),
     ({"validation": "text"}, DataError, "validation: column `text` is string"),
     ({"feature_cols": ["text"]}, DataError, "feature_cols: column `text` is string.*needs numbers, arrays"),
