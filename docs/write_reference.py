@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import sparkring
-from sparkring import errors
+from sparkring import errors, ml
 from sparkring.checkpointing.store import Store
 from sparkring.data import petastorm, tfrecord
 from sparkring.data.petastorm import converter, readers
@@ -25,7 +25,7 @@ HEAD = """# Reference
 `make docs` generates this page from the docstrings and the magics' help (`%%horovod?`). Make any changes there.
 
 [Magics](#magics) · [Python](#python) · [Shards](#shards) · [Checkpoints](#checkpoints) · [Petastorm](#petastorm) ·
-[TFRecord](#tfrecord) · [Errors](#errors) · [Settings](#settings)
+[TFRecord](#tfrecord) · [Estimators](#estimators) · [Errors](#errors) · [Settings](#settings)
 """
 # These are taken from the modules that define them, which can be imported even if Petastorm is not installed.
 PETASTORM = (
@@ -39,8 +39,10 @@ PETASTORM = (
 # classes are returned by functions.
 MADE_BY_USERS = {
     "HorovodRunner",
+    "KerasEstimator",
     "MirroredStrategyRunner",
     "TorchDistributor",
+    "TorchEstimator",
 }
 # Methods that the page leaves out: their names have no underscore, but only other modules of the package call them.
 INSIDE = {"taking", "batches", "chunks", "ended", "handed_out", "read", "saves_in"}
@@ -78,6 +80,8 @@ def reference() -> str:
         *(_described(each.__name__, each) for each in PETASTORM),
         f"## TFRecord\n\n{_text(tfrecord)}",
         *(_described(name, getattr(tfrecord, name)) for name in ("write_tfrecord", "tfrecords", "Records")),
+        f"## Estimators\n\n{_text(ml)}",
+        *(_described(f"sparkring.ml.{name}", getattr(ml, name)) for name in ml.__all__),
         f"## Errors\n\n{_text(errors)}",
         f"## Settings\n\nEnvironment variables, and one setting of the SparkSession.\n\n| | |\n|---|---|\n{settings}\n",
     ]

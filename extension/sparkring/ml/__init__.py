@@ -1,0 +1,37 @@
+"""Estimators for Spark pipelines: models of Keras and PyTorch that are trained on a ring of ranks.
+
+    from sparkring.ml import KerasEstimator
+
+The names are imported only when they are first used, because the code that runs on the ranks is in this package, too,
+and does not need pyspark.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sparkring.ml.estimator import KerasEstimator as KerasEstimator
+    from sparkring.ml.estimator import TorchEstimator as TorchEstimator
+    from sparkring.ml.model import KerasModel as KerasModel
+    from sparkring.ml.model import TorchModel as TorchModel
+
+_HOMES = {
+    "KerasEstimator": "estimator",
+    "KerasModel": "model",
+    "TorchEstimator": "estimator",
+    "TorchModel": "model",
+}
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

@@ -1,0 +1,295 @@
+"""KerasEstimator and TorchEstimator: `fit()` trains a model on a ring of ranks, and returns a model for pipelines."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyspark.ml import Estimator
+from pyspark.ml.util import MLReadable, MLWritable
+
+from sparkring.capture.calls import name_of
+from sparkring.cluster.slots import slots
+from sparkring.engine import warm_gang
+from sparkring.engine.api import run_spec
+from sparkring.engine.foreach.content import digest
+from sparkring.engine.foreach.meaning import meaning_of
+from sparkring.engine.options import Options, restarts
+from sparkring.engine.spec import Call, RunSpec
+from sparkring.engine.warm_gang import WarmGang
+from sparkring.ml import keras, torch
+from sparkring.ml.frames import Rows, rows_of
+from sparkring.ml.model import Fitted, KerasModel, TorchModel
+from sparkring.ml.params import Fitting
+from sparkring.ml.saving import EstimatorReader, EstimatorWriter
+from sparkring.ml.training import Trained, Training, reshaping
+from sparkring.runtime.kernel import tell
+from sparkring.runtime.storage import Location, locate
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import DataFrame
+
+
+class _RingEstimator(Estimator[Fitted], Fitting, MLWritable, MLReadable):  # type: ignore[misc]
+    """What both estimators share; each has the function that its ranks call, and the class of its models."""
+
+    framework: str
+    train: Callable[..., Trained | None]
+    result: type[Fitted]
+
+    def __init__(
+        self,
+        *,
+        np: int | None = None,
+        num_proc: int | None = None,
+        model: Any = None,
+        optimizer: Any = None,
+        loss: Any = None,
+        loss_weights: Sequence[float] | None = None,
+        metrics: Sequence[Any] | None = None,
+        feature_cols: Sequence[str] | None = None,
+        label_cols: Sequence[str] | None = None,
+        sample_weight_col: str | None = None,
+        validation: float | str | None = None,
+        callbacks: Sequence[Any] | None = None,
+        batch_size: int | None = None,
+        val_batch_size: int | None = None,
+        epochs: int | None = None,
+        verbose: int | None = None,
+        shuffle: bool | None = None,
+        random_seed: int | None = None,
+        input_shapes: Sequence[Sequence[int]] | None = None,
+        output_cols: Sequence[str] | None = None,
+        use_gpu: bool | None = None,
+        checkpoint_dir: str | None = None,
+        max_restarts: int | None = None,
+    ) -> None:
+        given = locals().copy()
+        super().__init__()
+        self.setParams(**{name: value for name, value in given.items() if name not in ("self", "__class__")})
+
+    def setParams(self, **given: Any) -> Any:
+        """Set the parameters that are given and not None, and return this object. `np` is a name of `num_proc`."""
+        values = {name: value for name, value in given.items() if value is not None}
+        if "np" in values:
+            values["num_proc"] = values.pop("np")
+        return self._set(**values)
+
+    def _fit(self, dataset: DataFrame) -> Fitted:
+        self.check()
+        self.check_columns(dataset)
+        rows = rows_of(dataset, self, reshaping(self.value("feature_cols"), self.value("input_shapes")))
+        specs = {name: rows.train.spec[name] for name in self.value("feature_cols")}
+        trained = self._trained(rows, dataset.sparkSession.sparkContext)
+        return self.result()._of(self, self.value("model"), trained, specs)
+
+    def _trained(self, rows: Rows, context: SparkContext) -> Trained:
+        np, directory = self.value("num_proc"), self.value("checkpoint_dir")
+        told = _described({param.name: self.getOrDefault(param) for param in self.params if self.isDefined(param)})
+        code = f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in told.items())}).fit(df)"
+        with contextlib.ExitStack() as stack:
+            finished = None
+            fresh = False
+            if directory:
+                place = locate(directory) / digest(told, _meaning(self), rows.version)[:16]
+                stack.enter_context(_only_one(place.url))
+                directory, finished = place.written, locate(f"{place.written}.finished")
+                fresh = finished.fs.exists(finished.path)
+                if fresh:
+                    finished.fs.rm_file(finished.path)
+                tell(f"checkpoints of this fit: {directory}")
+            gang = None if directory else stack.enter_context(_warm_gang(np))
+            if np > 0 and gang is None:
+                stack.enter_context(_room(np, context))
+            options = Options(
+                np=np,
+                gpus=None if self.value("use_gpu") else 0,
+                checkpoint_dir=directory or "",
+                max_restarts=restarts(self.value("max_restarts"), directory or ""),
+                fresh=fresh,
+            )
+            values = {
+                "training": self._training(),
+                "model": self.value("model"),
+                "optimizer": self.value("optimizer"),
+                "data": rows.train,
+                "validation": rows.validation,
+            }
+            call = Call(type(self).train, (), values)
+            title = f"{type(self).__name__}.fit"
+            found: Trained = run_spec(RunSpec(call, options, self.framework, title, code, gang)).value
+            if finished is not None:
+                _touch(finished)
+        return found
+
+    def _training(self) -> Training:
+        return Training(
+            features=tuple(self.value("feature_cols")),
+            labels=tuple(self.value("label_cols")),
+            weight=self.value("sample_weight_col") or "",
+            loss=self.value("loss"),
+            loss_weights=self.value("loss_weights"),
+            metrics=self.value("metrics"),
+            callbacks=self.value("callbacks"),
+            epochs=self.value("epochs"),
+            verbose=self.value("verbose"),
+            seed=self.value("random_seed"),
+        )
+
+    def write(self) -> EstimatorWriter:
+        """Return the writer; save(path) calls it."""
+        return EstimatorWriter(self)
+
+    @classmethod
+    def read(cls) -> EstimatorReader:
+        """Return the reader; load(path) calls it."""
+        return EstimatorReader(cls)
+
+
+class KerasEstimator(_RingEstimator):
+    """Trains a Keras model on a ring of Horovod's ranks, as a stage of a Spark pipeline.
+
+        est = KerasEstimator(np=2, model=make_model, optimizer="adam", loss="mse", feature_cols=["features"],
+                             label_cols=["y"], batch_size=64, epochs=5, validation=0.1)
+        fitted = Pipeline(stages=[assembler, est]).fit(train_df)
+
+    The parameters have the names of horovod.spark.keras, and are pyspark's Params: for each of them, there are methods
+    such as setBatchSize() and getBatchSize(). fit() returns a KerasModel.
+
+    np, num_proc: the number of ranks: processes on this machine if it is negative, Spark tasks if it is positive.
+    model: a Keras model, or a function that returns one.
+    optimizer: a name, an optimizer, or a function that returns one.
+    loss, loss_weights, metrics: as for compile().
+    feature_cols: the columns that are the inputs of the model: numbers, vectors, or arrays of numbers.
+    label_cols: the columns that are compared with the outputs of the model.
+    sample_weight_col: the column with the weights of the rows.
+    validation: a fraction of the rows, or the name of a column that is true, or > 0, in the rows for validation.
+    callbacks: Keras callbacks, on every rank. The metrics that they see are averages over the ranks.
+    batch_size, val_batch_size: the number of rows in a batch of each rank.
+    epochs, shuffle, random_seed: as for fit().
+    verbose: as for fit(), on rank 0. The default is 0, since the panel shows the metrics.
+    input_shapes: the shape of a row of each feature column, as in [[-1, 8, 8, 1]].
+    output_cols: the columns for predictions; by default, <label>__output.
+    use_gpu: whether ranks use GPUs, if there are any.
+    checkpoint_dir, max_restarts: where to save each epoch, and how often to restart after a rank is lost.
+
+    fit() raises OptionsError, DataError, CaptureError or CheckpointError before the launch, and then the errors of a
+    run.
+    """
+
+    framework = "horovod"
+    train = staticmethod(keras.train)
+    result = KerasModel
+
+
+class TorchEstimator(_RingEstimator):
+    """Trains a torch module with DistributedDataParallel, as a stage of a Spark pipeline.
+
+        est = TorchEstimator(np=-2, model=make_model, optimizer=lambda params: torch.optim.Adam(params, 0.01),
+                             loss=torch.nn.MSELoss(), feature_cols=["features"], label_cols=["y"], epochs=5)
+
+    Parameters that are not listed here are as in KerasEstimator. fit() returns a TorchModel.
+
+    model: a torch module, or a function that returns one. It is called with a tensor for each feature column.
+    optimizer: an optimizer, or a function that takes the parameters and returns one, such as torch.optim.Adam.
+    loss: a function of an output and its label, a name in torch.nn.functional, or a list with one for each label. A
+        label with as many numbers as its output gets the shape and the type of the output.
+    metrics: functions of an output and its label.
+    callbacks: functions of the epoch, from 1, and of its metrics by name. They are called on every rank; if one of
+        them returns True, the training ends.
+    """
+
+    framework = "torch"
+    train = staticmethod(torch.train)
+    result = TorchModel
+
+
+# ── What a fit is ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+# These do not change what is trained.
+_APART = {"checkpoint_dir", "max_restarts", "num_proc", "output_cols", "use_gpu", "verbose"}
+
+
+def _described(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the parameters that determine a fit as text, which is the same in every kernel."""
+    return {name: _text(value) for name, value in values.items() if name not in _APART and value not in (None, [])}
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_text, value))}]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_text(each)}" for key, each in value.items()) + "}"
+    if keras.is_model(value):
+        return f"{type(value).__name__}({[tuple(each.shape) for each in value.weights]})"
+    if hasattr(value, "get_config") and not isinstance(value, type):
+        return f"{type(value).__name__}({value.get_config()})"
+    if isinstance(value, type) or type(value).__name__ in ("function", "partial", "builtin_function_or_method"):
+        return name_of(value)
+    text = repr(value)
+    return type(value).__name__ if " at 0x" in text else text
+
+
+def _meaning(estimator: Fitting) -> str:
+    """Return a digest of the functions and classes of the notebook that a fit uses."""
+    namespace = getattr(sys.modules.get("__main__"), "__dict__", {})
+    names = ("model", "optimizer", "loss", "metrics", "callbacks")
+    return meaning_of([], {name: estimator.value(name) for name in names}, namespace, ())
+
+
+# ── Fits in threads ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+_changed = threading.Condition()
+_in_use: set[str] = set()
+_slots_in_use = 0
+
+
+@contextlib.contextmanager
+def _only_one(what: str) -> Iterator[None]:
+    """Wait until no other fit of this process uses a directory or gang."""
+    with _changed:
+        _changed.wait_for(lambda: what not in _in_use)
+        _in_use.add(what)
+    try:
+        yield
+    finally:
+        with _changed:
+            _in_use.remove(what)
+            _changed.notify_all()
+
+
+@contextlib.contextmanager
+def _warm_gang(np: int) -> Iterator[WarmGang | None]:
+    """Yield the warm gang with this `np`, or None if there is none or a cell uses it. Wait while a fit uses it."""
+    if not any(gang.wanted.np == np for gang in warm_gang.every()):
+        yield None
+        return
+    with _only_one(f"the warm gang of {np}"):
+        yield warm_gang.find(np, tell)
+
+
+@contextlib.contextmanager
+def _room(np: int, context: SparkContext) -> Iterator[None]:
+    """Wait until Spark has slots for `np` ranks besides those of other fits, since a barrier stage waits only so long.
+
+    If Spark has too few slots at all, do not wait: the launch says so.
+    """
+    global _slots_in_use
+    total = slots(context).total
+    with _changed:
+        _changed.wait_for(lambda: not _slots_in_use or _slots_in_use + np <= total)
+        _slots_in_use += np
+    try:
+        yield
+    finally:
+        with _changed:
+            _slots_in_use -= np
+            _changed.notify_all()
+
+
+def _touch(file: Location) -> None:
+    file.fs.pipe_file(file.path, b"")

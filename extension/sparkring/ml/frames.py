@@ -1,0 +1,149 @@
+"""The rows of a fit: a DataFrame, written once and divided among the ranks, and the part that is for validation."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow.compute as pc
+from pyarrow import parquet
+from pyspark.sql import functions
+
+from sparkring.data.frames import for_arrays, quoted, session_of, version_of
+from sparkring.data.materialise import Copy, Form, in_form
+from sparkring.data.shards import Shards, shards
+from sparkring.errors import DataError
+from sparkring.runtime.kernel import tell
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from sparkring.data.layout import Transform
+    from sparkring.ml.params import Fitting
+    from sparkring.runtime.storage import Location
+
+_SPLIT = "sparkring_validation"  # the column of a copy that says which rows are for validation
+_SEED = 42  # the split must not change between two fits, so that the second one finds the copy
+_ITEMS = ".list.element"  # what Parquet adds to the name of a column of arrays
+
+# Several fits in threads may need the same copy, which is to be written once.
+_writing = threading.Lock()
+
+
+class Rows(NamedTuple):
+    """The rows for training and, if there are any, those for validation. `version` identifies them."""
+
+    train: Shards
+    validation: Shards | None
+    version: str
+
+
+def rows_of(frame: DataFrame, fitting: Fitting, transform: Transform | None) -> Rows:
+    """Write the columns that a fit needs, unless the cache has them, and return them divided among its ranks.
+
+    Raise DataError if there are too few rows for the ranks, or if a column has nulls.
+    """
+    session_of(frame)
+    names, validation = _names(fitting), fitting.value("validation")
+    if frame.isStreaming:
+        raise DataError("the DataFrame is a stream: fit() needs a DataFrame whose rows do not change.")
+    with _writing:
+        copy = _written(frame, names, validation, fitting.value("random_seed"))
+    for name, count in copy.facts["nulls"].items():
+        raise DataError(
+            f"column `{name}` has nulls or empty arrays ({count:,}; the DataFrame has {copy.rows:,} rows): leave these "
+            f"rows out with df.dropna(subset=['{name}']), or fill them, for example with df.fillna() or Imputer."
+        )
+    seed = fitting.value("random_seed")
+
+    def open_it(where: Any, size: int, remainder: Any, shuffle: bool) -> Shards:
+        found = shards(
+            copy.location.written,
+            size,
+            columns=names,
+            where=where,
+            transform=transform,
+            shuffle=shuffle,
+            seed=seed or 0,
+            remainder=remainder,
+            dtype="float32",
+        )
+        shown = ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
+        found.layout.data = f"DataFrame[{shown}]"
+        return replace(found, dataset=replace(found.dataset, name=found.layout.data))
+
+    batch_size = fitting.value("batch_size")
+    rows, chosen = copy.facts["rows"], pc.field(_SPLIT)
+    ranks = abs(fitting.value("num_proc"))
+    if rows["train"] // ranks < batch_size:
+        raise DataError(
+            f"the DataFrame has {rows['train']:,} rows for training. With {ranks} ranks, a rank has "
+            f"{rows['train'] // ranks:,}, which do not fill a batch of {batch_size:,}: use a smaller batch_size or "
+            "fewer ranks."
+        )
+    if not validation:
+        return Rows(open_it(None, batch_size, "drop", fitting.value("shuffle")), None, copy.version)
+    if rows["validation"] < ranks:
+        raise DataError(
+            f"validation={validation!r} leaves {rows['validation']:,} rows for validation, but each of the {ranks} "
+            "ranks needs one: use more rows or fewer ranks."
+        )
+    val_size = min(fitting.value("val_batch_size") or batch_size, rows["validation"] // ranks)
+    train = open_it(~chosen, batch_size, "drop", fitting.value("shuffle"))
+    return Rows(train, open_it(chosen, val_size, "join", False), copy.version)
+
+
+def _names(fitting: Fitting) -> list[str]:
+    weight = fitting.value("sample_weight_col")
+    names = [*fitting.value("feature_cols"), *fitting.value("label_cols"), *([weight] if weight else [])]
+    return list(dict.fromkeys(names))
+
+
+def _written(frame: DataFrame, names: Sequence[str], validation: str | float | None, seed: int | None) -> Copy:
+    """Return the copy of these columns, with the column _SPLIT if some of the rows are for validation."""
+    columns = [functions.col(quoted(name)) for name in names]
+    kind, share = "fit", None
+    if isinstance(validation, str):
+        chosen = functions.col(quoted(validation)).cast("double") > 0
+        columns.append(functions.coalesce(chosen, functions.lit(False)).alias(_SPLIT))
+    elif validation:
+        share, seed = validation, _SEED if seed is None else seed
+        kind = f"fit {share!r} {seed}"
+
+    def written(selected: DataFrame) -> DataFrame:
+        arrays = for_arrays(selected)
+        return arrays if share is None else arrays.withColumn(_SPLIT, functions.rand(seed) < share)
+
+    form = Form(kind, version_of, written, lambda _, copy: _facts(copy))
+    return in_form(frame.select(*columns), form, say=tell)
+
+
+def _facts(copy: Location) -> dict[str, Any]:
+    """Return how many rows are for training and for validation, and which columns have nulls, as the footers tell."""
+    nulls: Counter[str] = Counter()
+    total = chosen = 0
+    for path in copy.fs.ls(copy.path, detail=False):
+        if not path.endswith(".parquet"):
+            continue
+        with copy.fs.open(path, "rb") as opened:
+            file = parquet.ParquetFile(opened)
+            total += file.metadata.num_rows
+            nulls.update(_nulls(file.metadata))
+            if _SPLIT in file.schema_arrow.names:
+                chosen += pc.sum(file.read([_SPLIT]).column(0).cast("int64")).as_py() or 0
+    return {"nulls": {name: count for name, count in nulls.items() if count},
+            "rows": {"train": total - chosen, "validation": chosen}}  # fmt: skip
+
+
+def _nulls(metadata: parquet.FileMetaData) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        for at in range(metadata.num_columns):
+            column = group.column(at)
+            if column.statistics is not None and column.statistics.has_null_count:
+                found[column.path_in_schema.partition(_ITEMS)[0]] += column.statistics.null_count
+    return found

@@ -1,0 +1,108 @@
+"""Trains a Keras model on a rank of Horovod. Ranks import this module, so it does not need pyspark."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from sparkring.checkpointing import keras_3_state, tensorflow_state
+from sparkring.checkpointing.store import checkpoints
+from sparkring.errors import OptionsError
+from sparkring.ml.training import History, Trained, Training
+from sparkring.runtime.report import numbers
+from sparkring.runtime.resume_point import here
+
+if TYPE_CHECKING:
+    from sparkring.data.layout import Spec
+    from sparkring.data.shards import Shards
+
+
+def train(training: Training, model: Any, optimizer: Any, data: Shards, validation: Shards | None) -> Trained | None:
+    """Train the model on this rank's shard. Return the weights and the history on rank 0, and None on other ranks."""
+    import horovod.tensorflow.keras as hvd
+    import tensorflow as tf
+
+    hvd.init()
+    gpus = tf.config.list_physical_devices("GPU")
+    if gpus:
+        tf.config.set_visible_devices(gpus[hvd.local_rank() % len(gpus)], "GPU")
+    if training.seed is not None:
+        tf.keras.utils.set_random_seed(training.seed)
+    made = new_model(model, {name: data.spec[name] for name in training.features})
+    keras = _keras_of(made)
+    made.compile(
+        optimizer=hvd.DistributedOptimizer(_optimizer(optimizer, keras)),
+        loss=training.loss,
+        loss_weights=training.loss_weights,
+        metrics=list(training.metrics) or None,
+        jit_compile=False,  # Horovod is built without its operations for XLA
+    )
+    store = checkpoints() if here().directory else None
+    resume = None if store is None else store.keras(made, data)
+    fitted = made.fit(
+        _batches(data, training),
+        epochs=training.epochs,
+        initial_epoch=0 if resume is None else resume.initial_epoch,
+        validation_data=None if validation is None else _batches(validation, training),
+        verbose=0 if hvd.rank() else training.verbose,
+        callbacks=[
+            hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+            hvd.callbacks.MetricAverageCallback(),
+            *training.callbacks,
+            *([] if resume is None else [resume]),
+        ],
+    )
+    if hvd.rank():
+        return None
+    return Trained(made.get_weights(), _history(fitted) if resume is None else resume.history)
+
+
+def is_model(value: Any) -> bool:
+    """Whether a value is a Keras model, of Keras 2 or Keras 3."""
+    return tensorflow_state.is_model(value) or keras_3_state.is_model(value)
+
+
+def new_model(given: Any, specs: dict[str, Spec]) -> Any:
+    """Return a new model that has weights: what the function `given` returns, or a copy of the model `given`.
+
+    `specs` has the shape and the dtype of the rows of each input.
+    """
+    made = _keras_of(given).models.clone_model(given) if is_model(given) else given()
+    if not is_model(made):
+        raise OptionsError(f"model: the function returned a `{type(made).__name__}`, which is not a Keras model.")
+    if not made.built:
+        import tensorflow as tf
+
+        rows = [tf.zeros([1, *spec.shape], tf.as_dtype(spec.dtype)) for spec in specs.values()]
+        made(rows[0] if len(rows) == 1 else rows)
+    return made
+
+
+def _keras_of(model: Any) -> Any:
+    return sys.modules["keras"] if keras_3_state.is_model(model) else tensorflow_state.keras_of(model)
+
+
+def _optimizer(given: Any, keras: Any) -> Any:
+    """Return a new optimizer, since a model may already use the given one."""
+    if hasattr(given, "get_config") and not isinstance(given, type):
+        return type(given).from_config(given.get_config())
+    return given() if callable(given) else keras.optimizers.get(given)
+
+
+def _batches(data: Shards, training: Training) -> Any:
+    features, labels, weight = training.features, training.labels, training.weight
+    if len(features) == len(labels) == 1:
+        return data.as_tf(*features, *labels, *filter(None, [weight]))
+
+    def parts(batch: dict[str, Any]) -> tuple[Any, ...]:
+        inputs, targets = (
+            batch[names[0]] if len(names) == 1 else tuple(batch[name] for name in names) for names in (features, labels)
+        )
+        return (inputs, targets, batch[weight]) if weight else (inputs, targets)
+
+    return data.as_tf().map(parts)
+
+
+def _history(fitted: Any) -> History:
+    return {name: [number for value in values for number in numbers({name: value}).values()]
+            for name, values in fitted.history.items()}  # fmt: skip

@@ -1,0 +1,144 @@
+"""KerasModel and TorchModel: what an estimator's `fit()` returns. `transform()` adds predictions to a DataFrame."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from pyspark.ml import Model
+from pyspark.ml.util import MLReadable, MLWritable
+
+from sparkring.data.layout import Spec
+from sparkring.inference import outputs, predictors
+from sparkring.inference.column import spark_types
+from sparkring.inference.predict import predict
+from sparkring.ml import keras, torch
+from sparkring.ml.params import Columns
+from sparkring.ml.saving import ModelReader, ModelWriter
+from sparkring.ml.training import History, Trained, reshaping
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import DataType
+
+_PROBED = 2  # rows; with one, an output of shape [1, n] could be a row or a column
+
+
+class Fitted(Model, Columns, MLWritable, MLReadable):  # type: ignore[misc]
+    """What the models of both estimators share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._given: Any = None
+        self._trained: Trained | None = None
+        self._specs: dict[str, Spec] = {}
+        self._model: Any = None
+        self._history: History = {}
+        self._making = threading.Lock()
+
+    def _of(self, columns: Columns, given: Any, trained: Trained, specs: Mapping[str, Spec]) -> Fitted:
+        """Set what fit() has found: `given` is the estimator's model, and `specs` are the rows of its inputs."""
+        self._set(
+            feature_cols=columns.value("feature_cols"),
+            label_cols=columns.value("label_cols"),
+            output_cols=columns.outputs(),
+        )
+        if columns.value("input_shapes"):
+            self._set(input_shapes=columns.value("input_shapes"))
+        self._given, self._trained, self._specs, self._history = given, trained, dict(specs), trained.history
+        return self
+
+    @property
+    def history(self) -> History:
+        """The metrics of each epoch, by name. Those of the validation begin with `val_`."""
+        return self._history
+
+    def getHistory(self) -> History:
+        """Return the metrics of each epoch, by name."""
+        return self._history
+
+    def getModel(self) -> Any:
+        """Return the trained Keras model or torch module."""
+        with self._making:
+            if self._model is None:
+                assert self._trained is not None
+                self._model = self._made(self._given, self._trained.weights)
+                self._trained = None
+            return self._model
+
+    def _made(self, given: Any, weights: Any) -> Any:
+        """Return a model like `given`, which was given to the estimator, with these weights."""
+        raise NotImplementedError
+
+    def _rebuilt(self, made: Any) -> Any:
+        """Return a model into which saved weights can be loaded. `made` is what ModelWriter has saved."""
+        raise NotImplementedError
+
+    def _transform(self, dataset: DataFrame) -> DataFrame:
+        names = self.outputs()
+        return predict(
+            dataset,
+            self.getModel(),
+            inputs=self.value("feature_cols"),
+            returns=self._returns(names),
+            transform=reshaping(self.value("feature_cols"), self.value("input_shapes")),
+            dtype="float32",
+        )
+
+    def _returns(self, names: list[str]) -> dict[str, DataType]:
+        """Return the types of the predictions, found with rows of zeros."""
+        model = self.getModel()
+        rows = {name: np.zeros((_PROBED, *spec.shape), spec.dtype) for name, spec in self._specs.items()}
+        with predictors.borrowed(model):
+            results = predictors.predictor_of(model, by_name=False)(rows)
+        arrays = outputs.by_name(results, names)
+        return spark_types(names, [outputs.type_of(name, arrays[name], _PROBED) for name in names])
+
+    def copy(self, extra: Any = None) -> Any:
+        """Return a copy with other parameters. It has the same model."""
+        found = super().copy(extra)
+        found._making = threading.Lock()
+        return found
+
+    def write(self) -> ModelWriter:
+        """Return the writer; save(path) calls it."""
+        return ModelWriter(self)
+
+    @classmethod
+    def read(cls) -> ModelReader:
+        """Return the reader; load(path) calls it."""
+        return ModelReader(cls)
+
+
+class KerasModel(Fitted):
+    """The transformer that KerasEstimator.fit() returns.
+
+    transform() adds a column for each output of the model: by default, `<label>__output`. `history` has the metrics of
+    each epoch. save() writes the model's configuration and weights, without pickle.
+    """
+
+    def _made(self, given: Any, weights: Any) -> Any:
+        model = keras.new_model(given, self._specs)
+        model.set_weights(weights)
+        return model
+
+    def _rebuilt(self, made: Any) -> Any:
+        return keras.new_model(made, self._specs)
+
+
+class TorchModel(Fitted):
+    """The transformer that TorchEstimator.fit() returns.
+
+    transform() adds a column for each output of the module: by default, `<label>__output`. `history` has the metrics of
+    each epoch. save() writes the weights, and how the module is made: the name of the function if it can be imported.
+    """
+
+    def _made(self, given: Any, weights: Any) -> Any:
+        module = torch.new_model(given)
+        module.load_state_dict(weights)
+        return module.eval()
+
+    def _rebuilt(self, made: Any) -> Any:
+        return (torch.filled(made) if torch.is_module(made) else torch.new_model(made)).eval()

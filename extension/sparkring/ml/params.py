@@ -1,0 +1,189 @@
+"""The parameters of the estimators and of their models. Their names are those of horovod.spark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pyspark.ml.param import Param, Params, TypeConverters
+from pyspark.sql import DataFrame
+from pyspark.sql.types import ArrayType, BooleanType, DataType, NumericType
+
+from sparkring.data.where import nearest
+from sparkring.errors import DataError, OptionsError
+
+
+def _names(value: Any) -> list[str]:
+    return [value] if isinstance(value, str) else list(TypeConverters.toListString(value))
+
+
+def _or_none(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: None if value is None else convert(value)
+
+
+def _shapes(value: Any) -> list[list[int]]:
+    return [TypeConverters.toListInt(shape) for shape in value]
+
+
+def _param(name: str, what: str, convert: Callable[[Any], Any] | None = None) -> Param[Any]:
+    return Param(Params._dummy(), name, what, typeConverter=None if convert is None else _or_none(convert))
+
+
+def camel(name: str) -> str:
+    """Return the name of a parameter as it is in the names of its methods: `batch_size` becomes `BatchSize`."""
+    return "".join(part.capitalize() for part in name.split("_"))
+
+
+def _setter(name: str) -> Callable[..., Any]:
+    def set_it(self: Any, value: Any) -> Any:
+        return self._set(**{name: value})
+
+    set_it.__doc__ = f"Set the parameter `{name}`, and return this object."
+    return set_it
+
+
+def _getter(name: str) -> Callable[..., Any]:
+    def get_it(self: Any) -> Any:
+        return self.getOrDefault(name)
+
+    get_it.__doc__ = f"Return the parameter `{name}`."
+    return get_it
+
+
+class Columns(Params):  # type: ignore[misc]
+    """The parameters that estimators and their models have."""
+
+    feature_cols = _param("feature_cols", "the columns that are the inputs of the model, in their order", _names)
+    label_cols = _param("label_cols", "the columns that the outputs of the model are compared with", _names)
+    output_cols = _param("output_cols", "the columns for predictions; default: <label>__output", _names)
+    input_shapes = _param("input_shapes", "the shape of a row of each feature column, as in [[-1, 8, 8, 1]]", _shapes)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._setDefault(feature_cols=None, label_cols=None, output_cols=None, input_shapes=None)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Add the methods that pyspark's users expect: setBatchSize(), getBatchSize()."""
+        super().__init_subclass__(**kwargs)
+        for name, value in [pair for base in cls.__mro__ for pair in vars(base).items()]:
+            if isinstance(value, Param):
+                for method, made in ((f"set{camel(name)}", _setter(name)), (f"get{camel(name)}", _getter(name))):
+                    if not hasattr(cls, method):
+                        made.__name__ = method
+                        made.__qualname__ = f"{cls.__qualname__}.{method}"
+                        setattr(cls, method, made)
+
+    def value(self, name: str) -> Any:
+        """The value of a parameter: the one that was set, or the default."""
+        return self.getOrDefault(name)
+
+    def outputs(self) -> list[str]:
+        """The names of the columns for predictions."""
+        return list(self.value("output_cols") or [f"{label}__output" for label in self.value("label_cols")])
+
+
+class Fitting(Columns):
+    """The parameters of the estimators."""
+
+    num_proc = _param("num_proc", "the number of ranks: processes on this machine if < 0, Spark tasks if > 0")
+    model = _param("model", "the model, or a function that returns it")
+    optimizer = _param("optimizer", "the optimizer, or a function that returns it")
+    loss = _param("loss", "the loss, or a list with one for each label")
+    loss_weights = _param("loss_weights", "the weight of each label's loss", TypeConverters.toListFloat)
+    metrics = _param("metrics", "the metrics of each epoch, besides the loss", list)
+    sample_weight_col = _param("sample_weight_col", "the column with the weights of the rows", TypeConverters.toString)
+    validation = _param("validation", "the fraction of the rows for validation, or the column that is > 0 for these")
+    callbacks = _param("callbacks", "the callbacks of the training", list)
+    batch_size = _param("batch_size", "the number of rows in a batch of each rank", TypeConverters.toInt)
+    val_batch_size = _param("val_batch_size", "the same for validation; default: batch_size", TypeConverters.toInt)
+    epochs = _param("epochs", "the number of epochs", TypeConverters.toInt)
+    verbose = _param("verbose", "what rank 0 prints: 0 nothing, 1 or 2 each epoch", TypeConverters.toInt)
+    shuffle = _param("shuffle", "whether to shuffle the rows in each epoch", TypeConverters.toBoolean)
+    random_seed = _param("random_seed", "the seed of the weights, the shuffling and the split", TypeConverters.toInt)
+    use_gpu = _param("use_gpu", "whether ranks use GPUs, if there are any", TypeConverters.toBoolean)
+    checkpoint_dir = _param("checkpoint_dir", "the directory from which an interrupted fit goes on")
+    max_restarts = _param("max_restarts", "how often a fit restarts after a rank is lost", TypeConverters.toInt)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._setDefault(
+            num_proc=-1, model=None, optimizer=None, loss=None, loss_weights=None, metrics=[], sample_weight_col=None,
+            validation=None, callbacks=[], batch_size=32, val_batch_size=None, epochs=1, verbose=0, shuffle=True,
+            random_seed=None, use_gpu=True, checkpoint_dir=None, max_restarts=None,
+        )  # fmt: skip
+
+    def check(self) -> None:
+        """Raise OptionsError if a parameter is missing or cannot be used."""
+        who = type(self).__name__
+        if not isinstance(self.value("num_proc"), int) or self.value("num_proc") == 0:
+            raise OptionsError(
+                f"{who}: np={self.value('num_proc')!r}: expected a number of ranks: -2 is two processes on this "
+                "machine, 2 is two Spark tasks."
+            )
+        for name, example in (
+            ("model", "model=make_model"),
+            ("optimizer", "optimizer=make_optimizer"),
+            ("loss", "loss='mse'"),
+            ("feature_cols", "feature_cols=['features']"),
+            ("label_cols", "label_cols=['label']"),
+        ):
+            found = self.value(name)
+            if found is None or (isinstance(found, list | tuple | str) and not found):
+                raise OptionsError(f"{who}: {name} is missing: set it, as in {example}.")
+        for name in ("batch_size", "val_batch_size", "epochs"):
+            number = self.value(name)
+            if number is not None and number < 1:
+                raise OptionsError(f"{who}: {name}={number}: expected at least 1.")
+        features, labels = self.value("feature_cols"), self.value("label_cols")
+        for name, wanted in (("output_cols", labels), ("loss_weights", labels), ("input_shapes", features)):
+            found = self.value(name)
+            if found is not None and len(found) != len(wanted):
+                raise OptionsError(
+                    f"{who}: {name} has {len(found)} entries, but needs {len(wanted)}: one for each of "
+                    f"{', '.join(wanted)}."
+                )
+        loss = self.value("loss")
+        if isinstance(loss, list | tuple) and len(loss) not in (1, len(labels)):
+            raise OptionsError(f"{who}: loss has {len(loss)} entries for {len(labels)} labels: {', '.join(labels)}.")
+        share = self.value("validation")
+        if isinstance(share, bool) or not (share is None or isinstance(share, str) or 0 <= share < 1):
+            raise OptionsError(
+                f"{who}: validation={share!r}: expected a fraction of at least 0 and less than 1, or a column's name."
+            )
+
+    def check_columns(self, frame: DataFrame) -> None:
+        """Raise DataError, which names the column, if a column is missing or does not hold numbers."""
+        weight, validation = self.value("sample_weight_col"), self.value("validation")
+        columns = {
+            "feature_cols": self.value("feature_cols"),
+            "label_cols": self.value("label_cols"),
+            "sample_weight_col": [weight] if weight else [],
+            "validation": [validation] if isinstance(validation, str) else [],
+        }
+        kinds = {field.name: field.dataType for field in frame.schema.fields}
+        for param, names in columns.items():
+            for name in names:
+                count = frame.columns.count(name)
+                if not count:
+                    raise DataError(f"{param}: the DataFrame has no column `{name}`: {nearest(name, frame.columns)}")
+                if count > 1:
+                    raise DataError(f"{param}: the DataFrame has {count} columns `{name}`: rename or drop all but one.")
+                if not _is_numeric(kinds[name], arrays=param in ("feature_cols", "label_cols")):
+                    raise DataError(
+                        f"{param}: column `{name}` is {kinds[name].simpleString()}, but the training needs "
+                        f"{_needed(param)}: convert it, for example with StringIndexer, VectorAssembler or cast()."
+                    )
+
+
+def _needed(param: str) -> str:
+    return "numbers, arrays of numbers or vectors" if param in ("feature_cols", "label_cols") else "numbers"
+
+
+def _is_numeric(kind: DataType, *, arrays: bool) -> bool:
+    if isinstance(kind, NumericType | BooleanType):
+        return True
+    if not arrays:
+        return False
+    return type(kind).__name__ == "VectorUDT" or (
+        isinstance(kind, ArrayType) and _is_numeric(kind.elementType, arrays=True)
+    )

@@ -1,0 +1,67 @@
+"""What the ranks of a fit are told, whichever framework trains. Ranks import this module, which needs no pyspark."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from sparkring.errors import DataError
+
+History = dict[str, list[float]]
+
+
+@dataclass(frozen=True)
+class Training:
+    """How to train: the columns of a batch, what to minimize, and for how long.
+
+    `loss`, `loss_weights`, `metrics` and `callbacks` are as the user gave them.
+    """
+
+    features: tuple[str, ...]
+    labels: tuple[str, ...]
+    weight: str
+    loss: Any
+    loss_weights: Sequence[float] | None
+    metrics: Sequence[Any]
+    callbacks: Sequence[Any]
+    epochs: int
+    verbose: int
+    seed: int | None
+
+
+class Trained(NamedTuple):
+    """What rank 0 returns: the weights in the model's own form, and the metrics of each epoch by name."""
+
+    weights: Any
+    history: History
+
+
+class Reshape:
+    """Gives the rows of some columns another shape. It is the `transform` of the data, in training and prediction."""
+
+    def __init__(self, shapes: Mapping[str, Sequence[int]]) -> None:
+        self._shapes = dict(shapes)
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return {name: self._reshaped(name, array) for name, array in batch.items()}
+
+    def _reshaped(self, name: str, array: Any) -> Any:
+        shape = self._shapes.get(name)
+        if shape is None:
+            return array
+        try:
+            return array.reshape(len(array), *shape)
+        except ValueError:
+            raise DataError(
+                f"input_shapes: a row of `{name}` has the shape {list(array.shape[1:])}, which cannot become "
+                f"{list(shape)}."
+            ) from None
+
+
+def reshaping(names: Sequence[str], shapes: Sequence[Sequence[int]] | None) -> Reshape | None:
+    """Return the transform for `input_shapes`. As in horovod.spark, a shape may begin with -1, for the rows."""
+    if not shapes:
+        return None
+    rows = {name: tuple(shape) for name, shape in zip(names, shapes, strict=True)}
+    return Reshape({name: shape[1:] if shape[:1] == (-1,) else shape for name, shape in rows.items()})

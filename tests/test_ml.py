@@ -1,0 +1,178 @@
+"""KerasEstimator and TorchEstimator: stages of Spark pipelines that train on ranks."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+
+import numpy as np
+import pytest
+from pyspark.ml import Pipeline
+from pyspark.ml.evaluation import RegressionEvaluator
+from pyspark.ml.feature import VectorAssembler
+from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
+
+from sparkring.errors import DataError, OptionsError
+from sparkring.ml import KerasEstimator, TorchEstimator
+from sparkring.ml import model as fitted_models
+
+ROWS = """
+    SELECT id, (id % 20) / 20D AS a, (id % 7) / 7D AS b, 2 * a - b AS y, id % 5 = 0 AS held, 1 + id % 2 AS weight
+    FROM range(0, 400, 1, 2)
+"""
+COLUMNS = {"feature_cols": ["x"], "label_cols": ["y"], "random_seed": 1}
+
+
+@pytest.fixture
+def frame(spark, tmp_path, monkeypatch):
+    monkeypatch.setenv("SPARKRING_CACHE", str(tmp_path / "cache"))
+    # The processes that hold the models must not outlive the test.
+    monkeypatch.setattr(fitted_models, "predict", functools.partial(fitted_models.predict, idle_s=0.3))
+    return spark.sql(ROWS)
+
+
+def torch_estimator(**params):
+    import torch
+
+    def make():
+        return torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+
+    settings = {"model": make, "optimizer": lambda parameters: torch.optim.Adam(parameters, 0.02), "loss": "mse_loss"}
+    return TorchEstimator(**{"np": -2, "batch_size": 16, "epochs": 3, **COLUMNS, **settings, **params})
+
+
+@pytest.mark.slow
+@pytest.mark.versions("of Keras, PyTorch and pyspark.ml")
+def test_pipelines(frame, pair, driver, tmp_path, capfd):
+    """Both estimators on warm ranks. A pipeline that was saved predicts the same in a new process."""
+    import tensorflow as tf
+    import torch
+
+    assembler = VectorAssembler(inputCols=["a", "b"], outputCol="x")
+    layers = [tf.keras.layers.Dense(8, "tanh"), tf.keras.layers.Dense(1)]
+    stages = {
+        "keras": KerasEstimator(
+            np=-2, model=tf.keras.Sequential([tf.keras.Input((2,)), *layers]), optimizer=tf.keras.optimizers.Adam(0.02),
+            loss="mse", metrics=["mae"], batch_size=16, epochs=3, validation="held", sample_weight_col="weight",
+            callbacks=[tf.keras.callbacks.EarlyStopping("val_loss", min_delta=1e9)], **COLUMNS,
+        ),
+        "torch": torch_estimator(validation=0.2, metrics=[torch.nn.functional.l1_loss]),
+    }  # fmt: skip
+    expected, rows = {}, frame.limit(3).toPandas()[["a", "b"]].to_numpy(np.float32)
+    for name, stage in stages.items():
+        fitted = Pipeline(stages=[assembler, stage]).fit(frame)
+        fitted.save(str(tmp_path / name))
+        model, history = fitted.stages[1].getModel(), fitted.stages[1].history
+        assert history["loss"][-1] < history["loss"][0]
+        if name == "keras":
+            assert history.keys() >= {"loss", "mae", "val_loss", "val_mae"}
+            assert len(history["loss"]) == 2, "stopped early"
+            expected[name] = model.predict_on_batch(rows)[:, 0]
+        else:
+            assert history.keys() == {"loss", "l1_loss", "val_loss", "val_l1_loss"}
+            expected[name] = model(torch.from_numpy(rows)).detach().numpy()[:, 0]
+    said = capfd.readouterr().err
+    assert said.count("saved with cloudpickle") == 1, "only the function of the torch module"
+    again = stages["torch"].copy({stages["torch"].epochs: 1}).fit(assembler.transform(frame))
+    assert len(again.getHistory()["loss"]) == 1
+    said = capfd.readouterr().err
+    assert "reused" in said
+    assert "writing" not in said
+    torch_estimator(model=torch.nn.Linear(2, 1)).write().save(str(tmp_path / "estimator"))
+    other = driver(f"""
+        import json
+        from pyspark.ml import PipelineModel
+        from sparkring.ml import TorchEstimator
+
+        frame = spark("local[2]").sql({ROWS!r}).limit(3)
+        for name in {list(stages)!r}:
+            scored = PipelineModel.load({str(tmp_path)!r} + "/" + name).transform(frame)
+            print("found", name, json.dumps([row.y__output for row in scored.collect()]), flush=True)
+        loaded = TorchEstimator.load({str(tmp_path / "estimator")!r})
+        print("loaded", loaded.getEpochs(), loaded.getModel().weight.shape[1])
+    """)
+    text = other.wait()
+    for name, values in expected.items():
+        found = json.loads(text.partition(f"found {name} ")[2].partition("\n")[0])
+        np.testing.assert_allclose(found, values, rtol=1e-4)
+    assert "loaded 3 2" in text
+
+
+@pytest.mark.slow
+def test_cross_validation(frame, pair):
+    """Fits in threads, one after another on the warm ranks."""
+    rows = VectorAssembler(inputCols=["a", "b"], outputCol="x").transform(frame)
+    estimator = torch_estimator(batch_size=8)
+    grid = ParamGridBuilder().addGrid(estimator.epochs, [1, 6]).build()
+    evaluator = RegressionEvaluator(predictionCol="y__output", labelCol="y")
+    search = CrossValidator(
+        estimator=estimator, estimatorParamMaps=grid, evaluator=evaluator, numFolds=2, parallelism=2, seed=1
+    )
+    found = search.fit(rows)
+    assert found.avgMetrics[1] < found.avgMetrics[0]
+    assert len(found.bestModel.history["loss"]) == 6
+
+
+@pytest.mark.slow
+def test_a_fit_goes_on_after_a_rank_is_lost(frame, tmp_path, capfd):
+    """On Spark: rank 1 is killed in the second epoch. Later, a callback ends the training."""
+    rows = VectorAssembler(inputCols=["a", "b"], outputCol="x").transform(frame)
+    killed = tmp_path / "killed"
+
+    def callback(epoch, metrics):
+        from sparkring import world
+
+        if epoch == 2 and world().rank == 1 and not killed.exists():
+            killed.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return epoch == 4
+
+    estimator = torch_estimator(np=2, epochs=9, callbacks=[callback], checkpoint_dir=str(tmp_path / "saved"))
+    fitted = estimator.fit(rows)
+    assert killed.exists()
+    assert len(fitted.history["loss"]) == 4
+    folder, marker = sorted((tmp_path / "saved").iterdir(), key=lambda path: path.suffix)
+    assert marker.name == f"{folder.name}.finished", "so that the next fit begins anew"
+    assert "restart" in capfd.readouterr().out
+
+
+REFUSED = [
+    ({"np": 0}, OptionsError, "np=0: expected a number of ranks"),
+    ({"loss": []}, OptionsError, "loss is missing"),
+    ({"validation": 1.5}, OptionsError, "validation=1.5: expected a fraction"),
+    ({"output_cols": ["p", "q"]}, OptionsError, "output_cols has 2 entries, but needs 1: one for each of y"),
+    ({"feature_cols": ["c"]}, DataError, "feature_cols: the DataFrame has no column `c`: the columns are `id`, `a`"),
+    ({"label_cols": ["z"]}, DataError, "label_cols: the DataFrame has no column `z`"),
+    ({"validation": "text"}, DataError, "validation: column `text` is string"),
+    ({"feature_cols": ["text"]}, DataError, "feature_cols: column `text` is string.*needs numbers, arrays"),
+    ({"feature_cols": ["gaps", "lists"]}, DataError, r"column `gaps` has nulls or empty arrays \(100;.*dropna"),
+    ({"feature_cols": ["lists"]}, DataError, r"column `lists` has nulls or empty arrays \(100;"),
+    ({"batch_size": 500}, DataError, "400 rows for training. With 2 ranks, a rank has 200, which do not fill"),
+    ({"validation": "none"}, DataError, "validation='none' leaves 0 rows for validation"),
+    ({"input_shapes": [[-1, 3]]}, DataError, r"a row of `x` has the shape \[2\], which cannot become \[3\]"),
+    ({"rows": "y > 100"}, DataError, "has no rows"),
+]
+
+
+def test_what_is_refused_before_the_launch(frame):
+    some = "IF(id % 4 = 0, NULL, a)"
+    rows = frame.selectExpr(
+        "*", "array(a, b) AS x", "'t' AS text", "false AS none", f"{some} AS gaps", f"array(a, {some}) AS lists"
+    )
+    for params, error, message in REFUSED:
+        estimator = torch_estimator(**{name: value for name, value in params.items() if name != "rows"})
+        with pytest.raises(error, match=message):
+            estimator.fit(rows.where(params.get("rows", "true")))
+
+
+def test_parameters():
+    """The names and methods that users of horovod.spark and of pyspark know."""
+    estimator = KerasEstimator(num_proc=4, batch_size=8, label_cols="y")
+    assert (estimator.getNumProc(), estimator.getBatchSize(), estimator.getLabelCols()) == (4, 8, ["y"])
+    assert estimator.setEpochs(7) is estimator
+    assert "epochs: the number of epochs (default: 1, current: 7)" in estimator.explainParams()
+    assert estimator.copy({estimator.epochs: 2}).getEpochs() == 2
+    with pytest.raises(TypeError, match="batch_size"):
+        estimator.setBatchSize("many")
