@@ -39,7 +39,10 @@ def items(record: RunRecord, *, over: bool = False) -> str:
     failed = f"{found.failed:,} failed" if found.failed else ""
     pruned = f"{found.pruned:,} pruned" if found.pruned else ""
     kept = f"{found.kept:,} kept from before" if found.kept else ""
-    return dotted(f"{words} finished" if over else words, failed, pruned, kept, best_trial(record))
+    if over:
+        # "0 of 40 items finished" would be wrong if an earlier run has finished them.
+        words = f"{words} finished" if number or not found.kept else counted(whole or found.kept, "item")
+    return dotted(words, failed, pruned, kept, best_trial(record))
 
 
 def best_trial(record: RunRecord) -> str:

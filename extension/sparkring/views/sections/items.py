@@ -45,6 +45,7 @@ def html(record: RunRecord, now: float, form: Form) -> str:
         longest = sorted(items.running, key=lambda each: each.started)
         return _table(record, [*longest[:RUNNING_SHOWN], *failed[-3:][::-1]], now)
     known = items.known
+    failed.sort(key=lambda each: each.item)
     first = _table(record, known[:FIRST_SHOWN], now)
     many = f"The first {FIRST_SHOWN} of {describe.counted(len(known), 'item')}"
     several = f"{describe.counted(len(failed), 'item')} failed"

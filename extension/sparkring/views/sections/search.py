@@ -46,7 +46,6 @@ def html(record: RunRecord, now: float, form: Form) -> str:
         ]
     )
     names = ", ".join(each.name for each in search.parameters)
-    told = describe.dotted(describe.best_trial(record), "blue: finished; grey: pruned; orange: best")
     drawn = [
         figure(f"<figcaption><b>{metric}</b> by step or epoch</figcaption>", curves, f"{search.metric} of all trials"),
         figure(f"<figcaption>best <b>{metric}</b> by trial</figcaption>", history, describe.best_trial(record)),
@@ -54,7 +53,8 @@ def html(record: RunRecord, now: float, form: Form) -> str:
             "<figcaption>parameters</figcaption>", parameters, f"{names} and {search.metric} of all trials", 2 * WIDTH
         ),
     ]
-    return f'<div class="sr-charts">{"".join(drawn)}{paragraph(told)}{paragraph(describe.importance(record))}</div>'
+    told = paragraph("blue: finished; grey: pruned; orange: best") + paragraph(describe.importance(record))
+    return f'<div class="sr-charts">{"".join(drawn)}{told}</div>'
 
 
 def _looks(trial: ItemRecord, best: int) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def _parameters(axes: Axes, search: Search, trials: Sequence[ItemRecord], looks:
             axes.text(x, height, f"{choice[:_LABEL]} ", ha="right", va="center", **small)
     axes.set_axis_off()
     axes.set_xlim(-0.5 if columns[0].choices else -0.2, len(columns) - 0.8)
-    axes.set_ylim(-0.05, 1.15)
+    axes.set_ylim(-0.02, 1.28)
 
 
 def place(parameter: Searched, value: float | str) -> float:
