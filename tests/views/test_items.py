@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -293,7 +294,11 @@ def test_a_search_as_pictures():
     shown = html.panel(searched(over=True), now=103.0, final=True)
     assert shown.count('src="data:image/png;base64,') == 3
     assert 'alt="lr, act, width and val_loss of all trials"' in shown
-    assert "best val_loss 0.03125 (item 1) · blue: finished; grey: pruned; orange: best" in shown
+    assert "3 of 4 items finished · 1 pruned · best val_loss 0.03125 (item 1)" in shown
+    assert "blue: finished; grey: pruned; orange: best" in shown
+    first = re.search(r"best val_loss</small></caption>.*?<td[^>]*>(\d+)</td>", shown)
+    assert first is not None
+    assert first[1] == "1", "the best trial"
     assert "importance: lr 75 %, act 25 %" in shown
     assert "<i>tanh" not in shown
     assert "data:image" not in html.panel(searched(over=False), now=103.0, final=False)
