@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # Thousands of ranks import sparkring, and each would compile it again; each test worker would compile all tests.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -25,6 +26,9 @@ os.environ["SPARKRING_SPARE"] = "0"
 # By default, gc runs after every 700 new objects, which would take a tenth of the time of the tests that run in this
 # process: it visits all that TensorFlow and PyTorch have made again and again. The leak watch collects when it must.
 gc.set_threshold(100_000, 50, 100)
+# No test depends on the machine's speed. By default, Hypothesis fails a test whose example takes more than 200 ms.
+settings.register_profile("any speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any speed")
 
 pytest_plugins = (
     "kinds",

@@ -333,12 +333,12 @@ def test_gang_completions(line, expected):
         (" x in (y for y in z if y in w)", "x", "(y for y in z if y in w)", ForeachOptions(-3)),
         (" x in y --fresh-process", "x", "y", ForeachOptions(-3, fresh_after=1)),
         (" x in y --fresh-after 20 --fail-fast", "x", "y", ForeachOptions(-3, fresh_after=20, fail_fast=True)),
-        (" x in y --timeout-each 1.5 --gpus .5", "x", "y", ForeachOptions(-3, timeout_each_s=1.5, gpus=0.5)),
+        (" x in y -n -3 --timeout-each 1.5 --gpus .5", "x", "y", ForeachOptions(-3, timeout_each_s=1.5, gpus=0.5)),
         (
             " x in y --np-each 2 --framework torch --env A=1 --push a,b --name 'my run' --background",
             "x",
             "y",
-            ForeachOptions(-3, 2, "torch", env=(("A", "1"),), push=("a", "b"), name="my run", background=True),
+            ForeachOptions(-1, 2, "torch", env=(("A", "1"),), push=("a", "b"), name="my run", background=True),
         ),
     ],
 )

@@ -86,6 +86,10 @@ def items(name, np, gpus, **options):
 items("two share one", -4, 0.5, env={"CUDA_VISIBLE_DEVICES": "3,1"})
 items("two for an item", -2, 2)
 items("planned", -1, 0.5, plan=True, env={"CUDA_VISIBLE_DEVICES": "2"})
+from sparkring.launchers import default_at_once
+cores = len(os.sched_getaffinity(0))
+found["by default"] = [default_at_once(1, 4, {}), default_at_once(2, 1, {"CUDA_VISIBLE_DEVICES": "1"}),
+                       default_at_once(1, 0.5, {"CUDA_VISIBLE_DEVICES": "1"}) == min(2, cores)]
 items("too few for items", -3, 0.3, env={"CUDA_VISIBLE_DEVICES": ""})
 """
 WITHOUT = """
@@ -156,6 +160,7 @@ def test_local(driver, four_gpus):
     )
     assert sorted(value[1] for value in found["two share one"]) == ["1", "1", "3", "3"]
     assert sorted(value[1] for value in found["two for an item"]) == ["0,1", "2,3"]
+    assert found["by default"] == [1, 1, True]
     assert found["planned"] == [1, [[["2"], "2"]]]
     assert found["too few for items"] == (
         "LaunchError: needs 1 GPU (3 items × 0.3), but 0 found on this machine under CUDA_VISIBLE_DEVICES=''. Use "

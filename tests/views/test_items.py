@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -56,13 +57,13 @@ def ended() -> RunRecord:
 
 def test_how_far_it_is():
     record = running()
-    assert describe.items_progress(record, 122.0) == "11 of 300 items · 1 failed · 2 at once · 30 items/min"
+    assert describe.items_progress(record, 122.0) == "11 of 300 items · 1 failed · ■■ 2 at once · 30 items/min"
     assert describe.items_left(record, 122.0) == "9 min 38 s left"
     assert describe.facts(record) == ["2 at once on this machine"]
     endless = replay([*begun(None), *item(0), *item(1, None)])
-    assert describe.items_progress(endless, 200.0) == "1 item · 2 at once · 36 items/h"
+    assert describe.items_progress(endless, 200.0) == "1 item · ■□ 2 at once · 36 items/h"
     assert describe.items_left(endless, 200.0) == ""
-    assert describe.items_progress(replay(begun()), 200.0) == "0 of 300 items · 2 at once", "nothing is known yet"
+    assert describe.items_progress(replay(begun()), 200.0) == "0 of 300 items · □□ 2 at once", "nothing is known yet"
     assert describe.took(ended(), 200.0) == "12 s · 1.0 items/s"
 
 
@@ -155,7 +156,7 @@ def test_the_page_is_told_of_each_item_once():
     later = replay([events.ItemEnded(140.0, 11, "finished")], later)
     (state,) = (each for each in live.whole(later, 140.0) if each["kind"] == "state")
     assert (state["fraction"], state["pooled"]) == (13 / 300, True)
-    assert state["progress"] == "13 of 300 items · 1 failed · 2 at once · 20 items/min"
+    assert state["progress"] == "13 of 300 items · 1 failed · □□ 2 at once · 20 items/min"
     assert state["left"] == "14 min 43 s left"
 
 
@@ -167,7 +168,7 @@ def test_the_terminal():
     stream = Terminal()
     view = TerminalView(stream)
     view.refresh(running())
-    assert "11 of 300 items · 1 failed · 2 at once · " in stream.getvalue()
+    assert "11 of 300 items · 1 failed · ■■ 2 at once · " in stream.getvalue()
     view.close(ended())
     assert "sparkring: failed: 11 of 12 items finished · 1 failed · 12 s · 1.0 items/s" in stream.getvalue()
 
@@ -274,7 +275,7 @@ def searched(*, over: bool) -> RunRecord:
 
 def test_the_best_trial_is_said_everywhere():
     assert describe.items_progress(searched(over=False), 103.0) == (
-        "3 of 4 items · 1 pruned · best val_loss 0.03125 (item 1) · 1 at once · 1.0 items/s"
+        "3 of 4 items · 1 pruned · best val_loss 0.03125 (item 1) · ■ 1 at once · 1.0 items/s"
     )
     record = searched(over=True)
     assert describe.outcome(record) == "3 of 4 items finished · 1 pruned · best val_loss 0.03125 (item 1)"
@@ -293,7 +294,11 @@ def test_a_search_as_pictures():
     shown = html.panel(searched(over=True), now=103.0, final=True)
     assert shown.count('src="data:image/png;base64,') == 3
     assert 'alt="lr, act, width and val_loss of all trials"' in shown
-    assert "best val_loss 0.03125 (item 1) · blue: finished; grey: pruned; orange: best" in shown
+    assert "3 of 4 items finished · 1 pruned · best val_loss 0.03125 (item 1)" in shown
+    assert "blue: finished; grey: pruned; orange: best" in shown
+    first = re.search(r"best val_loss</small></caption>.*?<td[^>]*>(\d+)</td>", shown)
+    assert first is not None
+    assert first[1] == "1", "the best trial"
     assert "importance: lr 75 %, act 25 %" in shown
     assert "<i>tanh" not in shown
     assert "data:image" not in html.panel(searched(over=False), now=103.0, final=False)

@@ -33,7 +33,7 @@ from sparkring.cluster.jobs import interruptibly
 from sparkring.data import owners
 from sparkring.data.frames import for_arrays, session_of, version_of
 from sparkring.errors import DataError, OptionsError
-from sparkring.history.describe import ago
+from sparkring.history.describe import ago, size
 from sparkring.runtime.interrupts import interrupted
 from sparkring.runtime.storage import Location, locate
 
@@ -296,7 +296,7 @@ def _write(frame: DataFrame, form: Form, home: Location, key: str, version: str,
             ]
             commit |= {"size_bytes": size_bytes, "files": files}
             _write_json(copy / COMMIT, commit)
-        tell(f"wrote {rows:,} rows, {size_bytes / 1e6:,.1f} MB, in {time.time() - started:.1f} s")
+        tell(f"wrote {rows:,} rows, {size(size_bytes)}, in {time.time() - started:.1f} s")
         return _copy(copy, version, commit, reused=False)
     except BaseException:  # an interrupt as well
         with contextlib.suppress(OSError):

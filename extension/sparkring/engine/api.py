@@ -26,10 +26,10 @@ from sparkring.engine.spec import Call, RunSpec
 from sparkring.errors import OptionsError, ResultError
 from sparkring.frameworks import FRAMEWORKS
 from sparkring.history.view import View
+from sparkring.launchers import default_at_once
 from sparkring.runtime.interrupts import Interrupts
 from sparkring.runtime.kernel import tell
 from sparkring.views import open_view
-from sparkring.worker.member import process
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -148,10 +148,10 @@ def foreach(
     The items are independent. `items` is any iterable, even an endless generator, since an item is taken only when a
     process is free for it. If `items` is a grouped Spark DataFrame, `df.groupBy("store")`, an item is a tuple of the
     key and a pandas DataFrame; for sparkring.partitions(df), it is a pandas DataFrame. With np=-4, at most four items
-    run at once, in processes on this machine; with np=4, in Spark tasks. The default is a process for each core. The
-    other keywords are named like the options of %%foreach, and have the same meanings. With background=True, foreach()
-    returns a BackgroundRun at once. With plan=True, only the first item runs, and foreach() returns a Plan, which says
-    how many items fit at once.
+    run at once, in processes on this machine; with np=4, in Spark tasks. The default is a process for each core, with
+    `gpus` at most as many as there are GPUs for. The other keywords are named like the options of %%foreach, and have
+    the same meanings. With background=True, foreach() returns a BackgroundRun at once. With plan=True, only the first
+    item runs, and foreach() returns a Plan, which says how many items fit at once.
 
     Raises ItemsFailed if items failed: the other items have run, and `sparkring.last_result` has all results. Raises
     OptionsError if an argument is invalid.
@@ -160,7 +160,7 @@ def foreach(
         carried = ", ".join(name for name, each in FRAMEWORKS.items() if not each.in_task)
         raise OptionsError(f"foreach(framework={framework!r}): expected one of {carried}.")
     options = ForeachOptions(
-        np=-process.cores() if np is None else _whole(np),
+        np=-default_at_once(np_each, gpus, env or {}) if np is None else _whole(np),
         each=np_each,
         framework=framework,
         timeout_each_s=timeout_each_s,

@@ -41,6 +41,18 @@ def pool_requests(request: LaunchRequest, slots: int, gpus: float | None) -> lis
     return [whole._replace(environment={**whole.environment, "CUDA_VISIBLE_DEVICES": share}) for share in shares]
 
 
+def default_at_once(size: int, gpus_each: float | None, environment: Mapping[str, str]) -> int:
+    """Return how many items run at once on this machine by default: as many as there are cores and GPUs for.
+
+    Each item has `size` ranks, and each rank a core and `gpus_each` GPUs. `environment` is that of the ranks.
+    """
+    size = max(1, size)  # not yet checked
+    by_cores = process.cores() // size
+    if not gpus_each:
+        return max(1, by_cores)
+    return max(1, min(by_cores, _room_on_gpus(len(gpus.found(_visible(environment))), size, gpus_each)))
+
+
 class ItemRoom(NamedTuple):
     """What limits the number of items on each host, apart from the host's memory and cores.
 
@@ -73,8 +85,11 @@ def item_room(request: LaunchRequest, each: float | None) -> ItemRoom:
     free = tuple((gpu.total_bytes or 0) - (gpu.used_bytes or 0) for gpu in found)
     if not each:
         return ItemRoom(gpu_free=free)
-    room = len(found) * sharers(each) if each < 1 else len(found) // (request.size * int(each))
-    return ItemRoom(gpus=room, gpu_free=free)
+    return ItemRoom(gpus=_room_on_gpus(len(found), request.size, each), gpu_free=free)
+
+
+def _room_on_gpus(found: int, size: int, each: float) -> int:
+    return found * sharers(each) if each < 1 else found // (size * int(each))
 
 
 def _visible(environment: Mapping[str, str]) -> str | None:

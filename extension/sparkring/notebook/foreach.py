@@ -31,9 +31,11 @@ pairs of a key and a pandas DataFrame, or sparkring.partitions(df), which has a 
     %%foreach store, frame in df.groupBy("store") -n 4
     len(frame)
 
+The groups of a pandas DataFrame, `df.groupby("store")`, are such pairs, too.
+
 With -n -4, at most four items run at once, in processes on this machine; with -n 4, in Spark tasks, which wait until
-Spark has free slots for them. If ITEMS contains ` -n` or ` --`, as in `a -n`, put it in
-parentheses; otherwise, the options would begin there.
+Spark has free slots for them. If ITEMS contains ` -n` or ` --`, as in `a -n`, put it in parentheses; otherwise, the
+options would begin there.
 
 Each process runs one item after another, and keeps what it has imported. For each item, the names that the cell reads
 have the notebook's values again, and random numbers are seeded with the item's number. So results do not depend on
@@ -43,6 +45,9 @@ later items of the process find the change; with --fresh-process, each item has 
 If an item fails, the other items still run. At the end, one error says how many items failed, and why. A process that
 dies, or whose memory has grown by 512 MB, is replaced. If an item runs out of memory, it is tried again, and from then
 on only half as many items run at once.
+
+With --checkpoint-dir, the result of each item is kept there. After Stop, a failure or a killed kernel, run the cell
+again: only the items without a result run. If you change the code or an item, the items concerned run again.
 
 To search for the best values of parameters, iterate over sparkring.search(), which ends poor trials early:
 
@@ -70,7 +75,7 @@ TABLE = OptionsTable(
         type=number_of_ranks,
         metavar="K",
         help="run at most K items at once: -K in processes on this machine, K in Spark tasks; default: a process for "
-        "each core",
+        "each core, with --gpus at most as many as there are GPUs for",
     ),
     Option(
         "--retries",
@@ -177,7 +182,7 @@ def parse(line: str, fill_in: Callable[[str], str] = lambda options: options) ->
     Raise OptionsError if the line is not valid. `fill_in` replaces `{name}` and `$name` in the options, as IPython does
     for other magics; the clause is Python and stays as it is.
     """
-    from sparkring.worker.member import process
+    from sparkring.launchers import default_at_once
 
     clause, rest = split(line)
     given = TABLE.parse(fill_in(rest))
@@ -185,15 +190,10 @@ def parse(line: str, fill_in: Callable[[str], str] = lambda options: options) ->
         raise OptionsError("%%foreach: --fresh-process means --fresh-after 1: choose one.")
     fresh_after = 1 if given.pop("fresh_process") else given["fresh_after"]
     dry_run = given.pop("dry_run")
-    options = ForeachOptions(
-        **given
-        | {
-            "np": -process.cores() if given["np"] is None else given["np"],
-            "fresh_after": fresh_after,
-            "push": flattened(given["push"]),
-            "env": tuple(given["env"] or ()),
-        }
-    )
+    env = tuple(given["env"] or ())
+    if given["np"] is None:
+        given["np"] = -default_at_once(given["each"], given["gpus"], dict(env))
+    options = ForeachOptions(**given | {"fresh_after": fresh_after, "push": flattened(given["push"]), "env": env})
     return clause, checked_foreach("%%foreach", options), dry_run
 
 

@@ -14,6 +14,8 @@ from sparkring.notebook.magic import Magic
 from sparkring.notebook.option_types import count
 from sparkring.notebook.options_table import Option, OptionsTable
 
+TITLE_CHARACTERS = 60  # of a run's title in the list
+
 _RUNS_HELP = """List saved runs, show a run, open its metrics in TensorBoard, or stop a background run.
 
     %runs                       list the last 20 runs, newest first; `%runs 50` lists 50
@@ -125,7 +127,7 @@ def _rows(most: int) -> Iterator[tuple[str, ...]]:
             took, unfinished = describe.duration(int(time.time() - started.time)), "running"
         yield (
             path.name,
-            started.title,
+            describe.first_line(started.title, TITLE_CHARACTERS),
             took,
             f"{started.size} {started.where}",
             reading.named_shortly(data),

@@ -184,7 +184,7 @@ def _item(record: RunRecord, found: ItemRecord, most: int = item_records.CURVE_P
         found.attempt,
         round(found.started - record.started, 2),
         took,
-        lines.plain(found.value),
+        lines.plain(describe.item_value(found)),
         "" if failure is None else describe.first_line(failure.summary),
         "" if failure is None else describe.item_failure(record, failure),
         lines.plain(found.host),
@@ -229,7 +229,7 @@ def state_message(record: RunRecord, now: float) -> Message:
     if record.items is not None:
         fraction, words = record.items.fraction, describe.items_progress(record, now) if running else ""
         left = describe.items_left(record, now) if running else ""
-        if record.items.search is not None and not running:
+        if record.outcome == "finished":
             words = describe.items(record)
     return {
         "run": record.run_id,

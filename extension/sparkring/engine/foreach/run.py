@@ -263,7 +263,7 @@ class ForeachRun:
                 problem = error
             problem = problem or self._error(pool)
             if problem is None:
-                recorder.close("finished")
+                recorder.close("finished", describe.items(recorder.record, over=True))
             elif isinstance(problem, KeyboardInterrupt):
                 recorder.close("interrupted", describe.items(recorder.record, over=True))
             elif isinstance(problem, ItemsFailed):

@@ -18,7 +18,9 @@ from sparkring.history.describe.gangs import waiting_for_ranks as waiting_for_ra
 from sparkring.history.describe.item_runs import best_trial as best_trial
 from sparkring.history.describe.item_runs import explain_items as explain_items
 from sparkring.history.describe.item_runs import importance as importance
+from sparkring.history.describe.item_runs import item_error as item_error
 from sparkring.history.describe.item_runs import item_failure as item_failure
+from sparkring.history.describe.item_runs import item_value as item_value
 from sparkring.history.describe.item_runs import items as items
 from sparkring.history.describe.item_runs import items_left as items_left
 from sparkring.history.describe.item_runs import items_progress as items_progress

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from sparkring.history.describe.run import code_line, elapsed_s, whole_log
@@ -16,12 +17,13 @@ from sparkring.history.describe.text import (
     plain_lines,
     rank_numbers,
 )
-from sparkring.history.events import Failure
-from sparkring.history.item_records import ItemRecord
+from sparkring.history.events import CodeFrame, Failure
+from sparkring.history.item_records import ItemRecord, ItemsRecord
 from sparkring.history.lines import plain
 from sparkring.history.record import RunRecord
 from sparkring.history.stacks import CELL_NAME
 
+_SQUARES = 10  # how many squares show the slots of a pool
 _FAILURES_NAMED, _ITEMS_NAMED = 8, 10  # how many causes are named when items fail, and how many items of each cause
 
 
@@ -37,7 +39,10 @@ def items(record: RunRecord, *, over: bool = False) -> str:
     failed = f"{found.failed:,} failed" if found.failed else ""
     pruned = f"{found.pruned:,} pruned" if found.pruned else ""
     kept = f"{found.kept:,} kept from before" if found.kept else ""
-    return dotted(f"{words} finished" if over else words, failed, pruned, kept, best_trial(record))
+    if over:
+        # "0 of 40 items finished" would be wrong if an earlier run has finished them.
+        words = f"{words} finished" if number or not found.kept else counted(whole or found.kept, "item")
+    return dotted(words, failed, pruned, kept, best_trial(record))
 
 
 def best_trial(record: RunRecord) -> str:
@@ -59,9 +64,10 @@ def importance(record: RunRecord) -> str:
 
 
 def items_progress(record: RunRecord, now: float) -> str:
-    """The progress of a run of items that has not ended: `137 of 300 items · 2 failed · 20 at once · 3.4 items/s`.
+    """The progress of a run of items that has not ended: `137 of 300 items · 2 failed · ■■■□ 4 at once · 3.4 items/s`.
 
-    If some of the 20 still wait until they can start, the text ends with `2 of 20 at once`.
+    The squares are the slots in use and the idle ones. If some of the four still wait until they can start, the text
+    has `2 of 4 at once`.
     """
     found = record.items
     if found is None:
@@ -70,7 +76,14 @@ def items_progress(record: RunRecord, now: float) -> str:
     waits = found.up is not None and found.up < left and not record.outcome
     number = f"{found.up:,} of {left:,}" if waits else f"{left:,}"
     running = f"{number} at once" if left == found.at_once else f"{number} running"
-    return dotted(items(record), running, items_rate(record, now))
+    return dotted(items(record), f"{_slots(found)} {running}", items_rate(record, now))
+
+
+def _slots(found: ItemsRecord) -> str:
+    """A full square for each slot in use, and an empty one for each idle slot; a square may stand for several slots."""
+    each = math.ceil(found.at_once / _SQUARES)
+    squares, used = math.ceil(found.at_once / each), math.ceil(min(len(found.running), found.at_once) / each)
+    return "■" * used + "□" * (squares - used)
 
 
 def items_rate(record: RunRecord, now: float) -> str:
@@ -119,6 +132,22 @@ def explain_items(record: RunRecord) -> str:
     return plain_lines("\n".join([*parts, *([f"Whole log: {where}"] if where else [])]))
 
 
+def item_value(item: ItemRecord) -> str:
+    """The value of an item as tables show it. A pruned item has none apart from its metric."""
+    if item.state == "pruned":
+        return ""
+    try:
+        return f"{float(item.value):.6g}" if "." in item.value else item.value
+    except ValueError:
+        return item.value
+
+
+def item_error(record: RunRecord, failure: Failure) -> str:
+    """Why and where an item failed, in one line: ``KeyError: 'price' (cell line 3: `row["price"]`)``."""
+    place = _failed_at(record, failure)
+    return first_line(failure.summary) + (f" ({place})" if place else "")
+
+
 def item_failure(record: RunRecord, failure: Failure) -> str:
     """Say where an item failed, and what to do about it, in a line each; '' if neither is known."""
     return plain_lines("\n".join(filter(None, [_failed_at(record, failure), failure.advice])))
@@ -128,22 +157,28 @@ def _alike(record: RunRecord, group: Sequence[ItemRecord]) -> str:
     """Say which items failed in the same way, and give the error of the first of them."""
     failure = group[0].failure
     assert failure is not None
-    place = _failed_at(record, failure)
     numbers = sorted(each.item for each in group)
     which = (
         f"item {numbers[0]} ({group[0].name})" if len(group) == 1 else f"items {rank_numbers(numbers[:_ITEMS_NAMED])}"
     )
     more = f" and {len(group) - _ITEMS_NAMED:,} more" if len(group) > _ITEMS_NAMED else ""
     advice = f"\n    {failure.advice}" if failure.advice else ""
-    return f"  {len(group):,} × {first_line(failure.summary)}{f' ({place})' if place else ''}: {which}{more}{advice}"
+    return f"  {len(group):,} × {item_error(record, failure)}: {which}{more}{advice}"
 
 
 def _failed_at(record: RunRecord, failure: Failure) -> str:
-    """Return the line of the cell, or of the script or notebook that the cell runs: ``cell line 3: `1 / 0` ``."""
+    """Return the line of the cell, or of the script or notebook that the cell runs: ``cell line 3: `1 / 0` ``.
+
+    For a function that foreach() calls, it is the line of the function's file or cell.
+    """
     frames = failure.frames
+    if not frames:
+        return ""
     found = next((number for number in reversed(range(len(frames))) if frames[number].filename == CELL_NAME), None)
     if found is None:
-        return ""
+        frame = next(each for each in reversed(frames) if each.filename == frames[0].filename)
+        where = "line {} of a notebook cell" if frame.in_cell else f"{frame.filename.rpartition('/')[2]} line {{}}"
+        return _with_code(where.format(frame.line), _source_line(frame))
     frame, inner = frames[found], frames[found + 1 : found + 2]
     if not inner or inner[0].function != "<module>":
         code = code_line(record, frame.line)
@@ -151,7 +186,15 @@ def _failed_at(record: RunRecord, failure: Failure) -> str:
     else:
         path = inner[0].filename.partition(".ipynb cell ")[0]
         frame = next(each for each in reversed(frames) if each.filename.partition(".ipynb cell ")[0] == path)
-        code = next((line.text for line in frame.source if line.number == frame.line), "")
+        code = _source_line(frame)
         where = f"{frame.filename.rpartition('/')[2]} line {frame.line}"
+    return _with_code(where, code)
+
+
+def _source_line(frame: CodeFrame) -> str:
+    return next((line.text for line in frame.source if line.number == frame.line), "")
+
+
+def _with_code(where: str, code: str) -> str:
     code = first_line(code.strip(), CODE_CHARACTERS)
     return f"{where}: `{code}`" if code else where

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sparkring.history import describe
-from sparkring.history.item_records import ItemRecord
+from sparkring.history.item_records import ItemRecord, Search
 from sparkring.history.record import RunRecord
 from sparkring.views.figure import Drawing, figure, many_curves, pictures
 from sparkring.views.markup import BLUE, RED, details, paragraph, text
 from sparkring.views.sections import Form
-from sparkring.views.sections.search import CURVES_SHOWN, extent, wider
+from sparkring.views.sections.search import CURVES_SHOWN, WHOLE, extent, wider
 from sparkring.views.tables import bare_table
 
 if TYPE_CHECKING:
@@ -44,16 +45,21 @@ def html(record: RunRecord, now: float, form: Form) -> str:
         longest = sorted(items.running, key=lambda each: each.started)
         return _table(record, [*longest[:RUNNING_SHOWN], *failed[-3:][::-1]], now)
     known = items.known
+    failed.sort(key=lambda each: each.item)
     first = _table(record, known[:FIRST_SHOWN], now)
     many = f"The first {FIRST_SHOWN} of {describe.counted(len(known), 'item')}"
     several = f"{describe.counted(len(failed), 'item')} failed"
     parts = [
-        _pictures(known) if items.search is None else "",
+        _pictures(known) if items.search is None else _best(record, items.search, now),
         _table(
             record, failed[:FAILED_SHOWN], now, f"{several}; the first {FAILED_SHOWN}:" if failed[FAILED_SHOWN:] else ""
         ),
         first if len(known) <= FIRST_SHOWN else details(many, first),
-        *(details(f"Lowest and highest {name}", _extremes(record, name, known, now)) for name in _metrics(known)),
+        *(
+            details(f"Lowest and highest {name}", _extremes(record, name, known, now))
+            for name in _metrics(known)
+            if items.search is None or name != items.search.metric
+        ),
     ]
     return "".join(parts)
 
@@ -94,6 +100,19 @@ def _metrics(items: Iterable[ItemRecord]) -> list[str]:
     return list(dict.fromkeys(name for each in items for name in each.metrics))[:METRICS_SHOWN]
 
 
+def _best(record: RunRecord, search: Search, now: float) -> str:
+    """Return a table of the best trials of a search."""
+    assert record.items is not None
+    ended = [
+        each
+        for each in record.items.known
+        if each.state in WHOLE and math.isfinite(each.metrics.get(search.metric, math.nan))
+    ]
+    ended.sort(key=lambda each: each.metrics[search.metric], reverse=search.mode == "max")
+    which = f"best {search.metric}: the first {BEST_SHOWN} of {describe.counted(len(ended), 'finished trial')}"
+    return _table(record, ended[:BEST_SHOWN], now, which if ended[BEST_SHOWN:] else f"best {search.metric}")
+
+
 def _extremes(record: RunRecord, name: str, items: Sequence[ItemRecord], now: float) -> str:
     """Return tables of the items with the lowest and the highest values of a metric; '' if only a few items have it."""
     measured = sorted(
@@ -114,7 +133,8 @@ def _table(record: RunRecord, items: Sequence[ItemRecord], now: float, note: str
     names = _metrics(items)
     writers = {name: describe.numbers([each.metrics[name] for each in items if name in each.metrics]) for name in names}
     tried = any(each.attempt > 1 for each in items)
-    valued = any(each.value for each in items)
+    values = [describe.item_value(each) for each in items]
+    valued = any(values)
     headers = ("", "item", "state", *(["attempt"] if tried else []), "took", *names, *(["value"] if valued else []), "")
     rows = [
         (
@@ -124,9 +144,9 @@ def _table(record: RunRecord, items: Sequence[ItemRecord], now: float, note: str
             *([str(each.attempt)] if tried else []),
             describe.duration(each.seconds(record.ended or now)),
             *(writers[name](each.metrics[name]) if name in each.metrics else "" for name in names),
-            *([describe.first_line(each.value, 60)] if valued else []),
-            "" if each.failure is None else describe.first_line(each.failure.summary, 120),
+            *([describe.first_line(value, 60)] if valued else []),
+            "" if each.failure is None else describe.first_line(describe.item_error(record, each.failure), 160),
         )
-        for each in items
+        for each, value in zip(items, values, strict=True)
     ]
     return bare_table(headers, rows, note)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 FAR = 2
 CURVES_SHOWN = 1_000
 _LABEL = 12  # characters of a choice that an axis shows
-_WHOLE = ("finished", "kept")
+WHOLE = ("finished", "kept")
 
 
 def html(record: RunRecord, now: float, form: Form) -> str:
@@ -35,7 +35,7 @@ def html(record: RunRecord, now: float, form: Form) -> str:
         return ""
     # The best trial is drawn last, and pruned trials first.
     best = -1 if search.best is None else search.best[0]
-    order = sorted(trials[-CURVES_SHOWN:], key=lambda each: (each.item == best, each.state in _WHOLE))
+    order = sorted(trials[-CURVES_SHOWN:], key=lambda each: (each.item == best, each.state in WHOLE))
     looks = [_looks(each, best) for each in order]
     metric = text(search.metric)
     curves, history, parameters = pictures(
@@ -46,7 +46,6 @@ def html(record: RunRecord, now: float, form: Form) -> str:
         ]
     )
     names = ", ".join(each.name for each in search.parameters)
-    told = describe.dotted(describe.best_trial(record), "blue: finished; grey: pruned; orange: best")
     drawn = [
         figure(f"<figcaption><b>{metric}</b> by step or epoch</figcaption>", curves, f"{search.metric} of all trials"),
         figure(f"<figcaption>best <b>{metric}</b> by trial</figcaption>", history, describe.best_trial(record)),
@@ -54,14 +53,15 @@ def html(record: RunRecord, now: float, form: Form) -> str:
             "<figcaption>parameters</figcaption>", parameters, f"{names} and {search.metric} of all trials", 2 * WIDTH
         ),
     ]
-    return f'<div class="sr-charts">{"".join(drawn)}{paragraph(told)}{paragraph(describe.importance(record))}</div>'
+    told = paragraph("blue: finished; grey: pruned; orange: best") + paragraph(describe.importance(record))
+    return f'<div class="sr-charts">{"".join(drawn)}{told}</div>'
 
 
 def _looks(trial: ItemRecord, best: int) -> dict[str, Any]:
     if trial.item == best:
         return {"color": AMBER, "lw": 1.6}
     return (
-        {"color": BLUE, "lw": 0.8, "alpha": 0.6} if trial.state in _WHOLE else {"color": GREY, "lw": 0.7, "alpha": 0.7}
+        {"color": BLUE, "lw": 0.8, "alpha": 0.6} if trial.state in WHOLE else {"color": GREY, "lw": 0.7, "alpha": 0.7}
     )
 
 
@@ -93,11 +93,11 @@ def _history(axes: Axes, search: Search, trials: Sequence[ItemRecord]) -> None:
         found = [
             (each.item, min(max(each.metrics[search.metric], low), high))
             for each in trials
-            if (each.state in _WHOLE) == whole
+            if (each.state in WHOLE) == whole
         ]
         if found:
             axes.plot(*zip(*found, strict=True), ls="", marker="o", markersize=2.5, color=colour, alpha=0.7)
-    ended = [each for each in trials if each.state in _WHOLE]
+    ended = [each for each in trials if each.state in WHOLE]
     so_far = itertools.accumulate((each.metrics[search.metric] for each in ended), min if search.mode == "min" else max)
     axes.step([each.item for each in ended], list(so_far), where="post", color=AMBER, lw=1.4)
     axes.set_ylim(*wider((low, high)))
@@ -124,14 +124,17 @@ def _parameters(axes: Axes, search: Search, trials: Sequence[ItemRecord], looks:
         axes.plot(range(len(columns)), [*places, place(metric, inside)], **look)
     for x, column in enumerate(columns):
         axes.plot([x, x], [0, 1], color=GREY, lw=0.8)
-        axes.text(x, 1.08, column.name[: 2 * _LABEL], ha="center", va="bottom", weight="bold", parse_math=False)
-        labels = column.choices or tuple(map(describe.number, (column.low, column.high)))
-        for at, label in enumerate(labels):
-            height = at / (len(labels) - 1) if len(labels) > 1 else 0.5
-            axes.text(x, height, f" {label[:_LABEL]}", va="center", fontsize=6.5, parse_math=False)
+        axes.text(x, 1.16, column.name[: 2 * _LABEL], ha="center", va="bottom", weight="bold", parse_math=False)
+        small: dict[str, Any] = {"fontsize": 6.5, "parse_math": False}
+        if not column.choices:  # beyond the ends of the axis, no lines cross the numbers
+            axes.text(x, -0.04, describe.number(column.low), ha="center", va="top", **small)
+            axes.text(x, 1.03, describe.number(column.high), ha="center", va="bottom", **small)
+        for at, choice in enumerate(column.choices):
+            height = at / (len(column.choices) - 1) if len(column.choices) > 1 else 0.5
+            axes.text(x, height, f"{choice[:_LABEL]} ", ha="right", va="center", **small)
     axes.set_axis_off()
-    axes.set_xlim(-0.1, len(columns) - 0.6)
-    axes.set_ylim(-0.05, 1.15)
+    axes.set_xlim(-0.5 if columns[0].choices else -0.2, len(columns) - 0.8)
+    axes.set_ylim(-0.02, 1.28)
 
 
 def place(parameter: Searched, value: float | str) -> float:

@@ -62,6 +62,8 @@ def progress_html(record: RunRecord, now: float) -> str:
 
 
 def _items_progress_html(record: RunRecord, now: float) -> str:
+    if record.outcome == "finished":
+        return f"<div><small>{text(describe.items(record))}</small></div>"
     if record.items is None or record.outcome is not None:
         return ""
     fraction = record.items.fraction

@@ -159,7 +159,9 @@ export class Panel {
     const share = state.state === "finished" ? 1 : state.fraction;
     this.bar.style.width = `${100 * (share ?? 0)}%`;
     this.bar.setAttribute("aria-valuenow", String(Math.round(100 * (share ?? 0))));
-    put(this.words, [state.waiting, state.progress, state.left, ...state.last].filter(Boolean).join(" · ") || "\u00a0");
+    const words = [state.waiting, state.progress, state.left, ...state.last].filter(Boolean).join(" · ");
+    put(this.words, words || "\u00a0");
+    this.words.parentElement.hidden = over && !words;
     this.why.hidden = !state.outcome;
     put(this.why, state.outcome + (state.line ? ` (cell line ${state.line})` : ""));
     const told = state.notices.map((text) => `⚑ ${text}`).join("\n");

@@ -1,4 +1,4 @@
-// Turns numbers into text as history/describe.py does: tests/views/words.json has test cases for both.
+// Turns numbers into text as history/describe does: tests/views/words.json has test cases for both.
 
 export function duration(seconds) {
   const whole = Math.max(0, Math.floor(seconds));
