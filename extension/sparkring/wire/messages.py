@@ -1,10 +1,10 @@
 """Every message between driver, member and rank, and how it is encoded as the header and the parts of a frame.
 
     driver  ── Stop, Interrupt, TakeStack, RecordTimeline ─────────────▶ member
-    driver  ── EnterWorld, Work, Run, Release, EndItem, Leave ─ passed on ─▶ rank
-    member  ── SetEnvironment ─────────────────────────────────────────▶ rank
-    member  ── Hello, Output, GpuUsed, Beat, GivenBack, Exited, … ─────▶ driver
-    rank    ── Done, Failed, Metrics, DataRead, … ───── passed on ─────▶ driver
+    driver  ── EnterWorld, Work, Run, MoreItems, EndItem, … ─ passed on ─▶ rank
+    member  ── SetEnvironment, GiveBack ───────────────────────────────▶ rank
+    member  ── Hello, Output, GpuUsed, Beat, Exited, … ────────────────▶ driver
+    rank    ── Done, ItemDone, Failed, Metrics, … ───── passed on ─────▶ driver
 
 To add a message, write its class here and name it in one of the unions below. Its annotations define how it is encoded
 and decoded: a field of type `bytes` is one part of the frame's body, a field of type `Buffers` is all of the body's
@@ -186,8 +186,6 @@ class Run(NamedTuple):
     If `what` is "item", the rank runs the Work that was sent before. Then `parts` has the item's values, and `seed` is
     the seed of the item's random numbers. With `measure`, the rank sends an ItemMeasured when the item has finished.
 
-    A Run that comes while the rank runs another one waits at the member.
-
     pull: names whose values to send back afterwards.
     barrier: whether to give the cell the context and the rows of the rank's Spark task.
     environment: variables to set; `defaults` are set unless the rank has them already.
@@ -211,6 +209,25 @@ class Run(NamedTuple):
         return "" if self.parts else "there is no payload"
 
 
+class MoreItems(NamedTuple):
+    """Run further items, one after another, once the items sent before have ended. Only a rank of its own gets this.
+
+    Each item is a Run with the same fields as the last one, but with its own seed and checkpoints. `counts` says how
+    many of the `parts` each item has. The items have the numbers from `first` on, by which they can be given back. If
+    no item has checkpoints of its own, `checkpoints` is empty.
+    """
+
+    first: Count
+    seeds: tuple[Annotated[int, range(1 << 32)], ...]
+    counts: tuple[Count, ...]
+    checkpoints: tuple[Here, ...]
+    parts: Buffers
+
+    def problem(self) -> str:
+        same = len(self.seeds) == len(self.counts) and len(self.checkpoints) in (0, len(self.seeds))
+        return "" if same and sum(self.counts) == len(self.parts) > 0 else "its parts are not those of its items"
+
+
 class Release(NamedTuple):
     """End the rank's collectives, so that no rank waits in them any longer."""
 
@@ -224,6 +241,10 @@ class Leave(NamedTuple):
 
 
 # ── From a member to its rank ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+class GiveBack(NamedTuple):
+    """Give the items that have not begun back to the driver."""
 
 
 class SetEnvironment(NamedTuple):
@@ -293,15 +314,6 @@ class Stack(NamedTuple):
 
     state: str
     text: str
-
-
-class GivenBack(NamedTuple):
-    """The requests that waited at the member, so many, will not run on its rank: other ranks can run them sooner.
-
-    They are given back if the request before them takes long, fails or is interrupted.
-    """
-
-    requests: Count
 
 
 class TimelinePart(NamedTuple):
@@ -376,6 +388,31 @@ class Done(NamedTuple):
     def problem(self) -> str:
         same = sum(value.parts for value in self.values) == len(self.parts)
         return "" if same else "the parts of its values do not add up to those of the message"
+
+
+class ItemDone(NamedTuple):
+    """The rank has run an item that others follow. `repr` and `seconds` mean the same as in Done and RankNews.
+
+    `parts` is the packed value. If it could not be packed, there are no parts, and `error` says why.
+    """
+
+    type_name: str
+    error: str
+    repr: str
+    seconds: float
+    parts: Buffers
+
+    def problem(self) -> str:
+        return "" if bool(self.parts) != bool(self.error) else "it has neither parts nor an error, or both"
+
+
+class GivenBack(NamedTuple):
+    """The items with these numbers will not run on this rank: other ranks can run them sooner.
+
+    Items are given back if the one before them takes long, fails or is interrupted.
+    """
+
+    numbers: tuple[Count, ...]
 
 
 class SourceLine(NamedTuple):
@@ -662,8 +699,8 @@ class CheckpointRemoved(NamedTuple):
 # ── Which messages each end sends ─────────────────────────────────────────────────────────────────────────────────────
 
 MemberOrder = Stop | Interrupt | TakeStack | RecordTimeline
-RankOrder = EnterWorld | Work | Run | Release | EndItem | Leave | SetEnvironment
-MemberReport = Hello | Beat | Output | GpuUsed | Stack | GivenBack | TimelinePart | Exited
+RankOrder = EnterWorld | Work | Run | MoreItems | Release | EndItem | Leave | SetEnvironment | GiveBack
+MemberReport = Hello | Beat | Output | GpuUsed | Stack | TimelinePart | Exited
 # What a rank reports while it runs a request.
 Told = (
     UserMessage
@@ -679,7 +716,7 @@ Told = (
     | CheckpointRestored
     | CheckpointRemoved
 )
-RankReport = Done | Failed | Importing | CollectivesEnded | Told
+RankReport = Done | ItemDone | GivenBack | Failed | Importing | CollectivesEnded | Told
 Report = MemberReport | RankReport
 Kept = Output | GpuUsed | TimelinePart | Told  # passed to the run's record unchanged
 Message = MemberOrder | RankOrder | Report
@@ -717,7 +754,7 @@ def decode(kind: type[Message], fields: dict[str, Any], parts: Sequence[Buffer])
     for name, several in plan.binary.items():
         found[name] = tuple(parts) if several else bytes(parts[0])
     message = kind(**found)
-    problem = message.problem() if isinstance(message, Work | Run | Done) else ""
+    problem = message.problem() if isinstance(message, Work | Run | MoreItems | Done | ItemDone) else ""
     if problem:
         raise MalformedMessage(f"{kind.__name__}: {problem}")
     return message
