@@ -250,6 +250,7 @@ class ForeachRun:
         self.interrupts = interrupts
         self.result: ForeachResult | None = None
         self.plan: Plan | None = None
+        self._here = Here(run_id=prepared.started.run_id)  # without a directory of checkpoints
         for notice in prepared.notices:
             self.recorder.notice(notice)
 
@@ -313,8 +314,8 @@ class ForeachRun:
     def _request_for(self, attempt: Attempt) -> Request:
         prepared, item = self.prepared, attempt.item
         seed = seed_of(prepared.options.seed, item.number)
-        record, kept = self.recorder.record, prepared.kept
-        here = Here(run_id=record.run_id) if kept is None else kept.here(item.key, record)
+        kept = prepared.kept
+        here = self._here if kept is None else kept.here(item.key, self.recorder.record)
         run = messages.Run(
             "item", checkpoints=here, parts=item.parts, scripts=item.scripts, seed=seed, measure=prepared.options.plan
         )

@@ -129,10 +129,8 @@ class Slot:
     @property
     def room(self) -> int:
         """How many more attempts the slot can be given now."""
-        if self.attempt is None:
+        if self._gang is None or not self._gang.up or self._gang.deaths:
             return int(self.free)
-        if self._gang is None or self._gang.deaths:
-            return 0
         room = self._depth - self.load
         return room if 2 * room > self._depth else 0  # so that many items are in one message
 

@@ -44,7 +44,7 @@ BEAT_EVERY_S = 2.0
 DRAIN_LIMIT_S = 2.0
 # After a report of an item that others follow, the member does not look at the rank's reports for this long. Then it
 # passes on all that have come, in one piece.
-REST_S = 0.001
+REST_S = 0.002
 # The largest number of reads that the member makes at once to empty a pipe. Without a limit, a process that the rank
 # started and that never stops writing would keep the member here for ever.
 DRAIN_READS = 16
