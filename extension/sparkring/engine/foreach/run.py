@@ -67,6 +67,7 @@ class Prepared(NamedTuple):
     """A validated run that has not started. The `notices` are recorded when the run begins.
 
     `launches` has the request of each slot. `total` is the number of all items, also if only the first one will run.
+    `ahead` says whether ranks can be sent the next items while an item runs.
     """
 
     options: ForeachOptions
@@ -78,6 +79,7 @@ class Prepared(NamedTuple):
     notices: tuple[str, ...] = ()
     kept: Kept | None = None
     total: int | None = None
+    ahead: bool = False
 
 
 def prepare(spec: ForeachSpec) -> Prepared:
@@ -146,7 +148,10 @@ def prepare(spec: ForeachSpec) -> Prepared:
     if isinstance(spec.work, Cell):
         lost = changed_only(ast.parse(spec.work.source), spec.work.namespace)
         notices += tuple(map(describe.unread_change, lost))
-    return Prepared(options, packed.items, work, packed.modules, launches, started, notices, kept, total)
+    # A search waits for results before it makes the next items, and an item's own scripts are sent only with itself.
+    own_scripts = isinstance(spec.work, Cell) and spec.work.scripts_of is not None
+    ahead = options.each == 1 and packed.items.steering is None and not own_scripts and sys.platform == "linux"
+    return Prepared(options, packed.items, work, packed.modules, launches, started, notices, kept, total, ahead)
 
 
 def _try_spark(launch: LaunchRequest) -> None:
@@ -245,6 +250,7 @@ class ForeachRun:
         self.interrupts = interrupts
         self.result: ForeachResult | None = None
         self.plan: Plan | None = None
+        self._here = Here(run_id=prepared.started.run_id)  # without a directory of checkpoints
         for notice in prepared.notices:
             self.recorder.notice(notice)
 
@@ -298,7 +304,7 @@ class ForeachRun:
             options.fresh_after,
             options.timeout_each_s,
             queues=options.np > 0,
-            ahead=options.each == 1 and self.prepared.items.steering is None,
+            ahead=self.prepared.ahead,
         )
         at_once = 1 if options.plan else options.at_once
         schedule = Schedule(at_once, options.retries, fail_fast=options.fail_fast)
@@ -308,8 +314,8 @@ class ForeachRun:
     def _request_for(self, attempt: Attempt) -> Request:
         prepared, item = self.prepared, attempt.item
         seed = seed_of(prepared.options.seed, item.number)
-        record, kept = self.recorder.record, prepared.kept
-        here = Here(run_id=record.run_id) if kept is None else kept.here(item.key, record)
+        kept = prepared.kept
+        here = self._here if kept is None else kept.here(item.key, self.recorder.record)
         run = messages.Run(
             "item", checkpoints=here, parts=item.parts, scripts=item.scripts, seed=seed, measure=prepared.options.plan
         )

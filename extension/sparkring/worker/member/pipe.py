@@ -33,10 +33,13 @@ class Pipe:
             except OSError:
                 pass  # the user's pipes together are too large already: the default size will do
 
-    def read(self) -> tuple[bytes, bool]:
-        """Return what can be read now, up to the end of the last whole line, and whether the stream has ended."""
+    def read(self, *, once: bool = False) -> tuple[bytes, bool]:
+        """Return what can be read now, up to the end of the last whole line, and whether the stream has ended.
+
+        With `once`, return only what one call into the system finds: all that was written before the call.
+        """
         pieces, ended = [self.rest], False
-        while sum(map(len, pieces)) < READ_BYTES:
+        while sum(map(len, pieces)) < READ_BYTES and not (once and len(pieces) > 1):
             try:
                 data = os.read(self.fd, READ_BYTES)
             except BlockingIOError:

@@ -8,16 +8,20 @@ request.
 from __future__ import annotations
 
 import builtins
+import collections
 import contextlib
+import fcntl
 import gc
 import os
 import queue
 import select
 import signal
 import sys
+import termios
 import threading
 import time
 import types
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from sparkring.capture.notebook_state import RankState
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
     from sparkring.worker.rank.items import ItemWork
 
 FLUSH_EVERY_S = 0.1
+GIVE_BACK_S = 0.05  # if an item takes longer than this, those that follow it are given back to the driver
 
 
 class Rank:
@@ -62,6 +67,13 @@ class Rank:
         self.began = 0.0  # when the request began
         self.preloads = preloads.Preloads()
         self.work: ItemWork | None = None  # if the rank belongs to a pool: what it runs for each item
+        # The items that have been received and have not begun, in their order, with their numbers. The main thread
+        # takes out those that it runs, and either thread, from the other end, those that are given back. An item that
+        # came alone has the number -1. It is never given back, since the main thread runs none when it comes.
+        self.following: collections.deque[tuple[int, messages.Run]] = collections.deque()
+        self.model: messages.Run | None = None  # the last item's Run that was received
+        self.busy_since: float | None = None  # when the main thread began the item that it runs
+        self.streams = (os.dup(1), os.dup(2))  # the pipes, also if an item puts something else in their place
         self.stack_fd = stack_fd
         signal.signal(signal.SIGINT, _pass_over)
         open_streams()
@@ -101,9 +113,11 @@ class Rank:
         # inherit it locked and hang at its first print.
         os.register_at_fork(before=flushing.acquire, after_in_parent=flushing.release, after_in_child=flushing.release)
         while True:
-            readable, _, _ = select.select([self.home], [], [], FLUSH_EVERY_S)
+            readable, _, _ = select.select([self.home], [], [], GIVE_BACK_S if self.following else FLUSH_EVERY_S)
             with flushing:
                 _flush()
+            if self.following and self.busy_since is not None and time.monotonic() > self.busy_since + GIVE_BACK_S:
+                self.give_back()
             if self.interrupt_waits:
                 signal.pthread_kill(main_thread, signal.SIGINT)  # interrupt() checks again whether to wait
             if not readable:
@@ -123,8 +137,30 @@ class Rank:
         elif isinstance(order, messages.EndItem):
             self.item_ends = True
             signal.pthread_kill(main_thread, signal.SIGINT)
+        elif isinstance(order, messages.GiveBack):
+            if self.busy_since is not None:
+                self.give_back()
+        elif isinstance(order, messages.MoreItems):
+            assert self.model is not None
+            self.following.extend(unbundled(order, self.model))
+            self.orders.put(order)
+        elif isinstance(order, messages.Run) and order.what == "item":
+            self.model = order._replace(parts=())
+            self.following.append((-1, order))
+            self.orders.put(order)
         else:
             self.orders.put(order)
+
+    def give_back(self) -> None:
+        """Give the items that have not begun back to the driver."""
+        numbers = []
+        with contextlib.suppress(IndexError):
+            while True:
+                number, _ = self.following.pop()
+                numbers.append(number)
+        if numbers:
+            with held_back():
+                self.home.send(messages.GivenBack(tuple(numbers)))
 
     def serve(self) -> int:
         """Run requests until a Leave message comes, then return the exit code."""
@@ -134,6 +170,8 @@ class Rank:
                     from sparkring.worker.rank.items import ItemWork
 
                     self.work = ItemWork(order, self.namespace, stacks.cell_name(1))
+                case messages.MoreItems() | messages.Run(what="item"):
+                    self.run_items()
                 case messages.Run():
                     self.run(order)
                     stacks.install(self.stack_fd)  # the request may have replaced the handler
@@ -163,8 +201,24 @@ class Rank:
 
         sparkdl.install()
 
-    def run(self, request: messages.Run) -> None:
-        """Run one request and report how it ended.
+    def run_items(self) -> None:
+        """Run the items that have been received; none if the call before this one has run them already."""
+        item = self.take_following()
+        while item is not None:
+            item = self.run(item)
+            stacks.install(self.stack_fd)
+
+    def take_following(self) -> messages.Run | None:
+        """Take the item that is to run next; None if none waits. An item that has been taken is not given back."""
+        found = None
+        with contextlib.suppress(IndexError):
+            _, found = self.following.popleft()
+        # Set this afterwards: as long as it is None, the other thread gives nothing back.
+        self.busy_since = None if found is None else time.monotonic()
+        return found
+
+    def run(self, request: messages.Run) -> messages.Run | None:
+        """Run one request and report how it ended. Return the item that follows, if there is one.
 
         An interrupt counts as a failure, and so does sys.exit() with a code other than 0.
         """
@@ -194,7 +248,7 @@ class Rank:
                 self.interrupt_waits = False
             if os.getpid() != self.pid:
                 _leave_forked_child(0)
-            self.report_value(value, request.pull)
+            return self.report_value(value, request.pull)
         except BaseException as error:  # whatever ends the user's code is the outcome, and is reported
             signal.signal(signal.SIGINT, _pass_over)  # again: an interrupt may have prevented the same call above
             if os.getpid() != self.pid:
@@ -207,8 +261,11 @@ class Rank:
             # traceback.
             if not self.item_ends:  # if the driver ended the item, the error says nothing about the user's code
                 _print(f"{failure.summary}\n" if failure.cause == "echo" else failure.traceback)
-            _flush()
+            self.wait_until_read()
+            self.busy_since = None
+            self.give_back()
             self.tell(messages.Failed(failure, self.news()))
+            return None
 
     def interrupt(self, number: int, frame: types.FrameType | None) -> None:
         """Handle SIGINT while the user's code runs.
@@ -279,13 +336,11 @@ class Rank:
         self.loaded = True
         return run_cell(request.source, self.namespace, stacks.cell_name(self.cells))
 
-    def report_value(self, value: Any, pull: tuple[str, ...]) -> None:
-        """Send the cell's value, and the values of the names in `pull`, to the driver.
+    def report_value(self, value: Any, pull: tuple[str, ...]) -> messages.Run | None:
+        """Send the cell's value, and the values of the names in `pull`, to the driver. Return the item that follows.
 
         Each value is pickled alone, so that a value that cannot be pickled does not keep the others from being sent.
         """
-        import cloudpickle
-
         from sparkring.capture.picklability import type_name
 
         missing = tuple(name for name in pull if name not in self.namespace)
@@ -293,18 +348,65 @@ class Rank:
         values: list[messages.PackedValue] = []
         parts: list[messages.Buffer] = []
         for name, item in wanted.items():
-            buffers: list[Any] = []
-            pieces: list[messages.Buffer] = []
-            problem = ""
-            try:
-                packed = cloudpickle.dumps(item, protocol=5, buffer_callback=buffers.append)
-                pieces = [packed, *(buffer.raw() for buffer in buffers)]
-            except Exception as error:  # pickling calls the objects' own code, which may raise anything
-                problem = f"{type(error).__name__}: {error}"
+            pieces, problem = _packed(item)
             values.append(messages.PackedValue(name, type_name(item), len(pieces), problem))
             parts += pieces
+        shown = report.short_repr(value)
+        if self.work is not None:
+            self.work.clear()
+        self.wait_until_read()
+        # The next item is taken before the end of this one is reported. So the item that the driver then takes for the
+        # one that runs is never given back.
+        following = self.take_following()
+        if following is None:
+            self.home.send(messages.Done(tuple(values), missing, shown, self.news(), tuple(parts)))
+        else:
+            seconds = time.monotonic() - self.began
+            self.home.send(messages.ItemDone(values[0].type_name, values[0].error, shown, seconds, tuple(parts)))
+        return following
+
+    def wait_until_read(self) -> None:
+        """Flush the output. If the rank runs items, wait until the member has read what this one has written.
+
+        The member reads all that is in a pipe at once. So it has read what the item wrote when the pipe is empty, or
+        when less is in it than before: other processes may go on writing.
+        """
         _flush()
-        self.home.send(messages.Done(tuple(values), missing, report.short_repr(value), self.news(), tuple(parts)))
+        if self.work is None or sys.platform != "linux":
+            return
+        for pipe in self.streams:
+            most, pause_s = 0, 0.00005
+            while (left := _unread(pipe)) >= max(1, most):
+                most = left
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, 0.002)
+
+
+def unbundled(order: messages.MoreItems, model: messages.Run) -> Iterator[tuple[int, messages.Run]]:
+    """Yield the number and the Run of each item of `order`. What it does not say is as in `model`."""
+    at = 0
+    for place, (seed, count) in enumerate(zip(order.seeds, order.counts, strict=True)):
+        here = order.checkpoints[place] if order.checkpoints else model.checkpoints
+        run = model._replace(seed=seed, checkpoints=here, scripts=(), parts=order.parts[at : at + count])
+        yield order.first + place, run
+        at += count
+
+
+def _packed(value: Any) -> tuple[list[messages.Buffer], str]:
+    """Return the parts of the packed value; if it cannot be packed, no parts, and the reason."""
+    import cloudpickle
+
+    buffers: list[Any] = []
+    try:
+        packed = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+        return [packed, *(buffer.raw() for buffer in buffers)], ""
+    except Exception as error:  # pickling calls the objects' own code, which may raise anything
+        return [], f"{type(error).__name__}: {error}"
+
+
+def _unread(pipe: int) -> int:
+    """Return how many bytes in a pipe have not been read yet. Linux tells this at either end."""
+    return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 def exit_code(end: SystemExit) -> int:
