@@ -197,7 +197,8 @@ class TorchEstimator(_RingEstimator):
     model: a torch module, or a function that returns one. It is called with a tensor for each feature column.
     optimizer: an optimizer, or a function that takes the parameters and returns one, such as torch.optim.Adam.
     loss: a function of an output and its label, a name in torch.nn.functional, or a list with one for each label. A
-        label with as many numbers as its output gets the shape and the type of the output.
+        label with as many numbers as its output gets the shape and the type of the output; numbers of classes become
+        int64.
     metrics: functions of an output and its label.
     callbacks: functions of the epoch, from 1, and of its metrics by name. They are called on every rank; if one of
         them returns True, the training ends.

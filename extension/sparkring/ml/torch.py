@@ -224,10 +224,14 @@ def _optimizer(given: Any, module: Any) -> Any:
 
 
 def _as_label(label: Any, output: Any) -> Any:
-    """Return a label in the form of its output, if both have as many numbers; otherwise, as it is."""
-    if label.numel() != output.numel():
-        return label
-    return label.reshape(output.shape).to(output.dtype)
+    """Return a label in the form that losses expect beside its output.
+
+    A label with as many numbers as the output gets the shape and the type of the output. Numbers of classes, which
+    have one dimension less than the output, become int64; StringIndexer makes them as floating-point numbers.
+    """
+    if label.numel() == output.numel():
+        return label.reshape(output.shape).to(output.dtype)
+    return label.long() if label.ndim == output.ndim - 1 else label
 
 
 def _loss(given: Any, weighted: bool) -> Measure:
