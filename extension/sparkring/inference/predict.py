@@ -139,10 +139,11 @@ def predict(
     found_inputs = Described(layout)
     by_their_names = isinstance(inputs, Mapping)
     result = returned(found, session, struct=False) if found else None
+    small = False
     files = files_of(data, names, types)
     rows = _first_rows(used, types, files, session) if probe and not data.isStreaming else None
     if rows is not None:
-        result = _probed(source, found_inputs, rows, result, session, by_name=by_their_names)
+        result, small = _probed(source, found_inputs, rows, result, session, by_their_names, batch_size)
     if result is None:
         why = "the DataFrame is empty" if probe else "with probe=False, no row is looked at"
         raise OptionsError(
@@ -164,6 +165,7 @@ def predict(
         "batch_size": batch_size,
         "on_error": on_error,
         "files": files,
+        "small": small,
     }
     sent = types if files is None else pa.schema([("row", pa.int64())])
     udf = scoring_udf(session, settings, result.kind, sent.serialize().to_pybytes(), idle_s=idle_s)
@@ -277,10 +279,13 @@ def _probed(
     rows: pa.RecordBatch,
     expected: Returned | None,
     session: SparkSession,
-    *,
     by_name: bool,
-) -> Returned:
-    """Score the first rows here, and return the type of the predictions. Raise DataError if that is not possible."""
+    batch_size: int,
+) -> tuple[Returned, bool]:
+    """Score the first rows here, and return the type of the predictions, and whether the model is small.
+
+    Raise DataError if that is not possible.
+    """
     try:
         arrays = inputs.learn(rows)
     except DataError:
@@ -291,14 +296,16 @@ def _probed(
     given = ", ".join(f"`{name}`: {outputs.described(array)}" for name, array in arrays.items())
     try:
         with predictors.borrowed(model):
-            results = predictors.predictor_of(model, by_name=by_name)(arrays)
+            predict = predictors.predictor_of(model, by_name=by_name)
+            results = predict(arrays)
+            small = predictors.is_small(model, predict, arrays, batch_size)
     except DataError:
         raise
     except Exception as error:  # the model is the user's code
         raise DataError(
             f"the model failed on the first {len(rows)} rows: {told(error)}. Its inputs were {given}."
         ) from error
-    return _checked(results, expected, session, len(rows))
+    return _checked(results, expected, session, len(rows)), small
 
 
 def _checked(results: Any, expected: Returned | None, session: SparkSession, rows: int) -> Returned:

@@ -41,6 +41,7 @@ class Scorer:
 
     `outputs` describes the columns of the results. If `by_name` is true, a model with several inputs gets them by their
     names. If there are `files`, the tables have one column, with the numbers of the rows in these files.
+    A `small` model is computed by one thread.
     """
 
     def __init__(
@@ -53,9 +54,10 @@ class Scorer:
         batch_size: int,
         on_error: OnError,
         files: Files | None = None,
+        small: bool = False,
     ) -> None:
         self._inputs, self._outputs = inputs, tuple(outputs)
-        self._predict = predictor_of(settled(model.load()), by_name=by_name)
+        self._predict = predictor_of(settled(model.load(), small=small), by_name=by_name)
         self._batch_size, self._on_error = batch_size, on_error
         self._one_at_a_time = threading.Lock()
         self._file_rows = None if files is None else FileRows(files)
