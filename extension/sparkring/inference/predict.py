@@ -170,7 +170,7 @@ def predict(
     sent = types if files is None else pa.schema([("row", pa.int64())])
     udf = scoring_udf(session, settings, result.kind, sent.serialize().to_pybytes(), idle_s=idle_s)
     with executed_by_this_python(session.sparkContext):
-        column = udf(*(_columns(data, names) if files is None else [row_numbers()]))
+        column = udf(*(_columns(data, types, fill or {}) if files is None else [row_numbers()]))
     return _with(data, column, result)
 
 
@@ -190,12 +190,18 @@ def _used(data: DataFrame, names: Sequence[str]) -> DataFrame:
     return for_arrays(data.select([functions.col(quoted(name)) for name in names]))
 
 
-def _columns(data: DataFrame, names: Sequence[str]) -> list[Column]:
+def _columns(data: DataFrame, types: pa.Schema, fill: Mapping[str, Any]) -> list[Column]:
     from pyspark.sql import functions
 
     fields = {field.name: field for field in data.schema.fields}
-    changed = {name: for_array(fields[name]) for name in names}
-    return [functions.col(quoted(name)) if column is None else column for name, column in changed.items()]
+    found = []
+    for name, kind in zip(types.names, types.types, strict=True):
+        column = for_array(fields[name])
+        column = functions.col(quoted(name)) if column is None else column
+        if name in fill and pa.types.is_floating(kind):  # pandas does not tell a null from a NaN
+            column = functions.coalesce(column, functions.lit(fill[name]).cast(fields[name].dataType))
+        found.append(column)
+    return found
 
 
 def _types(used: DataFrame, session: SparkSession) -> pa.Schema:
