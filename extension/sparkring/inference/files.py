@@ -188,7 +188,8 @@ def row_numbers() -> Column:
 def _files_of(data: DataFrame, names: Sequence[str], types: pa.Schema) -> Files | None:
     if data.isStreaming or not all(_is_sure(field.type) for field in types):
         return None
-    execution, conf = data._jdf.queryExecution(), data.sparkSession.conf
+    # A new DataFrame, because Spark remembers what was in the cache when it first looked.
+    execution, conf = data.select("*")._jdf.queryExecution(), data.sparkSession.conf
     if "InMemoryRelation" in execution.withCachedData().toString():
         return None  # what is in the cache may be older than the files
     plan = leaf = execution.analyzed()
