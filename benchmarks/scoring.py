@@ -1,81 +1,179 @@
-"""How fast a small model scores the rows of a DataFrame, compared with pyspark's predict_batch_udf()."""
+"""How fast a small model scores a DataFrame, and in how much memory, compared with what else Spark offers."""
 
 from __future__ import annotations
 
 import functools
+import json
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import reading
-from harness import US, Effort, Goal, Measured, Row, Turns, spark_session
+from harness import US, Effort, Goal, Measured, Row, Turns, say, script, spark_session
 
 import sparkring
 
-PEER, SPARK_ALONE = "predict_batch_udf", "Spark alone: a pandas UDF that returns zeros"
-FASTER = Goal(3, at_least=True, ratio=True)
+UDF = f"{US}'s predict_udf"
+PEER, BY_HAND, ALONE = "predict_batch_udf", "mapInPandas", "PyTorch alone, one process"
+SPARK_ALONE = "Spark alone: a pandas UDF that returns zeros"
+FASTER, NO_SLOWER = Goal(3, at_least=True, ratio=True), Goal(1, at_least=True, ratio=True)
+SOON, ONE_MODEL = Goal(2), Goal(520)
+BATCH = 1024
+PIXELS = 32 * 32 * 3
+MOST_TURNS = 3
+Case = Callable[[], Measured]
 
 
 def small_net(effort: Effort) -> list[Row]:
-    """A net of 32 hidden units and 1,000,000 rows of ten numbers, in ten columns and in a column of arrays."""
-    rows = 100_000 if effort.quick else 1_000_000
+    """A net of 32 hidden units on rows of ten numbers, in ten columns and in arrays, and on images; and memory."""
+    rows, images = (100_000, 2_000) if effort.quick else (1_000_000, 20_000)
     found = []
-    with reading.data_sets(rows, 0) as folder:
+    with reading.data_sets(rows, images) as folder:
         session = spark_session()
         frame = session.read.parquet(str(folder / "rows"))
         arrays = frame.selectExpr(f"array({', '.join(frame.columns)}) AS x")
         arrays.write.parquet(str(folder / "arrays"))
-        frames = {"ten columns": frame, "a column of arrays": session.read.parquet(str(folder / "arrays"))}
-        for name, each in frames.items():
-            cases = {US: _ours(each), PEER: _theirs(each), SPARK_ALONE: _zeros(each)}
-            turns = Turns(effort.runs, {who: functools.partial(_measured, case, rows) for who, case in cases.items()})
-            told = f"{rows:,} rows × 10 numbers, {name}: a small net's predictions"
+        numbers = f"{rows:,} rows × 10 numbers"
+        for what, name, width in (
+            (f"{numbers}, ten columns", "rows", 10),
+            (f"{numbers}, a column of arrays", "arrays", 10),
+            (f"{images:,} images of 3 kB", "images", PIXELS),
+        ):
+            each = session.read.parquet(str(folder / name))
+            size = images if name == "images" else rows
+            cases: dict[str, Case] = {
+                US: functools.partial(_predicted, each, width, size),
+                UDF: functools.partial(_written, _with_udf(each, width, sparkring.predict_udf), size),
+                PEER: functools.partial(_written, _with_udf(each, width, _peer()), size),
+                BY_HAND: functools.partial(_written, _by_hand(each, width), size),
+                ALONE: functools.partial(_alone, folder / name, width, size),
+                SPARK_ALONE: functools.partial(_written, _zeros(each), size),
+            }
+            for who, case in cases.items():  # workers start, and import what they need
+                say(f"first run: {who} …")
+                case()
+            turns = Turns(min(effort.runs, MOST_TURNS), cases)
             found += [
-                turns.row(told, "rows/s", "rate", PEER, goal=FASTER),
+                turns.row(f"{what}: a small net's predictions", "rows/s", "rate", PEER, goal=FASTER),
+                *(turns.row(f"… compared with {peer}", "rows/s", "rate", peer) for peer in (BY_HAND, ALONE)),
                 turns.row("… compared with Spark alone", "rows/s", "rate", SPARK_ALONE),
+                turns.row("… of predict_udf()", "rows/s", "rate", PEER, us=UDF, goal=NO_SLOWER),
+                turns.row("… predict() returns after", "s", "made", goal=SOON),
             ]
-    return found
+    cases = {US: functools.partial(_memory, "sparkring"), PEER: functools.partial(_memory, "peer")}
+    told = "memory of all processes for a model of 400 MB, on 4 slots, beyond that for a small one"
+    return [*found, Turns(1, cases).row(told, "MB", "grown", PEER, goal=ONE_MODEL)]
 
 
-def _measured(scored: Any, rows: int) -> Measured:
+def _predicted(frame: Any, width: int, rows: int) -> Measured:
+    begun = time.perf_counter()
+    inputs, raw = {"x": frame.columns}, {}
+    if width == PIXELS:
+        inputs, raw = {"x": ["image"]}, {"image": ("uint8", (PIXELS,))}
+    scored = sparkring.predict(
+        frame, _net(width), inputs=inputs, raw=raw, transform=_as_floats if raw else None, batch_size=BATCH
+    )
+    made = time.perf_counter() - begun
+    return {"made": made, **_written(scored.select("prediction"), rows)}
+
+
+def _as_floats(batch: Any) -> Any:
+    return {"x": batch["x"].astype("float32")}
+
+
+def _written(scored: Any, rows: int) -> Measured:
     begun = time.perf_counter()
     scored.write.format("noop").mode("overwrite").save()
     return {"rate": rows / (time.perf_counter() - begun)}
 
 
-def _net() -> Any:
+def _net(width: int) -> Any:
     import torch
 
     torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(10, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1)).eval()
+    return torch.nn.Sequential(torch.nn.Linear(width, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1)).eval()
 
 
-def _ours(frame: Any) -> Any:
-    inputs = {"x": frame.columns}
-    return sparkring.predict(frame, _net(), inputs=inputs).select("prediction")
-
-
-def _theirs(frame: Any) -> Any:
-    from pyspark.ml.functions import predict_batch_udf
-    from pyspark.sql import functions
-    from pyspark.sql.types import FloatType
+def _make_predict(width: int) -> Callable[[], Callable[[Any], Any]]:
+    """Return a function that makes a function of an array, as all but predict() need it. Workers lack this module."""
 
     def make() -> Any:
         import numpy
         import torch
 
         torch.manual_seed(0)
-        net = torch.nn.Sequential(torch.nn.Linear(10, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1)).eval()
+        net = torch.nn.Sequential(torch.nn.Linear(width, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1)).eval()
 
         def predict(x: Any) -> Any:
+            if x.dtype == object:
+                x = numpy.frombuffer(b"".join(x), "uint8").reshape(len(x), width)
             with torch.inference_mode():
                 return net(torch.from_numpy(numpy.ascontiguousarray(x, dtype="float32"))).numpy()[:, 0]
 
         return predict
 
-    udf = predict_batch_udf(make, return_type=FloatType(), batch_size=1024, input_tensor_shapes=[[10]])
-    single = len(frame.columns) == 1
-    return frame.select(udf(frame.columns[0] if single else functions.struct(*frame.columns)))
+    return make
+
+
+def _peer() -> Any:
+    from pyspark.ml.functions import predict_batch_udf
+
+    return predict_batch_udf
+
+
+def _with_udf(frame: Any, width: int, udf: Any) -> Any:
+    from pyspark.sql import functions
+    from pyspark.sql.types import FloatType
+
+    shapes = {} if width == PIXELS else {"input_tensor_shapes": [[width]]}
+    made = udf(_make_predict(width), return_type=FloatType(), batch_size=BATCH, **shapes)
+    columns = [name for name in frame.columns if name != "label"]
+    return frame.select(made(columns[0] if len(columns) == 1 else functions.struct(*columns)))
+
+
+def _by_hand(frame: Any, width: int) -> Any:
+    make, batch_size = _make_predict(width), BATCH
+
+    def score(batches: Any) -> Any:
+        import numpy
+        import pandas
+
+        predict = make()
+        for batch in batches:
+            found = []
+            for begin in range(0, len(batch), batch_size):
+                part = batch.iloc[begin : begin + batch_size]
+                column = part.iloc[:, 0].to_numpy()
+                lists = part.shape[1] == 1 and not isinstance(column[0], bytes | bytearray)
+                found.append(
+                    predict(numpy.stack(column) if lists else column if part.shape[1] == 1 else part.to_numpy())
+                )
+            yield pandas.DataFrame({"prediction": numpy.concatenate(found)})
+
+    return frame.mapInPandas(score, "prediction float")
+
+
+def _alone(folder: Path, width: int, rows: int) -> Measured:
+    """Score the same files in this process, with what it costs to decode them."""
+    import numpy as np
+    import pyarrow.dataset as ds
+
+    predict = _make_predict(width)()
+    begun, done = time.perf_counter(), 0
+    for batch in ds.dataset(folder, format="parquet").to_batches(batch_size=BATCH):
+        column = batch.column(0)
+        if width == PIXELS:
+            x = column.to_numpy(zero_copy_only=False)
+        elif batch.num_columns == 1:
+            x = column.flatten().to_numpy(zero_copy_only=False).reshape(len(batch), width)
+        else:
+            x = np.stack([each.to_numpy() for each in batch.columns], axis=1)
+        done += len(predict(x)) if len(batch) else 0
+    assert done == rows, done
+    return {"rate": rows / (time.perf_counter() - begun)}
 
 
 def _zeros(frame: Any) -> Any:
@@ -92,3 +190,13 @@ def _zeros(frame: Any) -> Any:
 
     zeros.__annotations__ = {"batches": Iterator[pandas.Series], "return": Iterator[pandas.Series]}
     return frame.select(pandas_udf(zeros, "float")(*frame.columns))
+
+
+def _memory(contestant: str) -> Measured:
+    """Score with a small and a large model in a process of its own, in which no other model is in memory."""
+    command = [sys.executable, str(script("scoring_memory")), contestant]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    if done.returncode:
+        raise RuntimeError(f"{contestant}: {done.stderr[-2000:]}")
+    figures: Measured = json.loads(done.stdout.splitlines()[-1])
+    return figures

@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 import psutil
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from leaks import runs
 from waiting import until
@@ -25,6 +26,7 @@ from sparkring.capture.packing import pack_call
 from sparkring.data.columns import Making
 from sparkring.data.layout import Layout
 from sparkring.errors import CheckpointError, DataError, OptionsError
+from sparkring.inference.files import FileRows, Files
 from sparkring.inference.inputs import Described
 from sparkring.inference.outputs import Output, columns_of
 from sparkring.inference.predict import Live
@@ -130,6 +132,35 @@ def test_rows_that_cannot_be_scored():
     with pytest.raises(RowsError, match="returned 1 rows") as caught:  # only in a batch of several rows
         scorer(lambda batch: batch["x"][:1]).score(rows)
     assert caught.value.row is None
+
+
+def test_rows_of_files(tmp_path):
+    """Any rows of files with several row groups are read, in types that Spark would have given them."""
+    first, second = tmp_path / "1", tmp_path / "2"
+    some = {
+        "n": pa.array(range(250), pa.int32()),
+        "v": pa.array([[i, None] for i in range(250)], pa.list_(pa.float32())),
+    }
+    pq.write_table(pa.table(some), first, row_group_size=100)
+    pq.write_table(pa.table({"N": pa.array(range(1000, 1010))}), second)
+    kinds = pa.schema({"n": pa.int64(), "v": pa.list_(pa.float64())})
+    rows = FileRows(Files({5: str(first), 6: str(second), 7: str(tmp_path / "none")}, kinds, False, False))
+
+    def read(*wanted):
+        numbers = pa.array([file << 31 | row for file, row in wanted], pa.int64())
+        found = rows.read(pa.RecordBatch.from_arrays([numbers], ["row"]))
+        assert found.schema == kinds
+        return found
+
+    order = [(5, 3), (5, 4), (5, 99), (5, 100), (5, 249), (6, 9), (6, 0), (5, 120), (5, 120), (5, 2)]
+    found = read(*order)
+    assert found.column(0).to_pylist() == [row + 1000 * (file == 6) for file, row in order]
+    assert found.column(1)[5].as_py() is None
+    assert np.isnan(found.column(1)[0].as_py()[1])
+    assert read(*((5, row) for row in range(90, 210))).column(0).to_pylist() == list(range(90, 210))
+    for wanted, message in (((7, 0), "none cannot be read"), ((8, 0), "did not have"), ((6, 10), "fewer rows")):
+        with pytest.raises(DataError, match=message):
+            read(wanted)
 
 
 class Broadcast:
@@ -267,6 +298,50 @@ def test_columns_of_all_kinds(spark, no_folder_left):
     assert told["at"].startswith("datetime64")
     assert "23, 30, 0, 600" in told["at"]
     assert told["price"] == "object Decimal('0.000000')"
+
+
+@pytest.mark.versions("metadata columns of Spark")
+def test_files_are_read_by_the_model_process(spark, tmp_path, no_folder_left):
+    """Spark sends the numbers of rows where columns are those of Parquet files, else the columns. The values and nulls
+    are the same, and no job finds the first rows."""
+    path, folders_path = str(tmp_path / "a b%"), str(tmp_path / "folders")
+    source = spark.sql(
+        "SELECT id, id % 3 AS part, IF(id % 4 = 0, NULL, cast(id AS float)) AS gap, array(id, 2D) AS pair "
+        "FROM range(0, 400, 1, 2)"
+    )
+    source.write.parquet(path)
+    source.write.partitionBy("part").parquet(folders_path)
+    tracker = spark.sparkContext.statusTracker()
+
+    def model(batch):
+        return batch["x"].sum(axis=1)
+
+    def scored(frame, *names):
+        return sparkring.predict(frame, model, inputs={"x": [*names]}, fill={"gap": -1.0}, batch_size=50, idle_s=0.3)
+
+    def reads_files(found):
+        return "row_index" in found._jdf.queryExecution().executedPlan().toString()
+
+    plain = spark.read.parquet(path)
+    jobs = len(tracker.getJobIdsForGroup())
+    found = scored(plain, "id", "gap", "pair")
+    assert len(tracker.getJobIdsForGroup()) == jobs
+    filtered = scored(plain.where("id >= 100 AND part = 1").select("pair", "gap", "id"), "id", "gap", "pair")
+    in_folders = scored(spark.read.parquet(folders_path), "id", "gap", "pair")
+    computed = scored(plain.withColumn("gap", plain["gap"] * 1), "id", "gap", "pair")
+    has_files = spark.version >= "3.5"  # 3.4 does not number rows
+    for each, expected, wanted in (
+        (filtered, has_files, [i for i in range(100, 400) if i % 3 == 1]),
+        (in_folders, has_files, range(400)),
+        (computed, False, range(400)),
+        (found.where("id % 7 = 0"), has_files, range(0, 400, 7)),
+    ):
+        assert reads_files(each) == expected
+        sums = {row["id"]: row["prediction"] for row in each.select("id", "prediction").collect()}
+        assert sums == {i: 2 * i + 2 + (i if i % 4 else -1) for i in wanted}
+    assert not reads_files(scored(spark.read.parquet(folders_path), "gap", "part"))
+    assert not reads_files(scored(plain.cache(), "id", "gap"))
+    plain.unpersist()
 
 
 def test_the_first_rows_go_through_the_model_here(frame):

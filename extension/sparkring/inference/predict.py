@@ -22,6 +22,7 @@ from sparkring.data.where import nearest
 from sparkring.errors import DataError, OptionsError
 from sparkring.inference import outputs, predictors
 from sparkring.inference.column import Returned, arrow_types, returned, scoring_udf, spark_types
+from sparkring.inference.files import Files, files_of, row_numbers
 from sparkring.inference.inputs import Described
 from sparkring.inference.scorer import OnError, Source, told
 from sparkring.runtime.interrupts import interrupted
@@ -137,12 +138,13 @@ def predict(
     found = _kinds(returns)
     found_inputs = Described(layout)
     by_their_names = isinstance(inputs, Mapping)
-    rows = _first_rows(used, types, session) if probe and not data.isStreaming else None
+    result = returned(found, session, struct=False) if found else None
+    small = False
+    files = files_of(data, names, types)
+    rows = _first_rows(used, types, files, session) if probe and not data.isStreaming else None
     if rows is not None:
-        result = _probed(source, found_inputs, rows, found, session, by_name=by_their_names)
-    elif found:
-        result = returned(found, session, struct=False)
-    else:
+        result, small = _probed(source, found_inputs, rows, result, session, by_their_names, batch_size)
+    if result is None:
         why = "the DataFrame is empty" if probe else "with probe=False, no row is looked at"
         raise OptionsError(
             f"{'the DataFrame is a stream' if data.isStreaming else why}, so the type of the predictions is not known: "
@@ -162,10 +164,13 @@ def predict(
         "by_name": by_their_names,
         "batch_size": batch_size,
         "on_error": on_error,
+        "files": files,
+        "small": small,
     }
-    udf = scoring_udf(session, settings, result.kind, types.serialize().to_pybytes(), idle_s=idle_s)
+    sent = types if files is None else pa.schema([("row", pa.int64())])
+    udf = scoring_udf(session, settings, result.kind, sent.serialize().to_pybytes(), idle_s=idle_s)
     with executed_by_this_python(session.sparkContext):
-        column = udf(*_columns(data, names))
+        column = udf(*(_columns(data, types, fill or {}) if files is None else [row_numbers()]))
     return _with(data, column, result)
 
 
@@ -185,12 +190,18 @@ def _used(data: DataFrame, names: Sequence[str]) -> DataFrame:
     return for_arrays(data.select([functions.col(quoted(name)) for name in names]))
 
 
-def _columns(data: DataFrame, names: Sequence[str]) -> list[Column]:
+def _columns(data: DataFrame, types: pa.Schema, fill: Mapping[str, Any]) -> list[Column]:
     from pyspark.sql import functions
 
     fields = {field.name: field for field in data.schema.fields}
-    changed = {name: for_array(fields[name]) for name in names}
-    return [functions.col(quoted(name)) if column is None else column for name, column in changed.items()]
+    found = []
+    for name, kind in zip(types.names, types.types, strict=True):
+        column = for_array(fields[name])
+        column = functions.col(quoted(name)) if column is None else column
+        if name in fill and pa.types.is_floating(kind):  # pandas does not tell a null from a NaN
+            column = functions.coalesce(column, functions.lit(fill[name]).cast(fields[name].dataType))
+        found.append(column)
+    return found
 
 
 def _types(used: DataFrame, session: SparkSession) -> pa.Schema:
@@ -246,8 +257,13 @@ def _kinds(returns: Any) -> dict[str, Any]:
 # ── The first rows ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _first_rows(used: DataFrame, types: pa.Schema, session: SparkSession) -> pa.RecordBatch | None:
-    """Return the first rows that the model would get; None if the DataFrame is empty."""
+def _first_rows(used: DataFrame, types: pa.Schema, files: Files | None, session: SparkSession) -> pa.RecordBatch | None:
+    """Return the first rows that the model would get; None if the DataFrame is empty.
+
+    If the rows of the first file are surely among those of the DataFrame, they are read here, without a Spark job.
+    """
+    if files is not None and not files.filtered and (found := files.first_rows(PROBED_ROWS)) is not None:
+        return found
     try:
         rows = interruptibly(session.sparkContext, "the first rows for predict()", lambda: used.take(PROBED_ROWS), tell)
     except KeyboardInterrupt:
@@ -267,12 +283,15 @@ def _probed(
     source: Source,
     inputs: Described,
     rows: pa.RecordBatch,
-    kinds: Mapping[str, Any],
+    expected: Returned | None,
     session: SparkSession,
-    *,
     by_name: bool,
-) -> Returned:
-    """Score the first rows here, and return the type of the predictions. Raise DataError if that is not possible."""
+    batch_size: int,
+) -> tuple[Returned, bool]:
+    """Score the first rows here, and return the type of the predictions, and whether the model is small.
+
+    Raise DataError if that is not possible.
+    """
     try:
         arrays = inputs.learn(rows)
     except DataError:
@@ -283,22 +302,25 @@ def _probed(
     given = ", ".join(f"`{name}`: {outputs.described(array)}" for name, array in arrays.items())
     try:
         with predictors.borrowed(model):
-            results = predictors.predictor_of(model, by_name=by_name)(arrays)
+            predict = predictors.predictor_of(model, by_name=by_name)
+            results = predict(arrays)
+            small = predictors.is_small(model, predict, arrays, batch_size)
     except DataError:
         raise
     except Exception as error:  # the model is the user's code
         raise DataError(
             f"the model failed on the first {len(rows)} rows: {told(error)}. Its inputs were {given}."
         ) from error
-    return _checked(results, kinds, session, len(rows))
+    return _checked(results, expected, session, len(rows)), small
 
 
-def _checked(results: Any, kinds: Mapping[str, Any], session: SparkSession, rows: int) -> Returned:
+def _checked(results: Any, expected: Returned | None, session: SparkSession, rows: int) -> Returned:
     """Return the type of the predictions, after a check that the model's results fit it."""
-    if not kinds:
+    found = expected
+    if found is None:
         arrays = outputs.by_name(results, ())
         kinds = spark_types(arrays, [outputs.type_of(name, array, rows) for name, array in arrays.items()])
-    found = returned(kinds, session, struct=False)
+        found = returned(kinds, session, struct=False)
     outputs.columns_of(results, found.outputs, rows)
     return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,6 +16,8 @@ from sparkring.errors import DataError
 
 Batch = dict[str, Any]
 Predict = Callable[[Batch], Any]
+
+_SMALL_S = 0.001  # for a batch that takes one thread less time, several threads take longer to wait for each other
 
 
 def is_model(value: Any) -> bool:
@@ -33,11 +36,16 @@ def is_keras(value: Any) -> bool:
     return tensorflow_state.is_model(value) or keras_3_state.is_model(value)
 
 
-def settled(model: Any) -> Any:
-    """Return a model of this process, ready for predictions: on the GPU if there is one, and without gradients."""
+def settled(model: Any, *, small: bool = False) -> Any:
+    """Return a model of this process, ready for predictions: on the GPU if there is one, and without gradients.
+
+    A `small` one is computed by one thread.
+    """
     if is_torch(model):
         import torch
 
+        if small:
+            torch.set_num_threads(1)
         model.eval().requires_grad_(False)
         for parameter in model.parameters():
             parameter.grad = None
@@ -56,6 +64,35 @@ def borrowed(model: Any) -> Iterator[None]:
     finally:
         for each in training:
             each.training = True
+
+
+def is_small(model: Any, predict: Predict, batch: Batch, batch_size: int) -> bool:
+    """Whether one thread is enough for a torch module, judged by a few rows.
+
+    It is decided once for a query, because the last bits of predictions may depend on the number of threads.
+    """
+    rows = len(next(iter(batch.values())))
+    if not is_torch(model) or any(each.device.type != "cpu" for each in model.parameters()):
+        return False
+    import torch
+
+    def best_s(arrays: Batch) -> float:
+        found = []
+        for _ in range(3):
+            begun = time.perf_counter()
+            predict(arrays)
+            found.append(time.perf_counter() - begun)
+        return min(found)
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        if best_s(batch) > _SMALL_S:
+            return False
+        repeated = np.arange(batch_size) % rows
+        return best_s({name: array[repeated] for name, array in batch.items()}) < _SMALL_S
+    finally:
+        torch.set_num_threads(threads)
 
 
 def predictor_of(model: Any, *, by_name: bool) -> Predict:

@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 import pyarrow as pa
 
 from sparkring.errors import SparkringError
+from sparkring.inference.files import FileRows, Files
 from sparkring.inference.inputs import Inputs
 from sparkring.inference.outputs import Output, columns_of
 from sparkring.inference.predictors import predictor_of, settled
@@ -39,7 +40,8 @@ class Scorer:
     """Scores Arrow tables with the model that `model` loads.
 
     `outputs` describes the columns of the results. If `by_name` is true, a model with several inputs gets them by their
-    names.
+    names. If there are `files`, the tables have one column, with the numbers of the rows in these files.
+    A `small` model is computed by one thread.
     """
 
     def __init__(
@@ -51,17 +53,25 @@ class Scorer:
         by_name: bool,
         batch_size: int,
         on_error: OnError,
+        files: Files | None = None,
+        small: bool = False,
     ) -> None:
         self._inputs, self._outputs = inputs, tuple(outputs)
-        self._predict = predictor_of(settled(model.load()), by_name=by_name)
+        self._predict = predictor_of(settled(model.load(), small=small), by_name=by_name)
         self._batch_size, self._on_error = batch_size, on_error
         self._one_at_a_time = threading.Lock()
+        self._file_rows = None if files is None else FileRows(files)
 
     def score(self, rows: pa.Table) -> pa.RecordBatch:
-        """Return the predictions for rows, in batches of `batch_size`. Raise RowsError if rows cannot be scored."""
+        """Return the predictions for rows, in batches of `batch_size`.
+
+        Raise RowsError if rows cannot be scored, and DataError if they cannot be read.
+        """
         parts = []
         for begin in range(0, len(rows), self._batch_size):
             (batch,) = rows.slice(begin, self._batch_size).combine_chunks().to_batches()
+            if self._file_rows is not None:
+                batch = self._file_rows.read(batch)
             try:
                 parts.append(self._scored(batch))
             except Exception as error:  # the model and `transform` are the user's code

@@ -33,6 +33,7 @@ from typing import Any, NoReturn
 import pyarrow as pa
 
 from sparkring.capture.packing import unpack_call
+from sparkring.errors import DataError
 from sparkring.inference.scorer import RowsError, told
 
 _LOOK_EVERY_S = 0.25
@@ -83,6 +84,9 @@ class _Server:
             found = self._scorer.score(rows)
         except RowsError as error:
             connection.send_bytes(json.dumps({"error": str(error), "row": error.row, "of_rows": True}).encode())
+            return
+        except DataError as error:  # a file cannot be read
+            connection.send_bytes(json.dumps({"error": str(error), "row": None, "of_rows": False}).encode())
             return
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, found.schema) as writer:

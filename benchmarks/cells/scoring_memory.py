@@ -1,0 +1,99 @@
+"""Measure the memory of all Python processes of Spark while 4 tasks predict: `scoring_memory.py sparkring|peer`.
+
+Prints JSON. small, large: MB at the most, with a small model and with one of 400 MB. grown: the difference. Memory that
+several processes share is counted once (PSS).
+"""
+
+import contextlib
+import json
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from harness import spark_session
+
+LARGE, SMALL = 100_000_000, 1_000  # numbers of 4 bytes
+
+
+def memory_mb() -> float:
+    """The memory of Spark's Python processes. They are in process groups other than this process's."""
+    groups = set()
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.name() != "java":
+                groups.add(os.getpgid(process.pid))
+    groups.discard(os.getpgid(0))
+    total = 0.0
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if os.getpgid(process.pid) in groups and process.name() != "java":
+                total += process.memory_full_info().pss
+    return total / 1e6
+
+
+def most_mb(go: Callable[[], object]) -> float:
+    """The largest memory while go() runs."""
+    ended, most = threading.Event(), [0.0]
+
+    def look() -> None:
+        while not ended.wait(0.05):
+            most[0] = max(most[0], memory_mb())
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        go()
+    finally:
+        ended.set()
+        looking.join()
+    return most[0]
+
+
+def main(contestant: str) -> dict[str, float]:
+    session = spark_session()
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, size in (("small", SMALL), ("large", LARGE)):
+            scored = predicted(session, contestant, f"{folder}/{name}.pt", size)
+            found[name] = most_mb(scored.write.format("noop").mode("overwrite").save)
+    session.stop()
+    return {**found, "grown": found["large"] - found["small"]}
+
+
+def predicted(session: Any, contestant: str, path: str, size: int) -> Any:
+    import torch
+    from pyspark.ml.functions import predict_batch_udf
+    from pyspark.sql.types import DoubleType
+
+    import sparkring
+
+    torch.save(torch.ones(size), path)
+
+    def make() -> Any:
+        import time
+
+        import torch
+
+        weights = torch.load(path)
+
+        def predict(x: Any) -> Any:
+            time.sleep(0.02)  # so that all tasks run at the same time
+            return x * float(weights[:1000].sum())
+
+        return predict
+
+    udf: Any = predict_batch_udf if contestant == "peer" else sparkring.predict_udf
+    scored = udf(make, return_type=DoubleType(), batch_size=1000)
+    return session.range(0, 400_000, 1, 4).select(scored("id"))
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(sys.argv[1])))

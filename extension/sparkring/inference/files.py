@@ -1,0 +1,288 @@
+"""Rows of Parquet files that the model process reads itself.
+
+If a DataFrame reads Parquet files and its columns are those of the files, Spark need not decode these columns and send
+them to Python: for each row, it sends only the file and the number of the row in it, as one integer. Filters, and
+columns that the model does not use, make no difference to this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import unquote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from sparkring.errors import DataError
+from sparkring.runtime.storage import locate
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+_SPARK = "org.apache.spark.sql."
+_PLANS = {f"{_SPARK}catalyst.plans.logical.{name}" for name in ("Project", "Filter", "SubqueryAlias")}
+_RELATION = f"{_SPARK}execution.datasources.LogicalRelation"
+_LISTED = f"{_SPARK}execution.datasources.InMemoryFileIndex"
+_PARQUET = f"{_SPARK}execution.datasources.parquet.ParquetFileFormat"
+_MOST_FILES = 10_000  # whose names go to each machine
+_ROW_BITS = 31  # of an integer that names a row; the other bits name the file
+_READ_BYTES = 8 << 20  # about how much is decoded at once
+
+
+class Files(NamedTuple):
+    """The files of a DataFrame, by the checksums of their names in Spark.
+
+    `types` are the Arrow types of the columns that the model uses. `exact` is whether upper and lower case differ in
+    names of columns. `filtered` is whether the DataFrame may lack some of the rows.
+    """
+
+    paths: Mapping[int, str]
+    types: pa.Schema
+    exact: bool
+    filtered: bool
+
+    def first_rows(self, most: int) -> pa.RecordBatch | None:
+        """Return the first rows of a file; None if the first files have none. Raise DataError if one is unreadable."""
+        for path in list(dict.fromkeys(self.paths.values()))[:8]:
+            found = _OpenFile(path, self)
+            if rows := min(most, found.rows):
+                return _one_batch(found.take(np.arange(rows)))
+        return None
+
+
+class FileRows:
+    """Reads rows by their integers. Each thread has its own open file."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._local = threading.local()
+
+    def read(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows that the integers in the only column name. Raise DataError if a file cannot be read."""
+        numbers = rows.column(0).to_numpy()
+        files, at = numbers >> _ROW_BITS, numbers & ((1 << _ROW_BITS) - 1)
+        cuts = [0, *(np.flatnonzero(np.diff(files)) + 1).tolist(), len(numbers)]
+        parts = [
+            self._file(int(files[begin])).take(at[begin:end]) for begin, end in itertools.pairwise(cuts) if begin < end
+        ]
+        return _one_batch(parts[0] if len(parts) == 1 else pa.concat_tables(parts))
+
+    def _file(self, checksum: int) -> _OpenFile:
+        open_file: _OpenFile | None = getattr(self._local, "file", None)
+        path = self._files.paths.get(checksum)
+        if path is None:
+            raise DataError("the DataFrame has a file that it did not have when predict() was called: call it again.")
+        if open_file is None or open_file.path != path:
+            self._local.file = open_file = _OpenFile(path, self._files)
+        return open_file
+
+
+class _OpenFile:
+    """A Parquet file that is read from its begin to its end, in steps. Going back is possible, but slow."""
+
+    def __init__(self, path: str, files: Files) -> None:
+        self.path = path
+        self._types = files.types
+        with self._told():
+            self._file = pq.ParquetFile(locate(path).path)
+        self.rows: int = self._file.metadata.num_rows
+        if self.rows >> _ROW_BITS:
+            raise DataError(f"{path} has {self.rows:,} rows, which are too many for one file.")
+        stored = self._file.schema_arrow
+        self._names = {field.name: name for field in files.types if (name := _stored_name(field.name, stored, files))}
+        _check_types(files.types, stored, self._names, path)
+        groups = [self._file.metadata.row_group(number).num_rows for number in range(self._file.num_row_groups)]
+        self._begins = np.concatenate([[0], np.cumsum(groups, dtype=np.int64)])
+        self._batches: Iterator[pa.RecordBatch] = iter(())
+        self._table, self._begin, self._end = files.types.empty_table(), 0, 0
+
+    def take(self, rows: Any) -> pa.Table:
+        """Return the rows with these numbers."""
+        if (np.diff(rows) < 0).any():
+            order = np.argsort(rows, kind="stable")
+            back = np.empty(len(rows), np.int64)
+            back[order] = np.arange(len(rows))
+            return self.take(rows[order]).take(pa.array(back))
+        parts, done = [], 0
+        while done < len(rows):
+            self._go_to(int(rows[done]))
+            until = int(np.searchsorted(rows, self._end))
+            some = rows[done:until] - self._begin
+            together = some[-1] - some[0] + 1 == len(some) and (np.diff(some) == 1).all()
+            parts.append(self._table.slice(some[0], len(some)) if together else self._table.take(pa.array(some)))
+            done = until
+        return parts[0] if len(parts) == 1 else pa.concat_tables(parts)
+
+    def _go_to(self, row: int) -> None:
+        """Decode the part of the file in which the row is."""
+        group = int(np.searchsorted(self._begins, row, "right")) - 1
+        if not self._begin <= row < self._end:
+            group_begin = int(self._begins[group])
+            if row < self._begin or self._end <= group_begin:  # in another row group than the last part, or before it
+                self._batches, self._end = self._decoded(group), group_begin
+        while row >= self._end:
+            with self._told():
+                batch = next(self._batches, None)
+            if batch is None:
+                raise DataError(f"{self.path} has fewer rows than Spark has found: was it replaced?")
+            self._begin, self._end = self._end, self._end + len(batch)
+            with self._told():
+                self._table = self._as_in_spark(batch)
+
+    def _decoded(self, group: int) -> Iterator[pa.RecordBatch]:
+        if group >= self._file.num_row_groups:
+            return iter(())
+        footer = self._file.metadata.row_group(group)
+        tops = set(self._names.values())
+        chunks = (footer.column(number) for number in range(footer.num_columns))
+        size = sum(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema.split(".")[0] in tops)
+        rows = max(1, min(1 << 16, _READ_BYTES * footer.num_rows // max(size, 1)))
+        found: Iterator[pa.RecordBatch] = self._file.iter_batches(
+            rows, row_groups=[group], columns=sorted(tops), use_threads=False
+        )
+        return found
+
+    def _as_in_spark(self, batch: pa.RecordBatch) -> pa.Table:
+        columns = [
+            _converted(batch.column(self._names[field.name]), field.type)
+            if field.name in self._names
+            else pa.nulls(len(batch), field.type)  # Spark, too, reads nulls if a file lacks a column
+            for field in self._types
+        ]
+        return pa.Table.from_arrays(columns, schema=self._types)
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, pa.ArrowException) as error:
+            raise DataError(f"{self.path} cannot be read: {error}") from error
+
+
+def files_of(data: DataFrame, names: Sequence[str], types: pa.Schema) -> Files | None:
+    """Return the files in which the columns of the DataFrame are stored; None if Spark has to compute the columns.
+
+    `types` are the Arrow types of the columns.
+    """
+    try:
+        return _files_of(data, names, types)
+    except Exception:  # Spark's internal classes may differ in this version, or a file is unreadable
+        return None
+
+
+def row_numbers() -> Column:
+    """Return the column with the integers of the rows."""
+    from pyspark.sql import functions
+
+    file = functions.crc32(functions.col("_metadata.file_path").cast("binary"))
+    return functions.shiftleft(file, _ROW_BITS).bitwiseOR(functions.col("_metadata.row_index"))
+
+
+def _files_of(data: DataFrame, names: Sequence[str], types: pa.Schema) -> Files | None:
+    if data.isStreaming or not all(_is_sure(field.type) for field in types):
+        return None
+    # A new DataFrame, because Spark remembers what was in the cache when it first looked.
+    execution, conf = data.select("*")._jdf.queryExecution(), data.sparkSession.conf
+    if "InMemoryRelation" in execution.withCachedData().toString():
+        return None  # what is in the cache may be older than the files
+    plan = leaf = execution.analyzed()
+    filtered = False
+    while (name := leaf.getClass().getName()) in _PLANS:
+        filtered = filtered or name.endswith("Filter")
+        leaf = leaf.children().apply(0)
+    if name != _RELATION:
+        return None
+    relation = leaf.relation()
+    if (relation.fileFormat().getClass().getName(), relation.location().getClass().getName()) != (_PARQUET, _LISTED):
+        return None
+    folders = {str(name).lower() for name in relation.partitionSchema().fieldNames()}
+    stored = leaf.outputSet()
+    taken = {name.lower() for name in (*data.columns, *relation.dataSchema().fieldNames(), *folders)}
+    if "_metadata" in taken or conf.get("spark.sql.parquet.fieldId.read.enabled", "false") == "true":
+        return None
+    for name in names:
+        column = plan.output().apply(data.columns.index(name))
+        computed = not stored.contains(column) or name.lower() in folders
+        if computed or "EXISTS_DEFAULT" in column.metadata().json():
+            return None
+    spelled = list(relation.location().inputFiles())
+    if not 0 < len(spelled) <= _MOST_FILES or not all(path.startswith(("file:", "dbfs:")) for path in spelled):
+        return None
+    paths: dict[int, str] = {}
+    for path in spelled:
+        plain = unquote(path)
+        for written in {path, plain, path.replace(":///", ":/"), plain.replace(":///", ":/")}:
+            if paths.setdefault(zlib.crc32(written.encode()), plain) != plain:
+                return None
+    data.select(row_numbers())  # an error if Spark does not number the rows of this DataFrame
+    exact = conf.get("spark.sql.caseSensitive", "false") == "true"
+    files = Files(paths, types, exact, filtered or bool(folders))
+    _OpenFile(next(iter(paths.values())), files)  # an error if this process cannot read it
+    return files
+
+
+def _is_sure(kind: pa.DataType) -> bool:
+    """Whether pyarrow surely reads the values of this type that Spark reads."""
+    types = pa.types
+    if types.is_list(kind):
+        return _is_sure(kind.value_type)
+    if types.is_floating(kind):
+        return not types.is_float16(kind)
+    return bool(types.is_boolean(kind) or types.is_integer(kind) or types.is_string(kind) or types.is_binary(kind))
+
+
+def _stored_name(name: str, stored: pa.Schema, files: Files) -> str:
+    """Return what a file calls a column; "" if it does not have it."""
+    found = [each for each in stored.names if each == name or (not files.exact and each.lower() == name.lower())]
+    if len(found) > 1:
+        raise DataError(f"a file has several columns `{name}`, which differ in upper and lower case.")
+    return found[0] if found else ""
+
+
+def _check_types(types: pa.Schema, stored: pa.Schema, names: Mapping[str, str], path: str) -> None:
+    for name, stored_name in names.items():
+        found, expected = stored.field(stored_name).type, types.field(name).type
+        if not _fits(found, expected):
+            raise DataError(f"column `{name}` of {path} is {found}, but the DataFrame's is {expected}.")
+
+
+def _fits(found: pa.DataType, expected: pa.DataType) -> bool:
+    """Whether values of a file, of the type `found`, are values of the type `expected`, too."""
+    types = pa.types
+    if types.is_dictionary(found):
+        return _fits(found.value_type, expected)
+    if types.is_list(expected):
+        return bool(
+            (types.is_list(found) or types.is_large_list(found)) and _fits(found.value_type, expected.value_type)
+        )
+    if types.is_integer(expected):
+        return bool(types.is_integer(found))
+    if types.is_floating(expected):
+        return bool(types.is_floating(found) and found.bit_width <= expected.bit_width)
+    if types.is_boolean(expected):
+        return bool(found == expected)
+    texts = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
+    return any(is_one(found) for is_one in texts)
+
+
+def _converted(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return a column as the tasks would send it: in its type in Spark, with NaN for nulls in arrays of floats."""
+    if pa.types.is_list(column.type) and not pa.types.is_nested(kind.value_type):
+        values = column.values.cast(kind.value_type)
+        if pa.types.is_floating(kind.value_type) and values.null_count:
+            values = pc.fill_null(values, float("nan"))
+        if not column.null_count:
+            return pa.ListArray.from_arrays(column.offsets, values).cast(kind)
+    return column if column.type == kind else column.cast(kind)
+
+
+def _one_batch(table: pa.Table) -> pa.RecordBatch:
+    (batch,) = table.combine_chunks().to_batches()
+    return batch
