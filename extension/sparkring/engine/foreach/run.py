@@ -6,7 +6,7 @@ import ast
 import os
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparkring.capture import notebook_state
@@ -67,6 +67,7 @@ class Prepared(NamedTuple):
     """A validated run that has not started. The `notices` are recorded when the run begins.
 
     `launches` has the request of each slot. `total` is the number of all items, also if only the first one will run.
+    With `stay`, ranks without an item stay up until all items have ended, because others use what they have started.
     """
 
     options: ForeachOptions
@@ -78,6 +79,7 @@ class Prepared(NamedTuple):
     notices: tuple[str, ...] = ()
     kept: Kept | None = None
     total: int | None = None
+    stay: bool = False
 
 
 def prepare(spec: ForeachSpec) -> Prepared:
@@ -237,6 +239,7 @@ class ForeachRun:
     """A prepared run, which is recorded and shown. to_the_end() carries it out, and `interrupts` can stop it.
 
     `result` is None until to_the_end() has returned or raised an error. Then `plan` is the plan, if one was asked for.
+    `finish` is called with the values of the items when all have finished; if it raises an error, the run has failed.
     """
 
     def __init__(self, prepared: Prepared, view: View, interrupts: Interrupts) -> None:
@@ -245,6 +248,7 @@ class ForeachRun:
         self.interrupts = interrupts
         self.result: ForeachResult | None = None
         self.plan: Plan | None = None
+        self.finish: Callable[[Mapping[int, Any]], object] = lambda values: None
         for notice in prepared.notices:
             self.recorder.notice(notice)
 
@@ -262,6 +266,11 @@ class ForeachRun:
             except BaseException as error:  # of any type: it is raised again below, when the record has been closed
                 problem = error
             problem = problem or self._error(pool)
+            if problem is None:
+                try:
+                    self.finish(pool.results.values)
+                except SparkringError as error:
+                    problem = error
             if problem is None:
                 recorder.close("finished")
             elif isinstance(problem, KeyboardInterrupt):
@@ -303,7 +312,16 @@ class ForeachRun:
         at_once = 1 if options.plan else options.at_once
         schedule = Schedule(at_once, options.retries, fail_fast=options.fail_fast)
         kept = self.prepared.kept
-        return Pool(self.prepared.items, schedule, settings, self._request_for, recorder, self.interrupts, kept)
+        return Pool(
+            self.prepared.items,
+            schedule,
+            settings,
+            self._request_for,
+            recorder,
+            self.interrupts,
+            kept,
+            stay=self.prepared.stay,
+        )
 
     def _request_for(self, attempt: Attempt) -> Request:
         prepared, item = self.prepared, attempt.item
