@@ -339,11 +339,8 @@ def _arrow_type(kind: str, written: str) -> pa.DataType:
 # ── The run ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _opened(scoring: _Scoring, np: int, *, background: bool) -> tuple[ForeachRun, ModelProcess | None]:
-    """Prepare the folder, and return the run that writes the parts to it.
-
-    If the run is on this machine, also return its model process, which has not started yet.
-    """
+def _opened(scoring: _Scoring, np: int, *, background: bool) -> tuple[ForeachRun, ModelProcess]:
+    """Prepare the folder, and return the run that writes the parts to it, and the model process of this machine."""
     destination, parts = scoring.destination, parts_of(scoring.dataset)
     destination.open(scoring.belongs)
     at_once = min(abs(np), len(parts))
@@ -375,7 +372,7 @@ def _opened(scoring: _Scoring, np: int, *, background: bool) -> tuple[ForeachRun
     prepared = prepared._replace(started=prepared.started._replace(checkpoint_dir="", captured=()), stay=True)
     assert prepared.kept is not None
     prepared.kept.told_if_used = f"parts that an earlier run has written to {destination.unfinished.written} are used"
-    return open_items(prepared), ModelProcess(job.order, job.token, job.model) if np < 0 else None
+    return open_items(prepared), ModelProcess(job.order, job.token, job.model)
 
 
 def _written(scoring: _Scoring, target: Location) -> Model:
@@ -404,7 +401,7 @@ def _name(model: Any) -> str:
     return "a function" if found == "<lambda>" else found
 
 
-def _carried_out(scoring: _Scoring, run: ForeachRun, model: ModelProcess | None) -> Predictions:
+def _carried_out(scoring: _Scoring, run: ForeachRun, model: ModelProcess) -> Predictions:
     """Carry out the run, and make its parts visible. Raises the errors of carry_out_items(), and DataError."""
     destination = scoring.destination
     written: dict[int, Written] = {}
@@ -418,12 +415,11 @@ def _carried_out(scoring: _Scoring, run: ForeachRun, model: ModelProcess | None)
 
     run.finish = finish
     try:
-        if model is not None:
+        if run.prepared.options.np < 0:
             model.start()
         carry_out_items(run)
     finally:
-        if model is not None:
-            model.end()
+        model.end()
         destination.release()
     record = run.recorder.record
     rows = sum(each.rows for each in written.values())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import fcntl
 import hashlib
 import os
 import posixpath
@@ -25,7 +27,7 @@ from sparkring.errors import DataError
 from sparkring.history import describe
 from sparkring.inference.outputs import Output
 from sparkring.inference.task import Process
-from sparkring.runtime.report import log
+from sparkring.runtime import report
 from sparkring.runtime.storage import locate
 from sparkring.worker.member import process
 
@@ -138,6 +140,11 @@ class ModelProcess(Process):
         finally:
             os.close(lock)
 
+    def _start(self, lock: int) -> None:
+        super()._start(lock)
+        if report.connected():  # this is a rank, whose member would kill the process when the rank has ended
+            atexit.register(self.end)
+
     def loaded(self) -> tuple[str, float]:
         """Return the host and the id of the process, and how long it took to load the model."""
         with contextlib.suppress(OSError, ValueError):
@@ -148,12 +155,25 @@ class ModelProcess(Process):
         """End the process if it runs here, and remove its folder."""
         with contextlib.suppress(OSError, ValueError):
             pid, deadline = int(self._read("pid")), time.monotonic() + END_S
-            os.kill(pid, signal.SIGTERM)
-            while process.state(pid) not in ("gone", "ended"):
-                if time.monotonic() > deadline:
-                    os.kill(pid, signal.SIGKILL)
-                time.sleep(0.01)
+            if self._is_running():
+                os.kill(pid, signal.SIGTERM)
+                while process.state(pid) not in ("gone", "ended"):
+                    if time.monotonic() > deadline:
+                        os.kill(pid, signal.SIGKILL)
+                    time.sleep(0.01)
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _is_running(self) -> bool:
+        """Whether the process of the folder runs: it loads its model, with the folder locked, or listens."""
+        lock = os.open(os.path.join(self._folder, "lock"), os.O_RDWR)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with socket.socket(socket.AF_UNIX) as dialled:
+                return not dialled.connect_ex(os.path.join(self._folder, "socket"))
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(lock)
 
     def _read(self, name: str) -> str:
         with open(os.path.join(self._folder, name)) as file:
@@ -222,7 +242,7 @@ class Job:
                     now = time.monotonic()
                     if now > reported + REPORT_EVERY_S:
                         reported = now
-                        log(rows=rows, rows_per_s=rows / (now - began))
+                        report.log(rows=rows, rows_per_s=rows / (now - began))
                 if waiting:
                     writer.write_table(pa.concat_tables(waiting))
         except OSError as error:
@@ -230,7 +250,7 @@ class Job:
         finally:
             reading.close()
         seconds = time.monotonic() - began
-        log(rows=rows, rows_per_s=rows / seconds)
+        report.log(rows=rows, rows_per_s=rows / seconds)
         return Written(name, rows, nulls, int(target.fs.size(target.path)), seconds, *connection.loaded())
 
     @property
