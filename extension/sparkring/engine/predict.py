@@ -414,6 +414,9 @@ def _carried_out(scoring: _Scoring, run: ForeachRun, model: ModelProcess) -> Pre
         run.recorder.notice(_summary(run.recorder.record, values))
 
     run.finish = finish
+    run.kept_words = (
+        f"The parts that are complete stay in {destination.unfinished.written}: the same call writes only the others."
+    )
     try:
         if run.prepared.options.np < 0:
             model.start()

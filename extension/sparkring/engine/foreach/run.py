@@ -47,6 +47,8 @@ from sparkring.worker.rank.failures import as_failure
 if TYPE_CHECKING:
     from sparkring.engine.foreach.kept import Kept
 
+_RESULTS = "All results are in sparkring.last_result: .values, .errors, .table."
+
 
 class ForeachSpec(NamedTuple):
     """What to run for each item of `iterable`, and with which options.
@@ -240,6 +242,7 @@ class ForeachRun:
 
     `result` is None until to_the_end() has returned or raised an error. Then `plan` is the plan, if one was asked for.
     `finish` is called with the values of the items when all have finished; if it raises an error, the run has failed.
+    `kept_words` is a sentence about the results of a run that did not finish; without it, errors name `last_result`.
     """
 
     def __init__(self, prepared: Prepared, view: View, interrupts: Interrupts) -> None:
@@ -248,6 +251,7 @@ class ForeachRun:
         self.interrupts = interrupts
         self.result: ForeachResult | None = None
         self.plan: Plan | None = None
+        self.kept_words = ""
         self.finish: Callable[[Mapping[int, Any]], object] = lambda values: None
         for notice in prepared.notices:
             self.recorder.notice(notice)
@@ -339,12 +343,13 @@ class ForeachRun:
         values = pool.results.values
         if self.interrupts.seen:
             done = describe.items(record, over=True)
-            return interrupted(f"{done}. Their results are in sparkring.last_result.")
+            return interrupted(f"{done}. {self.kept_words or 'Their results are in sparkring.last_result.'}")
         if pool.error is not None:
             failure = as_failure(pool.error)
             taken = describe.counted(self.prepared.items.taken, "item")
             told = f"the iterable raised {failure.summary} after {taken}; the results are in sparkring.last_result."
             return RunFailed(f"{told}\n\n{failure.traceback}".rstrip(), record=record, values=values)
         if pool.results.failures:
-            return ItemsFailed(describe.explain_items(record), record=record, values=values)
+            told = describe.explain_items(record, self.kept_words or _RESULTS)
+            return ItemsFailed(told, record=record, values=values)
         return None
