@@ -32,12 +32,13 @@ if TYPE_CHECKING:
     from sparkring.engine.distributors import TorchDistributor as TorchDistributor
     from sparkring.engine.foreach.plan import Plan as Plan
     from sparkring.engine.foreach.result import ForeachResult as ForeachResult
+    from sparkring.engine.predict import Predictions as Predictions
+    from sparkring.engine.predict import predict as predict
     from sparkring.engine.result import RunResult as RunResult
     from sparkring.engine.search.search import search as search
     from sparkring.engine.search.space import integer as integer
     from sparkring.engine.search.space import log_uniform as log_uniform
     from sparkring.engine.search.space import uniform as uniform
-    from sparkring.inference.predict import predict as predict
     from sparkring.inference.udf import predict_udf as predict_udf
     from sparkring.runtime.report import log as log
     from sparkring.runtime.report import log_to_driver as log_to_driver
@@ -63,7 +64,8 @@ _HOMES = {
     "log_to_driver": "runtime.report",
     "log_uniform": "engine.search.space",
     "partitions": "data.parts",
-    "predict": "inference.predict",
+    "Predictions": "engine.predict",
+    "predict": "engine.predict",
     "predict_udf": "inference.udf",
     "run": "engine.api",
     "search": "engine.search.search",

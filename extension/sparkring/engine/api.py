@@ -88,8 +88,8 @@ def foreach_spec(spec: ForeachSpec, view: View | None = None) -> ForeachResult |
     run; and the errors of foreach.run.prepare(). After an error of the run, `last_result` has the results of the items
     that ended before it.
     """
-    run = _open_items(spec, view)
-    result = _carry_out_items(run)
+    run = open_items(foreach_run.prepare(spec), view)
+    result = carry_out_items(run)
     return run.plan or result
 
 
@@ -98,19 +98,21 @@ def start_foreach(spec: ForeachSpec, view: View | None = None) -> BackgroundRun[
 
     Errors that can be found before the launch are raised at once.
     """
-    run = _open_items(spec, view)
+    run = open_items(foreach_run.prepare(spec), view)
     kept = run.prepared.kept
     return BackgroundRun(
-        lambda: _carry_out_items(run), run.recorder, run.interrupts, None if kept is None else kept.location
+        lambda: carry_out_items(run), run.recorder, run.interrupts, None if kept is None else kept.location
     )
 
 
-def _open_items(spec: ForeachSpec, view: View | None) -> ForeachRun:
-    prepared, interrupts = foreach_run.prepare(spec), Interrupts()
+def open_items(prepared: foreach_run.Prepared, view: View | None = None) -> ForeachRun:
+    """Return the run of independent items that was prepared, recorded and shown. Without a `view`, choose one."""
+    interrupts = Interrupts()
     return ForeachRun(prepared, view or _open_view(prepared.options, interrupts), interrupts)
 
 
-def _carry_out_items(run: ForeachRun) -> ForeachResult:
+def carry_out_items(run: ForeachRun) -> ForeachResult:
+    """Carry out a run of independent items, and wait for it. Raises the errors of ForeachRun.to_the_end()."""
     global last_result
     try:
         return run.to_the_end()

@@ -53,6 +53,11 @@ class Saved:
     def __init__(self, directory: str, name: str, make_model: Callable[[], Any] | None) -> None:
         self._directory, self._name, self._make_model = directory, name, make_model
 
+    @property
+    def told(self) -> str:
+        """What the user is told that the model is."""
+        return f"{self._name} of {self._directory}"
+
     def load(self) -> Any:
         store = checkpoints(self._directory)
         if self._make_model is not None:
@@ -92,50 +97,19 @@ def predict(
 ) -> DataFrame:
     """Return a DataFrame with the predictions of a model as a new column, or as several.
 
-        scored = sparkring.predict(df, "dbfs:/ml/run1", make_model, inputs=["pixels"])
-        scored.select("label", "prediction").show()
-
-    The result is lazy, as any DataFrame: the model runs only for rows and columns that are used. On each machine, one
-    process loads the model, and all tasks there send their rows to it. Before that, the first rows go through the model
-    here, so that errors of columns, shapes and types are raised at once.
-
-    data: a Spark DataFrame, which may be a stream.
-    model: a torch module; a Keras model; a function that is called with a dict of arrays [rows, …] and returns an array
-        or a dict of arrays; a directory of checkpoints, or a store that checkpoints() has returned.
-    make_model: for checkpoints, a function that returns the model into which the weights are loaded. A Keras model that
-        was saved with its configuration needs none.
-    inputs: the names of the columns to use, or a dict that describes the model's inputs, as in shards(columns=…). A key
-        is the name of an input. Its value is the name of a column, or a list of numeric columns, which become one
-        array [rows, columns].
-    returns: the Spark type of the predictions, as in "array<float>", or a dict from the names of the new columns to
-        their types. By default, the first rows decide, and one column is called `prediction`.
-    which: for checkpoints, "latest", "best" (of a store with a metric), a step, or a name. It is looked up once, now.
-    batch_size: the number of rows with which the model is called.
-    transform: a function that is called with each batch before the model, as in shards().
-    fill, raw, dtype: as in shards(). For a torch module, floating-point inputs get the type of its weights.
-    on_error: "raise" ends the query at a row that cannot be scored; "null" makes the row's prediction null.
-    probe: whether the first rows go through the model here. To find them, Spark computes what `data` depends on.
-    idle_s: for how many seconds a process keeps the model when no task uses it.
-
-    Raises DataError, OptionsError, CheckpointError, CaptureError.
+    engine/predict.py describes the arguments. Raises DataError, OptionsError, CheckpointError, CaptureError.
     """
     if type(data).__module__.startswith("pyspark.sql.connect."):
         raise DataError("predict() needs a classic SparkSession, but the DataFrame belongs to one of Spark Connect.")
     session = session_of(data)
-    if batch_size < 1:
-        raise OptionsError(f"batch_size={batch_size!r}: expected the number of rows in a batch, at least 1.")
-    if on_error not in ("raise", "null"):
-        raise OptionsError(f'on_error={on_error!r}: expected "raise" or "null".')
-    groups = groups_of(inputs, "inputs")
-    if not groups:
-        raise OptionsError("inputs names no columns: name those that the model uses, as in inputs=['pixels'].")
+    groups = checked(inputs, batch_size, on_error)
     names = list(dict.fromkeys(name for members in groups.values() for name in members))
     used = _used(data, names)
     types = _types(used, session)
     kind = None if dtype is None else np.dtype(dtype)
-    layout = Layout("the DataFrame", groups, _making(names, fill, raw), kind, transform)
-    source = _source(model, make_model, which)
-    found = _kinds(returns)
+    layout = Layout("the DataFrame", groups, making_of(names, fill, raw), kind, transform)
+    source = source_of(model, make_model, which)
+    found = kinds_of(returns)
     found_inputs = Described(layout)
     by_their_names = isinstance(inputs, Mapping)
     result = returned(found, session, struct=False) if found else None
@@ -177,6 +151,18 @@ def predict(
 # ── What is given ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def checked(inputs: Columns, batch_size: int, on_error: str) -> dict[str, tuple[str, ...]]:
+    """Return the columns of each input. Raise OptionsError if one of the arguments is invalid."""
+    if batch_size < 1:
+        raise OptionsError(f"batch_size={batch_size!r}: expected the number of rows in a batch, at least 1.")
+    if on_error not in ("raise", "null"):
+        raise OptionsError(f'on_error={on_error!r}: expected "raise" or "null".')
+    groups = groups_of(inputs, "inputs")
+    if not groups:
+        raise OptionsError("inputs names no columns: name those that the model uses, as in inputs=['pixels'].")
+    return groups
+
+
 def _used(data: DataFrame, names: Sequence[str]) -> DataFrame:
     """Return the DataFrame's columns that the model uses. Raise DataError unless each name has exactly one column."""
     for name in names:
@@ -215,7 +201,8 @@ def _types(used: DataFrame, session: SparkSession) -> pa.Schema:
     return types
 
 
-def _making(names: Sequence[str], fill: Mapping[str, Any] | None, raw: Mapping[str, Any] | None) -> Making:
+def making_of(names: Sequence[str], fill: Mapping[str, Any] | None, raw: Mapping[str, Any] | None) -> Making:
+    """Return how arrays are made of columns. Raise DataError if an option names a column that is not an input."""
     for option, named in (("fill", fill or {}), ("raw", raw or {})):
         for name in named:
             if name not in names:
@@ -223,7 +210,8 @@ def _making(names: Sequence[str], fill: Mapping[str, Any] | None, raw: Mapping[s
     return Making(dict(fill or {}), {name: raw_of(name, value) for name, value in (raw or {}).items()})
 
 
-def _source(model: Any, make_model: Callable[[], Any] | None, which: Which) -> Source:
+def source_of(model: Any, make_model: Callable[[], Any] | None, which: Which) -> Source:
+    """Return where the model comes from. A checkpoint is looked up now. Raise OptionsError if it is no model."""
     store = model if isinstance(model, Store) else None
     if isinstance(model, str | os.PathLike):
         store = checkpoints(model)
@@ -243,7 +231,7 @@ def _source(model: Any, make_model: Callable[[], Any] | None, which: Which) -> S
     return Live(model)
 
 
-def _kinds(returns: Any) -> dict[str, Any]:
+def kinds_of(returns: Any) -> dict[str, Any]:
     """Return the types of the predictions by the names of their columns; empty if they are not given."""
     if returns is None:
         return {}
@@ -292,6 +280,17 @@ def _probed(
 
     Raise DataError if that is not possible.
     """
+    results, small = probed(source, inputs, rows, batch_size, by_name=by_name)
+    return _checked(results, expected, session, len(rows)), small
+
+
+def probed(
+    source: Source, inputs: Described, rows: pa.RecordBatch, batch_size: int, *, by_name: bool
+) -> tuple[Any, bool]:
+    """Score the first rows here, and return what the model returns, and whether the model is small.
+
+    Raise DataError if that is not possible.
+    """
     try:
         arrays = inputs.learn(rows)
     except DataError:
@@ -303,15 +302,13 @@ def _probed(
     try:
         with predictors.borrowed(model):
             predict = predictors.predictor_of(model, by_name=by_name)
-            results = predict(arrays)
-            small = predictors.is_small(model, predict, arrays, batch_size)
+            return predict(arrays), predictors.is_small(model, predict, arrays, batch_size)
     except DataError:
         raise
     except Exception as error:  # the model is the user's code
         raise DataError(
             f"the model failed on the first {len(rows)} rows: {told(error)}. Its inputs were {given}."
         ) from error
-    return _checked(results, expected, session, len(rows)), small
 
 
 def _checked(results: Any, expected: Returned | None, session: SparkSession, rows: int) -> Returned:

@@ -121,13 +121,16 @@ def _serve(order: dict[str, Any], parts: Sequence[bytearray]) -> None:
         signal.signal(number, _end)
     folder, lock = order["folder"], order["lock"]
     _remove_dead(folder)
-    scorer, problem = None, ""
+    scorer, problem, began = None, "", time.monotonic()
     try:
         payload, *buffers = parts
         function, settings = unpack_call(payload, buffers)
         scorer = function(**settings)
     except Exception as error:  # loading a model runs the user's code
         problem = f"the model could not be loaded on {socket.gethostname()}: {told(error)}"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(os.path.join(folder, "model"))  # a copy that a task has made for this process
+    Path(folder, "loaded").write_text(f"{time.monotonic() - began:.3f}")
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(os.path.join(folder, "socket"))
     listener.listen(128)

@@ -9,6 +9,8 @@ Each model process has a folder that only this user can enter:
         lock      locked while the process loads its model, or ends
         socket    the process listens here; it answers only those who know the token
         log       what the process prints
+        pid       its id
+        loaded    how many seconds it took to load the model, when it has done so
 
 If no model process is running, the first task to notice starts one, and the other tasks wait for the lock. The model
 process gets the lock from the task that starts it, so the lock is still held if this task is killed.
@@ -34,7 +36,9 @@ from typing import Any
 # environment, where other processes could read it.
 _BOOT = (
     "import sys; sys.path[:] = [p for p in sys.path if p]; import json, os, pickle; "
-    "order = json.loads(sys.stdin.buffer.readline()); os.fork() and os._exit(0); "
+    "order = json.loads(sys.stdin.buffer.readline()); pid = os.fork(); "
+    "file = os.open(os.path.join(order['folder'], 'pid'), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600); "
+    "pid and os.write(file, str(pid).encode()) and os._exit(0); os.close(file); "
     "file = open(order['model'], 'rb'); archive, *parts = pickle.load(file); file.close(); "
     "path = os.path.join(order['folder'], 'sparkring.zip'); "
     "file = open(path, 'wb'); file.write(archive); file.close(); "
@@ -63,7 +67,7 @@ def scorer_for(
         import pyarrow
 
         schema = None if types is None else pyarrow.ipc.read_schema(pyarrow.py_buffer(types))
-        process = _Process(order, token, model)
+        process = _OfPartition(order, token, model)
         try:
             for request in _requests(batches, schema, batch_size):
                 yield _as_pandas(process.ask(request))
@@ -149,18 +153,25 @@ def _as_pandas(batch: Any) -> Any:
 # ── The model process ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class _Process:
-    """A connection to the model process of this machine. It is opened, and the process started, when it is needed."""
+class Process:
+    """A connection to the model process of this machine. It is opened, and the process started, when it is needed.
 
-    def __init__(self, order: dict[str, Any], token: bytes, model: Any) -> None:
-        from pyspark import TaskContext
+    A subclass says where the model is, and what errors call the rows.
+    """
 
-        context = TaskContext.get()
-        self._partition = context.partitionId() if context is not None else 0
-        self._order, self._token, self._model = order, token, model
+    def __init__(self, order: dict[str, Any], token: bytes) -> None:
+        self._order, self._token = order, token
         self._folder = os.path.join(_temporary(), f"sparkring-model-{order['key']}")
         self._connection: Any = None
         self._rows = 0  # that have been scored
+
+    def _model_file(self) -> str:
+        """Return the path of the file with sparkring's archive and the packed model. The folder is locked."""
+        raise NotImplementedError
+
+    def _place(self, first: int, rows: int) -> str:
+        """Return what errors call `rows` rows from row `first` on."""
+        raise NotImplementedError
 
     def ask(self, rows: Any) -> Any:
         """Return the model's answer for an Arrow table, as an Arrow batch."""
@@ -188,17 +199,14 @@ class _Process:
         self._remove()
         raise RuntimeError(
             f"sparkring: the process with the model ended {_ATTEMPTS} times before it had scored "
-            f"{self._place(len(rows))}: was it out of memory? Its last output: {output}"
+            f"{self._place(self._rows, len(rows))}: was it out of memory? Its last output: {output}"
         )
-
-    def _place(self, rows: int) -> str:
-        return f"rows {self._rows:,} to {self._rows + rows - 1:,} of partition {self._partition}"
 
     def _error(self, told: dict[str, Any], rows: int) -> str:
         if not told["of_rows"]:
             return f"sparkring: {told['error']}"
         row = told["row"]
-        place = self._place(rows) if row is None else f"row {self._rows + row:,} of partition {self._partition}"
+        place = self._place(self._rows, rows) if row is None else self._place(self._rows + row, 1)
         return f"sparkring: {place}: {told['error']}"
 
     def close(self) -> None:
@@ -267,16 +275,12 @@ class _Process:
     def _start(self, lock: int) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(self._folder, "socket"))  # of a process that was killed
-        path = getattr(self._model, "_path", None)
-        if path is None or not os.path.exists(path):  # no file if Spark encrypts what it writes to disk
-            path = os.path.join(self._folder, "model")
-            with open(path, "wb") as file:
-                pickle.dump(self._model.value, file)
-            vars(self._model).pop("_value", None)  # this process need not keep it
-        order = {**self._order, "model": path, "folder": self._folder, "lock": lock, "token": self._token.hex()}
+        order = {**self._order, "model": self._model_file(), "folder": self._folder, "lock": lock}
+        order["token"] = self._token.hex()
         order["path"] = [*sys.path, *self._order["path"]]
-        # The parent is Spark's daemon, which lives as long as the executor. This process may end earlier.
-        order["watch"] = os.getppid()
+        # The parent of a task's process is Spark's daemon, which lives as long as the executor. The process of the task
+        # may end earlier.
+        order.setdefault("watch", os.getppid())
         with open(os.path.join(self._folder, "log"), "wb") as log:
             process = subprocess.Popen(
                 [sys.executable, "-c", _BOOT],
@@ -292,6 +296,31 @@ class _Process:
         with contextlib.suppress(OSError), open(os.path.join(self._folder, "log"), "rb") as log:
             return log.read().decode(errors="replace").strip()[-_LOGGED:] or "none"
         return "none"
+
+
+class _OfPartition(Process):
+    """The connection of a Spark task, which scores the rows of a partition."""
+
+    def __init__(self, order: dict[str, Any], token: bytes, model: Any) -> None:
+        from pyspark import TaskContext
+
+        super().__init__(order, token)
+        context = TaskContext.get()
+        self._partition = context.partitionId() if context is not None else 0
+        self._model = model
+
+    def _model_file(self) -> str:
+        path: str | None = getattr(self._model, "_path", None)
+        if path is None or not os.path.exists(path):  # no file if Spark encrypts what it writes to disk
+            path = os.path.join(self._folder, "model")
+            with open(path, "wb") as file:
+                pickle.dump(self._model.value, file)
+            vars(self._model).pop("_value", None)  # this process need not keep it
+        return path
+
+    def _place(self, first: int, rows: int) -> str:
+        which = f"row {first:,}" if rows == 1 else f"rows {first:,} to {first + rows - 1:,}"
+        return f"{which} of partition {self._partition}"
 
 
 def _temporary() -> str:

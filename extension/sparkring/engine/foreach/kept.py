@@ -30,12 +30,14 @@ class Kept:
 
     `meaning` stands for the code that the items run, each on `size` ranks. With `fresh`, results and checkpoints of
     earlier runs are not used. Results are written in a thread. `news` has what the user is to be told; the pool takes
-    it from `news`. Raises PathError or CheckpointError if the directory cannot be read.
+    it from `news`. It has `told_if_used` when a result is used. Raises PathError or CheckpointError if the directory
+    cannot be read.
     """
 
     def __init__(self, path: str, meaning: str, size: int, *, fresh: bool = False) -> None:
         self.location: Location = locate(path)
         self.news: collections.deque[str] = collections.deque()
+        self.told_if_used = f"items with a result in {self.location.written} do not run again (--fresh runs all)"
         self.fresh = fresh
         self._meaning = meaning
         self._size = size
@@ -74,7 +76,7 @@ class Kept:
             self.news.append(f"the kept value of {found.name} cannot be rebuilt here ({error}): the item runs again")
             return None
         if not self._used:
-            self.news.append(f"items with a result in {self.location.written} do not run again (--fresh runs all)")
+            self.news.append(self.told_if_used)
         self._used = True
         return value, found
 

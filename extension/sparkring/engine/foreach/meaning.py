@@ -29,17 +29,29 @@ def meaning_of(
     classes of the notebook count with their code, and with what they use in turn, except for names in `hidden`.
     Settings count with their values. Other data does not count: comparing it may be slow or impossible.
     """
-    parts: dict[str, Any] = {}
-    waiting = dict(used)
+    parts = {
+        name: [*([value] if _is_setting(value) else ()), *_code(value, namespace)]
+        for name, value in all_used(used, namespace, hidden)
+    }
+    return digest([meaning(source) for source in sources], {name: part for name, part in parts.items() if part})
+
+
+def all_used(
+    used: Mapping[str, Any], namespace: Mapping[str, Any], hidden: Container[str]
+) -> Iterator[tuple[str, Any]]:
+    """Yield the names and values in `used`, and those that their functions use of the notebook, as in meaning_of()."""
+    waiting, seen = dict(used), set(used)
     while waiting:
         name, value = waiting.popitem()
-        parts[name] = [*([value] if _is_setting(value) else ()), *_code(value, namespace)]
+        yield name, value
         for function in _held(value):
             if _is_own(function, namespace):
                 reads = global_names(function.__code__).reads
-                found = (read for read in reads if read in namespace and read not in parts and read not in hidden)
-                waiting.update({read: namespace[read] for read in found})
-    return digest([meaning(source) for source in sources], {name: part for name, part in parts.items() if part})
+                found = {
+                    read: namespace[read] for read in reads.keys() - seen if read in namespace and read not in hidden
+                }
+                waiting.update(found)
+                seen.update(found)
 
 
 def _code(value: Any, namespace: Mapping[str, Any]) -> Iterator[Any]:

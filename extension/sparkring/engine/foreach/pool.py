@@ -46,7 +46,7 @@ class Pool:
     `results` holds the results of the items that have ended so far, and `measured` is what ranks have measured. `error`
     is the exception that the user's iterable raised, or None. Items whose results are in `kept`, from an earlier run,
     do not run. If the items' iterator steers the run, as that of a search does, it is told what items report and how
-    they end.
+    they end. With `stay`, no slot ends its ranks before all items have ended.
     """
 
     def __init__(
@@ -58,6 +58,8 @@ class Pool:
         recorder: Recorder,
         interrupts: Interrupts,
         kept: Kept | None = None,
+        *,
+        stay: bool = False,
     ) -> None:
         self.results = Results()
         self.error: BaseException | None = None
@@ -69,6 +71,7 @@ class Pool:
         self._recorder = recorder
         self._interrupts = interrupts
         self._kept = kept
+        self._stay = stay
         self._steering = items.steering
         self._slots = Slots(schedule.limit, settings, recorder.notice)
         self._ending = False
@@ -107,7 +110,7 @@ class Pool:
 
     @property
     def _wanted(self) -> int:
-        return self._schedule.needed(self._items.left)
+        return self._schedule.limit if self._stay else self._schedule.needed(self._items.left)
 
     def _begin(self) -> None:
         """Take items if there is room for them, and begin the attempts that wait.

@@ -6,7 +6,7 @@ import ast
 import os
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparkring.capture import notebook_state
@@ -47,6 +47,8 @@ from sparkring.worker.rank.failures import as_failure
 if TYPE_CHECKING:
     from sparkring.engine.foreach.kept import Kept
 
+_RESULTS = "All results are in sparkring.last_result: .values, .errors, .table."
+
 
 class ForeachSpec(NamedTuple):
     """What to run for each item of `iterable`, and with which options.
@@ -68,6 +70,7 @@ class Prepared(NamedTuple):
 
     `launches` has the request of each slot. `total` is the number of all items, also if only the first one will run.
     `ahead` says whether ranks can be sent the next items while an item runs.
+    With `stay`, ranks without an item stay up until all items have ended, because others use what they have started.
     """
 
     options: ForeachOptions
@@ -80,6 +83,7 @@ class Prepared(NamedTuple):
     kept: Kept | None = None
     total: int | None = None
     ahead: bool = False
+    stay: bool = False
 
 
 def prepare(spec: ForeachSpec) -> Prepared:
@@ -242,6 +246,8 @@ class ForeachRun:
     """A prepared run, which is recorded and shown. to_the_end() carries it out, and `interrupts` can stop it.
 
     `result` is None until to_the_end() has returned or raised an error. Then `plan` is the plan, if one was asked for.
+    `finish` is called with the values of the items when all have finished; if it raises an error, the run has failed.
+    `kept_words` is a sentence about the results of a run that did not finish; without it, errors name `last_result`.
     """
 
     def __init__(self, prepared: Prepared, view: View, interrupts: Interrupts) -> None:
@@ -251,6 +257,8 @@ class ForeachRun:
         self.result: ForeachResult | None = None
         self.plan: Plan | None = None
         self._here = Here(run_id=prepared.started.run_id)  # without a directory of checkpoints
+        self.kept_words = ""
+        self.finish: Callable[[Mapping[int, Any]], object] = lambda values: None
         for notice in prepared.notices:
             self.recorder.notice(notice)
 
@@ -268,6 +276,11 @@ class ForeachRun:
             except BaseException as error:  # of any type: it is raised again below, when the record has been closed
                 problem = error
             problem = problem or self._error(pool)
+            if problem is None:
+                try:
+                    self.finish(pool.results.values)
+                except SparkringError as error:
+                    problem = error
             if problem is None:
                 recorder.close("finished", describe.items(recorder.record, over=True))
             elif isinstance(problem, KeyboardInterrupt):
@@ -309,7 +322,16 @@ class ForeachRun:
         at_once = 1 if options.plan else options.at_once
         schedule = Schedule(at_once, options.retries, fail_fast=options.fail_fast)
         kept = self.prepared.kept
-        return Pool(self.prepared.items, schedule, settings, self._request_for, recorder, self.interrupts, kept)
+        return Pool(
+            self.prepared.items,
+            schedule,
+            settings,
+            self._request_for,
+            recorder,
+            self.interrupts,
+            kept,
+            stay=self.prepared.stay,
+        )
 
     def _request_for(self, attempt: Attempt) -> Request:
         prepared, item = self.prepared, attempt.item
@@ -327,12 +349,13 @@ class ForeachRun:
         values = pool.results.values
         if self.interrupts.seen:
             done = describe.items(record, over=True)
-            return interrupted(f"{done}. Their results are in sparkring.last_result.")
+            return interrupted(f"{done}. {self.kept_words or 'Their results are in sparkring.last_result.'}")
         if pool.error is not None:
             failure = as_failure(pool.error)
             taken = describe.counted(self.prepared.items.taken, "item")
             told = f"the iterable raised {failure.summary} after {taken}; the results are in sparkring.last_result."
             return RunFailed(f"{told}\n\n{failure.traceback}".rstrip(), record=record, values=values)
         if pool.results.failures:
-            return ItemsFailed(describe.explain_items(record), record=record, values=values)
+            told = describe.explain_items(record, self.kept_words or _RESULTS)
+            return ItemsFailed(told, record=record, values=values)
         return None

@@ -109,8 +109,11 @@ def items_left(record: RunRecord, now: float) -> str:
     return f"{duration(max(1, round(elapsed_s(record, now) / found.ran * left)))} left" if left else ""
 
 
-def explain_items(record: RunRecord) -> str:
-    """Say how many items failed, and why. Items with the same error on the same line are listed together."""
+def explain_items(record: RunRecord, results: str) -> str:
+    """Say how many items failed, and why. Items with the same error on the same line are listed together.
+
+    `results` says where the results of the other items are.
+    """
     assert record.items is not None
     failed = [each for each in record.items.known if each.state == "failed"]
     groups: dict[tuple[str, str, str], list[ItemRecord]] = {}
@@ -127,7 +130,7 @@ def explain_items(record: RunRecord) -> str:
     parts += [_alike(record, group) for group in ranked[:_FAILURES_NAMED]]
     rest = sum(map(len, ranked[_FAILURES_NAMED:]))
     parts += [f"  {rest:,} × other causes"] if rest else []
-    parts.append("All results are in sparkring.last_result: .values, .errors, .table.")
+    parts.append(results)
     where = whole_log(record)
     return plain_lines("\n".join([*parts, *([f"Whole log: {where}"] if where else [])]))
 

@@ -1,0 +1,50 @@
+"""Describes a model, and the code around it, by a digest that is the same in every kernel."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from sparkring.capture.picklability import ipython_names, walk
+from sparkring.engine.foreach.content import digest
+from sparkring.engine.foreach.meaning import all_used, meaning_of
+from sparkring.inference import predictors
+from sparkring.inference.outputs import as_array
+
+_OBJECTS = 2_000  # the largest number of objects that are looked at in one value
+_HOLDERS = (types.FunctionType, types.MethodType, types.ModuleType, functools.partial, type, list, tuple, dict, set)
+
+
+def version_of(value: Any, *more: str) -> str:
+    """Return a digest of a model or a function, with all that it uses of the notebook, and of `more`.
+
+    Code, settings, weights and arrays count. So do other objects, such as those of scikit-learn, with their pickles.
+    """
+    namespace = getattr(sys.modules.get("__main__"), "__dict__", {})
+    hidden, used = ipython_names(namespace), {"": value}
+    found = {name: list(_content(each)) for name, each in all_used(used, namespace, hidden)}
+    return digest(meaning_of([], used, namespace, hidden), found, more)
+
+
+def _content(root: Any) -> Iterator[Any]:
+    for step in walk(root, limit=_OBJECTS, enters=_is_holder):
+        value: Any = step.value
+        if predictors.is_torch(value):
+            yield repr(value), {name: as_array(each) for name, each in value.state_dict().items()}
+        elif predictors.is_keras(value):
+            yield [type(value).__qualname__, *value.get_weights()]
+        elif not _is_holder(value):
+            try:
+                yield digest(value)
+            except Exception:  # it cannot be pickled
+                yield type(value).__qualname__
+
+
+def _is_holder(value: Any) -> bool:
+    """Whether a value counts with the objects that it holds, and with its code, which meaning_of() describes."""
+    if predictors.is_model(value):
+        return False
+    return isinstance(value, _HOLDERS) or type(value).__module__ == "__main__"

@@ -1,0 +1,457 @@
+"""`predict(…)`: a model's predictions as a column of a DataFrame, or as Parquet files that a pool writes."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import pickle
+import secrets
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from sparkring.capture.packing import pack_call
+from sparkring.data.columns import is_object
+from sparkring.data.dataset import Dataset, open_dataset
+from sparkring.data.layout import Columns, Layout, Transform
+from sparkring.data.plan import in_order
+from sparkring.data.reader import windows
+from sparkring.data.where import nearest
+from sparkring.engine.api import carry_out_items, open_items
+from sparkring.engine.background import BackgroundRun
+from sparkring.engine.foreach import run as foreach_run
+from sparkring.engine.foreach.content import digest
+from sparkring.engine.foreach.run import ForeachRun, ForeachSpec
+from sparkring.engine.model_version import version_of
+from sparkring.engine.options import ForeachOptions
+from sparkring.engine.prepare import refuse_shared
+from sparkring.engine.spec import Call
+from sparkring.errors import DataError, OptionsError
+from sparkring.history import describe
+from sparkring.inference import outputs
+from sparkring.inference import predict as frames
+from sparkring.inference.destination import MODEL, PARTS, Destination, File, Mode
+from sparkring.inference.inputs import Described
+from sparkring.inference.outputs import Output
+from sparkring.inference.parts import READ_BYTES, Job, Model, ModelProcess, Written, parts_of
+from sparkring.inference.scorer import OnError, Scorer
+from sparkring.launchers.archive import archive
+from sparkring.runtime.storage import Location, root_for_ranks
+from sparkring.worker.member.process import cores
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import DataType
+
+    from sparkring.checkpointing.store import Which
+    from sparkring.history.record import RunRecord
+
+# Spark's names for the types of columns.
+_TYPES = {
+    "boolean": pa.bool_(),
+    **dict.fromkeys(("tinyint", "byte"), pa.int8()),
+    **dict.fromkeys(("smallint", "short"), pa.int16()),
+    **dict.fromkeys(("int", "integer"), pa.int32()),
+    **dict.fromkeys(("bigint", "long"), pa.int64()),
+    **dict.fromkeys(("float", "real"), pa.float32()),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "date": pa.date32(),
+}
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """The Parquet files that predict() has written to the folder `path`.
+
+    `rows` of them are in `parts` files. `nulls` rows have no prediction, because they could not be scored. `seconds` is
+    how long this run took; it has scored `rows_scored` rows, and the others were there from an earlier run. `record` is
+    the RunRecord.
+    """
+
+    path: str
+    rows: int
+    parts: int
+    nulls: int
+    seconds: float
+    rows_scored: int
+    record: RunRecord
+
+    def __repr__(self) -> str:
+        found = f"{describe.counted(self.rows, 'row')} in {describe.counted(self.parts, 'file')} in {self.path}"
+        without = f", {self.nulls:,} without a prediction" if self.nulls else ""
+        earlier = self.rows - self.rows_scored
+        before = f", {describe.counted(earlier, 'row')} of them from an earlier run" if earlier else ""
+        return f"Predictions({found}{without}{before}; {describe.duration(self.seconds)})"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(repr(self))
+
+
+def predict(
+    data: DataFrame | str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    model: Any,
+    make_model: Callable[[], Any] | None = None,
+    *,
+    inputs: Columns,
+    returns: str | DataType | Mapping[str, str | DataType] | None = None,
+    which: Which = "latest",
+    batch_size: int = 1024,
+    transform: Transform | None = None,
+    fill: Mapping[str, Any] | None = None,
+    raw: Mapping[str, tuple[Any, Sequence[int]]] | None = None,
+    dtype: Any = None,
+    on_error: OnError = "raise",
+    probe: bool = True,
+    idle_s: float = frames.IDLE_S,
+    to: str | os.PathLike[str] | None = None,
+    np: int | None = None,
+    columns: Sequence[str] | None = None,
+    mode: Mode = "error",
+    background: bool = False,
+) -> DataFrame | Predictions | BackgroundRun[Predictions]:
+    """Add the predictions of a model to a DataFrame or to Parquet files, as a new column or as several.
+
+        scored = sparkring.predict(df, "dbfs:/ml/run1", make_model, inputs=["pixels"])
+        scored.select("label", "prediction").show()
+
+        sparkring.predict("dbfs:/data/test", "dbfs:/ml/run1", make_model, inputs=["pixels"], to="dbfs:/preds", np=-4)
+
+    For a DataFrame, the result is a DataFrame, which is lazy: the model runs only for rows and columns that are used.
+    For files, predict() writes new files to the folder `to` and returns Predictions. The folder appears when all files
+    are complete. If the run is interrupted or killed, the same call continues with the parts that are missing.
+
+    On each machine, one process loads the model, and all tasks there send their rows to it. Before that, the first rows
+    go through the model here, so that errors of columns, shapes and types are raised at once.
+
+    data: a Spark DataFrame, which may be a stream; or the path of Parquet files as in shards(): a file, a folder, a
+        glob, or a list of these.
+    model: a torch module; a Keras model; a function that is called with a dict of arrays [rows, …] and returns an array
+        or a dict of arrays; a directory of checkpoints, or a store that checkpoints() has returned.
+    make_model: for checkpoints, a function that returns the model into which the weights are loaded. A Keras model that
+        was saved with its configuration needs none.
+    inputs: the names of the columns to use, or a dict that describes the model's inputs, as in shards(columns=…). A key
+        is the name of an input. Its value is the name of a column, or a list of numeric columns, which become one
+        array [rows, columns].
+    returns: the Spark type of the predictions, as in "array<float>", or a dict from the names of the new columns to
+        their types. By default, the first rows decide, and one column is called `prediction`.
+    which: for checkpoints, "latest", "best" (of a store with a metric), a step, or a name. It is looked up once, now.
+    batch_size: the number of rows with which the model is called.
+    transform: a function that is called with each batch before the model, as in shards().
+    fill, raw, dtype: as in shards(). For a torch module, floating-point inputs get the type of its weights.
+    on_error: "raise" ends the query or the run at a row that cannot be scored; "null" makes the row's prediction null.
+    probe: whether the first rows go through the model here. To find them, Spark computes what a DataFrame depends on.
+    idle_s: for a DataFrame, for how many seconds a process keeps the model when no task uses it.
+
+    The other arguments are for files only.
+
+    to: the folder to write. All machines must reach it.
+    np: how many parts are scored at once. np=-4 means four processes on this machine; np=4 means four Spark tasks. The
+        default is a process for each core.
+    columns: the columns of the data that are written beside the predictions; all by default.
+    mode: "error" raises an error if `to` exists already; "overwrite" replaces it.
+    background: whether to return a BackgroundRun at once.
+
+    Raises DataError, OptionsError, PathError, CheckpointError, CaptureError; for files, also ItemsFailed if rows cannot
+    be scored, and LaunchError.
+    """
+    settings: dict[str, Any] = {
+        "inputs": inputs,
+        "returns": returns,
+        "which": which,
+        "batch_size": batch_size,
+        "transform": transform,
+        "fill": fill,
+        "raw": raw,
+        "dtype": dtype,
+        "on_error": on_error,
+        "probe": probe,
+    }
+    if type(data).__module__.startswith("pyspark."):
+        for name, value in (("to", to), ("np", np), ("columns", columns)):
+            if value is not None:
+                raise OptionsError(
+                    f"predict(df, …, {name}=…): {name} is for Parquet files. The result of a DataFrame is a "
+                    "DataFrame: write it with .write.parquet(…), or pass the path of the files in its place."
+                )
+        return frames.predict(data, model, make_model, **settings, idle_s=idle_s)
+    if to is None:
+        raise OptionsError("predict() of files writes files: name a folder for them, as in to='dbfs:/preds/run1'.")
+    if np == 0:
+        raise OptionsError("np=0: np=-4 is four processes on this machine, np=4 four Spark tasks.")
+    scoring = _prepared(data, model, make_model, to, columns, mode, **settings)
+    run, process = _opened(scoring, -cores() if np is None else np, background=background)
+    work = functools.partial(_carried_out, scoring, run, process)
+    if background:
+        return BackgroundRun(work, run.recorder, run.interrupts, scoring.destination.unfinished)
+    return work()
+
+
+# ── What is given ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class _Scoring(NamedTuple):
+    """What is to be done: `settings` are those of the Scorer. `model` and `code` say in words what was called."""
+
+    dataset: Dataset
+    settings: dict[str, Any]
+    used: tuple[str, ...]
+    kept: tuple[str, ...]
+    destination: Destination
+    belongs: dict[str, str]
+    model: str
+    code: str
+
+    @property
+    def outputs(self) -> tuple[Output, ...]:
+        found: tuple[Output, ...] = self.settings["outputs"]
+        return found
+
+
+def _prepared(
+    data: Any,
+    model: Any,
+    make_model: Callable[[], Any] | None,
+    to: str | os.PathLike[str],
+    columns: Sequence[str] | None,
+    mode: Mode,
+    *,
+    inputs: Columns,
+    returns: Any,
+    which: Which,
+    batch_size: int,
+    transform: Transform | None,
+    fill: Mapping[str, Any] | None,
+    raw: Mapping[str, tuple[Any, Sequence[int]]] | None,
+    dtype: Any,
+    on_error: OnError,
+    probe: bool,
+) -> _Scoring:
+    """Check what can be checked before a process is started. The first rows go through the model here."""
+    groups = frames.checked(inputs, batch_size, on_error)
+    used = tuple(dict.fromkeys(name for members in groups.values() for name in members))
+    destination = Destination(to, mode)
+    refuse_shared(destination.unfinished.written)
+    dataset = _dataset(data, used, columns)
+    _check_apart(dataset, destination.folder)
+    kept = dataset.columns if columns is None else tuple(dict.fromkeys(columns))
+    layout = Layout(
+        dataset.name, groups, frames.making_of(used, fill, raw), None if dtype is None else np.dtype(dtype), transform
+    )
+    source = frames.source_of(model, make_model, which)
+    kinds, described, by_name = frames.kinds_of(returns), Described(layout), isinstance(inputs, Mapping)
+    small = False
+    if probe:
+        rows = _first_rows(dataset, used)
+        results, small = frames.probed(source, described, rows, batch_size, by_name=by_name)
+        found = _outputs(results, kinds, len(rows))
+    elif kinds:
+        found = tuple(_output(name, kind, several=len(kinds) > 1) for name, kind in kinds.items())
+    else:
+        raise OptionsError(
+            "with probe=False, no row is looked at, so the type of the predictions is not known: set it, as in "
+            "returns='float'."
+        )
+    for output in found:
+        if output.name.lower() in {name.lower() for name in kept}:
+            raise OptionsError(
+                f"the data has a column `{output.name}` already: name the predictions with "
+                f"returns={{'{output.name}_2': {output.written!r}}}, or leave the column out with columns=[…]."
+            )
+    settings = {
+        "model": source,
+        "inputs": described,
+        "outputs": found,
+        "by_name": by_name,
+        "batch_size": batch_size,
+        "on_error": on_error,
+        "small": small,
+    }
+    made, told = (make_model, source.told) if isinstance(source, frames.Saved) else (model, _name(model))
+    belongs = {
+        "data": dataset.version,
+        "model": version_of(made, told),
+        "transform": version_of(transform),
+        "settings": digest(groups, fill, raw, str(dtype), str(found), batch_size, on_error, kept),
+    }
+    code = f"sparkring.predict({dataset.name!r}, {told}, inputs={inputs!r}, to={destination.folder.written!r})"
+    version = f"# {dataset.rows:,} rows in {describe.counted(len(dataset.files), 'file')}, version {dataset.version}"
+    return _Scoring(dataset, settings, used, kept, destination, belongs, told, f"{code}\n{version}")
+
+
+def _dataset(data: Any, used: Sequence[str], columns: Sequence[str] | None) -> Dataset:
+    if isinstance(columns, str):
+        raise OptionsError(f"columns={columns!r} is a string: write columns=[{columns!r}].")
+    whole = open_dataset(data, None if columns is None else [*columns, *used])
+    for name in used:
+        if name not in whole.columns:
+            raise DataError(f"{whole.name} has no column `{name}`: {nearest(name, whole.columns)}")
+        kind = whole.schema.field(name).type
+        if is_object(kind):
+            raise DataError(f"column `{name}` is {kind}, which no array can hold, so it cannot be an input.")
+    return whole
+
+
+def _check_apart(dataset: Dataset, folder: Location) -> None:
+    """Raise OptionsError if the files that are read are in the folder that is written."""
+    inside = next((file.path for file in dataset.files if file.path.startswith(f"{folder.path}/")), None)
+    if dataset.fs == folder.fs and inside is not None:
+        raise OptionsError(f"to={folder.written!r} has files of the data, such as {inside}: name another folder.")
+
+
+def _first_rows(dataset: Dataset, used: Sequence[str]) -> pa.RecordBatch:
+    first = in_order(dataset.counts())[0]
+    first = first._replace(stop=min(first.stop, frames.PROBED_ROWS))
+    table = pa.Table.from_batches(next(windows(dataset, [first], first.rows, READ_BYTES)).batches)
+    (batch,) = table.select(used).combine_chunks().to_batches()
+    return batch
+
+
+def _outputs(results: Any, kinds: Mapping[str, Any], rows: int) -> tuple[Output, ...]:
+    """Return the columns of predictions, after a check that what the model has returned for the first rows fits."""
+    if kinds:
+        found = tuple(_output(name, kind, several=len(kinds) > 1) for name, kind in kinds.items())
+    else:
+        arrays = outputs.by_name(results, ())
+        inferred = {name: outputs.type_of(name, array, rows) for name, array in arrays.items()}
+        found = tuple(Output(name, kind, str(kind), len(inferred) > 1) for name, kind in inferred.items())
+    outputs.columns_of(results, found, rows)
+    return found
+
+
+def _output(name: str, kind: Any, *, several: bool) -> Output:
+    written = kind if isinstance(kind, str) else getattr(kind, "simpleString", lambda: str(kind))()
+    return Output(name, _arrow_type(written.replace(" ", "").lower(), written), written, several)
+
+
+def _arrow_type(kind: str, written: str) -> pa.DataType:
+    if kind.startswith("array<") and kind.endswith(">"):
+        return pa.list_(_arrow_type(kind[6:-1], written))
+    if kind not in _TYPES:
+        raise OptionsError(f"returns: {written!r} is not one of {', '.join(_TYPES)}, or an array of these: array<…>.")
+    return _TYPES[kind]
+
+
+# ── The run ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _opened(scoring: _Scoring, np: int, *, background: bool) -> tuple[ForeachRun, ModelProcess]:
+    """Prepare the folder, and return the run that writes the parts to it, and the model process of this machine."""
+    destination, parts = scoring.destination, parts_of(scoring.dataset)
+    destination.open(scoring.belongs)
+    at_once = min(abs(np), len(parts))
+    token = secrets.token_bytes(32)
+    order = {"key": secrets.token_hex(8), "path": [], "environment": root_for_ranks(), "idle_s": frames.IDLE_S}
+    if np < 0:
+        path = [os.path.abspath(entry) for entry in sys.path]
+        order |= {"path": path, "watch": os.getpid()}
+    job = Job(
+        replace(scoring.dataset, files=()),
+        scoring.used,
+        scoring.kept,
+        scoring.outputs,
+        scoring.settings["batch_size"],
+        (destination.unfinished / PARTS).written,
+        order,
+        token,
+        _written(scoring, destination.unfinished / MODEL),
+    )
+    options = ForeachOptions(
+        np=-at_once if np < 0 else at_once,
+        fail_fast=True,
+        background=background,
+        checkpoint_dir=destination.unfinished.written,
+    )
+    title = f"predict {scoring.dataset.name} with {scoring.model}"
+    prepared = foreach_run.prepare(ForeachSpec(Call(job), parts, options, title=title, code=scoring.code))
+    # What is in the directory belongs to this run only, and is gone when the run has finished.
+    prepared = prepared._replace(started=prepared.started._replace(checkpoint_dir="", captured=()), stay=True)
+    assert prepared.kept is not None
+    prepared.kept.told_if_used = f"parts that an earlier run has written to {destination.unfinished.written} are used"
+    return open_items(prepared), ModelProcess(job.order, job.token, job.model)
+
+
+def _written(scoring: _Scoring, target: Location) -> Model:
+    """Write the packed model to a file, for the ranks."""
+    packed = pack_call(Scorer, scoring.settings, getattr(sys.modules.get("__main__"), "__dict__", {}))
+    with target.fs.open(target.path, "wb") as out:
+        stream = _Digested(out)
+        pickle.dump((archive(with_nvml=False), packed.payload, *map(bytearray, packed.buffers)), stream, protocol=5)
+    return Model(target.written, stream.digest.hexdigest())
+
+
+class _Digested:
+    """A file that computes the digest of what is written to it."""
+
+    def __init__(self, out: Any) -> None:
+        self._out = out
+        self.digest = hashlib.sha256()
+
+    def write(self, data: Any) -> int:
+        self.digest.update(data)
+        return int(self._out.write(data))
+
+
+def _name(model: Any) -> str:
+    found: str = getattr(model, "__name__", None) or type(model).__name__
+    return "a function" if found == "<lambda>" else found
+
+
+def _carried_out(scoring: _Scoring, run: ForeachRun, model: ModelProcess) -> Predictions:
+    """Carry out the run, and make its parts visible. Raises the errors of carry_out_items(), and DataError."""
+    destination = scoring.destination
+    written: dict[int, Written] = {}
+
+    def finish(values: Mapping[int, Written]) -> None:
+        written.update(values)
+        files = [File(values[number].file, values[number].size_bytes) for number in sorted(values)]
+        about = {"rows": scoring.dataset.rows, "data": scoring.dataset.name, "version": scoring.dataset.version}
+        destination.commit(files, {**about, "model": scoring.model, "files": [file.name for file in files]})
+        run.recorder.notice(_summary(run.recorder.record, values))
+
+    run.finish = finish
+    run.kept_words = (
+        f"The parts that are complete stay in {destination.unfinished.written}: the same call writes only the others."
+    )
+    try:
+        if run.prepared.options.np < 0:
+            model.start()
+        carry_out_items(run)
+    finally:
+        model.end()
+        destination.release()
+    record = run.recorder.record
+    rows = sum(each.rows for each in written.values())
+    nulls = sum(each.nulls for each in written.values())
+    scored = sum(written[number].rows for number in _ran(record))
+    seconds = record.ended - record.started
+    return Predictions(destination.folder.written, rows, len(written), nulls, seconds, scored, record)
+
+
+def _ran(record: RunRecord) -> list[int]:
+    """Return the numbers of the parts that this run has written."""
+    return [] if record.items is None else [each.item for each in record.items.known if each.state == "finished"]
+
+
+def _summary(record: RunRecord, values: Mapping[int, Written]) -> str:
+    """Return a line about the parts that this run has written, with the loads of the model and the slowest part."""
+    ran = {number: values[number] for number in _ran(record)}
+    if not ran:
+        return "all parts were there already"
+    rows, seconds = sum(each.rows for each in ran.values()), max(time.time() - record.started, 1e-6)
+    loads = {each.process: each.load_s for each in ran.values() if each.process}
+    loaded = f"model loaded in {', '.join(describe.duration(load_s) for load_s in loads.values())}" if loads else ""
+    slowest = max(ran, key=lambda number: ran[number].seconds)
+    return describe.dotted(
+        f"{describe.counted(rows, 'row')} scored",
+        f"{rows / seconds:,.0f} rows/s",
+        loaded,
+        f"slowest part: {slowest} ({describe.duration(ran[slowest].seconds)})",
+    )

@@ -1,0 +1,213 @@
+"""The folder to which predictions are written. Its readers find all files in it, or none.
+
+    preds/
+        _run1.unfinished/       while the run lasts, and after it if it did not finish
+            _sparkring.json     what the parts belong to, and the process that writes them; written first
+            model               the model that the ranks load
+            parts/              the files of the parts; also files of attempts that have died
+            results/            one for each part that is complete
+        run1/                   what `parts` becomes at the end, with _sparkring.json and _SUCCESS
+
+The storage of this machine renames `parts` in one go. Object stores and some mounts cannot do this. There, the files
+are copied, and _SUCCESS is written last; until then, a later run copies them again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import posixpath
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, get_args
+
+from sparkring.data import owners
+from sparkring.errors import DataError, OptionsError
+from sparkring.runtime.storage import Location, locate
+
+Mode = Literal["error", "overwrite"]
+STATE, SUCCESS = "_sparkring.json", "_SUCCESS"
+PARTS, REPLACED, MODEL = "parts", "replaced", "model"
+LAYOUT = 1
+
+
+class File(NamedTuple):
+    """A file of predictions."""
+
+    name: str
+    size_bytes: int
+
+
+class Destination:
+    """The folder `to`, and the unfinished folder beside it."""
+
+    def __init__(self, to: str | os.PathLike[str], mode: Mode) -> None:
+        if mode not in get_args(Mode):
+            raise OptionsError(f'mode={mode!r}: expected "error" or "overwrite".')
+        self.folder, self._mode = locate(to), mode
+        parent, name = posixpath.split(self.folder.path)
+        if not name:
+            raise OptionsError(f"to={self.folder.written!r}: name a folder, as in 'dbfs:/preds/run1'.")
+        written = posixpath.join(posixpath.dirname(self.folder.written.rstrip("/")), f"_{name}.unfinished")
+        self.unfinished = Location(self.folder.fs, f"{parent.rstrip('/')}/_{name}.unfinished", written)
+
+    def open(self, belongs: Mapping[str, str]) -> None:
+        """Prepare the unfinished folder. Parts of an earlier run stay there if they need not be written again.
+
+        `belongs` has digests of what the predictions depend on, by what errors call it. If an earlier run was of
+        something else, its parts are removed with mode "overwrite"; otherwise DataError is raised. It is also raised if
+        the destination has files already, if another process is writing to it, or if it cannot be written.
+        """
+        with self._usable():
+            state = _read(self.unfinished / STATE)
+            there = self._names(self.folder)
+            is_partial = bool(state) and state.get("copying") and SUCCESS not in there
+            if there and not is_partial:
+                if SUCCESS in there and state and not self._names(self.unfinished / PARTS):
+                    self._remove(self.unfinished)  # the run ended before it could do so
+                self._check_replaceable(there)
+            owner = state.get("owner")
+            if owner and owner != owners.me() and owners.has_ended(owner) is False:
+                raise DataError(
+                    f"{self.folder.written}: process {owner['pid']} on {owner['host']} is writing predictions to this "
+                    "folder: wait for it, or use another folder."
+                )
+            if not self._goes_on(state, belongs):
+                self._remove(self.unfinished)
+            self.folder.fs.makedirs((self.unfinished / PARTS).path, exist_ok=True)
+            self._write_state(belongs, copying=bool(is_partial))
+
+    def _write_state(self, belongs: Mapping[str, Any], *, copying: bool) -> None:
+        content = {"layout": LAYOUT, "owner": owners.me(), "belongs": belongs, "copying": copying}
+        _write(self.unfinished / STATE, content)
+
+    def _check_replaceable(self, names: Mapping[str, str]) -> None:
+        """Raise DataError unless the mode is "overwrite" and the destination has only Parquet files."""
+        if self._mode == "error":
+            raise DataError(
+                f'{self.folder.written} exists already: mode="overwrite" replaces it, or name another folder.'
+            )
+        other = next((name for name, kind in names.items() if not _is_ours(name, kind)), None)
+        if other is not None:
+            raise DataError(
+                f'{self.folder.written} has `{other}`, which predict() has not written, so mode="overwrite" does not '
+                "replace the folder: remove it, or name another folder."
+            )
+
+    def _goes_on(self, state: Mapping[str, Any], belongs: Mapping[str, str]) -> bool:
+        parts = self._names(self.unfinished / PARTS)
+        if not state or not parts:
+            return False
+        before = state["belongs"]
+        changed = [what for what, digest in belongs.items() if before.get(what) != digest]
+        if changed and self._mode == "error":
+            raise DataError(
+                f"{self.unfinished.written} has parts of a run that did not finish, with {_other(changed)}: "
+                'mode="overwrite" removes them, or name another folder.'
+            )
+        return not changed
+
+    def release(self) -> None:
+        """Note that this process no longer writes."""
+        with contextlib.suppress(Exception):  # the run has ended, with an error of its own if there is one
+            state = _read(self.unfinished / STATE)
+            if state:
+                _write(self.unfinished / STATE, {**state, "owner": None})
+
+    def commit(self, files: Sequence[File], about: Mapping[str, Any]) -> None:
+        """Make the parts visible in the destination. `about` says what they are.
+
+        Raises DataError if a file is missing, or if the storage fails.
+        """
+        parts = self.unfinished / PARTS
+        with self._usable():
+            sizes = self._sizes(parts)
+            for file in files:
+                if sizes.get(file.name) != file.size_bytes:
+                    self._remove(self.unfinished)
+                    raise DataError(
+                        f"{file.name} in {parts.written} was changed or removed, so the parts of this run are not "
+                        "complete, and have been removed: run the cell again."
+                    )
+            for name in sizes.keys() - {file.name for file in files}:
+                parts.fs.rm_file((parts / name).path)
+            _write(parts / STATE, {"layout": LAYOUT, "created": time.time(), **about})
+            if not (self.folder.local and self._renamed(parts)):
+                self._copy(parts, [*(file.name for file in files), STATE])
+            self._remove(self.unfinished)
+
+    def _renamed(self, parts: Location) -> bool:
+        """Rename `parts`, and return whether the storage can do this."""
+        parts.fs.pipe_file((parts / SUCCESS).path, b"")
+        try:
+            if parts.fs.exists(self.folder.path):
+                os.rename(self.folder.path, (self.unfinished / REPLACED).path)
+            os.rename(parts.path, self.folder.path)
+        except OSError:
+            return False
+        return True
+
+    def _copy(self, parts: Location, names: Sequence[str]) -> None:
+        state = _read(self.unfinished / STATE)
+        if not state.get("copying"):
+            self._remove(self.folder)
+            self._write_state(state.get("belongs", {}), copying=True)
+        self.folder.fs.makedirs(self.folder.path, exist_ok=True)
+        for name in names:
+            self.folder.fs.cp_file((parts / name).path, (self.folder / name).path)
+        self.folder.fs.pipe_file((self.folder / SUCCESS).path, b"")
+
+    def _names(self, folder: Location) -> dict[str, str]:
+        """Return the names in a folder, each with its kind; none if the folder does not exist."""
+        folder.fs.invalidate_cache()
+        if folder.fs.isfile(folder.path):
+            raise DataError(f"{folder.written} is a file: name a folder.")
+        try:
+            found = list(folder.entries())
+        except FileNotFoundError:
+            return {}
+        return {posixpath.basename(entry["name"].rstrip("/")): entry["type"] for entry in found}
+
+    def _sizes(self, folder: Location) -> dict[str, int]:
+        folder.fs.invalidate_cache()
+        found = folder.fs.ls(folder.path, detail=True)
+        return {posixpath.basename(entry["name"]): int(entry["size"]) for entry in found if entry["type"] == "file"}
+
+    def _remove(self, folder: Location) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            folder.fs.rm(folder.path, recursive=True)
+
+    @contextlib.contextmanager
+    def _usable(self) -> Iterator[None]:
+        """A context that turns an error of the storage into a DataError that names the folder."""
+        try:
+            yield
+        except DataError:
+            raise
+        except Exception as error:  # each of fsspec's packages has its own errors
+            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            raise DataError(f"predictions cannot be written to {self.folder.written}: {reason}.") from error
+
+
+def _is_ours(name: str, kind: str) -> bool:
+    """Whether a name is one that predict() or Spark writes to a folder of Parquet files."""
+    notes = (".", "_committed_", "_started_")
+    return kind != "directory" and (name.endswith(".parquet") or name in (STATE, SUCCESS) or name.startswith(notes))
+
+
+def _other(changed: Sequence[str]) -> str:
+    return f"other {' and '.join(changed)}" if len(changed) < 3 else f"other {', '.join(changed)}"
+
+
+def _read(file: Location) -> dict[str, Any]:
+    """Return the content of a JSON file, or {} if the file is missing, incomplete, or of another LAYOUT."""
+    try:
+        found = json.loads(file.fs.cat_file(file.path))
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return {}
+    return found if isinstance(found, dict) and found.get("layout") == LAYOUT else {}
+
+
+def _write(file: Location, content: Mapping[str, Any]) -> None:
+    file.fs.pipe_file(file.path, json.dumps(content, indent=1).encode())

@@ -1,0 +1,253 @@
+"""predict() of Parquet files: a pool writes parts to a folder, which appears when all of them are complete."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from leaks import runs
+from waiting import until
+
+import sparkring
+from sparkring.data.dataset import open_dataset
+from sparkring.errors import DataError, ItemsFailed, OptionsError, PathError
+from sparkring.inference import parts
+from sparkring.inference.destination import SUCCESS, Destination, File
+from sparkring.inference.parts import parts_of
+
+ROWS = 6_000  # in files of 2000 rows, of which one is empty
+INPUTS = {"x": ["a", "b"]}
+
+
+def write(folder: Path) -> Path:
+    folder.mkdir()
+    for number, rows in enumerate((2000, 2000, 0, 2000)):
+        first = 2000 * min(number, 2)
+        found = np.arange(first, first + rows)
+        columns = {"id": found, "a": np.sin(found), "b": found / 7.0, "text": pa.array(map(str, found), pa.string())}
+        pq.write_table(pa.table(columns), folder / f"part-{number}.parquet", row_group_size=500)
+    return folder
+
+
+@pytest.fixture
+def data(tmp_path):
+    return write(tmp_path / "data")
+
+
+@pytest.fixture
+def small_parts(monkeypatch):
+    """Parts of two row groups each."""
+    monkeypatch.setattr(parts, "PART_BYTES", 40_000)
+
+
+@pytest.fixture
+def no_folder_left():
+    yield
+    until(lambda: not list(Path(tempfile.gettempdir()).glob("sparkring-model-*")), "no model process is left")
+
+
+def test_parts(data, small_parts):
+    """Small row groups share a part; an error names the row in its file."""
+    found = parts_of(open_dataset(data))
+    assert [part.rows for part in found] == [1000] * 6
+    assert repr(found[1]) == "part-0.parquet, row groups 2 to 3"
+    assert found[1].place(0) == "row 1,000 of part-0.parquet"
+    assert found[1].place(999) == "row 1,999 of part-0.parquet"
+    assert found[4].place(501) == "row 501 of part-3.parquet"
+
+
+def test_the_first_rows_go_through_the_model_here(data, tmp_path):
+    """What is wrong is said before a process is started, and before a folder is made."""
+    to = tmp_path / "preds"
+
+    def fails(message, error=DataError, *, model=lambda batch: batch["x"].sum(axis=1), **options):
+        with pytest.raises(error, match=message):
+            sparkring.predict(data, model, **{"inputs": INPUTS, "to": to, "np": -1, **options})
+
+    fails("no column `c`: the columns are", inputs={"x": ["a", "c"]})
+    fails(r"failed on the first 16 rows: ValueError: wide.*`x`: float64 of shape \[rows, 2\]", model=wide)
+    fails("returned 3 rows of `prediction` for 16 rows", model=lambda batch: batch["x"][:3, 0])
+    fails("'floaty' is not one of boolean", OptionsError, returns="floaty")
+    fails("cannot be stored as int", returns="int")
+    fails("a column `id` already", OptionsError, returns={"id": "double"})
+    fails("name a folder for them", OptionsError, to=None)
+    fails('expected "error" or "overwrite"', OptionsError, mode="append")
+    fails("np=0", OptionsError, np=0)
+    fails("has files of the data", OptionsError, to=data)
+    fails("the type of the predictions is not known", OptionsError, probe=False)
+    fails("the path is empty", PathError, to="")
+    to.mkdir()
+    (to / "mine.txt").touch()
+    fails("exists already")
+    fails("has `mine.txt`, which predict", mode="overwrite")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "preds"]
+
+
+def wide(batch):
+    raise ValueError("wide")
+
+
+def test_files_on_this_machine(data, tmp_path, small_parts, no_folder_left):
+    """The rows and their order stay, and the model stays loaded. A rank and the model process are killed."""
+    to, held, go, once = (tmp_path / name for name in ("preds", "held", "go", "once"))
+
+    def model(batch):
+        import os
+        import signal
+        import time
+
+        x = batch["x"]
+        if (x[:, 1] == 4_321 / 7).any():
+            raise ValueError("one row")
+        if x[0, 1] == 3_000 / 7 and not once.exists():
+            once.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        if x[0, 1] == 1_000 / 7:
+            held.touch()
+            while not go.exists():
+                time.sleep(0.01)
+        return {"sum": x.sum(axis=1), "pair": x.astype("float32")}
+
+    run = sparkring.predict(
+        data,
+        model,
+        inputs=INPUTS,
+        to=to,
+        np=-2,
+        columns=["text", "id"],
+        batch_size=100,
+        on_error="null",
+        background=True,
+    )
+    until(held.exists, "the model has part 1")
+    assert not to.exists()
+    rank = next(each for each in run.record.ranks if each.rank == run.record.items.running[0].slot)
+    os.kill(rank.pid, signal.SIGKILL)
+    go.touch()
+    found = run.result()
+    assert (found.rows, found.parts, found.nulls, found.rows_scored) == (ROWS, 6, 1, ROWS)
+    assert once.exists()
+    table = pq.read_table(to)
+    assert table.schema == pa.schema(
+        [("text", "string"), ("id", "int64"), ("sum", "double"), ("pair", pa.list_(pa.float32()))]
+    )
+    ids = np.arange(ROWS)
+    assert table["id"].to_pylist() == ids.tolist()
+    expected = np.stack([np.sin(ids), ids / 7.0], axis=1).sum(axis=1).tolist()
+    expected[4_321] = None
+    assert table["sum"].to_pylist() == expected
+    assert sorted(path.name for path in tmp_path.iterdir() if "preds" in path.name) == ["preds"]
+    assert "6,000 rows" in repr(found)
+    assert "predict" in found.record.title
+
+
+def test_a_row_that_cannot_be_scored(data, tmp_path, no_folder_left):
+    """The error names its file. The other parts stay, and overwrite replaces a folder of predictions."""
+    to = tmp_path / "preds"
+
+    def model(batch):
+        if (batch["b"] == 5_017 / 7).any():
+            raise ValueError("one row")
+        return batch["b"]
+
+    with pytest.raises(ItemsFailed, match=r"row 1,017 of part-3.parquet: ValueError: one row"):
+        sparkring.predict(data, model, inputs=["b"], to=to, np=-1)
+    assert not to.exists()
+
+
+KILLED = """
+    import sparkring
+    from sparkring.errors import DataError
+    from sparkring.inference import parts
+    parts.PART_BYTES = 40_000
+    def model(batch):
+        import os, time
+        if batch["b"][0] >= 3_000 / 7:
+            with open({held!r}, "w") as file:
+                file.write(str(os.getpid()))
+            while not os.path.exists({go!r}):
+                time.sleep(0.01)
+        return batch["b"] * 2
+    def predict(model, **options):
+        try:
+            return sparkring.predict({data!r}, model, inputs=["b"], to={to!r}, np=-1, **options)
+        except DataError as error:
+            return error
+    if os.path.exists({go!r}):
+        print("OTHER", predict(lambda batch: batch["b"] * 3))
+    found = predict(model)
+    print("FOUND", found.rows, found.rows_scored)
+    print("AGAIN", predict(model))
+    print("INSTEAD", predict(lambda batch: batch["b"] * 3, mode="overwrite").rows_scored)
+"""
+
+
+def test_a_killed_kernel(driver, data, tmp_path, no_folder_left):
+    """Nothing is left of the processes, and nothing looks complete. The next run writes the parts that are missing."""
+    to, held, go = (tmp_path / name for name in ("preds", "held", "go"))
+    script = KILLED.format(data=str(data), to=str(to), held=str(held), go=str(go))
+    first = driver(script)
+    until(lambda: held.exists() and held.read_text(), "the model has the fourth part")
+    pid = int(held.read_text())
+    first.process.kill()
+    first.process.wait()
+    until(lambda: not runs(pid), "the model process ends with the kernel")
+    assert not to.exists()
+    go.touch()
+    said = driver(script).wait()
+    assert "with other model" in said, said
+    assert "parts that an earlier run has written" in said
+    assert f"FOUND {ROWS} 3000" in said
+    assert "exists already" in said
+    assert f"INSTEAD {ROWS}" in said
+    assert pq.read_table(to)["prediction"].to_pylist() == [3 * (row / 7.0) for row in range(ROWS)]
+
+
+def test_files_in_spark_tasks(data, tmp_path, spark, small_parts, no_folder_left):
+    to = tmp_path / "preds"
+    found = sparkring.predict(data, lambda batch: batch["x"][:, 1], inputs=INPUTS, to=to, np=2)
+    assert (found.rows, found.parts) == (ROWS, 6)
+    assert pq.read_table(to)["prediction"].to_pylist() == [row / 7.0 for row in range(ROWS)]
+    assert spark.read.parquet(str(to)).count() == ROWS
+
+
+def test_storage_that_cannot_rename():
+    """Files are copied. Until the last one is there, the folder is not complete, and a later run copies them again."""
+    to = "memory://predictions/run1"
+    belongs = {"data": "1", "model": "2"}
+
+    def begun(mode="error", **changed):
+        found = Destination(to, mode)
+        found.open({**belongs, **changed})
+        return found
+
+    destination = begun()
+    fs, target = destination.folder.fs, destination.folder.path
+    fs.pipe_file(f"{destination.unfinished.path}/parts/a.parquet", b"aa")
+    fs.pipe_file(f"{destination.unfinished.path}/parts/b.parquet", b"b")
+    destination.release()
+    with pytest.raises(DataError, match="with other model"):
+        begun(model="3")
+    copy, fs.cp_file = fs.cp_file, None  # the storage fails
+    try:
+        with pytest.raises(DataError, match="cannot be written to"):
+            begun().commit([File("a.parquet", 2)], {})
+    finally:
+        fs.cp_file = copy
+    begun().commit([File("a.parquet", 2)], {})
+    assert fs.cat_file(f"{target}/a.parquet") == b"aa"
+    assert not fs.exists(f"{target}/b.parquet")
+    assert fs.exists(f"{target}/{SUCCESS}")
+    assert not fs.exists(destination.unfinished.path)
+    with pytest.raises(DataError, match="exists already"):
+        begun()
+    again = begun("overwrite")
+    with pytest.raises(DataError, match=r"a.parquet .* was changed or removed"):
+        again.commit([File("a.parquet", 2)], {})
+    fs.rm("memory://predictions", recursive=True)
