@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,7 +16,7 @@ from sparkring.errors import DataError
 Batch = dict[str, Any]
 Predict = Callable[[Batch], Any]
 
-_SMALL_S = 0.001  # for a batch that takes one thread less time, several threads take longer to wait for each other
+_SMALL_FLOP = 20e6  # for a batch that takes fewer operations, several threads take longer to wait for each other
 
 
 def is_model(value: Any) -> bool:
@@ -67,32 +66,23 @@ def borrowed(model: Any) -> Iterator[None]:
 
 
 def is_small(model: Any, predict: Predict, batch: Batch, batch_size: int) -> bool:
-    """Whether one thread is enough for a torch module, judged by a few rows.
+    """Whether one thread is enough for a torch module, judged by the operations that it takes for a few rows.
 
-    It is decided once for a query, because the last bits of predictions may depend on the number of threads.
+    This is not measured in seconds, because the last bits of predictions may depend on the number of threads, and a
+    query that is repeated must give the same predictions.
     """
-    rows = len(next(iter(batch.values())))
     if not is_torch(model) or any(each.device.type != "cpu" for each in model.parameters()):
         return False
     import torch
+    from torch.utils.flop_counter import FlopCounterMode
 
-    def best_s(arrays: Batch) -> float:
-        found = []
-        for _ in range(3):
-            begun = time.perf_counter()
-            predict(arrays)
-            found.append(time.perf_counter() - begun)
-        return min(found)
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        if best_s(batch) > _SMALL_S:
-            return False
-        repeated = np.arange(batch_size) % rows
-        return best_s({name: array[repeated] for name, array in batch.items()}) < _SMALL_S
-    finally:
-        torch.set_num_threads(threads)
+    if any(isinstance(each, torch.nn.RNNBase) for each in model.modules()):
+        return False  # PyTorch does not count these
+    with FlopCounterMode(display=False) as counter:
+        predict(batch)
+    rows = len(next(iter(batch.values())))
+    operations = int(counter.get_total_flops()) / rows * batch_size
+    return 0 < operations < _SMALL_FLOP
 
 
 def predictor_of(model: Any, *, by_name: bool) -> Predict:
