@@ -311,7 +311,8 @@ def test_files_are_read_by_the_model_process(spark, tmp_path, no_folder_left):
     )
     source.write.parquet(path)
     source.write.partitionBy("part").parquet(folders_path)
-    tracker = spark.sparkContext.statusTracker()
+    scheduler = spark.sparkContext._jsc.sc().dagScheduler()
+    has_files = spark.version >= "3.5"  # 3.4 does not number rows
 
     def model(batch):
         return batch["x"].sum(axis=1)
@@ -323,18 +324,16 @@ def test_files_are_read_by_the_model_process(spark, tmp_path, no_folder_left):
         return "row_index" in found._jdf.queryExecution().executedPlan().toString()
 
     plain = spark.read.parquet(path)
-    jobs = len(tracker.getJobIdsForGroup())
-    found = scored(plain, "id", "gap", "pair")
-    assert len(tracker.getJobIdsForGroup()) == jobs
+    jobs = scheduler.numTotalJobs()
+    assert reads_files(scored(plain, "id", "gap", "pair")) == has_files
+    assert (scheduler.numTotalJobs() == jobs) == has_files
     filtered = scored(plain.where("id >= 100 AND part = 1").select("pair", "gap", "id"), "id", "gap", "pair")
     in_folders = scored(spark.read.parquet(folders_path), "id", "gap", "pair")
     computed = scored(plain.withColumn("gap", plain["gap"] * 1), "id", "gap", "pair")
-    has_files = spark.version >= "3.5"  # 3.4 does not number rows
     for each, expected, wanted in (
         (filtered, has_files, [i for i in range(100, 400) if i % 3 == 1]),
         (in_folders, has_files, range(400)),
         (computed, False, range(400)),
-        (found.where("id % 7 = 0"), has_files, range(0, 400, 7)),
     ):
         assert reads_files(each) == expected
         sums = {row["id"]: row["prediction"] for row in each.select("id", "prediction").collect()}
