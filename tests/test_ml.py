@@ -133,14 +133,16 @@ def test_a_fit_goes_on_after_a_rank_is_lost(frame, tmp_path, capfd):
     fitted = estimator.fit(rows)
     assert killed.exists()
     assert len(fitted.history["loss"]) == 4
-    folder, marker = sorted((tmp_path / "saved").iterdir(), key=lambda path: path.suffix)
-    assert marker.name == f"{folder.name}.finished", "so that the next fit begins anew"
+    folder, mark = sorted((tmp_path / "saved").iterdir())
+    assert mark.name == f"{folder.name}.finished", "so that the next fit begins anew"
     assert "restart" in capfd.readouterr().out
 
 
 REFUSED = [
     ({"np": 0}, OptionsError, "np=0: expected a number of ranks"),
     ({"loss": []}, OptionsError, "loss is missing"),
+    ({"loss": "mse"}, OptionsError, "loss='mse': expected a function.*such as 'mse_loss'"),
+    ({"optimizer": "adam"}, OptionsError, "optimizer='adam': expected an optimizer"),
     ({"validation": 1.5}, OptionsError, "validation=1.5: expected a fraction"),
     ({"output_cols": ["p", "q"]}, OptionsError, "output_cols has 2 entries, but needs 1: one for each of y"),
     ({"feature_cols": ["c"]}, DataError, "feature_cols: the DataFrame has no column `c`: the columns are `id`, `a`"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -88,19 +89,14 @@ class _RingEstimator(Estimator[Fitted], Fitting, MLWritable, MLReadable):  # typ
         return self.result()._of(self, self.value("model"), trained, specs)
 
     def _trained(self, rows: Rows, context: SparkContext) -> Trained:
-        np, directory = self.value("num_proc"), self.value("checkpoint_dir")
+        np, checkpoint_dir = self.value("num_proc"), self.value("checkpoint_dir")
         told = _described({param.name: self.getOrDefault(param) for param in self.params if self.isDefined(param)})
         code = f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in told.items())}).fit(df)"
         with contextlib.ExitStack() as stack:
-            finished = None
-            fresh = False
-            if directory:
-                place = locate(directory) / digest(told, _meaning(self), rows.version)[:16]
-                stack.enter_context(_only_one(place.url))
-                directory, finished = place.written, locate(f"{place.written}.finished")
-                fresh = finished.fs.exists(finished.path)
-                if fresh:
-                    finished.fs.rm_file(finished.path)
+            directory = ""
+            if checkpoint_dir:
+                key = digest(told, _meaning(self), rows.version)[:16]
+                directory = stack.enter_context(_unfinished(locate(checkpoint_dir), key))
                 tell(f"checkpoints of this fit: {directory}")
             gang = None if directory else stack.enter_context(_warm_gang(np))
             if np > 0 and gang is None:
@@ -108,9 +104,8 @@ class _RingEstimator(Estimator[Fitted], Fitting, MLWritable, MLReadable):  # typ
             options = Options(
                 np=np,
                 gpus=None if self.value("use_gpu") else 0,
-                checkpoint_dir=directory or "",
-                max_restarts=restarts(self.value("max_restarts"), directory or ""),
-                fresh=fresh,
+                checkpoint_dir=directory,
+                max_restarts=restarts(self.value("max_restarts"), directory),
             )
             values = {
                 "training": self._training(),
@@ -122,8 +117,6 @@ class _RingEstimator(Estimator[Fitted], Fitting, MLWritable, MLReadable):  # typ
             call = Call(type(self).train, (), values)
             title = f"{type(self).__name__}.fit"
             found: Trained = run_spec(RunSpec(call, options, self.framework, title, code, gang)).value
-            if finished is not None:
-                _touch(finished)
         return found
 
     def _training(self) -> Training:
@@ -208,6 +201,10 @@ class TorchEstimator(_RingEstimator):
     train = staticmethod(torch.train)
     result = TorchModel
 
+    def check(self) -> None:
+        super().check()
+        torch.check(self.value("loss"), self.value("optimizer"))
+
 
 # ── What a fit is ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -231,7 +228,7 @@ def _text(value: Any) -> str:
         return f"{type(value).__name__}({value.get_config()})"
     if isinstance(value, type) or type(value).__name__ in ("function", "partial", "builtin_function_or_method"):
         return name_of(value)
-    text = repr(value)
+    text = " ".join(repr(value).split())
     return type(value).__name__ if " at 0x" in text else text
 
 
@@ -264,6 +261,21 @@ def _only_one(what: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _unfinished(home: Location, key: str) -> Iterator[str]:
+    """Yield the directory of a fit below `home`: the first one that no fit with this key has finished with.
+
+    When the block ends without an error, the directory is marked as finished with.
+    """
+    with _only_one((home / key).url):
+        for number in itertools.count(1):
+            mark = home / f"{key}-{number}.finished"
+            if not mark.fs.exists(mark.path):
+                break
+        yield (home / f"{key}-{number}").written
+        mark.fs.pipe_file(mark.path, b"")
+
+
+@contextlib.contextmanager
 def _warm_gang(np: int) -> Iterator[WarmGang | None]:
     """Yield the warm gang with this `np`, or None if there is none or a cell uses it. Wait while a fit uses it."""
     if not any(gang.wanted.np == np for gang in warm_gang.every()):
@@ -290,7 +302,3 @@ def _room(np: int, context: SparkContext) -> Iterator[None]:
         with _changed:
             _slots_in_use -= np
             _changed.notify_all()
-
-
-def _touch(file: Location) -> None:
-    file.fs.pipe_file(file.path, b"")

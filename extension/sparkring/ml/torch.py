@@ -158,6 +158,23 @@ class _Loop:
         return bool(vote)
 
 
+def check(loss: Any, optimizer: Any) -> None:
+    """Raise OptionsError if a loss or the optimizer is not what the ranks can use."""
+    from torch.nn import functional
+
+    for each in _listed(loss):
+        if not callable(each) and not (isinstance(each, str) and callable(getattr(functional, each, None))):
+            raise OptionsError(
+                f"TorchEstimator: loss={each!r}: expected a function of an output and its label, such as "
+                "torch.nn.MSELoss(), or the name of a function in torch.nn.functional, such as 'mse_loss'."
+            )
+    if not (callable(optimizer) or hasattr(optimizer, "param_groups")):
+        raise OptionsError(
+            f"TorchEstimator: optimizer={optimizer!r}: expected an optimizer, or a function that takes the parameters "
+            "and returns one, as in lambda params: torch.optim.Adam(params, 0.01)."
+        )
+
+
 def is_module(value: Any) -> bool:
     """Whether a value is a torch module."""
     import torch
