@@ -13,6 +13,7 @@ import contextlib
 import fcntl
 import gc
 import os
+import pickle
 import queue
 import select
 import signal
@@ -396,6 +397,10 @@ def _packed(value: Any) -> tuple[list[messages.Buffer], str]:
     """Return the parts of the packed value; if it cannot be packed, no parts, and the reason."""
     import cloudpickle
 
+    from sparkring.capture.packing import SIMPLE
+
+    if type(value) in SIMPLE:
+        return [pickle.dumps(value, 5)], ""
     buffers: list[Any] = []
     try:
         packed = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
