@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from sparkring.worker.rank.items import ItemWork
 
 FLUSH_EVERY_S = 0.1
+NEWS_EVERY = 32  # while items follow each other, the news of the rank (how much memory it holds, …) is sent this often
 GIVE_BACK_S = 0.05  # if an item takes longer than this, those that follow it are given back to the driver
 
 
@@ -73,6 +74,7 @@ class Rank:
         # came alone has the number -1. It is never given back, since the main thread runs none when it comes.
         self.following: collections.deque[tuple[int, messages.Run]] = collections.deque()
         self.model: messages.Run | None = None  # the last item's Run that was received
+        self.since_news = 0  # how many items have ended since the news of the rank was last sent
         self.busy_since: float | None = None  # when the main thread began the item that it runs
         self.streams = (os.dup(1), os.dup(2))  # the pipes, also if an item puts something else in their place
         self.stack_fd = stack_fd
@@ -353,14 +355,17 @@ class Rank:
             values.append(messages.PackedValue(name, type_name(item), len(pieces), problem))
             parts += pieces
         shown = report.short_repr(value)
-        if self.work is not None:
+        self.since_news += 1
+        news = self.news() if not self.following or self.since_news >= NEWS_EVERY else None
+        if news is None and self.work is not None:
             self.work.clear()
         self.wait_until_read()
         # The next item is taken before the end of this one is reported. So the item that the driver then takes for the
         # one that runs is never given back.
         following = self.take_following()
-        if following is None:
-            self.home.send(messages.Done(tuple(values), missing, shown, self.news(), tuple(parts)))
+        if news is not None or following is None:
+            self.since_news = 0
+            self.home.send(messages.Done(tuple(values), missing, shown, news or self.news(), tuple(parts)))
         else:
             seconds = time.monotonic() - self.began
             self.home.send(messages.ItemDone(values[0].type_name, values[0].error, shown, seconds, tuple(parts)))
