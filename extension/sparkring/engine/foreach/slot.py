@@ -175,9 +175,11 @@ class Slot:
         self._begin(attempt, None)
         if self._gang is None:
             self.start_gang(request)
+        elif self._depth > 1:  # more will follow: send this one together with them
+            self._execution = self._gang.submit_ahead(request)
         else:
             self._execution = self._gang.submit(request)
-        self._on_arrival(self.number)  # submit() has made events, which the next poll() returns
+        self._on_arrival(self.number)  # there are events now, which the next poll() returns
 
     def send_ahead(self) -> None:
         """Send the attempts that follow the one that runs, which start() has been given."""
