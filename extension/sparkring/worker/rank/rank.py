@@ -70,10 +70,11 @@ class Rank:
         self.preloads = preloads.Preloads()
         self.work: ItemWork | None = None  # if the rank belongs to a pool: what it runs for each item
         # The items that have been received and have not begun, in their order, with their numbers. The main thread
-        # takes out those that it runs, and either thread, from the other end, those that are given back. An item that
-        # came alone has the number -1. It is never given back, since the main thread runs none when it comes.
+        # takes out those that it runs, and either thread those that are given back. An item that came alone has the
+        # number -1. It is never given back, since the main thread runs none when it comes.
         self.following: collections.deque[tuple[int, messages.Run]] = collections.deque()
         self.model: messages.Run | None = None  # the last item's Run that was received
+        self.taking = threading.Lock()  # held by the thread that takes items out of `following`, or adds to it
         self.since_news = 0  # how many items have ended since the news of the rank was last sent
         self.busy_since: float | None = None  # when the main thread began the item that it runs
         self.streams = (os.dup(1), os.dup(2))  # the pipes, also if an item puts something else in their place
@@ -145,7 +146,8 @@ class Rank:
                 self.give_back()
         elif isinstance(order, messages.MoreItems):
             assert self.model is not None
-            self.following.extend(unbundled(order, self.model))
+            with self.taking:
+                self.following.extend(unbundled(order, self.model))
             self.orders.put(order)
         elif isinstance(order, messages.Run) and order.what == "item":
             self.model = order._replace(parts=())
@@ -156,13 +158,12 @@ class Rank:
 
     def give_back(self) -> None:
         """Give the items that have not begun back to the driver."""
-        numbers = []
-        with contextlib.suppress(IndexError):
-            while True:
-                number, _ = self.following.pop()
-                numbers.append(number)
-        if numbers:
-            with held_back():
+        # With the lock, the main thread cannot report the end of an item in between. The driver would then take the next
+        # item for the one that runs.
+        with held_back(), self.taking:
+            numbers = [number for number, _ in self.following]
+            self.following.clear()
+            if numbers:
                 self.home.send(messages.GivenBack(tuple(numbers)))
 
     def serve(self) -> int:
@@ -213,11 +214,9 @@ class Rank:
 
     def take_following(self) -> messages.Run | None:
         """Take the item that is to run next; None if none waits. An item that has been taken is not given back."""
-        found = None
-        with contextlib.suppress(IndexError):
-            _, found = self.following.popleft()
-        # Set this afterwards: as long as it is None, the other thread gives nothing back.
-        self.busy_since = None if found is None else time.monotonic()
+        with self.taking:
+            found = self.following.popleft()[1] if self.following else None
+            self.busy_since = None if found is None else time.monotonic()
         return found
 
     def run(self, request: messages.Run) -> messages.Run | None:
