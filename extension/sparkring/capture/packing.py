@@ -53,7 +53,8 @@ from sparkring.errors import CaptureError
 from sparkring.wire.messages import Buffer
 
 APART_BYTES = 1 << 20
-_SIMPLE = (bool, int, float, str, types.NoneType)
+# Values of these types refer to no other objects.
+SIMPLE = (bool, int, float, str, types.NoneType)
 _POSITIONAL = ""  # in a packed call, the name under which the number of positional arguments is packed
 
 
@@ -250,7 +251,7 @@ def pack(
     bound: names that are not sent along for values that need them, because the rank's `__main__` has them anyway.
     submodules: the names of modules that are imported on the rank.
     """
-    if not submodules and all(type(value) in _SIMPLE for value in values.values()):
+    if not submodules and all(type(value) in SIMPLE for value in values.values()):
         return _pack_simple(values)
     kinds = {name: kind for name, value in values.items() if (kind := kind_of(value))}
     problems = {name: Problem(f"`{name}` is {kind.noun}", kind.advice) for name, kind in kinds.items()}
@@ -296,7 +297,7 @@ def pack(
 
 
 def _pack_simple(values: dict[str, Any]) -> Packed:
-    """Pack values that refer to no other objects. pack() would do the same, but takes ten times as long."""
+    """Pack values of the types in SIMPLE. pack() would do the same, but takes ten times as long."""
     pieces, sizes = [pickle.dumps((len(values), []), 5)], dict[str, int]()
     for name, value in values.items():
         pieces += [pickle.dumps(name, 5), pickle.dumps(value, 5)]

@@ -32,6 +32,9 @@ LEAVE_S = 2.0  # ranks that are asked to leave have this long before they are ki
 # While items are short, a slot has at most as many items as it runs in AHEAD_S, and at most AHEAD_MOST. It also has at
 # most half as many items as the number of short items that it has just run in a row.
 AHEAD_S, AHEAD_MOST = 0.02, 128
+# An interrupt for an item whose time is up could reach the item that follows it. Ranks give back what waits behind an
+# item that runs for 0.1 s, so this can happen only if the time limit is shorter. Then no items are given ahead.
+SHORT_LIMIT_S = 0.2
 AHEAD_BYTES = 64 * 1024  # items whose values are larger are not given ahead: they would fill the memory
 RETIRING = 4  # how many gangs of a slot may be ending at the same time, so that old processes do not pile up
 
@@ -175,9 +178,11 @@ class Slot:
         self._begin(attempt, None)
         if self._gang is None:
             self.start_gang(request)
+        elif self._depth > 1:  # more will follow: send this one together with them
+            self._execution = self._gang.submit_ahead(request)
         else:
             self._execution = self._gang.submit(request)
-        self._on_arrival(self.number)  # submit() has made events, which the next poll() returns
+        self._on_arrival(self.number)  # there are events now, which the next poll() returns
 
     def send_ahead(self) -> None:
         """Send the attempts that follow the one that runs, which start() has been given."""
@@ -259,7 +264,9 @@ class Slot:
     def _next_depth(self, attempt: Attempt, seconds: float) -> int:
         """Return how many attempts the slot may have after `attempt`, which took `seconds`."""
         large = sum(map(len, attempt.item.parts)) > AHEAD_BYTES
-        fit = int(AHEAD_S / seconds) if self._settings.ahead and seconds and not large else 1
+        limit_s = self._settings.timeout_each_s
+        ahead = self._settings.ahead and not large and (limit_s is None or limit_s > SHORT_LIMIT_S)
+        fit = int(AHEAD_S / seconds) if ahead and seconds else 1
         self._short_ones = self._short_ones + 1 if fit > 1 else 0
         left = AHEAD_MOST if self._settings.fresh_after is None else self._settings.fresh_after - self._items
         return max(1, min(self._short_ones // 2, fit, left, AHEAD_MOST))

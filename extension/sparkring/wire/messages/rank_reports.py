@@ -54,7 +54,9 @@ class Done(NamedTuple):
 
 
 class ItemDone(NamedTuple):
-    """The rank has run an item that others follow. `repr` and `seconds` mean the same as in Done and RankNews.
+    """The rank has run an item that others follow. The Done of a later item has the RankNews.
+
+    `repr` means the same as in Done, and `seconds` the same as in RankNews.
 
     `parts` is the packed value. If it could not be packed, there are no parts, and `error` says why.
     """

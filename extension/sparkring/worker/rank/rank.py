@@ -13,6 +13,7 @@ import contextlib
 import fcntl
 import gc
 import os
+import pickle
 import queue
 import select
 import signal
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from sparkring.worker.rank.items import ItemWork
 
 FLUSH_EVERY_S = 0.1
+NEWS_EVERY = 32  # while items follow each other, the news of the rank (how much memory it holds, …) is sent this often
 GIVE_BACK_S = 0.05  # if an item takes longer than this, those that follow it are given back to the driver
 
 
@@ -68,10 +70,12 @@ class Rank:
         self.preloads = preloads.Preloads()
         self.work: ItemWork | None = None  # if the rank belongs to a pool: what it runs for each item
         # The items that have been received and have not begun, in their order, with their numbers. The main thread
-        # takes out those that it runs, and either thread, from the other end, those that are given back. An item that
-        # came alone has the number -1. It is never given back, since the main thread runs none when it comes.
+        # takes out those that it runs, and either thread those that are given back. An item that came alone has the
+        # number -1. It is never given back, since the main thread runs none when it comes.
         self.following: collections.deque[tuple[int, messages.Run]] = collections.deque()
         self.model: messages.Run | None = None  # the last item's Run that was received
+        self.taking = threading.Lock()  # held by the thread that takes items out of `following`, or adds to it
+        self.since_news = 0  # how many items have ended since the news of the rank was last sent
         self.busy_since: float | None = None  # when the main thread began the item that it runs
         self.streams = (os.dup(1), os.dup(2))  # the pipes, also if an item puts something else in their place
         self.stack_fd = stack_fd
@@ -142,7 +146,8 @@ class Rank:
                 self.give_back()
         elif isinstance(order, messages.MoreItems):
             assert self.model is not None
-            self.following.extend(unbundled(order, self.model))
+            with self.taking:
+                self.following.extend(unbundled(order, self.model))
             self.orders.put(order)
         elif isinstance(order, messages.Run) and order.what == "item":
             self.model = order._replace(parts=())
@@ -153,13 +158,12 @@ class Rank:
 
     def give_back(self) -> None:
         """Give the items that have not begun back to the driver."""
-        numbers = []
-        with contextlib.suppress(IndexError):
-            while True:
-                number, _ = self.following.pop()
-                numbers.append(number)
-        if numbers:
-            with held_back():
+        # With the lock, the main thread cannot report the end of an item in between. The driver would then take the next
+        # item for the one that runs.
+        with held_back(), self.taking:
+            numbers = [number for number, _ in self.following]
+            self.following.clear()
+            if numbers:
                 self.home.send(messages.GivenBack(tuple(numbers)))
 
     def serve(self) -> int:
@@ -210,11 +214,9 @@ class Rank:
 
     def take_following(self) -> messages.Run | None:
         """Take the item that is to run next; None if none waits. An item that has been taken is not given back."""
-        found = None
-        with contextlib.suppress(IndexError):
-            _, found = self.following.popleft()
-        # Set this afterwards: as long as it is None, the other thread gives nothing back.
-        self.busy_since = None if found is None else time.monotonic()
+        with self.taking:
+            found = self.following.popleft()[1] if self.following else None
+            self.busy_since = None if found is None else time.monotonic()
         return found
 
     def run(self, request: messages.Run) -> messages.Run | None:
@@ -352,14 +354,17 @@ class Rank:
             values.append(messages.PackedValue(name, type_name(item), len(pieces), problem))
             parts += pieces
         shown = report.short_repr(value)
-        if self.work is not None:
+        self.since_news += 1
+        news = self.news() if not self.following or self.since_news >= NEWS_EVERY else None
+        if news is None and self.work is not None:
             self.work.clear()
         self.wait_until_read()
         # The next item is taken before the end of this one is reported. So the item that the driver then takes for the
         # one that runs is never given back.
         following = self.take_following()
-        if following is None:
-            self.home.send(messages.Done(tuple(values), missing, shown, self.news(), tuple(parts)))
+        if news is not None or following is None:
+            self.since_news = 0
+            self.home.send(messages.Done(tuple(values), missing, shown, news or self.news(), tuple(parts)))
         else:
             seconds = time.monotonic() - self.began
             self.home.send(messages.ItemDone(values[0].type_name, values[0].error, shown, seconds, tuple(parts)))
@@ -396,6 +401,10 @@ def _packed(value: Any) -> tuple[list[messages.Buffer], str]:
     """Return the parts of the packed value; if it cannot be packed, no parts, and the reason."""
     import cloudpickle
 
+    from sparkring.capture.packing import SIMPLE
+
+    if type(value) in SIMPLE:
+        return [pickle.dumps(value, 5)], ""
     buffers: list[Any] = []
     try:
         packed = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
