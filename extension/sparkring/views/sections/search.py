@@ -47,12 +47,14 @@ def html(record: RunRecord, now: float, form: Form) -> str:
     )
     names = ", ".join(each.name for each in search.parameters)
     drawn = [
-        figure(f"<figcaption><b>{metric}</b> by step or epoch</figcaption>", curves, f"{search.metric} of all trials"),
         figure(f"<figcaption>best <b>{metric}</b> by trial</figcaption>", history, describe.best_trial(record)),
         figure(
             "<figcaption>parameters</figcaption>", parameters, f"{names} and {search.metric} of all trials", 2 * WIDTH
         ),
     ]
+    if any(each.curves.get(search.metric, ())[1:] for each in order):  # otherwise, the curves would be points
+        caption = f"<figcaption><b>{metric}</b> by step or epoch</figcaption>"
+        drawn.insert(0, figure(caption, curves, f"{search.metric} of all trials"))
     told = paragraph("blue: finished; grey: pruned; orange: best") + paragraph(describe.importance(record))
     return f'<div class="sr-charts">{"".join(drawn)}{told}</div>'
 
