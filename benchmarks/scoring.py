@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,7 @@ def _alone(folder: Path, width: int, rows: int) -> Measured:
     import pyarrow.dataset as ds
 
     predict = _make_predict(width)()
+    warnings.filterwarnings("ignore", "The given NumPy array is not writable")
     begun, done = time.perf_counter(), 0
     for batch in ds.dataset(folder, format="parquet").to_batches(batch_size=BATCH):
         column = batch.column(0)
