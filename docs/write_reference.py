@@ -45,7 +45,7 @@ MADE_BY_USERS = {
     "TorchEstimator",
 }
 # Methods that the page leaves out: their names have no underscore, but only other modules of the package call them.
-INSIDE = {"taking", "batches", "chunks", "ended", "handed_out", "read", "saves_in"}
+INSIDE = {"check", "taking", "batches", "chunks", "ended", "handed_out", "read", "saves_in"}
 SETTINGS = {
     "SPARKRING_HOME": "The folder for runs, which are saved in its subfolder `runs`. Default: `sparkring` in your data "
     "folder.",

@@ -60,7 +60,7 @@ def test_pipelines(frame, pair, driver, tmp_path, capfd):
         ),
         "torch": torch_estimator(validation=0.2, metrics=[torch.nn.functional.l1_loss]),
     }  # fmt: skip
-    expected, rows = {}, frame.limit(3).toPandas()[["a", "b"]].to_numpy(np.float32)
+    expected, rows = {}, frame.where("id < 3").toPandas()[["a", "b"]].to_numpy(np.float32)
     for name, stage in stages.items():
         fitted = Pipeline(stages=[assembler, stage]).fit(frame)
         fitted.save(str(tmp_path / name))
@@ -79,14 +79,14 @@ def test_pipelines(frame, pair, driver, tmp_path, capfd):
     assert len(again.getHistory()["loss"]) == 1
     said = capfd.readouterr().err
     assert "reused" in said
-    assert "writing" not in said
+    assert "writing the DataFrame" not in said
     torch_estimator(model=torch.nn.Linear(2, 1)).write().save(str(tmp_path / "estimator"))
     other = driver(f"""
         import json
         from pyspark.ml import PipelineModel
         from sparkring.ml import TorchEstimator
 
-        frame = spark("local[2]").sql({ROWS!r}).limit(3)
+        frame = spark("local[2]").sql({ROWS!r}).where("id < 3")
         for name in {list(stages)!r}:
             scored = PipelineModel.load({str(tmp_path)!r} + "/" + name).transform(frame)
             print("found", name, json.dumps([row.y__output for row in scored.collect()]), flush=True)
