@@ -158,7 +158,7 @@ def test_a_row_that_cannot_be_scored(data, tmp_path, no_folder_left):
 
     with pytest.raises(ItemsFailed, match=r"row 1,017 of part-3.parquet: ValueError: one row"):
         sparkring.predict(data, model, inputs=["b"], to=to, np=-1)
-    assert not to.exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["data"], "no part was complete"
 
 
 KILLED = """
@@ -231,6 +231,7 @@ def test_storage_that_cannot_rename():
     fs, target = destination.folder.fs, destination.folder.path
     fs.pipe_file(f"{destination.unfinished.path}/parts/a.parquet", b"aa")
     fs.pipe_file(f"{destination.unfinished.path}/parts/b.parquet", b"b")
+    fs.pipe_file(f"{destination.unfinished.path}/results/a.json", b"{}")
     destination.release()
     with pytest.raises(DataError, match="with other model"):
         begun(model="3")

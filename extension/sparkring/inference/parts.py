@@ -183,10 +183,16 @@ class ModelProcess(Process):
         """Copy the file into the folder of the process, which only this user can enter, and check the copy there."""
         stored, digest = locate(self._model.path), hashlib.sha256()
         path = os.path.join(self._folder, "model")
-        with stored.fs.open(stored.path, "rb") as file, open(path, "wb") as out:
-            while block := file.read(1 << 22):
-                digest.update(block)
-                out.write(block)
+        try:
+            with stored.fs.open(stored.path, "rb") as file, open(path, "wb") as out:
+                while block := file.read(1 << 22):
+                    digest.update(block)
+                    out.write(block)
+        except OSError as error:
+            raise DataError(
+                f"{stored.written} cannot be copied to {path} on {socket.gethostname()}: {error.strerror or error}. "
+                "All machines must reach the folder that predict() writes."
+            ) from error
         if digest.hexdigest() != self._model.digest:
             os.unlink(path)
             raise DataError(f"{stored.written} was changed while predict() ran: run the cell again.")
