@@ -158,7 +158,7 @@ def test_a_row_that_cannot_be_scored(data, tmp_path, no_folder_left):
 
     with pytest.raises(ItemsFailed, match=r"row 1,017 of part-3.parquet: ValueError: one row"):
         sparkring.predict(data, model, inputs=["b"], to=to, np=-1)
-    assert [path.name for path in tmp_path.iterdir()] == ["data"], "no part was complete"
+    assert not [path for path in tmp_path.iterdir() if "preds" in path.name], "no part was complete"
 
 
 KILLED = """
