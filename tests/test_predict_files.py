@@ -43,7 +43,7 @@ def data(tmp_path):
 @pytest.fixture
 def small_parts(monkeypatch):
     """Parts of two row groups each."""
-    monkeypatch.setattr(parts, "PART_BYTES", 40_000)
+    monkeypatch.setattr(parts, "LEAST_BYTES", 40_000)
 
 
 @pytest.fixture
@@ -165,7 +165,7 @@ KILLED = """
     import sparkring
     from sparkring.errors import DataError
     from sparkring.inference import parts
-    parts.PART_BYTES = 40_000
+    parts.LEAST_BYTES = 40_000
     def model(batch):
         import os, time
         if batch["b"][0] >= 3_000 / 7:
