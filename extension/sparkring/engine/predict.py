@@ -174,7 +174,7 @@ def predict(
         "on_error": on_error,
         "probe": probe,
     }
-    if type(data).__module__.startswith("pyspark."):
+    if not _is_path(data):
         for name, value in (("to", to), ("np", np), ("columns", columns)):
             if value is not None:
                 raise OptionsError(
@@ -281,6 +281,12 @@ def _prepared(
     code = f"sparkring.predict({dataset.name!r}, {told}, inputs={inputs!r}, to={destination.folder.written!r})"
     version = f"# {dataset.rows:,} rows in {describe.counted(len(dataset.files), 'file')}, version {dataset.version}"
     return _Scoring(dataset, settings, used, kept, destination, belongs, told, f"{code}\n{version}")
+
+
+def _is_path(data: Any) -> bool:
+    """Whether the data is a path or a list of paths. Everything else should be a DataFrame."""
+    each = data if isinstance(data, list | tuple) else [data]
+    return bool(each) and all(isinstance(path, str | os.PathLike) for path in each)
 
 
 def _dataset(data: Any, used: Sequence[str], columns: Sequence[str] | None) -> Dataset:
