@@ -43,7 +43,7 @@ def data(tmp_path):
 @pytest.fixture
 def small_parts(monkeypatch):
     """Parts of two row groups each."""
-    monkeypatch.setattr(parts, "PART_BYTES", 40_000)
+    monkeypatch.setattr(parts, "LEAST_BYTES", 40_000)
 
 
 @pytest.fixture
@@ -158,14 +158,14 @@ def test_a_row_that_cannot_be_scored(data, tmp_path, no_folder_left):
 
     with pytest.raises(ItemsFailed, match=r"row 1,017 of part-3.parquet: ValueError: one row"):
         sparkring.predict(data, model, inputs=["b"], to=to, np=-1)
-    assert not to.exists()
+    assert not [path for path in tmp_path.iterdir() if "preds" in path.name], "no part was complete"
 
 
 KILLED = """
     import sparkring
     from sparkring.errors import DataError
     from sparkring.inference import parts
-    parts.PART_BYTES = 40_000
+    parts.LEAST_BYTES = 40_000
     def model(batch):
         import os, time
         if batch["b"][0] >= 3_000 / 7:
@@ -231,6 +231,7 @@ def test_storage_that_cannot_rename():
     fs, target = destination.folder.fs, destination.folder.path
     fs.pipe_file(f"{destination.unfinished.path}/parts/a.parquet", b"aa")
     fs.pipe_file(f"{destination.unfinished.path}/parts/b.parquet", b"b")
+    fs.pipe_file(f"{destination.unfinished.path}/results/a.json", b"{}")
     destination.release()
     with pytest.raises(DataError, match="with other model"):
         begun(model="3")

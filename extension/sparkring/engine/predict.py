@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from sparkring.capture.packing import pack_call
+from sparkring.capture.packing import Packed, pack_call
 from sparkring.data.columns import is_object
 from sparkring.data.dataset import Dataset, open_dataset
 from sparkring.data.layout import Columns, Layout, Transform
@@ -174,7 +174,7 @@ def predict(
         "on_error": on_error,
         "probe": probe,
     }
-    if type(data).__module__.startswith("pyspark."):
+    if not _is_path(data):
         for name, value in (("to", to), ("np", np), ("columns", columns)):
             if value is not None:
                 raise OptionsError(
@@ -286,6 +286,12 @@ def _prepared(
     return _Scoring(dataset, settings, used, kept, destination, belongs, told, f"{code}\n{version}")
 
 
+def _is_path(data: Any) -> bool:
+    """Whether the data is a path or a list of paths. Everything else should be a DataFrame."""
+    each = data if isinstance(data, list | tuple) else [data]
+    return bool(each) and all(isinstance(path, str | os.PathLike) for path in each)
+
+
 def _dataset(data: Any, used: Sequence[str], columns: Sequence[str] | None) -> Dataset:
     if isinstance(columns, str):
         raise OptionsError(f"columns={columns!r} is a string: write columns=[{columns!r}].")
@@ -345,6 +351,7 @@ def _arrow_type(kind: str, written: str) -> pa.DataType:
 def _opened(scoring: _Scoring, np: int, *, background: bool) -> tuple[ForeachRun, ModelProcess]:
     """Prepare the folder, and return the run that writes the parts to it, and the model process of this machine."""
     destination, parts = scoring.destination, parts_of(scoring.dataset)
+    packed = pack_call(Scorer, scoring.settings, getattr(sys.modules.get("__main__"), "__dict__", {}))
     destination.open(scoring.belongs)
     at_once = min(abs(np), len(parts))
     token = secrets.token_bytes(32)
@@ -361,7 +368,7 @@ def _opened(scoring: _Scoring, np: int, *, background: bool) -> tuple[ForeachRun
         (destination.unfinished / PARTS).written,
         order,
         token,
-        _written(scoring, destination.unfinished / MODEL),
+        _written(packed, destination.unfinished / MODEL),
     )
     options = ForeachOptions(
         np=-at_once if np < 0 else at_once,
@@ -378,9 +385,8 @@ def _opened(scoring: _Scoring, np: int, *, background: bool) -> tuple[ForeachRun
     return open_items(prepared), ModelProcess(job.order, job.token, job.model)
 
 
-def _written(scoring: _Scoring, target: Location) -> Model:
+def _written(packed: Packed, target: Location) -> Model:
     """Write the packed model to a file, for the ranks."""
-    packed = pack_call(Scorer, scoring.settings, getattr(sys.modules.get("__main__"), "__dict__", {}))
     with target.fs.open(target.path, "wb") as out:
         stream = _Digested(out)
         pickle.dump((archive(with_nvml=False), packed.payload, *map(bytearray, packed.buffers)), stream, protocol=5)

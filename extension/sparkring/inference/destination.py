@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
+from sparkring.checkpointing.results import RESULTS
 from sparkring.data import owners
 from sparkring.errors import DataError, OptionsError
 from sparkring.runtime.storage import Location, locate
@@ -64,7 +65,7 @@ class Destination:
             there = self._names(self.folder)
             is_partial = bool(state) and state.get("copying") and SUCCESS not in there
             if there and not is_partial:
-                if SUCCESS in there and state and not self._names(self.unfinished / PARTS):
+                if SUCCESS in there and state and not self._has_parts():
                     self._remove(self.unfinished)  # the run ended before it could do so
                 self._check_replaceable(there)
             owner = state.get("owner")
@@ -96,8 +97,7 @@ class Destination:
             )
 
     def _goes_on(self, state: Mapping[str, Any], belongs: Mapping[str, str]) -> bool:
-        parts = self._names(self.unfinished / PARTS)
-        if not state or not parts:
+        if not state or not self._has_parts():
             return False
         before = state["belongs"]
         changed = [what for what, digest in belongs.items() if before.get(what) != digest]
@@ -108,12 +108,18 @@ class Destination:
             )
         return not changed
 
+    def _has_parts(self) -> bool:
+        """Whether a part is complete."""
+        return bool(self._names(self.unfinished / PARTS) and self._names(self.unfinished / RESULTS))
+
     def release(self) -> None:
-        """Note that this process no longer writes."""
+        """Note that this process no longer writes. If no part is complete, remove the unfinished folder."""
         with contextlib.suppress(Exception):  # the run has ended, with an error of its own if there is one
             state = _read(self.unfinished / STATE)
-            if state:
+            if state and self._has_parts():
                 _write(self.unfinished / STATE, {**state, "owner": None})
+            elif state:
+                self._remove(self.unfinished)
 
     def commit(self, files: Sequence[File], about: Mapping[str, Any]) -> None:
         """Make the parts visible in the destination. `about` says what they are.

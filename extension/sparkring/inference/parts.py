@@ -31,7 +31,9 @@ from sparkring.runtime import report
 from sparkring.runtime.storage import locate
 from sparkring.worker.member import process
 
-PART_BYTES = 64_000_000  # of a part's rows, before compression; a part has at least one row group
+# Data is divided into PARTS parts, if each then has between LEAST_BYTES and MOST_BYTES before compression. A part has
+# at least one row group.
+PARTS, LEAST_BYTES, MOST_BYTES = 64, 4_000_000, 128_000_000
 READ_BYTES = 32_000_000  # the most bytes to decode at a time
 REQUEST_ROWS = 16_384  # the rows that are sent to the model process at a time, if they are not too large
 ROW_GROUP_BYTES = 32_000_000  # the size of a row group that is written, before compression
@@ -88,13 +90,15 @@ class Written(NamedTuple):
 
 def parts_of(dataset: Dataset) -> list[Part]:
     """Divide a data set into parts. They depend on the data set only, so a later run has the same parts."""
+    whole = sum(group.stored_bytes for file in dataset.files for group in file.row_groups)
+    most = max(LEAST_BYTES, min(MOST_BYTES, whole // PARTS))
     parts: list[list[tuple[int, int]]] = []
-    size = PART_BYTES
+    size = 0
     for number, file in enumerate(dataset.files):
         for at, group in enumerate(file.row_groups):
             if not group.rows:
                 continue
-            if size + group.stored_bytes > PART_BYTES:
+            if not parts or size + group.stored_bytes > most:
                 parts.append([])
                 size = 0
             parts[-1].append((number, at))
@@ -183,10 +187,16 @@ class ModelProcess(Process):
         """Copy the file into the folder of the process, which only this user can enter, and check the copy there."""
         stored, digest = locate(self._model.path), hashlib.sha256()
         path = os.path.join(self._folder, "model")
-        with stored.fs.open(stored.path, "rb") as file, open(path, "wb") as out:
-            while block := file.read(1 << 22):
-                digest.update(block)
-                out.write(block)
+        try:
+            with stored.fs.open(stored.path, "rb") as file, open(path, "wb") as out:
+                while block := file.read(1 << 22):
+                    digest.update(block)
+                    out.write(block)
+        except OSError as error:
+            raise DataError(
+                f"{stored.written} cannot be copied to {path} on {socket.gethostname()}: {error.strerror or error}. "
+                "All machines must reach the folder that predict() writes."
+            ) from error
         if digest.hexdigest() != self._model.digest:
             os.unlink(path)
             raise DataError(f"{stored.written} was changed while predict() ran: run the cell again.")
