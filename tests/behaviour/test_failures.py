@@ -134,7 +134,7 @@ def test_values_of_ranks_that_had_finished(ring):
 
 @pytest.mark.slow
 @pytest.mark.any_launcher
-def test_ranks_that_echo_a_killed_one_are_folded(ring):
+def test_ranks_that_echo_a_killed_one_are_folded(ring, spares):
     """In an allreduce, the killed rank is named, not those that lost their peer."""
     error = failed(
         ring,
