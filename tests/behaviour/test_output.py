@@ -101,6 +101,7 @@ def test_long_lines_and_many_lines(ring):
         assert record.ranks[rank].tail[-1].text == "line 9999"
 
 
+@pytest.mark.any_launcher
 def test_floods_are_not_lost(ring):
     """None of 200,000 lines from each of two ranks is lost or out of order."""
     result = ring.run("for i in range(200_000):\n    print(rank, i)")

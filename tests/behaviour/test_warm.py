@@ -495,7 +495,7 @@ def test_any_rank_killed_at_any_time_of_a_cell(new_gang):
     """The error names the rank that was killed, whichever it is and whenever it is killed; the next cell works."""
     new_gang.start()
     chance = random.Random(11)
-    for _ in range(20 if new_gang.where == "local" else 4):
+    for _ in range(10 if new_gang.where == "local" else 4):
         assert new_gang.values("rank") == [0, 1, 2]
         victim, at = chance.randrange(3), time.monotonic() + chance.uniform(0, 0.2)
         pid = new_gang.pids()[victim]
