@@ -15,6 +15,7 @@ from packaging.version import Version
 from versions import SETS
 
 import sparkring
+from sparkring.capture.versions import installed
 
 ROOT = Path(__file__).parents[1]
 
@@ -74,6 +75,23 @@ def test_each_set_of_versions_says_for_which_python_it_is():
         name, python = constraints.removeprefix("constraints").removesuffix(".txt"), ".".join(map(str, needed))
         assert f"Python {python}" in (ROOT / constraints).read_text(encoding="utf-8")
         assert re.search(rf"(?m)^PYTHON_OF{name} := {re.escape(python)}$", makefile)
+
+
+def test_versions_of_the_installed_modules(tmp_path, monkeypatch):
+    """Each module has the version of the first package with its name, however the package is described."""
+    described = {
+        "first/one_wheel-1.2.dist-info": {"RECORD": "one/__init__.py,,\none_file.py,,\n../../bin/one,,\n"},
+        "first/two-2.0.dist-info": {"top_level.txt": "two\n_two\n", "RECORD": "other/x.py,,\n"},
+        "second/two-3.0.dist-info": {"top_level.txt": "two\n"},
+        "second/three.egg-info": {"top_level.txt": "three\n", "PKG-INFO": "Name: three\nVersion: 4.5\n"},
+    }
+    for folder, files in described.items():
+        (tmp_path / folder).mkdir(parents=True)
+        for name, text in files.items():
+            (tmp_path / folder / name).write_text(text)
+    monkeypatch.setattr(sys, "path", [str(tmp_path / name) for name in ("first", "nowhere", "second")])
+    expected = {"one": "1.2", "one_file": "1.2", "two": "2.0", "_two": "2.0", "three": "4.5"}
+    assert installed.__wrapped__() == expected
 
 
 def test_versions_are_printed_in_one_line(capsys):

@@ -37,6 +37,11 @@ def barrier(tasks):
     return run
 
 
+def by_rank(*expressions: str) -> str:
+    """A cell in which rank i computes the i-th expression: each launch takes seconds of CPU time."""
+    return "(" + "".join(f"lambda: ({expression}), " for expression in expressions) + ")[rank]()"
+
+
 # ── The context ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -83,18 +88,20 @@ def test_context_and_rows_are_the_ranks_own(barrier, spark):
 # ── Rows ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize(
-    "count",
-    [
-        "sum(1 for row in rows if row.id == row['id'] == row.asDict()['id'])",
-        "sum(len(frame) for frame in rows.pandas())",
-        "sum(batch.num_rows for batch in rows.arrow())",
-        "len(rows.to_pandas())",
-        "1 + sum(1 for row in rows) if next(rows) else 0",
-    ],
+FORMS = (
+    "sum(1 for row in rows if row.id == row['id'] == row.asDict()['id'])",
+    "sum(len(frame) for frame in rows.pandas())",
+    "sum(batch.num_rows for batch in rows.arrow())",
+    "len(rows.to_pandas())",
+    "1 + sum(1 for row in rows) if next(rows) else 0",
 )
-def test_rows_in_every_form(barrier, spark, count):
-    assert barrier(count, spark.range(0, 30_000, 1, 3)).values == [10_000] * 3
+
+
+@pytest.mark.parametrize("forms", [FORMS[:3], FORMS[3:]], ids=["pieces", "all, and with next()"])
+def test_rows_in_every_form(barrier, spark, forms):
+    """Each rank reads its rows in another form."""
+    count = by_rank(*forms)
+    assert barrier(count, spark.range(0, 10_000 * len(forms), 1, len(forms))).values == [10_000] * len(forms)
 
 
 @pytest.mark.standalone("the rows are on the executors")
@@ -206,17 +213,31 @@ def test_values_are_what_spark_gives(barrier, spark, rich):
 
 def test_rows_can_be_read_once(barrier, spark):
     """A second pass over `rows` is an error that says so, not an empty iteration."""
-    with pytest.raises(RunFailed, match="`rows` can be read only once, and have been read row by row"):
-        barrier("list(rows)\nlist(rows)", spark.range(0, 4, 1, 2))
-    with pytest.raises(RunFailed, match="and are being read as Arrow batches"):
-        barrier("batches = rows.arrow()\nnext(batches)\nrows.to_pandas()", spark.range(0, 4, 1, 1))
+    cell = """
+        from sparkring.errors import DataError
+        try:
+            if rank:
+                batches = rows.arrow()
+                next(batches)
+                rows.to_pandas()
+            else:
+                list(rows)
+                list(rows)
+        except DataError as error:
+            said = str(error)
+        said
+    """
+    by_row, by_batch = barrier(cell, spark.range(0, 4, 1, 2)).values
+    assert "`rows` can be read only once, and have been read row by row" in by_row
+    assert "and are being read as Arrow batches" in by_batch
 
 
 def test_empty_partitions(barrier, spark):
     """Frames of empty partitions still have the columns."""
     frame = spark.range(0, 6, 1, 3).filter("id > 3")
-    assert barrier("len(list(rows)), size", frame).values == [(0, 3), (0, 3), (2, 3)]
-    assert barrier("found = rows.to_pandas()\nlen(found), list(found)", frame).values[0] == (0, ["id"])
+    names = "[(len(frame), *frame) for frame in [rows.to_pandas()]]"
+    values = barrier(by_rank(names, "len(list(rows)), size", "len(list(rows)), size"), frame).values
+    assert values == [[(0, "id")], (0, 3), (2, 3)]
 
 
 def test_columns_with_any_names(barrier, spark):
@@ -224,10 +245,9 @@ def test_columns_with_any_names(barrier, spark):
     frame = spark.range(0, 4, 1, 2).selectExpr(
         "id AS `a.b`", "id + 1 AS b", "id + 2 AS b", "named_struct('c.d', id) AS s"
     )
-    cell = "found = rows.to_pandas()\nlist(found), found.iloc[:, :3].values.tolist()"
-    expected = (["a.b", "b", "b", "s"], [[2, 3, 4], [3, 4, 5]])
-    assert barrier(cell, frame).values[1] == expected
-    assert barrier("[(row['a.b'], row[2], row.s['c.d']) for row in rows]", frame).values[1] == [(2, 4, 2), (3, 5, 3)]
+    names = "[(list(frame), frame.iloc[:, :3].values.tolist()) for frame in [rows.to_pandas()]]"
+    values = barrier(by_rank(names, "[(row['a.b'], row[2], row.s['c.d']) for row in rows]"), frame).values
+    assert values == [[(["a.b", "b", "b", "s"], [[0, 1, 2], [1, 2, 3]])], [(2, 4, 2), (3, 5, 3)]]
 
 
 @pytest.mark.versions("of Spark, whose messages differ")
@@ -274,8 +294,8 @@ def test_a_frame_that_comes_from_a_shuffle(barrier, spark):
 
 def test_rows_that_nobody_reads(barrier, spark):
     """A rank that stops reading ends normally, however many rows are left, and its slot is free for the next cell."""
-    for reads in ("rank", "(next(rows), rank)[1]", "next(rows.arrow()) and rank"):
-        assert barrier(reads, spark.range(0, WIDE, 1, 4)).values == [0, 1, 2, 3]
+    reads = by_rank("rank", "(next(rows), rank)[1]", "next(rows.arrow()) and rank", "rank")
+    assert barrier(reads, spark.range(0, WIDE, 1, 4)).values == [0, 1, 2, 3]
     assert barrier("sum(batch.num_rows for batch in rows.arrow())", spark.range(0, 8, 1, 4)).values == [2] * 4
 
 

@@ -134,7 +134,7 @@ def test_values_of_ranks_that_had_finished(ring):
 
 @pytest.mark.slow
 @pytest.mark.any_launcher
-def test_ranks_that_echo_a_killed_one_are_folded(ring):
+def test_ranks_that_echo_a_killed_one_are_folded(ring, spares):
     """In an allreduce, the killed rank is named, not those that lost their peer."""
     error = failed(
         ring,
@@ -160,7 +160,7 @@ def test_ranks_that_echo_a_killed_one_are_folded(ring):
 def test_any_rank_killed_at_any_time(ring):
     """The error names the rank that was killed, whichever it is and whenever it is killed."""
     chance = random.Random(7)
-    for _ in range(20 if ring.where == "local" else 5):
+    for _ in range(10 if ring.where == "local" else 5):
         victim, delay_s = chance.randrange(3), chance.uniform(0, 0.3)
         at: list[float] = []
         killed: list[int] = []

@@ -61,17 +61,23 @@ def test_carriage_returns_and_colours(ring):
 
 
 @pytest.mark.any_launcher
-def test_partial_lines_are_shown_before_they_end(ring):
-    """An unfinished line reaches the view while the cell still runs."""
-    seen = []
-    ring.view.on_refresh = lambda record: seen.extend(rank.partial_stdout for rank in record.ranks[:1])
-    ring.run("""
+def test_partial_lines_are_shown_before_they_end(ring, tmp_path):
+    """An unfinished line reaches the view while the cell still runs: the cell waits until it has."""
+    go = tmp_path / "go"
+
+    def look(record):
+        if record.ranks and record.ranks[0].partial_stdout == b"half":
+            go.touch()
+
+    ring.view.on_refresh = look
+    cell = """
         import time
         print("half", end="")
-        time.sleep(0.6)
+        while not go.exists():
+            time.sleep(0.02)
         print(" and half")
-    """)
-    assert b"half" in seen
+    """
+    ring.run(cell, namespace={"go": go})
     assert lines(ring, 0, "stdout") == ["half and half"]
 
 
@@ -101,6 +107,7 @@ def test_long_lines_and_many_lines(ring):
         assert record.ranks[rank].tail[-1].text == "line 9999"
 
 
+@pytest.mark.any_launcher
 def test_floods_are_not_lost(ring):
     """None of 200,000 lines from each of two ranks is lost or out of order."""
     result = ring.run("for i in range(200_000):\n    print(rank, i)")

@@ -13,12 +13,13 @@ from sparkring.gangs import gang
 SECRET = bytes(range(100, 132))
 
 
-def test_a_local_run_is_reachable_on_loopback_only_and_keeps_its_secret(local, monkeypatch):
+def test_a_local_run_is_reachable_on_loopback_only_and_keeps_its_secret(local, monkeypatch, tmp_path):
     """All listening sockets are on loopback; the secret is in no command line, environment or saved file."""
     monkeypatch.setattr(gang.secrets, "token_bytes", lambda size: SECRET[:size])
     listening: set[str] = set()
     exposed: list[str] = []
     seen: set[int] = set()
+    looked = tmp_path / "looked"
 
     def look(record):
         if not all(rank.state == "running" for rank in record.ranks) or seen:
@@ -34,9 +35,11 @@ def test_a_local_run_is_reachable_on_loopback_only_and_keeps_its_secret(local, m
                     data = Path(f"/proc/{process.pid}/{name}").read_bytes()
                     if SECRET in data or SECRET.hex().encode() in data:
                         exposed.append(f"{process.pid}/{name}")
+        looked.touch()
 
     local.view.on_refresh = look
-    result = local.run("import time\ntime.sleep(0.5)", framework="horovod")
+    cell = "import time\nwhile not looked.exists():\n    time.sleep(0.02)"
+    result = local.run(cell, framework="horovod", namespace={"looked": looked})
     assert len(seen) == 4, "two members and two ranks"
     assert listening, "the driver listens"
     assert all(ipaddress.ip_address(address).is_loopback for address in listening), listening

@@ -127,6 +127,7 @@ def test_a_result_that_cannot_be_pickled(ring):
 
 
 @pytest.mark.slow
+@pytest.mark.any_launcher
 def test_a_large_result_arrives_bit_for_bit(ring):
     """An array of 500 MB comes back unchanged."""
     cell = "np.random.default_rng(1).integers(0, 256, 500_000_000, dtype=np.uint8)"

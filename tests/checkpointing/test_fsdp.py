@@ -65,7 +65,7 @@ begun, found, pieces(calm)
 
 
 @pytest.mark.slow
-def test_a_lost_rank(local, tmp_path):
+def test_a_lost_rank(local, spares, tmp_path):
     """Weights and Adam's moments of each rank equal, bit by bit, those of an uninterrupted training."""
 
     def run(n):

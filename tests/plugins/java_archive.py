@@ -23,9 +23,15 @@ def java_options(folder: Path) -> str:
 
 def write_settings(folder: Path) -> Path:
     """Spark's settings for all sessions of the tests, as a file for --properties-file."""
-    names = ("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions")
+    options = java_options(folder)
+    values = {
+        "spark.driver.extraJavaOptions": options,
+        "spark.executor.extraJavaOptions": options,
+        "spark.python.daemon.module": "spark_daemon",
+        "spark.executorEnv.PYTHONPATH": Path(__file__).resolve().parent,
+    }
     new, settings = folder / f"new-{SETTINGS}", folder / SETTINGS
-    new.write_text("".join(f"{name} {java_options(folder)}\n" for name in names))
+    new.write_text("".join(f"{name} {value}\n" for name, value in values.items()))
     return new.replace(settings)
 
 

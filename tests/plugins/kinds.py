@@ -31,7 +31,7 @@ WHAT = {
     "spark": "uses the Spark session that the tests share",
     "driver": "starts a process that runs cells, some of them on Spark",
     "ring": "starts ranks on this machine",
-    "standalone(why)": "also runs on a Spark standalone cluster, for the reason given",
+    "standalone(why)": "runs on a Spark standalone cluster instead of local Spark, for the reason given",
     "any_launcher": "has the same result on every launcher: run on one, and with --standalone on the cluster",
     "pair": "runs in two warm ranks that tests of several files share: see the fixture",
     "versions(why)": "can differ with the versions of the named packages: see TEST_VERSIONS in the Makefile",

@@ -162,18 +162,18 @@ class WarmRing(Ring):
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run tests of rings locally and on Spark. If a cluster makes a difference to a test, run it there, too."""
+    """Run tests of rings locally and on Spark: on a cluster if one makes a difference, otherwise in local mode."""
     marked = metafunc.definition.get_closest_marker("standalone") is not None
     if metafunc.config.getoption("--standalone"):
         places = ["standalone"]
     elif metafunc.definition.get_closest_marker("any_launcher"):
         places = ["local"]
     else:
-        places = ["local", "spark", *(["standalone"] if marked else [])]
+        places = ["local", "standalone" if marked else "spark"]
     if "ring" in metafunc.fixturenames:
         metafunc.parametrize("ring", places, indirect=True)
     elif marked:
-        metafunc.parametrize("spark", [place for place in places if place != "local"], indirect=True)
+        metafunc.parametrize("spark", places[-1:], indirect=True)
 
 
 @pytest.fixture
