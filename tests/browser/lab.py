@@ -34,6 +34,8 @@ _SOURCE_ROOT = str(Path(sparkring.__file__).parents[1])
 _AXE = Path(axe_playwright_python.__file__).with_name("axe.min.js").read_text(encoding="utf-8")
 # What JupyterLab would ask, or look up elsewhere, on its own.
 _QUIET = {"fetchNews": "false", "checkForUpdates": False, "doNotDisturbMode": True}
+# Otherwise each page that is loaded makes the server run node, to see whether JupyterLab should be built again.
+_NO_BUILD = {"buildCheck": False, "buildAvailable": False}
 
 
 def chromium() -> str | None:
@@ -91,6 +93,9 @@ def jupyterlab(folder: Path) -> Iterator[Lab]:
     settings = folder / "config" / "lab" / "user-settings" / "@jupyterlab" / "apputils-extension"
     settings.mkdir(parents=True)
     (settings / "notification.jupyterlab-settings").write_text(json.dumps(_QUIET))
+    pages = folder / "config" / "labconfig"
+    pages.mkdir()
+    (pages / "page_config.json").write_text(json.dumps(_NO_BUILD))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
