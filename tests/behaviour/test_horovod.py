@@ -197,6 +197,7 @@ def train(base, step):
 
 
 @pytest.mark.slow
+@pytest.mark.any_launcher
 def test_run_is_the_runner_with_options(ring, tmp_path):
     """run() takes HorovodRunner's keywords and a launch magic's options, and passes the others to the function."""
     options = {"np": ring.np(2), "checkpoint_dir": tmp_path, "max_restarts": 1}

@@ -18,7 +18,7 @@ import horovod.torch as hvd
 hvd.init()
 for step in range(10):
     if rank == 1:
-        time.sleep(0.05)
+        time.sleep(0.1)
     handles = [hvd.allreduce_async(torch.ones(10), name=f'"<i>{name}') for name in ("w", "b")]
     for handle in handles:
         hvd.synchronize(handle)
@@ -32,13 +32,13 @@ def kept(record, name: str = "timeline.json") -> list[dict]:
 
 @pytest.mark.slow
 @pytest.mark.standalone("the timeline's files are the executors'")
-def test_the_rank_that_sleeps_comes_out_as_the_slowest(ring):
+def test_the_rank_that_sleeps_comes_out_as_the_slowest(ring, spares):
     """The file is valid. The live and the saved record have its summary, which says for whom the others waited."""
     record = ring.run(STEPS, n=3, framework="horovod", timeline=True).record
     (saved,) = record.timelines
     assert saved.late[0].rank == 1
     assert saved.late[0].waited_s > 0.3
-    assert saved.late[0].waited_s > 3 * sum(each.waited_s for each in saved.late[1:])
+    assert saved.late[0].waited_s > sum(each.waited_s for each in saved.late[1:])
     assert saved.problem == ""
     assert {each.name for each in saved.slowest} == {'allreduce."<i>w', 'allreduce."<i>b'}
     assert all(each.count >= 8 for each in saved.slowest)
@@ -48,7 +48,7 @@ def test_the_rank_that_sleeps_comes_out_as_the_slowest(ring):
 
 
 @pytest.mark.slow
-def test_each_attempt_has_one_although_its_rank_was_killed(local):
+def test_each_attempt_has_one_although_its_rank_was_killed(local, spares):
     """SIGKILL leaves an unfinished file, which is saved and made valid. A restart has a file of its own."""
     with pytest.raises(RunFailed) as failed:
         local.run(
@@ -65,7 +65,7 @@ def test_each_attempt_has_one_although_its_rank_was_killed(local):
 
 
 @pytest.mark.slow
-def test_a_time_limit_keeps_it(local, limit):
+def test_a_time_limit_keeps_it(local, spares, limit):
     """The timeline is saved even if ranks do not respond and are killed."""
     with pytest.raises(RunFailed) as failed:
         local.run(
