@@ -158,8 +158,8 @@ class Rank:
 
     def give_back(self) -> None:
         """Give the items that have not begun back to the driver."""
-        # With the lock, the main thread cannot report the end of an item in between. The driver would then take the next
-        # item for the one that runs.
+        # With the lock, the main thread cannot report the end of an item in between. The driver would then take the
+        # next item for the one that runs.
         with held_back(), self.taking:
             numbers = [number for number, _ in self.following]
             self.following.clear()
