@@ -67,8 +67,9 @@ def task_for(
         try:
             for descriptor in passed:
                 os.close(descriptor)
-            member.stdin.write(json.dumps(found).encode() + b"\n")
-            member.stdin.flush()
+            with contextlib.suppress(BrokenPipeError):  # the member has ended at once; its exit code is reported below
+                member.stdin.write(json.dumps(found).encode() + b"\n")
+                member.stdin.flush()
             # The member's stdin stays open while the member runs. If Spark kills this process, stdin is closed, and so
             # the member ends.
             if pipe is not None:
@@ -83,7 +84,8 @@ def task_for(
             if pipe is None:
                 yield code
         finally:
-            member.stdin.close()
+            with contextlib.suppress(BrokenPipeError):
+                member.stdin.close()
             member.wait()
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):
