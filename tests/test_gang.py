@@ -79,7 +79,7 @@ def test_no_output_is_lost_however_much_waits(watch):
         while not execution.done:
             polls.append(gang.poll(1.0))
     assert [event.data for poll in polls for event in poll if isinstance(event, events.Output)] == lines
-    assert max(map(len, polls)) <= 2 * QUEUE_MESSAGES + 3, "RankStarted, MemberJoined and one more"
+    assert max(map(len, polls)) <= QUEUE_MESSAGES + 3, "RankStarted, MemberJoined and one more"
 
 
 def test_each_request_begins_with_how_the_gpus_were_used(watch):

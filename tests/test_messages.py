@@ -56,7 +56,6 @@ EXAMPLES: list[Message] = [
                  (b"payload", b"", b"b"), 17),
     messages.Run("item", notebook=NOTEBOOK, checkpoints=HERE, seed=2**32 - 1, parts=(b"item",)),
     messages.Work("cell", "x + 1", False, {"A": "1"}, NOTEBOOK, (SCRIPT,), (b"payload", b"b")),
-    messages.MoreItems(3, (0, 2**32 - 1), (2, 1), (HERE, HERE), (b"item", b"b", b"item")),
     messages.Release(),
     messages.EndItem(),
     messages.Leave(),
@@ -67,9 +66,7 @@ EXAMPLES: list[Message] = [
     messages.Output("stderr", b"bytes \xff\n"),
     messages.GpuUsed("0", "NVIDIA", 5, 9, None),
     messages.Stack("running", "File …"),
-    messages.GiveBack(),
-    messages.ItemDone("int", "", "1", 0.5, (b"1",)),
-    messages.GivenBack((3, 4)),
+    messages.GivenBack(3),
     messages.TimelinePart(b"zlib", True, 7),
     messages.Exited(None, 9, True, 1 << 40),
     messages.Exited(3, None, False, 0),
@@ -139,7 +136,7 @@ def test_a_part_too_many_or_too_few(message):
     """A wrong number of parts is refused. Only a request may have any number of parts, but at least one."""
     fields, parts = header(message), encode(message)[1]
     wrong = [[*parts, b""], *([parts[:-1]] if parts else [])]
-    if isinstance(message, messages.Run | messages.Work | messages.ItemDone):
+    if isinstance(message, messages.Run | messages.Work):
         wrong = [[]]
     for each in wrong:
         with pytest.raises(MalformedMessage, match=r"part|payload"):

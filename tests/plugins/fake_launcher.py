@@ -25,7 +25,6 @@ from sparkring.wire.messages import (
     Interrupt,
     Leave,
     Message,
-    MoreItems,
     PackedValue,
     RankNews,
     Run,
@@ -38,7 +37,6 @@ from sparkring.wire.messages import (
 )
 from sparkring.wire.ticket import Ticket
 from sparkring.worker.rank.failures import as_failure
-from sparkring.worker.rank.rank import unbundled
 
 NEWS = RankNews((), True, 40_000)
 
@@ -101,10 +99,6 @@ class FakeRank:
                     case Run():
                         self.interrupted.clear()
                         self.requests.put(order)
-                        model = order
-                    case MoreItems():
-                        for _, request in unbundled(order, model):
-                            self.requests.put(request)
                     case Interrupt() | EndItem():
                         self.interrupted.set()
                     case TakeStack():

@@ -53,8 +53,6 @@ from sparkring.errors import CaptureError
 from sparkring.wire.messages import Buffer
 
 APART_BYTES = 1 << 20
-# Values of these types refer to no other objects.
-SIMPLE = (bool, int, float, str, types.NoneType)
 _POSITIONAL = ""  # in a packed call, the name under which the number of positional arguments is packed
 
 
@@ -251,8 +249,6 @@ def pack(
     bound: names that are not sent along for values that need them, because the rank's `__main__` has them anyway.
     submodules: the names of modules that are imported on the rank.
     """
-    if not submodules and all(type(value) in SIMPLE for value in values.values()):
-        return _pack_simple(values)
     kinds = {name: kind for name, value in values.items() if (kind := kind_of(value))}
     problems = {name: Problem(f"`{name}` is {kind.noun}", kind.advice) for name, kind in kinds.items()}
     along: dict[str, Along] = {}
@@ -294,15 +290,6 @@ def pack(
                 # new arrays that share memory, and so the search for blocks might never end.
                 continue
             return Packed(stream.getvalue(), sizes, problems, tuple(pickler.buffers), along)
-
-
-def _pack_simple(values: dict[str, Any]) -> Packed:
-    """Pack values of the types in SIMPLE. pack() would do the same, but takes ten times as long."""
-    pieces, sizes = [pickle.dumps((len(values), []), 5)], dict[str, int]()
-    for name, value in values.items():
-        pieces += [pickle.dumps(name, 5), pickle.dumps(value, 5)]
-        sizes[name] = sum(map(len, pieces[-2:]))
-    return Packed(b"".join(pieces), sizes)
 
 
 def pack_call(

@@ -9,7 +9,7 @@ from sparkring.capture.first_imports import first_imports
 from sparkring.history.events import Event, Failure, RankFailed, RankFinished, RankStopped
 from sparkring.launchers.base import Code
 from sparkring.runtime.resume_point import Here
-from sparkring.wire.messages import Buffers, CollectivesEnded, Done, Importing, ItemDone, RankNews, Run, Work
+from sparkring.wire.messages import Buffers, CollectivesEnded, Done, Importing, RankNews, Run, Work
 
 # After a failure, wait this long before deciding which failure is the cause: the news that another rank was killed or
 # lost may still arrive, and then the loss of that rank is the cause.
@@ -85,8 +85,7 @@ class Execution:
         self.memory_bytes: dict[int, int] = {}  # by rank; ranks without a report are missing
         self.interrupted = False
         self.seconds = 0.0  # how long the slowest rank took; 0 until a rank has ended the request
-        self.number = 0  # its number among those that were submitted ahead
-        self.given_back = False  # whether the rank gave the request back before running it
+        self.given_back = False  # whether the member gave the request back before running it
         self.importing: dict[int, float] = {}  # when a rank last reported an import for which an interrupt waits
         self.collectives_ended = False  # whether a rank has ended its collectives, as requested
         self._decide_at: float | None = None  # when the wait for further failures ends; None if there is no wait
@@ -137,11 +136,6 @@ class Execution:
             values[packed.name] = Value(packed.type_name, taken, packed.error)
         self.values[rank] = values
         self.missing += done.missing
-        return [RankFinished(time.time(), rank, done.repr)]
-
-    def item_finished(self, rank: int, done: ItemDone) -> list[Event]:
-        self.values[rank] = {"": Value(done.type_name, done.parts, done.error)}
-        self.seconds = done.seconds
         return [RankFinished(time.time(), rank, done.repr)]
 
     def failed(self, rank: int, failure: Failure) -> list[Event]:

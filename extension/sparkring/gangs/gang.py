@@ -26,7 +26,6 @@ from sparkring.gangs.reports import as_event, exit_failure
 from sparkring.history import events
 from sparkring.history.events import Event, Failure
 from sparkring.launchers.base import Launcher
-from sparkring.runtime.resume_point import Here
 from sparkring.runtime.world import World
 from sparkring.wire import messages
 from sparkring.wire.ticket import Ticket
@@ -59,9 +58,6 @@ class Gang:
         self._frameworks: dict[str, Framework] = {}
         self._gpus: dict[tuple[int, str], events.GpuUsed] = {}  # last report of each GPU; members send changes
         self._ahead: collections.deque[Execution] = collections.deque()  # those that follow the current one
-        self._unsent: list[Execution] = []  # the last ones of them, which have not been sent to the rank yet
-        self._numbered = 0  # how many executions have been submitted ahead
-        self._here = Here()  # what the ranks were last told about checkpoints
         self._arrived: collections.deque[Arrival] = collections.deque()  # what poll() has not looked at yet
         self._early: list[Arrival] = []  # messages of members that have no rank yet
         self._untold: list[Event] = []  # events of submit(), which the next poll() returns
@@ -108,32 +104,13 @@ class Gang:
     def submit_ahead(self, request: Request) -> Execution:
         """Submit the request of an item, to run after the requests that were submitted earlier.
 
-        The gang must be up and have one rank. The request is sent by send_ahead(). It must have the same Work as the
-        last one, and no scripts of its own. If an earlier request fails or takes long, this one is given back, and does
-        not run.
+        The gang must be up and have one rank. If an earlier request fails or takes long, this one is given back, and
+        does not run.
         """
         execution = Execution(request, (0,))
-        execution.number = self._numbered
-        self._numbered += 1
         self._ahead.append(execution)
-        self._unsent.append(execution)
+        self._send(execution)
         return execution
-
-    def send_ahead(self) -> None:
-        """Send what has been submitted ahead, in one message."""
-        unsent, self._unsent = self._unsent, []
-        if not unsent:
-            return
-        runs = [each.request.run for each in unsent]
-        here = tuple(run.checkpoints for run in runs)
-        order = messages.MoreItems(
-            unsent[0].number,
-            tuple(run.seed for run in runs),
-            tuple(len(run.parts) for run in runs),
-            () if all(each == self._here for each in here) else here,
-            tuple(part for run in runs for part in run.parts),
-        )
-        self._outbox.send(self._members.member_of(0), order)
 
     def poll(self, timeout_s: float) -> list[Event]:
         """Return what has happened: wait up to `timeout_s` for the first event, then take what is there."""
@@ -284,12 +261,9 @@ class Gang:
             case messages.Hello() | messages.Beat():
                 return []
             case messages.GivenBack():
-                for execution in self._ahead:
-                    execution.given_back = execution.number in report.numbers
-                self._ahead = collections.deque(each for each in self._ahead if not each.given_back)
+                for _ in range(min(report.requests, len(self._ahead))):
+                    self._ahead.popleft().given_back = True
                 return []
-            case messages.ItemDone():
-                return [] if self.execution is None else self.execution.item_finished(rank, report)
             case messages.Done():
                 self._heard(rank, report.news)
                 return [] if self.execution is None else self.execution.finished(rank, report)
@@ -327,7 +301,6 @@ class Gang:
         if request.work is not None and request.work is not self._work:
             self._outbox.send_all(request.work)
             self._work = request.work
-        self._here = request.run.checkpoints
         for rank in execution.ranks:
             member = self._members.member_of(rank)
             if request.timeline and framework.timeline is not None:

@@ -15,8 +15,7 @@ from typing import NamedTuple, get_args
 from sparkring.wire.channel import ChannelClosed, Connection, Listener, ProtocolError
 from sparkring.wire.messages import Hello, Report
 
-# The queue has at most QUEUE_ENTRIES entries. Each has the messages that have come together, at most QUEUE_MESSAGES.
-QUEUE_ENTRIES = QUEUE_MESSAGES = 64
+QUEUE_MESSAGES = 64
 # The number of connections that are served in addition to the members' own, so that unknown peers do not block members.
 STRANGERS = 16
 _REPORTS = get_args(Report)
@@ -30,8 +29,8 @@ class Arrival(NamedTuple):
     end: str = ""
 
 
-_WAKE: list[Arrival] = []  # an entry that only makes take() return
-_END = [Arrival(-2, None)]  # the last entry of the queue
+_WAKE = Arrival(-1, None)  # an item that only makes take() return
+_END = Arrival(-2, None)  # the last item of the queue
 
 
 class Inbox:
@@ -48,7 +47,7 @@ class Inbox:
         self._size = size
         self._admit = admit
         self._on_arrival = on_arrival
-        self._queue: queue.Queue[list[Arrival]] = queue.Queue(QUEUE_ENTRIES)
+        self._queue: queue.Queue[Arrival] = queue.Queue(QUEUE_MESSAGES)
         self._listener: Listener | None = None
         self._closed = threading.Event()
 
@@ -62,13 +61,13 @@ class Inbox:
         return self._closed.is_set()
 
     def take(self, timeout_s: float) -> list[Arrival]:
-        """Wait up to `timeout_s` for an arrival; return it, and up to about QUEUE_MESSAGES more."""
+        """Wait up to `timeout_s` for an arrival; return it, and up to QUEUE_MESSAGES more that are in the queue."""
         found: list[Arrival] = []
         with contextlib.suppress(queue.Empty):
-            found += self._queue.get(timeout=timeout_s) if timeout_s > 0 else self._queue.get_nowait()
-            while len(found) < QUEUE_MESSAGES:  # with no limit, ranks that never stop printing would keep us here
-                found += self._queue.get_nowait()
-        return found
+            found.append(self._queue.get(timeout=timeout_s) if timeout_s > 0 else self._queue.get_nowait())
+            for _ in range(QUEUE_MESSAGES):  # with no limit, ranks that never stop printing would keep us here
+                found.append(self._queue.get_nowait())
+        return [arrival for arrival in found if arrival is not _WAKE]
 
     def wake(self) -> None:
         """Wake a take() that is waiting in another thread: it then returns."""
@@ -91,8 +90,8 @@ class Inbox:
             drain.join()
 
     def _drain(self, handle: Callable[[Arrival], object]) -> None:
-        while (arrivals := self._queue.get()) is not _END:
-            for arrival in arrivals:
+        while (arrival := self._queue.get()) is not _END:
+            if arrival is not _WAKE:
                 handle(arrival)
 
     def _read(self, connection: Connection) -> None:
@@ -103,17 +102,12 @@ class Inbox:
             if not isinstance(hello, Hello) or not self._admit(hello, connection):
                 return
             member = hello.member
-            self._put([Arrival(member, hello)])
+            self._put(Arrival(member, hello))
             while True:
-                came: list[Arrival] = []
-                try:
-                    while not came or (connection.pending and len(came) < QUEUE_MESSAGES):
-                        report = connection.receive()
-                        if not isinstance(report, _REPORTS):
-                            raise ProtocolError(f"{type(report).__name__} is not for the driver")
-                        came.append(Arrival(member, report))
-                finally:
-                    self._put(came)
+                report = connection.receive()
+                if not isinstance(report, _REPORTS):
+                    raise ProtocolError(f"{type(report).__name__} is not for the driver")
+                self._put(Arrival(member, report))
         except ProtocolError as error:
             self._put_end(member, f"a message from the member cannot be read: {error}")
         except ChannelClosed:
@@ -121,12 +115,12 @@ class Inbox:
 
     def _put_end(self, member: int, how: str) -> None:
         if member >= 0:
-            self._put([Arrival(member, None, how)])
+            self._put(Arrival(member, None, how))
 
-    def _put(self, arrivals: list[Arrival]) -> None:
-        while arrivals and not self._closed.is_set():
+    def _put(self, arrival: Arrival) -> None:
+        while not self._closed.is_set():
             try:
-                self._queue.put(arrivals, timeout=0.5)
+                self._queue.put(arrival, timeout=0.5)
                 self._on_arrival()
                 return
             except queue.Full:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Mapping
 
 from sparkring.wire.channel import ChannelClosed, Connection
-from sparkring.wire.messages import Message, MoreItems, Run, Work
+from sparkring.wire.messages import Message, Run, Work
 
 SMALL_BYTES = 64 * 1024  # a payload of this size fits into the system's buffers, so sending it needs no thread
 
@@ -40,7 +40,7 @@ class Outbox:
             if member in self._waiting:  # the member's thread sends the message later, or never if the rank is frozen
                 self._waiting[member].append(message)
                 return
-            if isinstance(message, Work | Run | MoreItems) and sum(map(len, message.parts)) > SMALL_BYTES:
+            if isinstance(message, Work | Run) and sum(map(len, message.parts)) > SMALL_BYTES:
                 self._waiting[member] = [message]
                 sender = threading.Thread(target=self._empty, args=(member,), name="sparkring-send", daemon=True)
                 self._senders[member] = sender

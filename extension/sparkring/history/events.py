@@ -356,11 +356,8 @@ _BY_NAME["Message"] = UserMessage  # version 0.1 saved a UserMessage under this 
 
 def to_json(event: Event, **more: Any) -> str:
     """Return the event as JSON, with its type and the fields `more`, but without `data`, which has its own file."""
-    found: dict[str, Any] = {"type": type(event).__name__}
-    for name, value in zip(event._fields, event, strict=True):
-        if name != "data":
-            found[name] = _plain(value) if isinstance(value, tuple) else value
-    return json.dumps(found | more)
+    found = {name: _plain(value) for name, value in event._asdict().items() if name != "data"}
+    return json.dumps({"type": type(event).__name__, **found, **more})
 
 
 def _plain(value: Any) -> Any:

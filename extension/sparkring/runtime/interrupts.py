@@ -28,7 +28,6 @@ class Interrupts:
     def __init__(self) -> None:
         self.seen = False
         self._before: Any = None
-        self._through = False
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():
@@ -46,21 +45,21 @@ class Interrupts:
         More exactly, in this block, interrupts are handled by the signal handler that was set before the block of
         Interrupts.
         """
-        self._through = True
+        if self._before is None:
+            yield
+            return
+        signal.signal(signal.SIGINT, self._before)
         try:
             yield
         finally:
-            self._through = False
+            signal.signal(signal.SIGINT, self._note)
 
     def request(self) -> None:
         """Set `seen`, as an interrupt does. A Stop button calls this method; any thread may call it."""
         self.seen = True
 
     def _note(self, number: int, frame: object) -> None:
-        if self._through and callable(self._before):
-            self._before(number, frame)
-        else:
-            self.request()
+        self.request()
 
 
 @contextlib.contextmanager

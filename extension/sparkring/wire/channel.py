@@ -25,7 +25,6 @@ import hmac
 import json
 import mmap
 import os
-import select
 import socket
 import struct
 import threading
@@ -99,16 +98,6 @@ class Connection:
         """Whether a part of the next frame, or all of it, has already been read from the socket."""
         return bool(self._came)
 
-    @property
-    def readable(self) -> bool:
-        """Whether receive_head() will find something without waiting: a message, or the end of the stream."""
-        return self.pending or bool(select.select([self._sock], [], [], 0)[0])
-
-    @property
-    def holds(self) -> bool:
-        """Whether pass_on() has held back frames that have not been sent yet."""
-        return bool(self._held)
-
     def send(self, message: Message) -> None:
         """Send one message. Raise ChannelClosed if the connection has been closed or lost."""
         fields, parts = encode(message)
@@ -164,8 +153,12 @@ class Connection:
         except MalformedMessage as error:
             raise ProtocolError(str(error)) from error
 
-    def send_held(self, frame: bytes | bytearray = b"") -> None:
-        """Send the frames that were held back, and then `frame`, which has come from another connection."""
+    def receive_frame(self, head: Head) -> bytes:
+        """Return the whole frame whose header has just been received, for send_frame()."""
+        return head.raw + bytes(self._exactly(sum(head.sizes)))
+
+    def send_frame(self, frame: bytes) -> None:
+        """Send a frame as it came from another connection; b"" sends only the frames that were held back."""
         with self._send_lock:
             try:
                 self._sock.sendall(self._take_held() + frame)
@@ -180,11 +173,11 @@ class Connection:
         """
         left = sum(head.sizes)
         if left <= RELAY_BYTES:  # a small frame is sent in one piece, so that the receiving process wakes only once
-            frame = head.raw + self._exactly(left)
+            frame = self.receive_frame(head)
             if hold:
                 other._held += frame
             else:
-                other.send_held(frame)
+                other.send_frame(frame)
             return
         with other._send_lock:
             came = bytes(self._came[:left])

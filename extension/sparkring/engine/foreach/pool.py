@@ -126,8 +126,6 @@ class Pool:
                 break
         self._slots.have(self._wanted, self._schedule.limit, waits=self._begun)
         self._assign(self._slots.places)
-        for slot in self._slots:
-            slot.send_ahead()
 
     def _take(self) -> None:
         """Take the next item from the user's iterable, which may take long or raise an error."""

@@ -69,7 +69,6 @@ class Prepared(NamedTuple):
     """A validated run that has not started. The `notices` are recorded when the run begins.
 
     `launches` has the request of each slot. `total` is the number of all items, also if only the first one will run.
-    `ahead` says whether ranks can be sent the next items while an item runs.
     With `stay`, ranks without an item stay up until all items have ended, because others use what they have started.
     """
 
@@ -82,7 +81,6 @@ class Prepared(NamedTuple):
     notices: tuple[str, ...] = ()
     kept: Kept | None = None
     total: int | None = None
-    ahead: bool = False
     stay: bool = False
 
 
@@ -152,10 +150,7 @@ def prepare(spec: ForeachSpec) -> Prepared:
     if isinstance(spec.work, Cell):
         lost = changed_only(ast.parse(spec.work.source), spec.work.namespace)
         notices += tuple(map(describe.unread_change, lost))
-    # A search waits for results before it makes the next items, and an item's own scripts are sent only with itself.
-    own_scripts = isinstance(spec.work, Cell) and spec.work.scripts_of is not None
-    ahead = options.each == 1 and packed.items.steering is None and not own_scripts and sys.platform == "linux"
-    return Prepared(options, packed.items, work, packed.modules, launches, started, notices, kept, total, ahead)
+    return Prepared(options, packed.items, work, packed.modules, launches, started, notices, kept, total)
 
 
 def _try_spark(launch: LaunchRequest) -> None:
@@ -256,7 +251,6 @@ class ForeachRun:
         self.interrupts = interrupts
         self.result: ForeachResult | None = None
         self.plan: Plan | None = None
-        self._here = Here(run_id=prepared.started.run_id)  # without a directory of checkpoints
         self.kept_words = ""
         self.finish: Callable[[Mapping[int, Any]], object] = lambda values: None
         for notice in prepared.notices:
@@ -317,7 +311,7 @@ class ForeachRun:
             options.fresh_after,
             options.timeout_each_s,
             queues=options.np > 0,
-            ahead=self.prepared.ahead,
+            ahead=options.each == 1 and self.prepared.items.steering is None,
         )
         at_once = 1 if options.plan else options.at_once
         schedule = Schedule(at_once, options.retries, fail_fast=options.fail_fast)
@@ -336,8 +330,8 @@ class ForeachRun:
     def _request_for(self, attempt: Attempt) -> Request:
         prepared, item = self.prepared, attempt.item
         seed = seed_of(prepared.options.seed, item.number)
-        kept = prepared.kept
-        here = self._here if kept is None else kept.here(item.key, self.recorder.record)
+        record, kept = self.recorder.record, prepared.kept
+        here = Here(run_id=record.run_id) if kept is None else kept.here(item.key, record)
         run = messages.Run(
             "item", checkpoints=here, parts=item.parts, scripts=item.scripts, seed=seed, measure=prepared.options.plan
         )

@@ -70,7 +70,7 @@ class Schedule:
 
     def wants_item(self, free: Iterable[int]) -> bool:
         """Whether one of the `free` slots has room for one more item. Only then does the pool take and add an item."""
-        return not (self.exhausted or self.called_off or self._waiting) and any(map(self._allows, free))
+        return not (self.exhausted or self.called_off or self._waiting) and bool(self._allowed(free))
 
     @property
     def waits(self) -> bool:
@@ -93,13 +93,9 @@ class Schedule:
         attempt of the same item gets another slot, provided that another slot is free.
         """
         free, given = list(free), []
-        while self._waiting and not self.called_off:
-            attempt, allowed = self._waiting[0], filter(self._allows, free)
-            if (slot := next(allowed, None)) is None:
-                break
-            if slot == attempt.slot:
-                slot = next((each for each in allowed if each != slot), slot)
-            del self._waiting[0]
+        while self._waiting and not self.called_off and (found := self._allowed(free)):
+            attempt = self._waiting.pop(0)
+            slot = next((each for each in found if each != attempt.slot), found[0])
             free.remove(slot)
             given.append(attempt._replace(slot=slot, limit=self.limit))
             self.running.setdefault(slot, []).append(given[-1])
@@ -110,9 +106,10 @@ class Schedule:
         self._take_from(attempt.slot, attempt)
         self._waiting.insert(0, attempt)
 
-    def _allows(self, slot: int) -> bool:
-        """Whether a free slot may be given an attempt: at most `limit` slots may have one."""
-        return slot in self.running or len(self.running) < self.limit
+    def _allowed(self, free: Iterable[int]) -> list[int]:
+        """Return those of the `free` slots that may be given an attempt: at most `limit` slots may have one."""
+        is_full = len(self.running) >= self.limit
+        return [slot for slot in free if slot in self.running or not is_full]
 
     def _take_from(self, slot: int, attempt: Attempt) -> None:
         self.running[slot].remove(attempt)

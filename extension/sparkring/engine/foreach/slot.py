@@ -1,7 +1,7 @@
 """One slot of the pool: a gang that runs one item after another, until it is replaced.
 
 If items are short, a rank would spend most of its time waiting for the next item. So while items are short, the gang is
-given the next items ahead, many in one message. These items wait at the rank.
+given the next items ahead. These items wait at the gang's member.
 """
 
 from __future__ import annotations
@@ -31,10 +31,7 @@ RELEASE_AFTER_S, END_GRACE_S = 0.2, 3.0
 LEAVE_S = 2.0  # ranks that are asked to leave have this long before they are killed
 # While items are short, a slot has at most as many items as it runs in AHEAD_S, and at most AHEAD_MOST. It also has at
 # most half as many items as the number of short items that it has just run in a row.
-AHEAD_S, AHEAD_MOST = 0.02, 128
-# An interrupt for an item whose time is up could reach the item that follows it. Ranks give back what waits behind an
-# item that runs for 0.1 s, so this can happen only if the time limit is shorter. Then no items are given ahead.
-SHORT_LIMIT_S = 0.2
+AHEAD_S, AHEAD_MOST = 0.02, 32
 AHEAD_BYTES = 64 * 1024  # items whose values are larger are not given ahead: they would fill the memory
 RETIRING = 4  # how many gangs of a slot may be ending at the same time, so that old processes do not pile up
 
@@ -77,9 +74,9 @@ class Ended(NamedTuple):
 class Slot:
     """Slot `number` of a pool. For each attempt, call start(), and then poll() until ended() says how it has ended.
 
-    While the slot has `room`, start() takes further attempts, which send_ahead() sends, and `attempt` is the one that
-    runs. When ended() has returned how this one has ended, call poll() again. The slot will not run the attempts in
-    `given_back`: take them out of this list.
+    While the slot has `room`, start() takes further attempts, and `attempt` is the one that runs. When ended() has
+    returned how this one has ended, call poll() again. The slot will not run the attempts in `given_back`: take them
+    out of this list.
 
     If the ranks queue, call start_gang() first, and start() when the slot is `free`. retire() ends the gang of the
     slot. Call it at the end, and whenever start_gang(), start() or poll() raise LaunchError.
@@ -132,10 +129,9 @@ class Slot:
     @property
     def room(self) -> int:
         """How many more attempts the slot can be given now."""
-        if self._gang is None or not self._gang.up or self._gang.deaths:
+        if self.attempt is None:
             return int(self.free)
-        room = self._depth - self.load
-        return room if 2 * room > self._depth else 0  # so that many items are in one message
+        return 0 if self._gang is None or self._gang.deaths else max(0, self._depth - self.load)
 
     def waits_for(self) -> str:
         """Return what the start of the ranks may be waiting for; '' if that is not known."""
@@ -166,7 +162,7 @@ class Slot:
     def start(self, attempt: Attempt, request: Request) -> None:
         """Begin an attempt, on a new gang if the slot has none that can run it. Raises the errors of start_gang().
 
-        If an attempt is running, this one follows it when send_ahead() has been called.
+        If an attempt is running, this one follows it.
         """
         if self.attempt is not None and self._gang is not None:
             self._ahead.append((attempt, self._gang.submit_ahead(request)))
@@ -178,16 +174,9 @@ class Slot:
         self._begin(attempt, None)
         if self._gang is None:
             self.start_gang(request)
-        elif self._depth > 1:  # more will follow: send this one together with them
-            self._execution = self._gang.submit_ahead(request)
         else:
             self._execution = self._gang.submit(request)
-        self._on_arrival(self.number)  # there are events now, which the next poll() returns
-
-    def send_ahead(self) -> None:
-        """Send the attempts that follow the one that runs, which start() has been given."""
-        if self._gang is not None:
-            self._gang.send_ahead()
+        self._on_arrival(self.number)  # submit() has made events, which the next poll() returns
 
     def _begin(self, attempt: Attempt | None, execution: Execution | None) -> None:
         self.attempt, self._execution = attempt, execution
@@ -218,9 +207,8 @@ class Slot:
                             {**event.values, **self._metrics} if event.rank else {**self._metrics, **event.values}
                         )
                     found.append(self._renumbered(event))
-        if any(execution.given_back for _, execution in self._ahead):
-            self.given_back += [attempt for attempt, execution in self._ahead if execution.given_back]
-            self._ahead = collections.deque(each for each in self._ahead if not each[1].given_back)
+        while self._ahead and self._ahead[0][1].given_back:
+            self.given_back.append(self._ahead.popleft()[0])
             self._depth = 1
         if self.attempt is None and self._gang is not None and self._gang.deaths:
             self.retire(kill=True)  # the gang has died while it waited for an item
@@ -264,9 +252,7 @@ class Slot:
     def _next_depth(self, attempt: Attempt, seconds: float) -> int:
         """Return how many attempts the slot may have after `attempt`, which took `seconds`."""
         large = sum(map(len, attempt.item.parts)) > AHEAD_BYTES
-        limit_s = self._settings.timeout_each_s
-        ahead = self._settings.ahead and not large and (limit_s is None or limit_s > SHORT_LIMIT_S)
-        fit = int(AHEAD_S / seconds) if ahead and seconds else 1
+        fit = int(AHEAD_S / seconds) if self._settings.ahead and seconds and not large else 1
         self._short_ones = self._short_ones + 1 if fit > 1 else 0
         left = AHEAD_MOST if self._settings.fresh_after is None else self._settings.fresh_after - self._items
         return max(1, min(self._short_ones // 2, fit, left, AHEAD_MOST))

@@ -1,10 +1,10 @@
 """Every message between driver, member and rank, and how it is encoded as the header and the parts of a frame.
 
     driver  ── Stop, Interrupt, TakeStack, RecordTimeline ─────────────▶ member
-    driver  ── EnterWorld, Work, Run, MoreItems, EndItem, … ─ passed on ─▶ rank
-    member  ── SetEnvironment, GiveBack ───────────────────────────────▶ rank
-    member  ── Hello, Output, GpuUsed, Beat, Exited, … ────────────────▶ driver
-    rank    ── Done, ItemDone, Failed, Metrics, … ───── passed on ─────▶ driver
+    driver  ── EnterWorld, Work, Run, Release, EndItem, Leave ─ passed on ─▶ rank
+    member  ── SetEnvironment ─────────────────────────────────────────▶ rank
+    member  ── Hello, Output, GpuUsed, Beat, GivenBack, Exited, … ─────▶ driver
+    rank    ── Done, Failed, Metrics, DataRead, … ───── passed on ─────▶ driver
 
 To add a message, write its class in one of the modules here, import it below, and name it in a union of `kinds.py`. Its
 annotations define how it is encoded and decoded: a field of type `bytes` is one part of the frame's body, a field of
@@ -41,6 +41,7 @@ from sparkring.wire.messages.kinds import Report as Report
 from sparkring.wire.messages.kinds import Told as Told
 from sparkring.wire.messages.member_reports import Beat as Beat
 from sparkring.wire.messages.member_reports import Exited as Exited
+from sparkring.wire.messages.member_reports import GivenBack as GivenBack
 from sparkring.wire.messages.member_reports import GpuUsed as GpuUsed
 from sparkring.wire.messages.member_reports import Hello as Hello
 from sparkring.wire.messages.member_reports import Output as Output
@@ -48,12 +49,10 @@ from sparkring.wire.messages.member_reports import Stack as Stack
 from sparkring.wire.messages.member_reports import TimelinePart as TimelinePart
 from sparkring.wire.messages.orders import EndItem as EndItem
 from sparkring.wire.messages.orders import EnterWorld as EnterWorld
-from sparkring.wire.messages.orders import GiveBack as GiveBack
 from sparkring.wire.messages.orders import Handler as Handler
 from sparkring.wire.messages.orders import Interrupt as Interrupt
 from sparkring.wire.messages.orders import Leave as Leave
 from sparkring.wire.messages.orders import Logger as Logger
-from sparkring.wire.messages.orders import MoreItems as MoreItems
 from sparkring.wire.messages.orders import NotebookState as NotebookState
 from sparkring.wire.messages.orders import RecordTimeline as RecordTimeline
 from sparkring.wire.messages.orders import Release as Release
@@ -68,9 +67,7 @@ from sparkring.wire.messages.rank_reports import CollectivesEnded as Collectives
 from sparkring.wire.messages.rank_reports import Done as Done
 from sparkring.wire.messages.rank_reports import Failed as Failed
 from sparkring.wire.messages.rank_reports import Failure as Failure
-from sparkring.wire.messages.rank_reports import GivenBack as GivenBack
 from sparkring.wire.messages.rank_reports import Importing as Importing
-from sparkring.wire.messages.rank_reports import ItemDone as ItemDone
 from sparkring.wire.messages.rank_reports import PackedValue as PackedValue
 from sparkring.wire.messages.rank_reports import RankNews as RankNews
 from sparkring.wire.messages.rank_reports import SourceLine as SourceLine

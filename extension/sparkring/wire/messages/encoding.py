@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 
 from sparkring.wire.messages.fields import Buffer, Buffers
 from sparkring.wire.messages.kinds import Kept, Message
-from sparkring.wire.messages.orders import MoreItems, Run, Work
-from sparkring.wire.messages.rank_reports import Done, ItemDone
+from sparkring.wire.messages.orders import Run, Work
+from sparkring.wire.messages.rank_reports import Done
 
 
 class MalformedMessage(ValueError):
@@ -41,7 +41,7 @@ def decode(kind: type[Message], fields: dict[str, Any], parts: Sequence[Buffer])
     for name, several in plan.binary.items():
         found[name] = tuple(parts) if several else bytes(parts[0])
     message = kind(**found)
-    problem = message.problem() if isinstance(message, Work | Run | MoreItems | Done | ItemDone) else ""
+    problem = message.problem() if isinstance(message, Work | Run | Done) else ""
     if problem:
         raise MalformedMessage(f"{kind.__name__}: {problem}")
     return message

@@ -2,14 +2,12 @@
 
 from typing import get_args
 
-from sparkring.wire.messages.member_reports import Beat, Exited, GpuUsed, Hello, Output, Stack, TimelinePart
+from sparkring.wire.messages.member_reports import Beat, Exited, GivenBack, GpuUsed, Hello, Output, Stack, TimelinePart
 from sparkring.wire.messages.orders import (
     EndItem,
     EnterWorld,
-    GiveBack,
     Interrupt,
     Leave,
-    MoreItems,
     RecordTimeline,
     Release,
     Run,
@@ -18,7 +16,7 @@ from sparkring.wire.messages.orders import (
     TakeStack,
     Work,
 )
-from sparkring.wire.messages.rank_reports import CollectivesEnded, Done, Failed, GivenBack, Importing, ItemDone
+from sparkring.wire.messages.rank_reports import CollectivesEnded, Done, Failed, Importing
 from sparkring.wire.messages.run_reports import (
     CheckpointDamaged,
     CheckpointFailed,
@@ -35,8 +33,8 @@ from sparkring.wire.messages.run_reports import (
 )
 
 MemberOrder = Stop | Interrupt | TakeStack | RecordTimeline
-RankOrder = EnterWorld | Work | Run | MoreItems | Release | EndItem | Leave | SetEnvironment | GiveBack
-MemberReport = Hello | Beat | Output | GpuUsed | Stack | TimelinePart | Exited
+RankOrder = EnterWorld | Work | Run | Release | EndItem | Leave | SetEnvironment
+MemberReport = Hello | Beat | Output | GpuUsed | Stack | GivenBack | TimelinePart | Exited
 # What a rank reports while it runs a request.
 Told = (
     UserMessage
@@ -52,7 +50,7 @@ Told = (
     | CheckpointRestored
     | CheckpointRemoved
 )
-RankReport = Done | ItemDone | GivenBack | Failed | Importing | CollectivesEnded | Told
+RankReport = Done | Failed | Importing | CollectivesEnded | Told
 Report = MemberReport | RankReport
 Kept = Output | GpuUsed | TimelinePart | Told  # passed to the run's record unchanged
 Message = MemberOrder | RankOrder | Report

@@ -66,6 +66,15 @@ class Stack(NamedTuple):
     text: str
 
 
+class GivenBack(NamedTuple):
+    """The requests that waited at the member, so many, will not run on its rank: other ranks can run them sooner.
+
+    They are given back if the request before them takes a long time, fails or is interrupted.
+    """
+
+    requests: Count
+
+
 class TimelinePart(NamedTuple):
     """A piece of the timeline that Horovod has written on a rank. The pieces together are one zlib stream.
 

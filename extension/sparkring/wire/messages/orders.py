@@ -5,7 +5,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from sparkring.runtime.resume_point import Here
 from sparkring.runtime.world import World
-from sparkring.wire.messages.fields import Buffers, Count, PathKind, SignalNumber, Stream
+from sparkring.wire.messages.fields import Buffers, PathKind, SignalNumber, Stream
 
 
 class Stop(NamedTuple):
@@ -135,6 +135,8 @@ class Run(NamedTuple):
     If `what` is "item", the rank runs the Work that was sent before. Then `parts` has the item's values, and `seed` is
     the seed of the item's random numbers. With `measure`, the rank sends an ItemMeasured when the item has finished.
 
+    A Run that comes while the rank runs another one waits at the member.
+
     pull: names whose values to send back afterwards.
     barrier: whether to give the cell the context and the rows of the rank's Spark task.
     environment: variables to set; `defaults` are set unless the rank has them already.
@@ -158,25 +160,6 @@ class Run(NamedTuple):
         return "" if self.parts else "there is no payload"
 
 
-class MoreItems(NamedTuple):
-    """Run further items, one after another, once the items sent before have ended. Only a rank of its own gets this.
-
-    Each item is a Run with the same fields as the last one, but with its own seed and checkpoints. `counts` says how
-    many of the `parts` each item has. The items have the numbers from `first` on, by which they can be given back. If
-    no item has checkpoints of its own, `checkpoints` is empty.
-    """
-
-    first: Count
-    seeds: tuple[Annotated[int, range(1 << 32)], ...]
-    counts: tuple[Count, ...]
-    checkpoints: tuple[Here, ...]
-    parts: Buffers
-
-    def problem(self) -> str:
-        same = len(self.seeds) == len(self.counts) and len(self.checkpoints) in (0, len(self.seeds))
-        return "" if same and sum(self.counts) == len(self.parts) > 0 else "its parts are not those of its items"
-
-
 class Release(NamedTuple):
     """End the rank's collectives, so that no rank waits in them any longer."""
 
@@ -187,10 +170,6 @@ class EndItem(NamedTuple):
 
 class Leave(NamedTuple):
     """The driver will send nothing more; the rank ends."""
-
-
-class GiveBack(NamedTuple):
-    """Give the items that have not begun back to the driver."""
 
 
 class SetEnvironment(NamedTuple):

@@ -53,33 +53,6 @@ class Done(NamedTuple):
         return "" if same else "the parts of its values do not add up to those of the message"
 
 
-class ItemDone(NamedTuple):
-    """The rank has run an item that others follow. The Done of a later item has the RankNews.
-
-    `repr` means the same as in Done, and `seconds` the same as in RankNews.
-
-    `parts` is the packed value. If it could not be packed, there are no parts, and `error` says why.
-    """
-
-    type_name: str
-    error: str
-    repr: str
-    seconds: float
-    parts: Buffers
-
-    def problem(self) -> str:
-        return "" if bool(self.parts) != bool(self.error) else "it has neither parts nor an error, or both"
-
-
-class GivenBack(NamedTuple):
-    """The items with these numbers will not run on this rank: other ranks can run them sooner.
-
-    Items are given back if the one before them takes long, fails or is interrupted.
-    """
-
-    numbers: tuple[Count, ...]
-
-
 class SourceLine(NamedTuple):
     """A line of source around the place where an exception was raised."""
 

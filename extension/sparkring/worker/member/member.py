@@ -6,18 +6,16 @@
 The member has no threads and no locks. One loop waits until a socket or a pipe can be read, and handles what came.
 The rank's file descriptors 1 and 2 are pipes to the member, so the member also gets what C++ code prints and what
 Python prints when it crashes. Before the member reports that a request has finished or failed, it sends what is left
-in these pipes, so the driver gets the request's output first. If the rank has further items to run, it begins the next
-one only when the pipes are empty, and reports before that how the last one has ended. The member reads such reports
-before it reads the pipes, so what it finds there belongs to the item that has not been reported yet.
-
-If the connection to the driver breaks, or if the member's parent ends, the member kills the rank and everything that
-the rank started, and then ends itself. The member notices the end of its parent because its stdin is closed or because
-it gets another parent. If a spare process has forked the member, the member watches the driver instead: its stdin is
-then a pipe from the driver.
+in these pipes, so the driver gets the request's output first. Only after that is the next request given to the rank.
+If the driver has sent it earlier, it waits in the member. If the connection to the driver breaks, or if the member's
+parent ends, the member kills the rank and everything that the rank started, and then ends itself. The member
+notices the end of its parent because its stdin is closed or because it gets another parent. If a spare process has
+forked the member, the member watches the driver instead: its stdin is then a pipe from the driver.
 """
 
 from __future__ import annotations
 
+import collections
 import functools
 import os
 import selectors
@@ -42,9 +40,10 @@ PARTIAL_AFTER_S = 0.1  # an unfinished line is sent to the driver after this tim
 TICK_S = 0.5
 BEAT_EVERY_S = 2.0
 DRAIN_LIMIT_S = 2.0
-# After a report of an item that others follow, the member does not look at the rank's reports for this long. Then it
-# passes on all that have come, in one piece.
-REST_S = 0.002
+# While requests wait here, a report of the rank is held back for up to HOLD_S, and sent together with the next one. It
+# is sent at once when the number of waiting requests is a multiple of TOGETHER.
+HOLD_S, TOGETHER = 0.005, 8
+WAIT_S = 0.05  # if a request takes longer than this, the requests that wait for its end are given back to the driver
 # The largest number of reads that the member makes at once to empty a pipe. Without a limit, a process that the rank
 # started and that never stops writing would keep the member here forever.
 DRAIN_READS = 16
@@ -52,7 +51,7 @@ DRAIN_READS = 16
 # reporting could not be stopped.
 MESSAGES_IN_A_ROW = 32
 # The driver's messages that the member passes on to the rank without decoding them. Large ones are copied in pieces.
-_PASSED_ON = (messages.Work, messages.Run, messages.MoreItems, messages.Release, messages.EndItem, messages.Leave)
+_PASSED_ON = (messages.Work, messages.Run, messages.Release, messages.EndItem, messages.Leave)
 _FROM_RANK = get_args(messages.RankReport)
 
 
@@ -84,9 +83,9 @@ class Member:
         self.last_beat = time.monotonic()
         self.gpus = Meter()
         self.paused_until = 0.0
-        self.requests = 0  # how many requests the rank has been given whose end it has not reported
-        self.hears_rank = True  # whether the rank's end of the connection is open
-        self.rest_until = 0.0
+        self.busy_since: float | None = None  # when the rank was given its current request; None if it has none
+        self.waiting: collections.deque[bytes] = collections.deque()  # the requests that follow, as frames
+        self.held_since: float | None = None  # when the oldest unsent report was held back
         self.home = dial(ticket.host, ticket.port, bytes.fromhex(ticket.secret))
         self.home.send(self.introduction(ticket))
 
@@ -118,21 +117,19 @@ class Member:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         control = selectors.DefaultSelector()
         everything = selectors.DefaultSelector()
-        resting = selectors.DefaultSelector()
-        for selector in (control, everything, resting):
+        for selector in (control, everything):
             selector.register(wake_r, selectors.EVENT_READ, "wake")
             selector.register(0, selectors.EVENT_READ, "parent")
             selector.register(self.home, selectors.EVENT_READ, "home")
-        for selector in (control, everything):
             selector.register(self.to_rank, selectors.EVENT_READ, "rank")
         for fd in self.pipes:
             everything.register(fd, selectors.EVENT_READ, "output")
-            resting.register(fd, selectors.EVENT_READ, "output")
-        self.hear_rank, self.hear_output = (control, everything), (everything, resting)
+        self.selectors = (control, everything)
         self.reap()
         while self.wait_status is None:
             now = time.monotonic()
-            selector = resting if self.rest_until > now else control if self.paused_until > now else everything
+            paused = self.paused_until > now
+            selector = control if paused else everything
             for key, _ in selector.select(self.pause(now)):
                 match key.data:
                     case "wake":
@@ -146,7 +143,7 @@ class Member:
                     case "rank":
                         self.from_rank()
                     case "output" if key.fd in self.pipes:  # else from_rank() has just read this pipe to its end
-                        self.output(self.pipes[key.fd])
+                        self.forward(self.pipes[key.fd])
             self.take_pending()
             self.tick()
         self.finish()
@@ -157,23 +154,22 @@ class Member:
             for _ in range(MESSAGES_IN_A_ROW):
                 if connection.pending:
                     take()
-        if self.home.holds:
-            self.send_held()
-            self.rest_until = time.monotonic() + REST_S
 
     def pause(self, now: float) -> float:
         """Return for how many seconds to wait until something can be read."""
         if self.home.pending or self.to_rank.pending:
             return 0.0
         wait = TICK_S
-        if self.rest_until > now:
-            wait = min(wait, self.rest_until - now)
         if self.paused_until > now:
             wait = min(wait, self.paused_until - now)
         if any(pipe.rest for pipe in self.pipes.values()):
             wait = min(wait, PARTIAL_AFTER_S / 2)
         if self.kill_at is not None:
             wait = min(wait, max(0.0, self.kill_at - now))
+        if self.held_since is not None:
+            wait = min(wait, max(0.0, self.held_since + HOLD_S - now))
+        if self.waiting and self.busy_since is not None:
+            wait = min(wait, max(0.0, self.busy_since + WAIT_S - now))
         return wait
 
     def tick(self) -> None:
@@ -186,6 +182,10 @@ class Member:
         for pipe in self.pipes.values():
             if pipe.rest and now - pipe.rest_since > PARTIAL_AFTER_S:
                 self.send_output(pipe, pipe.take_rest())
+        if self.waiting and self.busy_since is not None and now - self.busy_since >= WAIT_S:
+            self.give_back()
+        if self.held_since is not None and now - self.held_since >= HOLD_S:
+            self.send_held()
         if now - self.last_beat > BEAT_EVERY_S:
             self.last_beat = now
             self.tell(messages.Beat())
@@ -195,6 +195,7 @@ class Member:
     # ── to and from the driver ────────────────────────────────────────────────
 
     def tell(self, message: messages.MemberReport) -> None:
+        self.held_since = None  # with this message, the reports that were held back are sent, too
         try:
             self.home.send(message)
         except ChannelClosed:
@@ -202,19 +203,20 @@ class Member:
 
     def send_held(self) -> None:
         """Send the reports that were held back."""
+        self.held_since = None
         try:
-            self.home.send_held()
+            self.home.send_frame(b"")
         except ChannelClosed:
             self.abandon()
 
     def from_home(self) -> None:
         try:
             head = self.home.receive_head()
-            if head.kind in _PASSED_ON:
+            if head.kind is messages.Run and self.busy_since is not None:
+                self.waiting.append(self.home.receive_frame(head))
+            elif head.kind in _PASSED_ON:
                 if head.kind is messages.Run:
-                    self.requests += 1
-                elif head.kind is messages.MoreItems:
-                    self.requests += len(head.fields["seeds"])
+                    self.busy_since = time.monotonic()
                 self.reach_rank(lambda: self.home.pass_on(head, self.to_rank))
             else:
                 self.obey(self.home.receive_body(head))
@@ -226,8 +228,7 @@ class Member:
             case messages.Stop():
                 self.stop(order.signal, order.grace_s)
             case messages.Interrupt():
-                if self.requests > 1:
-                    self.reach_rank(lambda: self.to_rank.send(messages.GiveBack()))
+                self.give_back()
                 process.signal_group(self.rank_pid, signal.SIGINT)
             case messages.TakeStack():
                 self.tell(self.take_stack())
@@ -264,45 +265,42 @@ class Member:
             self.tell(messages.Output("stderr", f"sparkring: this rank sent an invalid message: {error}\n".encode()))
             raise
         except ChannelClosed:
-            self.hears_rank = False
-            for selector in self.hear_rank:
+            for selector in self.selectors:
                 selector.unregister(self.to_rank)
             self.reap()
             return
-        if head.kind is messages.GivenBack:
-            self.requests -= len(head.fields["numbers"])
-        elif head.kind in (messages.Done, messages.Failed, messages.ItemDone):
+        if head.kind in (messages.Done, messages.Failed):
             for pipe in list(self.pipes.values()):
-                if self.requests > 1:  # the rank may run the next item already: leave what this one has written
-                    self.send_output(pipe, pipe.take_rest())
-                else:
-                    self.forward(pipe, all_of_it=True)
-            self.requests -= 1
+                self.forward(pipe, all_of_it=True)
+            if head.kind is messages.Failed:
+                self.give_back()
+            self.busy_since = None
+        hold = len(self.waiting) % TOGETHER > 0
         try:
-            self.to_rank.pass_on(head, self.home, hold=head.kind is messages.ItemDone)
+            self.to_rank.pass_on(head, self.home, hold=hold)
         except ChannelClosed:
             if not self.rank_has_ended():
                 self.abandon()
+        self.held_since = (self.held_since or time.monotonic()) if hold else None
+        if self.waiting and self.busy_since is None:
+            self.busy_since = time.monotonic()
+            self.reach_rank(lambda: self.to_rank.send_frame(self.waiting.popleft()))
 
-    def output(self, pipe: Pipe) -> None:
-        """Send to the driver what the rank has written, after its reports on items that have ended before."""
-        if self.requests <= 1:
-            self.forward(pipe)
-            return
-        while self.requests > 1 and self.hears_rank and self.to_rank.readable:
-            self.from_rank()
-        if pipe.fd in self.pipes:
-            self.forward(pipe, once=True)
+    def give_back(self) -> None:
+        """Tell the driver that the requests that wait will not run here, and forget them."""
+        if self.waiting:
+            self.tell(messages.GivenBack(len(self.waiting)))
+            self.waiting.clear()
 
     # ── the rank's output ─────────────────────────────────────────────────────
 
-    def forward(self, pipe: Pipe, *, all_of_it: bool = False, once: bool = False) -> bool:
+    def forward(self, pipe: Pipe, *, all_of_it: bool = False) -> bool:
         """Send to the driver what the rank has written to `pipe`. Return False once the stream has ended.
 
-        Without `all_of_it`, read once, and keep a line that has not ended yet for later. `once` is passed to the pipe.
+        Without `all_of_it`, read once, and keep a line that has not ended yet for later.
         """
         for _ in range(DRAIN_READS if all_of_it else 1):
-            data, ended = pipe.read(once=once)
+            data, ended = pipe.read()
             self.send_output(pipe, data)
             if not data:
                 break
@@ -310,15 +308,13 @@ class Member:
             self.send_output(pipe, pipe.take_rest())
         if ended and pipe.fd in self.pipes:
             del self.pipes[pipe.fd]
-            for selector in self.hear_output:
-                selector.unregister(pipe.fd)
+            self.selectors[1].unregister(pipe.fd)
             os.close(pipe.fd)
         return not ended
 
     def send_output(self, pipe: Pipe, data: bytes) -> None:
         if data:
-            if self.requests <= 1:  # else the rank waits until its output has been read
-                self.paused_until = time.monotonic() + GATHER_S
+            self.paused_until = time.monotonic() + GATHER_S
             self.tell(messages.Output(pipe.stream, data))
 
     # ── the rank's life ───────────────────────────────────────────────────────
@@ -372,8 +368,6 @@ class Member:
     def finish(self) -> None:
         """After the rank's end: kill the processes that it left, send its last output, and report how it ended."""
         process.kill_family(self.rank_pid)
-        while self.hears_rank and self.to_rank.readable:  # items may have ended since the last report
-            self.from_rank()
         deadline = time.monotonic() + DRAIN_LIMIT_S
         for pipe in list(self.pipes.values()):
             while self.forward(pipe, all_of_it=True) and time.monotonic() < deadline:

@@ -33,13 +33,10 @@ class Pipe:
             except OSError:
                 pass  # the user's pipes together are too large already: the default size will do
 
-    def read(self, *, once: bool = False) -> tuple[bytes, bool]:
-        """Return what can be read now, up to the end of the last whole line, and whether the stream has ended.
-
-        With `once`, return only what one call into the system finds: all that was written before the call.
-        """
+    def read(self) -> tuple[bytes, bool]:
+        """Return what can be read now, up to the end of the last whole line, and whether the stream has ended."""
         pieces, ended = [self.rest], False
-        while sum(map(len, pieces)) < READ_BYTES and not (once and len(pieces) > 1):
+        while sum(map(len, pieces)) < READ_BYTES:
             try:
                 data = os.read(self.fd, READ_BYTES)
             except BlockingIOError:

@@ -58,8 +58,8 @@ def is_installed(module: types.ModuleType) -> bool:
 
 
 def _look_for_imports() -> None:
-    if _finder not in sys.meta_path:
-        sys.meta_path.insert(0, _finder)
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
 
 
 def under_way(frame: types.FrameType | None) -> bool:
@@ -101,9 +101,6 @@ class _Finder(MetaPathFinder):
         if spec is not None and spec.loader is not None:
             spec.loader = _Loader(spec.loader)
         return spec
-
-
-_finder = _Finder()
 
 
 class _Loader(Loader):

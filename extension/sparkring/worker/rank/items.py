@@ -63,7 +63,7 @@ class ItemWork:
     def compute(self, item: messages.Run) -> Any:
         """Run the work for an item, and return the item's value."""
         collectives.release()  # end the collectives of the previous item; all ranks of the slot do so
-        self.clear()
+        self._clear()
         _new_sessions()
         seeds.begin((item.seed + world.world().rank * RANKS_APART) % (1 << 32))
         payload, *buffers = item.parts
@@ -81,15 +81,14 @@ class ItemWork:
 
     def end(self) -> int:
         """Drop what the item has left in `__main__`, and return how much memory the process now holds."""
-        self.clear()
+        self._clear()
         used_bytes = process.resident_bytes()
         if used_bytes > self._collected_bytes + COLLECT_AFTER_BYTES:
             gc.collect()
             self._collected_bytes = used_bytes = process.resident_bytes()
         return used_bytes
 
-    def clear(self) -> None:
-        """Drop what the item has left in `__main__`."""
+    def _clear(self) -> None:
         self._namespace.clear()  # a new dict would not do: the old one would stay until garbage is collected
         self._namespace.update(self._at_first)
 

@@ -8,21 +8,16 @@ request.
 from __future__ import annotations
 
 import builtins
-import collections
 import contextlib
-import fcntl
 import gc
 import os
-import pickle
 import queue
 import select
 import signal
 import sys
-import termios
 import threading
 import time
 import types
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from sparkring.capture.notebook_state import RankState
@@ -43,8 +38,6 @@ if TYPE_CHECKING:
     from sparkring.worker.rank.items import ItemWork
 
 FLUSH_EVERY_S = 0.1
-NEWS_EVERY = 32  # while items follow each other, the news of the rank (how much memory it holds, …) is sent this often
-GIVE_BACK_S = 0.05  # if an item takes longer than this, those that follow it are given back to the driver
 
 
 class Rank:
@@ -69,15 +62,6 @@ class Rank:
         self.began = 0.0  # when the request began
         self.preloads = preloads.Preloads()
         self.work: ItemWork | None = None  # if the rank belongs to a pool: what it runs for each item
-        # The items that have been received and have not begun, in their order, with their numbers. The main thread
-        # takes out those that it runs, and either thread those that are given back. An item that came alone has the
-        # number -1. It is never given back, since the main thread runs none when it comes.
-        self.following: collections.deque[tuple[int, messages.Run]] = collections.deque()
-        self.model: messages.Run | None = None  # the last item's Run that was received
-        self.taking = threading.Lock()  # held by the thread that takes items out of `following`, or adds to it
-        self.since_news = 0  # how many items have ended since the news of the rank was last sent
-        self.busy_since: float | None = None  # when the main thread began the item that it runs
-        self.streams = (os.dup(1), os.dup(2))  # the pipes, also if an item puts something else in their place
         self.stack_fd = stack_fd
         signal.signal(signal.SIGINT, _pass_over)
         open_streams()
@@ -117,11 +101,9 @@ class Rank:
         # inherit it locked and hang at its first print.
         os.register_at_fork(before=flushing.acquire, after_in_parent=flushing.release, after_in_child=flushing.release)
         while True:
-            readable, _, _ = select.select([self.home], [], [], GIVE_BACK_S if self.following else FLUSH_EVERY_S)
+            readable, _, _ = select.select([self.home], [], [], FLUSH_EVERY_S)
             with flushing:
                 _flush()
-            if self.following and self.busy_since is not None and time.monotonic() > self.busy_since + GIVE_BACK_S:
-                self.give_back()
             if self.interrupt_waits:
                 signal.pthread_kill(main_thread, signal.SIGINT)  # interrupt() checks again whether to wait
             if not readable:
@@ -141,30 +123,8 @@ class Rank:
         elif isinstance(order, messages.EndItem):
             self.item_ends = True
             signal.pthread_kill(main_thread, signal.SIGINT)
-        elif isinstance(order, messages.GiveBack):
-            if self.busy_since is not None:
-                self.give_back()
-        elif isinstance(order, messages.MoreItems):
-            assert self.model is not None
-            with self.taking:
-                self.following.extend(unbundled(order, self.model))
-            self.orders.put(order)
-        elif isinstance(order, messages.Run) and order.what == "item":
-            self.model = order._replace(parts=())
-            self.following.append((-1, order))
-            self.orders.put(order)
         else:
             self.orders.put(order)
-
-    def give_back(self) -> None:
-        """Give the items that have not begun back to the driver."""
-        # With the lock, the main thread cannot report the end of an item in between. The driver would then mistake the
-        # next item for the one that runs.
-        with held_back(), self.taking:
-            numbers = [number for number, _ in self.following]
-            self.following.clear()
-            if numbers:
-                self.home.send(messages.GivenBack(tuple(numbers)))
 
     def serve(self) -> int:
         """Run requests until a Leave message comes, then return the exit code."""
@@ -174,8 +134,6 @@ class Rank:
                     from sparkring.worker.rank.items import ItemWork
 
                     self.work = ItemWork(order, self.namespace, stacks.cell_name(1))
-                case messages.MoreItems() | messages.Run(what="item"):
-                    self.run_items()
                 case messages.Run():
                     self.run(order)
                     stacks.install(self.stack_fd)  # the request may have replaced the handler
@@ -205,22 +163,8 @@ class Rank:
 
         sparkdl.install()
 
-    def run_items(self) -> None:
-        """Run the items that have been received; none if the call before this one has run them already."""
-        item = self.take_following()
-        while item is not None:
-            item = self.run(item)
-            stacks.install(self.stack_fd)
-
-    def take_following(self) -> messages.Run | None:
-        """Take the item that is to run next; None if none waits. An item that has been taken is not given back."""
-        with self.taking:
-            found = self.following.popleft()[1] if self.following else None
-            self.busy_since = None if found is None else time.monotonic()
-        return found
-
-    def run(self, request: messages.Run) -> messages.Run | None:
-        """Run one request and report how it ended. Return the item that follows, if there is one.
+    def run(self, request: messages.Run) -> None:
+        """Run one request and report how it ended.
 
         An interrupt counts as a failure, and so does sys.exit() with a code other than 0.
         """
@@ -250,7 +194,7 @@ class Rank:
                 self.interrupt_waits = False
             if os.getpid() != self.pid:
                 _leave_forked_child(0)
-            return self.report_value(value, request.pull)
+            self.report_value(value, request.pull)
         except BaseException as error:  # whatever ends the user's code is the outcome, and is reported
             signal.signal(signal.SIGINT, _pass_over)  # again: an interrupt may have prevented the same call above
             if os.getpid() != self.pid:
@@ -263,11 +207,8 @@ class Rank:
             # traceback.
             if not self.item_ends:  # if the driver ended the item, the error says nothing about the user's code
                 _print(f"{failure.summary}\n" if failure.cause == "echo" else failure.traceback)
-            self.wait_until_read()
-            self.busy_since = None
-            self.give_back()
+            _flush()
             self.tell(messages.Failed(failure, self.news()))
-            return None
 
     def interrupt(self, number: int, frame: types.FrameType | None) -> None:
         """Handle SIGINT while the user's code runs.
@@ -338,11 +279,13 @@ class Rank:
         self.loaded = True
         return run_cell(request.source, self.namespace, stacks.cell_name(self.cells))
 
-    def report_value(self, value: Any, pull: tuple[str, ...]) -> messages.Run | None:
-        """Send the cell's value, and the values of the names in `pull`, to the driver. Return the item that follows.
+    def report_value(self, value: Any, pull: tuple[str, ...]) -> None:
+        """Send the cell's value, and the values of the names in `pull`, to the driver.
 
         Each value is pickled alone, so that a value that cannot be pickled does not keep the others from being sent.
         """
+        import cloudpickle
+
         from sparkring.capture.picklability import type_name
 
         missing = tuple(name for name in pull if name not in self.namespace)
@@ -350,72 +293,18 @@ class Rank:
         values: list[messages.PackedValue] = []
         parts: list[messages.Buffer] = []
         for name, item in wanted.items():
-            pieces, problem = _packed(item)
+            buffers: list[Any] = []
+            pieces: list[messages.Buffer] = []
+            problem = ""
+            try:
+                packed = cloudpickle.dumps(item, protocol=5, buffer_callback=buffers.append)
+                pieces = [packed, *(buffer.raw() for buffer in buffers)]
+            except Exception as error:  # pickling calls the objects' own code, which may raise anything
+                problem = f"{type(error).__name__}: {error}"
             values.append(messages.PackedValue(name, type_name(item), len(pieces), problem))
             parts += pieces
-        shown = report.short_repr(value)
-        self.since_news += 1
-        news = self.news() if not self.following or self.since_news >= NEWS_EVERY else None
-        if news is None and self.work is not None:
-            self.work.clear()
-        self.wait_until_read()
-        # The next item is taken before the end of this one is reported. So the item that the driver then takes for the
-        # one that runs is never given back.
-        following = self.take_following()
-        if news is not None or following is None:
-            self.since_news = 0
-            self.home.send(messages.Done(tuple(values), missing, shown, news or self.news(), tuple(parts)))
-        else:
-            seconds = time.monotonic() - self.began
-            self.home.send(messages.ItemDone(values[0].type_name, values[0].error, shown, seconds, tuple(parts)))
-        return following
-
-    def wait_until_read(self) -> None:
-        """Flush the output. If the rank runs items, wait until the member has read what this one has written.
-
-        The member reads all that is in a pipe at once. So it has read what the item wrote when the pipe is empty, or
-        when less is in it than before: other processes may go on writing.
-        """
         _flush()
-        if self.work is None or sys.platform != "linux":
-            return
-        for pipe in self.streams:
-            most, pause_s = 0, 0.00005
-            while (left := _unread(pipe)) >= max(1, most):
-                most = left
-                time.sleep(pause_s)
-                pause_s = min(2 * pause_s, 0.002)
-
-
-def unbundled(order: messages.MoreItems, model: messages.Run) -> Iterator[tuple[int, messages.Run]]:
-    """Yield the number and the Run of each item of `order`. What it does not say is as in `model`."""
-    at = 0
-    for place, (seed, count) in enumerate(zip(order.seeds, order.counts, strict=True)):
-        here = order.checkpoints[place] if order.checkpoints else model.checkpoints
-        run = model._replace(seed=seed, checkpoints=here, scripts=(), parts=order.parts[at : at + count])
-        yield order.first + place, run
-        at += count
-
-
-def _packed(value: Any) -> tuple[list[messages.Buffer], str]:
-    """Return the parts of the packed value; if it cannot be packed, no parts, and the reason."""
-    import cloudpickle
-
-    from sparkring.capture.packing import SIMPLE
-
-    if type(value) in SIMPLE:
-        return [pickle.dumps(value, 5)], ""
-    buffers: list[Any] = []
-    try:
-        packed = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
-        return [packed, *(buffer.raw() for buffer in buffers)], ""
-    except Exception as error:  # pickling calls the objects' own code, which may raise anything
-        return [], f"{type(error).__name__}: {error}"
-
-
-def _unread(pipe: int) -> int:
-    """Return how many bytes in a pipe have not been read yet. Linux tells this at either end."""
-    return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
+        self.home.send(messages.Done(tuple(values), missing, report.short_repr(value), self.news(), tuple(parts)))
 
 
 def exit_code(end: SystemExit) -> int:
