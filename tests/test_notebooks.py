@@ -19,7 +19,11 @@ SOURCE_ROOT = str(Path(sparkring.__file__).parents[1])
 CELL_TIMEOUT_S = 300
 HAS_PETASTORM = sys.version_info < (3, 13)  # there are no builds of the pyarrow and NumPy that it needs
 WITH_SPARES = {"survive", "strategies"}  # as users have them: here, several ranks on this machine import the same
-PICTURES = {"shards": ("data-picture", "picture"), "mixed_inputs": ("picture", "bars")}  # the cells that draw them
+PICTURES = {  # the cells that draw them
+    "shards": ("data-picture", "picture"),
+    "mixed_inputs": ("picture", "bars"),
+    "images": ("tiles-picture", "mistakes", "map"),
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -43,10 +47,11 @@ def outputs(run_demo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> C
         run_demo.execute(notebook, NOTEBOOKS, tmp_path / "kernel.log", CELL_TIMEOUT_S)
         found = {cell.id: cell.get("outputs", []) for cell in notebook.cells}
         noise = [output.text for cell in found.values() for output in cell if output.get("name") == "stderr"]
-        # mixed_inputs makes a Spark session and writes a DataFrame; sparkring prints messages about both. It also has a
-        # pandas UDF, for which pyspark 4.3 warns about pandas 3.
+        # These make a Spark session and write a DataFrame; sparkring prints messages about both. They also have pandas
+        # UDFs, for which pyspark 4.3 warns about pandas 3.
+        spoken = name in ("mixed_inputs", "images")
         said = ("sparkring: ", "FutureWarning: PySpark does not yet fully support pandas")
-        assert not [text for text in noise if name != "mixed_inputs" or not any(each in text for each in said)]
+        assert not [text for text in noise if not spoken or not any(each in text for each in said)]
         return found
 
     return run
@@ -144,6 +149,24 @@ def test_a_picture_and_what_came_before_it(outputs: Callable[[str], dict[str, li
     assert all(
         any("image/png" in output.get("data", {}) for output in found[cell]) for cell in PICTURES["mixed_inputs"]
     )
+
+
+@pytest.mark.slow
+def test_images_from_a_table_to_mistakes(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
+    """The pipeline's predictions are those of predict(). A wrong shape is told before ranks train with Petastorm."""
+    found = outputs("images")
+    accuracies = [found["fit"], *([found["train"]] if HAS_PETASTORM else [])]
+    for cell in accuracies:
+        said = printed(cell) + "".join(str(output.data) for output in cell if output.output_type == "execute_result")
+        assert 0.9 < float(re.search(r"held-out accuracy: (\d\.\d{3})", said)[1]) <= 1  # type: ignore[index]
+    assert float(re.search(r"largest difference: (\S+)", printed(found["predict"]))[1]) < 0.001  # type: ignore[index]
+    assert all(any("image/jpeg" in output.get("data", {}) for output in found[cell]) for cell in PICTURES["images"])
+    (error,) = found["wrong"]
+    if HAS_PETASTORM:
+        assert "'pixels' is float32 of shape (16, 16, 3)" in error.evalue
+        assert "declares float32 of shape (3, 16, 16)" in error.evalue
+    else:
+        assert "Petastorm cannot be installed for Python" in error.evalue
 
 
 @pytest.mark.slow

@@ -554,6 +554,7 @@ def test_paths_that_cannot_be(uneven):
 # ── Transforms ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 Y_AS_PAIR = ("pair", np.float32, (2,), False)
+Y_AS_TABLE = ("pair", np.float32, (2, 3), False)
 
 
 def pairs(of: Any) -> Any:
@@ -575,6 +576,11 @@ WRONG = [
      r"field 'pair' is float32 of shape \(3,\).*declares float32 of shape \(2,\)"),
     (TransformSpec(pairs(lambda y: np.zeros(2)), [Y_AS_PAIR], selected_fields=["x", "pair"]),
      r"field 'pair' is float64 of shape \(2,\).*declares float32 of shape \(2,\)"),
+    (TransformSpec(pairs(lambda y: np.zeros((3, 2), np.float32).T), [Y_AS_TABLE], selected_fields=["x", "pair"]),
+     r"field 'pair' are not in row-major order.*np\.ascontiguousarray"),
+    (TransformSpec(pairs(lambda y: np.zeros((2, 3), np.float32)), [("pair", np.float32, (None, 3), False)],
+                   selected_fields=["x", "pair"]),
+     r"declares float32 of shape \(None, 3\) for field 'pair'.*the same shape in all rows"),
     (TransformSpec(pairs(lambda y: None), [Y_AS_PAIR], selected_fields=["x", "pair"]),
      r"field 'pair' is None; expected float32 of shape \(2,\), not nullable"),
     (TransformSpec(pairs(lambda y: y), [("pair", np.int64, (), False)], selected_fields=["x", "pair"]),

@@ -59,7 +59,7 @@ def rows_of(frame: DataFrame, fitting: Fitting, transform: Transform | None) -> 
         )
     seed = fitting.value("random_seed")
 
-    def open_it(where: Any, size: int, remainder: Any, shuffle: bool) -> Shards:
+    def open_it(where: Any, said: str, size: int, remainder: Any, shuffle: bool) -> Shards:
         found = shards(
             copy.location.written,
             size,
@@ -73,7 +73,7 @@ def rows_of(frame: DataFrame, fitting: Fitting, transform: Transform | None) -> 
         )
         shown = ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
         found.layout.data = f"DataFrame[{shown}]"
-        return replace(found, dataset=replace(found.dataset, name=found.layout.data))
+        return replace(found, dataset=replace(found.dataset, name=found.layout.data, where=said))
 
     batch_size = fitting.value("batch_size")
     rows, chosen = copy.facts["rows"], pc.field(_SPLIT)
@@ -85,15 +85,16 @@ def rows_of(frame: DataFrame, fitting: Fitting, transform: Transform | None) -> 
             "fewer ranks."
         )
     if not validation:
-        return Rows(open_it(None, batch_size, "drop", fitting.value("shuffle")), None, copy.version)
+        return Rows(open_it(None, "", batch_size, "drop", fitting.value("shuffle")), None, copy.version)
     if rows["validation"] < ranks:
         raise DataError(
             f"validation={validation!r} leaves {rows['validation']:,} rows for validation, but each of the {ranks} "
             "ranks needs one: use more rows or fewer ranks."
         )
     val_size = min(fitting.value("val_batch_size") or batch_size, rows["validation"] // ranks)
-    train = open_it(~chosen, batch_size, "drop", fitting.value("shuffle"))
-    return Rows(train, open_it(chosen, val_size, "join", False), copy.version)
+    said = validation if isinstance(validation, str) else "validation"
+    train = open_it(~chosen, f"not {said}", batch_size, "drop", fitting.value("shuffle"))
+    return Rows(train, open_it(chosen, said, val_size, "join", False), copy.version)
 
 
 def _names(fitting: Fitting) -> list[str]:

@@ -174,6 +174,20 @@ def _check_value(value: Any, field: Any, name: str, batched: bool) -> None:
         of = f" ({type(value).__module__}.{type(value).__name__})" if hasattr(value, "shape") else ""
         raise DataError(f"{name}: after the transform, field {field.name!r} is {found}{of}; its TransformSpec "
                         f"declares {_told(field.numpy_dtype, field.shape)}.")  # fmt: skip
+    if batched and len(field.shape) > 1:
+        _check_flattens(value, field, name)
+
+
+def _check_flattens(value: Any, field: Any, name: str) -> None:
+    """Raise DataError if the workers of make_batch_reader, which flatten arrays, would not accept this one."""
+    if None in field.shape:
+        raise DataError(f"{name}: the TransformSpec declares {_told(field.numpy_dtype, field.shape)} for field "
+                        f"{field.name!r}: with make_batch_reader, an array of several dimensions must have the same "
+                        "shape in all rows. Declare this shape.")  # fmt: skip
+    if not value.flags.c_contiguous:
+        raise DataError(f"{name}: after the transform, the numbers of field {field.name!r} are not in row-major order "
+                        "in memory, for example because the array was transposed: return "
+                        "np.ascontiguousarray(array).")  # fmt: skip
 
 
 def _check_unchanged(field: str, before: Seen, after: Seen, shape: tuple[int | None, ...], name: str) -> None:
