@@ -358,11 +358,11 @@ def test_the_first_rows_go_through_the_model_here(frame):
         r"failed on the first 16 rows: RuntimeError.*Its inputs were `id`: int64 of shape \[rows\]": {"inputs": ["id"]},
         r"float32 of shape \[rows, 3\] for `prediction`.*is float": {"inputs": ["pair"], "returns": "float"},
         "'flaot' is not a Spark type": {"inputs": ["pair"], "returns": "flaot"},
-        "has a column `rest` already": {"inputs": ["pair"], "returns": {"rest": "array<float>"}},
+        "already has a column `rest`": {"inputs": ["pair"], "returns": {"rest": "array<float>"}},
         r"fill names `rest`": {"inputs": ["pair"], "fill": {"rest": 0}},
         r"column `whole` \(int32\) has nulls": {"inputs": ["whole"]},
         "inputs names no columns": {"inputs": []},
-        "with probe=False.*set it": {"inputs": ["pair"], "probe": False},
+        "with probe=False.*set the type": {"inputs": ["pair"], "probe": False},
     }.items():
         with pytest.raises((DataError, OptionsError), match=message):
             sparkring.predict(frame, net, **options)
@@ -473,7 +473,7 @@ def test_models_from_checkpoints(frame, tmp_path, no_folder_left):
         assert [row[0] for row in by_which[which].select("prediction").collect()] == pytest.approx(expected)
     with pytest.raises(CheckpointError, match="no checkpoint of step 9"):
         sparkring.predict(some, str(tmp_path / "torch"), make_model, inputs=["pair"], which=9)
-    with pytest.raises(OptionsError, match="has weights, but not what the model is like"):
+    with pytest.raises(OptionsError, match="has weights, but no configuration"):
         sparkring.predict(some, str(tmp_path / "torch"), inputs=["pair"])
 
     inputs = {name: keras.Input((1,), name=name) for name in ("left", "right")}

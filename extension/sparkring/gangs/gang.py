@@ -109,8 +109,8 @@ class Gang:
         """Submit the request of an item, to run after the requests that were submitted earlier.
 
         The gang must be up and have one rank. The request is sent by send_ahead(). It must have the same Work as the
-        last one, and no scripts of its own. If an earlier request fails or takes long, this one is given back, and does
-        not run.
+        last one, and no scripts of its own. If an earlier request fails or takes a long time, this one is given back,
+        and does not run.
         """
         execution = Execution(request, (0,))
         execution.number = self._numbered

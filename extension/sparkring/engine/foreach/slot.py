@@ -44,9 +44,9 @@ class SlotSettings(NamedTuple):
 
     `launch(number)` makes a launcher for a gang of `size` ranks in this slot. A gang runs at most `fresh_after` items,
     and an item may take at most `timeout_each_s`; None means no limit. A gang whose memory grows by more than
-    `growth_bytes` is replaced. With `queues`, the ranks of a gang may have to wait long until they can start. So a gang
-    is started without an item, and is given one when its ranks are up. With `ahead`, a gang that runs short items is
-    given the next items before the one that it runs has ended.
+    `growth_bytes` is replaced. With `queues`, the ranks of a gang may have to wait a long time before they can start.
+    So a gang is started without an item, and is given one when its ranks are up. With `ahead`, a gang that runs short
+    items is given the next items before the current one has ended.
     """
 
     launch: Callable[[int], Launcher]
