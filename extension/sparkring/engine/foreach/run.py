@@ -68,9 +68,9 @@ class ForeachSpec(NamedTuple):
 class Prepared(NamedTuple):
     """A validated run that has not started. The `notices` are recorded when the run begins.
 
-    `launches` has the request of each slot. `total` is the number of all items, also if only the first one will run.
-    `ahead` says whether ranks can be sent the next items while an item runs.
-    With `stay`, ranks without an item stay up until all items have ended, because others use what they have started.
+    `launches` has the request of each slot. `total` is the number of all items, even if only the first one will run.
+    `ahead` says whether ranks can be sent the next items while an item is running. With `stay`, ranks without an item
+    stay up until all items have ended, because other ranks use what they have started.
     """
 
     options: ForeachOptions
@@ -108,7 +108,7 @@ def prepare(spec: ForeachSpec) -> Prepared:
     work = packed.work
     if needs_legacy_keras(options.framework, options.env, packed.code, packed.modules):
         work = work._replace(environment={legacy_keras.VARIABLE: "1", **work.environment})
-    if options.gpus is not None:  # each process has a share of the GPUs that the variable names
+    if options.gpus is not None:  # each process gets its own value of this variable, which names its GPUs
         rest = {name: value for name, value in work.environment.items() if name != "CUDA_VISIBLE_DEVICES"}
         work = work._replace(environment=rest)
     if options.background:  # copy the arrays: the notebook may change them before they have been sent to all ranks
@@ -152,7 +152,7 @@ def prepare(spec: ForeachSpec) -> Prepared:
     if isinstance(spec.work, Cell):
         lost = changed_only(ast.parse(spec.work.source), spec.work.namespace)
         notices += tuple(map(describe.unread_change, lost))
-    # A search waits for results before it makes the next items, and an item's own scripts are sent only with itself.
+    # A search waits for results before it makes the next items. Scripts that depend on the item are sent only with it.
     own_scripts = isinstance(spec.work, Cell) and spec.work.scripts_of is not None
     ahead = options.each == 1 and packed.items.steering is None and not own_scripts and sys.platform == "linux"
     return Prepared(options, packed.items, work, packed.modules, launches, started, notices, kept, total, ahead)
@@ -243,7 +243,7 @@ def _pack_call(spec: ForeachSpec, call: Call) -> _Packed:
 
 
 class ForeachRun:
-    """A prepared run, which is recorded and shown. to_the_end() carries it out, and `interrupts` can stop it.
+    """A prepared run that is recorded and shown. to_the_end() carries it out, and `interrupts` can stop it.
 
     `result` is None until to_the_end() has returned or raised an error. Then `plan` is the plan, if one was asked for.
     `finish` is called with the values of the items when all have finished; if it raises an error, the run has failed.

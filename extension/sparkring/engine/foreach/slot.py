@@ -33,7 +33,8 @@ LEAVE_S = 2.0  # ranks that are asked to leave have this long before they are ki
 # most half as many items as the number of short items that it has just run in a row.
 AHEAD_S, AHEAD_MOST = 0.02, 128
 # An interrupt for an item whose time is up could reach the item that follows it. Ranks give back what waits behind an
-# item that runs for 0.1 s, so this can happen only if the time limit is shorter. Then no items are given ahead.
+# item that has been running for 0.1 s, so this can happen only if the time limit is about as short. Then no items are
+# given ahead.
 SHORT_LIMIT_S = 0.2
 AHEAD_BYTES = 64 * 1024  # items whose values are larger are not given ahead: they would fill the memory
 RETIRING = 4  # how many gangs of a slot may be ending at the same time, so that old processes do not pile up
@@ -77,8 +78,8 @@ class Ended(NamedTuple):
 class Slot:
     """Slot `number` of a pool. For each attempt, call start(), and then poll() until ended() says how it has ended.
 
-    While the slot has `room`, start() takes further attempts, which send_ahead() sends, and `attempt` is the one that
-    runs. When ended() has returned how this one has ended, call poll() again. The slot will not run the attempts in
+    While the slot has `room`, start() takes further attempts, which send_ahead() sends. `attempt` is the one that is
+    running. When ended() has returned how this one has ended, call poll() again. The slot will not run the attempts in
     `given_back`: take them out of this list.
 
     If the ranks queue, call start_gang() first, and start() when the slot is `free`. retire() ends the gang of the
@@ -138,15 +139,15 @@ class Slot:
         return room if 2 * room > self._depth else 0  # so that many items are in one message
 
     def waits_for(self) -> str:
-        """Return what the start of the ranks may be waiting for; '' if that is not known."""
+        """Return why the ranks may still be waiting to start; '' if that is not known."""
         return "" if self._gang is None else self._gang.launcher.waits_for()
 
     def can_begin(self, attempt: Attempt) -> bool:
-        """Whether the attempt can begin in this slot now. If not, it has to wait for other ranks, which queue."""
+        """Return whether the attempt can begin in this slot now. If not, it has to wait until other ranks are up."""
         return self._can_run(attempt) or not self._settings.queues
 
     def _can_run(self, attempt: Attempt) -> bool:
-        """Whether the ranks can run this attempt. They cannot if one has died or the item has just failed on them."""
+        """Return whether the ranks can run this attempt: none has died, and the item has not just failed on them."""
         return attempt.item.number != self._failed_item and not (self._gang is not None and self._gang.deaths)
 
     def start_gang(self, request: Request | None = None) -> None:
@@ -277,7 +278,7 @@ class Slot:
             self._gang.interrupt()
 
     def end_item(self) -> None:
-        """Have the item end at once, because others are better. It is pruned, unless it has just ended by itself."""
+        """Have the item end at once, because other trials are better. Unless it has just ended, it is pruned."""
         if self._gang is not None and self._execution is not None and not self._end_at and not self._execution.done:
             self._end_at = time.monotonic()
             self._gang.end_item()

@@ -159,7 +159,7 @@ class Run(NamedTuple):
 
 
 class MoreItems(NamedTuple):
-    """Run further items, one after another, once the items sent before have ended. Only a rank of its own gets this.
+    """Run further items, one after another, once the items sent before have ended. Sent only to one-rank gangs.
 
     Each item is a Run with the same fields as the last one, but with its own seed and checkpoints. `counts` says how
     many of the `parts` each item has. The items have the numbers from `first` on, by which they can be given back. If

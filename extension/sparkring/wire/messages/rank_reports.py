@@ -56,9 +56,8 @@ class Done(NamedTuple):
 class ItemDone(NamedTuple):
     """The rank has run an item that others follow. The Done of a later item has the RankNews.
 
-    `repr` means the same as in Done, and `seconds` the same as in RankNews.
-
-    `parts` is the packed value. If it could not be packed, there are no parts, and `error` says why.
+    `repr` means the same as in Done, and `seconds` the same as in RankNews. `parts` is the packed value. If the value
+    could not be packed, there are no parts, and `error` says why.
     """
 
     type_name: str
@@ -74,7 +73,7 @@ class ItemDone(NamedTuple):
 class GivenBack(NamedTuple):
     """The items with these numbers will not run on this rank: other ranks can run them sooner.
 
-    Items are given back if the one before them takes long, fails or is interrupted.
+    Items are given back if the one before them takes a long time, fails or is interrupted.
     """
 
     numbers: tuple[Count, ...]
@@ -134,7 +133,7 @@ class Failed(NamedTuple):
 
 
 class Importing(NamedTuple):
-    """An interrupt waits, since the rank is importing a package. The rank sends this again while the import goes on."""
+    """An interrupt waits because the rank is importing a package. The rank repeats this message during the import."""
 
 
 class CollectivesEnded(NamedTuple):
