@@ -63,7 +63,7 @@ def test_parts(data, small_parts):
 
 
 def test_the_first_rows_go_through_the_model_here(data, tmp_path):
-    """What is wrong is said before a process is started, and before a folder is made."""
+    """Errors are raised before a process is started, and before a folder is made."""
     to = tmp_path / "preds"
 
     def fails(message, error=DataError, *, model=lambda batch: batch["x"].sum(axis=1), **options):
@@ -148,7 +148,7 @@ def test_files_on_this_machine(data, tmp_path, small_parts, no_folder_left):
 
 
 def test_a_row_that_cannot_be_scored(data, tmp_path, no_folder_left):
-    """The error names its file. The other parts stay, and overwrite replaces a folder of predictions."""
+    """The error names the row and its file. If no part is complete, no folder stays."""
     to = tmp_path / "preds"
 
     def model(batch):
@@ -189,7 +189,7 @@ KILLED = """
 
 
 def test_a_killed_kernel(driver, data, tmp_path, no_folder_left):
-    """Nothing is left of the processes, and nothing looks complete. The next run writes the parts that are missing."""
+    """No process is left, and the folder does not exist. The next run writes only the parts that are missing."""
     to, held, go = (tmp_path / name for name in ("preds", "held", "go"))
     script = KILLED.format(data=str(data), to=str(to), held=str(held), go=str(go))
     first = driver(script)

@@ -272,7 +272,7 @@ def test_short_items_are_given_ahead(ring, pools, tmp_path, monkeypatch):
 
 @pytest.mark.standalone("executors run the items")
 def test_more_at_once_than_spark_has_slots(spark, pools, tmp_path):
-    """Twenty items may run at once, but only four run, since there are four slots. The user's session stays up."""
+    """Up to twenty items may run at once, but there are slots for only four. The user's session stays up."""
     most = 0
     pools.notebook["folder"] = tmp_path / "begun"
     pools.notebook["folder"].mkdir()
@@ -310,7 +310,7 @@ def test_more_at_once_than_spark_has_slots(spark, pools, tmp_path):
 
 
 def test_rows_of_a_dataframe(spark, pools, tmp_path, monkeypatch):
-    """A hundred partitions, and groups of rows, run on four slots. Their results are kept, and are found again."""
+    """A hundred partitions, and groups of rows, are items on four slots. Their results are kept, and found again."""
     if not hasattr(pyspark.sql.pandas.types, "_create_converter_to_pandas"):
         pytest.skip("Spark before 3.5 cannot convert columns as toPandas() does")
     monkeypatch.setenv("SPARKRING_CACHE", str(tmp_path / "cache"))

@@ -153,7 +153,7 @@ class Plan:
     def _notes(self) -> list[str]:
         start = f"the start and the imports, which take {describe.duration(self.start_s)} before the first item"
         count = f"{self.items or 100:,} items"
-        notes = [f"The time of {count} includes {start}. The times suppose that all items are like the first one."]
+        notes = [f"The time of {count} includes {start}. The times assume that all items are like the first one."]
         needed = self._running(self.at_once) * self.cpu_share
         if self.binds == "cores" and needed > self.cores * self.hosts:
             more = f"With {self.at_once} at once, each item takes longer"
