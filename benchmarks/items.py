@@ -1,4 +1,4 @@
-"""Independent items: how long a trivial one takes, how well long ones use two places, and how good a plan is."""
+"""Independent items: how long trivial items take, how well long items use two places, and how accurate a plan is."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ Run = Callable[[Callable[[Any], Any], Sequence[Any]], Sequence[Any]]  # calls a 
 
 
 def trivial(effort: Effort) -> list[Row]:
-    """The seconds of all items, start of the pool included, divided by their number."""
+    """The time of all items, including the start of the pool, divided by the number of items."""
     items, trials = (ITEMS // 10, SPARK_TRIALS // 4) if effort.quick else (ITEMS, SPARK_TRIALS)
     # joblib sends several items at once if they are short, unless its batches have one item.
     local: dict[str, Case] = {
@@ -93,7 +93,7 @@ def trivial(effort: Effort) -> list[Row]:
 
 
 def utilisation(effort: Effort) -> list[Row]:
-    """The time that the items sleep, as a share of the time that the two places have until all items have ended."""
+    """The total time that the items sleep, as a share of twice the run's time, since two items run at once."""
     seconds = [each / 10 for each in SECONDS] if effort.quick else SECONDS
     cases: dict[str, Case] = {
         US: functools.partial(_share, _foreach_cell, seconds),
@@ -110,7 +110,7 @@ def utilisation(effort: Effort) -> list[Row]:
 
 
 def planned(effort: Effort) -> list[Row]:
-    """How far the memory that a plan expects is from the memory of the items that then run at once.
+    """How far the memory that a plan expects is from the memory that the items then use when they run at once.
 
     The items hold their memory for a second, so that their peaks are at the same time.
     """
@@ -129,8 +129,8 @@ def planned(effort: Effort) -> list[Row]:
 def _plan_error(source: str, spare: str) -> Measured:
     """Plan a cell in a first launch and run it, and return by how many percent the plan is wrong.
 
-    The measurement ends with the first item: a process that exits clears its modules, and so copies memory that it
-    shares.
+    The measurement ends when the first item ends: a process that exits clears its modules, and thereby copies memory
+    that it shares.
     """
     from sparkring.launchers.spare import spares
 
@@ -163,9 +163,9 @@ def _peak_until(over: Path) -> int:
 
 
 def _held_below() -> int:
-    """Return how much memory the processes below this one hold. What they share counts once, as do mapped files.
+    """Return how much memory the child processes of this one hold. Shared memory and mapped files are counted once.
 
-    The files that only the spare process has mapped do not count, since the system can drop them from memory.
+    Files that only the spare process has mapped are not counted, since the system can drop them from memory.
     """
     from sparkring.launchers.spare import spares
 
@@ -185,7 +185,7 @@ def _kilobytes(path: str) -> dict[str, int]:
 
 
 def _warm_up() -> None:
-    """Start the peers' processes, which stay for later calls; ours start with each run."""
+    """Start the peers' processes, which stay up for later calls. Our processes start with each run."""
     for run in (_joblib, _ray):
         run(abs, range(AT_ONCE))
 

@@ -1,4 +1,4 @@
-"""How fast a small model scores a DataFrame, and in how much memory, compared with what else Spark offers."""
+"""How fast a small model scores a DataFrame, and how much memory that takes, compared with other ways in Spark."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Case = Callable[[], Measured]
 
 
 def small_net(effort: Effort) -> list[Row]:
-    """A net of 32 hidden units on rows of ten numbers, in ten columns and in arrays, and on images; and memory."""
+    """Score rows of ten numbers, in ten columns or in arrays, and images, with 32 hidden units. Measure memory, too."""
     rows, images = (100_000, 2_000) if effort.quick else (1_000_000, 20_000)
     found = []
     with reading.data_sets(rows, images) as folder:
@@ -53,7 +53,7 @@ def small_net(effort: Effort) -> list[Row]:
                 ALONE: functools.partial(_alone, folder / name, width, size),
                 SPARK_ALONE: functools.partial(_written, _zeros(each), size),
             }
-            for who, case in cases.items():  # workers start, and import what they need
+            for who, case in cases.items():  # in the first run, workers start and import what they need
                 say(f"first run: {who} …")
                 case()
             turns = Turns(min(effort.runs, MOST_TURNS), cases)
@@ -105,7 +105,7 @@ def _net(width: int) -> Any:
 
 
 def _make_predict(width: int) -> Callable[[], Callable[[Any], Any]]:
-    """Return a function that makes a function of an array, as all but predict() need it. Workers lack this module."""
+    """Return what all but predict() need: a function that makes a function of an array. Workers lack this module."""
 
     def make() -> Any:
         import numpy
@@ -164,7 +164,7 @@ def _by_hand(frame: Any, width: int) -> Any:
 
 
 def _alone(folder: Path, width: int, rows: int) -> Measured:
-    """Score the same files in this process, with what it costs to decode them."""
+    """Score the same files in this process. The time includes decoding them."""
     import numpy as np
     import pyarrow.dataset as ds
 

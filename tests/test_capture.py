@@ -1330,19 +1330,19 @@ CANNOT = {
     "global of a function": (LOCK + "def x(): return lock", "`x` uses the notebook's `lock`, a `_thread.lock`"),
     "attribute of a global": (
         TRAINER + "def x(): return trainer",
-        "`x` uses the notebook's `trainer`, `trainer.loader._lock` is a `_thread.lock`",
+        "`x` uses the notebook's `trainer`, and `trainer.loader._lock` is a `_thread.lock`",
     ),
     "global of a global": (
         LOCK + "def y(): return lock\ndef x(): return y()",
-        "`x` uses the notebook's `y`, `y` uses the notebook's `lock`, a `_thread.lock`",
+        "`x` uses the notebook's `y`, and `y` uses the notebook's `lock`, a `_thread.lock`",
     ),
     "closure": (
         LOCK + "def make(a): return lambda: a\nx = make(lock)",
-        "`x` uses `a`, a variable of the function around it, `a` is a `_thread.lock`",
+        "`x` uses `a`, a variable of the enclosing function, and `a` is a `_thread.lock`",
     ),
     "default argument": (LOCK + "def x(a=lock): ...", "`x.__defaults__[0]` is a `_thread.lock`"),
     "class attribute": (LOCK + "class x:\n    a = lock", "`x.a` is a `_thread.lock`"),
-    "class of an instance": (LOCK + "class C:\n    a = lock\nx = C()", "`x` is a `C`, `C.a` is a `_thread.lock`"),
+    "class of an instance": (LOCK + "class C:\n    a = lock\nx = C()", "`x` is a `C`, and `C.a` is a `_thread.lock`"),
     "partial": (LOCK + "import functools\nx = functools.partial(print, lock)", "`x.args[0]` is a `_thread.lock`"),
     "set": (LOCK + "x = {lock}", "`x (one of its elements)` is a `_thread.lock`"),
     "dict key": (LOCK + "x = {lock: 1}", "`x (its key <lock>)` is a `_thread.lock`"),
@@ -1370,7 +1370,8 @@ def test_cannot_travel(what: str) -> None:
     assert str(raised).startswith("cell line 3 reads `x`, which cannot be sent to the ranks: `x")
     assert raised.line == 3
     while isinstance(namespace["x"], list) and namespace["x"] and what == "nested too deeply":
-        namespace["x"] = namespace["x"][0]  # its destruction would be as deep
+        # Take the list apart level by level: freeing it at once would recurse just as deeply.
+        namespace["x"] = namespace["x"][0]
 
 
 def test_a_getstate_that_leaves_the_lock_out() -> None:
@@ -1489,7 +1490,7 @@ def test_calls_that_cannot_travel(with_namespace: bool) -> None:
     data = [iter([1]), (item for item in ())]
     with pytest.raises(CaptureError) as raised:
         pack_call(namespace["train"], {"data": data}, namespace if with_namespace else None)
-    assert "`train` uses the notebook's `trainer`, `trainer.loader._lock` is a `_thread.lock`" in str(raised.value)
+    assert "`train` uses the notebook's `trainer`, and `trainer.loader._lock` is a `_thread.lock`" in str(raised.value)
     assert "`data[1]` is a generator" in str(raised.value)
 
 

@@ -31,7 +31,7 @@ def test_the_first_ring_trains_without_horovod(tmp_path: Path) -> None:
 
 
 def test_make_installs_one_thing_at_a_time() -> None:
-    """make installs one thing at a time, even with -j, and the first ring runs before the steps that take long."""
+    """make installs one thing at a time, even with -j, and the first ring runs before the slow steps."""
     dry = ["make", "--dry-run", "--always-make", "-j4", "demo", "PYTHON=python3"]
     answer = subprocess.run(dry, capture_output=True, text=True, check=True, cwd=ROOT)
     steps = ("venv .venv", "'.[torch]'", "first_ring.py", "'.[demo]'", "sparkring-build-horovod", "run_demo.py")

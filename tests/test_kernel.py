@@ -178,7 +178,7 @@ def shared(loop: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ker
 @pytest.fixture
 def kernel(shared: Kernel) -> Iterator[Kernel]:
     """The shared kernel, with a notebook without any names. After the test, no rank may be left."""
-    # Not with %reset, which collects garbage: after the first completion, that takes long.
+    # Not with %reset, which collects garbage: after the first completion, that takes a long time.
     shared.run("for _name in {*globals()} - _bare: del globals()[_name]").done()
     yield shared
     assert not shared.ranks()
@@ -912,7 +912,7 @@ NOT_USABLE = {
     "a return": (
         "%%horovod -np -2\nx = 1\nreturn x",
         r"CaptureError: cell line 3: 'return' outside function \(SyntaxError\)\n    return x\n    \^\n"
-        r"The cell is already the body of the function, and returns the value of its last expression: .*",
+        r"The cell already runs as the body of a function that returns the value of its last expression\. .*",
     ),
     "a yield": (
         "%%horovod\nfor x in range(3):\n    yield x",

@@ -97,7 +97,7 @@ def test_an_empty_list_starts_nothing(runs):
 
 
 def test_an_endless_iterable_is_taken_from_when_there_is_room(runs):
-    """The run can be stopped like any other: the results so far are kept, and items that run are interrupted."""
+    """The run can be stopped like any other: the results so far are kept, and running items are interrupted."""
     taken = 0
 
     def endless():

@@ -135,7 +135,7 @@ def test_rows_that_cannot_be_scored():
 
 
 def test_rows_of_files(tmp_path):
-    """Any rows of files with several row groups are read, in types that Spark would have given them."""
+    """Rows of files with several row groups are read in any order, with the types that Spark would give them."""
     first, second = tmp_path / "1", tmp_path / "2"
     some = {
         "n": pa.array(range(250), pa.int32()),
@@ -228,8 +228,10 @@ def test_the_model_process(tmp_path, no_folder_left):
 
 @pytest.mark.versions("pandas UDFs of pyspark")
 def test_columns_of_predictions(frame, no_folder_left):
-    """One process scores the rows of all tasks, each row once, and ends. It answers nobody else, and restarts if it is
-    killed."""
+    """One process scores the rows of all tasks, each row once, and then ends.
+
+    It answers only tasks that have its token. If it is killed, another one is started.
+    """
     killed = Path(tempfile.mkdtemp()) / "killed"
 
     def model(batch):
@@ -268,7 +270,7 @@ def test_columns_of_predictions(frame, no_folder_left):
 
 @pytest.mark.versions("pandas UDFs of pyspark, and pandas")
 def test_columns_of_all_kinds(spark, no_folder_left):
-    """The model process gets the same arrays as the driver, which has tried the first rows."""
+    """The model gets the same arrays in the model process as for the first rows, on the driver."""
     from pyspark.ml.functions import array_to_vector
 
     frame = spark.sql("""
@@ -302,8 +304,10 @@ def test_columns_of_all_kinds(spark, no_folder_left):
 
 @pytest.mark.versions("metadata columns of Spark")
 def test_files_are_read_by_the_model_process(spark, tmp_path, no_folder_left):
-    """Spark sends the numbers of rows where columns are those of Parquet files, else the columns. The values and nulls
-    are the same, and no job finds the first rows."""
+    """If the model's columns are stored in Parquet files, Spark sends only the numbers of the rows.
+
+    Otherwise, it sends the columns. The values and nulls are the same. The first rows are read without a Spark job.
+    """
     path, folders_path = str(tmp_path / "a b%"), str(tmp_path / "folders")
     source = spark.sql(
         "SELECT id, id % 3 AS part, IF(id % 4 = 0, NULL, cast(id AS float)) AS gap, array(id, 2D) AS pair "
@@ -344,7 +348,7 @@ def test_files_are_read_by_the_model_process(spark, tmp_path, no_folder_left):
 
 
 def test_the_first_rows_go_through_the_model_here(frame):
-    """What does not fit is an error before there is a job: no model process has started."""
+    """Invalid arguments raise an error before there is a job, and no model process has started."""
     import torch
 
     net = torch.nn.Linear(2, 3).train()
@@ -358,11 +362,11 @@ def test_the_first_rows_go_through_the_model_here(frame):
         r"failed on the first 16 rows: RuntimeError.*Its inputs were `id`: int64 of shape \[rows\]": {"inputs": ["id"]},
         r"float32 of shape \[rows, 3\] for `prediction`.*is float": {"inputs": ["pair"], "returns": "float"},
         "'flaot' is not a Spark type": {"inputs": ["pair"], "returns": "flaot"},
-        "has a column `rest` already": {"inputs": ["pair"], "returns": {"rest": "array<float>"}},
+        "already has a column `rest`": {"inputs": ["pair"], "returns": {"rest": "array<float>"}},
         r"fill names `rest`": {"inputs": ["pair"], "fill": {"rest": 0}},
         r"column `whole` \(int32\) has nulls": {"inputs": ["whole"]},
         "inputs names no columns": {"inputs": []},
-        "with probe=False.*set it": {"inputs": ["pair"], "probe": False},
+        "with probe=False.*set the type": {"inputs": ["pair"], "probe": False},
     }.items():
         with pytest.raises((DataError, OptionsError), match=message):
             sparkring.predict(frame, net, **options)
@@ -473,7 +477,7 @@ def test_models_from_checkpoints(frame, tmp_path, no_folder_left):
         assert [row[0] for row in by_which[which].select("prediction").collect()] == pytest.approx(expected)
     with pytest.raises(CheckpointError, match="no checkpoint of step 9"):
         sparkring.predict(some, str(tmp_path / "torch"), make_model, inputs=["pair"], which=9)
-    with pytest.raises(OptionsError, match="has weights, but not what the model is like"):
+    with pytest.raises(OptionsError, match="has weights, but no configuration"):
         sparkring.predict(some, str(tmp_path / "torch"), inputs=["pair"])
 
     inputs = {name: keras.Input((1,), name=name) for name in ("left", "right")}
@@ -520,8 +524,10 @@ KILLED = """
 
 @pytest.mark.slow
 def test_a_worker_is_killed(driver, brittle_cluster, tmp_path, no_folder_left):
-    """The worker's model process ends, too, and tasks of the other worker start a new one. Each row is there once, with
-    the same bits as without a failure. Executors need not have sparkring."""
+    """The worker's model process ends, too, and tasks of the other worker start a new one.
+
+    Each row is scored once in the result, with the same bits as without a failure. Executors need not have sparkring.
+    """
     ran, go = tmp_path / "ran", tmp_path / "go"
     script = driver(KILLED.format(python=brittle_cluster.python, url=brittle_cluster.url, ran=str(ran), go=str(go)))
     until(lambda: ran.exists() and ran.read_text(), "the model process scores the second half")

@@ -63,7 +63,7 @@ def test_parts(data, small_parts):
 
 
 def test_the_first_rows_go_through_the_model_here(data, tmp_path):
-    """What is wrong is said before a process is started, and before a folder is made."""
+    """Errors are raised before a process is started, and before a folder is made."""
     to = tmp_path / "preds"
 
     def fails(message, error=DataError, *, model=lambda batch: batch["x"].sum(axis=1), **options):
@@ -73,13 +73,13 @@ def test_the_first_rows_go_through_the_model_here(data, tmp_path):
     fails("no column `c`: the columns are", inputs={"x": ["a", "c"]})
     fails(r"failed on the first 16 rows: ValueError: wide.*`x`: float64 of shape \[rows, 2\]", model=wide)
     fails("returned 3 rows of `prediction` for 16 rows", model=lambda batch: batch["x"][:3, 0])
-    fails("'floaty' is not one of boolean", OptionsError, returns="floaty")
+    fails("'floaty' is not a type that .* use one of boolean", OptionsError, returns="floaty")
     fails("cannot be stored as int", returns="int")
-    fails("a column `id` already", OptionsError, returns={"id": "double"})
+    fails("already has a column `id`", OptionsError, returns={"id": "double"})
     fails("name a folder for them", OptionsError, to=None)
     fails('expected "error" or "overwrite"', OptionsError, mode="append")
-    fails("np=0", OptionsError, np=0)
-    fails("has files of the data", OptionsError, to=data)
+    fails("np must not be 0", OptionsError, np=0)
+    fails("is a folder with files of the input", OptionsError, to=data)
     fails("the type of the predictions is not known", OptionsError, probe=False)
     fails("the path is empty", PathError, to="")
     to.mkdir()
@@ -148,7 +148,7 @@ def test_files_on_this_machine(data, tmp_path, small_parts, no_folder_left):
 
 
 def test_a_row_that_cannot_be_scored(data, tmp_path, no_folder_left):
-    """The error names its file. The other parts stay, and overwrite replaces a folder of predictions."""
+    """The error names the row and its file. If no part is complete, no folder stays."""
     to = tmp_path / "preds"
 
     def model(batch):
@@ -189,7 +189,7 @@ KILLED = """
 
 
 def test_a_killed_kernel(driver, data, tmp_path, no_folder_left):
-    """Nothing is left of the processes, and nothing looks complete. The next run writes the parts that are missing."""
+    """No process is left, and the folder does not exist. The next run writes only the parts that are missing."""
     to, held, go = (tmp_path / name for name in ("preds", "held", "go"))
     script = KILLED.format(data=str(data), to=str(to), held=str(held), go=str(go))
     first = driver(script)

@@ -28,7 +28,7 @@ def saved_runs(monkeypatch, tmp_path):
 
 
 def test_a_failed_run(saved_runs):
-    """The record has failure, metrics, shards, checkpoint, displays and logs; both static views show the failure."""
+    """The record has the failure, metrics, shards, checkpoint, displays and logs; static views show the failure."""
     path = run_store.find(FAILED)
     record = run_store.load(path)
     assert (record.outcome, record.failed_rank, record.size) == ("failed", 1, 2)

@@ -271,7 +271,7 @@ def test_what_is_reported_within_epochs():
         ({"minimize": "a", "q": [1], "sampler": "tpr"}, r'sampler=\'tpr\'\): expected "tpe", "random"'),
         ({"minimize": "a", "q": [1], "prune": "yes"}, "expected True, False or one of Optuna's pruners"),
         ({"minimize": "a", "q": sparkring.uniform(0, 1), "sampler": "grid"}, "a grid needs a list of values"),
-        ({"maximize": "a", "q": [1], "study": optuna.create_study()}, "the study minimizes, so the two do not fit"),
+        ({"maximize": "a", "q": [1], "study": optuna.create_study()}, "the study minimizes: use a study with the same"),
         ({"minimize": "a", "q": [1], "sampler": "tpe", "study": optuna.create_study()}, "set study.sampler"),
     ],
 )

@@ -184,10 +184,10 @@ def test_how_items_may_end(ring, pools):
 
 
 def test_stop_keeps_what_is_done(ring, pools):
-    """Stop interrupts the items that run, kills those that do not respond, and leaves no process.
+    """Stop interrupts the running items, kills those that do not respond, and leaves no process behind.
 
-    Items that wait behind another one have not begun. On Spark, there are slots for four of the six items that may run
-    at once. The other two wait for slots.
+    Items that wait behind another one have not begun. On Spark, up to six items may run at once, but there are slots
+    for only four; the other two wait for slots.
     """
     at_once, running = (2, 2) if pools.where == "local" else (6, 4)
     pools.define("import itertools, signal, time")
@@ -220,9 +220,10 @@ def test_stop_keeps_what_is_done(ring, pools):
 
 
 def test_short_items_are_given_ahead(ring, pools, tmp_path, monkeypatch):
-    """Items wait at a member only behind short ones. If it dies, only the item that ran has been tried.
+    """Items wait at a member only behind short items.
 
-    Behind an item that takes long or fails, they run elsewhere. What each item prints and reports is its own.
+    If the member dies, only the item that was running counts as tried. Items that wait behind one that takes a long
+    time or fails are run by another member. What each item prints and reports is its own.
     """
     given, send = [], Gang.submit_ahead
     monkeypatch.setattr(Gang, "submit_ahead", lambda gang, request: given.append(request) or send(gang, request))
@@ -271,7 +272,7 @@ def test_short_items_are_given_ahead(ring, pools, tmp_path, monkeypatch):
 
 @pytest.mark.standalone("executors run the items")
 def test_more_at_once_than_spark_has_slots(spark, pools, tmp_path):
-    """Twenty items may run at once, but only four run, since there are four slots. The user's session stays up."""
+    """Up to twenty items may run at once, but there are slots for only four. The user's session stays up."""
     most = 0
     pools.notebook["folder"] = tmp_path / "begun"
     pools.notebook["folder"].mkdir()
@@ -309,7 +310,7 @@ def test_more_at_once_than_spark_has_slots(spark, pools, tmp_path):
 
 
 def test_rows_of_a_dataframe(spark, pools, tmp_path, monkeypatch):
-    """A hundred partitions, and groups of rows, run on four slots. Their results are kept, and are found again."""
+    """A hundred partitions, and groups of rows, are items on four slots. Their results are kept, and found again."""
     if not hasattr(pyspark.sql.pandas.types, "_create_converter_to_pandas"):
         pytest.skip("Spark before 3.5 cannot convert columns as toPandas() does")
     monkeypatch.setenv("SPARKRING_CACHE", str(tmp_path / "cache"))

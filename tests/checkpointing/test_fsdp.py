@@ -204,7 +204,7 @@ def test_moments_of_another_kind(sit):
 
 
 def test_the_older_kind(sit):
-    """FullyShardedDataParallel, whose state no rank can take alone, is refused, and so is its optimizer."""
+    """FullyShardedDataParallel and its optimizer are refused, because one rank alone cannot read their state."""
     sit(0)
     from torch.distributed.fsdp import FullyShardedDataParallel
 

@@ -114,11 +114,11 @@ def test_many_marks_are_told_together(replayed):
     """A hundred ranks do not have a sentence each."""
     events = [*map(opened, range(100)), *(read(rank, 100, 0.8) for rank in range(90))]
     (found,) = data_sets(replayed(*events, size=100), NOW)
-    assert notes(found) == "ranks 0–89 waited long for data"
+    assert notes(found) == "ranks 0–89 waited a long time for data"
     events = [*map(opened, range(100)), *(read(rank, 100, 0.8 * (rank % 2)) for rank in range(100))]
     events[-1] = read(99, 1_000, done=True, ago=7)
     (found,) = data_sets(replayed(*events, size=100), NOW)
-    assert notes(found) == "49 ranks waited long for data; rank 99 ended the epoch before others"
+    assert notes(found) == "49 ranks waited a long time for data; rank 99 ended the epoch before others"
 
 
 # ── Data sets ─────────────────────────────────────────────────────────────────

@@ -306,7 +306,7 @@ def _path(name: str, root: object, culprit: object) -> tuple[list[str], str]:
             case "global":
                 clauses.append(f"`{path}` uses the notebook's `{hop.label}`")
             case "variable":
-                clauses.append(f"`{path}` uses `{hop.label}`, a variable of the function around it")
+                clauses.append(f"`{path}` uses `{hop.label}`, a variable of the enclosing function")
             case "class":
                 clauses.append(f"`{path}` is a `{hop.label}`")
         path = path + hop.label if hop.how == "inside" else hop.label
@@ -327,5 +327,5 @@ def diagnose(name: str, root: object, error: Exception, culprit: object) -> Prob
     if not path:  # the culprit was made while packing, or the walk did not reach it
         return Problem(f"`{name}` holds {noun}", advice)
     if clauses and clauses[-1].endswith(f"the notebook's `{path}`"):
-        return Problem(", ".join(clauses) + f", {noun}", advice)
-    return Problem(", ".join([*clauses, f"`{path}` is {noun}"]), advice)
+        return Problem(", and ".join(clauses) + f", {noun}", advice)
+    return Problem(", and ".join([*clauses, f"`{path}` is {noun}"]), advice)

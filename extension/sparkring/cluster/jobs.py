@@ -22,7 +22,7 @@ def interruptibly(
 ) -> Answer:
     """Return ask(). An interrupt first ends the Spark jobs that `ask` has started, and is then raised.
 
-    `what` is shown in Spark's UI. If a job takes long, `say` reports its tasks, at growing intervals.
+    `what` is shown in Spark's UI. If a job takes a long time, `say` reports its tasks, at growing intervals.
     """
     from pyspark import InheritableThread
 

@@ -470,8 +470,8 @@ def _counted(dataset: Dataset) -> Dataset:
 def _at_once(work: Callable[[Wanted], Found], items: Sequence[Wanted], doing: str) -> list[Found]:
     """Call `work` for all items, several at a time, and return the results in the order of the items.
 
-    If this takes long, the number of finished items is reported from time to time. If a call raises an error, no more
-    calls are begun, and the error is raised.
+    If this takes a long time, the number of finished items is reported from time to time. If a call raises an error, no
+    more calls are begun, and the error is raised.
     """
     found = []
     due = time.monotonic() + TELL_AFTER_S

@@ -78,8 +78,8 @@ def session_of(frame: Any, called: str = "the DataFrame") -> SparkSession:
 def for_arrays(frame: DataFrame) -> DataFrame:
     """Return the same rows in types that every Parquet reader knows.
 
-    MLlib's vectors become arrays. Timestamps lose their time zone and are then in the session's time zone, as in
-    toPandas(). Otherwise, Spark would write them in UTC.
+    MLlib's vectors become arrays. Timestamps become timestamps without a time zone that hold the session's local time,
+    as in toPandas(). Otherwise, Spark would write them in UTC.
     """
     changed = {field.name: column for field in frame.schema.fields if (column := for_array(field)) is not None}
     if not changed:
@@ -104,10 +104,10 @@ def for_array(field: StructField) -> Column | None:
 
 
 def numbered(frame: DataFrame) -> DataFrame:
-    """Return the same rows in columns called c0, c1, …, because a Parquet file cannot have columns of every name.
+    """Return the same rows in columns called c0, c1, …, because some column names are not possible in a Parquet file.
 
-    Timestamps lose their time zone, as in for_arrays(). The other types stay as they are, so the schema of the result
-    is needed to read the values.
+    Timestamps change as in for_arrays(). The other types stay as they are, so the schema of the result is needed to
+    read the values.
     """
     from pyspark.sql import functions
 

@@ -1,4 +1,4 @@
-"""Describes a model, and the code around it, by a digest that is the same in every kernel."""
+"""Computes a digest of a model and of the code that it uses. The digest is the same in every kernel."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ _HOLDERS = (types.FunctionType, types.MethodType, types.ModuleType, functools.pa
 
 
 def version_of(value: Any, *more: str) -> str:
-    """Return a digest of a model or a function, with all that it uses of the notebook, and of `more`.
+    """Return a digest of a model or a function, of everything that it uses from the notebook, and of `more`.
 
-    Code, settings, weights and arrays count. So do other objects, such as those of scikit-learn, with their pickles.
+    The digest covers code, settings, weights and arrays. Other objects, such as those of scikit-learn, are covered by
+    their pickles.
     """
     namespace = getattr(sys.modules.get("__main__"), "__dict__", {})
     hidden, used = ipython_names(namespace), {"": value}
@@ -44,7 +45,10 @@ def _content(root: Any) -> Iterator[Any]:
 
 
 def _is_holder(value: Any) -> bool:
-    """Whether a value counts with the objects that it holds, and with its code, which meaning_of() describes."""
+    """Return whether the digest covers the objects that a value holds, and not the value itself.
+
+    The code of such a value is covered by meaning_of().
+    """
     if predictors.is_model(value):
         return False
     return isinstance(value, _HOLDERS) or type(value).__module__ == "__main__"

@@ -71,9 +71,9 @@ _TYPES = {
 class Predictions:
     """The Parquet files that predict() has written to the folder `path`.
 
-    `rows` of them are in `parts` files. `nulls` rows have no prediction, because they could not be scored. `seconds` is
-    how long this run took; it has scored `rows_scored` rows, and the others were there from an earlier run. `record` is
-    the RunRecord.
+    There are `parts` files with `rows` rows in all. `nulls` of the rows have no prediction, because they could not be
+    scored. `seconds` is how long this run took. It scored `rows_scored` rows; earlier runs, which did not finish, had
+    scored the others. `record` is the RunRecord.
     """
 
     path: str
@@ -128,33 +128,35 @@ def predict(
     For files, predict() writes new files to the folder `to` and returns Predictions. The folder appears when all files
     are complete. If the run is interrupted or killed, the same call continues with the parts that are missing.
 
-    On each machine, one process loads the model, and all tasks there send their rows to it. Before that, the first rows
-    go through the model here, so that errors of columns, shapes and types are raised at once.
+    On each machine, one process loads the model, and all tasks there send their rows to it. Before that, the model
+    scores the first rows in this process, so that errors in columns, shapes and types are raised at once.
 
     data: a Spark DataFrame, which may be a stream; or the path of Parquet files as in shards(): a file, a folder, a
         glob, or a list of these.
     model: a torch module; a Keras model; a function that is called with a dict of arrays [rows, …] and returns an array
-        or a dict of arrays; a directory of checkpoints, or a store that checkpoints() has returned.
-    make_model: for checkpoints, a function that returns the model into which the weights are loaded. A Keras model that
-        was saved with its configuration needs none.
+        or a dict of arrays; a directory of checkpoints; or a store that checkpoints() has returned.
+    make_model: for checkpoints, a function that returns the model into which the weights are loaded. It is not needed
+        for a Keras model that was saved with its configuration.
     inputs: the names of the columns to use, or a dict that describes the model's inputs, as in shards(columns=…). A key
         is the name of an input. Its value is the name of a column, or a list of numeric columns, which become one
         array [rows, columns].
     returns: the Spark type of the predictions, as in "array<float>", or a dict from the names of the new columns to
-        their types. By default, the first rows decide, and one column is called `prediction`.
+        their types. By default, the types are those of the predictions for the first rows, and a single column is
+        called `prediction`.
     which: for checkpoints, "latest", "best" (of a store with a metric), a step, or a name. It is looked up once, now.
-    batch_size: the number of rows with which the model is called.
+    batch_size: the number of rows in each call to the model.
     transform: a function that is called with each batch before the model, as in shards().
     fill, raw, dtype: as in shards(). For a torch module, floating-point inputs get the type of its weights.
     on_error: "raise" ends the query or the run at a row that cannot be scored; "null" makes the row's prediction null.
-    probe: whether the first rows go through the model here. To find them, Spark computes what a DataFrame depends on.
+    probe: whether the model scores the first rows in this process. To find the first rows of a DataFrame, Spark may
+        have to run a job.
     idle_s: for a DataFrame, for how many seconds a process keeps the model when no task uses it.
 
     The other arguments are for files only.
 
     to: the folder to write. All machines must reach it.
     np: how many parts are scored at once. np=-4 means four processes on this machine; np=4 means four Spark tasks. The
-        default is a process for each core.
+        default is one process on this machine for each core.
     columns: the columns of the data that are written beside the predictions; all by default.
     mode: "error" raises an error if `to` exists already; "overwrite" replaces it.
     background: whether to return a BackgroundRun at once.
@@ -178,14 +180,19 @@ def predict(
         for name, value in (("to", to), ("np", np), ("columns", columns)):
             if value is not None:
                 raise OptionsError(
-                    f"predict(df, …, {name}=…): {name} is for Parquet files. The result of a DataFrame is a "
-                    "DataFrame: write it with .write.parquet(…), or pass the path of the files in its place."
+                    f"{name}=… is only for Parquet files. For a DataFrame, predict() returns a DataFrame: write that "
+                    "with .write.parquet(…), or pass the path of Parquet files instead of a DataFrame."
                 )
         return frames.predict(data, model, make_model, **settings, idle_s=idle_s)
     if to is None:
-        raise OptionsError("predict() of files writes files: name a folder for them, as in to='dbfs:/preds/run1'.")
+        raise OptionsError(
+            "to=… is missing. With Parquet files as input, predict() writes the predictions to files: name a folder "
+            "for them, as in to='dbfs:/preds/run1'."
+        )
     if np == 0:
-        raise OptionsError("np=0: np=-4 is four processes on this machine, np=4 four Spark tasks.")
+        raise OptionsError(
+            "np must not be 0: use np=-4 for four processes on this machine, or np=4 for four Spark tasks."
+        )
     scoring = _prepared(data, model, make_model, to, columns, mode, **settings)
     run, process = _opened(scoring, -cores() if np is None else np, background=background)
     work = functools.partial(_carried_out, scoring, run, process)
@@ -198,7 +205,11 @@ def predict(
 
 
 class _Scoring(NamedTuple):
-    """What is to be done: `settings` are those of the Scorer. `model` and `code` say in words what was called."""
+    """What predict() has to do for Parquet files.
+
+    `settings` are the arguments of the Scorer. `model` is the name of the model, and `code` is the call to predict(),
+    both as text for the record of the run.
+    """
 
     dataset: Dataset
     settings: dict[str, Any]
@@ -234,7 +245,7 @@ def _prepared(
     on_error: OnError,
     probe: bool,
 ) -> _Scoring:
-    """Check what can be checked before a process is started. The first rows go through the model here."""
+    """Check what can be checked before a process is started. If `probe` is true, score the first rows here."""
     groups = frames.checked(inputs, batch_size, on_error)
     used = tuple(dict.fromkeys(name for members in groups.values() for name in members))
     destination = Destination(to, mode)
@@ -256,13 +267,13 @@ def _prepared(
         found = tuple(_output(name, kind, several=len(kinds) > 1) for name, kind in kinds.items())
     else:
         raise OptionsError(
-            "with probe=False, no row is looked at, so the type of the predictions is not known: set it, as in "
-            "returns='float'."
+            "the type of the predictions is not known, because with probe=False no row is looked at: set the type, as "
+            "in returns='float'."
         )
     for output in found:
         if output.name.lower() in {name.lower() for name in kept}:
             raise OptionsError(
-                f"the data has a column `{output.name}` already: name the predictions with "
+                f"the data already has a column `{output.name}`: give the predictions another name, as in "
                 f"returns={{'{output.name}_2': {output.written!r}}}, or leave the column out with columns=[…]."
             )
     settings = {
@@ -287,7 +298,7 @@ def _prepared(
 
 
 def _is_path(data: Any) -> bool:
-    """Whether the data is a path or a list of paths. Everything else should be a DataFrame."""
+    """Return whether the data is a path or a list of paths. Anything else should be a DataFrame."""
     each = data if isinstance(data, list | tuple) else [data]
     return bool(each) and all(isinstance(path, str | os.PathLike) for path in each)
 
@@ -301,7 +312,10 @@ def _dataset(data: Any, used: Sequence[str], columns: Sequence[str] | None) -> D
             raise DataError(f"{whole.name} has no column `{name}`: {nearest(name, whole.columns)}")
         kind = whole.schema.field(name).type
         if is_object(kind):
-            raise DataError(f"column `{name}` is {kind}, which no array can hold, so it cannot be an input.")
+            raise DataError(
+                f"column `{name}` cannot be an input, because its type is {kind}, which no array can hold: leave the "
+                "column out of inputs=…."
+            )
     return whole
 
 
@@ -309,7 +323,9 @@ def _check_apart(dataset: Dataset, folder: Location) -> None:
     """Raise OptionsError if the files that are read are in the folder that is written."""
     inside = next((file.path for file in dataset.files if file.path.startswith(f"{folder.path}/")), None)
     if dataset.fs == folder.fs and inside is not None:
-        raise OptionsError(f"to={folder.written!r} has files of the data, such as {inside}: name another folder.")
+        raise OptionsError(
+            f"to={folder.written!r} is a folder with files of the input, such as {inside}: name another folder."
+        )
 
 
 def _first_rows(dataset: Dataset, used: Sequence[str]) -> pa.RecordBatch:
@@ -321,7 +337,7 @@ def _first_rows(dataset: Dataset, used: Sequence[str]) -> pa.RecordBatch:
 
 
 def _outputs(results: Any, kinds: Mapping[str, Any], rows: int) -> tuple[Output, ...]:
-    """Return the columns of predictions, after a check that what the model has returned for the first rows fits."""
+    """Return the columns of predictions. Raise DataError if the model's results for the first rows do not fit them."""
     if kinds:
         found = tuple(_output(name, kind, several=len(kinds) > 1) for name, kind in kinds.items())
     else:
@@ -341,7 +357,10 @@ def _arrow_type(kind: str, written: str) -> pa.DataType:
     if kind.startswith("array<") and kind.endswith(">"):
         return pa.list_(_arrow_type(kind[6:-1], written))
     if kind not in _TYPES:
-        raise OptionsError(f"returns: {written!r} is not one of {', '.join(_TYPES)}, or an array of these: array<…>.")
+        raise OptionsError(
+            f"returns: {written!r} is not a type that predict() can write: use one of {', '.join(_TYPES)}, or an array "
+            "of one of these, as in array<float>."
+        )
     return _TYPES[kind]
 
 
@@ -349,7 +368,7 @@ def _arrow_type(kind: str, written: str) -> pa.DataType:
 
 
 def _opened(scoring: _Scoring, np: int, *, background: bool) -> tuple[ForeachRun, ModelProcess]:
-    """Prepare the folder, and return the run that writes the parts to it, and the model process of this machine."""
+    """Prepare the folder. Return the run that writes the parts to the folder, and the model process of this machine."""
     destination, parts = scoring.destination, parts_of(scoring.dataset)
     packed = pack_call(Scorer, scoring.settings, getattr(sys.modules.get("__main__"), "__dict__", {}))
     destination.open(scoring.belongs)
@@ -378,7 +397,7 @@ def _opened(scoring: _Scoring, np: int, *, background: bool) -> tuple[ForeachRun
     )
     title = f"predict {scoring.dataset.name} with {scoring.model}"
     prepared = foreach_run.prepare(ForeachSpec(Call(job), parts, options, title=title, code=scoring.code))
-    # What is in the directory belongs to this run only, and is gone when the run has finished.
+    # The directory belongs to this run only, and is removed when the run has finished.
     prepared = prepared._replace(started=prepared.started._replace(checkpoint_dir="", captured=()), stay=True)
     assert prepared.kept is not None
     prepared.kept.told_if_used = f"parts that an earlier run has written to {destination.unfinished.written} are used"
@@ -411,7 +430,7 @@ def _name(model: Any) -> str:
 
 
 def _carried_out(scoring: _Scoring, run: ForeachRun, model: ModelProcess) -> Predictions:
-    """Carry out the run, and make its parts visible. Raises the errors of carry_out_items(), and DataError."""
+    """Carry out the run, and make its parts visible. Raise DataError, or an error of carry_out_items()."""
     destination = scoring.destination
     written: dict[int, Written] = {}
 
@@ -447,7 +466,7 @@ def _ran(record: RunRecord) -> list[int]:
 
 
 def _summary(record: RunRecord, values: Mapping[int, Written]) -> str:
-    """Return a line about the parts that this run has written, with the loads of the model and the slowest part."""
+    """Return a line about the parts that this run has written: rows, time to load the model, and slowest part."""
     ran = {number: values[number] for number in _ran(record)}
     if not ran:
         return "all parts were there already"

@@ -34,8 +34,8 @@ RELEASE_AFTER_S = 0.5
 REPEAT_AFTER_S = 2.0
 # A rank that is importing a package stops only after the import, because a package such as torch could not be used
 # after an interrupted import. The rank reports the import repeatedly, and the times above then count from its last
-# report. It cannot report while native code is being loaded, which may take long. A warm gang waits this long for
-# imports.
+# report. It cannot report while native code is being loaded, which may take a long time. A warm gang waits this many
+# seconds for imports.
 IMPORTS_GRACE_S = 60.0
 LEAVE_GRACE_S = 10.0
 EVERYTHING_ENDS_S = 5.0  # after this time, close() ends the remaining processes by force

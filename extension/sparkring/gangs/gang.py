@@ -104,8 +104,8 @@ class Gang:
     def submit_ahead(self, request: Request) -> Execution:
         """Submit the request of an item, to run after the requests that were submitted earlier.
 
-        The gang must be up and have one rank. If an earlier request fails or takes long, this one is given back, and
-        does not run.
+        The gang must be up and have one rank. If an earlier request fails or takes a long time, this one is given back,
+        and does not run.
         """
         execution = Execution(request, (0,))
         self._ahead.append(execution)

@@ -124,7 +124,7 @@ class Curve(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """Something that happened at a position of the curves' horizontal axis."""
+    """Something that happened at a position on the curves' horizontal axis."""
 
     x: float
     kind: Literal["checkpoint", "restart"]
@@ -152,7 +152,10 @@ class Progress(NamedTuple):
 
 @dataclass
 class _Place:
-    """The place that the reports of one rank have reached; `ended` says whether the rank has ended the epoch `at`."""
+    """How far the reports of one rank have come.
+
+    `at` is the number of the epoch or step, and `ended` says whether the rank has finished that epoch.
+    """
 
     attempt: int = 0
     lap: int = 1

@@ -238,7 +238,7 @@ def notes(found: DataSet) -> str:
     told = [each for each in found.ranks if each.note]
     if len(told) <= _NOTES_SHOWN:
         return "; ".join(f"rank {each.rank} {each.note}" for each in told)
-    kinds = [("starves", "waited long for data"), ("early", "ended the epoch before others")]
+    kinds = [("starves", "waited a long time for data"), ("early", "ended the epoch before others")]
     marked = [(what, [each.rank for each in told if each.mark == mark]) for mark, what in kinds]
     return "; ".join(f"{_ranks(ranks)} {what}" for what, ranks in marked if ranks)
 

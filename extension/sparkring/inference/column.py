@@ -36,10 +36,10 @@ class Returned(NamedTuple):
 def scoring_udf(
     session: SparkSession, settings: Mapping[str, Any], kind: DataType, types: bytes | None, *, idle_s: float
 ) -> Any:
-    """Return the UDF that scores its columns with Scorer(**settings), and returns a `kind`.
+    """Return the UDF that scores its arguments with Scorer(**settings), and returns values of the Spark type `kind`.
 
-    `types` is the Arrow schema of its arguments, serialized; without it, their types are known only from the rows. A
-    model process ends when it has not been used for `idle_s` seconds. Raise CaptureError if the model cannot be sent.
+    `types` is the Arrow schema of the arguments, serialized; if it is None, the types are found from the rows. A model
+    process ends when no task has used it for `idle_s` seconds. Raise CaptureError if the model cannot be sent.
     """
     import pandas
     from pyspark.sql.functions import pandas_udf
@@ -56,7 +56,7 @@ def scoring_udf(
     }
     task = by_value("sparkring.inference", "task.py")["scorer_for"]
     score = task(order, secrets.token_bytes(32), model, types, settings["batch_size"])
-    # Spark learns from these that the function takes an iterator of batches.
+    # From these annotations, Spark learns that the function takes an iterator of batches.
     score.__annotations__ = {"batches": Iterator[pandas.Series], "return": Iterator[pandas.Series]}
     with pandas_unused():
         return pandas_udf(score, kind)
@@ -74,8 +74,8 @@ def arrow_types(schema: StructType, session: SparkSession) -> pa.Schema:
 def returned(kinds: Mapping[str, str | DataType], session: SparkSession, *, struct: bool) -> Returned:
     """Return the type of a UDF that returns these columns.
 
-    Several columns are the fields of a struct. A single column is a struct's field only if `struct` is true. Raise
-    OptionsError if a type is not one of Spark.
+    If there are several columns, or if `struct` is true, the UDF returns a struct whose fields are the columns. Raise
+    OptionsError if a type is not a Spark type.
     """
     from pyspark.sql.types import StructField, StructType
 
@@ -90,7 +90,10 @@ def returned(kinds: Mapping[str, str | DataType], session: SparkSession, *, stru
 
 
 def spark_types(names: Iterable[str], kinds: Sequence[pa.DataType]) -> dict[str, DataType]:
-    """Return the Spark types for Arrow types, by the names of their columns. Raise DataError if Spark lacks one."""
+    """Return a dict from the names of columns to the Spark types for their Arrow types.
+
+    Raise DataError if Spark has no type for one of them.
+    """
     from pyspark.sql.pandas.types import from_arrow_type
 
     found = {}
@@ -99,7 +102,7 @@ def spark_types(names: Iterable[str], kinds: Sequence[pa.DataType]) -> dict[str,
             found[name] = from_arrow_type(kind)
         except Exception as error:  # pyspark has several classes for this error
             raise DataError(
-                f"the model returned {kind} for `{name}`, for which Spark has no type: set returns=…."
+                f"the model returned {kind} for `{name}`, and Spark has no such type: name a Spark type with returns=…."
             ) from error
     return found
 

@@ -1,15 +1,15 @@
-"""The folder to which predictions are written. Its readers find all files in it, or none.
+"""The folder to which predictions are written. A reader finds either all files in it or none.
 
     preds/
-        _run1.unfinished/       while the run lasts, and after it if it did not finish
+        _run1.unfinished/       exists during the run, and afterwards if the run did not finish
             _sparkring.json     what the parts belong to, and the process that writes them; written first
             model               the model that the ranks load
-            parts/              the files of the parts; also files of attempts that have died
-            results/            one for each part that is complete
-        run1/                   what `parts` becomes at the end, with _sparkring.json and _SUCCESS
+            parts/              the files of the parts; also files from attempts whose process died
+            results/            a file for each part that is complete
+        run1/                   `parts` is renamed to this at the end, with _sparkring.json and _SUCCESS
 
-The storage of this machine renames `parts` in one go. Object stores and some mounts cannot do this. There, the files
-are copied, and _SUCCESS is written last; until then, a later run copies them again.
+A local file system renames `parts` in one step. Object stores and some mounts cannot do this. There, the files are
+copied, and _SUCCESS is written last. If a run ends before that, a later run copies all files again.
 """
 
 from __future__ import annotations
@@ -56,9 +56,10 @@ class Destination:
     def open(self, belongs: Mapping[str, str]) -> None:
         """Prepare the unfinished folder. Parts of an earlier run stay there if they need not be written again.
 
-        `belongs` has digests of what the predictions depend on, by what errors call it. If an earlier run was of
-        something else, its parts are removed with mode "overwrite"; otherwise DataError is raised. It is also raised if
-        the destination has files already, if another process is writing to it, or if it cannot be written.
+        `belongs` has a digest of each thing that the predictions depend on; its keys are the words that errors use. If
+        a digest differs from that of an earlier run, the parts of that run are removed in mode "overwrite"; in mode
+        "error", DataError is raised. DataError is also raised if the destination already has files, if another process
+        is writing to it, or if it cannot be written.
         """
         with self._usable():
             state = _read(self.unfinished / STATE)
@@ -66,7 +67,7 @@ class Destination:
             is_partial = bool(state) and state.get("copying") and SUCCESS not in there
             if there and not is_partial:
                 if SUCCESS in there and state and not self._has_parts():
-                    self._remove(self.unfinished)  # the run ended before it could do so
+                    self._remove(self.unfinished)  # the run that finished was ended before it could remove this
                 self._check_replaceable(there)
             owner = state.get("owner")
             if owner and owner != owners.me() and owners.has_ended(owner) is False:
@@ -87,13 +88,13 @@ class Destination:
         """Raise DataError unless the mode is "overwrite" and the destination has only Parquet files."""
         if self._mode == "error":
             raise DataError(
-                f'{self.folder.written} exists already: mode="overwrite" replaces it, or name another folder.'
+                f'{self.folder.written} exists already: use mode="overwrite" to replace it, or name another folder.'
             )
         other = next((name for name, kind in names.items() if not _is_ours(name, kind)), None)
         if other is not None:
             raise DataError(
                 f'{self.folder.written} has `{other}`, which predict() has not written, so mode="overwrite" does not '
-                "replace the folder: remove it, or name another folder."
+                f"replace the folder: remove `{other}`, or name another folder."
             )
 
     def _goes_on(self, state: Mapping[str, Any], belongs: Mapping[str, str]) -> bool:
@@ -103,17 +104,17 @@ class Destination:
         changed = [what for what, digest in belongs.items() if before.get(what) != digest]
         if changed and self._mode == "error":
             raise DataError(
-                f"{self.unfinished.written} has parts of a run that did not finish, with {_other(changed)}: "
-                'mode="overwrite" removes them, or name another folder.'
+                f"{self.unfinished.written} has parts of a run that did not finish, with {_other(changed)}: use "
+                'mode="overwrite" to remove these parts, or name another folder.'
             )
         return not changed
 
     def _has_parts(self) -> bool:
-        """Whether a part is complete."""
+        """Return whether at least one part is complete."""
         return bool(self._names(self.unfinished / PARTS) and self._names(self.unfinished / RESULTS))
 
     def release(self) -> None:
-        """Note that this process no longer writes. If no part is complete, remove the unfinished folder."""
+        """Note in the folder that this process no longer writes. If no part is complete, remove the folder."""
         with contextlib.suppress(Exception):  # the run has ended, with an error of its own if there is one
             state = _read(self.unfinished / STATE)
             if state and self._has_parts():
@@ -133,8 +134,8 @@ class Destination:
                 if sizes.get(file.name) != file.size_bytes:
                     self._remove(self.unfinished)
                     raise DataError(
-                        f"{file.name} in {parts.written} was changed or removed, so the parts of this run are not "
-                        "complete, and have been removed: run the cell again."
+                        f"{file.name} in {parts.written} was changed or removed, so the predictions are not complete. "
+                        "All parts of this run have been removed: run the cell again."
                     )
             for name in sizes.keys() - {file.name for file in files}:
                 parts.fs.rm_file((parts / name).path)
@@ -197,7 +198,7 @@ class Destination:
 
 
 def _is_ours(name: str, kind: str) -> bool:
-    """Whether a name is one that predict() or Spark writes to a folder of Parquet files."""
+    """Return whether a name is one that predict() or Spark writes to a folder of Parquet files."""
     notes = (".", "_committed_", "_started_")
     return kind != "directory" and (name.endswith(".parquet") or name in (STATE, SUCCESS) or name.startswith(notes))
 
@@ -207,7 +208,7 @@ def _other(changed: Sequence[str]) -> str:
 
 
 def _read(file: Location) -> dict[str, Any]:
-    """Return the content of a JSON file, or {} if the file is missing, incomplete, or of another LAYOUT."""
+    """Return the content of a JSON file, or {} if the file is missing or incomplete, or has another LAYOUT."""
     try:
         found = json.loads(file.fs.cat_file(file.path))
     except (FileNotFoundError, NotADirectoryError, ValueError):

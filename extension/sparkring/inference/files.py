@@ -1,8 +1,8 @@
-"""Rows of Parquet files that the model process reads itself.
+"""Reads rows of Parquet files in the model process.
 
-If a DataFrame reads Parquet files and its columns are those of the files, Spark need not decode these columns and send
-them to Python: for each row, it sends only the file and the number of the row in it, as one integer. Filters, and
-columns that the model does not use, make no difference to this.
+If the columns that the model uses are stored in Parquet files, Spark need not decode these columns and send them to
+Python. For each row, it sends only one integer, which stands for the file and the number of the row in it. This works
+even if the DataFrame has a filter, or computes columns that the model does not use.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _PLANS = {f"{_SPARK}catalyst.plans.logical.{name}" for name in ("Project", "Filt
 _RELATION = f"{_SPARK}execution.datasources.LogicalRelation"
 _LISTED = f"{_SPARK}execution.datasources.InMemoryFileIndex"
 _PARQUET = f"{_SPARK}execution.datasources.parquet.ParquetFileFormat"
-_MOST_FILES = 10_000  # whose names go to each machine
-_ROW_BITS = 31  # of an integer that names a row; the other bits name the file
+_MOST_FILES = 10_000  # the names of all files are sent to each machine
+_ROW_BITS = 31  # the bits of an integer that are the number of the row; the other bits stand for the file
 _READ_BYTES = 8 << 20  # about how much is decoded at once
 
 
 class Files(NamedTuple):
-    """The files of a DataFrame, by the checksums of their names in Spark.
+    """The files of a DataFrame: `paths` maps the checksum of each file's name in Spark to the file's path.
 
-    `types` are the Arrow types of the columns that the model uses. `exact` is whether upper and lower case differ in
-    names of columns. `filtered` is whether the DataFrame may lack some of the rows.
+    `types` are the Arrow types of the columns that the model uses. `exact` is whether names of columns are
+    case-sensitive. `filtered` is whether the DataFrame may lack some rows of the files.
     """
 
     paths: Mapping[int, str]
@@ -49,7 +49,10 @@ class Files(NamedTuple):
     filtered: bool
 
     def first_rows(self, most: int) -> pa.RecordBatch | None:
-        """Return the first rows of a file; None if the first files have none. Raise DataError if one is unreadable."""
+        """Return the first rows of the first file that has any; None if the first eight files have no rows.
+
+        Raise DataError if a file cannot be read.
+        """
         for path in list(dict.fromkeys(self.paths.values()))[:8]:
             found = _OpenFile(path, self)
             if rows := min(most, found.rows):
@@ -58,14 +61,14 @@ class Files(NamedTuple):
 
 
 class FileRows:
-    """Reads rows by their integers. Each thread has its own open file."""
+    """Reads the rows that integers stand for. Each thread has its own open file."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
         self._local = threading.local()
 
     def read(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows that the integers in the only column name. Raise DataError if a file cannot be read."""
+        """Return the rows that the integers in the only column stand for. Raise DataError if a file cannot be read."""
         numbers = rows.column(0).to_numpy()
         files, at = numbers >> _ROW_BITS, numbers & ((1 << _ROW_BITS) - 1)
         cuts = [0, *(np.flatnonzero(np.diff(files)) + 1).tolist(), len(numbers)]
@@ -78,14 +81,16 @@ class FileRows:
         open_file: _OpenFile | None = getattr(self._local, "file", None)
         path = self._files.paths.get(checksum)
         if path is None:
-            raise DataError("the DataFrame has a file that it did not have when predict() was called: call it again.")
+            raise DataError(
+                "the DataFrame has a file that it did not have when predict() was called: call predict() again."
+            )
         if open_file is None or open_file.path != path:
             self._local.file = open_file = _OpenFile(path, self._files)
         return open_file
 
 
 class _OpenFile:
-    """A Parquet file that is read from its begin to its end, in steps. Going back is possible, but slow."""
+    """A Parquet file that is read from beginning to end, in steps. Going back is possible, but slow."""
 
     def __init__(self, path: str, files: Files) -> None:
         self.path = path
@@ -94,7 +99,9 @@ class _OpenFile:
             self._file = pq.ParquetFile(locate(path).path)
         self.rows: int = self._file.metadata.num_rows
         if self.rows >> _ROW_BITS:
-            raise DataError(f"{path} has {self.rows:,} rows, which are too many for one file.")
+            raise DataError(
+                f"{path} has {self.rows:,} rows, but a file may have at most {(1 << _ROW_BITS) - 1:,}: divide the file."
+            )
         stored = self._file.schema_arrow
         self._names = {field.name: name for field in files.types if (name := _stored_name(field.name, stored, files))}
         _check_types(files.types, stored, self._names, path)
@@ -121,17 +128,20 @@ class _OpenFile:
         return parts[0] if len(parts) == 1 else pa.concat_tables(parts)
 
     def _go_to(self, row: int) -> None:
-        """Decode the part of the file in which the row is."""
+        """Decode the part of the file that has the row."""
         group = int(np.searchsorted(self._begins, row, "right")) - 1
         if not self._begin <= row < self._end:
             group_begin = int(self._begins[group])
-            if row < self._begin or self._end <= group_begin:  # in another row group than the last part, or before it
+            if row < self._begin or self._end <= group_begin:  # before the last part, or in a later row group
                 self._batches, self._end = self._decoded(group), group_begin
         while row >= self._end:
             with self._told():
                 batch = next(self._batches, None)
             if batch is None:
-                raise DataError(f"{self.path} has fewer rows than Spark has found: was it replaced?")
+                raise DataError(
+                    f"{self.path} has fewer rows than Spark found in it. Perhaps the file was replaced: call predict() "
+                    "again."
+                )
             self._begin, self._end = self._end, self._end + len(batch)
             with self._told():
                 self._table = self._as_in_spark(batch)
@@ -178,7 +188,7 @@ def files_of(data: DataFrame, names: Sequence[str], types: pa.Schema) -> Files |
 
 
 def row_numbers() -> Column:
-    """Return the column with the integers of the rows."""
+    """Return the column with the integers that stand for the rows."""
     from pyspark.sql import functions
 
     file = functions.crc32(functions.col("_metadata.file_path").cast("binary"))
@@ -221,15 +231,15 @@ def _files_of(data: DataFrame, names: Sequence[str], types: pa.Schema) -> Files 
         for written in {path, plain, path.replace(":///", ":/"), plain.replace(":///", ":/")}:
             if paths.setdefault(zlib.crc32(written.encode()), plain) != plain:
                 return None
-    data.select(row_numbers())  # an error if Spark does not number the rows of this DataFrame
+    data.select(row_numbers())  # this raises an error if Spark does not number the rows of this DataFrame
     exact = conf.get("spark.sql.caseSensitive", "false") == "true"
     files = Files(paths, types, exact, filtered or bool(folders))
-    _OpenFile(next(iter(paths.values())), files)  # an error if this process cannot read it
+    _OpenFile(next(iter(paths.values())), files)  # this raises an error if this process cannot read the file
     return files
 
 
 def _is_sure(kind: pa.DataType) -> bool:
-    """Whether pyarrow surely reads the values of this type that Spark reads."""
+    """Return whether pyarrow is sure to read the same values of this type as Spark."""
     types = pa.types
     if types.is_list(kind):
         return _is_sure(kind.value_type)
@@ -239,10 +249,13 @@ def _is_sure(kind: pa.DataType) -> bool:
 
 
 def _stored_name(name: str, stored: pa.Schema, files: Files) -> str:
-    """Return what a file calls a column; "" if it does not have it."""
+    """Return the name that a column has in a file; "" if the file does not have the column."""
     found = [each for each in stored.names if each == name or (not files.exact and each.lower() == name.lower())]
     if len(found) > 1:
-        raise DataError(f"a file has several columns `{name}`, which differ in upper and lower case.")
+        raise DataError(
+            f"a file has several columns `{name}` that differ only in upper and lower case: set "
+            "spark.sql.caseSensitive to true, or rename the columns."
+        )
     return found[0] if found else ""
 
 
@@ -250,11 +263,13 @@ def _check_types(types: pa.Schema, stored: pa.Schema, names: Mapping[str, str], 
     for name, stored_name in names.items():
         found, expected = stored.field(stored_name).type, types.field(name).type
         if not _fits(found, expected):
-            raise DataError(f"column `{name}` of {path} is {found}, but the DataFrame's is {expected}.")
+            raise DataError(
+                f"column `{name}` of {path} has the type {found}, but in the DataFrame it has the type {expected}."
+            )
 
 
 def _fits(found: pa.DataType, expected: pa.DataType) -> bool:
-    """Whether values of a file, of the type `found`, are values of the type `expected`, too."""
+    """Return whether all values of the type `found`, which a file has, are also values of the type `expected`."""
     types = pa.types
     if types.is_dictionary(found):
         return _fits(found.value_type, expected)
@@ -273,7 +288,7 @@ def _fits(found: pa.DataType, expected: pa.DataType) -> bool:
 
 
 def _converted(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return a column as the tasks would send it: in its type in Spark, with NaN for nulls in arrays of floats."""
+    """Return a column as tasks would send it: in the type it has in Spark, with NaN for nulls in arrays of floats."""
     if pa.types.is_list(column.type) and not pa.types.is_nested(kind.value_type):
         values = column.values.cast(kind.value_type)
         if pa.types.is_floating(kind.value_type) and values.null_count:

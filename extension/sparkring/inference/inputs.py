@@ -15,7 +15,7 @@ class Inputs(Protocol):
     """Makes a model's inputs from rows."""
 
     def arrays(self, batch: pa.RecordBatch) -> Batch:
-        """Return the arrays [rows, …] by their names. Raise DataError if rows cannot become arrays."""
+        """Return a dict of arrays [rows, …]. Raise DataError if the rows cannot become arrays."""
         ...
 
 
@@ -47,15 +47,15 @@ class Described:
             if field.name in making.raw or not holds_nulls(field.type) or changes_with_nulls(field.type):
                 raise DataError(
                     f"column `{field.name}` ({field.type}) has nulls ({column.null_count:,} in {len(column):,} rows), "
-                    f"which its array cannot hold: replace them with fill={{'{field.name}': …}}, leave these rows out "
+                    f"which an array cannot hold: replace them with fill={{'{field.name}': …}}, leave these rows out "
                     f"with df.dropna(subset=['{field.name}']), or use on_error=\"null\"."
                 )
 
 
 class AsTheyAre:
-    """Inputs in which each column is an array of the same name.
+    """Inputs in which each column becomes an array of the same name.
 
-    predict_udf() uses these, because it learns its columns only from the rows.
+    predict_udf() uses this class, because the columns are not known before there are rows.
     """
 
     def arrays(self, batch: pa.RecordBatch) -> Batch:

@@ -11,12 +11,12 @@ import pyarrow as pa
 
 from sparkring.errors import DataError
 
-# What a model has returned: one array, or arrays by name, or several in their order.
+# What a model has returned: one array, a dict of arrays, or a sequence of arrays.
 Results = Any
 
 
 class Output(NamedTuple):
-    """A column of predictions, or a field of a struct (`of_struct`). `written` is what errors call its type."""
+    """A column of predictions or, with `of_struct`, a field of a struct. `written` is its type as errors name it."""
 
     name: str
     kind: pa.DataType
@@ -25,10 +25,10 @@ class Output(NamedTuple):
 
 
 def by_name(results: Results, names: Sequence[str]) -> dict[str, Any]:
-    """Return a model's results as a dict of arrays [rows, …]. The keys are the names of their columns.
+    """Return a model's results as a dict from the names of columns to arrays [rows, …].
 
     `names` are the names that the user has given. If `names` is empty, the model's own names are used. Raise DataError
-    if the names do not fit.
+    if the names do not match the results.
     """
     if isinstance(results, Mapping):
         found = {str(name): as_array(array) for name, array in results.items()}
@@ -37,8 +37,8 @@ def by_name(results: Results, names: Sequence[str]) -> dict[str, Any]:
             return dict(zip(names, found.values(), strict=True))
         if missing:
             raise DataError(
-                f"the model returned {_listed(found)}, but returns=… names `{missing[0]}`: use the names of the "
-                "model's outputs."
+                f"the model returned {_listed(found)}, but returns=… names `{missing[0]}`: in returns=…, use the names "
+                "of the model's outputs."
             )
         return {name: found[name] for name in names} if names else found
     if isinstance(results, list) and results and isinstance(results[0], Mapping):  # a dict for each row
@@ -49,12 +49,15 @@ def by_name(results: Results, names: Sequence[str]) -> dict[str, Any]:
             return {"prediction": arrays[0]}
         if len(names) != len(arrays):
             raise DataError(
-                f"the model returned {len(arrays)} arrays: name them, in their order, with "
+                f"the model returned {len(arrays)} arrays without names: name them, in the same order, with "
                 "returns={'name': 'float', …}."
             )
         return dict(zip(names, arrays, strict=True))
     if len(names) > 1:
-        raise DataError(f"the model returned one array, but returns=… names {len(names)}: {', '.join(names)}.")
+        raise DataError(
+            f"the model returned one array, but returns=… names {len(names)} columns ({', '.join(names)}): name only "
+            "one."
+        )
     return {names[0] if names else "prediction": as_array(results)}
 
 
@@ -81,8 +84,8 @@ def type_of(name: str, array: Any, rows: int) -> pa.DataType:
         kind = pa.array(values).type
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
         raise DataError(
-            f"the model returned {described(array)} for `{name}`, which no column can hold: return an array of "
-            "numbers or of text, or set returns=…."
+            f"the model returned {described(array)} for `{name}`, which no column can hold: let the model return an "
+            "array of numbers or of text, or set returns=…."
         ) from None
     for _ in range(array.ndim - 1):
         kind = pa.list_(kind)
@@ -106,8 +109,10 @@ def _column(array: Any, output: Output, rows: int) -> pa.Array:
         return _converted(list(array), output, output.kind)
     if array.ndim != depth + 1:
         raise DataError(
-            f"the model returned {described(array)} for `{output.name}`, but its column is {output.written}, which "
-            f"needs {'one value' if not depth else f'{depth} dimension' + 's' * (depth > 1)} for each row."
+            f"the model returned {described(array)} for `{output.name}`, but the type of this column is "
+            f"{output.written}, which needs "
+            f"{'one value' if not depth else f'{depth} dimension' + 's' * (depth > 1)} for each row: set another type "
+            "with returns=…."
         )
     column = _converted(array.reshape(-1), output, inner)
     for axis in range(array.ndim - 1, 0, -1):
@@ -131,13 +136,13 @@ def _check_rows(name: str, array: Any, rows: int) -> None:
     if array.ndim == 0 or len(array) != rows:
         got = "a single value" if array.ndim == 0 else f"{len(array):,} rows"
         raise DataError(
-            f"the model returned {got} of `{name}` for {rows:,} rows: its results must have one row for each row of "
-            f"its inputs, but their shape is {list(array.shape)}."
+            f"the model returned {got} of `{name}` for {rows:,} rows: the result must have one row for each row of "
+            f"the inputs, but its shape is {list(array.shape)}."
         )
 
 
 def described(array: Any) -> str:
-    """Return what an array is, in words."""
+    """Return the type and the shape of an array in words."""
     return f"{array.dtype} of shape {['rows', *array.shape[1:]]}".replace("'", "")
 
 

@@ -1,4 +1,4 @@
-"""Predictions for Parquet files: which rows a part has, and how a rank scores a part and writes it."""
+"""Predictions for Parquet files: divides the rows into parts; a rank scores a part and writes the predictions."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from sparkring.runtime import report
 from sparkring.runtime.storage import locate
 from sparkring.worker.member import process
 
-# Data is divided into PARTS parts, if each then has between LEAST_BYTES and MOST_BYTES before compression. A part has
-# at least one row group.
+# Data is divided into about PARTS parts, provided that each then has between LEAST_BYTES and MOST_BYTES before
+# compression. A part has at least one row group.
 PARTS, LEAST_BYTES, MOST_BYTES = 64, 4_000_000, 128_000_000
 READ_BYTES = 32_000_000  # the most bytes to decode at a time
-REQUEST_ROWS = 16_384  # the rows that are sent to the model process at a time, if they are not too large
-ROW_GROUP_BYTES = 32_000_000  # the size of a row group that is written, before compression
+REQUEST_ROWS = 16_384  # the most rows to send to the model process at a time; fewer if the rows are large
+ROW_GROUP_BYTES = 32_000_000  # the size of the row groups that are written, before compression
 REPORT_EVERY_S = 1.0
-END_S = 2.0  # after this, a model process that is to end is killed
+END_S = 2.0  # a model process that was asked to end is killed after this time
 
 
 class Part(NamedTuple):
-    """The rows that become one file of predictions: row groups of these files, in their order."""
+    """The rows that become one file of predictions: row groups of `files`, in the order of the data."""
 
     number: int
     files: tuple[DataFile, ...]
@@ -63,7 +63,7 @@ class Part(NamedTuple):
         return f"{first}, {named}"
 
     def place(self, row: int) -> str:
-        """Return what errors call a row of this part, counted from 0: its number in its file."""
+        """Return how errors name row `row` of this part, counted from 0: by its number in its file."""
         for each in self.ranges:
             if row < each.rows:
                 break
@@ -89,7 +89,7 @@ class Written(NamedTuple):
 
 
 def parts_of(dataset: Dataset) -> list[Part]:
-    """Divide a data set into parts. They depend on the data set only, so a later run has the same parts."""
+    """Divide a data set into parts. The parts depend only on the data set, so a later run has the same ones."""
     whole = sum(group.stored_bytes for file in dataset.files for group in file.row_groups)
     most = max(LEAST_BYTES, min(MOST_BYTES, whole // PARTS))
     parts: list[list[tuple[int, int]]] = []
@@ -121,10 +121,10 @@ class Model:
 
 
 class ModelProcess(Process):
-    """The model process of this machine, for ranks that score `part`.
+    """A connection to the model process of this machine, for ranks that score parts.
 
-    The process that runs on the notebook's machine is started and ended by the notebook. Elsewhere, a rank starts it,
-    and it ends with this rank.
+    On the notebook's machine, the notebook starts and ends the process. Elsewhere, a rank starts the process, and the
+    process ends with this rank.
     """
 
     def __init__(self, order: Mapping[str, Any], token: bytes, model: Model) -> None:
@@ -137,7 +137,7 @@ class ModelProcess(Process):
         self._part, self._rows = part, 0
 
     def start(self) -> None:
-        """Start the process, and do not wait until it has loaded the model: who connects will wait for that."""
+        """Start the process, and return before it has loaded the model. Ranks that connect wait for that."""
         lock = self._locked()
         try:
             self._start(lock)
@@ -168,7 +168,7 @@ class ModelProcess(Process):
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _is_running(self) -> bool:
-        """Whether the process of the folder runs: it loads its model, with the folder locked, or listens."""
+        """Return whether the process is running: it is loading its model, with the folder locked, or is listening."""
         lock = os.open(os.path.join(self._folder, "lock"), os.O_RDWR)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -184,7 +184,7 @@ class ModelProcess(Process):
             return file.read()
 
     def _model_file(self) -> str:
-        """Copy the file into the folder of the process, which only this user can enter, and check the copy there."""
+        """Copy the model's file into the folder of the process, which only this user can enter, and check the copy."""
         stored, digest = locate(self._model.path), hashlib.sha256()
         path = os.path.join(self._folder, "model")
         try:
@@ -199,7 +199,7 @@ class ModelProcess(Process):
             ) from error
         if digest.hexdigest() != self._model.digest:
             os.unlink(path)
-            raise DataError(f"{stored.written} was changed while predict() ran: run the cell again.")
+            raise DataError(f"{stored.written} was changed while predict() was running: run the cell again.")
         return path
 
     def _place(self, first: int, rows: int) -> str:
@@ -214,10 +214,10 @@ _connections: dict[str, ModelProcess] = {}
 
 @dataclass(frozen=True)
 class Job:
-    """Scores parts of `dataset`, and writes them to `folder`. It is called on ranks.
+    """Scores parts of `dataset`, and writes them to `folder`. Ranks call it with a part.
 
-    `dataset` has no files: a part brings its own. The columns `kept` are written beside those in `outputs`; those in
-    `used` are sent to the model.
+    `dataset` has no files, because each part has its own. The columns in `used` are sent to the model. The columns in
+    `kept` are written to the new files, and the predictions in `outputs` after them.
     """
 
     dataset: Dataset
@@ -234,7 +234,7 @@ class Job:
         began = time.monotonic()
         connection = _connections.setdefault(self.order["key"], ModelProcess(self.order, self.token, self.model))
         connection.begin(part)
-        name = f"part-{part.number:05d}-{secrets.token_hex(4)}.parquet"  # an attempt that has died may still write
+        name = f"part-{part.number:05d}-{secrets.token_hex(4)}.parquet"  # a lost process may still be writing
         target = locate(self.folder) / name
         reading = Ahead(lambda: self._tables(part), 1)
         rows = nulls = 0

@@ -55,7 +55,7 @@ class Saved:
 
     @property
     def told(self) -> str:
-        """What the user is told that the model is."""
+        """The model as messages name it: the checkpoint and its directory."""
         return f"{self._name} of {self._directory}"
 
     def load(self) -> Any:
@@ -72,8 +72,8 @@ class Saved:
         found = [value for value in state.values() if predictors.is_model(value)]
         if len(found) != 1:
             raise OptionsError(
-                f"the checkpoint {self._name} in {self._directory} has weights, but not what the model is like: pass a "
-                "function that makes the model, as in predict(df, directory, make_model, …)."
+                f"the checkpoint {self._name} in {self._directory} has weights, but no configuration from which to "
+                "make the model: pass a function that makes it, as in predict(df, directory, make_model, …)."
             )
         return found[0]
 
@@ -95,12 +95,12 @@ def predict(
     probe: bool = True,
     idle_s: float = IDLE_S,
 ) -> DataFrame:
-    """Return a DataFrame with the predictions of a model as a new column, or as several.
+    """Return a DataFrame with the predictions of a model as one or more new columns.
 
     engine/predict.py describes the arguments. Raises DataError, OptionsError, CheckpointError, CaptureError.
     """
     if type(data).__module__.startswith("pyspark.sql.connect."):
-        raise DataError("predict() needs a classic SparkSession, but the DataFrame belongs to one of Spark Connect.")
+        raise DataError("predict() needs a classic SparkSession, but the DataFrame belongs to a Spark Connect session.")
     session = session_of(data)
     groups = checked(inputs, batch_size, on_error)
     names = list(dict.fromkeys(name for members in groups.values() for name in members))
@@ -119,16 +119,16 @@ def predict(
     if rows is not None:
         result, small = _probed(source, found_inputs, rows, result, session, by_their_names, batch_size)
     if result is None:
-        why = "the DataFrame is empty" if probe else "with probe=False, no row is looked at"
+        why = "the DataFrame is empty" if probe else "with probe=False no row is looked at"
         raise OptionsError(
-            f"{'the DataFrame is a stream' if data.isStreaming else why}, so the type of the predictions is not known: "
-            "set it, as in returns='float'."
+            "the type of the predictions is not known, because "
+            f"{'the DataFrame is a stream' if data.isStreaming else why}: set the type, as in returns='float'."
         )
     taken = {name.lower() for name in data.columns}
     for output in result.outputs:
         if output.name.lower() in taken:
             raise OptionsError(
-                f"the DataFrame has a column `{output.name}` already: name the predictions with "
+                f"the DataFrame already has a column `{output.name}`: give the predictions another name, as in "
                 f"returns={{'{output.name}_2': {output.written!r}}}."
             )
     settings = {
@@ -170,7 +170,7 @@ def _used(data: DataFrame, names: Sequence[str]) -> DataFrame:
         if not count:
             raise DataError(f"the DataFrame has no column `{name}`: {nearest(name, data.columns)}")
         if count > 1:
-            raise DataError(f"the DataFrame has {count} columns `{name}`: rename or drop all but one.")
+            raise DataError(f"the DataFrame has {count} columns called `{name}`: rename or drop all but one.")
     from pyspark.sql import functions
 
     return for_arrays(data.select([functions.col(quoted(name)) for name in names]))
@@ -195,14 +195,14 @@ def _types(used: DataFrame, session: SparkSession) -> pa.Schema:
     for field in types:
         if is_object(field.type):
             raise DataError(
-                f"column `{field.name}` is {field.type}, which no array can hold: use its parts, as in "
+                f"column `{field.name}` is {field.type}, which no array can hold: make columns of its parts, as in "
                 f"df.withColumn('part', df['{field.name}']['part'])."
             )
     return types
 
 
 def making_of(names: Sequence[str], fill: Mapping[str, Any] | None, raw: Mapping[str, Any] | None) -> Making:
-    """Return how arrays are made of columns. Raise DataError if an option names a column that is not an input."""
+    """Return how arrays are made from columns. Raise DataError if an option names a column that is not an input."""
     for option, named in (("fill", fill or {}), ("raw", raw or {})):
         for name in named:
             if name not in names:
@@ -211,7 +211,7 @@ def making_of(names: Sequence[str], fill: Mapping[str, Any] | None, raw: Mapping
 
 
 def source_of(model: Any, make_model: Callable[[], Any] | None, which: Which) -> Source:
-    """Return where the model comes from. A checkpoint is looked up now. Raise OptionsError if it is no model."""
+    """Return where the model comes from. Checkpoints are looked up now. Raise OptionsError if `model` is no model."""
     store = model if isinstance(model, Store) else None
     if isinstance(model, str | os.PathLike):
         store = checkpoints(model)
@@ -248,7 +248,7 @@ def kinds_of(returns: Any) -> dict[str, Any]:
 def _first_rows(used: DataFrame, types: pa.Schema, files: Files | None, session: SparkSession) -> pa.RecordBatch | None:
     """Return the first rows that the model would get; None if the DataFrame is empty.
 
-    If the rows of the first file are surely among those of the DataFrame, they are read here, without a Spark job.
+    If it is certain that the DataFrame has all rows of its files, the rows are read here, without a Spark job.
     """
     if files is not None and not files.filtered and (found := files.first_rows(PROBED_ROWS)) is not None:
         return found
@@ -312,7 +312,7 @@ def probed(
 
 
 def _checked(results: Any, expected: Returned | None, session: SparkSession, rows: int) -> Returned:
-    """Return the type of the predictions, after a check that the model's results fit it."""
+    """Return the type of the predictions. Raise DataError if the model's results do not fit it."""
     found = expected
     if found is None:
         arrays = outputs.by_name(results, ())

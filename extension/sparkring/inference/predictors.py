@@ -16,29 +16,32 @@ from sparkring.errors import DataError
 Batch = dict[str, Any]
 Predict = Callable[[Batch], Any]
 
-_SMALL_FLOP = 20e6  # for a batch that takes fewer operations, several threads take longer to wait for each other
+# If a batch takes fewer operations, one thread is faster, because several threads spend more time on waiting for each
+# other.
+_SMALL_FLOP = 20e6
 
 
 def is_model(value: Any) -> bool:
-    """Whether a value is a torch module or a Keras model."""
+    """Return whether a value is a torch module or a Keras model."""
     return is_torch(value) or is_keras(value)
 
 
 def is_torch(value: Any) -> bool:
-    """Whether a value is a torch module."""
+    """Return whether a value is a torch module."""
     nn: Any = sys.modules.get("torch.nn")
     return nn is not None and isinstance(value, nn.Module)
 
 
 def is_keras(value: Any) -> bool:
-    """Whether a value is a Keras model, of Keras 2 or Keras 3."""
+    """Return whether a value is a model of Keras 2 or Keras 3."""
     return tensorflow_state.is_model(value) or keras_3_state.is_model(value)
 
 
 def settled(model: Any, *, small: bool = False) -> Any:
-    """Return a model of this process, ready for predictions: on the GPU if there is one, and without gradients.
+    """Prepare a model that belongs to this process for predictions, and return it.
 
-    A `small` one is computed by one thread.
+    A torch module is moved to the GPU if there is one, and computes no gradients. If it is `small`, one thread computes
+    it.
     """
     if is_torch(model):
         import torch
@@ -66,10 +69,10 @@ def borrowed(model: Any) -> Iterator[None]:
 
 
 def is_small(model: Any, predict: Predict, batch: Batch, batch_size: int) -> bool:
-    """Whether one thread is enough for a torch module, judged by the operations that it takes for a few rows.
+    """Return whether one thread is enough for a torch module, judged by the operations that a few rows take.
 
-    This is not measured in seconds, because the last bits of predictions may depend on the number of threads, and a
-    query that is repeated must give the same predictions.
+    Measured times are not used, because they differ from run to run: a repeated query might then use another number of
+    threads, and the last bits of predictions may depend on that number.
     """
     if not is_torch(model) or any(each.device.type != "cpu" for each in model.parameters()):
         return False
@@ -77,7 +80,7 @@ def is_small(model: Any, predict: Predict, batch: Batch, batch_size: int) -> boo
     from torch.utils.flop_counter import FlopCounterMode
 
     if any(isinstance(each, torch.nn.RNNBase) for each in model.modules()):
-        return False  # PyTorch does not count these
+        return False  # PyTorch does not count the operations of these
     with FlopCounterMode(display=False) as counter:
         predict(batch)
     rows = len(next(iter(batch.values())))
@@ -88,8 +91,8 @@ def is_small(model: Any, predict: Predict, batch: Batch, batch_size: int) -> boo
 def predictor_of(model: Any, *, by_name: bool) -> Predict:
     """Return the function that calls a model with a dict of arrays.
 
-    A function gets the dict. A torch module or a Keras model gets the arrays. It gets several arrays by their names
-    if `by_name` is true and the model has inputs of these names, otherwise in their order.
+    A function gets the dict. A torch module or a Keras model gets the arrays. Several arrays are passed by name if
+    `by_name` is true and the model has inputs with these names, otherwise in the order of the dict.
     """
     if is_torch(model):
         return _of_torch(model, by_name)
@@ -128,7 +131,8 @@ def _of_torch(module: Any, by_name: bool) -> Predict:
 
 
 def _of_keras(model: Any, by_name: bool) -> Predict:
-    # A model whose class the user has written has no inputs before its first call, but it may take a dict.
+    # A model of a class that the user has written does not know its inputs before its first call, but it may take a
+    # dict.
     names = {tensor.name for tensor in getattr(model, "inputs", None) or ()}
 
     def predict(batch: Batch) -> Any:

@@ -1,4 +1,4 @@
-"""Scores rows: makes arrays of them, calls the model on one batch after another, and makes columns of its results.
+"""Scores rows: turns them into arrays, calls the model on one batch after another, and turns its results into columns.
 
 The same code runs in the model processes and, for the first rows, on the driver.
 """
@@ -23,7 +23,10 @@ STRUCT = {"struct": "1"}  # the metadata of a batch with several outputs, which 
 
 
 class RowsError(Exception):
-    """Rows could not be scored. `row` is the first row that fails, counted from 0; None if no row fails by itself."""
+    """Rows could not be scored.
+
+    `row` is the number of the first row that cannot be scored even alone, counted from 0; None if there is none.
+    """
 
     def __init__(self, message: str, row: int | None) -> None:
         super().__init__(message)
@@ -40,8 +43,8 @@ class Scorer:
     """Scores Arrow tables with the model that `model` loads.
 
     `outputs` describes the columns of the results. If `by_name` is true, a model with several inputs gets them by their
-    names. If there are `files`, the tables have one column, with the numbers of the rows in these files.
-    A `small` model is computed by one thread.
+    names. If there are `files`, the tables have one column, whose integers stand for rows of these files. A `small`
+    model is computed by one thread.
     """
 
     def __init__(
@@ -105,7 +108,7 @@ class Scorer:
                 yield scored
 
     def _failing(self, batch: pa.RecordBatch) -> int | None:
-        """Search a batch that fails for a row that fails by itself, too, and return the first such row.
+        """Search a batch that cannot be scored for the first row that cannot be scored even alone; return its number.
 
         The search halves the batch repeatedly. Return None if a part fails, but neither of its halves does.
         """

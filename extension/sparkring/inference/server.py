@@ -37,8 +37,8 @@ from sparkring.errors import DataError
 from sparkring.inference.scorer import RowsError, told
 
 _LOOK_EVERY_S = 0.25
-_PROBLEM_S = 5.0  # for how long a process tells the tasks why it has no model
-_KEPT = 3  # how many processes without a task stay on a machine: those that were used last
+_PROBLEM_S = 5.0  # for how long a process that could not load its model stays, to tell the tasks why
+_KEPT = 3  # how many model processes without a task stay on a machine: the most recently used ones
 
 
 class _Server:
@@ -52,7 +52,7 @@ class _Server:
 
     @property
     def unused_s(self) -> float:
-        """For how long no task has been connected; 0.0 if one is."""
+        """For how many seconds no task has been connected; 0.0 if a task is connected."""
         return 0.0 if self._open else time.monotonic() - self._last_used
 
     def accept(self, listener: socket.socket) -> None:
@@ -96,7 +96,7 @@ class _Server:
 
 
 def main(order: dict[str, Any], parts: Sequence[bytearray]) -> NoReturn:
-    """Load the model, and serve until the process is to end. `order` is described by inference/task.py."""
+    """Load the model, and serve until the process is to end. inference/task.py makes the `order`."""
     code = 0
     try:
         _serve(order, parts)
@@ -112,9 +112,10 @@ def main(order: dict[str, Any], parts: Sequence[bytearray]) -> NoReturn:
 
 
 def _serve(order: dict[str, Any], parts: Sequence[bytearray]) -> None:
-    """Load the model, and serve.
+    """Load the model, and serve until the process is no longer needed.
 
-    If this returns because no task needs the process, the folder is locked, so no task starts another process in it.
+    If no task has used the process for a while, this returns with the folder locked, so that no task can start another
+    process in it.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt of the notebook is for its kernel
     for number in (signal.SIGTERM, signal.SIGHUP):  # Spark's daemon sends SIGHUP when the executor ends
@@ -155,7 +156,7 @@ def _others(folder: str) -> Iterator[Path]:
 
 
 def _newer(folder: str) -> int:
-    """Return how many other model processes were used after this one."""
+    """Return how many other model processes were used more recently than this one."""
     used, newer = os.stat(folder).st_mtime, 0
     for other in _others(folder):
         with contextlib.suppress(FileNotFoundError):

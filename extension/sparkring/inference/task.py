@@ -1,7 +1,7 @@
-"""Scores the rows of a Spark task: sends them to the model process of this machine, and returns what it answers.
+"""Scores the rows of a Spark task: sends them to the model process of this machine, and returns its answers.
 
 Executors need not have sparkring: the driver compiles this file's text and pickles its functions by value. So this file
-uses only the standard library, and what pandas UDFs need: NumPy, pandas, pyarrow and pyspark.
+uses only the standard library and the packages that pandas UDFs need: NumPy, pandas, pyarrow and pyspark.
 
 Each model process has a folder that only this user can enter:
 
@@ -10,7 +10,7 @@ Each model process has a folder that only this user can enter:
         socket    the process listens here; it answers only those who know the token
         log       what the process prints
         pid       its id
-        loaded    how many seconds it took to load the model, when it has done so
+        loaded    how many seconds the process took to load its model; written when the model has been loaded
 
 If no model process is running, the first task to notice starts one, and the other tasks wait for the lock. The model
 process gets the lock from the task that starts it, so the lock is still held if this task is killed.
@@ -45,12 +45,12 @@ _BOOT = (
     "sys.path[:0] = [path]; sys.path += [p for p in order['path'] if p not in sys.path]; del archive, file; "
     "from sparkring.inference.server import main; main(order, parts)"
 )
-_ATTEMPTS = 3  # how often a request is sent before its rows count as the cause of the model process's end
+_ATTEMPTS = 3  # if the model process ends this many times during a request, the request's rows count as the cause
 _LOGGED = 600  # the largest number of characters of a log that an error quotes
 
 
 class _Ended(Exception):
-    """The model process has ended before it has answered."""
+    """The model process ended before it answered."""
 
 
 def scorer_for(
@@ -58,9 +58,9 @@ def scorer_for(
 ) -> Callable[[Iterable[Any]], Iterator[Any]]:
     """Return the function that Spark calls with an iterator of the batches of a partition: a pandas iterator UDF.
 
-    `order` says how the model process starts, and what it is called. `model` is a broadcast variable with sparkring's
-    archive and the packed model. `types` is the Arrow schema of the columns, serialized; without it, the types are
-    those of the values.
+    `order` says how to start the model process, and which folder it has. `model` is a broadcast variable with
+    sparkring's archive and the packed model. `types` is the Arrow schema of the columns, serialized; if it is None, the
+    types are those of the values.
     """
 
     def score(batches: Iterable[Any]) -> Iterator[Any]:
@@ -83,7 +83,7 @@ def scorer_for(
 def _requests(batches: Iterable[Any], schema: Any, batch_size: int) -> Iterator[Any]:
     """Yield the rows as Arrow tables whose lengths are multiples of `batch_size`, except for the last one.
 
-    So a row's batch depends on the partition only: not on the size of Spark's batches, nor on other tasks.
+    So a row's batch depends only on the partition, and not on the size of Spark's batches or on other tasks.
     """
     import pyarrow
 
@@ -154,23 +154,24 @@ def _as_pandas(batch: Any) -> Any:
 
 
 class Process:
-    """A connection to the model process of this machine. It is opened, and the process started, when it is needed.
+    """A connection to the model process of this machine.
 
-    A subclass says where the model is, and what errors call the rows.
+    The connection is opened when it is first needed; if no model process is running then, one is started. A subclass
+    says where the model is, and how errors name the rows.
     """
 
     def __init__(self, order: dict[str, Any], token: bytes) -> None:
         self._order, self._token = order, token
         self._folder = os.path.join(_temporary(), f"sparkring-model-{order['key']}")
         self._connection: Any = None
-        self._rows = 0  # that have been scored
+        self._rows = 0  # how many rows have been scored
 
     def _model_file(self) -> str:
         """Return the path of the file with sparkring's archive and the packed model. The folder is locked."""
         raise NotImplementedError
 
     def _place(self, first: int, rows: int) -> str:
-        """Return what errors call `rows` rows from row `first` on."""
+        """Return how errors name `rows` rows from row `first` on."""
         raise NotImplementedError
 
     def ask(self, rows: Any) -> Any:
@@ -199,7 +200,7 @@ class Process:
         self._remove()
         raise RuntimeError(
             f"sparkring: the process with the model ended {_ATTEMPTS} times before it had scored "
-            f"{self._place(self._rows, len(rows))}: was it out of memory? Its last output: {output}"
+            f"{self._place(self._rows, len(rows))}. Perhaps it ran out of memory. Its last output: {output}"
         )
 
     def _error(self, told: dict[str, Any], rows: int) -> str:
@@ -215,9 +216,9 @@ class Process:
             self._connection = None
 
     def _connected(self) -> Any:
-        """Return a connection to the model process; start the process if it does not run.
+        """Return a connection to the model process. If the process is not running, start it.
 
-        Raise _Ended, with its last output, if it ends before it listens.
+        Raise _Ended, with the last output of the process, if the process ends before it listens.
         """
         started = False
         while True:
@@ -225,7 +226,7 @@ class Process:
                 return self._dialled()
             lock = self._locked()
             try:
-                if not self._is_current(lock):  # the process that was here has just ended, and removed its folder
+                if not self._is_current(lock):  # the process has just ended, and has removed its folder
                     continue
                 # The process may have begun to listen while this one waited for the lock.
                 with contextlib.suppress(OSError, EOFError):
@@ -250,7 +251,7 @@ class Process:
         while True:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(self._folder, 0o700)
-            with contextlib.suppress(FileNotFoundError):  # a process that ends has just removed its folder
+            with contextlib.suppress(FileNotFoundError):  # a process that is ending has just removed its folder
                 _check_private(self._folder)
                 lock = os.open(os.path.join(self._folder, "lock"), os.O_RDWR | os.O_CREAT, 0o600)
                 fcntl.flock(lock, fcntl.LOCK_EX)
@@ -262,7 +263,7 @@ class Process:
         return False
 
     def _remove(self) -> None:
-        """Remove the folder if the process was killed."""
+        """Remove the folder, unless a process is listening in it."""
         lock = self._locked()
         try:
             with contextlib.suppress(OSError, EOFError):
@@ -290,7 +291,8 @@ class Process:
                 env={**os.environ, **_threads(), **self._order["environment"]},
                 pass_fds=[lock],
             )
-        process.communicate(json.dumps(order).encode() + b"\n")  # _connected() notices a failure when it has the lock
+        # If this fails, _connected() notices when it has the lock.
+        process.communicate(json.dumps(order).encode() + b"\n")
 
     def _output(self) -> str:
         with contextlib.suppress(OSError), open(os.path.join(self._folder, "log"), "rb") as log:
@@ -311,7 +313,7 @@ class _OfPartition(Process):
 
     def _model_file(self) -> str:
         path: str | None = getattr(self._model, "_path", None)
-        if path is None or not os.path.exists(path):  # no file if Spark encrypts what it writes to disk
+        if path is None or not os.path.exists(path):  # if Spark encrypts what it writes to disk, there is no file
             path = os.path.join(self._folder, "model")
             with open(path, "wb") as file:
                 pickle.dump(self._model.value, file)
@@ -324,7 +326,7 @@ class _OfPartition(Process):
 
 
 def _temporary() -> str:
-    """Return the folder for temporary files, or /tmp if its path is too long for a socket."""
+    """Return the folder for temporary files, or /tmp if the folder's path is too long for a socket."""
     found = tempfile.gettempdir()
     return found if len(found) < 60 else "/tmp"
 
@@ -343,4 +345,4 @@ def _check_private(folder: str) -> None:
     """Raise an error unless only this user can enter a folder. Raise FileNotFoundError if it does not exist."""
     found = os.lstat(folder)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
-        raise RuntimeError(f"sparkring: {folder} belongs to another user, or others can enter it: remove it.")
+        raise RuntimeError(f"sparkring: {folder} belongs to another user, or others can enter it: remove the folder.")

@@ -55,9 +55,9 @@ def predict_udf(
     make_predict_fn: a function that is called once on each machine. It loads the model, and returns a function of NumPy
         arrays.
     return_type: the Spark type of the predictions. A struct has a field for each array that the function returns.
-    batch_size: the number of rows with which the function is called.
-    input_tensor_shapes: the shape of a row of each input, or None for an input that is a number. It is needed if there
-        are columns of arrays.
+    batch_size: the number of rows in each call to the function.
+    input_tensor_shapes: the shape of a row of each input, or None for an input that is a number. These shapes are
+        needed if there are columns of arrays.
     idle_s: for how many seconds a process keeps the model when no task uses it.
 
     Raises OptionsError, LaunchError, CaptureError.
@@ -87,7 +87,9 @@ def _arguments(columns: dict[str, Any], expected: int, shapes: Sequence[list[int
     """
     arrays = list(columns.values())
     if not shapes and any(array.ndim > 1 for array in arrays):
-        raise DataError("columns of arrays need input_tensor_shapes=[…]: the shape of a row of each input.")
+        raise DataError(
+            "input_tensor_shapes=… is missing, and there are columns of arrays: pass the shape of a row of each input."
+        )
     if expected == len(arrays) and expected > 1:
         if shapes and len(shapes) != expected:
             raise DataError(f"input_tensor_shapes has {len(shapes)} shapes, but the function takes {expected} arrays.")
@@ -106,7 +108,7 @@ def _arguments(columns: dict[str, Any], expected: int, shapes: Sequence[list[int
 
 
 def _shaped(array: Any, shape: list[int] | None) -> Any:
-    """Return an array with rows of this shape. Raise DataError if its rows have another number of values."""
+    """Return the array with rows of this shape. Raise DataError if the rows have another number of values."""
     array = np.require(array, requirements="W")  # frameworks expect writable arrays; Arrow's memory is read-only
     if not shape:
         return array

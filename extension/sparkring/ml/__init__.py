@@ -1,9 +1,9 @@
-"""Estimators for Spark pipelines: models of Keras and PyTorch that are trained on a ring of ranks.
+"""Estimators for Spark pipelines: they train Keras and PyTorch models on a ring of ranks.
 
     from sparkring.ml import KerasEstimator
 
-The names are imported only when they are first used, because the code that runs on the ranks is in this package, too,
-and does not need pyspark.
+Each name is imported only when it is first used. The reason is that this package also has the code that runs on the
+ranks, which must work without pyspark.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class _RingEstimator(Estimator[Fitted], Fitting, MLWritable, MLReadable):  # typ
         self.setParams(**{name: value for name, value in given.items() if name not in ("self", "__class__")})
 
     def setParams(self, **given: Any) -> Any:
-        """Set the parameters that are given and not None, and return this object. `np` is a name of `num_proc`."""
+        """Set the parameters that are given and not None, and return this object. `np` stands for `num_proc`."""
         values = {name: value for name, value in given.items() if value is not None}
         if "np" in values:
             values["num_proc"] = values.pop("np")
@@ -134,44 +134,46 @@ class _RingEstimator(Estimator[Fitted], Fitting, MLWritable, MLReadable):  # typ
         )
 
     def write(self) -> EstimatorWriter:
-        """Return the writer; save(path) calls it."""
+        """Return the writer. save(path) calls this method."""
         return EstimatorWriter(self)
 
     @classmethod
     def read(cls) -> EstimatorReader:
-        """Return the reader; load(path) calls it."""
+        """Return the reader. load(path) calls this method."""
         return EstimatorReader(cls)
 
 
 class KerasEstimator(_RingEstimator):
-    """Trains a Keras model on a ring of Horovod's ranks, as a stage of a Spark pipeline.
+    """Trains a Keras model on a ring of Horovod ranks, as a stage of a Spark pipeline.
 
         est = KerasEstimator(np=2, model=make_model, optimizer="adam", loss="mse", feature_cols=["features"],
                              label_cols=["y"], batch_size=64, epochs=5, validation=0.1)
         fitted = Pipeline(stages=[assembler, est]).fit(train_df)
 
-    The parameters have the names of horovod.spark.keras, and are pyspark's Params: for each of them, there are methods
-    such as setBatchSize() and getBatchSize(). fit() returns a KerasModel.
+    The parameters have the same names as in horovod.spark.keras, and are pyspark Params: for each of them, there are
+    methods such as setBatchSize() and getBatchSize(). fit() returns a KerasModel.
 
-    np, num_proc: the number of ranks: processes on this machine if it is negative, Spark tasks if it is positive.
+    np, num_proc: the number of ranks. With np=-2, they are two processes on this machine; with np=2, two Spark tasks.
     model: a Keras model, or a function that returns one.
     optimizer: a name, an optimizer, or a function that returns one.
     loss, loss_weights, metrics: as for compile().
     feature_cols: the columns that are the inputs of the model: numbers, vectors, or arrays of numbers.
     label_cols: the columns that are compared with the outputs of the model.
     sample_weight_col: the column with the weights of the rows.
-    validation: a fraction of the rows, or the name of a column that is true, or > 0, in the rows for validation.
-    callbacks: Keras callbacks, on every rank. The metrics that they see are averages over the ranks.
+    validation: the fraction of the rows to use for validation, or the name of a column that is true or > 0 in these
+        rows.
+    callbacks: Keras callbacks, which are called on every rank. They get metrics that are averages over the ranks.
     batch_size, val_batch_size: the number of rows in a batch of each rank.
     epochs, shuffle, random_seed: as for fit().
-    verbose: as for fit(), on rank 0. The default is 0, since the panel shows the metrics.
+    verbose: as for fit(), but only rank 0 prints. The default is 0, because the panel shows the metrics.
     input_shapes: the shape of a row of each feature column, as in [[-1, 8, 8, 1]].
     output_cols: the columns for predictions; by default, <label>__output.
     use_gpu: whether ranks use GPUs, if there are any.
-    checkpoint_dir, max_restarts: where to save each epoch, and how often to restart after a rank is lost.
+    checkpoint_dir: where to save a checkpoint after each epoch.
+    max_restarts: how many times the run may restart after losing a rank.
 
-    fit() raises OptionsError, DataError, CaptureError or CheckpointError before the launch, and then the errors of a
-    run.
+    fit() raises OptionsError, DataError, CaptureError or CheckpointError before the launch. After that, it raises the
+    same errors as run().
     """
 
     framework = "horovod"
@@ -187,14 +189,14 @@ class TorchEstimator(_RingEstimator):
 
     Parameters that are not listed here are as in KerasEstimator. fit() returns a TorchModel.
 
-    model: a torch module, or a function that returns one. It is called with a tensor for each feature column.
+    model: a torch module, or a function that returns one. The module is called with a tensor for each feature column.
     optimizer: an optimizer, or a function that takes the parameters and returns one, such as torch.optim.Adam.
-    loss: a function of an output and its label, a name in torch.nn.functional, or a list with one for each label. A
-        label with as many numbers as its output gets the shape and the type of the output; numbers of classes become
-        int64.
+    loss: a function of an output and its label, the name of a function in torch.nn.functional, or a list with one of
+        these for each label. A label with as many numbers as its output gets the shape and the type of the output;
+        class numbers become int64.
     metrics: functions of an output and its label.
-    callbacks: functions of the epoch, from 1, and of its metrics by name. They are called on every rank; if one of
-        them returns True, the training ends.
+    callbacks: functions that are called on every rank with the number of the epoch, from 1, and a dict of its metrics.
+        If one of them returns True, the training ends.
     """
 
     framework = "torch"
@@ -208,12 +210,12 @@ class TorchEstimator(_RingEstimator):
 
 # ── What a fit is ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-# These do not change what is trained.
+# These parameters do not change what is trained.
 _APART = {"checkpoint_dir", "max_restarts", "num_proc", "output_cols", "use_gpu", "verbose"}
 
 
 def _described(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return the parameters that determine a fit as text, which is the same in every kernel."""
+    """Return, as text, the parameters that determine a fit. The text is the same in every kernel."""
     return {name: _text(value) for name, value in values.items() if name not in _APART and value not in (None, [])}
 
 
@@ -262,9 +264,9 @@ def _only_one(what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _unfinished(home: Location, key: str) -> Iterator[str]:
-    """Yield the directory of a fit below `home`: the first one that no fit with this key has finished with.
+    """Yield the directory of a fit below `home`: the first directory for this key in which no fit has finished.
 
-    When the block ends without an error, the directory is marked as finished with.
+    When the block ends without an error, a file marks the directory as finished.
     """
     with _only_one((home / key).url):
         for number in itertools.count(1):
@@ -277,7 +279,7 @@ def _unfinished(home: Location, key: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _warm_gang(np: int) -> Iterator[WarmGang | None]:
-    """Yield the warm gang with this `np`, or None if there is none or a cell uses it. Wait while a fit uses it."""
+    """Yield the warm gang with this `np`, or None if there is none or a cell is using it. Wait while a fit uses it."""
     if not any(gang.wanted.np == np for gang in warm_gang.every()):
         yield None
         return
@@ -287,9 +289,10 @@ def _warm_gang(np: int) -> Iterator[WarmGang | None]:
 
 @contextlib.contextmanager
 def _room(np: int, context: SparkContext) -> Iterator[None]:
-    """Wait until Spark has slots for `np` ranks besides those of other fits, since a barrier stage waits only so long.
+    """Wait until Spark has slots for `np` ranks besides the ranks of other fits.
 
-    If Spark has too few slots at all, do not wait: the launch says so.
+    Without this, the barrier stage would wait for the slots, but only for a limited time. If Spark has fewer than `np`
+    slots in all, wait only until no other fit uses slots; the launch then raises an error.
     """
     global _slots_in_use
     total = slots(context).total

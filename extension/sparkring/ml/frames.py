@@ -1,4 +1,4 @@
-"""The rows of a fit: a DataFrame, written once and divided among the ranks, and the part that is for validation."""
+"""The rows of a fit: a DataFrame that is written once and divided among the ranks, and the rows for validation."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Rows(NamedTuple):
 
 
 def rows_of(frame: DataFrame, fitting: Fitting, transform: Transform | None) -> Rows:
-    """Write the columns that a fit needs, unless the cache has them, and return them divided among its ranks.
+    """Write the columns that a fit needs, unless the cache has them, and return the rows divided among the ranks.
 
     Raise DataError if there are too few rows for the ranks, or if a column has nulls.
     """
@@ -54,8 +54,8 @@ def rows_of(frame: DataFrame, fitting: Fitting, transform: Transform | None) -> 
         copy = _written(frame, names, validation, fitting.value("random_seed"))
     for name, count in copy.facts["nulls"].items():
         raise DataError(
-            f"column `{name}` has nulls or empty arrays ({count:,}; the DataFrame has {copy.rows:,} rows): leave these "
-            f"rows out with df.dropna(subset=['{name}']), or fill them, for example with df.fillna() or Imputer."
+            f"column `{name}` has {count:,} nulls or empty arrays (the DataFrame has {copy.rows:,} rows): drop these "
+            f"rows with df.dropna(subset=['{name}']), or fill the nulls, for example with df.fillna() or Imputer."
         )
     seed = fitting.value("random_seed")
 
@@ -80,9 +80,9 @@ def rows_of(frame: DataFrame, fitting: Fitting, transform: Transform | None) -> 
     ranks = abs(fitting.value("num_proc"))
     if rows["train"] // ranks < batch_size:
         raise DataError(
-            f"the DataFrame has {rows['train']:,} rows for training. With {ranks} ranks, a rank has "
-            f"{rows['train'] // ranks:,}, which do not fill a batch of {batch_size:,}: use a smaller batch_size or "
-            "fewer ranks."
+            f"the DataFrame has too few rows for training: {rows['train']:,}. With {ranks} ranks, each rank gets "
+            f"{rows['train'] // ranks:,} of them, which do not fill a batch of {batch_size:,}: use a smaller "
+            "batch_size or fewer ranks."
         )
     if not validation:
         return Rows(open_it(None, "", batch_size, "drop", fitting.value("shuffle")), None, copy.version)
@@ -123,7 +123,7 @@ def _written(frame: DataFrame, names: Sequence[str], validation: str | float | N
 
 
 def _facts(copy: Location) -> dict[str, Any]:
-    """Return how many rows are for training and for validation, and which columns have nulls, as the footers tell."""
+    """Return how many rows are for training and for validation, and which columns have nulls, found from the files."""
     nulls: Counter[str] = Counter()
     total = chosen = 0
     for path in copy.fs.ls(copy.path, detail=False):

@@ -1,4 +1,4 @@
-"""Trains a Keras model on a rank of Horovod. Ranks import this module, so it does not need pyspark."""
+"""Trains a Keras model on a Horovod rank. Ranks import this module, so it does not need pyspark."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def train(training: Training, model: Any, optimizer: Any, data: Shards, validati
 
 
 def is_model(value: Any) -> bool:
-    """Whether a value is a Keras model, of Keras 2 or Keras 3."""
+    """Return whether a value is a model of Keras 2 or Keras 3."""
     return tensorflow_state.is_model(value) or keras_3_state.is_model(value)
 
 
 def new_model(given: Any, specs: dict[str, Spec]) -> Any:
-    """Return a new model that has weights: what the function `given` returns, or a copy of the model `given`.
+    """Return a new model that has weights. If `given` is a function, call it; if it is a model, copy it.
 
     `specs` has the shape and the dtype of the rows of each input.
     """

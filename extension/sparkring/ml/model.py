@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType
 
-_PROBED = 2  # rows; with one, an output of shape [1, n] could be a row or a column
+_PROBED = 2  # rows; with a single row, an output of shape [1, n] could be a row or a column
 
 
 class Fitted(Model, Columns, MLWritable, MLReadable):  # type: ignore[misc]
@@ -39,7 +39,7 @@ class Fitted(Model, Columns, MLWritable, MLReadable):  # type: ignore[misc]
         self._making = threading.Lock()
 
     def _of(self, columns: Columns, given: Any, trained: Trained, specs: Mapping[str, Spec]) -> Fitted:
-        """Set what fit() has found: `given` is the estimator's model, and `specs` are the rows of its inputs."""
+        """Set the results of fit(). `given` is the estimator's model, and `specs` describe the rows of its inputs."""
         self._set(
             feature_cols=columns.value("feature_cols"),
             label_cols=columns.value("label_cols"),
@@ -52,7 +52,7 @@ class Fitted(Model, Columns, MLWritable, MLReadable):  # type: ignore[misc]
 
     @property
     def history(self) -> History:
-        """The metrics of each epoch, by name. Those of the validation begin with `val_`."""
+        """The metrics of each epoch, by name. The names of validation metrics begin with `val_`."""
         return self._history
 
     def getHistory(self) -> History:
@@ -88,7 +88,7 @@ class Fitted(Model, Columns, MLWritable, MLReadable):  # type: ignore[misc]
         )
 
     def _returns(self, names: list[str]) -> dict[str, DataType]:
-        """Return the types of the predictions, found with rows of zeros."""
+        """Return the types of the predictions, found by scoring rows of zeros."""
         model = self.getModel()
         rows = {name: np.zeros((_PROBED, *spec.shape), spec.dtype) for name, spec in self._specs.items()}
         with predictors.borrowed(model):
@@ -97,18 +97,18 @@ class Fitted(Model, Columns, MLWritable, MLReadable):  # type: ignore[misc]
         return spark_types(names, [outputs.type_of(name, arrays[name], _PROBED) for name in names])
 
     def copy(self, extra: Any = None) -> Any:
-        """Return a copy with other parameters. It has the same model."""
+        """Return a copy of this transformer with other parameters and the same model."""
         found = super().copy(extra)
         found._making = threading.Lock()
         return found
 
     def write(self) -> ModelWriter:
-        """Return the writer; save(path) calls it."""
+        """Return the writer. save(path) calls this method."""
         return ModelWriter(self)
 
     @classmethod
     def read(cls) -> ModelReader:
-        """Return the reader; load(path) calls it."""
+        """Return the reader. load(path) calls this method."""
         return ModelReader(cls)
 
 
@@ -132,7 +132,8 @@ class TorchModel(Fitted):
     """The transformer that TorchEstimator.fit() returns.
 
     transform() adds a column for each output of the module: by default, `<label>__output`. `history` has the metrics of
-    each epoch. save() writes the weights, and how the module is made: the name of the function if it can be imported.
+    each epoch. save() writes the weights, and how to make the module: if a function makes it and can be imported, the
+    name of the function; otherwise, a pickle.
     """
 
     def _made(self, given: Any, weights: Any) -> Any:

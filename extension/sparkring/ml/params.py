@@ -1,4 +1,4 @@
-"""The parameters of the estimators and of their models. Their names are those of horovod.spark."""
+"""The parameters of the estimators and of their models. They have the same names as in horovod.spark."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _param(name: str, what: str, convert: Callable[[Any], Any] | None = None) ->
 
 
 def camel(name: str) -> str:
-    """Return the name of a parameter as it is in the names of its methods: `batch_size` becomes `BatchSize`."""
+    """Return the name of a parameter as the names of its methods contain it: `batch_size` becomes `BatchSize`."""
     return "".join(part.capitalize() for part in name.split("_"))
 
 
@@ -53,7 +53,7 @@ def _getter(name: str) -> Callable[..., Any]:
 class Columns(Params):  # type: ignore[misc]
     """The parameters that estimators and their models have."""
 
-    feature_cols = _param("feature_cols", "the columns that are the inputs of the model, in their order", _names)
+    feature_cols = _param("feature_cols", "the columns that are the inputs of the model, in this order", _names)
     label_cols = _param("label_cols", "the columns that the outputs of the model are compared with", _names)
     output_cols = _param("output_cols", "the columns for predictions; default: <label>__output", _names)
     input_shapes = _param("input_shapes", "the shape of a row of each feature column, as in [[-1, 8, 8, 1]]", _shapes)
@@ -63,7 +63,7 @@ class Columns(Params):  # type: ignore[misc]
         self._setDefault(feature_cols=None, label_cols=None, output_cols=None, input_shapes=None)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Add the methods that pyspark's users expect: setBatchSize(), getBatchSize()."""
+        """Add the methods that users of pyspark expect, such as setBatchSize() and getBatchSize()."""
         super().__init_subclass__(**kwargs)
         for name, value in [pair for base in cls.__mro__ for pair in vars(base).items()]:
             if isinstance(value, Param):
@@ -92,17 +92,17 @@ class Fitting(Columns):
     loss_weights = _param("loss_weights", "the weight of each label's loss", TypeConverters.toListFloat)
     metrics = _param("metrics", "the metrics of each epoch, besides the loss", list)
     sample_weight_col = _param("sample_weight_col", "the column with the weights of the rows", TypeConverters.toString)
-    validation = _param("validation", "the fraction of the rows for validation, or the column that is > 0 for these")
+    validation = _param("validation", "the fraction of the rows for validation, or a column that is > 0 in these rows")
     callbacks = _param("callbacks", "the callbacks of the training", list)
     batch_size = _param("batch_size", "the number of rows in a batch of each rank", TypeConverters.toInt)
-    val_batch_size = _param("val_batch_size", "the same for validation; default: batch_size", TypeConverters.toInt)
+    val_batch_size = _param("val_batch_size", "batch_size for validation; default: batch_size", TypeConverters.toInt)
     epochs = _param("epochs", "the number of epochs", TypeConverters.toInt)
-    verbose = _param("verbose", "what rank 0 prints: 0 nothing, 1 or 2 each epoch", TypeConverters.toInt)
+    verbose = _param("verbose", "what rank 0 prints: with 0, nothing; with 1 or 2, each epoch", TypeConverters.toInt)
     shuffle = _param("shuffle", "whether to shuffle the rows in each epoch", TypeConverters.toBoolean)
     random_seed = _param("random_seed", "the seed of the weights, the shuffling and the split", TypeConverters.toInt)
     use_gpu = _param("use_gpu", "whether ranks use GPUs, if there are any", TypeConverters.toBoolean)
-    checkpoint_dir = _param("checkpoint_dir", "the directory from which an interrupted fit goes on")
-    max_restarts = _param("max_restarts", "how often a fit restarts after a rank is lost", TypeConverters.toInt)
+    checkpoint_dir = _param("checkpoint_dir", "the directory from which an interrupted fit continues")
+    max_restarts = _param("max_restarts", "how often a fit may restart after losing a rank", TypeConverters.toInt)
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,8 +117,8 @@ class Fitting(Columns):
         who = type(self).__name__
         if not isinstance(self.value("num_proc"), int) or self.value("num_proc") == 0:
             raise OptionsError(
-                f"{who}: np={self.value('num_proc')!r}: expected a number of ranks: -2 is two processes on this "
-                "machine, 2 is two Spark tasks."
+                f"{who}: np={self.value('num_proc')!r}: expected a number of ranks: use np=-2 for two processes on "
+                "this machine, or np=2 for two Spark tasks."
             )
         for name, example in (
             ("model", "model=make_model"),
@@ -144,7 +144,10 @@ class Fitting(Columns):
                 )
         loss = self.value("loss")
         if isinstance(loss, list | tuple) and len(loss) not in (1, len(labels)):
-            raise OptionsError(f"{who}: loss has {len(loss)} entries for {len(labels)} labels: {', '.join(labels)}.")
+            raise OptionsError(
+                f"{who}: loss has {len(loss)} entries, but needs one for each of the {len(labels)} labels: "
+                f"{', '.join(labels)}."
+            )
         share = self.value("validation")
         if isinstance(share, bool) or not (share is None or isinstance(share, str) or 0 <= share < 1):
             raise OptionsError(
@@ -152,7 +155,7 @@ class Fitting(Columns):
             )
 
     def check_columns(self, frame: DataFrame) -> None:
-        """Raise DataError, which names the column, if a column is missing or does not hold numbers."""
+        """Raise DataError if a column is missing or does not hold numbers. The error names the column."""
         weight, validation = self.value("sample_weight_col"), self.value("validation")
         columns = {
             "feature_cols": self.value("feature_cols"),

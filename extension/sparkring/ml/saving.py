@@ -57,7 +57,7 @@ class ModelWriter(MLWriter):  # type: ignore[misc]
             _copy(self.sc, _local(folder), f"{path}/{_FILES}")
 
     def _maker(self, model: Any) -> Any:
-        """Return what makes a model into which the weights can be loaded: a function, or a module without weights."""
+        """Return what the reader needs to make a model for the weights: a function, or a module without weights."""
         given = self._fitted._given
         if given is not None and not predictors.is_model(given):
             return given
@@ -95,8 +95,8 @@ class ModelReader(MLReader):  # type: ignore[misc]
             fitted._model = store.load()["model"]
         if not predictors.is_model(fitted._model):
             raise CheckpointError(
-                f"{path}: Keras cannot make the model from its configuration: first import the modules with its "
-                "classes."
+                f"{path}: Keras cannot make the model from its configuration: first import the modules that define the "
+                "model's classes."
             )
         return fitted
 
@@ -147,9 +147,9 @@ class EstimatorReader(MLReader):  # type: ignore[misc]
 
 
 def _reference(value: Any, file: Path) -> str:
-    """Return the name under which a model's function can be imported; write it to `file` and return '' if it has none.
+    """Return the name under which the function `value` can be imported.
 
-    A module without weights has no such name.
+    If there is no such name, or `value` is a module without weights, write `value` to `file` and return ''.
     """
     found = _importable(value)
     if not found:
@@ -190,7 +190,7 @@ def _pickled(value: Any, file: Path, what: str) -> None:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether JSON has the value as it is."""
+    """Return whether JSON can represent the value exactly."""
     if isinstance(value, list):
         return all(map(_is_plain, value))
     if isinstance(value, dict):
@@ -210,7 +210,7 @@ def _files(context: SparkContext, path: str) -> Iterator[Path]:
 
 
 def _copy(context: SparkContext, source: str, target: str) -> None:
-    """Copy a folder. Spark's own file systems do it, so that the files lie where pyspark puts its metadata."""
+    """Copy a folder with Hadoop, so that the files are in the same file system as the metadata that pyspark writes."""
     jvm: Any = context._jvm
     hadoop, settings = jvm.org.apache.hadoop.fs, context._jsc.hadoopConfiguration()
     one, other = hadoop.Path(source), hadoop.Path(target)

@@ -40,7 +40,8 @@ def train(training: Training, model: Any, optimizer: Any, data: Shards, validati
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     if training.seed is not None:
         torch.manual_seed(training.seed)
-    # A module that was sent is this rank's own, and the optimizer that was sent with it has its parameters.
+    # If a module was sent, this rank has its own copy, and an optimizer that was sent with it refers to that copy's
+    # parameters. So do not copy the module again.
     module = (model if is_module(model) else new_model(model)).to(device)
     found = _Loop(training, module, _optimizer(optimizer, module), device).run(data, validation)
     if own:
@@ -50,7 +51,7 @@ def train(training: Training, model: Any, optimizer: Any, data: Shards, validati
 
 
 class _Loop:
-    """The epochs of a training, from the checkpoint from which the run resumes, if there is one."""
+    """Trains for the epochs that remain: all, or those after the checkpoint from which the run resumes."""
 
     def __init__(self, training: Training, module: Any, optimizer: Any, device: Any) -> None:
         self._training = training
@@ -149,7 +150,7 @@ class _Loop:
         return loss, metrics, len(inputs[0])
 
     def _any(self, votes: Sequence[bool]) -> bool:
-        """Whether a callback of any rank wants the training to stop, so that all ranks stop after the same epoch."""
+        """Return whether a callback of any rank votes to stop. All ranks get the same answer, and stop together."""
         import torch
         import torch.distributed as dist
 
@@ -159,7 +160,7 @@ class _Loop:
 
 
 def check(loss: Any, optimizer: Any) -> None:
-    """Raise OptionsError if a loss or the optimizer is not what the ranks can use."""
+    """Raise OptionsError if a loss or the optimizer cannot be used."""
     from torch.nn import functional
 
     for each in _listed(loss):
@@ -176,14 +177,14 @@ def check(loss: Any, optimizer: Any) -> None:
 
 
 def is_module(value: Any) -> bool:
-    """Whether a value is a torch module."""
+    """Return whether a value is a torch module."""
     import torch
 
     return isinstance(value, torch.nn.Module)
 
 
 def new_model(given: Any) -> Any:
-    """Return a new module: what the function `given` returns, or a copy of the module `given`."""
+    """Return a new module. If `given` is a function, call it; if it is a module, copy it."""
     made = copy.deepcopy(given) if is_module(given) else given()
     if not is_module(made):
         raise OptionsError(f"model: the function returned a `{type(made).__name__}`, which is not a torch module.")
@@ -191,12 +192,12 @@ def new_model(given: Any) -> Any:
 
 
 def hollow(module: Any) -> Any:
-    """Return a copy of a module in which all tensors that belong to its state have no values."""
+    """Return a copy of a module without the values of the tensors that belong to its state."""
     return _replaced(copy.deepcopy(module).cpu(), lambda tensor: tensor.to("meta"))
 
 
 def filled(module: Any) -> Any:
-    """Return a module that hollow() has made, with memory for the values of its tensors."""
+    """Return a module that hollow() has made, after allocating memory for the values of its tensors."""
     import torch
 
     return _replaced(module, lambda tensor: torch.empty_like(tensor, device="cpu"))
@@ -224,10 +225,10 @@ def _replaced(module: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _optimizer(given: Any, module: Any) -> Any:
-    """Return an optimizer of the module's parameters.
+    """Return an optimizer for the module's parameters.
 
     `given` is an optimizer, or a function that takes the parameters and returns one. If the optimizer has parameters of
-    another module, a new one with the same settings is made.
+    another module, return a new optimizer with the same settings.
     """
     import torch
 
@@ -241,10 +242,10 @@ def _optimizer(given: Any, module: Any) -> Any:
 
 
 def _as_label(label: Any, output: Any) -> Any:
-    """Return a label in the form that losses expect beside its output.
+    """Return a label in the form that losses expect for its output.
 
-    A label with as many numbers as the output gets the shape and the type of the output. Numbers of classes, which
-    have one dimension less than the output, become int64; StringIndexer makes them as floating-point numbers.
+    A label with as many numbers as the output gets the shape and the type of the output. Class numbers, which have one
+    dimension less than the output, become int64, because StringIndexer returns them as floating-point numbers.
     """
     if label.numel() == output.numel():
         return label.reshape(output.shape).to(output.dtype)

@@ -1,4 +1,4 @@
-"""What the ranks of a fit are told, whichever framework trains. Ranks import this module, which needs no pyspark."""
+"""What the ranks of a fit get and return, with either framework. Ranks import this module, so it needs no pyspark."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class Training:
 
 
 class Trained(NamedTuple):
-    """What rank 0 returns: the weights in the model's own form, and the metrics of each epoch by name."""
+    """What rank 0 returns: the weights in the form that the framework uses, and the metrics of each epoch by name."""
 
     weights: Any
     history: History
 
 
 class Reshape:
-    """Gives the rows of some columns another shape. It is the `transform` of the data, in training and prediction."""
+    """Reshapes the rows of some columns. It is the `transform` of the data, both in training and in prediction."""
 
     def __init__(self, shapes: Mapping[str, Sequence[int]]) -> None:
         self._shapes = dict(shapes)

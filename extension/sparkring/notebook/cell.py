@@ -15,12 +15,13 @@ from sparkring.worker.rank.shell import LINE_MAGICS
 TITLE_CHARACTERS = 60
 # Advice for a statement that is only allowed in a function.
 _OUTSIDE_A_FUNCTION = {
-    "return": "The cell is already the body of the function, and returns the value of its last expression: write it "
-    "without `return`.",
+    "return": "The cell already runs as the body of a function that returns the value of its last expression. End the "
+    "cell with the expression alone, without `return`.",
     "yield": "The cell is the body of a function that runs once on each rank. Collect the values in a list, and end "
     "the cell with it.",
 }
-# A cell's title may be the call that ends the cell. A call of one of these functions does not show what a cell is for.
+# A cell's title may be the call that ends the cell. A call to one of these functions does not show what the cell is
+# for.
 _UNTELLING_CALLS = frozenset({"barrier", "display", "init", "init_process_group", "print", "seed", "shutdown"})
 
 
@@ -57,7 +58,7 @@ def _syntax_error(error: SyntaxError, cell: str) -> CaptureError:
 
 
 def _magic_call(node: ast.AST) -> tuple[str, str, str] | None:
-    """Return the parts of `node` if it is a call into which IPython has turned a magic; otherwise None.
+    """If `node` is a call that IPython generated from a magic, return its parts; otherwise None.
 
     The parts are the name of the called method, such as 'run_line_magic', the name of the magic, and the rest of the
     magic's line.

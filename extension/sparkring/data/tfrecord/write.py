@@ -166,7 +166,10 @@ def _names(count: int, prefixes: int) -> list[str]:
 
 
 def _told(found: Iterable[Batch], target: Location, say: Say | None) -> Iterator[Batch]:
-    """Yield the batches of `found`. If writing takes long, call `say` with the number of rows, at growing intervals."""
+    """Yield the batches of `found`.
+
+    If writing takes a long time, call `say` with the number of rows, at growing intervals.
+    """
     began, due_s, rows = time.monotonic(), FIRST_WORD_S, 0
     for batch in found:
         rows += _rows(batch)

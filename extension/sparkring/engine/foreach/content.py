@@ -14,7 +14,7 @@ from typing import Any
 
 from sparkring.capture.packing import pack
 
-# Two values have the same content if both have the same type, one of these, and the same repr().
+# Two values of one of these types have the same content if their types are the same and their repr() is the same.
 PLAIN = (
     *(bool, int, float, complex, str, bytes, type(None), range, slice),
     *(datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo, decimal.Decimal, fractions.Fraction),

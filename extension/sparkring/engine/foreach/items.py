@@ -37,7 +37,7 @@ class Targets:
         self.written = written.strip()
         target = _target(self.written)
         if target is None or any(isinstance(node, ast.Attribute | ast.Subscript) for node in ast.walk(target)):
-            raise OptionsError(f"`{self.written}` cannot be bound to items: write names, as in `store, lr in …`.")
+            raise OptionsError(f"`{self.written}` cannot be bound to items: write only names, as in `store, lr in …`.")
         self.names = tuple(node.id for node in ast.walk(target) if isinstance(node, ast.Name))
         assignment = ast.Module([ast.Assign([target], ast.Name("_", ast.Load()))], [])
         self._code = compile(ast.fix_missing_locations(assignment), "<targets>", "exec")
@@ -79,8 +79,8 @@ class Items:
     globals are `namespace`, these functions get the globals of the rank instead, and names for which `stays` is true
     are not sent with them. `key_of` returns, for an item's values, the key under which its result is kept; set it if
     results are kept. `scripts_of` returns, for an item's values, the scripts that only an item with these values runs,
-    and the notebook's names that these scripts read. `steering` is the iterator if it wants to know how its items do;
-    None for other iterators.
+    and the notebook's names that these scripts read. `steering` is the iterator if it follows the progress of its
+    items; None for other iterators.
 
     Raises OptionsError if `iterable` cannot be iterated over, or if it is a search that does not fit the targets.
     """
@@ -157,7 +157,7 @@ class Items:
             advice = f"{problem.advice[:1].upper()}{problem.advice[1:]}."
             failure = Failure("code", f"cannot be sent to a process: {problem.what}", advice=advice)
             return Problem(number, name, failure)
-        # Copy the buffers: the iterable may fill the same array anew for the next item, before this one has been sent.
+        # Copy the buffers: before this item has been sent, the iterable may refill the same array for the next item.
         parts = (packed.payload, *map(bytes, packed.buffers))
         parameters = _recorded(value) if isinstance(value, Parameters) else {}
         return Item(number, name, parts, key, scripts, parameters)
@@ -231,14 +231,14 @@ def _described(parameters: Mapping[str, Any]) -> str:
 
 
 def _is_rows(value: Any) -> bool:
-    """Whether a value is a table, or stands for rows of a DataFrame, as those of partitions() and groupBy() do."""
+    """Return whether a value is a table, or stands for rows of a DataFrame, as an item of partitions() does."""
     kind = type(value)
     is_table = kind.__module__.partition(".")[0] in ("pandas", "polars") and kind.__name__ in ("DataFrame", "Series")
     return is_table or hasattr(kind, "__sparkring_content__")
 
 
 def _shown(value: Any) -> Any:
-    """Return what the table shows of a value: a small value itself, and a short text instead of a large value."""
+    """Return what the table shows for a value: a small value itself, or a short text instead of a large value."""
     is_small = isinstance(value, bool | int | float | complex | types.NoneType | PurePath)
     is_small = is_small or type(value).__module__ == "datetime"
     if is_small or (isinstance(value, str | bytes) and len(value) <= 1_000):

@@ -29,9 +29,9 @@ class Kept:
     """The items' results and checkpoints in the directory at `path`.
 
     `meaning` stands for the code that the items run, each on `size` ranks. With `fresh`, results and checkpoints of
-    earlier runs are not used. Results are written in a thread. `news` has what the user is to be told; the pool takes
-    it from `news`. It has `told_if_used` when a result is used. Raises PathError or CheckpointError if the directory
-    cannot be read.
+    earlier runs are not used. Results are written in a thread. `news` has notices for the user, which the pool takes
+    out and records. When a result is used for the first time, `told_if_used` is added to `news`. Raises PathError or
+    CheckpointError if the directory cannot be read.
     """
 
     def __init__(self, path: str, meaning: str, size: int, *, fresh: bool = False) -> None:
@@ -81,7 +81,7 @@ class Kept:
         return value, found
 
     def keep(self, item: Item, ended: Ended, over: ItemRecord) -> None:
-        """Have the thread write the result of an item, whose record is `over`, and return at once."""
+        """Have the thread write the result of an item, and return at once. `over` is the item's record."""
         if not self._started:
             self._started = True
             self._writer.start()

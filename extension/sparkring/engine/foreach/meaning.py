@@ -23,7 +23,7 @@ _MEMBERS = 100  # the largest number of members of a setting
 def meaning_of(
     sources: Iterable[str], used: Mapping[str, Any], namespace: Mapping[str, Any], hidden: Container[str]
 ) -> str:
-    """Return a digest of code and of what it uses of the notebook, whose names and values are `namespace`.
+    """Return a digest of code and of what it uses from the notebook, whose names and values are in `namespace`.
 
     `sources` are the code itself; its comments do not count. `used` are the values that it uses, by name. Functions and
     classes of the notebook count with their code, and with what they use in turn, except for names in `hidden`.
@@ -39,7 +39,7 @@ def meaning_of(
 def all_used(
     used: Mapping[str, Any], namespace: Mapping[str, Any], hidden: Container[str]
 ) -> Iterator[tuple[str, Any]]:
-    """Yield the names and values in `used`, and those that their functions use of the notebook, as in meaning_of()."""
+    """Yield the names and values in `used`, and those that their functions use from the notebook (see meaning_of())."""
     waiting, seen = dict(used), set(used)
     while waiting:
         name, value = waiting.popitem()

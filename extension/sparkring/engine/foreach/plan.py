@@ -1,4 +1,4 @@
-"""How many items fit at once, and how long all will take, computed from what the first item has used."""
+"""How many items fit at once, and how long all items will take, computed from what the first item has used."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Plan:
     result: ForeachResult
 
     def memory_at(self, at_once: int) -> int:
-        """Return how much memory `at_once` items that run at once take on each host. What they share is counted once.
+        """Return how much memory is needed on each host if `at_once` items run at once. Shared memory is counted once.
 
         If there are fewer items than `at_once`, only those that exist are counted.
         """
@@ -94,7 +94,7 @@ class Plan:
         needed = self.memory_at(self.at_once)
         if self.free_bytes and needed > self.free_bytes:
             host = " on each host" if self.hosts > 1 else ""
-            there = f"{describe.size(needed)} of memory{host}, and {describe.size(self.free_bytes)} are free"
+            there = f"{describe.size(needed)} of memory{host}, but only {describe.size(self.free_bytes)} are free"
             return f"{self.at_once} at once need about {there}: use {self._option}."
         if self.at_once > self.fits and self.binds in ("GPUs", "GPU memory"):
             return f"{self.at_once} at once do not fit on {describe.counted(self.gpus, 'GPU')}: use {self._option}."
@@ -153,7 +153,7 @@ class Plan:
     def _notes(self) -> list[str]:
         start = f"the start and the imports, which take {describe.duration(self.start_s)} before the first item"
         count = f"{self.items or 100:,} items"
-        notes = [f"The time of {count} includes {start}. The times suppose that all items are like the first one."]
+        notes = [f"The time of {count} includes {start}. The times assume that all items are like the first one."]
         needed = self._running(self.at_once) * self.cpu_share
         if self.binds == "cores" and needed > self.cores * self.hosts:
             more = f"With {self.at_once} at once, each item takes longer"

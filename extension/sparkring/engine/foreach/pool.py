@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _Answer = TypeVar("_Answer")
 
-TAKE_S = 0.005  # take items for this long, then hear the news of the slots
+TAKE_S = 0.005  # take items for this time, then poll the slots
 STOP_GRACE_S = 0.5  # between the interrupt and the kill of ranks that run an item when the run ends
 
 
@@ -45,8 +45,8 @@ class Pool:
 
     `results` holds the results of the items that have ended so far, and `measured` is what ranks have measured. `error`
     is the exception that the user's iterable raised, or None. Items whose results are in `kept`, from an earlier run,
-    do not run. If the items' iterator steers the run, as that of a search does, it is told what items report and how
-    they end. With `stay`, no slot ends its ranks before all items have ended.
+    do not run. If the items' iterator steers the run, as the iterator of a search does, it is told what items report
+    and how they end. With `stay`, no slot ends its ranks before all items have ended.
     """
 
     def __init__(
@@ -115,8 +115,8 @@ class Pool:
     def _begin(self) -> None:
         """Take items if there is room for them, and begin the attempts that wait.
 
-        Items are taken only for a moment, because the iterable may take long for each item, and the news of the slots
-        is to be heard in between.
+        Items are taken only for a moment at a time, because the iterable may need a long time for each item, and the
+        slots are to be polled in between.
         """
         places, until = self._slots.places, time.monotonic() + TAKE_S
         while self._takes(places):
@@ -128,7 +128,7 @@ class Pool:
         self._assign(self._slots.places)
 
     def _take(self) -> None:
-        """Take the next item from the user's iterable, which may take long or raise an error."""
+        """Take the next item from the user's iterable, which may take a long time or raise an error."""
         try:
             with self._interrupts.let_through():
                 found = self._items.take()
@@ -213,7 +213,7 @@ class Pool:
         self._tell(found)
 
     def _hear(self, slot: Slot, found: list[Event]) -> bool:
-        """Poll a slot, and add its news to `found`. Return whether one attempt has ended and another follows."""
+        """Poll a slot, and add its events to `found`. Return whether one attempt has ended and another follows."""
         news = slot.poll()
         found += news
         self._steer(slot, news)
@@ -226,7 +226,7 @@ class Pool:
         return slot.attempt is not None
 
     def _take_back(self, slot: Slot) -> None:
-        """Give back to the schedule the attempts that the slot was given ahead, but will not run: they wait again."""
+        """Give the attempts that the slot was given ahead but will not run back to the schedule, so that they wait."""
         while slot.given_back:
             self._schedule.give_back(slot.given_back.pop())
 

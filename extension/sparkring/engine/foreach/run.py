@@ -106,7 +106,7 @@ def prepare(spec: ForeachSpec) -> Prepared:
     work = packed.work
     if needs_legacy_keras(options.framework, options.env, packed.code, packed.modules):
         work = work._replace(environment={legacy_keras.VARIABLE: "1", **work.environment})
-    if options.gpus is not None:  # each process has a share of the GPUs that the variable names
+    if options.gpus is not None:  # each process gets its own value of this variable, which names its GPUs
         rest = {name: value for name, value in work.environment.items() if name != "CUDA_VISIBLE_DEVICES"}
         work = work._replace(environment=rest)
     if options.background:  # copy the arrays: the notebook may change them before they have been sent to all ranks
@@ -238,7 +238,7 @@ def _pack_call(spec: ForeachSpec, call: Call) -> _Packed:
 
 
 class ForeachRun:
-    """A prepared run, which is recorded and shown. to_the_end() carries it out, and `interrupts` can stop it.
+    """A prepared run that is recorded and shown. to_the_end() carries it out, and `interrupts` can stop it.
 
     `result` is None until to_the_end() has returned or raised an error. Then `plan` is the plan, if one was asked for.
     `finish` is called with the values of the items when all have finished; if it raises an error, the run has failed.

@@ -42,11 +42,11 @@ class Attempt(NamedTuple):
 
 
 class Schedule:
-    """The attempts that wait and those that slots have (`running`), and the decision which attempt runs next.
+    """Keeps the attempts that wait and those that slots have (`running`), and decides which attempt runs next.
 
     A slot runs the first of its attempts, and the others follow it. `limit` is how many items may run at once.
-    `retries` is how often a failed item is tried again. If it is None, an item is tried again once if its process died,
-    and never after an exception. With `fail_fast`, no item begins any more when an item has failed for good.
+    `retries` is how often a failed item is tried again. If `retries` is None, an item is tried again once if its
+    process died, and never after an exception. With `fail_fast`, no more items begin after an item has failed for good.
     """
 
     def __init__(self, at_once: int, retries: int | None = None, *, fail_fast: bool = False) -> None:
@@ -117,7 +117,7 @@ class Schedule:
             del self.running[slot]
 
     def ended(self, slot: int, failure: Failure | None = None) -> Verdict:
-        """Note how the attempt that a slot ran has ended. Return a verdict; after "again", another attempt follows."""
+        """Note how a slot's attempt has ended. Return a verdict; if it is "again", another attempt follows."""
         attempt = self.running[slot][0]
         self._take_from(slot, attempt)
         if failure is None:

@@ -41,9 +41,9 @@ class SlotSettings(NamedTuple):
 
     `launch(number)` makes a launcher for a gang of `size` ranks in this slot. A gang runs at most `fresh_after` items,
     and an item may take at most `timeout_each_s`; None means no limit. A gang whose memory grows by more than
-    `growth_bytes` is replaced. With `queues`, the ranks of a gang may have to wait long until they can start. So a gang
-    is started without an item, and is given one when its ranks are up. With `ahead`, a gang that runs short items is
-    given the next items before the one that it runs has ended.
+    `growth_bytes` is replaced. With `queues`, the ranks of a gang may have to wait a long time before they can start.
+    So a gang is started without an item, and is given one when its ranks are up. With `ahead`, a gang that runs short
+    items is given the next items before the current one has ended.
     """
 
     launch: Callable[[int], Launcher]
@@ -134,15 +134,15 @@ class Slot:
         return 0 if self._gang is None or self._gang.deaths else max(0, self._depth - self.load)
 
     def waits_for(self) -> str:
-        """Return what the start of the ranks may be waiting for; '' if that is not known."""
+        """Return why the ranks may still be waiting to start; '' if that is not known."""
         return "" if self._gang is None else self._gang.launcher.waits_for()
 
     def can_begin(self, attempt: Attempt) -> bool:
-        """Whether the attempt can begin in this slot now. If not, it has to wait for other ranks, which queue."""
+        """Return whether the attempt can begin in this slot now. If not, it has to wait until other ranks are up."""
         return self._can_run(attempt) or not self._settings.queues
 
     def _can_run(self, attempt: Attempt) -> bool:
-        """Whether the ranks can run this attempt. They cannot if one has died or the item has just failed on them."""
+        """Return whether the ranks can run this attempt: none has died, and the item has not just failed on them."""
         return attempt.item.number != self._failed_item and not (self._gang is not None and self._gang.deaths)
 
     def start_gang(self, request: Request | None = None) -> None:
@@ -263,7 +263,7 @@ class Slot:
             self._gang.interrupt()
 
     def end_item(self) -> None:
-        """Have the item end at once, because others are better. It is pruned, unless it has just ended by itself."""
+        """Have the item end at once, because other trials are better. Unless it has just ended, it is pruned."""
         if self._gang is not None and self._execution is not None and not self._end_at and not self._execution.done:
             self._end_at = time.monotonic()
             self._gang.end_item()

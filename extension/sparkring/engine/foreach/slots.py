@@ -51,7 +51,7 @@ class Slots:
 
     @property
     def up(self) -> int | None:
-        """How many slots have ranks that are up; None if slots need not wait until their ranks can start."""
+        """How many slots have ranks that are up; None if ranks never have to wait before they can start."""
         return sum(slot.up for slot in self._slots) if self._queues else None
 
     @property
@@ -63,7 +63,7 @@ class Slots:
     def places(self) -> list[int]:
         """The numbers of the slots that can be given attempts now. Slots that have the fewest attempts come first.
 
-        If a slot can be given several attempts, its number is there once for each of them.
+        If a slot can be given several attempts, its number occurs once for each of them.
         """
         free = [(slot.load + more, slot.number) for slot in self._slots for more in range(slot.room)]
         return [number for _, number in sorted(free)]

@@ -1,4 +1,4 @@
-"""What the pool tells an iterator that wants to know how its items do, such as that of a search.
+"""What the pool tells an iterator that follows the progress of its items, such as the iterator of a search.
 
 Other iterators are only asked for the next item.
 """

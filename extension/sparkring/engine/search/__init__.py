@@ -2,8 +2,8 @@
 
     space    what the user wrote for each parameter ─▶ Optuna's distributions
     search   the arguments of sparkring.search(), checked
-    trials   one run of a search: asks Optuna for the next trial, and tells it what the trials have reported
-    journal  Optuna's file of the study, and its copy in the checkpoint directory
+    trials   one run of a search: asks Optuna for the next trial, and tells Optuna what the trials have reported
+    journal  the file in which Optuna keeps the study, and a copy in the checkpoint directory
 
 Optuna runs on the driver only. Ranks get the values of the parameters, and nothing else.
 """

@@ -22,7 +22,7 @@ PAUSE_PER_COPY = 20  # pause 20 times as long as a copy took, so that copying ta
 
 
 class Journal:
-    """The journal at `path`, and its `copy`, which a thread writes. If `copy` is None, there is no copy.
+    """The journal at `path`, and its copy at `copy`, which a thread writes. If `copy` is None, there is no copy.
 
     If the copy exists, the journal begins with its content, unless `fresh` is set. Raises CheckpointError if the copy
     cannot be read.
@@ -31,7 +31,7 @@ class Journal:
     def __init__(self, path: Path, copy: Location | None, *, fresh: bool = False) -> None:
         self.path = path
         self._copy = copy
-        self._size = 0  # how much of the journal the copy is to have: what follows may be a part of a trial
+        self._size = 0  # how many bytes of the journal to copy; the bytes after them may be a part of a trial
         self._changed, self._closing = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
         if copy is not None and not fresh:
@@ -39,7 +39,10 @@ class Journal:
                 path.write_bytes(max(map(_read, _copies(copy)), key=len))
 
     def study(self, name: str, mode: str, sampler: Any, pruner: Any) -> Any:
-        """Return the study called `name`; if the journal has none, make it. Raises CheckpointError if it is damaged."""
+        """Return the study called `name`. If the journal does not have this study, make it.
+
+        Raises CheckpointError if the journal is damaged.
+        """
         import optuna
 
         level = optuna.logging.get_verbosity()
@@ -98,8 +101,8 @@ class Journal:
 def _backend(path: Path) -> Any:
     """Return Optuna's backend for a journal file, but without its lock and without waiting for the disk.
 
-    With these, a trial would cost 20 ms. This process alone writes the file, a line at a time. If the machine crashes,
-    the copy in the checkpoint directory may lack the last trials.
+    With the lock and the waiting, a trial would take 20 ms longer. They are not needed: only this process writes the
+    file, one line at a time. If the machine crashes, the copy in the checkpoint directory may lack the last trials.
     """
     from optuna.storages.journal import JournalFileBackend
 

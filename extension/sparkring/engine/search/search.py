@@ -95,7 +95,7 @@ def search(
     mode: Literal["min", "max"] = "min" if minimize else "max"
     for name, value in (("trials", trials), ("seed", seed)):
         if value is not None and not _is_count(value):
-            raise OptionsError(f"search({name}={short_repr(value, 60)}): expected a whole number, not below 0.")
+            raise OptionsError(f"search({name}={short_repr(value, 60)}): expected a whole number, at least 0.")
     if not isinstance(minimize or maximize, str):
         raise OptionsError(
             f"search({mode}imize={short_repr(minimize or maximize, 60)}): expected the name of a metric."
@@ -104,12 +104,15 @@ def search(
     if study is not None:
         if sampler is not None or not isinstance(prune, bool):
             raise OptionsError(
-                "search(study=…): the study has a sampler and a pruner: set study.sampler, study.pruner."
+                "search(study=…) takes no sampler or pruner, because the study has its own: set study.sampler and "
+                "study.pruner instead."
             )
         directions = [direction.name for direction in study.directions]
         if directions != [f"{mode}imize".upper()]:
             there = " and ".join(f"{each.lower()}s" for each in directions)
-            raise OptionsError(f"search({mode}imize=…, study=…): the study {there}, so the two do not fit.")
+            raise OptionsError(
+                f"search({mode}imize=…, study=…): the study {there}: use a study with the same direction."
+            )
     if not (sampler is None or sampler in _SAMPLERS or isinstance(sampler, optuna.samplers.BaseSampler)):
         known = ", ".join(f'"{name}"' for name in _SAMPLERS)
         raise OptionsError(f"search(sampler={short_repr(sampler, 60)}): expected {known} or one of Optuna's samplers.")

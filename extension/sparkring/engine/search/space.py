@@ -12,7 +12,7 @@ from sparkring.history.events import Searched
 from sparkring.runtime.parameters import Parameters, as_text
 from sparkring.runtime.report import short_repr
 
-_PLAIN = (bool, int, float, str, type(None))  # choices of these types are in the study's file as they are
+_PLAIN = (bool, int, float, str, type(None))  # choices of these types are stored in the study's file unchanged
 
 
 class Range(NamedTuple):
@@ -38,7 +38,7 @@ def log_uniform(low: float, high: float) -> Range:
 def integer(low: int, high: int, *, step: int = 1, log: bool = False) -> Range:
     """Any whole number from `low` to `high`, for search(); with log=True, its logarithm is spread evenly."""
     if any(int(each) != each for each in (low, high, step)):
-        raise OptionsError(f"integer({low!r}, {high!r}): the bounds and the step are whole numbers.")
+        raise OptionsError(f"integer({low!r}, {high!r}): the bounds and the step must be whole numbers.")
     return _checked("integer", Range(int(low), int(high), int(step), log, whole=True))
 
 

@@ -32,9 +32,9 @@ LEAST_TRIALS = 8  # with fewer finished trials, the importance of parameters wou
 class _Running:
     """A trial that Optuna counts as running, and what its item has reported so far.
 
-    `at` is the step or epoch of the last value that Optuna was told, and `reports` counts the reports of the metric.
-    `waiting` is an epoch and the last value that was reported within it. Optuna is told this value when the epoch is
-    over.
+    `at` is the step or epoch of the last value that was passed to Optuna, and `reports` counts the reports of the
+    metric. `waiting` is an epoch and the last value that was reported within it. This value is passed to Optuna when
+    the epoch is over.
     """
 
     def __init__(self, trial: Any) -> None:
@@ -85,7 +85,7 @@ class Trials:
             if not place.fresh:  # type: ignore[union-attr] # without a place, there is no code
                 self._take_over(code)
         if self._journal is not None:
-            # A sampler that began with the same numbers as that of an earlier run would choose the same values again.
+            # With the same seed as in an earlier run, the sampler would choose the same values again.
             known = len(self._earlier)
             self.study.sampler = _sampler(search.sampler, seed_of(search.seed, known) if known else search.seed)
         if search.sampler == "grid":
@@ -121,7 +121,7 @@ class Trials:
                 self._taken += 1
                 if earlier.state == TrialState.COMPLETE:
                     self._completed()
-                return self._search.space.values(earlier.params)  # Optuna knows how it has ended
+                return self._search.space.values(earlier.params)  # Optuna already knows how this trial ended
             attributes, enqueued = {**attributes, AGAIN: earlier.number}, earlier.params
         elif self._search.sampler == "grid":
             enqueued = next(self._grid)
@@ -151,9 +151,9 @@ class Trials:
         return before is not None and before[0] != report.epoch and self._told(found, *before)
 
     def _told(self, found: _Running, at: int, value: float) -> bool:
-        """Tell Optuna a value, and return whether it wants to prune the trial.
+        """Pass a value to Optuna, and return whether Optuna wants to prune the trial.
 
-        A second attempt of an item reports the same steps again. They are not judged again.
+        A second attempt of an item reports the same steps again. These reports are ignored.
         """
         if at <= found.at:
             return False

@@ -19,7 +19,7 @@ def waiting_for_imports(ranks: Sequence[int]) -> str:
 
 
 def interrupted(running: int, left: str, *, warm: bool) -> str:
-    """How an interrupt ended a run: `2 ranks ended`. `left` is a sentence about what is left of a warm gang."""
+    """How an interrupt ended a run: `2 ranks ended`. `left` is a sentence that says whether a warm gang stays up."""
     ended = f"{rank_count(running)} {'stopped' if warm else 'ended'}" if running else "before the ranks were up"
     return f"{ended}. {left}" if left else ended
 
@@ -42,7 +42,7 @@ def gang_gone(dead: Sequence[int], stuck: Sequence[int]) -> str:
 
 
 def deaths(failures: Mapping[int, Failure]) -> str:
-    """Which ranks of a warm gang have died, and of what."""
+    """Which ranks of a warm gang have died, and why."""
     by_summary: dict[str, list[int]] = {}
     for rank, failure in failures.items():
         said = failure.summary + (f" ({failure.advice})" if failure.cause == "lost" and failure.advice else "")

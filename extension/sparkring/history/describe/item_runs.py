@@ -66,8 +66,8 @@ def importance(record: RunRecord) -> str:
 def items_progress(record: RunRecord, now: float) -> str:
     """The progress of a run of items that has not ended: `137 of 300 items · 2 failed · ■■■□ 4 at once · 3.4 items/s`.
 
-    The squares are the slots in use and the idle ones. If some of the four still wait until they can start, the text
-    has `2 of 4 at once`.
+    The squares are the slots in use and the idle ones. If the ranks of some slots are still waiting to start, the text
+    has `2 of 4 at once` instead.
     """
     found = record.items
     if found is None:
@@ -98,9 +98,9 @@ def items_rate(record: RunRecord, now: float) -> str:
 
 
 def items_left(record: RunRecord, now: float) -> str:
-    """How long the items that are left will take: `4 min left`; '' if that is not known.
+    """How long the remaining items will take: `4 min left`; '' if that is not known.
 
-    This assumes that they take as long as the items that have run so far.
+    The estimate assumes that they take as long as the items that have run so far.
     """
     found = record.items
     if found is None or found.total is None or not found.ran:
@@ -136,7 +136,7 @@ def explain_items(record: RunRecord, results: str) -> str:
 
 
 def item_value(item: ItemRecord) -> str:
-    """The value of an item as tables show it. A pruned item has none apart from its metric."""
+    """The value of an item as tables show it; '' for a pruned item, whose value is that of its metric."""
     if item.state == "pruned":
         return ""
     try:

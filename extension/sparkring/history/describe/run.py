@@ -82,7 +82,7 @@ def log_path(record: RunRecord, rank: int | None = None) -> str:
 def whole_log(record: RunRecord, rank: int | None = None) -> str:
     """How an error names the whole log: as a %logs line in a notebook, else as the path of the file.
 
-    A notebook gets no path because JupyterLab turns a path in an error into a link that opens the debugger.
+    In a notebook, no path is named, because JupyterLab turns a path in an error into a link that opens the debugger.
     """
     from sparkring.runtime.kernel import in_notebook
 

@@ -1,4 +1,4 @@
-"""Where every rank is, and what it does there."""
+"""Where every rank is, and what it is doing there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _STANDINGS_NAMED = 8
 
 
 class Standing(NamedTuple):
-    """What a rank does, and where. Ranks that do the same at the same place have equal Standings."""
+    """What a rank is doing, and where. Ranks that do the same thing in the same place have equal Standings."""
 
     state: str
     where: str = ""
@@ -104,15 +104,15 @@ def _standing(record: RunRecord, rank: RankRecord) -> Standing:
 
 
 def _state(rank: RankRecord) -> str:
-    """What a rank does, in a word."""
+    """What a rank is doing, in a word or two."""
     if rank.state != "running":
         return rank.state
     if rank.stack is None:
         return "no answer"
     if waits_for_cell(rank.stack.text):
         return "idle"
-    # In Horovod for PyTorch, a rank waits for the others in a loop, so its process looks as if it worked. In a graph of
-    # TensorFlow, a rank may really work.
+    # In Horovod for PyTorch, a rank waits for the others in a loop, so its process seems to be busy. In a TensorFlow
+    # graph, a rank may really be busy.
     spins = rank.stack.state == "running" and _meets(rank) not in ("", GRAPH)
     return "waiting" if spins else rank.stack.state
 

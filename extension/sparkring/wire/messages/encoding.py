@@ -11,7 +11,7 @@ from sparkring.wire.messages.rank_reports import Done
 
 
 class MalformedMessage(ValueError):
-    """A frame that is not one of the messages below."""
+    """A frame that is not a valid message."""
 
 
 def encode(message: Message) -> tuple[dict[str, Any], list[Buffer]]:

@@ -107,7 +107,7 @@ class Failed(NamedTuple):
 
 
 class Importing(NamedTuple):
-    """An interrupt waits, since the rank is importing a package. The rank sends this again while the import goes on."""
+    """An interrupt waits because the rank is importing a package. The rank repeats this message during the import."""
 
 
 class CollectivesEnded(NamedTuple):
