@@ -39,6 +39,7 @@ from sparkring.inference.scorer import RowsError, told
 _LOOK_EVERY_S = 0.25
 _PROBLEM_S = 5.0  # for how long a process tells the tasks why it has no model
 _KEPT = 3  # how many processes without a task stay on a machine: those that were used last
+_SIGNALS = (signal.SIGTERM, signal.SIGHUP)  # Spark's daemon sends SIGHUP when the executor ends
 
 
 class _Server:
@@ -100,6 +101,7 @@ def main(order: dict[str, Any], parts: Sequence[bytearray]) -> NoReturn:
     code = 0
     try:
         _serve(order, parts)
+        _ignore_signals()
     except _Ended:
         pass
     except BaseException:
@@ -117,7 +119,7 @@ def _serve(order: dict[str, Any], parts: Sequence[bytearray]) -> None:
     If this returns because no task needs the process, the folder is locked, so no task starts another process in it.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt of the notebook is for its kernel
-    for number in (signal.SIGTERM, signal.SIGHUP):  # Spark's daemon sends SIGHUP when the executor ends
+    for number in _SIGNALS:
         signal.signal(number, _end)
     folder, lock = order["folder"], order["lock"]
     _remove_dead(folder)
@@ -182,7 +184,14 @@ class _Ended(BaseException):
 
 
 def _end(*_: object) -> NoReturn:
+    _ignore_signals()
     raise _Ended
+
+
+def _ignore_signals() -> None:
+    """Let nothing interrupt the end of the process: Spark's daemon sends SIGHUP twice."""
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _locked(lock: int) -> bool:
