@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib
 import os
-import signal
 import socket
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client
 from pathlib import Path
@@ -427,19 +427,30 @@ def test_the_same_as_predict_batch_udf(frame, spark, no_folder_left):
         return lambda x, y: {"s": x[:, 0] + y, "t": x * 2}
 
     struct = StructType([StructField("s", DoubleType()), StructField("t", ArrayType(DoubleType()))])
+    makers = {
+        "tensor": (one, {"return_type": DoubleType(), "input_tensor_shapes": [[2]]}),
+        "plain": (one, {"return_type": DoubleType()}),
+        "several": (two, {"return_type": struct, "input_tensor_shapes": {0: [2]}}),
+    }
     columns = {
-        "tensor": (one, {"return_type": DoubleType(), "input_tensor_shapes": [[2]]}, ["pair"]),
-        "number": (one, {"return_type": DoubleType()}, ["id"]),
-        "fields": (one, {"return_type": DoubleType()}, [functions.struct("id", "rest")]),
-        "several": (two, {"return_type": struct, "input_tensor_shapes": {0: [2]}}, ["pair", "id"]),
+        "tensor": ("tensor", ["pair"]),
+        "number": ("plain", ["id"]),
+        "fields": ("plain", [functions.struct("id", "rest")]),
+        "several": ("several", ["pair", "id"]),
+    }
+    udfs = {
+        name: [
+            sparkring.predict_udf(make, batch_size=64, idle_s=0.3, **options),
+            predict_batch_udf(make, batch_size=64, **options),
+        ]
+        for name, (make, options) in makers.items()
     }
     ours = theirs = frame.limit(200)  # one partition, since each column starts a Python worker for each task
-    for name, (make, options, arguments) in columns.items():
-        udf = sparkring.predict_udf(make, batch_size=64, idle_s=0.3, **options)
-        ours = ours.withColumn(name, udf(*arguments))
-        theirs = theirs.withColumn(name, predict_batch_udf(make, batch_size=64, **options)(*arguments))
+    for name, (which, arguments) in columns.items():
+        our_udf, their_udf = udfs[which]
+        ours, theirs = ours.withColumn(name, our_udf(*arguments)), theirs.withColumn(name, their_udf(*arguments))
     assert ours.select(*columns).collect() == theirs.select(*columns).collect()
-    spark.udf.register("twice", sparkring.predict_udf(one, return_type="double", batch_size=64, idle_s=0.3))
+    spark.udf.register("twice", udfs["plain"][0])
     assert spark.sql("SELECT twice(id) FROM range(3)").collect() == [(0.0,), (2.0,), (4.0,)]
 
 
@@ -464,11 +475,11 @@ def test_models_from_checkpoints(frame, tmp_path, no_folder_left):
     some = frame.limit(50)
     by_which = {
         which: sparkring.predict(some, store, make_model, inputs=["pair"], which=which, idle_s=0.5)
-        for which in ("latest", "best", 1)
+        for which in ("latest", "best")
     }
     store.save(4, {"model": net, "step": 4}, {"loss": 0.0})
     store.wait()
-    for which, step in (("latest", 3), ("best", 2), (1, 1)):
+    for which, step in (("latest", 3), ("best", 2)):
         expected = [step * (i * 0.75) - step for i in range(50)]
         assert [row[0] for row in by_which[which].select("prediction").collect()] == pytest.approx(expected)
     with pytest.raises(CheckpointError, match="no checkpoint of step 9"):
@@ -480,56 +491,63 @@ def test_models_from_checkpoints(frame, tmp_path, no_folder_left):
     layer = keras.layers.Dense(2)
     model = keras.Model(inputs, layer(keras.layers.Concatenate()(list(inputs.values()))))
     layer.set_weights([np.array([[1, 2], [10, 20]], np.float32), np.zeros(2, np.float32)])
-    saved = checkpoints(tmp_path / "keras")
+    saved = checkpoints(tmp_path / "keras", keep=None)
     saved.save(1, {"model": model})
+    layer.set_weights([np.zeros((2, 2), np.float32), np.zeros(2, np.float32)])
+    saved.save(2, {"model": model})
     saved.wait()
     columns = {"right": "rest", "left": "a.b"}
-    scored = sparkring.predict(some, str(tmp_path / "keras"), inputs=columns, idle_s=0.5)
+    scored = sparkring.predict(some, str(tmp_path / "keras"), inputs=columns, which=1, idle_s=0.5)
     sums = [i + 10 * (i % 5) for i in range(50)]
     assert [row[0] for row in scored.select("prediction").collect()] == [[each, 2 * each] for each in sums]
 
 
-KILLED = """
-    os.environ["PYSPARK_PYTHON"] = {python!r}
-    session = spark({url!r}, **{{"spark.executor.memory": "600m"}})
-    while session.sparkContext._jsc.sc().getExecutorMemoryStatus().size() < 3:
-        time.sleep(0.05)
-    import numpy as np
-    import sparkring
-    weights = np.random.default_rng(0).normal(size=3)
-    def model(batch):
-        import os, time
-        x = batch["x"]
-        if x[:, 0].max() >= 20_000:
-            with open({ran!r}, "a") as file:
-                print(os.getpid(), file=file)
-            while not os.path.exists({go!r}):
-                time.sleep(0.02)
-        return x @ weights
-    frame = session.range(0, 40_000, 1, 8).selectExpr("id", "id / 7D AS a", "sin(id) AS b")
-    scored = sparkring.predict(frame, model, inputs={{"x": ["id", "a", "b"]}}, batch_size=512, idle_s=2)
-    rows = frame.collect()
-    x = np.array(rows)
-    expected = [value for part in range(0, 40_000, 5_000) for begin in range(part, part + 5_000, 512)
-                for value in x[begin : min(begin + 512, part + 5_000)] @ weights]
-    found = scored.select("id", "prediction").collect()
-    print("SAME", [row[0] for row in found] == list(range(40_000)), [row[1] for row in found] == expected, flush=True)
-    session.stop()
-"""
-
-
 @pytest.mark.slow
-def test_a_worker_is_killed(driver, brittle_cluster, tmp_path, no_folder_left):
+@pytest.mark.standalone("a worker is killed")
+def test_a_worker_is_killed(spark, shared_spark, tmp_path, no_folder_left):
     """The worker's model process ends, too, and tasks of the other worker start a new one. Each row is there once, with
     the same bits as without a failure. Executors need not have sparkring."""
+    cluster, executors = shared_spark.cluster, spark.sparkContext._jsc.sc().getExecutorMemoryStatus
     ran, go = tmp_path / "ran", tmp_path / "go"
-    script = driver(KILLED.format(python=brittle_cluster.python, url=brittle_cluster.url, ran=str(ran), go=str(go)))
-    until(lambda: ran.exists() and ran.read_text(), "the model process scores the second half")
-    pid = int(ran.read_text().split()[0])
-    above = {process.pid for process in psutil.Process(os.getpgid(pid)).parents()}  # it is in its daemon's group
-    (worker,) = [worker for worker in brittle_cluster.workers if worker.pid in above]
-    os.kill(worker.pid, signal.SIGKILL)
-    until(lambda: not runs(pid), "the model process ends with its executor")
-    go.touch()
-    assert "SAME True True" in script.wait(), script.text
+    weights = np.random.default_rng(0).normal(size=3)
+
+    def model(batch):
+        import os
+        import time
+
+        x = batch["x"]
+        if x[:, 0].max() >= 20_000:
+            with ran.open("a") as file:
+                file.write(f"{os.getpid()}\n")
+            while not go.exists():
+                time.sleep(0.02)
+        return x @ weights
+
+    frame = spark.range(0, 40_000, 1, 8).selectExpr("id", "id / 7D AS a", "sin(id) AS b")
+    x = np.array(frame.collect())
+    scored = sparkring.predict(frame, model, inputs={"x": ["id", "a", "b"]}, batch_size=512, idle_s=2)
+    with ThreadPoolExecutor(1) as thread:
+        found = thread.submit(scored.select("id", "prediction").collect)
+        try:
+            until(lambda: ran.exists() and ran.read_text(), "the model process scores the second half")
+            pid = int(ran.read_text().split()[0])
+            above = {
+                process.pid for process in psutil.Process(os.getpgid(pid)).parents()
+            }  # it is in its daemon's group
+            (worker,) = [worker for worker in cluster.workers if worker.pid in above]
+            worker.kill()
+            worker.wait()
+            until(lambda: not runs(pid), "the model process ends with its executor")
+        finally:
+            go.touch()
+    cluster.add()  # for the tests that follow
+    expected = [
+        value
+        for part in range(0, 40_000, 5_000)
+        for begin in range(part, part + 5_000, 512)
+        for value in x[begin : min(begin + 512, part + 5_000)] @ weights
+    ]
+    assert [row[0] for row in found.result()] == list(range(40_000))
+    assert [row[1] for row in found.result()] == expected
     assert len(set(ran.read_text().split())) == 2
+    until(lambda: executors().size() == 3, "both executors have registered")

@@ -147,7 +147,7 @@ def _standalone(config: pytest.Config, folder: Path, python: str, workers: int =
         until(lambda: all("Successfully registered" in log.read_text() for log in logs), "the workers are up")
         yield found
     finally:
-        ours = family(psutil.Process(process.pid) for process in started)
+        ours = family(psutil.Process(process.pid) for process in started if process.poll() is None)
         for process in reversed(started):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
@@ -188,6 +188,7 @@ class Spark:
         self._folders = folders
         self._session: Any = None
         self._python: str | None = None
+        self.cluster: Cluster | None = None
         self._clusters = contextlib.ExitStack()
 
     def session(self, watch: Watch, python: str | None) -> Any:
@@ -207,10 +208,12 @@ class Spark:
 
         self.stop()
         self._python = python
-        cluster = None
+        self.cluster = None
         if python:
             # A real standalone cluster on loopback: a master and two workers with two cores each.
-            cluster = self._clusters.enter_context(_standalone(self._config, self._folders.mktemp("cluster"), python))
+            self.cluster = self._clusters.enter_context(
+                _standalone(self._config, self._folders.mktemp("cluster"), python)
+            )
         set_java()
         os.environ["PYSPARK_PYTHON"] = python or sys.executable
         settings = {
@@ -221,7 +224,7 @@ class Spark:
             "spark.log.level": "FATAL",
             "spark.executor.memory": "600m",
         }
-        builder = SparkSession.builder.master(cluster.url if cluster else "local[4]").appName("tests")
+        builder = SparkSession.builder.master(self.cluster.url if self.cluster else "local[4]").appName("tests")
         for name, value in settings.items():
             builder = builder.config(name, value)
         session = builder.getOrCreate()
@@ -230,7 +233,7 @@ class Spark:
         assert gateway is not None
         lasting.processes.append(psutil.Process(gateway.proc.pid))
         lasting.ports |= {gateway.gateway_parameters.port, context._accumulatorServer.server_address[1]}
-        if cluster:
+        if self.cluster:
             tracker = context._jsc.sc()
             until(lambda: tracker.getExecutorMemoryStatus().size() == 3, "both executors have registered")
         return session
