@@ -6,6 +6,8 @@ import functools
 import json
 import os
 import signal
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from pyspark.ml import Pipeline
 from pyspark.ml.evaluation import RegressionEvaluator
 from pyspark.ml.feature import VectorAssembler
 from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
+from waiting import until
 
 from sparkring.errors import DataError, OptionsError
 from sparkring.ml import KerasEstimator, TorchEstimator
@@ -30,7 +33,8 @@ def frame(spark, tmp_path, monkeypatch):
     monkeypatch.setenv("SPARKRING_CACHE", str(tmp_path / "cache"))
     # The processes that hold the models must not outlive the test.
     monkeypatch.setattr(fitted_models, "predict", functools.partial(fitted_models.predict, idle_s=0.3))
-    return spark.sql(ROWS)
+    yield spark.sql(ROWS)
+    until(lambda: not list(Path(tempfile.gettempdir()).glob("sparkring-model-*")), "no model process is left")
 
 
 def torch_estimator(**params):
@@ -45,7 +49,7 @@ def torch_estimator(**params):
 
 @pytest.mark.slow
 @pytest.mark.versions("of Keras, PyTorch and pyspark.ml")
-def test_pipelines(frame, pair, driver, tmp_path, capfd):
+def test_pipelines(frame, pair, driver, tmp_path, monkeypatch, capfd):
     """Both estimators train on warm ranks. A saved pipeline gives the same predictions in a new process."""
     import tensorflow as tf
     import torch
@@ -81,12 +85,23 @@ def test_pipelines(frame, pair, driver, tmp_path, capfd):
     assert "reused" in said
     assert "writing the DataFrame" not in said
     torch_estimator(model=torch.nn.Linear(2, 1)).write().save(str(tmp_path / "estimator"))
+    # The new Python process uses the Java of this one, which saves the start of another.
+    gateway = frame.sparkSession.sparkContext._gateway.gateway_parameters
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", str(gateway.port))
+    monkeypatch.setenv("PYSPARK_GATEWAY_SECRET", gateway.auth_token)
     other = driver(f"""
-        import json
+        import functools, json
+        from pyspark import SparkConf, SparkContext
+        from pyspark.java_gateway import launch_gateway
         from pyspark.ml import PipelineModel
-        from sparkring.ml import TorchEstimator
+        from pyspark.sql import SparkSession
+        from sparkring.ml import TorchEstimator, model
 
-        frame = spark("local[2]").sql({ROWS!r}).where("id < 3")
+        java = launch_gateway()
+        context = java.jvm.JavaSparkContext.fromSparkContext(java.jvm.org.apache.spark.SparkContext.getOrCreate())
+        SparkContext(gateway=java, jsc=context, conf=SparkConf(_jconf=context.getConf()))
+        model.predict = functools.partial(model.predict, idle_s=0.3)
+        frame = SparkSession.builder.getOrCreate().sql({ROWS!r}).where("id < 3")
         for name in {list(stages)!r}:
             scored = PipelineModel.load({str(tmp_path)!r} + "/" + name).transform(frame)
             print("found", name, json.dumps([row.y__output for row in scored.collect()]), flush=True)

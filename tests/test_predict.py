@@ -431,19 +431,30 @@ def test_the_same_as_predict_batch_udf(frame, spark, no_folder_left):
         return lambda x, y: {"s": x[:, 0] + y, "t": x * 2}
 
     struct = StructType([StructField("s", DoubleType()), StructField("t", ArrayType(DoubleType()))])
+    makers = {
+        "tensor": (one, {"return_type": DoubleType(), "input_tensor_shapes": [[2]]}),
+        "plain": (one, {"return_type": DoubleType()}),
+        "several": (two, {"return_type": struct, "input_tensor_shapes": {0: [2]}}),
+    }
     columns = {
-        "tensor": (one, {"return_type": DoubleType(), "input_tensor_shapes": [[2]]}, ["pair"]),
-        "number": (one, {"return_type": DoubleType()}, ["id"]),
-        "fields": (one, {"return_type": DoubleType()}, [functions.struct("id", "rest")]),
-        "several": (two, {"return_type": struct, "input_tensor_shapes": {0: [2]}}, ["pair", "id"]),
+        "tensor": ("tensor", ["pair"]),
+        "number": ("plain", ["id"]),
+        "fields": ("plain", [functions.struct("id", "rest")]),
+        "several": ("several", ["pair", "id"]),
+    }
+    udfs = {
+        name: [
+            sparkring.predict_udf(make, batch_size=64, idle_s=0.3, **options),
+            predict_batch_udf(make, batch_size=64, **options),
+        ]
+        for name, (make, options) in makers.items()
     }
     ours = theirs = frame.limit(200)  # one partition, since each column starts a Python worker for each task
-    for name, (make, options, arguments) in columns.items():
-        udf = sparkring.predict_udf(make, batch_size=64, idle_s=0.3, **options)
-        ours = ours.withColumn(name, udf(*arguments))
-        theirs = theirs.withColumn(name, predict_batch_udf(make, batch_size=64, **options)(*arguments))
+    for name, (which, arguments) in columns.items():
+        our_udf, their_udf = udfs[which]
+        ours, theirs = ours.withColumn(name, our_udf(*arguments)), theirs.withColumn(name, their_udf(*arguments))
     assert ours.select(*columns).collect() == theirs.select(*columns).collect()
-    spark.udf.register("twice", sparkring.predict_udf(one, return_type="double", batch_size=64, idle_s=0.3))
+    spark.udf.register("twice", udfs["plain"][0])
     assert spark.sql("SELECT twice(id) FROM range(3)").collect() == [(0.0,), (2.0,), (4.0,)]
 
 
@@ -468,11 +479,11 @@ def test_models_from_checkpoints(frame, tmp_path, no_folder_left):
     some = frame.limit(50)
     by_which = {
         which: sparkring.predict(some, store, make_model, inputs=["pair"], which=which, idle_s=0.5)
-        for which in ("latest", "best", 1)
+        for which in ("latest", "best")
     }
     store.save(4, {"model": net, "step": 4}, {"loss": 0.0})
     store.wait()
-    for which, step in (("latest", 3), ("best", 2), (1, 1)):
+    for which, step in (("latest", 3), ("best", 2)):
         expected = [step * (i * 0.75) - step for i in range(50)]
         assert [row[0] for row in by_which[which].select("prediction").collect()] == pytest.approx(expected)
     with pytest.raises(CheckpointError, match="no checkpoint of step 9"):
@@ -484,11 +495,13 @@ def test_models_from_checkpoints(frame, tmp_path, no_folder_left):
     layer = keras.layers.Dense(2)
     model = keras.Model(inputs, layer(keras.layers.Concatenate()(list(inputs.values()))))
     layer.set_weights([np.array([[1, 2], [10, 20]], np.float32), np.zeros(2, np.float32)])
-    saved = checkpoints(tmp_path / "keras")
+    saved = checkpoints(tmp_path / "keras", keep=None)
     saved.save(1, {"model": model})
+    layer.set_weights([np.zeros((2, 2), np.float32), np.zeros(2, np.float32)])
+    saved.save(2, {"model": model})
     saved.wait()
     columns = {"right": "rest", "left": "a.b"}
-    scored = sparkring.predict(some, str(tmp_path / "keras"), inputs=columns, idle_s=0.5)
+    scored = sparkring.predict(some, str(tmp_path / "keras"), inputs=columns, which=1, idle_s=0.5)
     sums = [i + 10 * (i % 5) for i in range(50)]
     assert [row[0] for row in scored.select("prediction").collect()] == [[each, 2 * each] for each in sums]
 

@@ -7,11 +7,13 @@ import json
 import os
 import re
 import secrets
+import shlex
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -167,13 +169,28 @@ def _until_up(lab: Lab, process: subprocess.Popen[bytes], log: Path) -> None:
 # ── The browser ───────────────────────────────────────────────────────────────
 
 
+# Chromium prepares two pages for the popups of the address bar for each page, which cost as much CPU time as a page.
+# It obeys only the last --disable-features, so the popups are added to Playwright's list.
+_WITHOUT_POPUPS = """#!/bin/sh
+for argument; do
+    shift
+    case $argument in --disable-features=*) argument=$argument,WebUIOmniboxPopup,WebUIOmniboxAimPopup ;; esac
+    set -- "$@" "$argument"
+done
+exec {path} "$@"
+"""
+
+
 @contextlib.contextmanager
 def browser(path: str, arguments: Sequence[str] = ()) -> Iterator[Browser]:
     """The browser at `path`, without a window."""
     as_root = ["--no-sandbox"] if os.geteuid() == 0 else []
     small_memory = ["--disable-dev-shm-usage"]  # in containers /dev/shm is often too small for a page
-    with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=path, args=[*as_root, *small_memory, *arguments])
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        script = Path(folder, "chromium")
+        script.write_text(_WITHOUT_POPUPS.format(path=shlex.quote(path)))
+        script.chmod(0o755)
+        found = playwright.chromium.launch(executable_path=script, args=[*as_root, *small_memory, *arguments])
         try:
             yield found
         finally:

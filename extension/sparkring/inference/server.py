@@ -39,6 +39,7 @@ from sparkring.inference.scorer import RowsError, told
 _LOOK_EVERY_S = 0.25
 _PROBLEM_S = 5.0  # for how long a process that could not load its model stays, to tell the tasks why
 _KEPT = 3  # how many model processes without a task stay on a machine: the most recently used ones
+_SIGNALS = (signal.SIGTERM, signal.SIGHUP)  # Spark's daemon sends SIGHUP when the executor ends
 
 
 class _Server:
@@ -100,6 +101,7 @@ def main(order: dict[str, Any], parts: Sequence[bytearray]) -> NoReturn:
     code = 0
     try:
         _serve(order, parts)
+        _ignore_signals()
     except _Ended:
         pass
     except BaseException:
@@ -118,7 +120,7 @@ def _serve(order: dict[str, Any], parts: Sequence[bytearray]) -> None:
     process in it.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt of the notebook is for its kernel
-    for number in (signal.SIGTERM, signal.SIGHUP):  # Spark's daemon sends SIGHUP when the executor ends
+    for number in _SIGNALS:
         signal.signal(number, _end)
     folder, lock = order["folder"], order["lock"]
     _remove_dead(folder)
@@ -183,7 +185,14 @@ class _Ended(BaseException):
 
 
 def _end(*_: object) -> NoReturn:
+    _ignore_signals()
     raise _Ended
+
+
+def _ignore_signals() -> None:
+    """Let nothing interrupt the end of the process: Spark's daemon sends SIGHUP twice."""
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _locked(lock: int) -> bool:
