@@ -131,6 +131,41 @@ def test_an_elastic_training_in_a_ring_that_stays(pair):
     assert first[3] == set()
 
 
+AUTOGRAPH = """
+import tensorflow as tf
+import horovod.tensorflow as hvd
+from horovod.tensorflow.keras import DistributedOptimizer
+
+class Halved(hvd.Compression.none):
+    @staticmethod
+    def compress(tensor):
+        return (tensor / 2 if tf.reduce_sum(tensor) > 0 else tensor), None
+
+@tf.function
+def gradient(variable, compression):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(variable) * (rank + 1)
+        if loss < 0:
+            loss = -loss
+    return hvd.DistributedGradientTape(tape, compression=compression).gradient(loss, [variable])[0]
+
+hvd.init()
+variable = tf.Variable([2.0])
+kinds = hvd.Compression.none, Halved
+made = [DistributedOptimizer(tf.keras.optimizers.SGD(), f"with {kind}", compression=kind) for kind in kinds]
+converted = [optimizer._allreduce_grads._autograph for optimizer in made]
+converted, [gradient(variable, kind).numpy().tolist() for kind in kinds]
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.versions("of TensorFlow, whose AutoGraph converts functions")
+def test_what_autograph_converts(pair):
+    """Horovod's functions are not converted, which takes seconds. The user's function and compressor are."""
+    expected = ([False, True], [[1.5], [0.75]])
+    assert pair.run(AUTOGRAPH, framework="horovod").values == [expected, expected]
+
+
 @pytest.mark.slow
 def test_an_elastic_training_with_keras(pair):
     """KerasState and its callbacks work."""

@@ -6,7 +6,7 @@ import functools
 import os
 import types
 
-from sparkring.compat import horovod_keras_3
+from sparkring.compat import horovod_autograph, horovod_keras_3
 from sparkring.worker.rank.imports import when_imported
 
 # The modules that define Lightning's CPUAccelerator: for the Trainer and for Fabric, in the new and the old packages.
@@ -24,6 +24,8 @@ def prepare() -> None:
     when_imported("horovod.common.elastic", _start_no_notification_service)
     when_imported("horovod._keras", horovod_keras_3.adapt)
     when_imported("horovod._keras.callbacks", horovod_keras_3.adapt_callbacks)
+    when_imported("horovod.tensorflow", horovod_autograph.adapt_tape)
+    when_imported("horovod.tensorflow.util", horovod_autograph.adapt_subgraphs)
     when_imported("horovod.tensorflow.elastic", horovod_keras_3.adapt_elastic)
     for name in _LIGHTNING:
         when_imported(name, _count_ranks_as_devices)
