@@ -316,7 +316,6 @@ def test_files_are_read_by_the_model_process(spark, tmp_path, no_folder_left):
     source.write.parquet(path)
     source.write.partitionBy("part").parquet(folders_path)
     scheduler = spark.sparkContext._jsc.sc().dagScheduler()
-    has_files = spark.version >= "3.5"  # 3.4 does not number rows
 
     def model(batch):
         return batch["x"].sum(axis=1)
@@ -329,14 +328,14 @@ def test_files_are_read_by_the_model_process(spark, tmp_path, no_folder_left):
 
     plain = spark.read.parquet(path)
     jobs = scheduler.numTotalJobs()
-    assert reads_files(scored(plain, "id", "gap", "pair")) == has_files
-    assert (scheduler.numTotalJobs() == jobs) == has_files
+    assert reads_files(scored(plain, "id", "gap", "pair"))
+    assert scheduler.numTotalJobs() == jobs
     filtered = scored(plain.where("id >= 100 AND part = 1").select("pair", "gap", "id"), "id", "gap", "pair")
     in_folders = scored(spark.read.parquet(folders_path), "id", "gap", "pair")
     computed = scored(plain.withColumn("gap", plain["gap"] * 1), "id", "gap", "pair")
     for each, expected, wanted in (
-        (filtered, has_files, [i for i in range(100, 400) if i % 3 == 1]),
-        (in_folders, has_files, range(400)),
+        (filtered, True, [i for i in range(100, 400) if i % 3 == 1]),
+        (in_folders, True, range(400)),
         (computed, False, range(400)),
     ):
         assert reads_files(each) == expected

@@ -145,7 +145,7 @@ class _Files:
                 table = pa.Table.from_batches([batch]).filter(dataset.condition)
                 yield from table.select(list(dataset.columns)).combine_chunks().to_batches()
             elif batch.schema.names != list(dataset.columns):
-                yield batch.select(list(dataset.columns))
+                yield from pa.Table.from_batches([batch]).select(list(dataset.columns)).to_batches()
             else:
                 yield batch
 
