@@ -177,7 +177,8 @@ def predict(
         "probe": probe,
     }
     if not _is_path(data):
-        for name, value in (("to", to), ("np", np), ("columns", columns)):
+        for_files = {"to": to, "np": np, "columns": columns, "mode": None if mode == "error" else mode}
+        for name, value in {**for_files, "background": background or None}.items():
             if value is not None:
                 raise OptionsError(
                     f"{name}=… is only for Parquet files. For a DataFrame, predict() returns a DataFrame: write that "

@@ -56,7 +56,9 @@ class Columns(Params):  # type: ignore[misc]
     feature_cols = _param("feature_cols", "the columns that are the inputs of the model, in this order", _names)
     label_cols = _param("label_cols", "the columns that the outputs of the model are compared with", _names)
     output_cols = _param("output_cols", "the columns for predictions; default: <label>__output", _names)
-    input_shapes = _param("input_shapes", "the shape of a row of each feature column, as in [[-1, 8, 8, 1]]", _shapes)
+    input_shapes = _param(
+        "input_shapes", "the shape of each input of the model, as in [[-1, 8, 8, 1]]; -1 is for rows", _shapes
+    )
 
     def __init__(self) -> None:
         super().__init__()
