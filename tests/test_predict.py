@@ -366,6 +366,9 @@ def test_the_first_rows_go_through_the_model_here(frame):
         r"column `whole` \(int32\) has nulls": {"inputs": ["whole"]},
         "inputs names no columns": {"inputs": []},
         "with probe=False.*set the type": {"inputs": ["pair"], "probe": False},
+        "to=… is only for Parquet files": {"inputs": ["pair"], "to": "preds"},
+        "mode=… is only for Parquet files": {"inputs": ["pair"], "mode": "overwrite"},
+        "background=… is only for Parquet files": {"inputs": ["pair"], "background": True},
     }.items():
         with pytest.raises((DataError, OptionsError), match=message):
             sparkring.predict(frame, net, **options)
