@@ -121,13 +121,13 @@ def planned(effort: Effort) -> list[Row]:
         }
         turns = Turns(min(effort.runs, 3), cases)
         for name in PLANNED:
-            what = f"%%foreach --plan, 4 items at once, {name}, {how} spare processes: error of the memory"
+            what = f"%%foreach --plan, 4 items at once, {name}, {how} spare processes: error of the planned memory"
             rows.append(turns.row(what, "%", "error", us=name, goal=Goal(20.0)))
     return rows
 
 
 def _plan_error(source: str, spare: str) -> Measured:
-    """Plan a cell in a first launch and run it, and return by how many percent the plan is wrong.
+    """Plan a cell in a first launch and run it, and return the error of the plan in percent.
 
     The measurement ends when the first item ends: a process that exits clears its modules, and thereby copies memory
     that it shares.

@@ -60,13 +60,13 @@ class Pools:
 
 @pytest.fixture
 def pools(request: pytest.FixtureRequest, watch: Any) -> Pools:
-    """Pools on this machine or, for a test that takes `ring` or `spark`, at that place."""
+    """Pools on this machine or, if the test takes the fixture `ring` or `spark`, where that runs its ranks."""
     if "ring" in request.fixturenames:
         return Pools(watch.mark, request.getfixturevalue("ring").where)
     return Pools(watch.mark, "spark" if "spark" in request.fixturenames else "local")
 
 
-# A module in place of Keras: it has generators of its own, and draws from Python's generator when it is imported.
+# A module in place of Keras: it has random number generators of its own, and draws from Python's when it is imported.
 KERAS = """
 import random
 
@@ -89,7 +89,7 @@ class backend:
 def test_items_do_not_see_one_another(pools, tmp_path, monkeypatch):
     """Whatever an item binds or changes, the next item in the same process finds the notebook's values again.
 
-    Its random numbers depend on its number alone, so that one process for each item gives the same values.
+    An item's random numbers depend only on the item's number, so the values are the same with a process for each item.
     """
     (tmp_path / "tf_keras.py").write_text(KERAS)
     monkeypatch.syspath_prepend(tmp_path)

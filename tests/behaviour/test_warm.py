@@ -258,7 +258,7 @@ os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 @pytest.mark.standalone("ranks are interrupted on executors")
 def test_interrupt_keeps_the_gang(shared_gang):
-    """Stop ends the cell; the ranks keep their variables with the values of that moment."""
+    """Stop ends the cell; the ranks keep their variables, with the values that they had at that moment."""
     shared_gang.cell("import time\nsteps = 0")
     said = interrupted(shared_gang, "steps += 1\nprint('ready')\nwhile True:\n    steps += 1\n    time.sleep(0.01)")
     assert "3 ranks stopped" in said
@@ -273,7 +273,7 @@ def test_interrupt_of_some_ranks(shared_gang):
 
 
 def test_interrupt_at_any_time(shared_gang):
-    """However far the cell has come, Stop ends it at once, and the gang stays up."""
+    """No matter how far the cell has run, Stop ends it at once, and the gang stays up."""
     pids = shared_gang.pids()
     for step in range(12):
         interrupt_after(0.002 * step, lambda: shared_gang.cell(FOREVER))
@@ -281,7 +281,7 @@ def test_interrupt_at_any_time(shared_gang):
 
 
 def test_timeout_keeps_the_gang(shared_gang, limit):
-    """The error of a time limit says where each rank was, and the gang stays up."""
+    """When the time limit is exceeded, the error says where each rank was, and the gang stays up."""
     cell = f"import threading, time; {READY}\nif rank == 0:\n    time.sleep(600)\nelse:\n    time.sleep(601)"
     with pytest.raises(RunTimeout) as caught:
         shared_gang.cell(cell, timeout_s=limit(shared_gang, ready(3)))

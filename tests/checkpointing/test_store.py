@@ -48,7 +48,7 @@ def files(tmp_path, step):
 
 
 def damage(tmp_path, step):
-    """Change one bit of a checkpoint's arrays, which no listing notices."""
+    """Change one bit of a checkpoint's arrays. A listing does not detect this."""
     path = files(tmp_path, step) / "rank-0.safetensors"
     data = bytearray(path.read_bytes())
     data[-1] ^= 1

@@ -1,4 +1,4 @@
-"""Spare processes: off in tests, except in those about them, and in those that launch a framework's ranks often."""
+"""Spare processes are off, except in tests of them, and in tests that often launch a framework's ranks."""
 
 from __future__ import annotations
 

@@ -486,7 +486,7 @@ def test_the_user_s_matplotlib_is_left_alone(replayed):
     mine = pyplot.figure()
     before, backend = dict(matplotlib.rcParams), matplotlib.get_backend()
     with matplotlib.rc_context({"text.usetex": True, "axes.facecolor": "black", "lines.linewidth": 9}):
-        assert pictures(measured(replayed)) == plain_ones, "they do not look as the user's do"
+        assert pictures(measured(replayed)) == plain_ones, "the user's settings of matplotlib changed the pictures"
         assert matplotlib.rcParams["axes.facecolor"] == "black"
     assert (dict(matplotlib.rcParams), matplotlib.get_backend()) == (before, backend)
     assert pyplot.get_fignums() == [mine.number]

@@ -1,4 +1,4 @@
-"""The messages to a page about a run: each line is sent once, as text, and little is sent that has not changed."""
+"""Messages to a page that shows a run: each line is sent once, as text, and little is sent twice."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Reducers for TensorFlow's and Keras' objects: models, layers, optimizers, `tf.function` and `tf.data`.
 
-A Keras model is rebuilt from its configuration and its weights, with the classes and functions of the notebook that it
-uses. Only functions that run on ranks have to import TensorFlow, because a driver that has an object of TensorFlow or
-Keras has already imported the module that the object comes from.
+A Keras model is rebuilt from its configuration and its weights, and from the notebook's classes and functions that the
+model uses. Only functions that run on ranks have to import TensorFlow, because a driver that has an object of
+TensorFlow or Keras has already imported the module that the object comes from.
 """
 
 from __future__ import annotations

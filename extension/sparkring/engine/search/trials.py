@@ -221,7 +221,7 @@ def _no_pruner() -> Any:
 
 
 def _sampler(wanted: Any, seed: int) -> Any:
-    """Return Optuna's sampler called `wanted`; if it is a sampler already, return it."""
+    """Return the Optuna sampler that `wanted` names. If `wanted` is already a sampler, return it."""
     from optuna import samplers
 
     if not isinstance(wanted, str):

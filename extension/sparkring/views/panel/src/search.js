@@ -59,7 +59,7 @@ export function valueAt({ low, high, log, choices }, at) {
 }
 
 // Return where an end of a brush moves when a key is pressed: to the next choice, or by a part of the axis. The end is
-// at the place `at`, and must stay between two others. Return null for other keys.
+// at `at`, and stays between `least` and `most`. Return null for a key that moves nothing.
 export function moved({ choices }, at, key, [least, most]) {
   const step = choices.length > 1 ? 1 / (choices.length - 1) : KEY_STEP;
   const steps = { ArrowUp: 1, ArrowRight: 1, ArrowDown: -1, ArrowLeft: -1, PageUp: LARGE_STEPS, PageDown: -LARGE_STEPS }[key];
@@ -75,7 +75,8 @@ export function marks(axis) {
   return values.map((value) => [place(axis, value), value]);
 }
 
-// Return the trials that are within all brushes: for the number of an axis, a brush has its lower and its upper end.
+// Return the trials that are within all brushes. `brushes` has the lower and upper end of the brush on an axis, by the
+// number of the axis.
 export function brushed(trials, axes, brushes) {
   const wanted = [...brushes];
   return trials.filter((trial) => wanted.every(([axis, [from, to]]) => {
