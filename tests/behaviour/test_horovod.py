@@ -6,6 +6,7 @@ import builtins
 import os
 
 import pytest
+from versions import KERAS
 
 import sparkring
 from sparkring import HorovodRunner
@@ -153,7 +154,7 @@ hvd.init()
 variable = tf.Variable([2.0])
 kinds = hvd.Compression.none, Halved
 made = [DistributedOptimizer(tf.keras.optimizers.SGD(), f"with {kind}", compression=kind) for kind in kinds]
-converted = [optimizer._allreduce_grads._autograph for optimizer in made]
+converted = [each._allreduce_grads._autograph for each in made if hasattr(each, "_allreduce_grads")]
 converted, [gradient(variable, kind).numpy().tolist() for kind in kinds]
 """
 
@@ -162,7 +163,8 @@ converted, [gradient(variable, kind).numpy().tolist() for kind in kinds]
 @pytest.mark.versions("of TensorFlow, whose AutoGraph converts functions")
 def test_what_autograph_converts(pair):
     """Horovod's functions are not converted, which takes seconds. The user's function and compressor are."""
-    expected = ([False, True], [[1.5], [0.75]])
+    # With Keras 3, Horovod's optimizer is sparkring's, which has no such function.
+    expected = ([False, True] if KERAS.major == 2 else [], [[1.5], [0.75]])
     assert pair.run(AUTOGRAPH, framework="horovod").values == [expected, expected]
 
 
