@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from leaks import runs
+from versions import TORCH
 from waiting import until
 
 import sparkring
@@ -26,6 +27,7 @@ from sparkring.capture.packing import pack_call
 from sparkring.data.columns import Making
 from sparkring.data.layout import Layout
 from sparkring.errors import CheckpointError, DataError, OptionsError
+from sparkring.inference import predictors
 from sparkring.inference.files import FileRows, Files
 from sparkring.inference.inputs import Described
 from sparkring.inference.outputs import Output, columns_of
@@ -379,6 +381,20 @@ def test_the_first_rows_go_through_the_model_here(frame):
     with pytest.raises(DataError, match="is a `list`, not a Spark DataFrame"):
         sparkring.predict([1], net, inputs=["pair"])
     assert not folders()
+
+
+def test_which_modules_one_thread_computes():
+    """Small ones. Operations are counted, so the answer does not depend on the time; those of an LSTM are not known."""
+    import torch
+
+    def is_small(net, width, batch_size):
+        batch = {"x": np.zeros((16, *width), np.float32)}
+        return predictors.is_small(net, predictors.predictor_of(net, by_name=False), batch, batch_size)
+
+    if TORCH.release >= (2, 2):  # 2.1 counts nothing in inference mode
+        assert is_small(torch.nn.Linear(10, 32), (10,), 1024)
+    assert not is_small(torch.nn.Linear(10, 32), (10,), 102_400)
+    assert not is_small(torch.nn.LSTM(4, 4), (3, 4), 16)
 
 
 def test_spark_connect():
