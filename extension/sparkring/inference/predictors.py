@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -77,8 +78,13 @@ def is_small(model: Any, predict: Predict, batch: Batch, batch_size: int) -> boo
     if not is_torch(model) or any(each.device.type != "cpu" for each in model.parameters()):
         return False
     import torch
-    from torch.utils.flop_counter import FlopCounterMode
 
+    log = logging.getLogger("torch.utils.flop_counter")
+    log.disabled = True  # the import warns if triton is missing, which only matters to kernels written in it
+    try:
+        from torch.utils.flop_counter import FlopCounterMode
+    finally:
+        log.disabled = False
     if any(isinstance(each, torch.nn.RNNBase) for each in model.modules()):
         return False  # PyTorch does not count the operations of these
     with FlopCounterMode(display=False) as counter:
