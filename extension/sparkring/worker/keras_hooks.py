@@ -1,7 +1,6 @@
 """Reports the metrics of Keras' `model.fit` and the checkpoints of its callbacks, without changes to the user's code.
 
-Every `fit` gets one more callback. What ModelCheckpoint and BackupAndRestore write is reported, too. To do so, this
-module patches Keras' modules as soon as the user's code has imported them. It does not import Keras itself.
+This module patches Keras' modules as soon as the user's code has imported them. It does not import Keras itself.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ def _report_fits(module: types.ModuleType) -> None:
         callbacks: Any = bound.arguments.get("callbacks")
         if callbacks is None or isinstance(callbacks, (list, tuple, set)):
             callbacks = list(callbacks or ())
-        elif not hasattr(callbacks, "append"):  # a single callback, and not Keras' CallbackList
+        elif not hasattr(callbacks, "append"):  # a single callback, not a CallbackList
             callbacks = [callbacks]
         callbacks.append(_callback(module))
         bound.arguments["callbacks"] = callbacks
@@ -88,8 +87,7 @@ def _callback(module: types.ModuleType) -> Any:
     class ReportMetrics(base):  # type: ignore[misc, valid-type]
         """Reports the metrics after each epoch and, during an epoch, at most five times a second."""
 
-        # This tells Keras that `logs` may hold tensors. So Keras need not convert them after every batch: they are
-        # converted only when they are reported.
+        # With this, Keras passes tensors in `logs`, which are converted only when they are reported.
         _supports_tf_logs = True
 
         def __init__(self) -> None:
@@ -120,78 +118,45 @@ def _callback(module: types.ModuleType) -> Any:
 
 
 def _tell_model_checkpoints(kind: Any) -> None:
-    def note(callback: Any, took_s: float, filepath: Any = None) -> None:
-        callback._sparkring_wrote = (os.fspath(filepath), took_s)
+    """Report what ModelCheckpoint writes.
 
-    def aim(callback: Any, took_s: float, *of_path: Any) -> None:
-        callback._sparkring_aim = (callback._write_filepath, callback.best)
+    Keras 3 decides in a method of its own whether to write. In Keras 2, the method that writes also decides, so the
+    decision must be inferred: with save_best_only, it has written only if the callback's `best` has changed.
+    """
 
-    def tell(callback: Any, took_s: float, epoch: int = 0, batch: Any = None, logs: Any = None) -> None:
-        # If the model was not good enough to be written, _written() raises KeyError. _tell_after() suppresses it.
-        path, writing_s = callback.__dict__.pop("_sparkring_wrote", None) or _written(callback)
-        took_s = writing_s or took_s
-        if _writes(callback.model):
+    def note(callback: Any, writes: bool, took_s: float, epoch: int, batch: Any, logs: Any, path: Any) -> None:
+        if writes:
+            callback._sparkring_target = (os.fspath(path), None)
+
+    def note_best(callback: Any, path: Any, took_s: float, *_: Any) -> None:
+        callback._sparkring_target = (os.fspath(path), callback.best if callback.save_best_only else None)
+
+    def tell(callback: Any, _: None, took_s: float, epoch: int = 0, batch: Any = None, logs: Any = None) -> None:
+        path, best_before = callback.__dict__.pop("_sparkring_target", ("", None))
+        is_written = path and (best_before is None or callback.best != best_before)
+        if is_written and _writes(callback.model):
             folder, name = os.path.split(path.rstrip("/"))
             numbers, best = report.numbers(logs), bool(callback.save_best_only)
             saved = CheckpointSaved(
-                folder or ".", name, int(epoch) + 1, _size_bytes(path), took_s, took_s, numbers, best
+                folder or ".", name, int(epoch) + 1, _size_bytes(path), took_s, took_s, numbers, best, kind="keras"
             )
-            report.tell(saved._replace(kind="keras"))
+            report.tell(saved)
 
-    if hasattr(kind, "_save_handler"):
-        _tell_after(kind, "_save_handler", note)
-    elif hasattr(kind, "_should_save_model"):
-        _note_path(kind)
+    if hasattr(kind, "_should_save_model"):
+        _tell_after(kind, "_should_save_model", note)
     else:
-        _tell_after(kind, "_get_file_path", aim)
+        _tell_after(kind, "_get_file_path", note_best)
     _tell_after(kind, "_save_model", tell)
-
-
-def _written(callback: Any) -> tuple[str, float]:
-    """Return the path that Keras 2.13 has written, and 0.0 because the time is not known.
-
-    Raise KeyError if nothing was written. In Keras 2.13, the method of ModelCheckpoint that writes also decides whether
-    to write, so the decision must be inferred: with save_best_only, the callback has written only if its `best` has
-    changed.
-    """
-    path, best_before = callback.__dict__.pop("_sparkring_aim")
-    if callback.save_best_only and callback.best == best_before:
-        raise KeyError(path)
-    return path, 0.0
-
-
-def _note_path(kind: Any) -> None:
-    """Patch the method that decides whether to save, so that it notes the path of what is saved.
-
-    This is for Keras 3, which has no `_save_handler` that could be patched for this purpose.
-    """
-    decide = kind.__dict__.get("_should_save_model")
-    if decide is None or "filepath" not in decide.__code__.co_varnames or hasattr(decide, "_sparkring"):
-        return
-
-    @functools.wraps(decide)
-    def decide_and_note(self: Any, epoch: Any, batch: Any, logs: Any, filepath: Any) -> Any:
-        saves = decide(self, epoch, batch, logs, filepath)
-        if saves:
-            self._sparkring_wrote = (os.fspath(filepath), 0.0)
-        return saves
-
-    decide_and_note._sparkring = True  # type: ignore[attr-defined]
-    kind._should_save_model = decide_and_note
 
 
 def _tell_backups(kind: Any) -> None:
     """Report what BackupAndRestore writes and removes. It keeps only the last checkpoint, and none after fit()."""
 
-    def tell(callback: Any, took_s: float, epoch: int = 0, batch: Any = None) -> None:
+    def tell(callback: Any, _: None, took_s: float, epoch: int = 0, batch: Any = None) -> None:
         tell_file(callback, took_s, callback._training_state.write_checkpoint_manager.latest_checkpoint, int(epoch) + 1)
 
-    def tell_weights(callback: Any, took_s: float) -> None:
-        """Report the file of weights that Keras 3 writes.
-
-        Keras' own counter counts only epochs that have ended, so within an epoch it is one too low.
-        """
-        in_epoch = callback._last_batch_seen > 0
+    def tell_weights(callback: Any, _: None, took_s: float) -> None:  # Keras 3 writes the weights to one file
+        in_epoch = callback._last_batch_seen > 0  # Keras' own counter counts only epochs that have ended
         tell_file(callback, took_s, callback._weights_path, callback._current_epoch + in_epoch)
 
     def tell_file(callback: Any, took_s: float, path: str, epoch: int) -> None:
@@ -200,15 +165,14 @@ def _tell_backups(kind: Any) -> None:
             remove(callback)
             name = os.path.relpath(path, folder)
             callback._sparkring_wrote = (folder, name)
-            saved = CheckpointSaved(folder, name, epoch, _size_bytes(path), took_s, took_s, kind="tensorflow")
-            report.tell(saved)
+            report.tell(CheckpointSaved(folder, name, epoch, _size_bytes(path), took_s, took_s, kind="tensorflow"))
 
     def remove(callback: Any) -> None:
         folder, name = callback.__dict__.pop("_sparkring_wrote", ("", ""))
         if name:
             report.tell(CheckpointRemoved(folder, name))
 
-    def ended(callback: Any, took_s: float, logs: Any = None) -> None:
+    def ended(callback: Any, _: None, took_s: float, logs: Any = None) -> None:
         if callback.delete_checkpoint:
             remove(callback)
 
@@ -218,7 +182,7 @@ def _tell_backups(kind: Any) -> None:
 
 
 def _tell_after(kind: Any, name: str, tell: Callable[..., None]) -> None:
-    """Patch the method `name`: after each call, run `tell(callback, seconds, …)`, suppressing the errors of `tell`."""
+    """After each call of the method `name`, call `tell(callback, result, seconds, …)`, and ignore its errors."""
     method = kind.__dict__.get(name)
     if method is None or hasattr(method, "_sparkring"):
         return
@@ -229,7 +193,7 @@ def _tell_after(kind: Any, name: str, tell: Callable[..., None]) -> None:
         result = method(self, *args, **kwargs)
         if _wanted:
             with contextlib.suppress(Exception):
-                tell(self, time.monotonic() - began, *args, **kwargs)
+                tell(self, result, time.monotonic() - began, *args, **kwargs)
         return result
 
     do_and_tell._sparkring = True  # type: ignore[attr-defined]

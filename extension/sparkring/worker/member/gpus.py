@@ -1,4 +1,4 @@
-"""The NVIDIA GPUs of this machine, as reported by NVML, the library of NVIDIA's driver that nvidia-smi uses, too.
+"""The NVIDIA GPUs of this machine, as reported by NVML, the library of NVIDIA's driver.
 
 Where NVML is not installed, no GPUs are found. The address of a GPU is what CUDA_VISIBLE_DEVICES accepts: an index, a
 UUID, or the beginning of a UUID. Indices follow the order of the PCI bus. NVML always uses this order; CUDA uses it
@@ -7,7 +7,6 @@ if CUDA_DEVICE_ORDER=PCI_BUS_ID is set.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -25,9 +24,9 @@ def found(visible: str | None) -> list[GpuUsed]:
     try:
         names = map(str, range(nvml.nvmlDeviceGetCount())) if visible is None else map(str.strip, visible.split(","))
         read = (_read(nvml, address) for address in dict.fromkeys(names))
-        return [gpu for gpu in itertools.takewhile(lambda gpu: gpu is not None, read) if gpu is not None]
-    except nvml.NVMLError:
-        return []  # NVIDIA's driver does not answer, so there is no GPU to use
+        return list(iter(lambda: next(read, None), None))
+    except nvml.NVMLError:  # the driver does not answer
+        return []
     finally:
         nvml.nvmlShutdown()
 
@@ -58,7 +57,7 @@ def _open() -> Any:
     import ctypes
 
     try:
-        # Most machines have no NVML. There, this line fails at once, which saves the 20 ms of importing pynvml.
+        # Where there is no NVML, this fails at once, and pynvml, whose import takes 20 ms, is not imported.
         ctypes.CDLL("libnvidia-ml.so.1")
         import pynvml
     except (ImportError, OSError):

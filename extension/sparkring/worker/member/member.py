@@ -3,14 +3,16 @@
     driver ◀── one authenticated connection ──▶ member ◀── socket pair ──▶ rank process
                                                   ▲──── stdout, stderr (pipes) ────┘
 
-The member has no threads and no locks. One loop waits until a socket or a pipe can be read, and handles what came.
-The rank's file descriptors 1 and 2 are pipes to the member, so the member also gets what C++ code prints and what
-Python prints when it crashes. Before the member reports that a request has finished or failed, it sends what is left
-in these pipes, so the driver gets the request's output first. Only after that is the next request given to the rank.
-If the driver has sent it earlier, it waits in the member. If the connection to the driver breaks, or if the member's
-parent ends, the member kills the rank and everything that the rank started, and then ends itself. The member
-notices the end of its parent because its stdin is closed or because it gets another parent. If a spare process has
-forked the member, the member watches the driver instead: its stdin is then a pipe from the driver.
+The member has no threads. One loop waits until a socket or a pipe can be read, and handles what has come. The rank's
+file descriptors 1 and 2 are pipes to the member, so the member also gets what C++ code prints and what Python prints
+when it crashes. Before the member reports that a request has finished or failed, it sends what is left in these pipes,
+so the driver gets the request's output first. Only then does it give the rank the next request, which waits in the
+member if the driver sent it earlier.
+
+If the connection to the driver breaks, or if the member's parent ends, the member kills the rank and everything that
+the rank has started, and then ends itself. It notices the end of its parent because its stdin is closed or because it
+gets another parent. If a spare process has forked the member, its stdin is a pipe from the driver, and the member
+watches the driver instead of its parent.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, NoReturn, get_args
 
 from sparkring.wire import messages
 from sparkring.wire.channel import ChannelClosed, Connection, ProtocolError, dial, pair
@@ -40,15 +42,15 @@ PARTIAL_AFTER_S = 0.1  # an unfinished line is sent to the driver after this tim
 TICK_S = 0.5
 BEAT_EVERY_S = 2.0
 DRAIN_LIMIT_S = 2.0
-# While requests wait here, a report of the rank is held back for up to HOLD_S, and sent together with the next one. It
-# is sent at once when the number of waiting requests is a multiple of TOGETHER.
+# While requests wait here, a report of the rank is held back for up to HOLD_S, and sent together with the next one.
+# When the number of waiting requests is a multiple of TOGETHER, it is sent at once.
 HOLD_S, TOGETHER = 0.005, 8
 WAIT_S = 0.05  # if a request takes longer than this, the requests that wait for its end are given back to the driver
-# The largest number of reads that the member makes at once to empty a pipe. Without a limit, a process that the rank
-# started and that never stops writing would keep the member here forever.
+# The largest number of reads in a row from one pipe. Without this limit, a process that the rank has started and that
+# never stops writing would keep the member there forever.
 DRAIN_READS = 16
-# The largest number of messages of one peer that are handled in a row. Without this limit, a rank that never stops
-# reporting could not be stopped.
+# The largest number of messages in a row from one peer. Without this limit, a rank that never stops reporting could not
+# be stopped.
 MESSAGES_IN_A_ROW = 32
 # The driver's messages that the member passes on to the rank without decoding them. Large ones are copied in pieces.
 _PASSED_ON = (messages.Work, messages.Run, messages.Release, messages.EndItem, messages.Leave)
@@ -56,7 +58,7 @@ _FROM_RANK = get_args(messages.RankReport)
 
 
 class RankProcess(NamedTuple):
-    """A rank that was just forked, and the member's ends of its socket and its pipes."""
+    """A rank that has been forked, and the member's ends of its socket and its pipes."""
 
     pid: int
     channel: Connection
@@ -70,7 +72,7 @@ class Member:
 
     def __init__(self, ticket: Ticket, rank: RankProcess, parent_ended: Callable[[], bool]) -> None:
         self.parent_ended = parent_ended
-        self.cleanup = ticket.cleanup
+        self.folder = ticket.cleanup
         self.oom_before = process.out_of_memory_kills()
         self.rank_pid = rank.pid
         self.to_rank = rank.channel
@@ -90,7 +92,11 @@ class Member:
         self.home.send(self.introduction(ticket))
 
     def introduction(self, ticket: Ticket) -> messages.Hello:
-        address = self.home.local_host()
+        address, packages = self.home.local_host(), None
+        if sys.prefix != ticket.prefix:
+            from sparkring.capture import versions  # not at the top: most members do not need it, and it takes 30 ms
+
+            packages = versions.installed()
         return messages.Hello(
             member=ticket.member,
             pid=self.rank_pid,
@@ -100,7 +106,7 @@ class Member:
             port=free_port(address),
             python=sys.executable,
             gpus=tuple(ticket.gpus),
-            packages=None if sys.prefix == ticket.prefix else _packages(),
+            packages=packages,
         )
 
     def run(self) -> None:
@@ -108,8 +114,8 @@ class Member:
         wake_r, wake_w = os.pipe()
         os.set_blocking(wake_r, False)
         os.set_blocking(wake_w, False)
-        # When a child ends, Python writes a byte into `wake_w`, which wakes the loop below. Python does so only for a
-        # signal that has a handler, so this handler is needed, though it does nothing.
+        # When a child ends, Python writes a byte to `wake_w`, which wakes the loop below. It does so only for a signal
+        # that has a handler.
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
         signal.signal(signal.SIGTERM, lambda *_: self.stop(signal.SIGKILL, 0.0))
@@ -118,18 +124,15 @@ class Member:
         control = selectors.DefaultSelector()
         everything = selectors.DefaultSelector()
         for selector in (control, everything):
-            selector.register(wake_r, selectors.EVENT_READ, "wake")
-            selector.register(0, selectors.EVENT_READ, "parent")
-            selector.register(self.home, selectors.EVENT_READ, "home")
-            selector.register(self.to_rank, selectors.EVENT_READ, "rank")
+            for source, name in ((wake_r, "wake"), (0, "parent"), (self.home, "home"), (self.to_rank, "rank")):
+                selector.register(source, selectors.EVENT_READ, name)
         for fd in self.pipes:
             everything.register(fd, selectors.EVENT_READ, "output")
         self.selectors = (control, everything)
         self.reap()
         while self.wait_status is None:
             now = time.monotonic()
-            paused = self.paused_until > now
-            selector = control if paused else everything
+            selector = control if self.paused_until > now else everything
             for key, _ in selector.select(self.pause(now)):
                 match key.data:
                     case "wake":
@@ -195,14 +198,13 @@ class Member:
     # ── to and from the driver ────────────────────────────────────────────────
 
     def tell(self, message: messages.MemberReport) -> None:
-        self.held_since = None  # with this message, the reports that were held back are sent, too
+        self.held_since = None  # the reports that were held back are sent with this message
         try:
             self.home.send(message)
         except ChannelClosed:
             self.abandon()
 
     def send_held(self) -> None:
-        """Send the reports that were held back."""
         self.held_since = None
         try:
             self.home.send_frame(b"")
@@ -238,16 +240,16 @@ class Member:
             case messages.RecordTimeline():
                 # The rank's framework writes its timeline to a file, which finish() sends to the driver at the end.
                 if self.timeline is None:
-                    self.timeline = TimelineFile(self.cleanup, wanted=order.wanted)
+                    self.timeline = TimelineFile(self.folder, wanted=order.wanted)
                 variables = messages.SetEnvironment({order.variable: self.timeline.path})
                 self.reach_rank(lambda: self.to_rank.send(variables))
             case _:
                 raise ProtocolError(f"the driver sent {type(order).__name__}, which is not for a member")
 
     def reach_rank(self, send: Callable[[], None]) -> None:
-        """Call `send`, which sends something to the rank. If this fails because the rank has ended, ignore the error.
+        """Call `send`, which sends something to the rank. If the rank has ended, ignore the error.
 
-        If it fails for another reason, the connection to the driver has broken. Raise ChannelClosed in this case.
+        Raise ChannelClosed if the connection to the driver has broken.
         """
         try:
             send()
@@ -261,7 +263,7 @@ class Member:
             if head.kind not in _FROM_RANK:
                 raise ProtocolError(f"{head.kind.__name__} is not for the driver")
         except ProtocolError as error:
-            # The bytes that follow cannot be read as messages any more. main() catches the error, and ends the rank.
+            # The bytes that follow cannot be read as messages. main() catches the error, and ends the rank.
             self.tell(messages.Output("stderr", f"sparkring: this rank sent an invalid message: {error}\n".encode()))
             raise
         except ChannelClosed:
@@ -287,7 +289,7 @@ class Member:
             self.reach_rank(lambda: self.to_rank.send_frame(self.waiting.popleft()))
 
     def give_back(self) -> None:
-        """Tell the driver that the requests that wait will not run here, and forget them."""
+        """Give the requests that wait back to the driver."""
         if self.waiting:
             self.tell(messages.GivenBack(len(self.waiting)))
             self.waiting.clear()
@@ -295,9 +297,9 @@ class Member:
     # ── the rank's output ─────────────────────────────────────────────────────
 
     def forward(self, pipe: Pipe, *, all_of_it: bool = False) -> bool:
-        """Send to the driver what the rank has written to `pipe`. Return False once the stream has ended.
+        """Send to the driver what the rank has written to `pipe`. Return False if the stream has ended.
 
-        Without `all_of_it`, read once, and keep a line that has not ended yet for later.
+        Without `all_of_it`, read once, and keep an unfinished line for later.
         """
         for _ in range(DRAIN_READS if all_of_it else 1):
             data, ended = pipe.read()
@@ -326,9 +328,9 @@ class Member:
             self.kill_at = time.monotonic() + grace_s
 
     def reap(self) -> None:
-        """Collect the children that have ended. If the rank is among them, note how it ended.
+        """Reap the children that have ended. If the rank is among them, note how it ended.
 
-        The others were started by the rank: they became this process's children when their own parent ended.
+        The other children were started by the rank: they became this process's children when their own parent ended.
         """
         while True:
             try:
@@ -343,30 +345,19 @@ class Member:
                 self.peak_memory_bytes = usage.ru_maxrss * unit
 
     def rank_has_ended(self) -> bool:
-        """Whether the rank has ended.
-
-        This waits up to DRAIN_LIMIT_S: a rank that has closed its connection usually ends a moment later.
-        """
+        """Whether the rank ends within DRAIN_LIMIT_S. A rank whose connection is closed usually ends a moment later."""
         deadline = time.monotonic() + DRAIN_LIMIT_S
         while self.wait_status is None and time.monotonic() < deadline:
             self.reap()
             time.sleep(0.005)
         return self.wait_status is not None
 
-    def abandon(self) -> None:
-        """Kill the rank and end this process at once: the driver or the parent is gone, so a report is of no use."""
-        process.kill_family(self.rank_pid)
-        process.reap_all()
-        self.clean_up()
-        os._exit(1)
-
-    def clean_up(self) -> None:
-        if self.timeline is not None:
-            self.timeline.remove()
-        _remove(self.cleanup)
+    def abandon(self) -> NoReturn:
+        """Have main() kill the rank and end this process. The driver or the parent is gone, so nothing is reported."""
+        raise SystemExit(1)
 
     def finish(self) -> None:
-        """After the rank's end: kill the processes that it left, send its last output, and report how it ended."""
+        """After the rank's end: kill the processes that it has left, send its last output, and report how it ended."""
         process.kill_family(self.rank_pid)
         deadline = time.monotonic() + DRAIN_LIMIT_S
         for pipe in list(self.pipes.values()):
@@ -376,29 +367,26 @@ class Member:
             for piece in self.timeline.pieces():
                 self.tell(piece)
             self.timeline.remove()
-        status = self.wait_status or 0
-        killed = process.out_of_memory_kills() > self.oom_before
+        code = os.waitstatus_to_exitcode(self.wait_status or 0)  # a negative number stands for a signal
         self.tell(
             messages.Exited(
-                code=os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
-                signal=os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
-                out_of_memory=killed,
+                code=code if code >= 0 else None,
+                signal=-code if code < 0 else None,
+                out_of_memory=process.out_of_memory_kills() > self.oom_before,
                 peak_memory_bytes=self.peak_memory_bytes,
             )
         )
         self.home.close()
 
     def take_stack(self) -> messages.Stack:
-        """Ask the rank's faulthandler for the rank's stack. The text is empty if the rank does not answer in time.
-
-        A frozen rank (SIGSTOP) cannot answer, so it is not asked.
-        """
+        """Ask the rank's faulthandler for the rank's stack. The text is empty if the rank does not answer in time."""
         state = process.state(self.rank_pid)
-        if not state.startswith("frozen"):
-            try:
-                os.kill(self.rank_pid, signal.SIGUSR2)
-            except OSError:
-                return messages.Stack("gone", "")
+        if state.startswith("frozen"):
+            return messages.Stack(state, "")
+        try:
+            os.kill(self.rank_pid, signal.SIGUSR2)
+        except OSError:
+            return messages.Stack("gone", "")
         text, quiet_since = b"", time.monotonic()
         while time.monotonic() - quiet_since < (0.03 if text else 0.3):
             try:
@@ -409,16 +397,7 @@ class Member:
                 quiet_since = time.monotonic()
             except BlockingIOError:
                 time.sleep(0.005)
-            if state.startswith("frozen"):
-                break
         return messages.Stack(state, text.decode("utf-8", "replace"))
-
-
-def _packages() -> dict[str, str]:
-    """Return the versions of the installed packages. The driver compares them with those of the notebook's Python."""
-    from sparkring.capture import versions  # not at the top: the import takes 30 ms, and most members do not need it
-
-    return versions.installed()
 
 
 def _fork_rank(ticket: Ticket) -> RankProcess:
@@ -428,8 +407,7 @@ def _fork_rank(ticket: Ticket) -> RankProcess:
     stack_r, stack_w = os.pipe()
     ours, theirs = pair()
     member = os.getpid()
-    # SIGUSR2 asks the rank for its stack. Until the rank has set its handler, the signal would kill the rank, so the
-    # rank must ignore it from the start.
+    # SIGUSR2 asks the rank for its stack. It would kill a rank that has not set its handler yet, so ignore it first.
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     pid = os.fork()
     if pid:
@@ -456,14 +434,13 @@ def _fork_rank(ticket: Ticket) -> RankProcess:
 
 
 def main(found: dict[str, Any], driver: int | None = None) -> None:
-    """Run a member until its end. `found` holds the fields of the Ticket from the launcher.
+    """Run a member until its end. `found` has the fields of the Ticket from the launcher.
 
-    The member ends when its parent ends. If a spare process has forked the member, the member instead ends when
-    the process `driver` ends.
+    The member ends when its parent ends or, if a spare process has forked it, when the process `driver` ends.
     """
     ticket, parent = Ticket(**found), os.getppid()
     process.adopt_orphans()
-    rank = _fork_rank(ticket)  # before connecting, so that the rank imports its modules while this process connects
+    rank = _fork_rank(ticket)  # first, so that the rank imports its modules while this process connects
     code = 1
     member = None
     try:
@@ -474,19 +451,17 @@ def main(found: dict[str, Any], driver: int | None = None) -> None:
         member = Member(ticket, rank, parent_ended)
         member.run()
         code = 0
+    except SystemExit:
+        pass  # see Member.abandon()
     except (ChannelClosed, OSError) as error:
         print(f"sparkring: member {ticket.member}: {error}", file=sys.stderr, flush=True)
     finally:
         process.kill_family(rank.pid)
         process.reap_all()
-        if member is not None:
-            member.clean_up()
-        _remove(ticket.cleanup)
+        if member is not None and member.timeline is not None:
+            member.timeline.remove()
+        if ticket.cleanup:
+            import shutil
+
+            shutil.rmtree(ticket.cleanup, ignore_errors=True)
     os._exit(code)  # without Python's own shutdown: nothing needs it, and the driver would wait for it
-
-
-def _remove(folder: str) -> None:
-    if folder:
-        import shutil
-
-        shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Finds a free port and a network interface, by which the ranks of some frameworks connect to each other."""
+"""Finds a free port and a network interface, through which the ranks of some frameworks connect to each other."""
 
 from __future__ import annotations
 
@@ -21,16 +21,12 @@ def free_port(address: str) -> int:
 
 def interface_of(address: str) -> str:
     """Return the name of the network interface that has this IPv4 address; '' if no interface has it."""
-    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    try:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         for _, name in socket.if_nameindex():
             try:
-                request = struct.pack("256s", name[:15].encode())
-                reply = fcntl.ioctl(sock.fileno(), _SIOCGIFADDR, request)
+                reply = fcntl.ioctl(sock.fileno(), _SIOCGIFADDR, struct.pack("256s", name[:15].encode()))
             except OSError:
                 continue
             if socket.inet_ntoa(reply[20:24]) == address:
                 return name
-        return _LOOPBACK if address.startswith("127.") else ""
-    finally:
-        sock.close()
+    return _LOOPBACK if address.startswith("127.") else ""

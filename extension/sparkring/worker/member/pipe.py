@@ -12,7 +12,7 @@ import time
 from sparkring.wire.messages import Stream
 
 READ_BYTES = 1 << 20
-# The size of the pipe's buffer: the most that a process without privileges may ask for. With a small buffer, a rank
+# The size of the pipe's buffer: the largest that a process without privileges may request. With a small buffer, a rank
 # that prints a lot at once would have to wait.
 PIPE_BYTES = 1 << 20
 PARTIAL_BYTES = 64 * 1024  # a line that grows beyond this is sent on in pieces
@@ -31,21 +31,18 @@ class Pipe:
             try:
                 fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
             except OSError:
-                pass  # the user's pipes together are too large already: the default size will do
+                pass  # the user's pipes together have reached the system's limit: the default size will do
 
     def read(self) -> tuple[bytes, bool]:
         """Return what can be read now, up to the end of the last whole line, and whether the stream has ended."""
-        pieces, ended = [self.rest], False
-        while sum(map(len, pieces)) < READ_BYTES:
+        found, ended = self.rest, False
+        while len(found) < READ_BYTES and not ended:
             try:
                 data = os.read(self.fd, READ_BYTES)
             except BlockingIOError:
                 break
-            if not data:
-                ended = True
-                break
-            pieces.append(data)
-        found = b"".join(pieces)
+            found += data
+            ended = not data
         # A progress bar ends its line with a carriage return: treat that as the end of a line.
         end = len(found) if ended else max(found.rfind(b"\n"), found.rfind(b"\r")) + 1
         if len(found) - end > PARTIAL_BYTES:

@@ -1,8 +1,8 @@
-"""Watches and ends a process and all processes that it has started, by means of the operating system.
+"""Watches and ends a process and all processes that it has started.
 
-On Linux a member becomes a child subreaper: when its rank ends, the processes that the rank started become the
-member's children, so the member can find and kill them, even those that have called setsid(). On other systems, the
-member kills only the rank's process group.
+On Linux, a member is a child subreaper: when its rank ends, the processes that the rank has started become the member's
+children. So the member can find and kill them, even those that have called setsid(). On other systems, the member kills
+only the rank's process group.
 """
 
 from __future__ import annotations
@@ -41,22 +41,20 @@ def die_with_parent(parent: int) -> None:
 
 
 def descendants(root: int) -> list[int]:
-    """Return the ids of the live descendants of process `root`, as found in /proc; none where there is no /proc."""
+    """Return the ids of the live descendants of process `root`; an empty list on a system without /proc."""
     children: dict[int, list[int]] = {}
     ended: set[int] = set()
     try:
-        names = os.listdir("/proc")
+        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     except OSError:
         return []
-    for name in names:
-        if name.isdigit():
-            stat = _stat(int(name))
-            if stat:
-                children.setdefault(int(stat[1]), []).append(int(name))
-                # A zombie is not returned, but its children are looked up: a process becomes a zombie when its main
-                # thread ends, and keeps its children as long as another of its threads runs.
-                if stat[0] in "ZX":
-                    ended.add(int(name))
+    for pid in pids:
+        if stat := _stat(pid):
+            children.setdefault(int(stat[1]), []).append(pid)
+            # A zombie is not returned, but its children are looked up: a process becomes a zombie when its main thread
+            # ends, and keeps its children as long as another of its threads runs.
+            if stat[0] in "ZX":
+                ended.add(pid)
     found: list[int] = []
     queue = [root]
     while queue:
@@ -67,7 +65,7 @@ def descendants(root: int) -> list[int]:
 
 
 def family(root: int) -> list[int]:
-    """Return what descendants() returns. If the kernel lists children by thread, this takes a fraction of the time.
+    """Return what descendants() returns, in a fraction of the time if the kernel lists the children of each thread.
 
     Descendants that have just been forked or have just lost their parent may be missing.
     """
@@ -88,7 +86,7 @@ def state(pid: int) -> str:
     if not stat:
         return "gone"
     words = {"R": "running", "S": "waiting", "D": "waiting for a device", "T": "frozen (SIGSTOP)"}
-    return words.get(stat[0], {"t": "held by a debugger", "Z": "ended"}.get(stat[0], stat[0]))
+    return {**words, "t": "held by a debugger", "Z": "ended"}.get(stat[0], stat[0])
 
 
 def kill_family(rank_pid: int) -> None:
@@ -168,9 +166,9 @@ def cpu_seconds(pid: int) -> float:
 
 
 def read_bytes(who: Literal["self", "thread-self"] = "self") -> int:
-    """Return how many bytes this process and its children that have ended have read with system calls.
+    """Return how many bytes this process, and its children that have ended, have read; 0 on a system without /proc.
 
-    If `who` is "thread-self", count only what this thread has read. Return 0 on a system without /proc.
+    If `who` is "thread-self", count only what this thread has read.
     """
     return _numbers(f"/proc/{who}/io").get("rchar:", 0)
 
@@ -195,10 +193,7 @@ def resident_bytes() -> int:
 
 
 def out_of_memory_kills() -> int:
-    """Return how many processes the kernel has killed in this process's control group because memory ran out.
-
-    Return 0 if the kernel does not report this number.
-    """
+    """Return how many processes of this process's control group the kernel has killed because memory ran out."""
     for version, folder in _memory_groups():
         name = "memory.events" if version == 2 else "memory.oom_control"
         found = _numbers(f"{folder}/{name}").get("oom_kill")
@@ -208,10 +203,9 @@ def out_of_memory_kills() -> int:
 
 
 def available_bytes() -> int:
-    """Return how much more memory processes can use.
+    """Return how much more memory processes can use; 0 on a system without /proc.
 
-    This is limited by the machine and by this process's control group, and the lower of the two limits counts. Return 0
-    on a system without /proc.
+    The machine and this process's control groups have limits, of which the lowest counts.
     """
     free = _numbers("/proc/meminfo").get("MemAvailable:", 0) * 1024
     for version, folder in _memory_groups():
