@@ -1,9 +1,8 @@
 """Implements display(), plt.show() and displayHTML() on ranks.
 
 The text of a displayed value is printed to the rank's stdout, so it has its place in the log. The richest form of the
-value that a notebook can show, such as HTML or an image, is sent to the driver. IPython's own display functions are
-replaced by those of this module. IPython, matplotlib and tqdm are not imported for this: they are patched when the cell
-imports them.
+value that a notebook can show, such as HTML or an image, is sent to the driver. IPython, matplotlib and tqdm are
+patched when the cell imports them.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _clears = False  # whether the next display replaces all earlier displays
 
 
 def connect(send: Send) -> None:
-    """From now on, call `send(message)` for everything that is displayed. Each rank calls this once."""
+    """From now on, call `send(message)` for everything that is displayed."""
     global _send
     _send = send
     when_imported("IPython.core.display_functions", _replace_ipythons)
@@ -55,8 +54,8 @@ def connect(send: Send) -> None:
 def draw_figures() -> None:
     """Make matplotlib pass its figures to display() once the cell imports it, unless the user chose a backend.
 
-    Processes that the rank starts inherit the environment variable that is set here, but they cannot display anything.
-    So the variable names Agg, which only draws into files, and the rank itself changes to its own backend.
+    Processes that the rank starts inherit the environment variable, but cannot display anything. So the variable names
+    Agg, which only draws into files, and the rank itself changes to its own backend.
     """
     chosen = os.environ.get("MPLBACKEND", "")
     if not chosen or chosen.startswith("module://"):
@@ -75,10 +74,7 @@ def begin() -> None:
 
 
 def finish() -> None:
-    """Show the figures that are still open at the end of the cell, as a notebook does.
-
-    If drawing a figure raises an error, the error is printed, and the run goes on.
-    """
+    """Show the figures that are still open at the end of the cell, as a notebook does. Print errors of drawing them."""
     figures = sys.modules.get("sparkring.worker.rank.figures")
     if figures is not None:
         try:
@@ -118,9 +114,9 @@ def display(
     """Show values in the notebook, marked with this rank's number. The arguments are those of IPython's display()."""
     if clear:
         clear_output()
-    handle = DisplayHandle(f"display-{len(_numbers)}") if display_id is True else None
-    if isinstance(display_id, str):
-        handle = DisplayHandle(display_id)
+    handle = None
+    if display_id:
+        handle = DisplayHandle(display_id if isinstance(display_id, str) else os.urandom(16).hex())
     for value in values:
         if not raw and hasattr(type(value), "_ipython_display_"):
             value._ipython_display_()
@@ -131,7 +127,7 @@ def display(
             for kind, data in found.items()
             if kind == "text/plain" or ((not include or kind in include) and kind not in (exclude or ()))
         }
-        _show(kept, handle.display_id if handle else None, update=update)
+        _show(kept, handle.display_id if handle else "", update=update)
     return handle
 
 
@@ -229,7 +225,7 @@ def _richest(bundle: Mapping[str, Any]) -> tuple[DisplayType, bytes] | None:
     return None
 
 
-def _show(bundle: Mapping[str, Any], display_id: str | None, *, update: bool) -> None:
+def _show(bundle: Mapping[str, Any], display_id: str, *, update: bool) -> None:
     global _shown, _clears
     text = str(bundle.get("text/plain", "")) or f"<{', '.join(bundle)}>"
     found = _richest(bundle)
@@ -237,10 +233,10 @@ def _show(bundle: Mapping[str, Any], display_id: str | None, *, update: bool) ->
         _print(text)
     if found is None or _send is None:
         return
-    known = _numbers.get(display_id) if display_id is not None and update else None
+    known = _numbers.get(display_id) if update else None
     if known is None:
         known = _shown = _shown + 1
-        if display_id is not None:
+        if display_id:
             _numbers[display_id] = known
     kind, data = found
     sent = data if len(data) <= DISPLAY_BYTES else b""
@@ -272,7 +268,7 @@ def _use_our_backend(module: Any) -> None:
 
 
 def _print_bars(module: types.ModuleType) -> None:
-    """Replace tqdm's bars for notebooks by its bars for terminals: the former are widgets, which need a kernel."""
+    """Replace tqdm's bars for notebooks, which are widgets and need a kernel, by its bars for terminals."""
     std: Any = module.std_tqdm
 
     class tqdm_notebook(std):  # type: ignore[misc]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -19,16 +20,10 @@ scripts: dict[str, Script] = {}  # the scripts that came with cells; the key is 
 
 
 class Shell:
-    """Has the methods that a cell's `!` and `%` lines call.
-
-    IPython turns such a line into a call of one of these methods, for example `!ls` into get_ipython().system('ls').
-    """
+    """Has the methods that a cell's `!` and `%` lines call: IPython turns `!ls` into get_ipython().system('ls')."""
 
     def system(self, command: str) -> None:
-        """Run the command of a line `!command` in the system's shell, and ignore its exit code.
-
-        What the command prints is part of the rank's output.
-        """
+        """Run the command of a line `!command` in the system's shell, and ignore its exit code."""
         sys.stdout.flush()
         subprocess.run(self._expand(command), shell=True, check=False)
 
@@ -40,7 +35,7 @@ class Shell:
         return done.stdout.decode("utf-8", "replace").splitlines()
 
     def run_line_magic(self, name: str, line: str, **_: Any) -> Any:
-        """Run the magic of a line `%name line`, where `name` is in LINE_MAGICS."""
+        """Run the magic of a line `%name line`. `name` is one of LINE_MAGICS."""
         if name == "run":
             return self._run(line)
         line = self._expand(line).strip()
@@ -58,9 +53,8 @@ class Shell:
         elif name == "time":
             return self._time(line)
         elif name == "pip":
-            subprocess.run([sys.executable, "-m", "pip", *line.split()], check=False)
-        # The other magics configure the notebook, and do nothing on a rank.
-        return None
+            subprocess.run([sys.executable, "-m", "pip", *shlex.split(line)], check=False)
+        return None  # the other magics configure the notebook
 
     def _run(self, line: str) -> None:
         if line not in scripts:

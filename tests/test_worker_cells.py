@@ -1,0 +1,32 @@
+"""What display() and the `%` lines of a cell do on a rank."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from sparkring.worker.rank import displays
+from sparkring.worker.rank.shell import get_ipython
+
+
+def test_handles_of_displays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handle updates its own display, even if its value was only text at first, which is printed and not sent."""
+    found: list[displays.Displayed] = []
+    monkeypatch.setattr(displays, "_send", found.append)
+    displays.begin()
+    first = displays.display("text", display_id=True)
+    second = displays.display({"text/html": "1"}, raw=True, display_id=True)
+    assert first is not None
+    assert second is not None
+    first.update({"text/html": "2"}, raw=True)
+    second.update({"text/html": "3"}, raw=True)
+    assert [(each.number, each.data) for each in found] == [(1, b"1"), (2, b"2"), (1, b"3")]
+
+
+def test_quotes_in_a_line_of_pip(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The arguments are those of a shell, as in the notebook."""
+    found: list[list[str]] = []
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: found.append(command))
+    get_ipython().run_line_magic("pip", """install "torch>=2.1" 'my package/' -q""")
+    assert [command[1:] for command in found] == [["-m", "pip", "install", "torch>=2.1", "my package/", "-q"]]
