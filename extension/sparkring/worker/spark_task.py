@@ -1,9 +1,8 @@
 """Starts a member in a Spark task, sends the rows of the task's partition to the rank, and waits for the member's end.
 
 Executors need not have sparkring: the driver compiles this file's text and pickles its functions by value. So this file
-uses only the standard library and pyspark (and, for rows, pyarrow). For the member, the task writes an archive of
-sparkring to a folder. Training runs in a child of the member, not in Spark's Python worker, because Spark reuses that
-process for other tasks.
+uses only the standard library and pyspark (and, for rows, pyarrow), and the task writes an archive of sparkring to a
+folder for the member. The rank is a process of its own, because Spark reuses its Python workers for other tasks.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ def task_for(
     """Return the function that each Spark task calls.
 
     `size` is the number of tasks of the barrier stage; 0 if the task belongs to an ordinary stage. Without `schema`,
-    the function is for mapPartitions, and yields the member's exit code. With `schema` (a serialized Arrow schema), the
-    function is for mapInArrow. It sends the partition's batches and then `rows_end` to the rank, and yields nothing.
-    The rank gets the GPUs that Spark has given to the task; if `gpus` is a number, only the first `gpus` of them.
+    the function is for mapPartitions, and yields the member's exit code. With `schema` (a serialized Arrow schema), it
+    is for mapInArrow: it sends the partition's batches and then `rows_end` to the rank, and yields nothing. The rank
+    gets the GPUs that Spark has given to the task; if `gpus` is a number, only the first `gpus` of them.
     """
 
     def run_member(rows: Iterable[Any]) -> Iterator[int]:
@@ -50,7 +49,10 @@ def task_for(
                 f"data: use .repartition({size})."
             )
         folder = tempfile.mkdtemp(prefix="sparkring-")
-        found = {**ticket, **_of_task(context, _unpacked(archive, folder), gpus), "cleanup": folder}
+        path = os.path.join(folder, "sparkring.zip")
+        with open(path, "wb") as file:
+            file.write(archive)
+        found = {**ticket, **_of_task(context, path, gpus), "cleanup": folder}
         pipe, passed = None, []
         if schema is not None:
             found["rows"], written = os.pipe()
@@ -70,13 +72,13 @@ def task_for(
             with contextlib.suppress(BrokenPipeError):  # the member has ended at once; its exit code is reported below
                 member.stdin.write(json.dumps(found).encode() + b"\n")
                 member.stdin.flush()
-            # The member's stdin stays open while the member runs. If Spark kills this process, stdin is closed, and so
-            # the member ends.
+            # The member's stdin stays open while the member runs. If Spark kills this process, stdin is closed, which
+            # ends the member.
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):  # a rank that needs no more rows closes its end
                     _feed(pipe, rows, schema, rows_end)
             code = member.wait()
-            if code != 0:  # on this error, Spark ends the whole stage; otherwise the other ranks would wait in vain
+            if code != 0:  # the error makes Spark end the stage; otherwise, the other ranks would wait in vain
                 raise RuntimeError(
                     f"sparkring: the process of task {context.partitionId()} on {socket.gethostname()} ended with "
                     f"code {code}; what it printed is in the executor's stderr. Does `{sys.executable}` start there?"
@@ -90,29 +92,19 @@ def task_for(
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):
                     pipe.close()  # not earlier: the rank would take this for the end of the rows
-            shutil.rmtree(folder, ignore_errors=True)  # the member does this itself, unless it was killed
+            shutil.rmtree(folder, ignore_errors=True)  # the member does this, unless it was killed
 
     return run_member
-
-
-def _unpacked(archive: bytes, folder: str) -> str:
-    path = os.path.join(folder, "sparkring.zip")
-    with open(path, "wb") as file:
-        file.write(archive)
-    return path
 
 
 def _of_task(context: Any, archive: str, gpus: int | None) -> dict[str, Any]:
     """Return the fields of the Ticket that are different for each task."""
     from pyspark import SparkFiles
 
-    # The user's files from addPyFile() are below this folder on the executor. Spark puts them on sys.path in its own
-    # Python workers only, so the rank gets these entries in `first`.
-    root = SparkFiles.getRootDirectory()
+    root = SparkFiles.getRootDirectory()  # files from addPyFile() are below it, on the sys.path of Spark's workers only
     held = context.resources().get("gpu")
-    # The rank's context needs the port or path of the executor's socket and the secret, which are attributes of this
-    # class. Their names and types differ between versions of pyspark, so take all attributes that are strings or
-    # numbers.
+    # The rank's context needs the port or path of the executor's socket and the secret. They are attributes of the
+    # class, whose names differ between versions of pyspark, so take all attributes that are strings or numbers.
     shared = {
         name: value
         for name, value in vars(type(context)).items()
@@ -134,7 +126,7 @@ def _feed(pipe: Any, rows: Iterable[Any], schema: bytes | None, rows_end: bytes)
     writer = None
     for numbered in rows:
         batch = pyarrow.RecordBatch.from_arrays(numbered.columns, names=described.names)
-        # The schema of Spark's batches has only Arrow types. The metadata of `schema` has the columns' types in Spark.
+        # Spark's batches have only Arrow types. The metadata of `schema` has the columns' types in Spark.
         writer = writer or pyarrow.ipc.new_stream(pipe, batch.schema.with_metadata(described.metadata))
         writer.write_batch(batch)
         pipe.flush()
@@ -147,10 +139,9 @@ def _feed(pipe: Any, rows: Iterable[Any], schema: bytes | None, rows_end: bytes)
 
 
 def _broke_off() -> bool:
-    """Whether Spark failed while it computed the rows.
+    """Whether Spark failed while it computed the rows, and closed the stream from which its Python worker reads them.
 
-    Spark then closes the stream from which its Python worker reads the rows, which looks like the end of the rows.
-    After the true end of the rows, this stream still has something to read. It is `infile` in a frame of the worker.
+    After the true end of the rows, the stream still has something to read. It is `infile` in a frame of the worker.
     """
     frame: Any = sys._getframe()
     while frame is not None and not hasattr(frame.f_locals.get("infile"), "peek"):

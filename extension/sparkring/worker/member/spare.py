@@ -1,10 +1,9 @@
 """A spare process: imports frameworks while the notebook is idle, and then forks members that have them imported.
 
-It has no threads, and ends if a framework has started one, because a fork copies only the thread that calls it. It also
-ends if an import has opened a GPU. It ends when the driver ends. It also ends when the driver closes the connection,
-when no member has been wanted for a while, and when memory becomes short. In these three cases, it does not end before
-the members that it has forked have ended, because it reports how each of them ended. If it is killed, its members go
-on: they watch the driver, not the spare process.
+It ends at once if a framework has started a thread, because a fork copies only the thread that calls it, if an import
+has opened a GPU, or if the driver has ended. It ends after the members that it has forked if the driver has closed the
+connection, if no member has been wanted for a while, or if memory is short. Until then, it reports how each member has
+ended. If it is killed, its members go on: they watch the driver, not the spare process.
 """
 
 from __future__ import annotations
@@ -27,16 +26,12 @@ from sparkring.worker.member import member, process
 
 TICK_S = 1.0
 LOWEST = 19  # the priority during the imports
-# Without this, jemalloc, which pyarrow uses, would start a thread. A fork would not have the thread anyway.
-_NO_JEMALLOC_THREAD = ("JE_ARROW_MALLOC_CONF", "background_thread:false")
+_JEMALLOC = "JE_ARROW_MALLOC_CONF"  # the settings of the allocator that pyarrow uses
 _GPU_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 
 
 class Forked(NamedTuple):
-    """What a spare process keeps about a member that it has forked.
-
-    When the member has ended, its exit code is written to the pipe `status`.
-    """
+    """A member that this process has forked. When it has ended, its exit code is written to the pipe `status`."""
 
     pid: int
     status: int
@@ -86,9 +81,8 @@ def _import(modules: Sequence[str], *, in_background: bool) -> None:
     preloads.ahead = tuple(modules)
     sys.argv = [""]
     gc.disable()
-    name, value = _NO_JEMALLOC_THREAD
-    is_set = name in os.environ
-    os.environ.setdefault(name, value)
+    is_set = _JEMALLOC in os.environ
+    os.environ.setdefault(_JEMALLOC, "background_thread:false")  # forks would not have this thread
     priority = os.getpriority(os.PRIO_PROCESS, 0)
     if in_background:
         _lower_priority(priority)
@@ -96,10 +90,8 @@ def _import(modules: Sequence[str], *, in_background: bool) -> None:
         importlib.import_module(module)
     os.setpriority(os.PRIO_PROCESS, 0, priority)
     if not is_set:
-        del os.environ[name]
-    # Without freeze(), garbage collection in a fork would visit the objects that the fork shares with this process, and
-    # so copy them.
-    gc.freeze()
+        del os.environ[_JEMALLOC]
+    gc.freeze()  # else a fork that collects garbage would copy the objects that it shares with this process
     gc.enable()
 
 
@@ -120,8 +112,8 @@ def _lower_priority(priority: int) -> None:
 def _may_fork() -> bool:
     """Whether forks of this process are as good as new processes.
 
-    A library that is prepared for a fork ends its threads before the fork, as OpenBLAS does, and starts them again when
-    it needs them. So if a thread is still there after a fork, forks of this process would lack a thread that they need.
+    A library that supports forks, such as OpenBLAS, ends its threads before a fork and starts them again when it needs
+    them. So if there is still a thread after a fork, forks would lack a thread that they need.
     """
     pid = os.fork()
     if not pid:
@@ -138,7 +130,7 @@ def _may_fork() -> bool:
 
 def _serve(channel: socket.socket, driver: int, order: SpareOrder) -> Start:
     """Fork a member for each ticket that the driver sends. Return in the forked processes only."""
-    children: dict[int, Forked] = {}  # by a descriptor of the process, which can be read when the process has ended
+    children: dict[int, Forked] = {}  # the keys are pidfds, which can be read when the process has ended
     used = time.monotonic()
     serving = True
     while serving or children:
@@ -185,19 +177,14 @@ def _report_end(fd: int, forked: Forked) -> None:
 
 
 def _become_member(start: Start) -> None:
-    """In a fork: take over the stdin and the working folder with which a new process would have been started.
-
-    Seed the random numbers again, so that they differ from those of other forks.
-    """
+    """In a fork: take over the stdin and the working folder, and seed the random numbers differently in each fork."""
     os.setsid()
     os.dup2(start.stdin, 0)
     os.close(start.stdin)
     os.fchdir(start.folder)
     os.close(start.folder)
     random.seed()
-    numpy: Any = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed()
-    torch: Any = sys.modules.get("torch")
-    if torch is not None:
-        torch.default_generator.seed()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.seed()

@@ -1,7 +1,6 @@
 """The file in which a rank's framework records its timeline.
 
-The member, not the rank, chooses the file, sends it to the driver and removes it. So the file is sent and removed even
-if the rank has crashed.
+The member, not the rank, sends the file to the driver and removes it, so this happens even if the rank has crashed.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ NAME = "timeline.json"
 
 
 class TimelineFile:
-    """A file in a new temporary folder. This folder is made in `folder`, or in the system's folder if that is ''.
+    """A file in a new temporary folder below `folder`, or below the system's temporary folder if `folder` is ''.
 
     The file is sent to the driver only if `wanted`.
     """
@@ -31,10 +30,7 @@ class TimelineFile:
         self.wanted = wanted
 
     def pieces(self) -> Iterator[TimelinePart]:
-        """Yield the file's contents as messages. Together, they are one compressed stream.
-
-        The stream is empty if there is no file. Yield no messages at all if the file is not `wanted`.
-        """
+        """Yield the file's contents as messages that form one compressed stream; no messages if it is not `wanted`."""
         if not self.wanted:
             return
         import zlib
@@ -52,7 +48,7 @@ class TimelineFile:
                         sent += len(packed)
                         yield TimelinePart(packed)
         except OSError:
-            pass  # the framework wrote no file, or the disk failed; in this case, what could be read is sent
+            pass  # the framework wrote no file, or the disk failed: send what could be read
         yield TimelinePart(packer.flush(), last=True, cut=rest)
 
     def remove(self) -> None:
@@ -62,18 +58,12 @@ class TimelineFile:
 
 
 def prefix(member: int) -> str:
-    """Return how the name of a member's temporary folder begins; the rest of the name is random.
-
-    `member` is the member's process id.
-    """
+    """Return the beginning of the name of a member's temporary folder. `member` is the member's process id."""
     return f"sparkring-timeline-{member}-"
 
 
 def remove_left(member: int) -> None:
-    """Remove the temporary folder of a member that was killed, and so could not remove the folder itself.
-
-    `member` is the process id that the member had on this machine.
-    """
+    """Remove the temporary folder of a member that was killed. `member` is the process id that it had."""
     import glob
     import shutil
     import tempfile

@@ -1,8 +1,7 @@
 """What a %%barrier cell has in addition to `rank` and `size`: the Spark task's context and the rows of its partition.
 
-Spark's BarrierTaskContext talks to the executor through a local socket. All that it needs is the socket's port and a
-secret, or the socket's path. So the context also works in the rank, which is not the process that Spark started for the
-task but runs on the same machine.
+Spark's BarrierTaskContext talks to the executor through a local socket. It needs only the socket's port and a secret,
+or the socket's path. So it also works in the rank, another process on the same machine.
 """
 
 from __future__ import annotations
@@ -22,10 +21,7 @@ def names(context: str, rows: int) -> dict[str, Any]:
 
 
 def _enter(packed: str) -> Any:
-    """Make Spark's context of the task from `packed`, and return it.
-
-    It is also set as pyspark's current context, as in pyspark's own worker, so TaskContext.get() returns it.
-    """
+    """Make Spark's context of the task from `packed`, and return it. TaskContext.get() then returns it, too."""
     from pyspark import BarrierTaskContext, TaskContext
 
     held, shared = pickle.loads(bytes.fromhex(packed))
@@ -43,9 +39,8 @@ class Rows(Iterator[Any]):
     Iterating yields each row as a pyspark.sql.Row. `pandas()` yields a pandas.DataFrame for each batch of rows, and
     `arrow()` a pyarrow.RecordBatch; spark.sql.execution.arrow.maxRecordsPerBatch limits the rows of a batch.
     `to_pandas()` returns the whole partition as one DataFrame. A Row has the values that collect() returns, and a
-    DataFrame those that toPandas() returns. This includes vectors and other user-defined types. Times have no time zone
-    and are local times of the session's time zone. Without --data there are no rows. Reading the rows a
-    second time raises DataError.
+    DataFrame those that toPandas() returns, including vectors and other user-defined types. Times have no time zone and
+    are in the session's time zone. Without --data there are no rows. Reading the rows twice raises DataError.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -65,14 +60,11 @@ class Rows(Iterator[Any]):
         return next(self._each if self._each is not None else iter(self))
 
     def arrow(self) -> Iterator[Any]:
-        """Yield the rows as one pyarrow.RecordBatch for each batch.
-
-        Values of user-defined types, such as vectors, are in the form in which Spark stores them.
-        """
+        """Yield a pyarrow.RecordBatch for each batch. User-defined types, such as vectors, are as Spark stores them."""
         return self._batches("as Arrow batches")
 
     def pandas(self) -> Iterator[Any]:
-        """Yield the rows as one pandas.DataFrame for each batch, with the values that toPandas() returns."""
+        """Yield a pandas.DataFrame for each batch, with the values that toPandas() returns."""
         return (self._values.to_pandas(batch) for batch in self._batches("as pandas DataFrames"))
 
     def to_pandas(self) -> Any:

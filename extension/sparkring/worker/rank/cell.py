@@ -10,11 +10,7 @@ from sparkring.capture.source_lines import keep_lines
 
 
 class CompiledCell(NamedTuple):
-    """The code of a cell in two parts.
-
-    If the cell ends with an expression, this is `expression`, and `code` is the rest of the cell. Otherwise,
-    `expression` is None, and `code` is the whole cell.
-    """
+    """The code of a cell. If the cell ends with an expression, it is in `expression`, and not in `code`."""
 
     code: types.CodeType
     expression: types.CodeType | None
@@ -26,33 +22,23 @@ class CompiledCell(NamedTuple):
 
 
 def run_cell(source: str, namespace: dict[str, Any], filename: str) -> Any:
-    """Run a cell's code in `namespace`.
-
-    Return the value of the cell's last statement if that is an expression, otherwise None.
-    """
+    """Run a cell in `namespace`, and return the value of its last expression, or None."""
     return compile_cell(source, filename).run(namespace)
 
 
 def compile_cell(source: str, filename: str) -> CompiledCell:
-    """Compile a cell.
-
-    Tracebacks and inspect.getsource() find the cell's lines, even after the cell has ended. `await` works outside
-    functions, as in a notebook.
-    """
+    """Compile a cell, in which `await` may be outside functions. Keep its lines for tracebacks."""
     keep_lines(filename, source)
-    tree = ast.parse(source, filename)
-    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-    code = compile(tree, filename, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-    if last is None:
-        return CompiledCell(code, None)
-    assert isinstance(last, ast.Expr)
-    expression = ast.Expression(last.value)
-    return CompiledCell(code, compile(expression, filename, "eval", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT))
+    tree, expression = ast.parse(source, filename), None
+    if tree.body and isinstance(last := tree.body[-1], ast.Expr):
+        del tree.body[-1]
+        expression = compile(ast.Expression(last.value), filename, "eval", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    return CompiledCell(compile(tree, filename, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), expression)
 
 
 def _execute(code: types.CodeType, namespace: dict[str, Any]) -> Any:
     value = eval(code, namespace)
-    if code.co_flags & 0x80:  # CO_COROUTINE: there was an await outside any function
+    if code.co_flags & 0x80:  # CO_COROUTINE: there is an await outside functions
         import asyncio  # not at the top: the import takes 30 ms, and most cells do not need it
 
         async def wait() -> Any:

@@ -1,9 +1,9 @@
 """Sends a rank's definitions to processes that it starts with multiprocessing's `spawn` or `forkserver`.
 
-Such a process is a new Python. It looks in its `__main__` for the functions and classes that it is to use. If the
-parent's `__main__` is a script, multiprocessing runs the script again in the child to define them. But a rank has no
-script to run again, or only the text of a script. So when the rank starts a child, it sends the functions and classes
-that its `__main__` has at that moment, and the child runs child_main.py, which loads them.
+Such a process is a new Python, which looks in its `__main__` for the functions and classes that it is to use. To
+define them, multiprocessing runs the parent's script again in the child. But a rank has no script file. So when the
+rank starts a child, it sends the functions and classes that its `__main__` has at that moment, and the child runs
+child_main.py, which loads them.
 """
 
 from __future__ import annotations
@@ -28,10 +28,8 @@ _DEFINITIONS = (types.FunctionType, type, functools._lru_cache_wrapper)
 def prepare_children(main: Main) -> None:
     """From now on, send the functions and classes in `main()` to each child process that multiprocessing starts.
 
-    `main` is called for each child, because another module may be `__main__` by then: while a rank runs a script, the
-    script is `__main__`.
+    `main` is called for each child, because `__main__` is another module while the rank runs a script.
     """
-    # multiprocessing is not imported here: most ranks start no processes, and the import takes a while.
     when_imported("multiprocessing.spawn", functools.partial(_install, main))
 
 
@@ -47,7 +45,7 @@ def _install(main: Main, spawn: Any) -> None:
     def get_preparation_data(name: str) -> dict[str, Any]:
         from sparkring.capture.stand_in import StandIn
 
-        # When the child unpickles this, it has not yet set its sys.path, and so cannot import sparkring. So unpickling
+        # The child unpickles this before it sets its sys.path, so it cannot import sparkring yet. Therefore unpickling
         # only sets an attribute of `sys`, and load() loads the definitions later.
         sent = StandIn(setattr, StandIn(importlib.import_module, "sys"), _PLACE, _definitions(main()))
         return {**original(name), "init_main_from_name": _MAIN, "sparkring_main": sent}
@@ -58,7 +56,7 @@ def _install(main: Main, spawn: Any) -> None:
 def _definitions(namespace: dict[str, Any]) -> tuple[Any, ...]:
     """Pack the functions and classes that `__main__` defines, with what they use.
 
-    Return the pickled definitions, their buffers, and for each name that cannot be packed, an error message.
+    Return the pickled definitions, their buffers, and error messages by the names that cannot be packed.
     """
     from sparkring.capture.packing import pack
 
@@ -68,8 +66,7 @@ def _definitions(namespace: dict[str, Any]) -> tuple[Any, ...]:
         if isinstance(value, _DEFINITIONS) and value.__module__ == "__main__"
     }
     packed = pack(found, namespace)
-    problems = {name: f"`{name}` cannot be used in a process that a rank starts: {problem}"
-                for name, problem in packed.problems.items()}  # fmt: skip
+    problems = {name: str(problem) for name, problem in packed.problems.items()}
     return packed.payload, [bytearray(buffer) for buffer in packed.buffers], problems
 
 
@@ -82,15 +79,15 @@ def load(namespace: dict[str, Any]) -> None:
 
     payload, buffers, problems = vars(sys).pop(_PLACE)
     unpack_names(payload, namespace, buffers)
-    namespace.update((name, _unavailable(problem)) for name, problem in problems.items())
+    namespace.update((name, _unavailable(name, problem)) for name, problem in problems.items())
     # Not main_of_rank(): runpy replaces the `__main__` of the child by a module with a copy of `namespace`.
     prepare_children(lambda: namespace)
 
 
-def _unavailable(problem: str) -> Callable[..., Any]:
+def _unavailable(name: str, problem: str) -> Callable[..., Any]:
     def unavailable(*_: object, **__: object) -> Any:
         from sparkring.errors import CaptureError
 
-        raise CaptureError(problem)
+        raise CaptureError(f"`{name}` cannot be used in a process that a rank starts: {problem}")
 
     return unavailable

@@ -35,18 +35,14 @@ def release(tell: Callable[[], object] = lambda: None) -> None:
 
 
 def _initialized(framework: Any) -> bool:
-    """Whether `framework`, a module or None, has been imported and initialised.
-
-    While the module is still being imported, it may not have the function `is_initialized` yet.
-    """
+    """Whether `framework`, a module or None, has been imported, which may be still under way, and initialised."""
     return hasattr(framework, "is_initialized") and bool(framework.is_initialized())
 
 
 def _cut_accepted() -> None:
     """Cut the connections that this process has accepted, but not those that it has made (for example to a database).
 
-    Every connection of Gloo has been accepted by one of the two ranks at its ends. So if every rank does this, all of
-    Gloo's connections are cut.
+    One of the two ranks of each of Gloo's connections has accepted it, so if every rank does this, all are cut.
     torch.destroy_process_group() alone is not enough: the connections stay open as long as something refers to the
     group, as a DistributedDataParallel model does.
     """
@@ -57,7 +53,7 @@ def _cut_accepted() -> None:
                 continue
             sock = socket.socket(fileno=os.dup(int(name)))
         except OSError:
-            continue  # this descriptor has been closed in the meantime
+            continue  # it has been closed in the meantime
         with sock:
             if sock.family not in (socket.AF_INET, socket.AF_INET6) or sock.type != socket.SOCK_STREAM:
                 continue
@@ -74,5 +70,5 @@ def _cut_accepted() -> None:
 def _try(action: Callable[[], object]) -> None:
     try:
         action()
-    except Exception as error:  # the communication is to be ended anyway, so an error is only printed
+    except Exception as error:  # the communication ends in any case, so an error is only printed
         print(f"sparkring: ending a collective: {type(error).__name__}: {error}", file=sys.stderr)

@@ -23,8 +23,8 @@ def names_in(text: str) -> set[str]:
 def expand(text: str, namespace: dict[str, Any]) -> str:
     """Return `text` with each `{expression}` and each `$name` of a variable replaced by its value.
 
-    `$$`, `{{` and `}}` become `$`, `{` and `}`. All else stays as it is. For example, `$HOME` is left to the shell if
-    the cell has no variable `HOME`.
+    `$$`, `{{` and `}}` become `$`, `{` and `}`. All else stays as it is, such as `$HOME` if the cell has no variable
+    `HOME`.
     """
 
     def put_in(found: re.Match[str]) -> str:
@@ -35,7 +35,7 @@ def expand(text: str, namespace: dict[str, Any]) -> str:
             return str(namespace[found["name"]]) if found["name"] in namespace else whole
         try:
             return str(eval(found["expression"], namespace))
-        except Exception:  # the expression cannot be evaluated: as in IPython, the braces are left to the shell
+        except Exception:  # as in IPython, the braces are left to the shell
             return whole
 
     return _PLACE.sub(put_in, text)

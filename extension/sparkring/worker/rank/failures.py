@@ -1,8 +1,4 @@
-"""Describes an exception that was raised on a rank.
-
-The description consists of strings and numbers, so the driver can show it even if it does not have the exception's
-class.
-"""
+"""Describes an exception of a rank in strings and numbers, so that the driver does not need the exception's class."""
 
 from __future__ import annotations
 
@@ -30,8 +26,8 @@ from sparkring.worker.rank import script
 CONTEXT_LINES = 2
 MOST_FRAMES = 50
 
-# When a rank is gone, exceptions with these messages are raised on the other ranks. These exceptions are called echoes:
-# they are not the cause of the failure.
+# When a rank is gone, the other ranks raise exceptions with these messages. They are called echoes, and are not the
+# cause of the failure.
 _ECHOES = (
     "HorovodInternalError",
     "Connection reset by peer",
@@ -51,7 +47,7 @@ _SCOPES = {"globals", "locals", "vars"}
 # Exceptions that the same code would raise again, on whichever machines the ranks run.
 _CODE = (NameError, TypeError, AttributeError, ImportError, SyntaxError, OptionsError, PathError, CheckpointError)
 
-# If a KeyboardInterrupt comes while pybind11 makes an exception, the exception has this text. This happens when a
+# pybind11 gives an exception this text if a KeyboardInterrupt comes while it makes the exception. This happens when a
 # collective of TensorFlow is ended.
 _INTERRUPTED = "REPLACED BY KeyboardInterrupt"
 
@@ -85,11 +81,7 @@ def _is_echo(error: BaseException) -> bool:
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """Return the exception and those that led to it, as Python's traceback shows them.
-
-    After each exception comes its cause. If an exception has no cause but was raised while another exception was being
-    handled, this other exception comes after it.
-    """
+    """Return the exception and those that Python's traceback shows with it: causes, and exceptions being handled."""
     found: list[BaseException] = []
     each: BaseException | None = error
     while each is not None and all(each is not other for other in found):
@@ -120,10 +112,7 @@ def _text_of(error: BaseException) -> str:
 
 
 def _traceback(error: BaseException) -> str:
-    """Return the traceback as Python prints it, without sparkring's frames.
-
-    For an interrupt, only the frames of cells are kept, if there are any.
-    """
+    """Return the traceback as Python prints it, without sparkring's frames; for an interrupt, only frames of cells."""
     try:
         parts = traceback.TracebackException(type(error), error, _skip_ours(error), compact=True)
         _leave_out_ours(parts, error)
@@ -160,8 +149,7 @@ def _is_ours(filename: str, error: BaseException) -> bool:
     Frames of this folder are always left out: when a cell runs a script, they lie between the cell's frames and the
     script's. If sparkring itself raised `error`, the frames of the whole package are left out.
     """
-    # This does not use __file__, because __file__ differs from the file names in tracebacks if sparkring is in a zip.
-    here = os.path.dirname(_is_ours.__code__.co_filename)
+    here = os.path.dirname(_is_ours.__code__.co_filename)  # not __file__, which is another name if this is in a zip
     if isinstance(error, SparkringError):
         package = os.path.dirname(os.path.dirname(here))
         return filename.startswith(os.path.join(package, ""))
@@ -171,7 +159,7 @@ def _is_ours(filename: str, error: BaseException) -> bool:
 def _frames(error: BaseException, cell: str) -> tuple[CodeFrame, ...]:
     found = []
     for frame, number_or_none in traceback.walk_tb(_skip_ours(error)):
-        line = number_or_none or 0  # generated code may have no line numbers
+        line = number_or_none or 0  # generated code may have none
         filename = frame.f_code.co_filename
         if _is_ours(filename, error):
             continue
@@ -182,22 +170,14 @@ def _frames(error: BaseException, cell: str) -> tuple[CodeFrame, ...]:
                 text = linecache.getline(filename, number)
                 if text.strip():
                     source.append(SourceLine(number, text.rstrip("\n")))
-        found.append(CodeFrame(_as_told(filename, cell), line, frame.f_code.co_name, in_cell, tuple(source)))
+        # On a rank, the file names of cells contain numbers.
+        name = CELL_NAME if filename == cell else EARLIER_CELL if is_cell(filename) else filename
+        found.append(CodeFrame(name, line, frame.f_code.co_name, in_cell, tuple(source)))
     return tuple(found[-MOST_FRAMES:])
 
 
-def _as_told(filename: str, cell: str) -> str:
-    """Return the name that the driver gets for a file: CELL_NAME for the current cell, EARLIER_CELL for earlier cells.
-
-    On a rank, the file names of cells contain a number.
-    """
-    if filename == cell:
-        return CELL_NAME
-    return EARLIER_CELL if is_cell(filename) else filename
-
-
 def _advice(error: BaseException) -> str:
-    """Return what the user can do next, if this is an error that users often meet; '' otherwise."""
+    """Return what the user can do next; '' if this is not a common error."""
     if isinstance(error, ModuleNotFoundError):
         package = (error.name or "").partition(".")[0]
         if package == "horovod":
@@ -236,13 +216,13 @@ def _advice(error: BaseException) -> str:
 def _fits_among_workers(error: BaseException) -> bool:
     """Whether Keras 3 itself failed in a method of a model that a MultiWorkerMirroredStrategy distributes.
 
-    Under this strategy, Keras 3 passes a PerReplica value (a tensor for each replica) to TensorFlow, which refuses the
-    value. Only the error's message shows that this happened, since Keras removes its frames from the traceback.
+    Under this strategy, Keras 3 passes a PerReplica value (a tensor for each replica) to TensorFlow, which refuses it.
+    Only the error's message shows this, since Keras removes its frames from the traceback.
     """
     if not isinstance(error, ValueError) or "distribute.values.PerReplica" not in _text_of(error):
         return False
     for frame, _ in traceback.walk_tb(error.__traceback__):
-        # Keras leaves only the frames of this module in tracebacks. In these frames, args[0] is the model.
+        # The only frames of Keras in tracebacks are those of this module, in which args[0] is the model.
         if frame.f_globals.get("__name__") == "keras.src.utils.traceback_utils":
             arguments = frame.f_locals.get("args") or (None,)
             strategy = getattr(arguments[0], "distribute_strategy", None)

@@ -1,7 +1,4 @@
-"""The backend of matplotlib on a rank. It draws like the backend Agg, and plt.show() displays the open figures.
-
-displays.py sets this module's name as the backend. matplotlib then imports it, and uses its `FigureCanvas` and `show`.
-"""
+"""matplotlib's backend on a rank, set by displays.py. It draws like Agg, and plt.show() displays the open figures."""
 
 from __future__ import annotations
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from importlib.abc import Loader, MetaPathFinder
 else:
-    # A finder and a loader need no base class, since the import system only calls their methods. Importing
-    # importlib.abc would take a sixth of a rank's start-up.
+    # The import system only calls their methods, and importing importlib.abc would take a sixth of a rank's start-up.
     Loader = MetaPathFinder = object
 
 Action = Callable[[types.ModuleType], object]
@@ -63,25 +62,20 @@ def _look_for_imports() -> None:
 
 
 def under_way(frame: types.FrameType | None) -> bool:
-    """Whether `frame` runs because an installed module is being imported.
+    """Whether `frame` or one of its callers runs the top level of an installed module, because it is being imported.
 
-    In this case, the frame itself or one of its callers runs the top level of the module. The user's own modules do not
-    count: importing such a module may be the training itself.
+    The user's own modules do not count: importing such a module may be the training itself.
     """
     while frame is not None:
-        code = frame.f_code
-        if (
-            code.co_name == "<module>"
-            and frame.f_globals.get("__name__") != "__main__"
-            and _INSTALLED(code.co_filename)
-        ):
+        is_main = frame.f_globals.get("__name__") == "__main__"
+        if frame.f_code.co_name == "<module>" and not is_main and _INSTALLED(frame.f_code.co_filename):
             return True
         frame = frame.f_back
     return False
 
 
 class _Finder(MetaPathFinder):
-    """Lets the other finders find a module that has actions, and makes the module's loader call the actions."""
+    """Has the other finders find a module that has actions, and the module's loader call the actions."""
 
     def __init__(self) -> None:
         self._looking: set[str] = set()

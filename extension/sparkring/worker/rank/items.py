@@ -1,9 +1,8 @@
 """The work of a pool on a rank: runs a cell or a function for one item after another, each as if it were the first.
 
 The captured values stay packed on the rank. For each item, `__main__` is emptied, and the captured values and the
-item's own values are unpacked into it. So the next item finds nothing that this item has bound or changed. Large arrays
-are not copied for this: all items map the same memory, and only the pages that an item writes to are copied for it.
-What an item changes in a module, in the environment or on disk stays for later items.
+item's own values are unpacked into it. Large arrays are not copied for this: all items map the same memory, and only
+the pages that an item writes to are copied. What an item changes in a module, in the environment or on disk stays.
 """
 
 from __future__ import annotations
@@ -22,22 +21,19 @@ from sparkring.worker.member import process
 from sparkring.worker.rank import collectives, seeds, shell
 from sparkring.worker.rank.cell import CompiledCell, compile_cell
 
-# The difference between the seeds of two neighbouring ranks of an item: the ranks are to draw different numbers, as
-# they would without seeds.
+# The difference between the seeds of neighbouring ranks of an item, which are to draw different numbers.
 RANKS_APART = 0x9E3779B1
-# Collect garbage only after the memory has grown by this much, since a collection can take longer than a short item.
+# Collect garbage when the memory has grown by this much, not after each item: it can take longer than a short item.
 COLLECT_AFTER_BYTES = 64 * 1024**2
 
 
 class ItemWork:
-    """Runs the work of `order` for each item. The work runs in `namespace`, which is the rank's `__main__`.
+    """Runs the work of `order` for each item in `namespace`, the rank's `__main__`.
 
-    Before each item, `namespace` gets back the content that it has when this object is made. `filename` names the cell
-    in tracebacks.
+    Before each item, `namespace` gets back the content that it has now. `filename` names the cell in tracebacks.
     """
 
     def __init__(self, order: messages.Work, namespace: dict[str, Any], filename: str) -> None:
-        self._order = order
         self._namespace = namespace
         self._filename = filename
         self._at_first = dict(namespace)
@@ -50,7 +46,7 @@ class ItemWork:
         self._collected_bytes = 0
 
     def whole(self, item: messages.Run) -> messages.Run:
-        """Return the request of an item, completed with the fields of the Work, which are the same for all items."""
+        """Return the request of an item with the fields that are the same for all items."""
         work = self._order
         return item._replace(
             source=work.source,

@@ -34,9 +34,8 @@ def prepare() -> None:
 def _start_no_notification_service(module: types.ModuleType) -> None:
     """Keep `@hvd.elastic.run` from starting the server that reports changes of hosts.
 
-    The server is not needed, because the ring has a fixed size. The server would listen on all network interfaces and
-    unpickle what arrives. It checks a signature before that, but the key for the signature would be sent to the
-    rendezvous in clear text.
+    A ring of a fixed size does not need the server. It would listen on all network interfaces and unpickle what is
+    signed with a key that it sends to the rendezvous in clear text.
     """
     module.notification_manager.init = lambda *args, **kwargs: None
 
@@ -44,7 +43,7 @@ def _start_no_notification_service(module: types.ModuleType) -> None:
 def _count_ranks_as_devices(module: types.ModuleType) -> None:
     """Make devices="auto" use every rank of this node, even on CPUs.
 
-    Lightning itself counts one CPU device, so under torchrun each rank would train alone, on all of the data.
+    Lightning itself counts one CPU device, so each rank would train alone, on all of the data.
     """
     accelerator = module.CPUAccelerator
     count_cpus = accelerator.auto_device_count

@@ -22,8 +22,8 @@ FRAMEWORKS = frozenset(
         "torch",
     }
 )
-# Environment variables that these packages, or the libraries below them, read when they are imported. The variables
-# that the pattern excludes (TF_CONFIG and TORCH_NCCL_…) are set for requests, and are read later.
+# Environment variables that these packages, or the libraries below them, read when they are imported. TF_CONFIG and
+# TORCH_NCCL_… are set for requests, and are read later.
 _READ_AT_IMPORT = re.compile(
     r"(?!TF_CONFIG$|TORCH_NCCL_)(ARROW|GOTO|KERAS|MKL|NUMEXPR|OMP|OPENBLAS|PYTORCH|TF|TORCH|XLA)_"
 ).match

@@ -1,8 +1,7 @@
 """A rank: runs the requests that the driver sends, in this process's main thread, with its `__main__` as namespace.
 
-Another thread reads messages from the member, so that messages arrive while the main thread computes.
-serve() runs one request after another, and the variables of a request stay for the next. A cold gang gets only one
-request.
+The variables of a request stay for the next; a cold gang gets only one. Another thread reads messages from the member
+while the main thread computes.
 """
 
 from __future__ import annotations
@@ -41,18 +40,17 @@ FLUSH_EVERY_S = 0.1
 
 
 class Rank:
-    """The rank's side of the protocol: runs one request after another, and reports how each has ended.
+    """Runs one request after another, and reports how each has ended.
 
-    `home` is the connection to the member. A stack is written to `stack_fd`, which the member reads. `context` and
-    `rows` are the fields of the Ticket.
+    `home` is the connection to the member, which reads the rank's stack from `stack_fd`. `context` and `rows` are the
+    fields of the Ticket.
     """
 
     def __init__(self, home: Connection, stack_fd: int, context: str, rows: int) -> None:
         self.home = home
         self.task = (context, rows)
         self.pid = os.getpid()
-        # By default, gc runs after every 700 new objects. Importing a framework makes so many objects that gc would
-        # take a fifth of the import's time.
+        # With the default of 700 new objects, garbage collection would take a fifth of the time to import a framework.
         gc.set_threshold(5_000, 10, 10)
         self.orders: queue.SimpleQueue[messages.Message] = queue.SimpleQueue()
         self.address = ""
@@ -79,26 +77,18 @@ class Rank:
         threading.Thread(target=self.listen, name="sparkring-home", daemon=True).start()
 
     def tell(self, message: messages.Told | messages.Failed | messages.Importing) -> None:
-        """Send something small to the driver, unless this is a process that the user forked.
-
-        Interrupts are held back while the message is sent. An interrupt could otherwise end the sending in the middle
-        of the message, and then no other message could be sent.
-        """
+        """Send something small to the driver, unless this is a process that the user has forked."""
         if os.getpid() == self.pid:
-            with held_back():
+            with held_back():  # after an interrupt in the middle of a message, no other message could be sent
                 self.home.send(message)
             if self.item_ends and isinstance(message, messages.Metrics):
                 raise KeyboardInterrupt  # again: some libraries, such as scikit-learn, catch the first one and go on
 
     def listen(self) -> None:
-        """In another thread: receive messages, flush unfinished lines of output, and repeat an interrupt that waits.
-
-        An interrupt waits while the main thread imports a package; see interrupt().
-        """
+        """In another thread: receive messages, flush unfinished lines of output, and repeat an interrupt that waits."""
         flushing = threading.Lock()
         main_thread = threading.main_thread().ident or 0
-        # A fork must not happen while this thread holds a stream's lock: the child would
-        # inherit it locked and hang at its first print.
+        # If the process were forked while this thread holds a stream's lock, the child would hang at its first print.
         os.register_at_fork(before=flushing.acquire, after_in_parent=flushing.release, after_in_child=flushing.release)
         while True:
             readable, _, _ = select.select([self.home], [], [], FLUSH_EVERY_S)
@@ -142,8 +132,8 @@ class Rank:
                 case messages.SetEnvironment():
                     self.environment.update(order.variables)
                 case messages.Leave():
-                    # When Python ends, it collects garbage among all the objects that a framework has made. This would
-                    # take most of a second, for memory that the system takes back anyway. freeze() prevents it.
+                    # When Python ends, it collects garbage. After the import of a framework, this would take most of a
+                    # second, for memory that the system frees anyway.
                     gc.freeze()
                     return 0
                 case _:
@@ -154,8 +144,7 @@ class Rank:
         world.enter(place)
         self.address = order.address
         os.environ.update(order.environment)
-        # By default, each rank would start a thread for each core of the machine. The threads of all ranks would
-        # compete for the cores, and all ranks would become very slow.
+        # By default, each rank would start a thread for each core, and the ranks would slow each other down.
         os.environ.setdefault("OMP_NUM_THREADS", str(process.fair_share(place.local_size)))
         self.namespace.update(rank=place.rank, size=place.size, local_rank=place.local_rank)
         self.names_told = set(self.namespace)
@@ -164,10 +153,7 @@ class Rank:
         sparkdl.install()
 
     def run(self, request: messages.Run) -> None:
-        """Run one request and report how it ended.
-
-        An interrupt counts as a failure, and so does sys.exit() with a code other than 0.
-        """
+        """Run one request and report how it ended. sys.exit() with a code other than 0 counts as a failure."""
         self.began = time.monotonic()
         work = self.work if request.what == "item" else None
         self.cells = self.cells + 1 if work is None else 1  # all items run the same cell
@@ -177,7 +163,7 @@ class Rank:
         try:
             self.prepare(request)
             try:
-                # The handler is set for each request, since the previous cell may have set a handler of its own.
+                # For each request, since the previous cell may have set a handler of its own.
                 signal.signal(signal.SIGINT, self.interrupt)
                 try:
                     value = self.compute(request)
@@ -203,8 +189,7 @@ class Rank:
                 sys.excepthook(type(error), error, error.__traceback__)
                 _leave_forked_child(1)
             failure = as_failure(error, stacks.cell_name(self.cells))
-            # If the error is only an echo of another rank's end, one line is enough: what counts is that rank's
-            # traceback.
+            # An echo of another rank's end needs only one line: what counts is that rank's traceback.
             if not self.item_ends:  # if the driver ended the item, the error says nothing about the user's code
                 _print(f"{failure.summary}\n" if failure.cause == "echo" else failure.traceback)
             _flush()
@@ -214,8 +199,8 @@ class Rank:
         """Handle SIGINT while the user's code runs.
 
         If an installed package is being imported, the interrupt waits until the import has ended. Otherwise a package
-        with native code, such as torch, would stay half imported: it could neither be used nor be imported again. If
-        the import takes too long, the driver gives the rank up. It learns of the import each time that this is called.
+        with native code, such as torch, would stay half imported: it could neither be used nor be imported again. The
+        driver is told of the import each time, and gives the rank up if the import takes too long.
         """
         self.interrupt_waits = os.getpid() == self.pid and imports.under_way(frame)
         if not self.interrupt_waits:
@@ -223,7 +208,7 @@ class Rank:
         self.tell(messages.Importing())
 
     def prepare(self, request: messages.Run) -> None:
-        """Before a request: set up checkpoints, displays, the notebook's state, the environment and autolog for it."""
+        """Set up checkpoints, displays, the notebook's state, the environment and autolog for a request."""
         resume_point.enter(request.checkpoints)
         displays.begin()
         self.notebook.apply(request.notebook)
@@ -238,10 +223,9 @@ class Rank:
         memory_bytes = 0 if self.work is None else self.work.end()
         bound = self.namespace.keys() - self.names_told
         self.names_told.update(bound)
-        # A cell may have put anything into its globals(), even under keys that are not strings.
-        port = free_port(self.address)
-        seconds = time.monotonic() - self.began
-        return messages.RankNews(tuple(map(str, bound)), self.loaded, port, memory_bytes, self.imported(), seconds)
+        names = tuple(map(str, bound))  # a cell can put keys into its globals() that are not strings
+        port, seconds = free_port(self.address), time.monotonic() - self.began
+        return messages.RankNews(names, self.loaded, port, memory_bytes, self.imported(), seconds)
 
     def imported(self) -> tuple[str, ...] | None:
         """Return the frameworks that later ranks may import ahead of time; None if they must not."""
@@ -282,7 +266,7 @@ class Rank:
     def report_value(self, value: Any, pull: tuple[str, ...]) -> None:
         """Send the cell's value, and the values of the names in `pull`, to the driver.
 
-        Each value is pickled alone, so that a value that cannot be pickled does not keep the others from being sent.
+        Each value is pickled alone, so the others are sent even if one cannot be pickled.
         """
         import cloudpickle
 
@@ -308,27 +292,21 @@ class Rank:
 
 
 def exit_code(end: SystemExit) -> int:
-    """Return the exit code with which Python ends a process on this SystemExit.
-
-    This is 0 if the SystemExit has no code, and 1 if it has a message.
-    """
+    """Return the exit code with which Python ends a process: 0 if `end` has no code, and 1 if it has a message."""
     if end.code is None:
         return 0
     return end.code if isinstance(end.code, int) else 1
 
 
 def _finish_checkpoints() -> None:
-    """Wait for the checkpoints that are still being saved in the background.
-
-    Raise an error if saving fails: a cell whose last checkpoint is lost must not count as a success.
-    """
+    """Wait for the checkpoints that are being saved in the background. Raise an error if saving one of them fails."""
     background = sys.modules.get("sparkring.checkpointing.background")
     if background is not None:  # otherwise nothing was saved
         background.finish()
 
 
 def _fresh_main() -> dict[str, Any]:
-    """Make a new `__main__`, in which cells run and into which values are unpickled. Return its namespace."""
+    """Make a new `__main__` for cells and unpickled values, and return its namespace."""
     module = types.ModuleType("__main__")
     sys.modules["__main__"] = module
     sys.argv = [""]
@@ -344,10 +322,7 @@ def _fresh_main() -> dict[str, Any]:
 
 
 def open_streams() -> None:
-    """Open the standard streams.
-
-    Output is UTF-8. It is written line by line, so that little is lost if the process is killed.
-    """
+    """Open the standard streams. Output is UTF-8, and written line by line: little is lost if the process is killed."""
     sys.stdin = sys.__stdin__ = open(0, closefd=False)  # type: ignore[misc]
     for number, name in ((1, "stdout"), (2, "stderr")):
         stream = open(number, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
@@ -356,10 +331,7 @@ def open_streams() -> None:
 
 
 def _pass_over(number: int, frame: object) -> None:
-    """Ignore SIGINT before and after the user's code.
-
-    This is a handler, not SIG_IGN, because the processes that a cell starts would inherit SIG_IGN.
-    """
+    """Ignore SIGINT before and after the user's code. Processes that a cell starts would inherit SIG_IGN."""
 
 
 def _flush() -> None:
@@ -374,9 +346,6 @@ def _print(text: str) -> None:
 
 
 def _leave_forked_child(code: int) -> None:
-    """End this process, which the cell has forked from the rank, at the end of the cell.
-
-    It is not a rank itself, so it must not report anything or wait for the next request.
-    """
+    """At the end of the cell, end a process that the cell has forked. It is not a rank, and must report nothing."""
     _flush()
     os._exit(code)

@@ -19,8 +19,7 @@ files: set[str] = set()  # the file names of all scripts that have been run, as 
 def run_script(script: Script, arguments: Sequence[str] = ()) -> None:
     """Run a script. Afterwards, the names that the script binds are in the rank's `__main__`, even after an error.
 
-    If the script ends with sys.exit() or sys.exit(0), this function returns as usual. If it ends with another exit
-    code, SystemExit is raised, unless `script.any_exit`.
+    Raise SystemExit if the script ends with an exit code other than 0, unless `script.any_exit`.
     """
     from sparkring.capture.names import IMPLICIT
 
@@ -87,9 +86,8 @@ def _in_place(module: types.ModuleType) -> Iterator[None]:
     try:
         yield
     finally:
-        if before is None:
-            del sys.modules[module.__name__]
-        else:
+        sys.modules.pop(module.__name__, None)
+        if before is not None:
             sys.modules[module.__name__] = before
 
 
@@ -101,5 +99,5 @@ def _borrowed(cell: dict[str, Any], script: Script) -> Iterator[None]:
     try:
         yield
     finally:
-        cell.pop("__file__")
+        cell.pop("__file__", None)
         cell.update(before)

@@ -1,6 +1,4 @@
-"""Seeds the random numbers of an item.
-
-The results of an item then depend neither on the process that runs it nor on the items that this process ran before.
+"""Seeds the random numbers of an item, so that its results do not depend on the process that runs it.
 
 If an item is the first in its process to import a library, the library is seeded right after the import, and the other
 generators are put back into the state that they had before the import. So the item draws the same numbers as in a
@@ -37,7 +35,7 @@ def begin(seed: int) -> None:
 
 
 def _importing(plant: Plant) -> Action:
-    """Note the state of the generators before an import, and return the action that is to follow this import."""
+    """Note the state of the generators before an import, and return the action that follows the import."""
     put_back = _noted()
 
     def after(module: types.ModuleType) -> None:
@@ -49,9 +47,9 @@ def _importing(plant: Plant) -> Action:
 
 
 def _noted() -> Callable[[], None]:
-    """Note the state of Python's and NumPy's generators, and return a function that puts them back into this state.
+    """Return a function that puts the generators of Python and NumPy back into their present state.
 
-    If NumPy is imported in between, its generator has no earlier state, and is seeded instead.
+    If NumPy is imported in between, its generator is seeded instead.
     """
     numpy: Any = sys.modules.get("numpy")
     python_state, numpy_state = random.getstate(), numpy.random.get_state() if hasattr(numpy, "random") else None
@@ -68,16 +66,13 @@ def _noted() -> Callable[[], None]:
 
 
 def _keras(module: Any, seed: int) -> None:
-    """Seed Keras' own generators.
-
-    Keras' function also seeds the generators of Python and NumPy, so these are put back into their earlier state.
-    """
+    """Seed Keras' own generators, but not those of Python and NumPy, which set_random_seed() seeds, too."""
     put_back = _noted()
     module.utils.set_random_seed(seed)
     put_back()
 
 
-# TensorFlow comes after Keras, because Keras' function seeds TensorFlow, too.
+# TensorFlow comes after Keras, whose set_random_seed() seeds TensorFlow, too.
 _LIBRARIES: dict[str, Plant] = {
     "numpy": lambda module, seed: module.random.seed(seed),
     "keras": _keras,

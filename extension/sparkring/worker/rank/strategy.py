@@ -12,14 +12,13 @@ from sparkring.runtime.world import world
 def call_mirrored(train_fn: Callable[..., Any], use_custom_strategy: bool, /, **kwargs: Any) -> Any:
     """Call `train_fn(**kwargs)` in the scope of a MultiWorkerMirroredStrategy, and return its result.
 
-    With `use_custom_strategy`, `train_fn` makes a strategy itself, so it is called without this scope.
+    With `use_custom_strategy`, `train_fn` makes a strategy itself, and is called outside of this scope.
     """
     import tensorflow as tf
 
     gpus = tf.config.list_physical_devices("GPU")
     if gpus and world().gpus:
-        # The rank sees the GPUs of all ranks on its node, and a strategy would use all of them. So make only the rank's
-        # own GPUs visible to TensorFlow.
+        # The rank sees the GPUs of all ranks on its node, and a strategy would use all GPUs that TensorFlow sees.
         seen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
         tf.config.set_visible_devices([gpus[seen.index(gpu)] for gpu in world().gpus], "GPU")
     if use_custom_strategy:

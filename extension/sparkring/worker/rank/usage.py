@@ -36,7 +36,7 @@ def measured(work: ItemWork, item: Run, namespace: Mapping[str, Any]) -> Any:
         value = work.compute(item)
     used = _spent().less(began).less(imports.spent).less(memory.spent)
     children_s = sum(map(process.cpu_seconds, process.descendants(os.getpid())))  # of those that have not ended
-    model = _largest_model([value, *namespace.values()])
+    model = max(map(_measured_model, [value, *namespace.values()]))  # the one with the most parameters
     batch_size = namespace.get("batch_size")
     report.tell(
         ItemMeasured(
@@ -84,11 +84,7 @@ def _spent_here() -> _Spent:
 
 
 class _Imports:
-    """A context manager that adds up what imports in this thread use.
-
-    Later items of the process find the modules already imported, so what the imports use says nothing about those
-    items.
-    """
+    """A context manager that adds up what imports in this thread use. Later items find the modules imported."""
 
     def __init__(self) -> None:
         self.spent = _Spent()
@@ -120,7 +116,7 @@ class _MemoryWatch:
 
     Afterwards, `own_bytes`, `shared_bytes` and `gpu_bytes` are those of ItemMeasured, `imported_bytes` is the part of
     `shared_bytes` that a spare process holds, and `spent` is what the watching itself has used. `held_bytes` is the
-    size of the values that the process holds in shared memory; they take memory even while they are not mapped.
+    size of the values in shared memory, which take memory even while they are not mapped.
     """
 
     def __init__(self, held_bytes: int) -> None:
@@ -144,8 +140,7 @@ class _MemoryWatch:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
-        missed = process.memory(os.getpid()).peak - self._file_bytes - self._mapped_bytes
-        self.own_bytes += max(0, missed)
+        self.own_bytes += max(0, process.memory(os.getpid()).peak - self._file_bytes - self._mapped_bytes)
 
     def _watch(self) -> None:
         pause_s = 0.0
@@ -158,30 +153,27 @@ class _MemoryWatch:
 
     def _look(self) -> None:
         rank = process.memory(os.getpid())
-        # Children are forked from this process and share its memory until they write to it. In the same way, this
-        # process shares the member's memory. So of the other processes' memory, only what each of them holds alone is
-        # added. A process that was not there at the last look is left out because, until it runs its own program, its
-        # memory may be that of this process (vfork).
+        # A forked process shares its parent's memory until it writes to it: children share this process's memory, and
+        # this process shares the member's. So only what each of the others holds alone is added. A process that was not
+        # there at the last look is left out: until it runs its own program, it may use this process's memory (vfork).
         member = os.getppid()
         there = {member, *process.family(member)} - {os.getpid()}
         others = sum(map(process.private_bytes, there & self._others))
         self._others = there
-        # What a spare process had imported before it forked the member is shared by all items. If the rank changes a
-        # part of this, the changed part becomes the rank's own, and the spare process still holds the original. Without
-        # a spare process, the rank shares only a little with its own member.
+        # All items share what a spare process had imported before it forked the member. If the rank changes a part of
+        # it, this part becomes the rank's own, and the spare process still holds the original.
         imported = process.inherited_bytes() if preloads.ahead else 0
         self.imported_bytes = max(self.imported_bytes, imported)
         self._mapped_bytes = max(self._mapped_bytes, rank.own + rank.shared)
         self._file_bytes = max(self._file_bytes, rank.files)
         self.own_bytes = max(self.own_bytes, rank.own - imported + max(rank.shared, self._held_bytes) + others)
         grown = (used - self._gpus_before.get(address, 0) for address, used in _gpu_bytes().items())
-        self.gpu_bytes = max(self.gpu_bytes, *grown, 0)
+        self.gpu_bytes = max(self.gpu_bytes, 0, *grown)
 
 
 def _gpu_bytes() -> dict[str, int]:
     """Return how much memory is in use on each GPU that this process sees."""
-    found = gpus.found(os.environ.get("CUDA_VISIBLE_DEVICES"))
-    return {gpu.address: gpu.used_bytes or 0 for gpu in found}
+    return {gpu.address: gpu.used_bytes or 0 for gpu in gpus.found(os.environ.get("CUDA_VISIBLE_DEVICES"))}
 
 
 class _Model(NamedTuple):
@@ -189,26 +181,18 @@ class _Model(NamedTuple):
     size_bytes: int = 0
 
 
-def _largest_model(values: list[Any]) -> _Model:
-    """Return the number and the size of the parameters of the largest model of Keras or PyTorch among `values`."""
-    return max((_measured_model(value) for value in values), default=_Model())
-
-
 def _measured_model(value: Any) -> _Model:
+    """Return the number and the size of the parameters of a model of Keras or PyTorch; zeros for any other value."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.nn.Module):
         tensors = list(value.parameters())
-        return _Model(sum(map(_count, tensors)), sum(_count(each) * each.element_size() for each in tensors))
+        return _Model(sum(each.numel() for each in tensors), sum(each.nbytes for each in tensors))
     for name in ("keras", "tf_keras"):
         keras = sys.modules.get(name)
         if keras is not None and isinstance(value, keras.Model) and value.built:
             sizes = [(math.prod(weight.shape), _bits(weight.dtype)) for weight in value.weights]
             return _Model(sum(count for count, _ in sizes), sum(count * bits for count, bits in sizes) // 8)
     return _Model()
-
-
-def _count(tensor: Any) -> int:
-    return int(tensor.numel())
 
 
 def _bits(dtype: Any) -> int:
