@@ -16,21 +16,19 @@ from sparkring.wire.ticket import ROWS_END
 
 
 def names(context: str, rows: int) -> dict[str, Any]:
-    """Return the variables that the cell is given. `context` and `rows` are the fields of the Ticket."""
-    return {"context": _enter(context), "rows": Rows(rows)}
+    """Return the variables that the cell is given. `context` and `rows` are the fields of the Ticket.
 
-
-def _enter(packed: str) -> Any:
-    """Make Spark's context of the task from `packed`, and return it. TaskContext.get() then returns it, too."""
+    TaskContext.get() returns Spark's context from now on, too.
+    """
     from pyspark import BarrierTaskContext, TaskContext
 
-    held, shared = pickle.loads(bytes.fromhex(packed))
+    held, shared = pickle.loads(bytes.fromhex(context))
     for name, value in shared.items():
         setattr(BarrierTaskContext, name, value)
-    context = BarrierTaskContext._getOrCreate()
-    vars(context).update(held)
-    TaskContext._setTaskContext(context)
-    return context
+    found = BarrierTaskContext._getOrCreate()
+    vars(found).update(held)
+    TaskContext._setTaskContext(found)
+    return {"context": found, "rows": Rows(rows)}
 
 
 class Rows(Iterator[Any]):

@@ -21,11 +21,6 @@ class CompiledCell(NamedTuple):
         return None if self.expression is None else _execute(self.expression, namespace)
 
 
-def run_cell(source: str, namespace: dict[str, Any], filename: str) -> Any:
-    """Run a cell in `namespace`, and return the value of its last expression, or None."""
-    return compile_cell(source, filename).run(namespace)
-
-
 def compile_cell(source: str, filename: str) -> CompiledCell:
     """Compile a cell, in which `await` may be outside functions. Keep its lines for tracebacks."""
     keep_lines(filename, source)

@@ -70,7 +70,7 @@ def begin() -> None:
     _numbers.clear()
     figures = sys.modules.get("sparkring.worker.rank.figures")
     if figures is not None:
-        figures.forget()
+        figures.plt.close("all")
 
 
 def finish() -> None:

@@ -75,11 +75,6 @@ def as_failure(error: BaseException, cell: str = CELL_NAME) -> Failure:
     )
 
 
-def _is_echo(error: BaseException) -> bool:
-    told = f"{type(error).__qualname__}: {_text_of(error)}"
-    return any(mark in told for mark in _ECHOES)
-
-
 def _chain(error: BaseException) -> list[BaseException]:
     """Return the exception and those that Python's traceback shows with it: causes, and exceptions being handled."""
     found: list[BaseException] = []
@@ -95,7 +90,8 @@ def _cause(error: BaseException) -> FailureCause:
         return "interrupt"
     if isinstance(error, CheckpointDamagedError):
         return "damaged checkpoint"
-    if any(map(_is_echo, _chain(error))):
+    texts = [f"{type(each).__qualname__}: {_text_of(each)}" for each in _chain(error)]
+    if any(mark in text for text in texts for mark in _ECHOES):
         return "echo"
     if isinstance(error, SystemExit):
         return "exit"

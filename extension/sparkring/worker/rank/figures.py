@@ -7,16 +7,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg as FigureCanvas
 
 from sparkring.worker.rank.displays import display
 
-__all__ = ["FigureCanvas", "forget", "show"]
+__all__ = ["FigureCanvas", "show"]
 
 
 def show(*, block: bool | None = None) -> None:
     """Pass the open figures to display(), and close them."""
     for number in plt.get_fignums():
         display(plt.figure(number))
-    forget()
-
-
-def forget() -> None:
-    """Close the figures that are open."""
     plt.close("all")

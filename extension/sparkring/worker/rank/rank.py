@@ -30,7 +30,7 @@ from sparkring.worker import keras_hooks
 from sparkring.worker.member import process
 from sparkring.worker.member.network import free_port
 from sparkring.worker.rank import children, collectives, displays, imports, libraries, preloads, shell
-from sparkring.worker.rank.cell import run_cell
+from sparkring.worker.rank.cell import compile_cell
 from sparkring.worker.rank.failures import as_failure
 
 if TYPE_CHECKING:
@@ -261,7 +261,7 @@ class Rank:
             self.namespace.update(barrier.names(*self.task))
             self.task = (self.task[0], -1)  # the rows can be read only once
         self.loaded = True
-        return run_cell(request.source, self.namespace, stacks.cell_name(self.cells))
+        return compile_cell(request.source, stacks.cell_name(self.cells)).run(self.namespace)
 
     def report_value(self, value: Any, pull: tuple[str, ...]) -> None:
         """Send the cell's value, and the values of the names in `pull`, to the driver.

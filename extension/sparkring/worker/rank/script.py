@@ -11,7 +11,7 @@ from typing import Any
 
 from sparkring.capture.source_lines import keep_lines
 from sparkring.wire.messages import Script
-from sparkring.worker.rank.cell import run_cell
+from sparkring.worker.rank.cell import compile_cell
 
 files: set[str] = set()  # the file names of all scripts that have been run, as tracebacks show these names
 
@@ -31,7 +31,7 @@ def run_script(script: Script, arguments: Sequence[str] = ()) -> None:
         if script.inside:
             with _program(script, arguments), _borrowed(cell, script):
                 for name, source in script.parts:
-                    run_cell(source, cell, name)
+                    compile_cell(source, name).run(cell)
         else:
             module = types.ModuleType(script.name)
             with _program(script, arguments), _in_place(module):
