@@ -2,7 +2,7 @@
 // each of them matters.
 
 import { make, put } from "./elements.js";
-import { bestOf, bests, brushed, extent, marks, moved, place, roundNumbers, trialsOf, valueAt } from "./search.js";
+import { bestOf, bests, bounds, brushed, extent, marks, moved, place, roundNumbers, trialsOf, valueAt } from "./search.js";
 import { number } from "./words.js";
 
 const HEIGHT = 170, AXES_HEIGHT = 210; // px
@@ -104,7 +104,7 @@ export class SearchView {
     const several = trials.filter(({ curve }) => curve.length > 1).length;
     chart.element.hidden = !several;
     if (!several) return;
-    const first = Math.min(...points.map(([x]) => x)), last = Math.max(...points.map(([x]) => x));
+    const [first, last] = bounds(points.map(([x]) => x));
     const plane = chart.plane([first, Math.max(last, first + 1)], extent(points.map(([, y]) => y), search.mode), this.log, colour);
     chart.title(search.metric, "step or epoch");
     chart.lines(trials, looks, ({ curve }) => curve.map(([x, y]) => plane(x, y)));
