@@ -123,8 +123,7 @@ def pending(record: RunRecord, most: int = 8) -> list[LogLine]:
     """At most `most` lines whose end has not been printed yet, such as progress bars."""
     found: list[LogLine] = []
     for rank in record.ranks:
-        if rank.partial_stdout or rank.partial_stderr:
-            found += labelled(record, list(rank.lines_with_partial()[len(rank.tail) :]))
+        found += labelled(record, rank.partial_lines())
         if len(found) >= most:
             break
     return [line for line in visible(found, record.logs) if line.text.strip()][:most]

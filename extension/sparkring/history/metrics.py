@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import functools
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -169,10 +169,7 @@ _Made = TypeVar("_Made")
 
 
 def remembered(*fields: str) -> Callable[[Callable[[RunRecord], _Made]], Callable[[RunRecord], _Made]]:
-    """Return a decorator that caches a function's last result, since views often ask again.
-
-    The cached result is used as long as these `fields` of the function's record are unchanged.
-    """
+    """Return a decorator that caches a function's last result while these `fields` of its record are unchanged."""
 
     def remember(make: Callable[[RunRecord], _Made]) -> Callable[[RunRecord], _Made]:
         last: list[tuple[list[Any], _Made]] = []
@@ -209,11 +206,8 @@ def table(record: RunRecord) -> Table:
         row = cells.setdefault(key, {})
         times[key] = metrics.time
         for name, value in values.items():
-            if name in row:
-                row[name][metrics.rank] = value
-            else:
-                names[name] = None
-                row[name] = {metrics.rank: value}
+            names[name] = None
+            row.setdefault(name, {})[metrics.rank] = value
     keys = sorted(key for key, row in cells.items() if row)
     made, so_far = Counter(at for _, _, at in keys), Counter[int]()
     rows = []
@@ -266,13 +260,11 @@ def placed(reports: Sequence[Metrics], restarts: Sequence[float], by: str) -> It
 
     If places are epochs, a report without an epoch gets the epoch that its rank has reached.
     """
-    places: dict[int, _Place] = {}
+    places = defaultdict[int, _Place](_Place)
     first = min((m.epoch for m in reports if m.epoch is not None), default=1)
     for metrics in reports:
-        place = places.get(metrics.rank)
-        if place is None:
-            place = places[metrics.rank] = _Place()
-        attempt = bisect.bisect_right(restarts, metrics.time) if restarts else 0
+        place = places[metrics.rank]
+        attempt = bisect.bisect_right(restarts, metrics.time)
         if attempt != place.attempt:  # all ranks start over together, however far they had come
             place.attempt, place.lap, place.at, place.ended = attempt, 1, None, False
         place.reports += 1
@@ -294,11 +286,6 @@ def last_by_rank(record: RunRecord) -> dict[int, dict[str, float]]:
     for metrics in record.metrics:
         found.setdefault(metrics.rank, {}).update(metrics.values)
     return dict(sorted(found.items()))
-
-
-def last(record: RunRecord) -> dict[str, Spread]:
-    """Return the last value of each metric as a Spread over the ranks; tables and curves show the same values."""
-    return table(record).last()
 
 
 def spread(values: Iterable[float]) -> Spread:
@@ -326,14 +313,15 @@ class _Measured(NamedTuple):
 def curves(record: RunRecord, found: Table) -> list[list[Curve]]:
     """Return the curves of each chart. A training metric and its validation metric (`loss`, `val_loss`) share a chart.
 
-    A metric with fewer than 3 finite values has no curve.
+    A metric has no curve if it has fewer than 3 finite values, or if no rank has reported it twice.
     """
     charts: dict[str, list[Curve]] = {}
     measured, undone = _measured(record, found)
     last = found.last()
     for name in sorted(found.names, key=lambda name: name.startswith("val_")):
         mine = _finite(measured.get(name, ()))
-        if len(mine) > 2:
+        reports = Counter(rank for each in mine for rank in each.by_rank)
+        if len(mine) > 2 and max(reports.values()) > 1:
             lost = [_finite(part.get(name, ())) for part in undone.values()]
             curve = _curve(name, mine, [part for part in lost if len(part) > 1], last[name].mean)
             charts.setdefault(name.removeprefix("val_"), []).append(curve)
@@ -551,7 +539,7 @@ def progress(record: RunRecord, now: float) -> Progress | None:
 def _courses(record: RunRecord) -> dict[int, _Course]:
     """The course of each rank that reports epochs or steps in the newest attempt."""
     counting = [m for m in record.metrics if m.epoch is not None or m.step is not None]
-    by = "epoch" if any(metrics.epoch is not None for metrics in counting) else "step"
+    by = "epoch" if any(m.epoch is not None for m in counting) else "step"
     first, restarts = first_epoch(record), _restarts(record)
     found: dict[int, _Course] = {}
     for (attempt, lap, _), metrics in placed(counting, restarts, by):

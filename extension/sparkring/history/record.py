@@ -8,6 +8,7 @@ each rank, with at most DISPLAY_BYTES in total.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -122,13 +123,14 @@ class RankRecord(NamedTuple):
     readings: tuple[Reading, ...] = ()
     displays_left_out: int = 0
 
+    def partial_lines(self) -> list[LogLine]:
+        """The lines that have not ended yet."""
+        streams: dict[events.Stream, bytes] = {"stdout": self.partial_stdout, "stderr": self.partial_stderr}
+        return [LogLine(self.last_heard, self.rank, stream, as_shown(data)) for stream, data in streams.items() if data]
+
     def lines_with_partial(self) -> tuple[LogLine, ...]:
         """The last lines, including those that have not ended yet."""
-        streams: dict[events.Stream, bytes] = {"stdout": self.partial_stdout, "stderr": self.partial_stderr}
-        pending = (
-            LogLine(self.last_heard, self.rank, stream, as_shown(data)) for stream, data in streams.items() if data
-        )
-        return (*self.tail, *pending)
+        return (*self.tail, *self.partial_lines())
 
 
 class RunRecord(NamedTuple):
@@ -300,8 +302,7 @@ def _item_changed(record: RunRecord, event: events.ItemStarted | events.ItemEnde
         return record._replace(items=item_records.started(items, event, host))
     slot = next(found.slot for found in items.running if found.item == event.item)
     for rank in record.ranks[slot * items.ranks_each : (slot + 1) * items.ranks_each] if slot >= 0 else ():
-        if rank.partial_stdout or rank.partial_stderr:  # end the line here, so that the next item begins a new one
-            record = _with_last_lines(record, rank)
+        record = _with_last_lines(record, rank)  # the next item begins a new line
     return record._replace(items=item_records.ended(items, event))
 
 
@@ -346,14 +347,11 @@ def _thinned(metrics: tuple[events.Metrics, ...]) -> tuple[events.Metrics, ...]:
 
 
 def _places(metrics: Sequence[events.Metrics]) -> list[tuple[int | None, int]]:
-    """Return the epoch and step of each report.
-
-    A report without a step is numbered: its step is the number of reports that its rank has made.
-    """
-    counted: dict[int, int] = {}
+    """Return the epoch and step of each report. Without a step, it is the number of reports that its rank has made."""
+    counted = Counter[int]()
     places = []
     for each in metrics:
-        counted[each.rank] = counted.get(each.rank, 0) + 1
+        counted[each.rank] += 1
         places.append((each.epoch, counted[each.rank] if each.step is None else each.step))
     return places
 
@@ -379,11 +377,7 @@ def _at_the_start(size: int, part: Sequence[int] = (), warm_at: float = 0.0) -> 
 
 
 def _begun(record: RunRecord, event: events.AttemptStarted) -> RunRecord:
-    """Begin an attempt.
-
-    Its ranks are new. From the ranks of the previous attempt, they take over only the counts of lines and bytes, and
-    the last lines.
-    """
+    """Begin an attempt. Its ranks are new, but they keep the last lines and the counts of lines and bytes."""
     ranks = tuple(
         rank._replace(line_count=old.line_count, size_bytes=old.size_bytes, tail=old.tail) if old else rank
         for rank, old in itertools.zip_longest(_at_the_start(event.size), record.ranks[: event.size])
@@ -435,11 +429,9 @@ def _restored(record: RunRecord, event: events.CheckpointRestored) -> RunRecord:
 
 
 def _heard(rank: RankRecord, time: float) -> RankRecord:
-    """Return the rank after a message from it.
-
-    `last_heard` never goes back, although a DataRead of a saved run may come after newer events.
-    """
+    """Return the rank after a message from it."""
     moved_on = rank.stack is not None and time - rank.stack.time > STACK_HOLDS_S
+    # In a saved run, a DataRead may come after newer events.
     return rank._replace(last_heard=max(time, rank.last_heard), stack=None if moved_on else rank.stack)
 
 
@@ -496,10 +488,7 @@ def _printed(record: RunRecord, event: events.Output) -> RunRecord:
 
 
 def bounded(record: RunRecord, event: events.Displayed) -> events.Displayed:
-    """Return the display `event` as the record will keep it.
-
-    If the display would exceed the limits for a rank, it is kept without its data.
-    """
+    """Return the display as the record will keep it: without its data if it exceeds the limits for a rank."""
     event = event._replace(attempt=len(record.attempts) or 1)
     others = [each for each in record.displays if each.rank == event.rank and not _takes_place(event, each)]
     full = len(others) >= DISPLAYS_KEPT or sum(len(each.data) for each in others) + len(event.data) > DISPLAY_BYTES
@@ -512,10 +501,7 @@ def _takes_place(new: events.Displayed, old: events.Displayed) -> bool:
 
 
 def _displayed(record: RunRecord, event: events.Displayed) -> RunRecord:
-    """Add a display to the record, or replace the display that it updates.
-
-    A display without data is counted as left out.
-    """
+    """Add a display, or replace the display that it updates. A display without data is counted as left out."""
     if not event.data:
         return _told(record, event, displays_left_out=record.ranks[event.rank].displays_left_out + 1)
     at = next((at for at, each in enumerate(record.displays) if not event.clears and _takes_place(event, each)), None)
@@ -549,13 +535,9 @@ def _exited(record: RunRecord, event: events.RankExited) -> RunRecord:
 
 
 def _all_ended(record: RunRecord) -> RunRecord:
-    """Mark the ranks that have not ended as stopped.
-
-    This is necessary because no event says that a rank had to be killed.
-    """
+    """Mark the ranks that have not ended as stopped, since no event says that a rank had to be killed."""
     for rank in record.ranks:
-        if rank.partial_stdout or rank.partial_stderr:
-            record = _with_last_lines(record, rank)
+        record = _with_last_lines(record, rank)
     ranks = tuple(
         rank._replace(state="stopped") if rank.state in ("starting", "running") else rank for rank in record.ranks
     )
@@ -564,5 +546,5 @@ def _all_ended(record: RunRecord) -> RunRecord:
 
 def _with_last_lines(record: RunRecord, rank: RankRecord) -> RunRecord:
     """Add the rank's last lines that have no end yet, as if they had ended."""
-    last = list(rank.lines_with_partial()[len(rank.tail) :])
+    last = rank.partial_lines()
     return _with_lines(record, rank._replace(partial_stdout=b"", partial_stderr=b""), last, len(last))

@@ -246,9 +246,8 @@ def state_message(record: RunRecord, now: float) -> Message:
         "fraction": fraction,
         "progress": words,
         "left": left,
-        "last": [f"{name} {describe.number(value.mean)}" for name, value in list(metrics.last(record).items())[:4]],
+        "last": describe.metric_words(record, 4),
         "notices": [describe.first_line(notice.text, 600) for notice in record.notices[-NOTICES:]],
-        "log": describe.log_path(record),
         "pooled": record.items is not None,
         "ranks": _ranks(record),
     }

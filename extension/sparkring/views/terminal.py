@@ -133,7 +133,7 @@ class TerminalView:
             now = time.time()
             words = [describe.items_progress(record, now), *filter(None, [describe.items_left(record, now)])]
         words += filter(None, [reading.progress_words(record, time.time()), checkpoints.progress_words(record)])
-        words += [f"{name} {describe.number(value.mean)}" for name, value in list(metrics.last(record).items())[:4]]
+        words += describe.metric_words(record, 4)
         # Several ranks may share a GPU, which counts only once.
         used = {(rank.host, gpu.address): gpu for rank in record.ranks for gpu in rank.gpus}
         words += [describe.gpu_words(list(used.values()))] if used else []

@@ -28,6 +28,7 @@ from sparkring.history.describe.item_runs import items_rate as items_rate
 from sparkring.history.describe.progress import closing as closing
 from sparkring.history.describe.progress import last_lines as last_lines
 from sparkring.history.describe.progress import left_words as left_words
+from sparkring.history.describe.progress import metric_words as metric_words
 from sparkring.history.describe.progress import outcome as outcome
 from sparkring.history.describe.progress import progress_words as progress_words
 from sparkring.history.describe.progress import short as short

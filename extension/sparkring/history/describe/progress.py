@@ -61,9 +61,13 @@ def closing(record: RunRecord, now: float) -> str:
     words = [f"{outcome(record)} in {took}"] if record.outcome == "finished" else [outcome(record), took]
     saved = [each.saved for each in record.checkpoints if each.state == "committed" and each.saved.kind == "sparkring"]
     words += [f"last saved step {saved[-1].step:,}"] if saved and record.items is None else []
-    words += filter(None, [items_rate(record, now)])
-    words += [f"{name} {number(value.mean)}" for name, value in list(metrics.last(record).items())[:METRICS_NAMED]]
-    return plain(" · ".join(words))
+    return plain(dotted(*words, items_rate(record, now), *metric_words(record, METRICS_NAMED)))
+
+
+def metric_words(record: RunRecord, most: int) -> list[str]:
+    """The last values of the first `most` metrics, as means over the ranks: `loss 0.031`."""
+    last = metrics.table(record).last()
+    return [f"{plain(name)} {number(last[name].mean)}" for name in list(last)[:most]]
 
 
 def short(record: RunRecord, now: float) -> str:
@@ -82,16 +86,12 @@ def last_lines(record: RunRecord) -> str:
 
 def progress_words(found: Progress, *, running: bool = True) -> str:
     """The progress of the slowest rank: `1 of 2 ranks finished · epoch 2 of 3 · step 45 of 118 · 34 % · 12 s left`."""
-    words = []
-    if 0 < found.finished < found.size:
-        words.append(f"{found.finished:,} of {rank_count(found.size)} finished")
+    words = [f"{found.finished:,} of {rank_count(found.size)} finished"] if 0 < found.finished < found.size else []
     for what, at, total in (("epoch", found.epoch, found.epochs), ("step", found.step, found.steps)):
         if at is not None:
             words.append(f"{what} {at:,}" + (f" of {total:,}" if total and total >= at else ""))
-    if found.fraction is not None:
-        words.append(f"{100 * found.fraction:.0f} %")
-    words += [left_words(found)] if left_words(found) and running else []
-    return ("" if running else "progress: ") + " · ".join(words)
+    words += [] if found.fraction is None else [f"{100 * found.fraction:.0f} %"]
+    return ("" if running else "progress: ") + dotted(*words, left_words(found) if running else "")
 
 
 def left_words(found: Progress) -> str:
