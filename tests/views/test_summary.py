@@ -60,8 +60,8 @@ def test_ranks_in_words():
     assert describe.rank_list([2]) == "rank 2"
     assert describe.rank_list([7, 0, 1, 2, 3]) == "ranks 0–3, 7"
     assert describe.rank_list([0, 1]) == "ranks 0, 1"
-    assert describe.rank_count(1) == "1 rank"
-    assert describe.rank_count(1024) == "1,024 ranks"
+    assert describe.counted(1, "rank") == "1 rank"
+    assert describe.counted(1024, "rank") == "1,024 ranks"
 
 
 def test_a_failure_names_rank_host_line_advice_last_lines_followers_and_log(replayed):

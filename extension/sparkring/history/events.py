@@ -372,7 +372,8 @@ def _plain(value: Any) -> Any:
 
 def from_json(found: dict[str, Any]) -> Event:
     """Return the event that to_json() wrote. The caller has added any `data` to `found`. Ignore unknown fields."""
-    event: Event = _converter(_BY_NAME[found["type"]])(found)
+    kind: Any = _BY_NAME[found["type"]]
+    event: Event = _converter(kind)(found)
     return event
 
 

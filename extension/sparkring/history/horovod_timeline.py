@@ -48,10 +48,7 @@ _BETWEEN = re.compile(r"[\s\[\],]*")
 
 
 def phase_of(name: str, *, outermost: bool) -> Phase:
-    """Return the phase of a tensor's event called `name`.
-
-    `outermost` says whether no other event of the tensor encloses this event.
-    """
+    """Return the phase of the event `name` of a tensor; `outermost` says whether no other event encloses it."""
     if name.startswith("NEGOTIATE_"):
         return "negotiating"
     if name in _WAITING:
@@ -74,10 +71,7 @@ class Scanner:
         self._rest = ""
 
     def feed(self, data: bytes, *, last: bool = False) -> Iterator[tuple[dict[str, Any], str]]:
-        """Yield the events that are complete once `data` is added, each with its text.
-
-        `last` says whether `data` is the last piece.
-        """
+        """Yield the events that `data` completes, each with its text; `last` says whether it is the last piece."""
         text = self._rest + self._text.decode(data, last)
         at = 0
         while self.broken < BROKEN_PLACES:
@@ -198,10 +192,7 @@ class _Tensor:
 
 
 class _Stretches:
-    """Measures the time that several stretches of time cover together. Time that several of them cover counts once.
-
-    The stretches must be added in the order of their ends.
-    """
+    """Measures the time that stretches of time cover, added in the order of their ends. Overlaps count once."""
 
     def __init__(self) -> None:
         self.covered = 0.0
@@ -229,23 +220,20 @@ class Tally:
 
     def add(self, event: dict[str, Any]) -> None:
         """Take in an event; an event that Horovod does not write is ignored."""
-        pid = event.get("pid")
+        pid, name, at = event.get("pid"), event.get("name"), event.get("ts")
         if not isinstance(pid, int) or (pid not in self._tensors and len(self._tensors) >= TENSORS):
             return
-        kind, name = event["ph"], event.get("name")
-        if kind == "M":
-            told = event.get("args")
-            if name == "process_name" and isinstance(told, dict) and isinstance(told.get("name"), str):
-                self._tensors.setdefault(pid, _Tensor()).name = told["name"][:NAME_CHARACTERS]
-            return
-        at = event.get("ts")
-        if not isinstance(at, int | float) or not 0 <= at < 1e15 or kind not in ("B", "E", "X"):
+        match event:
+            case {"ph": "M", "name": "process_name", "args": {"name": str(called)}}:
+                self._tensors.setdefault(pid, _Tensor()).name = called[:NAME_CHARACTERS]
+                return
+        if not isinstance(at, int | float) or not 0 <= at < 1e15 or event["ph"] not in ("B", "E", "X"):
             return
         self._pass(at)
         tensor = self._tensors.setdefault(pid, _Tensor())
-        if kind == "B":
+        if event["ph"] == "B":
             self._begin(tensor, str(name), at)
-        elif kind == "E":
+        elif event["ph"] == "E":
             self._end(tensor, at)
         elif isinstance(name, str) and name.isdecimal() and len(name) <= 5 and len(tensor.ready) < RANKS:
             tensor.ready.setdefault(int(name), at)

@@ -59,10 +59,7 @@ def like(printer: Any) -> Write:
 
 
 def _written(value: object, write: Write) -> str:
-    """Return the value's text as plain() shows it, cut if it is long.
-
-    If `write` raises an error, the text names the value's type instead.
-    """
+    """Return the value's text as plain() shows it, cut if it is long; if `write` raises an error, name its type."""
     try:
         text = write(value)
     except Exception as error:  # a class's repr() may raise anything

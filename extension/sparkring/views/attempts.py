@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from sparkring.history.describe import dotted, duration, first_line, rank_count, without_traceback
+from sparkring.history.describe import counted, dotted, duration, first_line, without_traceback
 from sparkring.history.lines import is_noise
 from sparkring.history.record import Attempt, LogLine, RunRecord
 
@@ -89,7 +89,7 @@ def _chapter(record: RunRecord, at: int) -> Chapter:
 
 def _ranks(attempt: Attempt, before: Attempt | None) -> str:
     instead = f" instead of {before.size:,}" if before is not None and before.size != attempt.size else ""
-    return rank_count(attempt.size) + instead
+    return counted(attempt.size, "rank") + instead
 
 
 def _went_on(attempt: Attempt, before: Attempt | None, running: bool) -> str:

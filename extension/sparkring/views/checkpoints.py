@@ -9,7 +9,7 @@ from typing import TextIO
 
 from sparkring.checkpointing.entries import Entry
 from sparkring.checkpointing.inventory import Inventory
-from sparkring.history.describe import ago, counted, dotted, duration, first_line, named, number, rank_count, size
+from sparkring.history.describe import ago, counted, dotted, duration, first_line, named, number, size
 from sparkring.history.lines import plain
 from sparkring.history.record import Checkpoint, RunRecord
 from sparkring.views.checkpoint_line import (
@@ -168,7 +168,7 @@ def folder_words(found: Inventory) -> list[str]:
         run = f" by run {first_line(commit.run_id, 80)}" if commit.run_id else ""
         told.append(
             f"The resume point is step {newest.step:,}, saved {ago(found.time - commit.time)}{run} on "
-            f"{rank_count(commit.size)}."
+            f"{counted(commit.size, 'rank')}."
         )
     best = found.best
     if best is not None and best.commit is not None:

@@ -13,7 +13,6 @@ from sparkring.history.describe import (
     duration,
     first_line,
     named,
-    rank_count,
     rank_list,
     rank_numbers,
     size,
@@ -90,7 +89,7 @@ def epoch_words(found: Outlook) -> str:
     steps = [share.steps for share in found.ours]
     taken = f"{min(steps):,}" + (f" to {max(steps):,}" if max(steps) > min(steps) else "")
     of = f"{taken} step{'' if max(steps) == 1 else 's'} of {counted(found.batch_size, 'row')} on each"
-    said = f"An epoch on {rank_count(found.size)}: {of}"
+    said = f"An epoch on {counted(found.size, 'rank')}: {of}"
     match found.remainder:
         case "drop":
             left_out = counted(found.rows_unread, "row")
@@ -137,8 +136,8 @@ def _few_rows(found: Outlook) -> str:
     if not min(rows):
         idle = rank_list(rank for rank, count in enumerate(rows) if not count)
         return (
-            f"{counted(sum(rows), 'row')} for {rank_count(found.size)}: {idle} would have no rows. Use at most "
-            f"{rank_count(sum(rows))}."
+            f"{counted(sum(rows), 'row')} for {counted(found.size, 'rank')}: {idle} would have no rows. Use at most "
+            f"{counted(sum(rows), 'rank')}."
         )
     if found.remainder == "drop" and not min(share.steps for share in found.ours):
         return (
@@ -154,9 +153,9 @@ def _few_groups(found: Outlook) -> str:
         return ""
     idle = rank_list(rank for rank, share in enumerate(found.petastorms) if not share.row_groups)
     return (
-        f"{counted(groups, 'row group')} for {rank_count(found.size)}: Petastorm assigns whole row groups, so it has "
-        f"none for {idle} and raises NoDataAvailableError. Use shards(), which divides row groups, or write at least "
-        f"{found.size} of them: df.repartition({found.size})."
+        f"{counted(groups, 'row group')} for {counted(found.size, 'rank')}: Petastorm assigns whole row groups, so it "
+        f"has none for {idle} and raises NoDataAvailableError. Use shards(), which divides row groups, or write at "
+        f"least {found.size} of them: df.repartition({found.size})."
     )
 
 

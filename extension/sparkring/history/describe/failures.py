@@ -23,15 +23,10 @@ def explain_failure(record: RunRecord) -> str:
     if record.failed_rank is None or record.failure is None:
         return outcome(record)
     rank, failure = record.ranks[record.failed_rank], record.failure
-    where = f" on {rank.host}" if rank.host else ""
-    parts = [f"rank {rank.rank}{where} failed: {failure.summary}", _in_the_cell(record, rank, failure)]
-    if failure.advice:
-        parts.append(failure.advice)
-    parts += [_followers(record), _last_lines(rank, failure)]
-    where = whole_log(record, rank.rank)
-    if where:
-        parts.append(f"Whole log: {where}")
-    return plain_lines("\n\n".join(part for part in parts if part))
+    host, log = (f" on {rank.host}" if rank.host else ""), whole_log(record, rank.rank)
+    parts = [f"rank {rank.rank}{host} failed: {failure.summary}", _in_the_cell(record, rank, failure), failure.advice]
+    parts += [_followers(record), _last_lines(rank, failure), f"Whole log: {log}" if log else ""]
+    return plain_lines("\n\n".join(filter(None, parts)))
 
 
 def failed_line(record: RunRecord) -> int:

@@ -12,7 +12,6 @@ from sparkring.history.describe.text import (
     duration,
     first_line,
     number,
-    rank_count,
     rank_numbers,
 )
 from sparkring.history.lines import folded, is_noise, plain, visible
@@ -41,7 +40,7 @@ def outcome(record: RunRecord) -> str:
         return items(record)
     if record.outcome is None:
         if all(rank.state == "starting" for rank in record.taking_part):
-            whole = rank_count(record.size)
+            whole = counted(record.size, "rank")
             return f"{record.joined} of {whole} {'has' if record.size == 1 else 'have'} connected"
         return ", ".join(f"{count} {state}" for state, count in states(record).items())
     if record.outcome == "finished":
@@ -86,7 +85,7 @@ def last_lines(record: RunRecord) -> str:
 
 def progress_words(found: Progress, *, running: bool = True) -> str:
     """The progress of the slowest rank: `1 of 2 ranks finished · epoch 2 of 3 · step 45 of 118 · 34 % · 12 s left`."""
-    words = [f"{found.finished:,} of {rank_count(found.size)} finished"] if 0 < found.finished < found.size else []
+    words = [f"{found.finished:,} of {counted(found.size, 'rank')} finished"] if 0 < found.finished < found.size else []
     for what, at, total in (("epoch", found.epoch, found.epochs), ("step", found.step, found.steps)):
         if at is not None:
             words.append(f"{what} {at:,}" + (f" of {total:,}" if total and total >= at else ""))

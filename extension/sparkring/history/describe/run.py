@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from sparkring.history.describe.text import counted, rank_count, rank_list, size
+from sparkring.history.describe.text import counted, rank_list, size
 from sparkring.history.events import GpuUsed
 from sparkring.history.record import RunRecord
 
@@ -22,17 +22,17 @@ def states(record: RunRecord) -> dict[str, int]:
 def ranks(record: RunRecord) -> str:
     """The ranks that the cell runs on: `4 ranks`, `ranks 0, 2 of 4`, or `22 of 64 ranks` if the list would be long."""
     if not record.part:
-        return rank_count(record.size)
+        return counted(record.size, "rank")
     named = rank_list(record.part)
     if len(named) > _RANKS_CHARACTERS:
-        return f"{len(record.part):,} of {rank_count(record.size)}"
+        return f"{len(record.part):,} of {counted(record.size, 'rank')}"
     return f"{named} of {record.size:,}"
 
 
 def facts(record: RunRecord) -> list[str]:
     """How many ranks there are, where they run, with which framework, and whether the gang is warm."""
     if record.items is not None:
-        each = f"on {rank_count(record.items.ranks_each)} each" if record.items.ranks_each > 1 else ""
+        each = f"on {counted(record.items.ranks_each, 'rank')} each" if record.items.ranks_each > 1 else ""
         place = "Spark" if record.where == "spark" else "this machine"
         return [
             *filter(None, [f"{record.items.at_once:,} at once on {place}", each]),

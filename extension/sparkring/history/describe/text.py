@@ -92,11 +92,6 @@ def rank_numbers(ranks: Iterable[int]) -> str:
     return ", ".join(parts)
 
 
-def rank_count(count: int) -> str:
-    """`1 rank`, `2 ranks`."""
-    return counted(count, "rank")
-
-
 def counted(count: int, what: str) -> str:
     """`1 line`, `4,812 lines`."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
