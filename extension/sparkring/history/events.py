@@ -411,9 +411,4 @@ def _of_0_1(found: dict[str, Any]) -> dict[str, Any]:
     code = re.search(r"exited with code (-?\d+)", found["summary"]) if cause == "exit" else None
     if signal is not None and found["summary"].startswith("out of memory"):
         cause = "out of memory"
-    return {
-        **found,
-        "cause": cause,
-        "signal": signal[1] if signal else "",
-        "exit_code": int(code[1]) if code else None,
-    }
+    return {**found, "cause": cause, "signal": signal[1] if signal else "", "exit_code": int(code[1]) if code else None}

@@ -71,12 +71,7 @@ _OPTIONS = (
         help="variables of rank 0 to copy into the notebook",
     ),
     ENV,
-    Option(
-        "--gpus",
-        type=count,
-        metavar="K",
-        help="number of GPUs for each rank; 0 hides all GPUs",
-    ),
+    Option("--gpus", type=count, metavar="K", help="number of GPUs for each rank; 0 hides all GPUs"),
     Option(
         "--logs",
         choices=LOGS,

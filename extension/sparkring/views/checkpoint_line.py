@@ -97,34 +97,31 @@ def picture(series: Series, now: float) -> str:
     if not series.marks:
         return ""
     metric = series.metric if any(series.metric in mark.metrics for mark in series.marks) else _metric_to_draw(series)
-    tall = _CURVE if metric else _FLAT
-    shown = chosen(series.marks, MARKS)
+    bottom = _TOP + (_CURVE if metric else _FLAT)
     xs = positions(series.marks)
-    values = [mark.metrics[metric] for mark in series.marks if math.isfinite(mark.metrics.get(metric, math.nan))]
-    low, high = (min(values), max(values)) if values else (0.0, 0.0)
+    measured = {at: mark.metrics.get(metric, math.nan) for at, mark in enumerate(series.marks)}
+    values = {at: value for at, value in measured.items() if math.isfinite(value)}
+    low, high = min(values.values(), default=0.0), max(values.values(), default=0.0)
 
-    def y(mark: Mark) -> float:
-        value = mark.metrics.get(metric, math.nan)
-        if not math.isfinite(value):
-            return _TOP + tall
-        return _TOP + tall * (high - value) / (high - low) if high > low else _TOP + tall / 2
+    def y(value: float) -> float:
+        return _TOP + (bottom - _TOP) * ((high - value) / (high - low) if high > low else 0.5)
 
-    places = {at: (xs[at], y(series.marks[at])) for at in shown}
+    places = {at: (xs[at], y(values[at]) if at in values else bottom) for at in chosen(series.marks, MARKS)}
     lines = _labels(series, places, now)
-    base = _TOP + tall + 24
+    base = bottom + 24
     whole = base + _LINE * (max(len(line) for _, line in lines) - 1) + 4
-    edges = f"M{xs[0] - 12:.1f} {_TOP + tall}H{xs[-1] + 12:.1f}"
+    edges = f"M{xs[0] - 12:.1f} {bottom}H{xs[-1] + 12:.1f}"
     ground = f'<path d="{edges}" stroke="currentColor" stroke-opacity=".2"/>'
     parts = [
-        *_stretches(series, xs, _TOP + tall + 8),
-        *(_axis(low, high, tall) if metric else [ground]),
-        _curve([places[at] for at in shown if math.isfinite(series.marks[at].metrics.get(metric, math.nan))]),
-        *(_shape(series, series.marks[at], *places[at], now, crowded=len(shown) > CROWD) for at in shown),
+        *_stretches(series, xs, bottom + 8),
+        *([_tick(value, y(value)) for value in nice_ticks(low, high, 3)] if metric else [ground]),
+        _curve([place for at, place in places.items() if at in values]),
+        *(_shape(series, series.marks[at], *place, now, crowded=len(places) > CROWD) for at, place in places.items()),
         *_callouts(series, places),
         *(_label(x, base, line) for x, line in lines),
     ]
     drawn = svg(WIDTH, whole, _spoken(series), parts, 10.5)
-    return f'<figure class="sr-saved">{_caption(series, metric)}{drawn}{_legend(series, len(shown))}</figure>'
+    return f'<figure class="sr-saved">{_caption(series, metric)}{drawn}{_legend(series, len(places))}</figure>'
 
 
 def chosen(marks: Sequence[Mark], most: int) -> list[int]:
@@ -173,16 +170,11 @@ def _metric_to_draw(series: Series) -> str:
     return names[0] if names else ""
 
 
-def _axis(low: float, high: float, tall: int) -> list[str]:
-    parts = []
-    for tick in nice_ticks(low, high, 3):
-        y = _TOP + (tall * (high - tick) / (high - low) if high > low else tall / 2)
-        if _TOP - 1 <= y <= _TOP + tall + 1:
-            parts.append(
-                f'<path d="M{_LEFT} {y:.1f}H{WIDTH - 8}" stroke="currentColor" stroke-opacity=".12"/>'
-                f'<text x="{_LEFT - 6}" y="{y:.1f}" dy="3.5" text-anchor="end">{number(tick)}</text>'
-            )
-    return parts
+def _tick(value: float, y: float) -> str:
+    return (
+        f'<path d="M{_LEFT} {y:.1f}H{WIDTH - 8}" stroke="currentColor" stroke-opacity=".12"/>'
+        f'<text x="{_LEFT - 6}" y="{y:.1f}" dy="3.5" text-anchor="end">{number(value)}</text>'
+    )
 
 
 def _curve(points: Sequence[tuple[float, float]]) -> str:
@@ -256,8 +248,8 @@ def _drawn(mark: Mark) -> str:
 
 
 def _shape(series: Series, mark: Mark, x: float, y: float, now: float, *, crowded: bool) -> str:
-    words = [f"{series.noun} {mark.step:,}", state_words(mark), size(mark.size_bytes)]
-    words.insert(1, f"saved {told}" if (told := when(series, mark, now)) else "")
+    saved = f"saved {told}" if (told := when(series, mark, now)) else ""
+    words = [f"{series.noun} {mark.step:,}", saved, state_words(mark), size(mark.size_bytes)]
     words += [f"{first_line(name, NAME_CHARACTERS)} {number(value)}" for name, value in list(mark.metrics.items())[:2]]
     told = first_line(dotted(*words), TITLE_CHARACTERS)
     small = crowded and not (mark.best or mark.resumes)
@@ -270,19 +262,18 @@ def _callouts(series: Series, places: Mapping[int, tuple[float, float]]) -> list
 
     If both are close together, the words stand side by side.
     """
-    named: dict[int, list[str]] = {at: [] for at in places}
-    for at in places:
+    told = []
+    for at, place in places.items():
         mark = series.marks[at]
-        named[at] += ["best"] * (mark.best and mark.state == "committed") + ["resume"] * mark.resumes
-    told = [(places[at], ", ".join(words)) for at, words in named.items() if words]
+        words = ["best"] * (mark.best and mark.state == "committed") + ["resume"] * mark.resumes
+        told += [(place, ", ".join(words))] if words else []
     near = len(told) == 2 and abs(told[0][0][0] - told[1][0][0]) < 8 * _CHARACTER
     parts = []
-    for which, ((x, y), words) in enumerate(told):
-        anchor = ("end", "start")[which] if near else "middle"
-        shift = (4 if which == 0 else -4) if near else 0
+    for which, ((x, y), said) in enumerate(told):
+        anchor, shift = (("end", 4), ("start", -4))[which] if near else ("middle", 0)
         if y - 10 > 25:
             parts.append(f'<path d="M{x:.1f} 26V{y - 10:.1f}" stroke="currentColor" stroke-opacity=".3"/>')
-        parts.append(f'<text x="{x + shift:.1f}" y="22" text-anchor="{anchor}" font-weight="bold">{words}</text>')
+        parts.append(f'<text x="{x + shift:.1f}" y="22" text-anchor="{anchor}" font-weight="bold">{said}</text>')
     return parts
 
 

@@ -129,8 +129,6 @@ def _png(drawing: Drawing, sharpness: int, colours: int) -> bytes:
 
 
 def _chart(axes: Axes, curves: Sequence[Curve], axis: str, marks: Sequence[Mark]) -> None:
-    from matplotlib.ticker import FixedLocator, MaxNLocator
-
     for mark in marks:
         if mark.kind == "restart":
             axes.axvline(mark.x, color=RED, linewidth=0.9, linestyle=(0, (2, 2)), alpha=0.8)
@@ -147,20 +145,25 @@ def _chart(axes: Axes, curves: Sequence[Curve], axis: str, marks: Sequence[Mark]
             axes.fill_between([point.x for point in curve.points], low, high, color=colour, alpha=0.2, linewidth=0)
         axes.plot(*_means(curve.points), color=colour, lw=1.4, ls=style)
     _name_ranks(axes, curves)
-    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    ticked(axes)
     values = {point.value.mean for curve in curves for point in curve.points}
-    axes.yaxis.set_major_locator(MaxNLocator(4) if len(values) > 1 else FixedLocator([*values]))
-    axes.grid(axis="y")
+    if len(values) == 1:
+        axes.set_yticks([*values])
     axes.set_xlabel(axis, labelpad=1)
 
 
 def many_curves(axes: Axes, found: Sequence[Sequence[tuple[float, float]]], looks: Sequence[dict[str, Any]]) -> None:
     """Draw the curves of items or trials, pairs of x and y, with a look for each of them."""
-    from matplotlib.ticker import MaxNLocator
-
     for curve, look in zip(found, looks, strict=True):
         dot: dict[str, Any] = {} if curve[1:] else {"marker": "o", "markersize": 2.5}
         axes.plot(*zip(*curve, strict=True), **look, **dot) if curve else None
+    ticked(axes)
+
+
+def ticked(axes: Axes) -> None:
+    """Give the axes a few ticks at round numbers, and at whole ones on the horizontal axis, and horizontal lines."""
+    from matplotlib.ticker import MaxNLocator
+
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(4))
     axes.grid(axis="y")

@@ -7,17 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from sparkring.data.epoch_plan import GETS_PER_S, USD_PER_GET, Outlook
-from sparkring.history.describe import (
-    counted,
-    dotted,
-    duration,
-    first_line,
-    named,
-    rank_list,
-    rank_numbers,
-    size,
-    span,
-)
+from sparkring.history.describe import counted, dotted, duration, first_line, named, rank_list, rank_numbers, size, span
 from sparkring.history.lines import plain
 from sparkring.views.markup import RANK_COLOURS, advised, enclosed, svg, text
 from sparkring.views.tables import bare_table, show, table_text

@@ -5,15 +5,7 @@ from __future__ import annotations
 from sparkring.history import metrics
 from sparkring.history.describe.item_runs import items, items_rate
 from sparkring.history.describe.run import elapsed_s, ranks, states
-from sparkring.history.describe.text import (
-    METRICS_NAMED,
-    counted,
-    dotted,
-    duration,
-    first_line,
-    number,
-    rank_numbers,
-)
+from sparkring.history.describe.text import METRICS_NAMED, counted, dotted, duration, first_line, number, rank_numbers
 from sparkring.history.lines import folded, is_noise, plain, visible
 from sparkring.history.metrics import Progress
 from sparkring.history.record import RunRecord

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from sparkring.history.describe.text import counted, rank_list, size
 from sparkring.history.events import GpuUsed
 from sparkring.history.record import RunRecord
+from sparkring.runtime.kernel import in_notebook
 
 _RANKS_CHARACTERS = 40
 QUICK_S = 1.0
@@ -31,16 +32,13 @@ def ranks(record: RunRecord) -> str:
 
 def facts(record: RunRecord) -> list[str]:
     """How many ranks there are, where they run, with which framework, and whether the gang is warm."""
+    place = "on Spark" if record.where == "spark" else "on this machine"
     if record.items is not None:
-        each = f"on {counted(record.items.ranks_each, 'rank')} each" if record.items.ranks_each > 1 else ""
-        place = "Spark" if record.where == "spark" else "this machine"
-        return [
-            *filter(None, [f"{record.items.at_once:,} at once on {place}", each]),
-            *([record.framework] if each else []),
-        ]
+        each = record.items.ranks_each
+        found = [f"{record.items.at_once:,} at once {place}"]
+        return found + ([f"on {counted(each, 'rank')} each", record.framework] if each > 1 else [])
     hosts = len({rank.host for rank in record.taking_part if rank.host})
-    place = f"{ranks(record)} on {'Spark' if record.where == 'spark' else 'this machine'}"
-    found = [place + (f" ({counted(hosts, 'host')})" if hosts > 1 else ""), record.framework]
+    found = [f"{ranks(record)} {place}" + (f" ({counted(hosts, 'host')})" if hosts > 1 else ""), record.framework]
     return [*filter(None, found), *(["warm gang"] if record.warm else [])]
 
 
@@ -84,8 +82,6 @@ def whole_log(record: RunRecord, rank: int | None = None) -> str:
 
     In a notebook, no path is named, because JupyterLab turns a path in an error into a link that opens the debugger.
     """
-    from sparkring.runtime.kernel import in_notebook
-
     if not record.log_folder or not in_notebook():
         return log_path(record, rank)
     return f"%logs {record.run_id}" + ("" if rank is None else f" --rank {rank}")
