@@ -1,7 +1,7 @@
 // The Search tab: all curves of the metric, the best value so far, the parameters as parallel coordinates, and how much
 // each of them matters.
 
-import { make, put } from "./elements.js";
+import { button, make, put, toggle } from "./elements.js";
 import { bestOf, bests, bounds, brushed, extent, marks, moved, place, roundNumbers, trialsOf, valueAt } from "./search.js";
 import { number } from "./words.js";
 
@@ -18,11 +18,12 @@ export class SearchView {
     this.hovered = null; // the number of the trial under the pointer, or the one to which keys have moved
     this.pointed = null; // the drawing that shows this trial, and a point in it; null stands for the trial's last point
     this.log = false;
-    this.logButton = make("button", { type: "button", class: "sr-toggle", "aria-pressed": "false",
-      title: "logarithmic scale of the metric", onclick: () => this.setLog(!this.log) }, "log scale");
+    this.logButton = toggle("log scale", "logarithmic scale of the metric", false, (on) => {
+      this.log = on;
+      this.panel.schedule();
+    });
     this.count = make("span", { class: "sr-count", role: "status" });
-    this.reset = make("button", { type: "button", class: "sr-tool", hidden: true, title: "choose all trials again",
-      onclick: () => this.showAll() }, "reset");
+    this.reset = button("sr-tool", "reset", "choose all trials again", () => this.showAll(), { hidden: true });
     this.curves = new Drawing("Curves of all trials", HEIGHT, this);
     this.history = new Drawing("Best value so far", HEIGHT, this);
     this.axes = new Drawing("Parameters of all trials", AXES_HEIGHT, this);
@@ -43,12 +44,6 @@ export class SearchView {
   showAll() {
     this.choose(new Map());
     this.logButton.focus(); // "reset" is hidden now; without this line, its focus would go to the page
-  }
-
-  setLog(on) {
-    this.log = on;
-    this.logButton.setAttribute("aria-pressed", String(on));
-    this.panel.schedule();
   }
 
   choose(brushes) {
