@@ -15,19 +15,15 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hint
 
 from sparkring.wire.messages import CheckpointDamaged as CheckpointDamaged
 from sparkring.wire.messages import CheckpointFailed as CheckpointFailed
-from sparkring.wire.messages import CheckpointKind as CheckpointKind
 from sparkring.wire.messages import CheckpointRemoved as CheckpointRemoved
 from sparkring.wire.messages import CheckpointRestored as CheckpointRestored
 from sparkring.wire.messages import CheckpointSaved as CheckpointSaved
 from sparkring.wire.messages import CodeFrame as CodeFrame
-from sparkring.wire.messages import DataKind as DataKind
 from sparkring.wire.messages import DataOpened as DataOpened
 from sparkring.wire.messages import DataPlanned as DataPlanned
 from sparkring.wire.messages import DataRead as DataRead
 from sparkring.wire.messages import Displayed as Displayed
-from sparkring.wire.messages import DisplayType as DisplayType
 from sparkring.wire.messages import Failure as Failure
-from sparkring.wire.messages import FailureCause as FailureCause
 from sparkring.wire.messages import GpuUsed as GpuUsed
 from sparkring.wire.messages import ItemMeasured as ItemMeasured
 from sparkring.wire.messages import Kept

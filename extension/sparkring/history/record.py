@@ -27,6 +27,7 @@ TIMELINES_KEPT = 20
 ATTEMPT_LINES = 20  # how many last lines are kept of the rank whose failure ended an attempt
 LINE_CHARACTERS = 4_000  # a longer line is cut in the record, not in the log file
 PARTIAL_BYTES = 64 * 1024  # a line that grows beyond this before it ends is shown in pieces
+QUICK_S = 1.0  # a cell of a warm gang that finishes in less time is quick
 STACK_HOLDS_S = 1.0  # a stack is kept at least this long; otherwise, the next output of the rank would remove it
 
 RankState = Literal["starting", "running", "finished", "failed", "stopped", "idle"]

@@ -30,11 +30,10 @@ from sparkring.errors import LaunchError, OptionsError
 from sparkring.history import events
 from sparkring.history.events import Notice, RunStarted, TimelineSaved
 from sparkring.history.horovod_timeline import Arriving
-from sparkring.history.record import RunRecord, replay
+from sparkring.history.record import QUICK_S, RunRecord, replay
 
 KEEP = 100
 NEWEST = 20  # this many of the newest runs are never removed, not even quick ones
-QUICK_S = 1.0  # a cell of a warm gang that finishes in less time is quick
 # Old runs are removed only when there are this many more than KEEP. To do that after each cell would take a quarter of
 # the time of a warm gang's cells.
 SLACK = 20

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 
 from sparkring.history.describe.text import counted, rank_list, size
 from sparkring.history.events import GpuUsed
-from sparkring.history.record import RunRecord
+from sparkring.history.record import QUICK_S, RunRecord
 from sparkring.runtime.kernel import in_notebook
 
 _RANKS_CHARACTERS = 40
-QUICK_S = 1.0
 
 
 def states(record: RunRecord) -> dict[str, int]:

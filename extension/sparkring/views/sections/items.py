@@ -31,11 +31,10 @@ SIGNS = {"running": "▶", "finished": "✓", "failed": "✗", "stopped": "■",
 
 
 def html(record: RunRecord, now: float, form: Form) -> str:
-    """Return tables of some items.
+    """Return tables of some items: during the run, of the running items and of the last failures.
 
-    During the run, they have the running items and the last failures. The final form has the first failures, the first
-    items, and the items with the lowest and highest metrics. It also has pictures of the items' curves; for a search,
-    these are in the section `search`.
+    The final form has the first failures, the first items, and the items with the lowest and highest metrics. It also
+    has pictures of the items' curves; for a search, these are in the section `search`.
     """
     items = record.items
     if items is None:
@@ -48,18 +47,16 @@ def html(record: RunRecord, now: float, form: Form) -> str:
     failed.sort(key=lambda each: each.item)
     first = _table(record, known[:FIRST_SHOWN], now)
     many = f"The first {FIRST_SHOWN} of {describe.counted(len(known), 'item')}"
-    several = f"{describe.counted(len(failed), 'item')} failed"
+    several = f"{describe.counted(len(failed), 'item')} failed; the first {FAILED_SHOWN}:"
     parts = [
         _pictures(known) if items.search is None else _best(record, items.search, now),
-        _table(
-            record, failed[:FAILED_SHOWN], now, f"{several}; the first {FAILED_SHOWN}:" if failed[FAILED_SHOWN:] else ""
-        ),
+        _table(record, failed[:FAILED_SHOWN], now, several if failed[FAILED_SHOWN:] else ""),
         first if len(known) <= FIRST_SHOWN else details(many, first),
-        *(
-            details(f"Lowest and highest {name}", _extremes(record, name, known, now))
-            for name in _metrics(known)
-            if items.search is None or name != items.search.metric
-        ),
+    ]
+    parts += [
+        details(f"Lowest and highest {name}", _extremes(record, name, known, now))
+        for name in _metrics(known)
+        if items.search is None or name != items.search.metric
     ]
     return "".join(parts)
 
@@ -81,12 +78,9 @@ def _pictures(items: Sequence[ItemRecord]) -> str:
         )
         for (name, drawn), picture in zip(found.items(), made, strict=True)
     ]
-    said = (
-        "blue: finished; red: failed"
-        if any(each.state == "failed" for drawn in found.values() for each in drawn)
-        else ""
-    )
-    return f'<div class="sr-charts">{"".join(figures)}{paragraph(said)}</div>'
+    any_failed = any(each.state == "failed" for drawn in found.values() for each in drawn)
+    said = paragraph("blue: finished; red: failed" if any_failed else "")
+    return f'<div class="sr-charts">{"".join(figures)}{said}</div>'
 
 
 def _curves(axes: Axes, name: str, items: Sequence[ItemRecord]) -> None:
@@ -130,23 +124,22 @@ def _table(record: RunRecord, items: Sequence[ItemRecord], now: float, note: str
     """Return a table with a row for each of the items; '' if there are none."""
     if not items:
         return ""
-    names = _metrics(items)
-    writers = {name: describe.numbers([each.metrics[name] for each in items if name in each.metrics]) for name in names}
-    tried = any(each.attempt > 1 for each in items)
-    values = [describe.item_value(each) for each in items]
-    valued = any(values)
-    headers = ("", "item", "state", *(["attempt"] if tried else []), "took", *names, *(["value"] if valued else []), "")
-    rows = [
-        (
-            f"{each.item:,}",
-            each.name,
-            f"{SIGNS[each.state]} {each.state}",
-            *([str(each.attempt)] if tried else []),
-            describe.duration(each.seconds(record.ended or now)),
-            *(writers[name](each.metrics[name]) if name in each.metrics else "" for name in names),
-            *([describe.first_line(value, 60)] if valued else []),
-            "" if each.failure is None else describe.first_line(describe.item_error(record, each.failure), 160),
-        )
-        for each, value in zip(items, values, strict=True)
+    values = [describe.first_line(describe.item_value(each), 60) for each in items]
+    failures = [each.failure and describe.item_error(record, each.failure) for each in items]
+    columns = [
+        ("", [f"{each.item:,}" for each in items]),
+        ("item", [each.name for each in items]),
+        ("state", [f"{SIGNS[each.state]} {each.state}" for each in items]),
+        *([("attempt", [str(each.attempt) for each in items])] if any(each.attempt > 1 for each in items) else []),
+        ("took", [describe.duration(each.seconds(record.ended or now)) for each in items]),
+        *((name, _numbers(items, name)) for name in _metrics(items)),
+        *([("value", values)] if any(values) else []),
+        ("", [describe.first_line(error or "", 160) for error in failures]),
     ]
-    return bare_table(headers, rows, note)
+    headers, cells = zip(*columns, strict=True)
+    return bare_table(headers, [*zip(*cells, strict=True)], note)
+
+
+def _numbers(items: Sequence[ItemRecord], name: str) -> list[str]:
+    write = describe.numbers([each.metrics[name] for each in items if name in each.metrics])
+    return [write(each.metrics[name]) if name in each.metrics else "" for each in items]
