@@ -125,7 +125,7 @@ def _quick(record: RunRecord) -> str:
     cut = len(found) < len(every) or len(record.recent) < record.recent_count
     parts = [
         note(f"earlier lines: {describe.log_path(record)}") if cut else "",
-        log.box(said, final=True) if said else "",
+        log.box(said, final=True),
         state.notices_html(record, "final"),
         log.noise_html(seen),
     ]

@@ -90,10 +90,7 @@ def tint(colour: str) -> str:
     The mixture is readable on light and on dark pages. JupyterLab's sanitiser removes `color-mix`. The text then has
     the plain colour, which is declared first.
     """
-    return f"color:{colour};color:color-mix(in srgb,{colour} {TINT},currentColor)"
-
-
-TINT = "65%"
+    return f"color:{colour};color:color-mix(in srgb,{colour} 65%,currentColor)"
 
 
 def note(said: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from sparkring.data.epoch_plan import GETS_PER_S, USD_PER_GET, Outlook
@@ -160,28 +160,22 @@ def _uneven(found: Outlook) -> str:
     if most.rows < UNEVEN * least.rows and most.steps == least.steps:
         return ""
     ranks = shares.index(least), shares.index(most)
-    told = (
-        f"Petastorm's shards are uneven: rank {ranks[1]} gets {most.rows:,} rows, "
-        f"{_times(most.rows / least.rows)} times as many as rank {ranks[0]} with {least.rows:,}"
+    ratio = most.rows / least.rows
+    times = f"{ratio:.{0 if ratio >= 10 else 1 if ratio >= 1.2 else 2}f}"
+    waits = (
+        f": {counted(most.steps, 'step')} instead of {least.steps:,}, so an allreduce in step {least.steps + 1:,} "
+        "waits for ranks that have no batches left"
     )
-    if most.steps > least.steps:
-        told += (
-            f": {counted(most.steps, 'step')} instead of {least.steps:,}, so an allreduce in step {least.steps + 1:,}"
-        )
-        told += " waits for ranks that have no batches left"
-    return f"{told}. With shards(), every rank takes the same number of steps."
-
-
-def _times(ratio: float) -> str:
-    return f"{ratio:.{0 if ratio >= 10 else 1 if ratio >= 1.2 else 2}f}"
+    return (
+        f"Petastorm's shards are uneven: rank {ranks[1]} gets {most.rows:,} rows, {times} times as many as rank "
+        f"{ranks[0]} with {least.rows:,}{waits if most.steps > least.steps else ''}. With shards(), every rank takes "
+        "the same number of steps."
+    )
 
 
 def _large_groups(found: Outlook) -> str:
-    every = [
-        (group.stored_bytes, number, file)
-        for file in found.dataset.files
-        for number, group in enumerate(file.row_groups, 1)
-    ]
+    files = found.dataset.files
+    every = [(group.stored_bytes, number, file) for file in files for number, group in enumerate(file.row_groups, 1)]
     largest, number, file = max(every, key=lambda each: each[0])
     if largest < LARGE_GROUP_BYTES:
         return ""
@@ -209,8 +203,8 @@ def _small_files(found: Outlook) -> str:
 
 def _selective(found: Outlook) -> str:
     data = found.dataset
-    there = sum(group.rows_in_file for file in data.files for group in file.row_groups)
-    read = sum(group.rows_in_file for file in data.files for group in file.row_groups if group.rows)
+    groups = [group for file in data.files for group in file.row_groups]
+    there, read = sum(group.rows_in_file for group in groups), sum(group.rows_in_file for group in groups if group.rows)
     if not data.where or data.rows >= read / 2:
         return ""
     return (
@@ -223,7 +217,6 @@ def _selective(found: Outlook) -> str:
 
 HEADERS = ("rank", "rows", "bytes", "files", "row groups", "steps", "Petastorm: rows", "row groups ", "steps ")
 _OURS, _PETASTORMS = ("rows", "size_bytes", "files", "row_groups", "steps"), ("rows", "row_groups", "steps")
-_WRITE: dict[str, Callable[[int], str]] = {"size_bytes": size}
 
 
 def blocks(count: int, most: int = ROWS_SHOWN) -> list[range]:
@@ -237,13 +230,12 @@ def table_rows(found: Outlook) -> list[tuple[str, ...]]:
 
     In the row of a block, each cell shows the lowest and the highest number that a rank of the block has.
     """
+    columns = [(found.ours, name) for name in _OURS] + [(found.petastorms, name) for name in _PETASTORMS]
     rows: list[tuple[str, ...]] = []
     for ranks in blocks(found.size):
-        cells = [rank_numbers(ranks)]
-        for split, columns in ((found.ours, _OURS), (found.petastorms, _PETASTORMS)):
-            for name in columns:
-                cells.append(span([getattr(split[rank], name) for rank in ranks], _WRITE.get(name, "{:,}".format)))
-        rows.append(tuple(cells))
+        values = (([getattr(split[rank], name) for rank in ranks], name) for split, name in columns)
+        cells = (span(each, size if name == "size_bytes" else "{:,}".format) for each, name in values)
+        rows.append((rank_numbers(ranks), *cells))
     return rows
 
 
