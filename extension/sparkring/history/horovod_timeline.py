@@ -178,11 +178,7 @@ class Arriving:
 
 @dataclass
 class _Tensor:
-    """What is known of a tensor.
-
-    `spent` is the time in each phase so far, `stack` has the phases under way and when they began, and `ready` says
-    when each rank became ready.
-    """
+    """What is known of a tensor: the time in each phase, the phases under way, and when each rank became ready."""
 
     name: str = ""
     operations: int = 0

@@ -49,10 +49,7 @@ class ItemRecord(NamedTuple):
 
 
 class Search(NamedTuple):
-    """What the items search for. events.SearchBegan explains the fields; events.SearchEnded explains `importance`.
-
-    `best` is the best item that has finished so far, and its value.
-    """
+    """What the items search for: see events.SearchBegan and SearchEnded. `best` is the best finished item, and its value."""
 
     metric: str
     mode: Literal["min", "max"]
@@ -171,10 +168,7 @@ def ended(items: ItemsRecord, event: events.ItemEnded) -> ItemsRecord:
 
 
 def measured(items: ItemsRecord, event: events.Metrics) -> ItemsRecord:
-    """Return the items after a rank has reported metrics of the item that it runs.
-
-    In a ring, the values that the first rank reports take precedence over those of other ranks.
-    """
+    """Return the items after a rank has reported metrics. In a ring, the first rank's values take precedence."""
     slot, place = divmod(event.rank, items.ranks_each)
 
     def told(each: ItemRecord) -> ItemRecord:
@@ -200,10 +194,7 @@ def _longer(item: ItemRecord, search: Search | None, report: events.Metrics) -> 
 
 
 def _place(report: events.Metrics) -> tuple[Literal["", "step", "epoch"], float | None]:
-    """Return what the horizontal axis of curves counts, and where on this axis a report's values are.
-
-    If the report has neither a step nor an epoch, return '' and None.
-    """
+    """Return what the horizontal axis of curves counts, and a report's place on it; '' and None if the report has none."""
     if report.step is not None and (report.epoch is None or report.epochs == 1):
         return "step", report.step
     return ("", None) if report.epoch is None else ("epoch", report.epoch)

@@ -152,10 +152,7 @@ class Progress(NamedTuple):
 
 @dataclass
 class _Place:
-    """How far the reports of one rank have come.
-
-    `at` is the number of the epoch or step, and `ended` says whether the rank has finished that epoch.
-    """
+    """How far a rank's reports have come: to the epoch or step `at`; `ended` says whether the epoch has ended."""
 
     attempt: int = 0
     lap: int = 1
@@ -363,10 +360,7 @@ def _kept(found: Table) -> list[bool]:
 
 
 def _within_epochs(record: RunRecord, found: Table) -> _ByName:
-    """Return, by metric, the values that were reported for steps.
-
-    The curves show these values if the table has only one or two rows, which are too few for a curve.
-    """
+    """Return, by metric, the values that were reported for steps; a table of one or two rows is too short for curves."""
     values: dict[str, dict[float, dict[int, float]]] = {}
     for x, metrics, reported in _steps(record, found):
         for name, value in reported.items():
@@ -375,10 +369,7 @@ def _within_epochs(record: RunRecord, found: Table) -> _ByName:
 
 
 def _steps(record: RunRecord, found: Table) -> Iterator[tuple[float, Metrics, dict[str, float]]]:
-    """Yield, for each report with a step: the step, the report, and those of its values that are in the table.
-
-    The steps are counted through all epochs.
-    """
+    """Yield, for each report with a step: the step, counted through all epochs; the report; its values in the table."""
     before = {(row.attempt, row.lap, row.at): number for number, row in enumerate(found.rows)}
     for place, metrics, values in _shared(record, found.by):
         if metrics.step is not None and place in before:
@@ -416,10 +407,9 @@ def _rank_lines(by_rank: _Lines) -> _Lines:
 
 
 def _thinned(measured: list[_Measured]) -> tuple[tuple[Point, ...], _Lines]:
-    """Return at most CURVE_POINTS points, and the points of each rank's own line.
+    """Return at most CURVE_POINTS points, each for as many neighbouring measurements, and the points of each rank's line.
 
-    Each point stands for the same number of neighbouring measurements. If a rank has no report among them, its previous
-    point counts.
+    If a rank has no report among these measurements, its previous point counts.
     """
     stride = -(-len(measured) // CURVE_POINTS)
     last = {rank: at for at, each in enumerate(measured) for rank in each.by_rank}
@@ -504,10 +494,7 @@ class _Course:
 
 
 def progress(record: RunRecord, now: float) -> Progress | None:
-    """The progress of the slowest rank that reports epochs or steps; None if no rank does.
-
-    Finished ranks are left out, unless there are no others.
-    """
+    """The progress of the slowest rank that has not finished, or else of the slowest one; None if no rank reports any."""
     courses = _courses(record)
     if not courses:
         return None

@@ -243,10 +243,7 @@ def balance_words(found: DataSet) -> str:
 
 
 def _share_words(found: DataSet) -> str:
-    """Return how the ranks' shares differ: `rank 3 has 12 % more rows than rank 0`; '' if that is not known.
-
-    Only ranks that are in the latest epoch are compared.
-    """
+    """Return how the shares of the ranks in the latest epoch differ: `rank 3 has 12 % more rows than rank 0`; or ''."""
     epoch = max((each.epoch for each in found.ranks), default=0)
     same = [(each.rows_planned, each.rank) for each in found.ranks if each.epoch == epoch]
     known = [(rows, rank) for rows, rank in same if rows is not None]
@@ -358,10 +355,7 @@ class Block(NamedTuple):
 
 
 class Strip(NamedTuple):
-    """A rank's epoch in the order in which it is read.
-
-    `at` is the fraction that has been read; None if it is not known, or if the epoch is over.
-    """
+    """A rank's epoch in the order in which it is read. `at` is the fraction read; None if not known or all of it."""
 
     blocks: tuple[Block, ...]
     at: float | None

@@ -34,10 +34,9 @@ RankState = Literal["starting", "running", "finished", "failed", "stopped", "idl
 
 
 class LogLine(NamedTuple):
-    """One line that a rank printed, or a message that it sent to the notebook on purpose.
+    """One line that a rank printed, or a message that it sent to the notebook on purpose, whose `stream` is "message".
 
-    `stream` is "message" for a message that was sent on purpose. In a run of items, `rank` is the number of the
-    item, except in the `tail` of a RankRecord.
+    In a run of items, `rank` is the number of the item, except in the `tail` of a RankRecord.
     """
 
     time: float

@@ -151,10 +151,6 @@ def collective(text: str) -> str:
 
 
 def _main_thread(text: str) -> list[Frame]:
-    """Return the frames of the main thread, innermost first.
-
-    Only the last block of `text` is read, because in stacks that version 0.1 saved, the frames of other threads come
-    before those of the main thread.
-    """
+    """Return the frames of the main thread, innermost first. Version 0.1 saved those of other threads before them."""
     last_block = text.rpartition("(most recent call first):")[2]
     return [Frame(found["file"], int(found["line"]), found["function"]) for found in _FRAME.finditer(last_block)]

@@ -21,8 +21,8 @@ Write = Callable[[object], str]
 def told(values: Mapping[int, object], write: Write = repr) -> str:
     """Return the values of the ranks as entries such as `ranks 0–3: 0.9731`; '' if all values are None.
 
-    `write` returns the text of a value; ranks whose values have the same text share an entry. If a text has several
-    lines, it begins on a line of its own, so that its columns stay aligned.
+    Ranks whose values have the same text, which `write` returns, share an entry. A text of several lines begins on a
+    line of its own, so that its columns stay aligned.
     """
     by_text: dict[str, list[int]] = {}
     for rank in sorted(values):

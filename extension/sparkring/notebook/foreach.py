@@ -152,7 +152,7 @@ def split(line: str) -> tuple[Clause, str]:
 
 
 def _begins_options(word: str) -> bool:
-    """Whether the options, or a comment, may begin with `word`.
+    """Whether options or a comment may begin with `word`.
 
     `--` is rarely part of an expression. `-n` may be, but it is read as the option.
     """

@@ -71,7 +71,7 @@ class GangRequest(NamedTuple):
 
 
 def parse(line: str) -> GangRequest:
-    """Return what a `%gang` line asks for. Raise OptionsError, which says what is wrong, if the line is not valid."""
+    """Return what a `%gang` line asks for. Raise OptionsError if the line is not valid."""
     words = split_line("%gang", line)
     match words:
         case ["start", *rest]:

@@ -148,10 +148,7 @@ def options_table(magic: str) -> OptionsTable:
 
 
 def parse(magic: str, line: str, default_np: int = Options.np) -> Options:
-    """Return the Options that the line of a launch magic asks for.
-
-    Raise OptionsError, which says what is wrong, if the line is not valid.
-    """
+    """Return the Options that the line of a launch magic asks for. Raise OptionsError if the line is not valid."""
     who = f"%%{magic}"
     given = options_table(magic).parse(line)
     np = given["np"]
@@ -175,11 +172,9 @@ def parse(magic: str, line: str, default_np: int = Options.np) -> Options:
 
 
 def _barrier_np(np: int | None, data: str, default_np: int) -> int | None:
-    """Return the number of ranks of %%barrier. Raise OptionsError if %%barrier cannot run with it.
+    """Return the number of ranks of %%barrier, or None for the default. Raise OptionsError if the number is not valid.
 
-    `np` is the number that -n gives, and None without -n. With -n, this number is returned. Without -n, 0 is returned
-    if there is a DataFrame, which means one rank for each partition; otherwise, None is returned, which means the
-    default.
+    `np` is what -n gives. Without -n, 0 is returned if there is a DataFrame: one rank for each partition.
     """
     if np is not None and np < 1:
         raise OptionsError(

@@ -78,10 +78,7 @@ class OptionsTable:
         return set(self._by_flag)
 
     def parse(self, line: str) -> dict[str, Any]:
-        """Return the value of each option by the option's name.
-
-        Raise OptionsError, which says what is wrong, if the line is not valid.
-        """
+        """Return the value of each option by the option's name. Raise OptionsError if the line is not valid."""
         return self.parse_words(split_line(self.magic, line))
 
     def parse_words(self, words: Sequence[str]) -> dict[str, Any]:
@@ -171,10 +168,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def split_line(magic: str, line: str) -> list[str]:
-    """Split the line of a magic into words, as a shell would. `#` begins a comment.
-
-    Raise OptionsError if a quote is not closed.
-    """
+    """Split the line of a magic into words, as a shell would. Raise OptionsError if a quote is not closed."""
     try:
         return shlex.split(line, comments=True)
     except ValueError as error:

@@ -49,10 +49,9 @@ class Mark(NamedTuple):
 
 
 class Series(NamedTuple):
-    """The checkpoints of one directory, oldest first.
+    """The checkpoints of one directory, oldest first. `noun` is what a step is called: `step` or `epoch`.
 
-    `noun` is what a step is called: `step` or `epoch`. `headers` are the titles of the columns that show each mark's
-    `origin`.
+    `headers` are the titles of the columns that show each mark's `origin`.
     """
 
     folder: str
@@ -205,10 +204,7 @@ def _stretches(series: Series, xs: Sequence[float], bottom: int) -> list[str]:
 
 
 def _stretch_name(series: Series, at: int) -> str:
-    """Return the name of the attempt that begins at mark `at`, or `run …` with the end of the run's id.
-
-    The end of the id is enough for the user, because %logs finds a run by it.
-    """
+    """Return the name of the attempt that begins at mark `at`, or `run …` with the end of the run's id."""
     mark = series.marks[at]
     if not mark.stretch.isdecimal():
         return mark.stretch
@@ -216,7 +212,7 @@ def _stretch_name(series: Series, at: int) -> str:
     before = next((each.origin[0] for each in reversed(series.marks[:at]) if each.origin[0]), "")
     if run and run == before:
         return "next attempt"
-    return f"run …{first_line(run[-6:], 6)}" if run else ""
+    return f"run …{first_line(run[-6:], 6)}" if run else ""  # %logs finds a run by the end of its id
 
 
 # ── Marks ─────────────────────────────────────────────────────────────────────
@@ -258,10 +254,7 @@ def _shape(series: Series, mark: Mark, x: float, y: float, now: float, *, crowde
 
 
 def _callouts(series: Series, places: Mapping[int, tuple[float, float]]) -> list[str]:
-    """Return SVG that writes `best` and `resume` above the best checkpoint and the resume point.
-
-    If both are close together, the words stand side by side.
-    """
+    """Return SVG that writes `best` and `resume` above the marks, side by side if these marks are close together."""
     told = []
     for at, place in places.items():
         mark = series.marks[at]
@@ -280,8 +273,8 @@ def _callouts(series: Series, places: Mapping[int, tuple[float, float]]) -> list
 def _labels(series: Series, places: Mapping[int, tuple[float, float]], now: float) -> list[tuple[float, list[str]]]:
     """Return the labels below the marks, each with its horizontal place.
 
-    The lines of a label are the mark's step, when it was saved, and its size if the sizes of the marks differ.
-    Labels must not overlap, so if there is no room for all, the most important marks are labelled.
+    The lines of a label are the mark's step, when it was saved, and its size if the sizes of the marks differ. If there
+    is no room for all labels, the most important marks are labelled.
     """
 
     def weight(at: int) -> tuple[bool, ...]:

@@ -96,8 +96,7 @@ def bundle(record: RunRecord) -> Bundle | None:
 def shared(record: RunRecord) -> list[Shared]:
     """Return the displays that `--logs` selects, in the order in which each rank showed them.
 
-    If several ranks showed an equal display, it is listed only once, with all these ranks. In a run of items, all
-    displays are listed, in the order of the items.
+    Equal displays of several ranks are merged. In a run of items, there are all displays, in the order of the items.
     """
     if record.items is not None:
         return [Shared(each, [each.rank]) for each in sorted(record.displays, key=lambda each: each.item or 0)]

@@ -139,10 +139,7 @@ def whole(record: RunRecord, now: float) -> list[Message]:
 
 
 def lines_message(record: RunRecord, new: Sequence[LogLine], pending: Sequence[LogLine]) -> Message:
-    """Return a message for the page with the lines `new` and `pending`. `new` must be the record's last lines.
-
-    If a user's message has several lines, each of them becomes a line of its own.
-    """
+    """Return a message for the page with the lines `pending`, and with `new`, which are the record's last lines."""
     shown = lines.visible(new, record.logs)
     return {
         "run": record.run_id,

@@ -85,10 +85,9 @@ def svg(width: float, height: float, words: str, parts: Iterable[str], font_size
 
 
 def tint(colour: str) -> str:
-    """Return CSS for text in a colour that is mixed with the page's text colour.
+    """Return CSS for text in a colour that is mixed with the page's text colour: readable on light and on dark pages.
 
-    The mixture is readable on light and on dark pages. JupyterLab's sanitiser removes `color-mix`. The text then has
-    the plain colour, which is declared first.
+    JupyterLab's sanitiser removes `color-mix`. The text then has the plain colour, which is declared first.
     """
     return f"color:{colour};color:color-mix(in srgb,{colour} 65%,currentColor)"
 
@@ -145,10 +144,7 @@ _BASIC = ("#767676", RED, GREEN, AMBER, BLUE, "#b557c8", "#16908f", "")
 
 
 class Colours:
-    """The colours and weights that are switched on so far in a line.
-
-    They are switched on and off by SGR codes, with which a program styles its text on a terminal.
-    """
+    """The colours and weights that SGR codes, by which a program styles its text on a terminal, have switched on."""
 
     def __init__(self) -> None:
         self._set: dict[str, str] = {}

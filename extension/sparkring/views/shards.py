@@ -91,10 +91,7 @@ def epoch_words(found: Outlook) -> str:
 
 
 def request_words(found: Outlook) -> list[str]:
-    """Return sentences on the requests to the object store: how many, their price, and when they are slowed down.
-
-    For local files, the list is empty.
-    """
+    """Return sentences on requests to the object store: their number, price and limit. There are none for local files."""
     if found.dataset.local:
         return []
     asked = found.requests
@@ -226,10 +223,7 @@ def blocks(count: int, most: int = ROWS_SHOWN) -> list[range]:
 
 
 def table_rows(found: Outlook) -> list[tuple[str, ...]]:
-    """Return the table's row for each rank or block of ranks; HEADERS has the headers of the columns.
-
-    In the row of a block, each cell shows the lowest and the highest number that a rank of the block has.
-    """
+    """Return the table's row for each rank or block of ranks; in the row of a block, cells have ranges of numbers."""
     columns = [(found.ours, name) for name in _OURS] + [(found.petastorms, name) for name in _PETASTORMS]
     rows: list[tuple[str, ...]] = []
     for ranks in blocks(found.size):
@@ -250,10 +244,7 @@ class Stretch(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """How a split looks.
-
-    For each block of ranks, `bands` has the stretches that it reads, and `rows` the number of rows that it reads.
-    """
+    """How a split looks. For each block of ranks, `bands` has the stretches that it reads, and `rows` their rows."""
 
     title: str
     bands: tuple[tuple[Stretch, ...], ...]
@@ -318,10 +309,7 @@ def _number(said: str, line: int, *, missing: bool = False) -> str:
 
 
 def _band_of_data(found: Outlook) -> list[str]:
-    """Draw all row groups one after another, with gaps between them if there is room.
-
-    A mark shows where the next file begins, unless there are more than FILES_MARKED files.
-    """
+    """Draw all row groups one after another, and mark where each file begins if there are at most FILES_MARKED."""
     groups = [group for group in _groups(found) if group.end > group.begin]
     parts = [_path(groups, found.dataset.rows, 0, "currentColor", 0.4)]
     ends = itertools.accumulate(sum(group.rows for group in file.row_groups) for file in found.dataset.files)

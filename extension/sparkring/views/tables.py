@@ -48,10 +48,7 @@ def show_captured(names: Iterable[CapturedName]) -> None:
 
 
 def captured_rows(names: Iterable[CapturedName]) -> list[tuple[str, ...]]:
-    """Return a row for each name that a cell needs.
-
-    The row has the name, its type, its size, how it is sent, and, if it cannot be sent, the reason.
-    """
+    """Return a row for each name that a cell needs: name, type, size, how it is sent, and why it cannot be sent."""
     rows: list[tuple[str, ...]] = []
     for name in names:
         shown = f"{name.name} (used by {name.via})" if name.via else name.name

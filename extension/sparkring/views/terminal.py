@@ -47,10 +47,7 @@ class TerminalView:
         self._print(self._news(record), record)
 
     def close(self, record: RunRecord) -> None:
-        """Print what is new, and then closing lines, of which the last says how the run ended.
-
-        After a quick run on a warm gang, there is no line on how it ended.
-        """
+        """Print what is new, and then closing lines. Unless the run was quick, the last line says how it ended."""
         told = self._news(record)
         if self._noise:
             hidden = f"{describe.counted(self._noise, 'line')} of TensorFlow's start-up not shown"

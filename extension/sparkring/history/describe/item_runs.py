@@ -64,7 +64,7 @@ def importance(record: RunRecord) -> str:
 
 
 def items_progress(record: RunRecord, now: float) -> str:
-    """The progress of a run of items that has not ended: `137 of 300 items · 2 failed · ■■■□ 4 at once · 3.4 items/s`.
+    """The progress of a run of items: `137 of 300 items · 2 failed · ■■■□ 4 at once · 3.4 items/s`.
 
     The squares are the slots in use and the idle ones. If the ranks of some slots are still waiting to start, the text
     has `2 of 4 at once` instead.
@@ -98,10 +98,7 @@ def items_rate(record: RunRecord, now: float) -> str:
 
 
 def items_left(record: RunRecord, now: float) -> str:
-    """How long the remaining items will take: `4 min left`; '' if that is not known.
-
-    The estimate assumes that they take as long as the items that have run so far.
-    """
+    """How long the remaining items will take, if they take as long as the items so far: `4 min left`; '' if not known."""
     found = record.items
     if found is None or found.total is None or not found.ran:
         return ""

@@ -16,10 +16,7 @@ NAMES_FINAL = 30
 
 
 def html(record: RunRecord, now: float, form: Form) -> str:
-    """Return the cell with numbered lines, in which the line that failed is marked, and facts about the run.
-
-    The facts are the captured names, the data that was read, versions, and where the logs are.
-    """
+    """Return the cell with numbered lines and the failed line marked, the captured names, and facts about the run."""
     cell, rest = _cell(record), _captured(record, form) + _facts(record, now, form)
     if form != "tab":
         return details("The cell", scrolled(cell, "the cell")) + details("Options and environment", rest)
@@ -50,10 +47,7 @@ def _captured(record: RunRecord, form: Form) -> str:
 
 
 def _facts(record: RunRecord, now: float, form: Form) -> str:
-    """Return a line for each fact.
-
-    The final view has no line for the data that was read, because its section `shards` shows this data.
-    """
+    """Return a line for each fact. In the final view, the section `shards` shows the data that was read."""
     read = [reading.data_words(found) for found in reading.data_sets(record, now)] if form == "tab" else []
     told = [("data", words) for words in read[-reading.NAMED :]]
     told.append(("versions", " · ".join(f"{name} {version}" for name, version in record.versions)))

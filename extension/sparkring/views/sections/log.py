@@ -58,7 +58,7 @@ def pre(found: Sequence[Shared]) -> str:
 
 
 def block(shown: Sequence[str], width: int) -> str:
-    """Return lines below each other. Each line in `shown` begins with a tag, such as a rank, of `width` characters.
+    """Return lines below each other, each of which begins with a tag of `width` characters, such as a rank.
 
     If a line is too long for the page, its continuation is indented, so that it does not run below the tags.
     """
