@@ -49,7 +49,7 @@ class ItemRecord(NamedTuple):
 
 
 class Search(NamedTuple):
-    """What the items search for: see events.SearchBegan and SearchEnded. `best` is the best finished item, and its value."""
+    """What the items search for; see SearchBegan and SearchEnded. `best` is the best finished item, and its value."""
 
     metric: str
     mode: Literal["min", "max"]
@@ -194,7 +194,7 @@ def _longer(item: ItemRecord, search: Search | None, report: events.Metrics) -> 
 
 
 def _place(report: events.Metrics) -> tuple[Literal["", "step", "epoch"], float | None]:
-    """Return what the horizontal axis of curves counts, and a report's place on it; '' and None if the report has none."""
+    """Return what the horizontal axis of a report's curves counts, and the report's place on it; or '' and None."""
     if report.step is not None and (report.epoch is None or report.epochs == 1):
         return "step", report.step
     return ("", None) if report.epoch is None else ("epoch", report.epoch)

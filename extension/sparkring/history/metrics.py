@@ -360,7 +360,7 @@ def _kept(found: Table) -> list[bool]:
 
 
 def _within_epochs(record: RunRecord, found: Table) -> _ByName:
-    """Return, by metric, the values that were reported for steps; a table of one or two rows is too short for curves."""
+    """Return, by metric, the values reported for steps. They make curves if the table has only one or two rows."""
     values: dict[str, dict[float, dict[int, float]]] = {}
     for x, metrics, reported in _steps(record, found):
         for name, value in reported.items():
@@ -407,9 +407,9 @@ def _rank_lines(by_rank: _Lines) -> _Lines:
 
 
 def _thinned(measured: list[_Measured]) -> tuple[tuple[Point, ...], _Lines]:
-    """Return at most CURVE_POINTS points, each for as many neighbouring measurements, and the points of each rank's line.
+    """Return at most CURVE_POINTS points, and the points of each rank's own line.
 
-    If a rank has no report among these measurements, its previous point counts.
+    Each point stands for equally many neighbouring measurements. If a rank has none of them, its previous point counts.
     """
     stride = -(-len(measured) // CURVE_POINTS)
     last = {rank: at for at, each in enumerate(measured) for rank in each.by_rank}
@@ -494,7 +494,10 @@ class _Course:
 
 
 def progress(record: RunRecord, now: float) -> Progress | None:
-    """The progress of the slowest rank that has not finished, or else of the slowest one; None if no rank reports any."""
+    """The progress of the slowest rank that reports epochs or steps; None if no rank does.
+
+    Finished ranks are left out, unless there are no others.
+    """
     courses = _courses(record)
     if not courses:
         return None

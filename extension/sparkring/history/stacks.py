@@ -151,6 +151,6 @@ def collective(text: str) -> str:
 
 
 def _main_thread(text: str) -> list[Frame]:
-    """Return the frames of the main thread, innermost first. Version 0.1 saved those of other threads before them."""
+    """Return the frames of the main thread, innermost first. In version 0.1's stacks, they come after other threads'."""
     last_block = text.rpartition("(most recent call first):")[2]
     return [Frame(found["file"], int(found["line"]), found["function"]) for found in _FRAME.finditer(last_block)]

@@ -91,7 +91,7 @@ def epoch_words(found: Outlook) -> str:
 
 
 def request_words(found: Outlook) -> list[str]:
-    """Return sentences on requests to the object store: their number, price and limit. There are none for local files."""
+    """Return sentences on requests to the object store: number, price and limit. There are none for local files."""
     if found.dataset.local:
         return []
     asked = found.requests

@@ -98,7 +98,7 @@ def items_rate(record: RunRecord, now: float) -> str:
 
 
 def items_left(record: RunRecord, now: float) -> str:
-    """How long the remaining items will take, if they take as long as the items so far: `4 min left`; '' if not known."""
+    """How long the other items will take at the rate of those that have run: `4 min left`; '' if that is not known."""
     found = record.items
     if found is None or found.total is None or not found.ran:
         return ""
