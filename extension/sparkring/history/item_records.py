@@ -146,23 +146,19 @@ def ended(items: ItemsRecord, event: events.ItemEnded) -> ItemsRecord:
     if event.ending == "again":
         return items._replace(again=items.again + 1)
     over = found._replace(state=event.ending, ended=event.time, value=event.value, failure=event.failure)
+    searched = "" if items.search is None else items.search.metric
     if over.curves:
         share = max(FEWEST_POINTS, POINTS_KEPT // ((items.over + 1) * len(over.curves)))
-        whole = "" if items.search is None else items.search.metric
-        over = over._replace(
-            curves={name: each if name == whole else thinned(each, share) for name, each in over.curves.items()}
-        )
+        curves = {name: each if name == searched else thinned(each, share) for name, each in over.curves.items()}
+        over = over._replace(curves=curves)
     if event.seconds:  # the rank knows the duration better than the driver, which hears of several short items at once
         over = over._replace(started=event.time - event.seconds)
     if event.ending == "kept":
-        state: ItemState = "pruned" if event.pruned else "kept"
-        over = over._replace(
-            state=state, started=event.time - event.seconds, metrics=event.metrics, curves=event.curves, by=event.by
-        )
-    if items.search is not None and over.state in ("finished", "kept"):
-        value = over.metrics.get(items.search.metric, math.nan)
-        if items.search.better(value):
-            items = items._replace(search=items.search._replace(best=(over.item, value)))
+        over = over._replace(metrics=event.metrics, curves=event.curves, by=event.by)
+        over = over._replace(state="pruned" if event.pruned else "kept")
+    value = over.metrics.get(searched, math.nan)
+    if items.search is not None and over.state in ("finished", "kept") and items.search.better(value):
+        items = items._replace(search=items.search._replace(best=(over.item, value)))
     counts = {event.ending: getattr(items, event.ending) + 1}
     return items._replace(ended=(*items.ended, over)[-ITEMS_KEPT:], **counts)
 
