@@ -319,8 +319,10 @@ def curves(record: RunRecord, found: Table) -> list[list[Curve]]:
         mine = _finite(measured.get(name, ()))
         reports = Counter(rank for each in mine for rank in each.by_rank)
         if len(mine) > 2 and max(reports.values()) > 1:
-            lost = [_finite(part.get(name, ())) for part in undone.values()]
-            curve = _curve(name, mine, [part for part in lost if len(part) > 1], last[name].mean)
+            points, by_rank = _thinned(mine)
+            lost = (_finite(part.get(name, ())) for part in undone.values())
+            lines = tuple(_thinned(part)[0] for part in lost if len(part) > 1)
+            curve = Curve(name, points, last[name].mean, _rank_lines(by_rank), lines)
             charts.setdefault(name.removeprefix("val_"), []).append(curve)
     return list(charts.values())
 
@@ -385,11 +387,6 @@ def curve_axis(found: Table) -> str:
 
 def _finite(measured: Iterable[_Measured]) -> list[_Measured]:
     return [each for each in measured if math.isfinite(sum(each.by_rank.values()))]
-
-
-def _curve(name: str, measured: list[_Measured], undone: list[list[_Measured]], last: float) -> Curve:
-    points, by_rank = _thinned(measured)
-    return Curve(name, points, last, _rank_lines(by_rank), tuple(_thinned(part)[0] for part in undone))
 
 
 _Lines = dict[int, list[tuple[float, float]]]

@@ -64,7 +64,8 @@ def news(before: tuple[Attempt, ...], record: RunRecord) -> list[str]:
     for at, attempt in enumerate(record.attempts):
         known = before[at] if at < len(before) else None
         if known is None and (at or attempt.checkpoint):
-            told.append(" ".join([f"attempt {attempt.number}", *_begins(record, at)]))
+            goes_on = f"continues from step {attempt.step:,}" if attempt.checkpoint else "starts over"
+            told.append(f"attempt {attempt.number} {goes_on} on {_ranks(record, at)}")
         if attempt.ended and (known is None or not known.ended):
             took = duration(attempt.ended - attempt.started)
             told.append(f"attempt {attempt.number} ended after {took}: {_reason(record, attempt)}")
@@ -73,7 +74,7 @@ def news(before: tuple[Attempt, ...], record: RunRecord) -> list[str]:
 
 def _chapter(record: RunRecord, at: int) -> Chapter:
     attempt, before = record.attempts[at], record.attempts[at - 1] if at else None
-    words = [f"attempt {attempt.number}", _ranks(attempt, before), _went_on(attempt, before, record.outcome is None)]
+    words = [f"attempt {attempt.number}", _ranks(record, at), _went_on(attempt, before, record.outcome is None)]
     if attempt.ended:
         words += [duration(attempt.ended - attempt.started), f"ended: {_reason(record, attempt)}"]
         state: Literal["ended", "running", "finished", "failed", "cut"] = "ended"
@@ -87,9 +88,9 @@ def _chapter(record: RunRecord, at: int) -> Chapter:
     return Chapter(state, dotted(*words), attempt.failed_rank, _last_lines(attempt))
 
 
-def _ranks(attempt: Attempt, before: Attempt | None) -> str:
-    instead = f" instead of {before.size:,}" if before is not None and before.size != attempt.size else ""
-    return counted(attempt.size, "rank") + instead
+def _ranks(record: RunRecord, at: int) -> str:
+    now, before = record.attempts[at].size, record.attempts[max(0, at - 1)].size
+    return counted(now, "rank") + (f" instead of {before:,}" if before != now else "")
 
 
 def _went_on(attempt: Attempt, before: Attempt | None, running: bool) -> str:
@@ -100,12 +101,6 @@ def _went_on(attempt: Attempt, before: Attempt | None, running: bool) -> str:
     if attempt.checkpoint:
         return f"continues from {step}" if running and not attempt.ended else f"was to continue from {step}"
     return "started over" if before is not None else ""
-
-
-def _begins(record: RunRecord, at: int) -> list[str]:
-    attempt, before = record.attempts[at], record.attempts[at - 1] if at else None
-    goes_on = f"continues from step {attempt.step:,}" if attempt.checkpoint else "starts over"
-    return [goes_on, f"on {_ranks(attempt, before)}"]
 
 
 def _reason(record: RunRecord, attempt: Attempt) -> str:

@@ -111,15 +111,18 @@ def picture(series: Series, now: float) -> str:
     whole = base + _LINE * (max(len(line) for _, line in lines) - 1) + 4
     edges = f"M{xs[0] - 12:.1f} {bottom}H{xs[-1] + 12:.1f}"
     ground = f'<path d="{edges}" stroke="currentColor" stroke-opacity=".2"/>'
+    curve = " ".join(f"{x:.1f},{y:.1f}" for at, (x, y) in places.items() if at in values)
     parts = [
         *_stretches(series, xs, bottom + 8),
         *([_tick(value, y(value)) for value in nice_ticks(low, high, 3)] if metric else [ground]),
-        _curve([place for at, place in places.items() if at in values]),
+        f'<polyline points="{curve}" fill="none" stroke="{BLUE}" stroke-opacity=".45"/>',
         *(_shape(series, series.marks[at], *place, now, crowded=len(places) > CROWD) for at, place in places.items()),
         *_callouts(series, places),
         *(_label(x, base, line) for x, line in lines),
     ]
-    drawn = svg(WIDTH, whole, _spoken(series), parts, 10.5)
+    resumed = next((f"; the resume point is step {mark.step:,}" for mark in series.marks if mark.resumes), "")
+    said = f"{counted(len(series.marks), 'checkpoint')} in the order in which they were saved{resumed}"
+    drawn = svg(WIDTH, whole, said, parts, 10.5)
     return f'<figure class="sr-saved">{_caption(series, metric)}{drawn}{_legend(series, len(places))}</figure>'
 
 
@@ -174,12 +177,6 @@ def _tick(value: float, y: float) -> str:
         f'<path d="M{_LEFT} {y:.1f}H{WIDTH - 8}" stroke="currentColor" stroke-opacity=".12"/>'
         f'<text x="{_LEFT - 6}" y="{y:.1f}" dy="3.5" text-anchor="end">{number(value)}</text>'
     )
-
-
-def _curve(points: Sequence[tuple[float, float]]) -> str:
-    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    drawn = f'<polyline points="{line}" fill="none" stroke="{BLUE}" stroke-opacity=".45"/>'
-    return drawn if len(points) > 1 else ""
 
 
 def _stretches(series: Series, xs: Sequence[float], bottom: int) -> list[str]:
@@ -238,11 +235,6 @@ _SHAPES: dict[str, str] = {
 }
 
 
-def _drawn(mark: Mark) -> str:
-    kind = "best" if mark.best and mark.state == "committed" else mark.state
-    return _SHAPES[kind] + (_RING if mark.resumes else "")
-
-
 def _shape(series: Series, mark: Mark, x: float, y: float, now: float, *, crowded: bool) -> str:
     saved = f"saved {told}" if (told := when(series, mark, now)) else ""
     words = [f"{series.noun} {mark.step:,}", saved, state_words(mark), size(mark.size_bytes)]
@@ -250,7 +242,8 @@ def _shape(series: Series, mark: Mark, x: float, y: float, now: float, *, crowde
     told = first_line(dotted(*words), TITLE_CHARACTERS)
     small = crowded and not (mark.best or mark.resumes)
     placed = f"translate({x:.1f} {y:.1f})" + (" scale(0.75)" if small else "")
-    return f'<g transform="{placed}"><title>{text(told)}</title>{_drawn(mark)}</g>'
+    drawn = _SHAPES["best" if mark.best and mark.state == "committed" else mark.state] + _RING * mark.resumes
+    return f'<g transform="{placed}"><title>{text(told)}</title>{drawn}</g>'
 
 
 def _callouts(series: Series, places: Mapping[int, tuple[float, float]]) -> list[str]:
@@ -332,11 +325,6 @@ def _legend(series: Series, drawn: int) -> str:
     many = len(series.marks)
     note = f"<span>{drawn} of {many:,} are shown</span>" if drawn < many else ""
     return f'<div class="sr-legend">{keys}{note}</div>'
-
-
-def _spoken(series: Series) -> str:
-    resumed = next((f"; the resume point is step {mark.step:,}" for mark in series.marks if mark.resumes), "")
-    return f"{counted(len(series.marks), 'checkpoint')} in the order in which they were saved{resumed}"
 
 
 def nice_ticks(low: float, high: float, most: int = 4) -> list[float]:

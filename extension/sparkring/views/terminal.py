@@ -64,7 +64,8 @@ class TerminalView:
         self._print([describe.short(record, time.time())], record)
 
     def _news(self, record: RunRecord) -> list[str]:
-        told = [f"sparkring: {describe.first_line(notice.text, 1000)}" for notice in self._new_notices(record)]
+        notices = [notice for notice in record.notices if notice not in self._notices]
+        told = [f"sparkring: {describe.first_line(notice.text, 1000)}" for notice in notices]
         count = record.recent_count - self._lines
         self._lines = record.recent_count
         new = record.recent[-count:] if count else ()
@@ -83,12 +84,7 @@ class TerminalView:
                 told.append(self._line(shared))
         told += [f"sparkring: {line}" for line in checkpoints.news(self._checkpoints, record)]
         told += [f"sparkring: {line}" for line in attempts.news(self._attempts, record)]
-        self._attempts, self._checkpoints = record.attempts, record.checkpoints
-        return told
-
-    def _new_notices(self, record: RunRecord) -> list[Notice]:
-        told = [notice for notice in record.notices if notice not in self._notices]
-        self._notices = record.notices
+        self._notices, self._attempts, self._checkpoints = record.notices, record.attempts, record.checkpoints
         return told
 
     def _line(self, shared: Shared) -> str:
