@@ -6,15 +6,12 @@ import re
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from sparkring.history.describe import size
+from sparkring.history.events import CapturedName
 from sparkring.history.lines import plain
 from sparkring.runtime.kernel import in_notebook
 from sparkring.views.markup import enclosed, note, text, warning
-
-if TYPE_CHECKING:
-    from sparkring.history.events import CapturedName
 
 _ONE = r"[\d.,]+( [a-zA-Z%]{1,3}( \d+ [a-z]{1,3})?)?"
 _AMOUNT = re.compile(rf"{_ONE}(–{_ONE})?")
