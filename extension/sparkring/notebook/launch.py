@@ -141,9 +141,7 @@ _BARRIER_DATA = Option(
 @functools.cache
 def options_table(magic: str) -> OptionsTable:
     """Return the table with the options of a launch magic, or of %%ranks."""
-    rows: tuple[Option, ...] = (_RANKS, *_OPTIONS)
-    if magic == "barrier":
-        rows = (_BARRIER_RANKS, *_OPTIONS, _BARRIER_DATA)
+    rows = (_BARRIER_RANKS, *_OPTIONS, _BARRIER_DATA) if magic == "barrier" else (_RANKS, *_OPTIONS)
     return OptionsTable(f"%%{magic}", *rows)
 
 

@@ -97,27 +97,27 @@ def _metrics(items: Iterable[ItemRecord]) -> list[str]:
 def _best(record: RunRecord, search: Search, now: float) -> str:
     """Return a table of the best trials of a search."""
     assert record.items is not None
-    ended = [
-        each
-        for each in record.items.known
-        if each.state in WHOLE and math.isfinite(each.metrics.get(search.metric, math.nan))
-    ]
-    ended.sort(key=lambda each: each.metrics[search.metric], reverse=search.mode == "max")
+    ended = _ranked([each for each in record.items.known if each.state in WHOLE], search.metric)
+    shown = ended[: -BEST_SHOWN - 1 : -1] if search.mode == "max" else ended[:BEST_SHOWN]
     which = f"best {search.metric}: the first {BEST_SHOWN} of {describe.counted(len(ended), 'finished trial')}"
-    return _table(record, ended[:BEST_SHOWN], now, which if ended[BEST_SHOWN:] else f"best {search.metric}")
+    return _table(record, shown, now, which if ended[BEST_SHOWN:] else f"best {search.metric}")
 
 
 def _extremes(record: RunRecord, name: str, items: Sequence[ItemRecord], now: float) -> str:
     """Return tables of the items with the lowest and the highest values of a metric; '' if only a few items have it."""
-    measured = sorted(
-        (each for each in items if name in each.metrics and each.state != "failed"), key=lambda each: each.metrics[name]
-    )
+    measured = _ranked([each for each in items if each.state != "failed"], name)
     if len(measured) <= 2 * BEST_SHOWN:
         return ""
     return "".join(
         _table(record, found, now, f"{which} {name}")
         for which, found in (("lowest", measured[:BEST_SHOWN]), ("highest", measured[: -BEST_SHOWN - 1 : -1]))
     )
+
+
+def _ranked(items: Iterable[ItemRecord], name: str) -> list[ItemRecord]:
+    """Return the items that have a finite value of a metric, the lowest value first."""
+    measured = [each for each in items if math.isfinite(each.metrics.get(name, math.nan))]
+    return sorted(measured, key=lambda each: each.metrics[name])
 
 
 def _table(record: RunRecord, items: Sequence[ItemRecord], now: float, note: str = "") -> str:

@@ -30,7 +30,8 @@ def html(record: RunRecord, now: float, form: Form) -> str:
     search = None if record.items is None else record.items.search
     if record.items is None or search is None or form != "final":
         return ""
-    trials = [each for each in record.items.known if each.state != "failed" and search.metric in each.metrics]
+    known = [each for each in record.items.known if each.state != "failed"]
+    trials = [each for each in known if math.isfinite(each.metrics.get(search.metric, math.nan))]
     if not trials:
         return ""
     # The best trial is drawn last, and pruned trials first.
@@ -45,12 +46,10 @@ def html(record: RunRecord, now: float, form: Form) -> str:
             Drawing(lambda axes: _parameters(axes, search, order, looks), 2 * WIDTH),
         ]
     )
-    names = ", ".join(each.name for each in search.parameters)
+    said = f"{', '.join(each.name for each in search.parameters)} and {search.metric} of all trials"
     drawn = [
         figure(f"<figcaption>best <b>{metric}</b> by trial</figcaption>", history, describe.best_trial(record)),
-        figure(
-            "<figcaption>parameters</figcaption>", parameters, f"{names} and {search.metric} of all trials", 2 * WIDTH
-        ),
+        figure("<figcaption>parameters</figcaption>", parameters, said, 2 * WIDTH),
     ]
     if any(each.curves.get(search.metric, ())[1:] for each in order):  # otherwise, the curves would be points
         caption = f"<figcaption><b>{metric}</b> by step or epoch</figcaption>"
