@@ -299,7 +299,5 @@ def _times(tensor: _Tensor) -> TensorTimes:
     spent = {phase: value / 1e6 for phase, value in tensor.spent.items()}
     waiting, copying = spent.get("waiting", 0.0), spent.get("copying", 0.0)
     # All of an operation that is neither waiting nor copying counts as reducing, even the time between two phases.
-    reducing = max(spent.get("reducing", 0.0), spent.get("operation", 0.0) - waiting - copying)
-    return TensorTimes(
-        tensor.name, tensor.operations, spent.get("negotiating", 0.0), waiting, copying, max(0.0, reducing)
-    )
+    reducing = max(0.0, spent.get("reducing", 0.0), spent.get("operation", 0.0) - waiting - copying)
+    return TensorTimes(tensor.name, tensor.operations, spent.get("negotiating", 0.0), waiting, copying, reducing)

@@ -241,9 +241,7 @@ def _shared(record: RunRecord, by: str) -> Iterator[tuple[_Key, Metrics, dict[st
                 reached.setdefault(name, {})[metrics.rank] = key, step
     until = {name: min(ranks.values()) for name, ranks in reached.items()}
     for key, step, metrics in reports:
-        ahead = key[0] == len(restarts) and [
-            name for name in metrics.values if name in until and (key, step) > until[name]
-        ]
+        ahead = [n for n in metrics.values if n in until and (key, step) > until[n]] if key[0] == len(restarts) else []
         yield key, metrics, {n: v for n, v in metrics.values.items() if n not in ahead} if ahead else metrics.values
 
 
@@ -501,10 +499,9 @@ def progress(record: RunRecord, now: float) -> Progress | None:
     finished = [rank.rank for rank in record.taking_part if rank.state == "finished"]
     going = {rank: course for rank, course in courses.items() if rank not in finished}
     among = going or courses
-    told = all(course.newest_done is not None for course in among.values())
-    rank, course = min(
-        among.items(), key=lambda item: (item[1].lap, item[1].newest_done or 0.0) if told else item[1].place
-    )
+    told = all(each.newest_done is not None for each in among.values())
+    rank = min(among, key=lambda rank: (among[rank].lap, among[rank].newest_done or 0.0) if told else among[rank].place)
+    course = among[rank]
     at = course.newest
     epoch = None if at.epoch is None else at.epoch + 1 - first_epoch(record)
     step = None if at.ends_epoch else at.step

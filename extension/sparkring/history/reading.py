@@ -142,11 +142,7 @@ def _judged(record: RunRecord, ranks: Sequence[RankReading], now: float) -> tupl
     over = record.outcome is not None
     reading = {rank.rank for rank in record.ranks if (rank.state != "finished" if over else rank.state == "running")}
     waitings = sorted(each.waiting for each in ranks if each.waiting is not None)  # only once: there may be many ranks
-    reached = [
-        (each.read.epoch + each.read.done, each.rank)
-        for each in ranks
-        if each.read is not None and each.rank in reading
-    ]
+    reached = [(each.read.epoch + each.read.done, each.rank) for each in ranks if each.read and each.rank in reading]
 
     @functools.cache
     def not_beyond(epoch: int) -> list[int]:
@@ -198,9 +194,7 @@ def data_words(found: DataSet) -> str:
         amount,
     ]
     if len(found.versions) > 1:
-        seen = ", ".join(
-            f"{first_line(version, 20) or '?'} on {_ranks(ranks)}" for version, ranks in found.versions[:4]
-        )
+        seen = ", ".join(f"{first_line(version, 20) or '?'} on {_ranks(of)}" for version, of in found.versions[:4])
         words.append(f"ranks found different files: version {seen}")
     elif opened.version:
         words.append(f"version {first_line(opened.version, 40)}")

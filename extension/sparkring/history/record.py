@@ -223,10 +223,8 @@ def _after(record: RunRecord, event: events.Event) -> RunRecord:
         case events.SearchBegan() | events.SearchEnded():
             return record._replace(items=record.items and item_records.searching(record.items, event))
         case events.RunFinished():
-            ended = _all_ended(record)
-            return ended._replace(
-                outcome=event.outcome, message=event.message, failed_rank=event.failed_rank, ended=event.time
-            )
+            fields = event._asdict()
+            return _all_ended(record)._replace(ended=fields.pop("time"), **fields)
     return _after_news(record, record.ranks[event.rank], event)
 
 
@@ -314,9 +312,8 @@ def _without_old_notices(before: RunRecord, event: events.Event, after: RunRecor
     """Drop the notices that no longer apply from `after`, the record after the event. Return the result."""
     # A rank that is stopped during a stall writes a traceback. This is not progress, so it must not remove the notice
     # about the stall.
-    ends = isinstance(event, events.RankFailed | events.RankStopped) or (
-        isinstance(event, events.Output) and event.stream == "stderr"
-    )
+    on_stderr = isinstance(event, events.Output) and event.stream == "stderr"
+    ends = on_stderr or isinstance(event, events.RankFailed | events.RankStopped)
     ranks = zip(before.ranks, after.ranks, strict=False)
     is_over = {
         "up": all(rank.state != "starting" for rank in after.taking_part),
@@ -338,12 +335,8 @@ def _thinned(metrics: tuple[events.Metrics, ...]) -> tuple[events.Metrics, ...]:
     # A step may have reports of some ranks in the older half and of others in the newer half. The newer half is kept
     # whole, so such a step is also kept in the older half.
     split = {*_places(newer[: 2 * len({each.rank for each in older})])}
-    kept = (
-        each
-        for each, place in zip(older, places, strict=True)
-        if numbers[place] % 2 == 0 or each.ends_epoch or place in split
-    )
-    return (*kept, *newer)[-METRICS_KEPT:]
+    keep = (each.ends_epoch or at in split or numbers[at] % 2 == 0 for each, at in zip(older, places, strict=True))
+    return (*itertools.compress(older, keep), *newer)[-METRICS_KEPT:]
 
 
 def _places(metrics: Sequence[events.Metrics]) -> list[tuple[int | None, int]]:
@@ -370,10 +363,9 @@ def _at_the_start(size: int, part: Sequence[int] = (), warm_at: float = 0.0) -> 
     If the run is on a warm gang, `warm_at` is the time of the start: the gang's ranks are up, so they are "running" at
     once. If `part` names some ranks, the others are "idle".
     """
-    found = RankRecord(0, "running" if warm_at else "starting", last_heard=warm_at)
-    return tuple(
-        found._replace(rank=rank, state="idle" if part and rank not in part else found.state) for rank in range(size)
-    )
+    state: RankState = "running" if warm_at else "starting"
+    idle = {*range(size)} - {*part} if part else set()
+    return tuple(RankRecord(rank, "idle" if rank in idle else state, last_heard=warm_at) for rank in range(size))
 
 
 def _begun(record: RunRecord, event: events.AttemptStarted) -> RunRecord:
@@ -382,10 +374,8 @@ def _begun(record: RunRecord, event: events.AttemptStarted) -> RunRecord:
         rank._replace(line_count=old.line_count, size_bytes=old.size_bytes, tail=old.tail) if old else rank
         for rank, old in itertools.zip_longest(_at_the_start(event.size), record.ranks[: event.size])
     )
-    attempt = Attempt(event.number, event.time, event.size, event.checkpoint, event.step)
-    return record._replace(
-        size=event.size, ranks=ranks, joined=0, running_since=0.0, attempts=(*record.attempts, attempt)
-    )
+    attempts = (*record.attempts, Attempt(event.number, event.time, event.size, event.checkpoint, event.step))
+    return record._replace(size=event.size, ranks=ranks, joined=0, running_since=0.0, attempts=attempts)
 
 
 def _lost(record: RunRecord, event: events.AttemptEnded) -> RunRecord:
@@ -537,11 +527,9 @@ def _exited(record: RunRecord, event: events.RankExited) -> RunRecord:
 def _all_ended(record: RunRecord) -> RunRecord:
     """Mark the ranks that have not ended as stopped, since no event says that a rank had to be killed."""
     for rank in record.ranks:
-        record = _with_last_lines(record, rank)
-    ranks = tuple(
-        rank._replace(state="stopped") if rank.state in ("starting", "running") else rank for rank in record.ranks
-    )
-    return record._replace(ranks=ranks)
+        ended = rank._replace(state="stopped") if rank.state in ("starting", "running") else rank
+        record = _with_last_lines(record, ended)
+    return record
 
 
 def _with_last_lines(record: RunRecord, rank: RankRecord) -> RunRecord:

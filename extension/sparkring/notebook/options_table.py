@@ -121,11 +121,8 @@ class OptionsTable:
         given = {row.names for word in words if (row := self._by_flag.get(word.partition("=")[0])) is not None}
         if any(row.alone and row.names in given for row in self.options):
             return []
-        return [
-            name
-            for name, row in self._by_flag.items()
-            if name.startswith(current) and (row.can_repeat or row.names not in given)
-        ]
+        left = [name for name, row in self._by_flag.items() if row.can_repeat or row.names not in given]
+        return [name for name in left if name.startswith(current)]
 
     def _has_argument(self, words: Sequence[str]) -> bool:
         """Whether one of the words is the argument, and not an option or the value of an option."""

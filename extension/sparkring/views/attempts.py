@@ -49,11 +49,9 @@ def saved_before(record: RunRecord, attempt: Attempt) -> str:
     """What an attempt had saved when it ended: `step 120 was saved 3 s before`; '' without a checkpoint directory."""
     if not record.checkpoint_dir:
         return ""
-    saved = [
-        each.saved for each in record.checkpoints if each.attempt == attempt.number and each.saved.kind == "sparkring"
-    ]
-    if saved:
-        last = max(saved, key=lambda each: each.time)
+    saved = [each.saved for each in record.checkpoints if each.attempt == attempt.number]
+    last = max((each for each in saved if each.kind == "sparkring"), key=lambda each: each.time, default=None)
+    if last is not None:
         return f"step {last.step:,} was saved {duration(max(0.0, attempt.ended - last.time))} before"
     return "no new checkpoint was saved" if attempt.checkpoint else "no checkpoint was saved"
 

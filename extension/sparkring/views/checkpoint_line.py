@@ -138,11 +138,8 @@ def chosen(marks: Sequence[Mark], most: int) -> list[int]:
     for at, group in enumerate(groups, 1):
         room = most - len(found)
         share = room * 2 // 3 if any(groups[at:]) else room
-        found |= set(
-            group
-            if len(group) <= share
-            else (group[(2 * part + 1) * len(group) // (2 * share)] for part in range(share))
-        )
+        spread = (group[(2 * part + 1) * len(group) // (2 * share)] for part in range(share))
+        found |= set(group if len(group) <= share else spread)
     return sorted(found)
 
 

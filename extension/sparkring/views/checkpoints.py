@@ -71,9 +71,8 @@ def _recorded(folder: str, kind: str, found: Sequence[Checkpoint], record: RunRe
         )
         for at, each in enumerate(found)
     )
-    return Series(
-        folder, marks, ("saved by",), _noun(kind), _WRITERS.get(kind, ""), began=record.started if record.ended else 0.0
-    )
+    began = record.started if record.ended else 0.0
+    return Series(folder, marks, ("saved by",), _noun(kind), _WRITERS.get(kind, ""), began=began)
 
 
 def _earlier(found: Checkpoint) -> bool:
@@ -83,11 +82,8 @@ def _earlier(found: Checkpoint) -> bool:
 
 def listed(found: Inventory) -> Series:
     """Return the series of the checkpoints that sparkring wrote to a directory."""
-    best, newest = found.best, found.newest
-    marks = tuple(
-        _listed(entry, best=entry is best, resumes=entry is newest)
-        for entry in sorted(found.entries, key=lambda entry: entry.parsed.age)
-    )
+    best, newest, by_age = found.best, found.newest, sorted(found.entries, key=lambda entry: entry.parsed.age)
+    marks = tuple(_listed(entry, best=entry is best, resumes=entry is newest) for entry in by_age)
     return Series(found.directory, marks, ("run", "ranks"), metric=found.metric)
 
 
@@ -160,10 +156,8 @@ def folder_words(found: Inventory) -> list[str]:
     if newest is not None and newest.commit is not None:
         commit = newest.commit
         run = f" by run {first_line(commit.run_id, 80)}" if commit.run_id else ""
-        told.append(
-            f"The resume point is step {newest.step:,}, saved {ago(found.time - commit.time)}{run} on "
-            f"{counted(commit.size, 'rank')}."
-        )
+        when_saved, where = ago(found.time - commit.time), counted(commit.size, "rank")
+        told.append(f"The resume point is step {newest.step:,}, saved {when_saved}{run} on {where}.")
     if best is not None and best.commit is not None:
         value = number(best.commit.metrics[found.metric])
         told.append(f"The best by {found.metric} ({found.mode}) is step {best.step:,}: {value}.")

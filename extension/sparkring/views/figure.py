@@ -64,9 +64,8 @@ class Drawing(NamedTuple):
 def figures(charts: Sequence[Sequence[Curve]], axis: str, marks: Sequence[Mark] = ()) -> str:
     """A <figure> for each chart: an <img>, or its description if there is no picture."""
     drawn = pictures([Drawing(functools.partial(_chart, curves=curves, axis=axis, marks=marks)) for curves in charts])
-    return "".join(
-        figure(_caption(curves), picture, words(curves, axis)) for curves, picture in zip(charts, drawn, strict=True)
-    )
+    both = zip(charts, drawn, strict=True)
+    return "".join(figure(_caption(curves), picture, words(curves, axis)) for curves, picture in both)
 
 
 def figure(caption: str, picture: str, said: str, width: int = WIDTH) -> str:
@@ -75,10 +74,8 @@ def figure(caption: str, picture: str, said: str, width: int = WIDTH) -> str:
 
 
 def _caption(curves: Sequence[Curve]) -> str:
-    named = [
-        f'<b style="{tint(colour)}">{text(curve.name)}</b> {number(curve.last)}'
-        for curve, colour in zip(curves, COLOURS, strict=False)
-    ]
+    both = zip(curves, COLOURS, strict=False)
+    named = [f'<b style="{tint(colour)}">{text(curve.name)}</b> {number(curve.last)}' for curve, colour in both]
     return f"<figcaption>{' &nbsp; '.join(named)}</figcaption>"
 
 

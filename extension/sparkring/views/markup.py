@@ -151,11 +151,9 @@ class Colours:
 
     def css(self) -> str:
         """Return CSS declarations for a style attribute. They contain only words of this module, and numbers."""
-        return ";".join(
-            tint(value) if name == "color" and value in _BASIC else f"{name}:{value}"
-            for name, value in self._set.items()
-            if value
-        )
+        own = self._set.get("color") in _BASIC
+        found = ((name, value) for name, value in self._set.items() if value)
+        return ";".join(tint(value) if own and name == "color" else f"{name}:{value}" for name, value in found)
 
     def apply(self, parameters: str) -> None:
         """Apply one SGR code, whose parameters are the text between `ESC [` and `m`."""

@@ -288,9 +288,8 @@ def _picture(found: Outlook, layout: Layout) -> str:
         parts.append(f'<path d="M{LABEL} {_y(line)}h{BAND}v{TALL}h-{BAND}z" fill="currentColor" fill-opacity=".07"/>')
         parts += _band(band, found.dataset.rows, line, colour)
         parts.append(_number(f"{rows:,}" if rows else "nothing", line, missing=not rows))
-    words = f"{layout.title}: " + ", ".join(
-        f"{rank_list(ranks)} {rows:,} rows" for ranks, rows in zip(shown, layout.rows, strict=True)
-    )
+    counts = (f"{rank_list(ranks)} {rows:,} rows" for ranks, rows in zip(shown, layout.rows, strict=True))
+    words = f"{layout.title}: {', '.join(counts)}"
     caption = f'<figcaption style="padding-left:{LABEL}px"><b>{text(layout.title)}</b></figcaption>'
     return f"<figure>{caption}{svg(wide, tall, words, parts)}</figure>"
 

@@ -92,11 +92,9 @@ def bare_table(headers: Sequence[str], rows: Iterable[Sequence[str]], note: str 
         tags = [tag if cell else "td" for cell in row]
         return "".join(f"<{tag}{mark}>{text(cell)}</{tag}>" for tag, cell, mark in zip(tags, row, marks, strict=True))
 
-    body = "".join(f"<tr>{line('td', row)}</tr>" for row in cells)
+    head, body = line("th", headers), "".join(f"<tr>{line('td', row)}</tr>" for row in cells)
     caption = f"<caption><small>{text(note)}</small></caption>" if note else ""
-    return (
-        f'<table class="sr-table">{caption}<thead><tr>{line("th", headers)}</tr></thead><tbody>{body}</tbody></table>'
-    )
+    return f'<table class="sr-table">{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
 
 
 def _cell(value: str) -> str:

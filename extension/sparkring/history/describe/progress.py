@@ -20,10 +20,8 @@ def took(record: RunRecord, now: float) -> str:
     """
     if not record.ended:
         return duration(int(elapsed_s(record, now)))
-    began = record.running_since or len(record.attempts) > 1
-    return dotted(
-        duration(elapsed_s(record, now)) + ("" if began else ", before the ranks were up"), items_rate(record, now)
-    )
+    when = "" if record.running_since or len(record.attempts) > 1 else ", before the ranks were up"
+    return dotted(duration(elapsed_s(record, now)) + when, items_rate(record, now))
 
 
 def outcome(record: RunRecord) -> str:
@@ -69,10 +67,8 @@ def short(record: RunRecord, now: float) -> str:
 def last_lines(record: RunRecord) -> str:
     """The last lines of the ranks, equal ones folded, as plain text."""
     seen = [line for line in visible(record.recent, record.logs) if not is_noise(line)]
-    return "\n".join(
-        f"[{rank_numbers(shared.ranks)}] {plain(shared.line.text)}"[:_SHORT_CHARACTERS]
-        for shared in folded(seen)[-_SHORT_LINES:]
-    )
+    last = folded(seen)[-_SHORT_LINES:]
+    return "\n".join(f"[{rank_numbers(each.ranks)}] {plain(each.line.text)}"[:_SHORT_CHARACTERS] for each in last)
 
 
 def progress_words(found: Progress, *, running: bool = True) -> str:

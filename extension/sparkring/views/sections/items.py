@@ -63,10 +63,8 @@ def html(record: RunRecord, now: float, form: Form) -> str:
 
 def _pictures(items: Sequence[ItemRecord]) -> str:
     """Return a picture for each metric with the curves of all items; '' if no item has a curve."""
-    found = {
-        name: [each for each in items if len(each.curves.get(name, ())) > 2][-CURVES_SHOWN:] for name in _metrics(items)
-    }
-    found = {name: drawn for name, drawn in found.items() if drawn}
+    curved = {name: [each for each in items if len(each.curves.get(name, ())) > 2] for name in _metrics(items)}
+    found = {name: drawn[-CURVES_SHOWN:] for name, drawn in curved.items() if drawn}
     if not found:
         return ""
     made = pictures([Drawing(functools.partial(_curves, name=name, items=drawn)) for name, drawn in found.items()])

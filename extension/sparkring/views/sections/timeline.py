@@ -83,15 +83,10 @@ def _tensors(saved: TimelineSaved) -> str:
     if not shown:
         return ""
     # A column without any time in it is left out.
-    columns = [
-        (header, value)
-        for header, value in _COLUMNS
-        if header == "total" or any(value(each) >= 0.00005 for each in shown)
-    ]
-    rows = [
-        (_short(each.name), f"{each.count:,}", *(duration(float(value(each))) for _, value in columns))
-        for each in shown
-    ]
+    longest = [(header, of, max(map(of, shown))) for header, of in _COLUMNS]
+    columns = [(header, of) for header, of, most in longest if header == "total" or most >= 0.00005]
+    times = [tuple(duration(float(of(each))) for _, of in columns) for each in shown]
+    rows = [(_short(each.name), f"{each.count:,}", *took) for each, took in zip(shown, times, strict=True)]
     some = f"the slowest {len(shown)} of {counted(saved.tensors, 'tensor')}" if len(shown) < saved.tensors else ""
     return bare_table(("tensor", "operations", *(header for header, _ in columns)), rows, some)
 
