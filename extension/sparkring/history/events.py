@@ -336,17 +336,8 @@ class RunFinished(NamedTuple):
 
 RankEvent = Kept | RankStarted | RankFinished | RankFailed | RankStopped | RankExited | StackTaken
 ItemEvent = ItemsPlanned | ItemStarted | ItemEnded | SearchBegan | SearchEnded
-Event = (
-    RankEvent
-    | ItemEvent
-    | RunStarted
-    | AttemptStarted
-    | AttemptEnded
-    | MemberJoined
-    | TimelineSaved
-    | Notice
-    | RunFinished
-)
+RunEvent = RunStarted | AttemptStarted | AttemptEnded | MemberJoined | TimelineSaved | Notice | RunFinished
+Event = RankEvent | ItemEvent | RunEvent
 
 _BY_NAME: dict[str, type[Event]] = {kind.__name__: kind for kind in get_args(Event)}
 _BY_NAME["Message"] = UserMessage  # version 0.1 saved a UserMessage under this name

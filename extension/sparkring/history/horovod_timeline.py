@@ -276,23 +276,12 @@ class Tally:
         wall = {phase: spent / 1e6 for phase, spent in self._wall.items()}
         used = [_times(tensor) for tensor in self._tensors.values() if tensor.spent]
         late = [Lateness(rank, times, stretches.covered / 1e6) for rank, (times, stretches) in self._late.items()]
-        return TimelineSaved(
-            time,
-            name,
-            size_bytes,
-            sum(wall.values()),
-            wall["negotiating"],
-            wall["waiting"],
-            wall["copying"],
-            wall["reducing"] + wall["operation"],
-            wall["elsewhere"],
-            self.operations,
-            len(used),
-            tuple(sorted(used, key=lambda each: -each.total_s)[:SLOWEST]),
-            tuple(sorted(late, key=lambda each: -each.waited_s)[:LATEST]),
-            attempt,
-            problem,
-        )
+        slowest = tuple(sorted(used, key=lambda each: -each.total_s)[:SLOWEST])
+        latest = tuple(sorted(late, key=lambda each: -each.waited_s)[:LATEST])
+        reducing = wall["reducing"] + wall["operation"]
+        phases = sum(wall.values()), wall["negotiating"], wall["waiting"], wall["copying"], reducing, wall["elsewhere"]
+        counts = self.operations, len(used)
+        return TimelineSaved(time, name, size_bytes, *phases, *counts, slowest, latest, attempt, problem)
 
 
 def _times(tensor: _Tensor) -> TensorTimes:

@@ -505,18 +505,11 @@ def progress(record: RunRecord, now: float) -> Progress | None:
     at = course.newest
     epoch = None if at.epoch is None else at.epoch + 1 - first_epoch(record)
     step = None if at.ends_epoch else at.step
-    known = bool(going) or len(finished) == len(record.taking_part)
-    return Progress(
-        rank,
-        epoch,
-        at.epochs,
-        step,
-        at.steps,
-        course.newest_done if known else None,
-        _left_s(course, now) if known else None,
-        len(finished),
-        len(record.taking_part),
-    )
+    size = len(record.taking_part)
+    fraction, left_s = course.newest_done, _left_s(course, now)
+    if not going and len(finished) < size:  # the ranks that still run have not reported anything
+        fraction = left_s = None
+    return Progress(rank, epoch, at.epochs, step, at.steps, fraction, left_s, len(finished), size)
 
 
 @remembered("metrics", "attempts")

@@ -283,13 +283,9 @@ def _started(record: RunRecord, event: events.RunStarted) -> RunRecord:
     begun = event._asdict()
     time, part = begun.pop("time"), begun.pop("ranks")
     up_since = time if event.warm else 0.0
-    return record._replace(
-        **begun,
-        part=tuple(sorted(set(part))) if len(set(part)) < event.size else (),
-        started=time,
-        running_since=up_since,
-        ranks=_at_the_start(event.size, part, up_since),
-    )
+    ranks = _at_the_start(event.size, part, up_since)
+    part = tuple(sorted(set(part))) if len(set(part)) < event.size else ()
+    return record._replace(**begun, part=part, started=time, running_since=up_since, ranks=ranks)
 
 
 def _item_changed(record: RunRecord, event: events.ItemStarted | events.ItemEnded) -> RunRecord:

@@ -41,16 +41,9 @@ def like(printer: Any) -> Write:
 
     def write(value: object) -> str:
         stream = io.StringIO()
-        inner = type(printer)(
-            stream,
-            printer.verbose,
-            printer.max_width,
-            printer.newline,
-            printer.singleton_pprinters,
-            printer.type_pprinters,
-            printer.deferred_pprinters,
-            printer.max_seq_length,
-        )
+        writers = printer.singleton_pprinters, printer.type_pprinters, printer.deferred_pprinters
+        looks = printer.verbose, printer.max_width, printer.newline
+        inner = type(printer)(stream, *looks, *writers, printer.max_seq_length)
         inner.pretty(value)
         inner.flush()
         return stream.getvalue()

@@ -243,14 +243,8 @@ def _launch_magic(framework: str) -> Magic:
     lesson = FRAMEWORKS[framework].lesson
     assert lesson is not None
     table = options_table(lesson.magic)
-    help = _HELP.format(
-        magic=lesson.magic,
-        line=lesson.line,
-        what=lesson.what,
-        reads=lesson.reads,
-        example=textwrap.indent(textwrap.dedent(lesson.example).strip(), "    "),
-        options=table.help(),
-    )
+    example = textwrap.indent(textwrap.dedent(lesson.example).strip(), "    ")
+    help = _HELP.format(**lesson._asdict() | {"example": example, "options": table.help()})
     run = functools.partial(_run_cell, magic=lesson.magic, framework=framework)
     return Magic(lesson.magic, "cell", help, run, table.complete)
 

@@ -68,14 +68,10 @@ def _pictures(items: Sequence[ItemRecord]) -> str:
     if not found:
         return ""
     made = pictures([Drawing(functools.partial(_curves, name=name, items=drawn)) for name, drawn in found.items()])
-    figures = [
-        figure(
-            f"<figcaption><b>{text(name)}</b> by {drawn[-1].by}</figcaption>",
-            picture,
-            f"{name} of {describe.counted(len(drawn), 'item')}",
-        )
-        for (name, drawn), picture in zip(found.items(), made, strict=True)
-    ]
+    figures = []
+    for (name, drawn), picture in zip(found.items(), made, strict=True):
+        caption = f"<figcaption><b>{text(name)}</b> by {drawn[-1].by}</figcaption>"
+        figures.append(figure(caption, picture, f"{name} of {describe.counted(len(drawn), 'item')}"))
     any_failed = any(each.state == "failed" for drawn in found.values() for each in drawn)
     said = paragraph("blue: finished; red: failed" if any_failed else "")
     return f'<div class="sr-charts">{"".join(figures)}{said}</div>'

@@ -76,16 +76,9 @@ def gpus_html(record: RunRecord) -> str:
     used = [gpu for rank in record.ranks for gpu in rank.gpus]
     if not used:
         return ""
-    rows = [
-        (
-            str(gpu.rank),
-            gpu.address,
-            gpu.name,
-            size(gpu.used_bytes),
-            size(gpu.total_bytes),
-            "" if gpu.busy_percent is None else f"{gpu.busy_percent} %",
-        )
-        for gpu in used[:GPU_ROWS]
-    ]
+    rows = []
+    for gpu in used[:GPU_ROWS]:
+        busy = "" if gpu.busy_percent is None else f"{gpu.busy_percent} %"
+        rows.append((str(gpu.rank), gpu.address, gpu.name, size(gpu.used_bytes), size(gpu.total_bytes), busy))
     note = f"the first {GPU_ROWS} of {counted(len(used), 'GPU')}" if len(used) > GPU_ROWS else ""
     return bare_table(("rank", "GPU", "name", "memory", "of", "busy"), rows, note)
