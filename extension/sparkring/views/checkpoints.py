@@ -104,11 +104,8 @@ def _listed(entry: Entry, *, best: bool, resumes: bool) -> Mark:
 
 def saved_words(record: RunRecord, series: Series, now: float) -> str:
     """What was saved last, and the counts: `saved step 120, 3 s ago · 4.20 MB in 0.2 s · 12 saved, 3 still there`."""
-    found = [
-        each.saved
-        for each in record.checkpoints
-        if (each.saved.folder, _WRITERS.get(each.saved.kind, "")) == (series.folder, series.kind) and not _earlier(each)
-    ]
+    own = [each.saved for each in record.checkpoints if not _earlier(each)]
+    found = [each for each in own if (each.folder, _WRITERS.get(each.kind, "")) == (series.folder, series.kind)]
     if not found:
         return f"{_count_words(series)} · {first_line(series.folder, 200)}"
     last = max(found, key=lambda each: each.time)
@@ -134,10 +131,8 @@ def damage_words(series: Series) -> str:
     damaged = [mark for mark in series.marks if mark.state == "damaged"]
     if not damaged:
         return ""
-    named = [
-        f"{series.noun} {mark.step:,}" + (f" ({first_line(mark.reason, REASON_CHARACTERS)})" if mark.reason else "")
-        for mark in damaged[-DAMAGED_NAMED:]
-    ]
+    last = [(f"{series.noun} {mark.step:,}", first_line(mark.reason, REASON_CHARACTERS)) for mark in damaged]
+    named = [f"{step} ({reason})" if reason else step for step, reason in last[-DAMAGED_NAMED:]]
     more = f" and {len(damaged) - DAMAGED_NAMED} more" if len(damaged) > DAMAGED_NAMED else ""
     verb, them = ("is", "it") if len(damaged) == 1 else ("are", "them")
     said = f"{counted(len(damaged), 'checkpoint')} {verb} damaged: {'; '.join(named)}{more}."

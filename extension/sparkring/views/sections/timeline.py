@@ -28,7 +28,7 @@ def _timeline(record: RunRecord, saved: TimelineSaved, form: Form) -> str:
     late, tensors = timelines.late_words(record, saved), _tensors(saved)
     said = f"<div>{text(late)}</div>" if late else ""
     tensors = details("Slowest tensors", tensors) if form == "final" else tensors
-    where = note(f"{timelines.path(record, saved)} ({size(saved.size_bytes)}): {timelines.how_to_open()}")
+    where = note(f"{timelines.path(record, saved)} ({size(saved.size_bytes)}): {timelines.HOW_TO_OPEN}")
     return f'<div class="sr-timeline">{head}{problem}{_whole(saved)}{said}{_late(saved)}{tensors}{where}</div>'
 
 
