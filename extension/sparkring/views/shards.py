@@ -216,9 +216,9 @@ HEADERS = ("rank", "rows", "bytes", "files", "row groups", "steps", "Petastorm: 
 _OURS, _PETASTORMS = ("rows", "size_bytes", "files", "row_groups", "steps"), ("rows", "row_groups", "steps")
 
 
-def blocks(count: int, most: int = ROWS_SHOWN) -> list[range]:
-    """Divide `count` ranks into at most `most` blocks of neighbours; if there is room, each rank is its own block."""
-    length = -(-count // most)
+def blocks(count: int) -> list[range]:
+    """Divide ranks into at most ROWS_SHOWN blocks of neighbours; if there is room, each rank is its own block."""
+    length = -(-count // ROWS_SHOWN)
     return [range(begin, min(begin + length, count)) for begin in range(0, count, length)]
 
 
