@@ -252,7 +252,7 @@ def test_an_empty_record():
     assert run_store.load(path).size == 0
 
 
-def test_finding_runs():
+def test_finding_runs(monkeypatch):
     """A run is found by the beginning or the end of its id, or by its title; an empty word means the newest."""
     names = ["2026-01-01_00-00-00_aaaa", "2026-01-02_00-00-00_bbbb", "2026-01-02_00-00-01_cccc"]
     assert run_store.find("") is None
@@ -264,6 +264,10 @@ def test_finding_runs():
     assert run_store.find("bbbb").name == names[1]
     assert run_store.find("title of aaaa").name == names[0]
     assert run_store.find("nothing") is None
+    # Another kernel may remove a run while the titles are compared.
+    there = run_store.saved()
+    monkeypatch.setattr(run_store, "saved", lambda: [run_store.home() / "removed", *there])
+    assert run_store.find("title of aaaa").name == names[0]
 
 
 def test_new_ids_are_new():

@@ -12,7 +12,7 @@ from versions import KERAS
 
 import sparkring
 from sparkring.history import run_store
-from sparkring.history.events import failure_from_json
+from sparkring.history.events import from_json
 from sparkring.views import html
 from sparkring.views.terminal import TerminalView
 
@@ -64,7 +64,7 @@ def test_a_failed_run(saved_runs):
 )
 def test_causes(saved, cause, signal, exit_code):
     """Several fields and the summary of version 0.1 become one cause, a signal and an exit code."""
-    failure = failure_from_json(saved)
+    failure = from_json({"type": "RankFailed", "time": 0.0, "rank": 1, "failure": saved}).failure
     assert (failure.cause, failure.signal, failure.exit_code) == (cause, signal, exit_code)
 
 

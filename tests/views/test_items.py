@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import math
 import re
@@ -11,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 from sparkring.history import describe, events, item_records, lines, run_store
 from sparkring.history.events import CodeFrame, Failure
 from sparkring.history.record import RunRecord, replay
 from sparkring.views import displays, html, live
+from sparkring.views.figure import Drawing
 from sparkring.views.sections import search as search_section
 from sparkring.views.terminal import TerminalView
 
@@ -242,6 +245,17 @@ def test_curves_are_saved_as_pictures():
     assert "data:image" not in html.panel(record._replace(outcome=None), now=103.0, final=False)
 
 
+def test_a_value_that_is_not_a_number_is_not_extreme():
+    found = [*begun(9, 1)]
+    for number, value in enumerate([5.0, math.nan, 1.0, 7.0, math.inf, 2.0, 3.0, 6.0, 4.0]):
+        found += [events.ItemStarted(100.0, number, str(number), 0)]
+        found += [events.Metrics({"mape": value}, time=101.0, rank=0), events.ItemEnded(102.0, number, "finished")]
+    shown = html.panel(replay([*found, events.RunFinished(103.0, "finished")]), now=103.0, final=True)
+    tables = re.split(r"<small[^>]*>(?:lowest|highest) mape<", shown)[1:]
+    numbers = [re.findall(r"<tr[^>]*><td[^>]*>(\d)<", table)[:3] for table in tables]
+    assert numbers == [["2", "5", "6"], ["3", "7", "0"]]
+
+
 # ── A search ──────────────────────────────────────────────────────────────────
 
 
@@ -302,6 +316,18 @@ def test_a_search_as_pictures():
     assert "importance: lr 75 %, act 25 %" in shown
     assert "<i>tanh" not in shown
     assert "data:image" not in html.panel(searched(over=False), now=103.0, final=False)
+
+
+def test_the_best_value_so_far_is_a_number(monkeypatch):
+    """A trial whose metric is not a number is in no picture, as in the live panel."""
+    drawings: list[Drawing] = []
+    monkeypatch.setattr(search_section, "pictures", lambda found: drawings.extend(found) or [""] * len(found))
+    trials = [trial(0, [math.nan], "finished"), trial(1, [3.0, 2.0], "finished"), trial(2, [4.0], "finished")]
+    found = [*begun(3, 1), events.SearchBegan(100.0, "val_loss", "min"), *itertools.chain(*trials)]
+    html.panel(replay([*found, events.RunFinished(103.0, "finished")]), now=103.0, final=True)
+    axes = Figure().add_subplot()
+    drawings[1].draw(axes)
+    assert axes.lines[-1].get_xydata().tolist() == [[1, 2], [2, 2]]
 
 
 def test_the_page_is_told_of_a_search():

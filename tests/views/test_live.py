@@ -168,3 +168,8 @@ def test_a_thousand_ranks_are_a_message_of_some_kilobytes():
         ]
     )
     assert len(json.dumps(state_message(record, BEGAN + 2))) < 64_000
+
+
+def test_texts_are_plain(running):
+    record = apply(running, events.Metrics({"a\u202eb": 1.0}, step=1, time=BEGAN + 3, rank=0))
+    assert state_message(record, BEGAN + 4)["last"] == ["a\\u202eb 1"]

@@ -121,6 +121,15 @@ def test_ranks_that_agree_have_one_line(replayed):
     assert curve.ranks == {}
 
 
+def test_single_reports_of_several_ranks_are_no_curve(replayed):
+    """A line would connect values of different ranks."""
+    told = [Metrics({"accuracy": 0.9}, step=10 + rank, time=rank, rank=rank) for rank in range(4)]
+    ended = [RankFinished(9.0, rank, "") for rank in range(4)]
+    record = replayed(*told, *ended, size=4)
+    assert len(metrics.table(record).rows) == 4
+    assert charts(record) == {}
+
+
 def test_the_mean_of_ranks_that_report_in_turns_does_not_jump(replayed):
     told = [Metrics({"loss": float(n % 2)}, step=n, epoch=1, steps=60, time=n, rank=n % 2) for n in range(60)]
     [[curve]] = metrics.curves(record := replayed(*told), metrics.table(record))
@@ -208,13 +217,13 @@ def test_a_metric_has_one_value(replayed):
         table = metrics.table(record)
         [(_, row)] = table.newest(1)
         [[curve]] = metrics.curves(record, table)
-        values = row["loss"].mean, metrics.last(record)["loss"].mean, curve.last, curve.points[-1].value.mean
+        values = row["loss"].mean, metrics.table(record).last()["loss"].mean, curve.last, curve.points[-1].value.mean
         assert values == pytest.approx((mean,) * 4)
     assert len(metrics.table(by_step[0]).rows) == 13
     # A rank that has finished is no longer waited for; a metric of one rank alone waits for no other.
     record = replayed(*fast, *slow, RankFinished(50.0, 1, ""), Metrics({"alone": 1.0}, step=39, time=60.0, rank=0))
-    assert metrics.last(record)["loss"].mean == pytest.approx(1 / 39)
-    assert metrics.last(record)["alone"].mean == 1
+    assert metrics.table(record).last()["loss"].mean == pytest.approx(1 / 39)
+    assert metrics.table(record).last()["alone"].mean == 1
     # If the ranks report in turn, each counts with its last value.
     record = replayed(*(Metrics({"loss": float(n % 2)}, step=n, time=n, rank=n % 2) for n in range(1, 60)))
     assert {row["loss"].mean for _, row in metrics.table(record).newest(20)} == {0.5}

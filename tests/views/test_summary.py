@@ -60,8 +60,8 @@ def test_ranks_in_words():
     assert describe.rank_list([2]) == "rank 2"
     assert describe.rank_list([7, 0, 1, 2, 3]) == "ranks 0–3, 7"
     assert describe.rank_list([0, 1]) == "ranks 0, 1"
-    assert describe.rank_count(1) == "1 rank"
-    assert describe.rank_count(1024) == "1,024 ranks"
+    assert describe.counted(1, "rank") == "1 rank"
+    assert describe.counted(1024, "rank") == "1,024 ranks"
 
 
 def test_a_failure_names_rank_host_line_advice_last_lines_followers_and_log(replayed):
@@ -91,7 +91,7 @@ def test_a_failure_names_rank_host_line_advice_last_lines_followers_and_log(repl
 
 def test_in_a_notebook_the_whole_log_is_no_path(replayed, monkeypatch):
     """JupyterLab would turn a path into a link that opens its debugger."""
-    monkeypatch.setattr("sparkring.runtime.kernel.in_notebook", lambda: True)
+    monkeypatch.setattr("sparkring.history.describe.run.in_notebook", lambda: True)
     record = replayed(RankFailed(3.0, 1, FAILURE), RunFinished(4.0, "failed", "", 1))
     assert describe.explain_failure(record).endswith("\n\nWhole log: %logs 2026-11-20_14-03-22_a1b2 --rank 1")
     assert describe.explain_timeout(replayed(), 30).endswith("\n\nWhole logs: %logs 2026-11-20_14-03-22_a1b2")

@@ -196,7 +196,7 @@ class Restarts:
         saved = self.recorder.record.checkpoints
         if not self._room_since or not saved or saved[-1].saved.time < self._room_since:
             return ""
-        return f"Spark has slots for more than {describe.rank_count(self._size)} again"
+        return f"Spark has slots for more than {describe.counted(self._size, 'rank')} again"
 
 
 def counted(attempts: Sequence[Attempt]) -> list[Attempt]:

@@ -79,7 +79,7 @@ class WarmGang:
     def describe(self) -> str:
         """Describe the gang, as in `warm gang of 4 ranks on this machine`."""
         place = "this machine" if self.where == "local" else "Spark"
-        return f"warm gang of {describe.rank_count(self.gang.size)} on {place}"
+        return f"warm gang of {describe.counted(self.gang.size, 'rank')} on {place}"
 
     @contextlib.contextmanager
     def take(self, recorder: Recorder | None = None) -> Iterator[Gang]:

@@ -6,26 +6,24 @@ events are defined here. `time` is in Unix seconds on the driver's clock, taken 
 
 from __future__ import annotations
 
+import functools
 import json
 import re
+import types
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from sparkring.wire.messages import CheckpointDamaged as CheckpointDamaged
 from sparkring.wire.messages import CheckpointFailed as CheckpointFailed
-from sparkring.wire.messages import CheckpointKind as CheckpointKind
 from sparkring.wire.messages import CheckpointRemoved as CheckpointRemoved
 from sparkring.wire.messages import CheckpointRestored as CheckpointRestored
 from sparkring.wire.messages import CheckpointSaved as CheckpointSaved
 from sparkring.wire.messages import CodeFrame as CodeFrame
-from sparkring.wire.messages import DataKind as DataKind
 from sparkring.wire.messages import DataOpened as DataOpened
 from sparkring.wire.messages import DataPlanned as DataPlanned
 from sparkring.wire.messages import DataRead as DataRead
 from sparkring.wire.messages import Displayed as Displayed
-from sparkring.wire.messages import DisplayType as DisplayType
 from sparkring.wire.messages import Failure as Failure
-from sparkring.wire.messages import FailureCause as FailureCause
 from sparkring.wire.messages import GpuUsed as GpuUsed
 from sparkring.wire.messages import ItemMeasured as ItemMeasured
 from sparkring.wire.messages import Kept
@@ -338,17 +336,8 @@ class RunFinished(NamedTuple):
 
 RankEvent = Kept | RankStarted | RankFinished | RankFailed | RankStopped | RankExited | StackTaken
 ItemEvent = ItemsPlanned | ItemStarted | ItemEnded | SearchBegan | SearchEnded
-Event = (
-    RankEvent
-    | ItemEvent
-    | RunStarted
-    | AttemptStarted
-    | AttemptEnded
-    | MemberJoined
-    | TimelineSaved
-    | Notice
-    | RunFinished
-)
+RunEvent = RunStarted | AttemptStarted | AttemptEnded | MemberJoined | TimelineSaved | Notice | RunFinished
+Event = RankEvent | ItemEvent | RunEvent
 
 _BY_NAME: dict[str, type[Event]] = {kind.__name__: kind for kind in get_args(Event)}
 _BY_NAME["Message"] = UserMessage  # version 0.1 saved a UserMessage under this name
@@ -371,44 +360,34 @@ def _plain(value: Any) -> Any:
 def from_json(found: dict[str, Any]) -> Event:
     """Return the event that to_json() wrote. The caller has added any `data` to `found`. Ignore unknown fields."""
     kind: Any = _BY_NAME[found["type"]]
-    known = _known(kind, found)
-    for name in known.keys() & _FROM_JSON.keys():
-        known[name] = _FROM_JSON[name](known[name])
-    event: Event = kind(**known)
+    event: Event = _converter(kind)(found)
     return event
 
 
-def _known(kind: Any, found: dict[str, Any]) -> dict[str, Any]:
-    return {name: found[name] for name in kind._fields if name in found}
+@functools.cache
+def _converter(hint: Any) -> Callable[[Any], Any]:
+    """Return a function that makes a value of type `hint` from JSON, which has lists and dicts in place of tuples."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if hasattr(hint, "_fields"):
+        fields = {name: _converter(field) for name, field in get_type_hints(hint).items()}
 
+        def make(found: Any) -> Any:
+            if isinstance(found, list):  # a Piece
+                return hint(*found)
+            found = _of_0_1(found) if hint is Failure and "kind" in found else found
+            return hint(**{name: convert(found[name]) for name, convert in fields.items() if name in found})
 
-def failure_from_json(found: dict[str, Any]) -> Failure:
-    """A Failure from JSON values, including those of version 0.1."""
-    frames = tuple(
-        CodeFrame(**{**frame, "source": tuple(SourceLine(**line) for line in frame.get("source", ()))})
-        for frame in found.get("frames", ())
-    )
-    return Failure(**{**_known(Failure, found if "kind" not in found else _of_0_1(found)), "frames": frames})
-
-
-# How to convert the fields of these names back from JSON, which has lists and dicts in place of tuples.
-_FROM_JSON: dict[str, Callable[[Any], Any]] = {
-    "failure": lambda found: None if found is None else failure_from_json(found),
-    "captured": lambda found: tuple(CapturedName(**_known(CapturedName, each)) for each in found),
-    "pieces": lambda found: tuple(Piece(*each) for each in found),
-    "curves": lambda found: {name: tuple(map(tuple, curve)) for name, curve in found.items()},
-    "slowest": lambda found: tuple(TensorTimes(**each) for each in found),
-    "late": lambda found: tuple(Lateness(**each) for each in found),
-    "versions": lambda found: tuple(map(tuple, found)),
-    "names": lambda found: tuple(map(tuple, found)),
-    "parameters": lambda found: found if isinstance(found, dict) else tuple(map(_searched, found)),
-    "ranks": tuple,
-    "columns": tuple,
-}
-
-
-def _searched(found: dict[str, Any]) -> Searched:
-    return Searched(**{**_known(Searched, found), "choices": tuple(found["choices"])})
+        return make
+    if origin is tuple:
+        convert_item = _converter(arguments[0])
+        return lambda found: tuple(map(convert_item, found))
+    if origin is Mapping:
+        convert_value = _converter(arguments[1])
+        return lambda found: {name: convert_value(each) for name, each in found.items()}
+    if types.NoneType in arguments:
+        convert = _converter(arguments[0])
+        return lambda found: None if found is None else convert(found)
+    return lambda found: found
 
 
 def _of_0_1(found: dict[str, Any]) -> dict[str, Any]:
@@ -419,9 +398,4 @@ def _of_0_1(found: dict[str, Any]) -> dict[str, Any]:
     code = re.search(r"exited with code (-?\d+)", found["summary"]) if cause == "exit" else None
     if signal is not None and found["summary"].startswith("out of memory"):
         cause = "out of memory"
-    return {
-        **found,
-        "cause": cause,
-        "signal": signal[1] if signal else "",
-        "exit_code": int(code[1]) if code else None,
-    }
+    return {**found, "cause": cause, "signal": signal[1] if signal else "", "exit_code": int(code[1]) if code else None}

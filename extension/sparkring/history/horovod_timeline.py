@@ -48,10 +48,7 @@ _BETWEEN = re.compile(r"[\s\[\],]*")
 
 
 def phase_of(name: str, *, outermost: bool) -> Phase:
-    """Return the phase of a tensor's event called `name`.
-
-    `outermost` says whether no other event of the tensor encloses this event.
-    """
+    """Return the phase of the event `name` of a tensor; `outermost` says whether no other event encloses it."""
     if name.startswith("NEGOTIATE_"):
         return "negotiating"
     if name in _WAITING:
@@ -74,10 +71,7 @@ class Scanner:
         self._rest = ""
 
     def feed(self, data: bytes, *, last: bool = False) -> Iterator[tuple[dict[str, Any], str]]:
-        """Yield the events that are complete once `data` is added, each with its text.
-
-        `last` says whether `data` is the last piece.
-        """
+        """Yield the events that `data` completes, each with its text; `last` says whether it is the last piece."""
         text = self._rest + self._text.decode(data, last)
         at = 0
         while self.broken < BROKEN_PLACES:
@@ -184,11 +178,7 @@ class Arriving:
 
 @dataclass
 class _Tensor:
-    """What is known of a tensor.
-
-    `spent` is the time in each phase so far, `stack` has the phases under way and when they began, and `ready` says
-    when each rank became ready.
-    """
+    """What is known of a tensor: the time in each phase, the phases under way, and when each rank became ready."""
 
     name: str = ""
     operations: int = 0
@@ -198,10 +188,7 @@ class _Tensor:
 
 
 class _Stretches:
-    """Measures the time that several stretches of time cover together. Time that several of them cover counts once.
-
-    The stretches must be added in the order of their ends.
-    """
+    """Measures the time that stretches of time cover, added in the order of their ends. Overlaps count once."""
 
     def __init__(self) -> None:
         self.covered = 0.0
@@ -229,23 +216,20 @@ class Tally:
 
     def add(self, event: dict[str, Any]) -> None:
         """Take in an event; an event that Horovod does not write is ignored."""
-        pid = event.get("pid")
+        pid, name, at = event.get("pid"), event.get("name"), event.get("ts")
         if not isinstance(pid, int) or (pid not in self._tensors and len(self._tensors) >= TENSORS):
             return
-        kind, name = event["ph"], event.get("name")
-        if kind == "M":
-            told = event.get("args")
-            if name == "process_name" and isinstance(told, dict) and isinstance(told.get("name"), str):
-                self._tensors.setdefault(pid, _Tensor()).name = told["name"][:NAME_CHARACTERS]
-            return
-        at = event.get("ts")
-        if not isinstance(at, int | float) or not 0 <= at < 1e15 or kind not in ("B", "E", "X"):
+        match event:
+            case {"ph": "M", "name": "process_name", "args": {"name": str(called)}}:
+                self._tensors.setdefault(pid, _Tensor()).name = called[:NAME_CHARACTERS]
+                return
+        if not isinstance(at, int | float) or not 0 <= at < 1e15 or event["ph"] not in ("B", "E", "X"):
             return
         self._pass(at)
         tensor = self._tensors.setdefault(pid, _Tensor())
-        if kind == "B":
+        if event["ph"] == "B":
             self._begin(tensor, str(name), at)
-        elif kind == "E":
+        elif event["ph"] == "E":
             self._end(tensor, at)
         elif isinstance(name, str) and name.isdecimal() and len(name) <= 5 and len(tensor.ready) < RANKS:
             tensor.ready.setdefault(int(name), at)
@@ -292,30 +276,17 @@ class Tally:
         wall = {phase: spent / 1e6 for phase, spent in self._wall.items()}
         used = [_times(tensor) for tensor in self._tensors.values() if tensor.spent]
         late = [Lateness(rank, times, stretches.covered / 1e6) for rank, (times, stretches) in self._late.items()]
-        return TimelineSaved(
-            time,
-            name,
-            size_bytes,
-            sum(wall.values()),
-            wall["negotiating"],
-            wall["waiting"],
-            wall["copying"],
-            wall["reducing"] + wall["operation"],
-            wall["elsewhere"],
-            self.operations,
-            len(used),
-            tuple(sorted(used, key=lambda each: -each.total_s)[:SLOWEST]),
-            tuple(sorted(late, key=lambda each: -each.waited_s)[:LATEST]),
-            attempt,
-            problem,
-        )
+        slowest = tuple(sorted(used, key=lambda each: -each.total_s)[:SLOWEST])
+        latest = tuple(sorted(late, key=lambda each: -each.waited_s)[:LATEST])
+        reducing = wall["reducing"] + wall["operation"]
+        phases = sum(wall.values()), wall["negotiating"], wall["waiting"], wall["copying"], reducing, wall["elsewhere"]
+        counts = self.operations, len(used)
+        return TimelineSaved(time, name, size_bytes, *phases, *counts, slowest, latest, attempt, problem)
 
 
 def _times(tensor: _Tensor) -> TensorTimes:
     spent = {phase: value / 1e6 for phase, value in tensor.spent.items()}
     waiting, copying = spent.get("waiting", 0.0), spent.get("copying", 0.0)
     # All of an operation that is neither waiting nor copying counts as reducing, even the time between two phases.
-    reducing = max(spent.get("reducing", 0.0), spent.get("operation", 0.0) - waiting - copying)
-    return TensorTimes(
-        tensor.name, tensor.operations, spent.get("negotiating", 0.0), waiting, copying, max(0.0, reducing)
-    )
+    reducing = max(0.0, spent.get("reducing", 0.0), spent.get("operation", 0.0) - waiting - copying)
+    return TensorTimes(tensor.name, tensor.operations, spent.get("negotiating", 0.0), waiting, copying, reducing)

@@ -49,10 +49,7 @@ class ItemRecord(NamedTuple):
 
 
 class Search(NamedTuple):
-    """What the items search for. events.SearchBegan explains the fields; events.SearchEnded explains `importance`.
-
-    `best` is the best item that has finished so far, and its value.
-    """
+    """What the items search for; see SearchBegan and SearchEnded. `best` is the best finished item, and its value."""
 
     metric: str
     mode: Literal["min", "max"]
@@ -149,32 +146,25 @@ def ended(items: ItemsRecord, event: events.ItemEnded) -> ItemsRecord:
     if event.ending == "again":
         return items._replace(again=items.again + 1)
     over = found._replace(state=event.ending, ended=event.time, value=event.value, failure=event.failure)
+    searched = "" if items.search is None else items.search.metric
     if over.curves:
         share = max(FEWEST_POINTS, POINTS_KEPT // ((items.over + 1) * len(over.curves)))
-        whole = "" if items.search is None else items.search.metric
-        over = over._replace(
-            curves={name: each if name == whole else thinned(each, share) for name, each in over.curves.items()}
-        )
+        curves = {name: each if name == searched else thinned(each, share) for name, each in over.curves.items()}
+        over = over._replace(curves=curves)
     if event.seconds:  # the rank knows the duration better than the driver, which hears of several short items at once
         over = over._replace(started=event.time - event.seconds)
     if event.ending == "kept":
-        state: ItemState = "pruned" if event.pruned else "kept"
-        over = over._replace(
-            state=state, started=event.time - event.seconds, metrics=event.metrics, curves=event.curves, by=event.by
-        )
-    if items.search is not None and over.state in ("finished", "kept"):
-        value = over.metrics.get(items.search.metric, math.nan)
-        if items.search.better(value):
-            items = items._replace(search=items.search._replace(best=(over.item, value)))
+        over = over._replace(metrics=event.metrics, curves=event.curves, by=event.by)
+        over = over._replace(state="pruned" if event.pruned else "kept")
+    value = over.metrics.get(searched, math.nan)
+    if items.search is not None and over.state in ("finished", "kept") and items.search.better(value):
+        items = items._replace(search=items.search._replace(best=(over.item, value)))
     counts = {event.ending: getattr(items, event.ending) + 1}
     return items._replace(ended=(*items.ended, over)[-ITEMS_KEPT:], **counts)
 
 
 def measured(items: ItemsRecord, event: events.Metrics) -> ItemsRecord:
-    """Return the items after a rank has reported metrics of the item that it runs.
-
-    In a ring, the values that the first rank reports take precedence over those of other ranks.
-    """
+    """Return the items after a rank has reported metrics. In a ring, the first rank's values take precedence."""
     slot, place = divmod(event.rank, items.ranks_each)
 
     def told(each: ItemRecord) -> ItemRecord:
@@ -200,10 +190,7 @@ def _longer(item: ItemRecord, search: Search | None, report: events.Metrics) -> 
 
 
 def _place(report: events.Metrics) -> tuple[Literal["", "step", "epoch"], float | None]:
-    """Return what the horizontal axis of curves counts, and where on this axis a report's values are.
-
-    If the report has neither a step nor an epoch, return '' and None.
-    """
+    """Return what the horizontal axis of a report's curves counts, and the report's place on it; or '' and None."""
     if report.step is not None and (report.epoch is None or report.epochs == 1):
         return "step", report.step
     return ("", None) if report.epoch is None else ("epoch", report.epoch)

@@ -90,6 +90,7 @@ def is_noise(line: LogLine) -> bool:
 
 _FOLD_WITHIN_S = 2.0
 _FOLD_WITHIN_LINES = 100
+_PENDING = 8
 
 
 @dataclass
@@ -119,15 +120,14 @@ def in_lines(found: Iterable[LogLine]) -> list[LogLine]:
     return cut
 
 
-def pending(record: RunRecord, most: int = 8) -> list[LogLine]:
-    """At most `most` lines whose end has not been printed yet, such as progress bars."""
+def pending(record: RunRecord) -> list[LogLine]:
+    """At most _PENDING lines whose end has not been printed yet, such as progress bars."""
     found: list[LogLine] = []
     for rank in record.ranks:
-        if rank.partial_stdout or rank.partial_stderr:
-            found += labelled(record, list(rank.lines_with_partial()[len(rank.tail) :]))
-        if len(found) >= most:
+        found += labelled(record, rank.partial_lines())
+        if len(found) >= _PENDING:
             break
-    return [line for line in visible(found, record.logs) if line.text.strip()][:most]
+    return [line for line in visible(found, record.logs) if line.text.strip()][:_PENDING]
 
 
 # ── Folding ───────────────────────────────────────────────────────────────────

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import functools
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -152,10 +152,7 @@ class Progress(NamedTuple):
 
 @dataclass
 class _Place:
-    """How far the reports of one rank have come.
-
-    `at` is the number of the epoch or step, and `ended` says whether the rank has finished that epoch.
-    """
+    """How far a rank's reports have come: to the epoch or step `at`; `ended` says whether the epoch has ended."""
 
     attempt: int = 0
     lap: int = 1
@@ -169,10 +166,7 @@ _Made = TypeVar("_Made")
 
 
 def remembered(*fields: str) -> Callable[[Callable[[RunRecord], _Made]], Callable[[RunRecord], _Made]]:
-    """Return a decorator that caches a function's last result, since views often ask again.
-
-    The cached result is used as long as these `fields` of the function's record are unchanged.
-    """
+    """Return a decorator that caches a function's last result while these `fields` of its record are unchanged."""
 
     def remember(make: Callable[[RunRecord], _Made]) -> Callable[[RunRecord], _Made]:
         last: list[tuple[list[Any], _Made]] = []
@@ -209,11 +203,8 @@ def table(record: RunRecord) -> Table:
         row = cells.setdefault(key, {})
         times[key] = metrics.time
         for name, value in values.items():
-            if name in row:
-                row[name][metrics.rank] = value
-            else:
-                names[name] = None
-                row[name] = {metrics.rank: value}
+            names[name] = None
+            row.setdefault(name, {})[metrics.rank] = value
     keys = sorted(key for key, row in cells.items() if row)
     made, so_far = Counter(at for _, _, at in keys), Counter[int]()
     rows = []
@@ -250,9 +241,7 @@ def _shared(record: RunRecord, by: str) -> Iterator[tuple[_Key, Metrics, dict[st
                 reached.setdefault(name, {})[metrics.rank] = key, step
     until = {name: min(ranks.values()) for name, ranks in reached.items()}
     for key, step, metrics in reports:
-        ahead = key[0] == len(restarts) and [
-            name for name in metrics.values if name in until and (key, step) > until[name]
-        ]
+        ahead = [n for n in metrics.values if n in until and (key, step) > until[n]] if key[0] == len(restarts) else []
         yield key, metrics, {n: v for n, v in metrics.values.items() if n not in ahead} if ahead else metrics.values
 
 
@@ -266,13 +255,11 @@ def placed(reports: Sequence[Metrics], restarts: Sequence[float], by: str) -> It
 
     If places are epochs, a report without an epoch gets the epoch that its rank has reached.
     """
-    places: dict[int, _Place] = {}
+    places = defaultdict[int, _Place](_Place)
     first = min((m.epoch for m in reports if m.epoch is not None), default=1)
     for metrics in reports:
-        place = places.get(metrics.rank)
-        if place is None:
-            place = places[metrics.rank] = _Place()
-        attempt = bisect.bisect_right(restarts, metrics.time) if restarts else 0
+        place = places[metrics.rank]
+        attempt = bisect.bisect_right(restarts, metrics.time)
         if attempt != place.attempt:  # all ranks start over together, however far they had come
             place.attempt, place.lap, place.at, place.ended = attempt, 1, None, False
         place.reports += 1
@@ -294,11 +281,6 @@ def last_by_rank(record: RunRecord) -> dict[int, dict[str, float]]:
     for metrics in record.metrics:
         found.setdefault(metrics.rank, {}).update(metrics.values)
     return dict(sorted(found.items()))
-
-
-def last(record: RunRecord) -> dict[str, Spread]:
-    """Return the last value of each metric as a Spread over the ranks; tables and curves show the same values."""
-    return table(record).last()
 
 
 def spread(values: Iterable[float]) -> Spread:
@@ -326,16 +308,19 @@ class _Measured(NamedTuple):
 def curves(record: RunRecord, found: Table) -> list[list[Curve]]:
     """Return the curves of each chart. A training metric and its validation metric (`loss`, `val_loss`) share a chart.
 
-    A metric with fewer than 3 finite values has no curve.
+    A metric has no curve if it has fewer than 3 finite values, or if no rank has reported it twice.
     """
     charts: dict[str, list[Curve]] = {}
     measured, undone = _measured(record, found)
     last = found.last()
     for name in sorted(found.names, key=lambda name: name.startswith("val_")):
         mine = _finite(measured.get(name, ()))
-        if len(mine) > 2:
-            lost = [_finite(part.get(name, ())) for part in undone.values()]
-            curve = _curve(name, mine, [part for part in lost if len(part) > 1], last[name].mean)
+        reports = Counter(rank for each in mine for rank in each.by_rank)
+        if len(mine) > 2 and max(reports.values()) > 1:
+            points, by_rank = _thinned(mine)
+            lost = (_finite(part.get(name, ())) for part in undone.values())
+            lines = tuple(_thinned(part)[0] for part in lost if len(part) > 1)
+            curve = Curve(name, points, last[name].mean, _rank_lines(by_rank), lines)
             charts.setdefault(name.removeprefix("val_"), []).append(curve)
     return list(charts.values())
 
@@ -375,10 +360,7 @@ def _kept(found: Table) -> list[bool]:
 
 
 def _within_epochs(record: RunRecord, found: Table) -> _ByName:
-    """Return, by metric, the values that were reported for steps.
-
-    The curves show these values if the table has only one or two rows, which are too few for a curve.
-    """
+    """Return, by metric, the values reported for steps. They make curves if the table has only one or two rows."""
     values: dict[str, dict[float, dict[int, float]]] = {}
     for x, metrics, reported in _steps(record, found):
         for name, value in reported.items():
@@ -387,10 +369,7 @@ def _within_epochs(record: RunRecord, found: Table) -> _ByName:
 
 
 def _steps(record: RunRecord, found: Table) -> Iterator[tuple[float, Metrics, dict[str, float]]]:
-    """Yield, for each report with a step: the step, the report, and those of its values that are in the table.
-
-    The steps are counted through all epochs.
-    """
+    """Yield, for each report with a step: the step, counted through all epochs; the report; its values in the table."""
     before = {(row.attempt, row.lap, row.at): number for number, row in enumerate(found.rows)}
     for place, metrics, values in _shared(record, found.by):
         if metrics.step is not None and place in before:
@@ -406,11 +385,6 @@ def curve_axis(found: Table) -> str:
 
 def _finite(measured: Iterable[_Measured]) -> list[_Measured]:
     return [each for each in measured if math.isfinite(sum(each.by_rank.values()))]
-
-
-def _curve(name: str, measured: list[_Measured], undone: list[list[_Measured]], last: float) -> Curve:
-    points, by_rank = _thinned(measured)
-    return Curve(name, points, last, _rank_lines(by_rank), tuple(_thinned(part)[0] for part in undone))
 
 
 _Lines = dict[int, list[tuple[float, float]]]
@@ -430,8 +404,7 @@ def _rank_lines(by_rank: _Lines) -> _Lines:
 def _thinned(measured: list[_Measured]) -> tuple[tuple[Point, ...], _Lines]:
     """Return at most CURVE_POINTS points, and the points of each rank's own line.
 
-    Each point stands for the same number of neighbouring measurements. If a rank has no report among them, its previous
-    point counts.
+    Each point stands for equally many neighbouring measurements. If a rank has none of them, its previous point counts.
     """
     stride = -(-len(measured) // CURVE_POINTS)
     last = {rank: at for at, each in enumerate(measured) for rank in each.by_rank}
@@ -526,32 +499,24 @@ def progress(record: RunRecord, now: float) -> Progress | None:
     finished = [rank.rank for rank in record.taking_part if rank.state == "finished"]
     going = {rank: course for rank, course in courses.items() if rank not in finished}
     among = going or courses
-    told = all(course.newest_done is not None for course in among.values())
-    rank, course = min(
-        among.items(), key=lambda item: (item[1].lap, item[1].newest_done or 0.0) if told else item[1].place
-    )
+    told = all(each.newest_done is not None for each in among.values())
+    rank = min(among, key=lambda rank: (among[rank].lap, among[rank].newest_done or 0.0) if told else among[rank].place)
+    course = among[rank]
     at = course.newest
     epoch = None if at.epoch is None else at.epoch + 1 - first_epoch(record)
     step = None if at.ends_epoch else at.step
-    known = bool(going) or len(finished) == len(record.taking_part)
-    return Progress(
-        rank,
-        epoch,
-        at.epochs,
-        step,
-        at.steps,
-        course.newest_done if known else None,
-        _left_s(course, now) if known else None,
-        len(finished),
-        len(record.taking_part),
-    )
+    size = len(record.taking_part)
+    fraction, left_s = course.newest_done, _left_s(course, now)
+    if not going and len(finished) < size:  # the ranks that still run have not reported anything
+        fraction = left_s = None
+    return Progress(rank, epoch, at.epochs, step, at.steps, fraction, left_s, len(finished), size)
 
 
 @remembered("metrics", "attempts")
 def _courses(record: RunRecord) -> dict[int, _Course]:
     """The course of each rank that reports epochs or steps in the newest attempt."""
     counting = [m for m in record.metrics if m.epoch is not None or m.step is not None]
-    by = "epoch" if any(metrics.epoch is not None for metrics in counting) else "step"
+    by = "epoch" if any(m.epoch is not None for m in counting) else "step"
     first, restarts = first_epoch(record), _restarts(record)
     found: dict[int, _Course] = {}
     for (attempt, lap, _), metrics in placed(counting, restarts, by):

@@ -37,10 +37,7 @@ State = Literal["read", "reading", "to come"]
 
 
 class RankReading(NamedTuple):
-    """One rank and the progress of its last reader of a data set.
-
-    If something is wrong, `mark` says what, and `note` describes it.
-    """
+    """One rank and the progress of its last reader of a data set. If something is wrong, `mark` and `note` say what."""
 
     rank: int
     read: DataRead | None
@@ -136,24 +133,16 @@ def _data_set(record: RunRecord, readings: dict[int, Reading], now: float) -> Da
     for rank, reading in readings.items():
         versions.setdefault(reading.opened.version, []).append(rank)
     ranks = [RankReading(rank, reading.now, plan=reading.plan) for rank, reading in sorted(readings.items())]
-    found = tuple((version, tuple(those)) for version, those in versions.items())
-    return DataSet(next(iter(readings.values())).opened, _judged(record, ranks, now), found)
+    opened = next(iter(readings.values())).opened
+    return DataSet(opened, _judged(record, ranks, now), tuple((each, tuple(of)) for each, of in versions.items()))
 
 
 def _judged(record: RunRecord, ranks: Sequence[RankReading], now: float) -> tuple[RankReading, ...]:
-    """Return the ranks, with a mark and a note on those that have ended an epoch before others or wait for data.
-
-    Each rank's waiting is compared with the others' median. As there may be many ranks, the waiting times are sorted
-    only once.
-    """
+    """Return the ranks, with a mark and a note on those that have ended an epoch before others or wait for data."""
     over = record.outcome is not None
     reading = {rank.rank for rank in record.ranks if (rank.state != "finished" if over else rank.state == "running")}
-    waitings = sorted(each.waiting for each in ranks if each.waiting is not None)
-    reached = [
-        (each.read.epoch + each.read.done, each.rank)
-        for each in ranks
-        if each.read is not None and each.rank in reading
-    ]
+    waitings = sorted(each.waiting for each in ranks if each.waiting is not None)  # only once: there may be many ranks
+    reached = [(each.read.epoch + each.read.done, each.rank) for each in ranks if each.read and each.rank in reading]
 
     @functools.cache
     def not_beyond(epoch: int) -> list[int]:
@@ -205,9 +194,7 @@ def data_words(found: DataSet) -> str:
         amount,
     ]
     if len(found.versions) > 1:
-        seen = ", ".join(
-            f"{first_line(version, 20) or '?'} on {_ranks(ranks)}" for version, ranks in found.versions[:4]
-        )
+        seen = ", ".join(f"{first_line(version, 20) or '?'} on {_ranks(of)}" for version, of in found.versions[:4])
         words.append(f"ranks found different files: version {seen}")
     elif opened.version:
         words.append(f"version {first_line(opened.version, 40)}")
@@ -223,13 +210,9 @@ def progress_words(record: RunRecord, now: float) -> str:
     part = "" if whole.fraction is None else f"{100 * whole.fraction:.0f} % of "
     words = [f"{part}{first_line(_short(found.opened.name), 40)} read"]
     words += [f"{whole.rows_per_s} rows/s"] if whole.rows_per_s else []
-    for mark, one, several in (
-        ("starves", "waits for data", "wait for data"),
-        ("early", "finished the epoch early", "finished the epoch early"),
-    ):
-        marked = [each.rank for each in found.ranks if each.mark == mark]
-        if marked:
-            words.append(f"{_ranks(marked)} {one if len(marked) == 1 else several}")
+    starving, early = ([each.rank for each in found.ranks if each.mark == mark] for mark in ("starves", "early"))
+    words += [f"{_ranks(starving)} {'waits' if len(starving) == 1 else 'wait'} for data"] if starving else []
+    words += [f"{_ranks(early)} finished the epoch early"] if early else []
     return plain(", ".join(words))
 
 
@@ -254,10 +237,7 @@ def balance_words(found: DataSet) -> str:
 
 
 def _share_words(found: DataSet) -> str:
-    """Return how the ranks' shares differ: `rank 3 has 12 % more rows than rank 0`; '' if that is not known.
-
-    Only ranks that are in the latest epoch are compared.
-    """
+    """Return how the shares of the ranks in the latest epoch differ: `rank 3 has 12 % more rows than rank 0`; or ''."""
     epoch = max((each.epoch for each in found.ranks), default=0)
     same = [(each.rows_planned, each.rank) for each in found.ranks if each.epoch == epoch]
     known = [(rows, rank) for rows, rank in same if rows is not None]
@@ -360,10 +340,7 @@ def _rows(rate: float) -> str:
 
 
 class Block(NamedTuple):
-    """Consecutive row groups of a rank's epoch that are in the same state.
-
-    `begin` and `end` are fractions of the epoch's rows.
-    """
+    """Consecutive row groups in the same state. `begin` and `end` are fractions of the rows of a rank's epoch."""
 
     state: State
     begin: float
@@ -372,10 +349,7 @@ class Block(NamedTuple):
 
 
 class Strip(NamedTuple):
-    """A rank's epoch in the order in which it is read.
-
-    `at` is the fraction that has been read; None if it is not known, or if the epoch is over.
-    """
+    """A rank's epoch in the order in which it is read. `at` is the fraction read; None if not known or all of it."""
 
     blocks: tuple[Block, ...]
     at: float | None
@@ -385,7 +359,7 @@ class Strip(NamedTuple):
 def strip(mine: RankReading, most: int, *, over: bool = False) -> Strip | None:
     """Return a rank's epoch, divided into at most about `most` blocks; None if it is not known what the rank reads.
 
-    `over` says whether the run has ended, so that the rest of the epoch will not be read.
+    `over` says whether the run has ended.
     """
     plan, read = mine.plan, mine.read_of_plan
     if plan is None or plan.epoch < mine.epoch or not plan.rows:
@@ -419,9 +393,8 @@ def strip(mine: RankReading, most: int, *, over: bool = False) -> Strip | None:
 
 def state_words(over: bool) -> dict[State, str]:
     """Return the words for the states: those for a run in progress, or those for a run that is `over`."""
-    if over:
-        return {"read": "read", "reading": "begun", "to come": "not read"}
-    return {"read": "read", "reading": "being read", "to come": "to come"}
+    now, later = ("begun", "not read") if over else ("being read", "to come")
+    return {"read": "read", "reading": now, "to come": later}
 
 
 def _position(plan: DataPlanned, read: DataRead | None) -> int:

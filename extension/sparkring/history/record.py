@@ -8,6 +8,7 @@ each rank, with at most DISPLAY_BYTES in total.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -26,16 +27,16 @@ TIMELINES_KEPT = 20
 ATTEMPT_LINES = 20  # how many last lines are kept of the rank whose failure ended an attempt
 LINE_CHARACTERS = 4_000  # a longer line is cut in the record, not in the log file
 PARTIAL_BYTES = 64 * 1024  # a line that grows beyond this before it ends is shown in pieces
+QUICK_S = 1.0  # a cell of a warm gang that finishes in less time is quick
 STACK_HOLDS_S = 1.0  # a stack is kept at least this long; otherwise, the next output of the rank would remove it
 
 RankState = Literal["starting", "running", "finished", "failed", "stopped", "idle"]
 
 
 class LogLine(NamedTuple):
-    """One line that a rank printed, or a message that it sent to the notebook on purpose.
+    """One line that a rank printed, or a message that it sent to the notebook on purpose, whose `stream` is "message".
 
-    `stream` is "message" for a message that was sent on purpose. In a run of items, `rank` is the number of the
-    item, except in the `tail` of a RankRecord.
+    In a run of items, `rank` is the number of the item, except in the `tail` of a RankRecord.
     """
 
     time: float
@@ -122,13 +123,14 @@ class RankRecord(NamedTuple):
     readings: tuple[Reading, ...] = ()
     displays_left_out: int = 0
 
+    def partial_lines(self) -> list[LogLine]:
+        """The lines that have not ended yet."""
+        streams: dict[events.Stream, bytes] = {"stdout": self.partial_stdout, "stderr": self.partial_stderr}
+        return [LogLine(self.last_heard, self.rank, stream, as_shown(data)) for stream, data in streams.items() if data]
+
     def lines_with_partial(self) -> tuple[LogLine, ...]:
         """The last lines, including those that have not ended yet."""
-        streams: dict[events.Stream, bytes] = {"stdout": self.partial_stdout, "stderr": self.partial_stderr}
-        pending = (
-            LogLine(self.last_heard, self.rank, stream, as_shown(data)) for stream, data in streams.items() if data
-        )
-        return (*self.tail, *pending)
+        return (*self.tail, *self.partial_lines())
 
 
 class RunRecord(NamedTuple):
@@ -221,10 +223,8 @@ def _after(record: RunRecord, event: events.Event) -> RunRecord:
         case events.SearchBegan() | events.SearchEnded():
             return record._replace(items=record.items and item_records.searching(record.items, event))
         case events.RunFinished():
-            ended = _all_ended(record)
-            return ended._replace(
-                outcome=event.outcome, message=event.message, failed_rank=event.failed_rank, ended=event.time
-            )
+            fields = event._asdict()
+            return _all_ended(record)._replace(ended=fields.pop("time"), **fields)
     return _after_news(record, record.ranks[event.rank], event)
 
 
@@ -283,13 +283,9 @@ def _started(record: RunRecord, event: events.RunStarted) -> RunRecord:
     begun = event._asdict()
     time, part = begun.pop("time"), begun.pop("ranks")
     up_since = time if event.warm else 0.0
-    return record._replace(
-        **begun,
-        part=tuple(sorted(set(part))) if len(set(part)) < event.size else (),
-        started=time,
-        running_since=up_since,
-        ranks=_at_the_start(event.size, part, up_since),
-    )
+    ranks = _at_the_start(event.size, part, up_since)
+    part = tuple(sorted(set(part))) if len(set(part)) < event.size else ()
+    return record._replace(**begun, part=part, started=time, running_since=up_since, ranks=ranks)
 
 
 def _item_changed(record: RunRecord, event: events.ItemStarted | events.ItemEnded) -> RunRecord:
@@ -300,8 +296,7 @@ def _item_changed(record: RunRecord, event: events.ItemStarted | events.ItemEnde
         return record._replace(items=item_records.started(items, event, host))
     slot = next(found.slot for found in items.running if found.item == event.item)
     for rank in record.ranks[slot * items.ranks_each : (slot + 1) * items.ranks_each] if slot >= 0 else ():
-        if rank.partial_stdout or rank.partial_stderr:  # end the line here, so that the next item begins a new one
-            record = _with_last_lines(record, rank)
+        record = _with_last_lines(record, rank)  # the next item begins a new line
     return record._replace(items=item_records.ended(items, event))
 
 
@@ -313,9 +308,8 @@ def _without_old_notices(before: RunRecord, event: events.Event, after: RunRecor
     """Drop the notices that no longer apply from `after`, the record after the event. Return the result."""
     # A rank that is stopped during a stall writes a traceback. This is not progress, so it must not remove the notice
     # about the stall.
-    ends = isinstance(event, events.RankFailed | events.RankStopped) or (
-        isinstance(event, events.Output) and event.stream == "stderr"
-    )
+    on_stderr = isinstance(event, events.Output) and event.stream == "stderr"
+    ends = on_stderr or isinstance(event, events.RankFailed | events.RankStopped)
     ranks = zip(before.ranks, after.ranks, strict=False)
     is_over = {
         "up": all(rank.state != "starting" for rank in after.taking_part),
@@ -337,23 +331,16 @@ def _thinned(metrics: tuple[events.Metrics, ...]) -> tuple[events.Metrics, ...]:
     # A step may have reports of some ranks in the older half and of others in the newer half. The newer half is kept
     # whole, so such a step is also kept in the older half.
     split = {*_places(newer[: 2 * len({each.rank for each in older})])}
-    kept = (
-        each
-        for each, place in zip(older, places, strict=True)
-        if numbers[place] % 2 == 0 or each.ends_epoch or place in split
-    )
-    return (*kept, *newer)[-METRICS_KEPT:]
+    keep = (each.ends_epoch or at in split or numbers[at] % 2 == 0 for each, at in zip(older, places, strict=True))
+    return (*itertools.compress(older, keep), *newer)[-METRICS_KEPT:]
 
 
 def _places(metrics: Sequence[events.Metrics]) -> list[tuple[int | None, int]]:
-    """Return the epoch and step of each report.
-
-    A report without a step is numbered: its step is the number of reports that its rank has made.
-    """
-    counted: dict[int, int] = {}
+    """Return the epoch and step of each report. Without a step, it is the number of reports that its rank has made."""
+    counted = Counter[int]()
     places = []
     for each in metrics:
-        counted[each.rank] = counted.get(each.rank, 0) + 1
+        counted[each.rank] += 1
         places.append((each.epoch, counted[each.rank] if each.step is None else each.step))
     return places
 
@@ -372,26 +359,19 @@ def _at_the_start(size: int, part: Sequence[int] = (), warm_at: float = 0.0) -> 
     If the run is on a warm gang, `warm_at` is the time of the start: the gang's ranks are up, so they are "running" at
     once. If `part` names some ranks, the others are "idle".
     """
-    found = RankRecord(0, "running" if warm_at else "starting", last_heard=warm_at)
-    return tuple(
-        found._replace(rank=rank, state="idle" if part and rank not in part else found.state) for rank in range(size)
-    )
+    state: RankState = "running" if warm_at else "starting"
+    idle = {*range(size)} - {*part} if part else set()
+    return tuple(RankRecord(rank, "idle" if rank in idle else state, last_heard=warm_at) for rank in range(size))
 
 
 def _begun(record: RunRecord, event: events.AttemptStarted) -> RunRecord:
-    """Begin an attempt.
-
-    Its ranks are new. From the ranks of the previous attempt, they take over only the counts of lines and bytes, and
-    the last lines.
-    """
+    """Begin an attempt. Its ranks are new, but they keep the last lines and the counts of lines and bytes."""
     ranks = tuple(
         rank._replace(line_count=old.line_count, size_bytes=old.size_bytes, tail=old.tail) if old else rank
         for rank, old in itertools.zip_longest(_at_the_start(event.size), record.ranks[: event.size])
     )
-    attempt = Attempt(event.number, event.time, event.size, event.checkpoint, event.step)
-    return record._replace(
-        size=event.size, ranks=ranks, joined=0, running_since=0.0, attempts=(*record.attempts, attempt)
-    )
+    attempts = (*record.attempts, Attempt(event.number, event.time, event.size, event.checkpoint, event.step))
+    return record._replace(size=event.size, ranks=ranks, joined=0, running_since=0.0, attempts=attempts)
 
 
 def _lost(record: RunRecord, event: events.AttemptEnded) -> RunRecord:
@@ -435,11 +415,9 @@ def _restored(record: RunRecord, event: events.CheckpointRestored) -> RunRecord:
 
 
 def _heard(rank: RankRecord, time: float) -> RankRecord:
-    """Return the rank after a message from it.
-
-    `last_heard` never goes back, although a DataRead of a saved run may come after newer events.
-    """
+    """Return the rank after a message from it."""
     moved_on = rank.stack is not None and time - rank.stack.time > STACK_HOLDS_S
+    # In a saved run, a DataRead may come after newer events.
     return rank._replace(last_heard=max(time, rank.last_heard), stack=None if moved_on else rank.stack)
 
 
@@ -496,10 +474,7 @@ def _printed(record: RunRecord, event: events.Output) -> RunRecord:
 
 
 def bounded(record: RunRecord, event: events.Displayed) -> events.Displayed:
-    """Return the display `event` as the record will keep it.
-
-    If the display would exceed the limits for a rank, it is kept without its data.
-    """
+    """Return the display as the record will keep it: without its data if it exceeds the limits for a rank."""
     event = event._replace(attempt=len(record.attempts) or 1)
     others = [each for each in record.displays if each.rank == event.rank and not _takes_place(event, each)]
     full = len(others) >= DISPLAYS_KEPT or sum(len(each.data) for each in others) + len(event.data) > DISPLAY_BYTES
@@ -512,10 +487,7 @@ def _takes_place(new: events.Displayed, old: events.Displayed) -> bool:
 
 
 def _displayed(record: RunRecord, event: events.Displayed) -> RunRecord:
-    """Add a display to the record, or replace the display that it updates.
-
-    A display without data is counted as left out.
-    """
+    """Add a display, or replace the display that it updates. A display without data is counted as left out."""
     if not event.data:
         return _told(record, event, displays_left_out=record.ranks[event.rank].displays_left_out + 1)
     at = next((at for at, each in enumerate(record.displays) if not event.clears and _takes_place(event, each)), None)
@@ -549,20 +521,14 @@ def _exited(record: RunRecord, event: events.RankExited) -> RunRecord:
 
 
 def _all_ended(record: RunRecord) -> RunRecord:
-    """Mark the ranks that have not ended as stopped.
-
-    This is necessary because no event says that a rank had to be killed.
-    """
+    """Mark the ranks that have not ended as stopped, since no event says that a rank had to be killed."""
     for rank in record.ranks:
-        if rank.partial_stdout or rank.partial_stderr:
-            record = _with_last_lines(record, rank)
-    ranks = tuple(
-        rank._replace(state="stopped") if rank.state in ("starting", "running") else rank for rank in record.ranks
-    )
-    return record._replace(ranks=ranks)
+        ended = rank._replace(state="stopped") if rank.state in ("starting", "running") else rank
+        record = _with_last_lines(record, ended)
+    return record
 
 
 def _with_last_lines(record: RunRecord, rank: RankRecord) -> RunRecord:
     """Add the rank's last lines that have no end yet, as if they had ended."""
-    last = list(rank.lines_with_partial()[len(rank.tail) :])
+    last = rank.partial_lines()
     return _with_lines(record, rank._replace(partial_stdout=b"", partial_stderr=b""), last, len(last))

@@ -30,11 +30,10 @@ from sparkring.errors import LaunchError, OptionsError
 from sparkring.history import events
 from sparkring.history.events import Notice, RunStarted, TimelineSaved
 from sparkring.history.horovod_timeline import Arriving
-from sparkring.history.record import RunRecord, replay
+from sparkring.history.record import QUICK_S, RunRecord, replay
 
 KEEP = 100
 NEWEST = 20  # this many of the newest runs are never removed, not even quick ones
-QUICK_S = 1.0  # a cell of a warm gang that finishes in less time is quick
 # Old runs are removed only when there are this many more than KEEP. To do that after each cell would take a quarter of
 # the time of a warm gang's cells.
 SLACK = 20
@@ -76,7 +75,6 @@ class RunFolder:
                 "writable folder."
             ) from error
         self._logs: dict[int, IO[bytes]] = {}
-        self._sizes: dict[int, int] = {}
         # Frequent events that are not written yet: the newest one of each reader and of each GPU.
         self._later: dict[tuple[object, ...], events.Event] = {}
         self._due = 0.0
@@ -189,10 +187,8 @@ class RunFolder:
             log = self._logs.get(event.rank)
             if log is None:
                 log = self._logs[event.rank] = (self.path / log_name(event.rank)).open("ab")
-            start = self._sizes.get(event.rank, 0)
+            more = {"start": log.tell(), "size": len(event.data)}
             log.write(event.data)
-            self._sizes[event.rank] = start + len(event.data)
-            more = {"start": start, "size": len(event.data)}
         if isinstance(event, events.Displayed) and event.data:
             more = {"file": display_name(event)}
             (self.path / DISPLAYS).mkdir(exist_ok=True, mode=0o700)
@@ -201,9 +197,7 @@ class RunFolder:
 
 
 def new_id() -> str:
-    """Return the id of a new run.
-
-    It consists of the local time, five hex digits for the fraction of the second, and one random hex digit.
+    """Return the id of a new run: the local time, five hex digits for the fraction of the second, and a random digit.
 
     Ids sort by time, even if several runs begin within a second. The random digit makes clashes less likely.
     """
@@ -338,11 +332,11 @@ def told(path: Path, kind: type[Kind]) -> Iterator[Kind]:
 
 
 def first(path: Path) -> RunStarted:
-    """Return the event with which a saved run began.
-
-    If this event is missing, return a RunStarted that has "?" for unknown values.
-    """
-    event = next(map(events.from_json, _lines(path)), None)
+    """Return the event with which a saved run began; if it is missing, a RunStarted with "?" for unknown values."""
+    try:
+        event = next(map(events.from_json, _lines(path)), None)
+    except FileNotFoundError:  # another kernel has removed the run
+        event = None
     return event if isinstance(event, RunStarted) else RunStarted(0.0, path.name, "?", "", 0, "?", "?", "all")
 
 

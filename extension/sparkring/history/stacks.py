@@ -135,7 +135,7 @@ def collective(text: str) -> str:
     If there is none, but TensorFlow executes a graph, GRAPH is returned.
     """
     frames = _main_thread(text)
-    graph = False
+    graph = ""
     for at, frame in enumerate(frames):
         if is_cell(frame.file):
             break  # the frames farther out only wait for the cell to end
@@ -146,15 +146,11 @@ def collective(text: str) -> str:
                 traced = any(outer.function == _TRACES_GRAPH for outer in frames[at:])
                 return "" if traced else name or found["name"]
         if any(frame.function == function and frame.file.endswith(file) for file, function in _RUNS_GRAPH):
-            graph = True
-    return GRAPH if graph else ""
+            graph = GRAPH
+    return graph
 
 
 def _main_thread(text: str) -> list[Frame]:
-    """Return the frames of the main thread, innermost first.
-
-    Only the last block of `text` is read, because in stacks that version 0.1 saved, the frames of other threads come
-    before those of the main thread.
-    """
-    last_block = text.rpartition("(most recent call first):")[2]
+    """Return the frames of the main thread, innermost first."""
+    last_block = text.rpartition("(most recent call first):")[2]  # version 0.1 saved other threads' frames before it
     return [Frame(found["file"], int(found["line"]), found["function"]) for found in _FRAME.finditer(last_block)]

@@ -73,10 +73,9 @@ class Scalar(NamedTuple):
 
 
 def write_event_files(run: Path) -> Path:
-    """Write event files with the metrics of the run saved in `run`, all files or none. Return the files' folder.
+    """Write event files with the metrics of the saved run `run`, all or none, and return their folder.
 
-    Raise OptionsError if TensorBoard is not installed, and DataError if there are no metrics or the files cannot be
-    written.
+    Raise OptionsError if TensorBoard is not installed, and DataError if there are no metrics or writing fails.
     """
     try:
         import tensorboard  # noqa: F401 - to see if it is installed

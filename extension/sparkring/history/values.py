@@ -21,8 +21,8 @@ Write = Callable[[object], str]
 def told(values: Mapping[int, object], write: Write = repr) -> str:
     """Return the values of the ranks as entries such as `ranks 0–3: 0.9731`; '' if all values are None.
 
-    `write` returns the text of a value; ranks whose values have the same text share an entry. If a text has several
-    lines, it begins on a line of its own, so that its columns stay aligned.
+    Ranks whose values have the same text, which `write` returns, share an entry. A text of several lines begins on a
+    line of its own, so that its columns stay aligned.
     """
     by_text: dict[str, list[int]] = {}
     for rank in sorted(values):
@@ -41,16 +41,9 @@ def like(printer: Any) -> Write:
 
     def write(value: object) -> str:
         stream = io.StringIO()
-        inner = type(printer)(
-            stream,
-            printer.verbose,
-            printer.max_width,
-            printer.newline,
-            printer.singleton_pprinters,
-            printer.type_pprinters,
-            printer.deferred_pprinters,
-            printer.max_seq_length,
-        )
+        writers = printer.singleton_pprinters, printer.type_pprinters, printer.deferred_pprinters
+        looks = printer.verbose, printer.max_width, printer.newline
+        inner = type(printer)(stream, *looks, *writers, printer.max_seq_length)
         inner.pretty(value)
         inner.flush()
         return stream.getvalue()
@@ -59,10 +52,7 @@ def like(printer: Any) -> Write:
 
 
 def _written(value: object, write: Write) -> str:
-    """Return the value's text as plain() shows it, cut if it is long.
-
-    If `write` raises an error, the text names the value's type instead.
-    """
+    """Return the value's text as plain() shows it, cut if it is long; if `write` raises an error, name its type."""
     try:
         text = write(value)
     except Exception as error:  # a class's repr() may raise anything

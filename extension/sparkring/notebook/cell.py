@@ -58,11 +58,7 @@ def _syntax_error(error: SyntaxError, cell: str) -> CaptureError:
 
 
 def _magic_call(node: ast.AST) -> tuple[str, str, str] | None:
-    """If `node` is a call that IPython generated from a magic, return its parts; otherwise None.
-
-    The parts are the name of the called method, such as 'run_line_magic', the name of the magic, and the rest of the
-    magic's line.
-    """
+    """If IPython made the call `node` from a magic, return its method, the magic's name, and the rest of the line."""
     match node:
         case ast.Call(
             func=ast.Attribute(value=ast.Call(func=ast.Name("get_ipython")), attr=kind),

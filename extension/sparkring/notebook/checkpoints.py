@@ -55,10 +55,7 @@ OPTIONS = OptionsTable(
 
 
 def parse(line: str) -> dict[str, Any]:
-    """Return the options on a `%checkpoints` line.
-
-    Raise OptionsError, which says what is wrong, if the line is not valid.
-    """
+    """Return the options on a `%checkpoints` line. Raise OptionsError if the line is not valid."""
     given = OPTIONS.parse(line)
     mode = given["mode"]
     if mode and not given["metric"]:

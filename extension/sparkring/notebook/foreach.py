@@ -152,7 +152,7 @@ def split(line: str) -> tuple[Clause, str]:
 
 
 def _begins_options(word: str) -> bool:
-    """Whether the options, or a comment, may begin with `word`.
+    """Whether options or a comment may begin with `word`.
 
     `--` is rarely part of an expression. `-n` may be, but it is read as the option.
     """
@@ -238,16 +238,14 @@ def _run(shell: Any, line: str, cell: str) -> Any:
     from sparkring.worker.rank.expand import expand
 
     clause, options, dry_run = parse(line, lambda text: expand(text, shell.user_ns))
-    targets = Targets(clause.targets)
-    source = python_source(shell, "foreach", cell)
+    source, targets = python_source(shell, "foreach", cell), Targets(clause.targets)
     names = targets.names
     work = Cell(source, shell.user_ns, find_scripts(shell, source, names))
     if depends_on_items(source, names):
         work = work._replace(scripts_of=lambda values: find_scripts(shell, source, names, values))
     if dry_run:
-        run_options = Options(push=options.push, dry_run=True)
-        captured = capture_cell(RunSpec(work, run_options, options.framework, bound=targets.names), work)
-        show_captured(captured.table)
+        spec = RunSpec(work, Options(push=options.push, dry_run=True), options.framework, bound=names)
+        show_captured(capture_cell(spec, work).table)
         return None
     items = _evaluated(clause, shell.user_ns)
     if options.plan and isinstance(items, Iterator) and not clause.makes_items:
@@ -255,8 +253,8 @@ def _run(shell: Any, line: str, cell: str) -> Any:
             f"%%foreach: --plan would take the first item of the iterator `{clause.items}`, which the run could then "
             "not have: use a list, or make the iterator in the clause."
         )
-    spec = ForeachSpec(work, items, options, targets, clause.written, f"%%foreach {line}\n{cell}")
-    return api.start_foreach(spec) if options.background else api.foreach_spec(spec)
+    run = ForeachSpec(work, items, options, targets, clause.written, f"%%foreach {line}\n{cell}")
+    return api.start_foreach(run) if options.background else api.foreach_spec(run)
 
 
 def _evaluated(clause: Clause, namespace: dict[str, Any]) -> Any:

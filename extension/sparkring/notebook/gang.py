@@ -71,7 +71,7 @@ class GangRequest(NamedTuple):
 
 
 def parse(line: str) -> GangRequest:
-    """Return what a `%gang` line asks for. Raise OptionsError, which says what is wrong, if the line is not valid."""
+    """Return what a `%gang` line asks for. Raise OptionsError if the line is not valid."""
     words = split_line("%gang", line)
     match words:
         case ["start", *rest]:
@@ -128,9 +128,8 @@ def _gang(shell: Any, line: str) -> None:
         show_table(describe.STACK_HEADERS, describe.stacks_table(stacks), empty="")
     else:
         headers = ("gang", "-n", "framework", "state", "up", "cells", "hosts")
-        show_table(
-            headers, [_row(gang) for gang in warm_gang.every()], empty="no gang is up; `%gang start -n -4` starts one"
-        )
+        rows = [_row(gang) for gang in warm_gang.every()]
+        show_table(headers, rows, empty="no gang is up; `%gang start -n -4` starts one")
 
 
 def _start(shell: Any, options: GangOptions) -> None:

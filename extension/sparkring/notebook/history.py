@@ -77,7 +77,7 @@ class RunsRequest:
 
 
 def parse_runs(line: str) -> RunsRequest:
-    """Return what a `%runs` line asks for. Raise OptionsError, which says what is wrong, if the line is not valid."""
+    """Return what a `%runs` line asks for. Raise OptionsError if the line is not valid."""
     given = _RUNS.parse(line)
     run, tensorboard, stop = given["run"], given["tensorboard"], given["stop"]
     if stop and (tensorboard or not run):

@@ -71,12 +71,7 @@ _OPTIONS = (
         help="variables of rank 0 to copy into the notebook",
     ),
     ENV,
-    Option(
-        "--gpus",
-        type=count,
-        metavar="K",
-        help="number of GPUs for each rank; 0 hides all GPUs",
-    ),
+    Option("--gpus", type=count, metavar="K", help="number of GPUs for each rank; 0 hides all GPUs"),
     Option(
         "--logs",
         choices=LOGS,
@@ -146,17 +141,12 @@ _BARRIER_DATA = Option(
 @functools.cache
 def options_table(magic: str) -> OptionsTable:
     """Return the table with the options of a launch magic, or of %%ranks."""
-    rows: tuple[Option, ...] = (_RANKS, *_OPTIONS)
-    if magic == "barrier":
-        rows = (_BARRIER_RANKS, *_OPTIONS, _BARRIER_DATA)
+    rows = (_BARRIER_RANKS, *_OPTIONS, _BARRIER_DATA) if magic == "barrier" else (_RANKS, *_OPTIONS)
     return OptionsTable(f"%%{magic}", *rows)
 
 
 def parse(magic: str, line: str, default_np: int = Options.np) -> Options:
-    """Return the Options that the line of a launch magic asks for.
-
-    Raise OptionsError, which says what is wrong, if the line is not valid.
-    """
+    """Return the Options that the line of a launch magic asks for. Raise OptionsError if the line is not valid."""
     who = f"%%{magic}"
     given = options_table(magic).parse(line)
     np = given["np"]
@@ -180,11 +170,9 @@ def parse(magic: str, line: str, default_np: int = Options.np) -> Options:
 
 
 def _barrier_np(np: int | None, data: str, default_np: int) -> int | None:
-    """Return the number of ranks of %%barrier. Raise OptionsError if %%barrier cannot run with it.
+    """Return the number of ranks of %%barrier, or None for the default. Raise OptionsError if the number is not valid.
 
-    `np` is the number that -n gives, and None without -n. With -n, this number is returned. Without -n, 0 is returned
-    if there is a DataFrame, which means one rank for each partition; otherwise, None is returned, which means the
-    default.
+    `np` is what -n gives. Without -n, 0 is returned if there is a DataFrame: one rank for each partition.
     """
     if np is not None and np < 1:
         raise OptionsError(
@@ -255,14 +243,8 @@ def _launch_magic(framework: str) -> Magic:
     lesson = FRAMEWORKS[framework].lesson
     assert lesson is not None
     table = options_table(lesson.magic)
-    help = _HELP.format(
-        magic=lesson.magic,
-        line=lesson.line,
-        what=lesson.what,
-        reads=lesson.reads,
-        example=textwrap.indent(textwrap.dedent(lesson.example).strip(), "    "),
-        options=table.help(),
-    )
+    example = textwrap.indent(textwrap.dedent(lesson.example).strip(), "    ")
+    help = _HELP.format(**lesson._asdict() | {"example": example, "options": table.help()})
     run = functools.partial(_run_cell, magic=lesson.magic, framework=framework)
     return Magic(lesson.magic, "cell", help, run, table.complete)
 

@@ -5,6 +5,7 @@ If the text is not of the type, the function raises ArgumentTypeError, which say
 
 from __future__ import annotations
 
+import functools
 from argparse import ArgumentTypeError
 
 MOST_RANKS = 1_024
@@ -31,16 +32,6 @@ def number_of_gpus(text: str) -> float:
         raise ArgumentTypeError(f"{text!r} is not a number of GPUs (2, or 0.5 if two items share one)") from None
 
 
-def seconds(text: str) -> float:
-    """Return a time in seconds."""
-    return _time(text, "seconds")
-
-
-def minutes(text: str) -> float:
-    """Return a time in minutes."""
-    return _time(text, "minutes")
-
-
 def _time(text: str, unit: str) -> float:
     try:
         number = float(text)
@@ -49,6 +40,10 @@ def _time(text: str, unit: str) -> float:
     if not 0 < number < float("inf"):
         raise ArgumentTypeError(f"{text!r} is not a number of {unit} greater than 0")
     return number
+
+
+seconds = functools.partial(_time, unit="seconds")
+minutes = functools.partial(_time, unit="minutes")
 
 
 def variable(text: str) -> str:
@@ -90,6 +85,4 @@ def count(text: str, least: int = 0) -> int:
     return int(text)
 
 
-def positive_count(text: str) -> int:
-    """Return a whole number that is not smaller than 1."""
-    return count(text, least=1)
+positive_count = functools.partial(count, least=1)

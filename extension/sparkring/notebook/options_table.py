@@ -78,10 +78,7 @@ class OptionsTable:
         return set(self._by_flag)
 
     def parse(self, line: str) -> dict[str, Any]:
-        """Return the value of each option by the option's name.
-
-        Raise OptionsError, which says what is wrong, if the line is not valid.
-        """
+        """Return the value of each option by the option's name. Raise OptionsError if the line is not valid."""
         return self.parse_words(split_line(self.magic, line))
 
     def parse_words(self, words: Sequence[str]) -> dict[str, Any]:
@@ -124,11 +121,8 @@ class OptionsTable:
         given = {row.names for word in words if (row := self._by_flag.get(word.partition("=")[0])) is not None}
         if any(row.alone and row.names in given for row in self.options):
             return []
-        return [
-            name
-            for name, row in self._by_flag.items()
-            if name.startswith(current) and (row.can_repeat or row.names not in given)
-        ]
+        left = [name for name, row in self._by_flag.items() if row.can_repeat or row.names not in given]
+        return [name for name in left if name.startswith(current)]
 
     def _has_argument(self, words: Sequence[str]) -> bool:
         """Whether one of the words is the argument, and not an option or the value of an option."""
@@ -171,10 +165,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def split_line(magic: str, line: str) -> list[str]:
-    """Split the line of a magic into words, as a shell would. `#` begins a comment.
-
-    Raise OptionsError if a quote is not closed.
-    """
+    """Split the line of a magic into words, as a shell would. Raise OptionsError if a quote is not closed."""
     try:
         return shlex.split(line, comments=True)
     except ValueError as error:

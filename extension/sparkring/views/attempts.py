@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from sparkring.history.describe import dotted, duration, first_line, rank_count, without_traceback
+from sparkring.history.describe import counted, dotted, duration, first_line, without_traceback
 from sparkring.history.lines import is_noise
 from sparkring.history.record import Attempt, LogLine, RunRecord
 
@@ -49,11 +49,9 @@ def saved_before(record: RunRecord, attempt: Attempt) -> str:
     """What an attempt had saved when it ended: `step 120 was saved 3 s before`; '' without a checkpoint directory."""
     if not record.checkpoint_dir:
         return ""
-    saved = [
-        each.saved for each in record.checkpoints if each.attempt == attempt.number and each.saved.kind == "sparkring"
-    ]
-    if saved:
-        last = max(saved, key=lambda each: each.time)
+    saved = [each.saved for each in record.checkpoints if each.attempt == attempt.number]
+    last = max((each for each in saved if each.kind == "sparkring"), key=lambda each: each.time, default=None)
+    if last is not None:
         return f"step {last.step:,} was saved {duration(max(0.0, attempt.ended - last.time))} before"
     return "no new checkpoint was saved" if attempt.checkpoint else "no checkpoint was saved"
 
@@ -64,7 +62,8 @@ def news(before: tuple[Attempt, ...], record: RunRecord) -> list[str]:
     for at, attempt in enumerate(record.attempts):
         known = before[at] if at < len(before) else None
         if known is None and (at or attempt.checkpoint):
-            told.append(" ".join([f"attempt {attempt.number}", *_begins(record, at)]))
+            goes_on = f"continues from step {attempt.step:,}" if attempt.checkpoint else "starts over"
+            told.append(f"attempt {attempt.number} {goes_on} on {_ranks(record, at)}")
         if attempt.ended and (known is None or not known.ended):
             took = duration(attempt.ended - attempt.started)
             told.append(f"attempt {attempt.number} ended after {took}: {_reason(record, attempt)}")
@@ -73,7 +72,7 @@ def news(before: tuple[Attempt, ...], record: RunRecord) -> list[str]:
 
 def _chapter(record: RunRecord, at: int) -> Chapter:
     attempt, before = record.attempts[at], record.attempts[at - 1] if at else None
-    words = [f"attempt {attempt.number}", _ranks(attempt, before), _went_on(attempt, before, record.outcome is None)]
+    words = [f"attempt {attempt.number}", _ranks(record, at), _went_on(attempt, before, record.outcome is None)]
     if attempt.ended:
         words += [duration(attempt.ended - attempt.started), f"ended: {_reason(record, attempt)}"]
         state: Literal["ended", "running", "finished", "failed", "cut"] = "ended"
@@ -87,9 +86,9 @@ def _chapter(record: RunRecord, at: int) -> Chapter:
     return Chapter(state, dotted(*words), attempt.failed_rank, _last_lines(attempt))
 
 
-def _ranks(attempt: Attempt, before: Attempt | None) -> str:
-    instead = f" instead of {before.size:,}" if before is not None and before.size != attempt.size else ""
-    return rank_count(attempt.size) + instead
+def _ranks(record: RunRecord, at: int) -> str:
+    now, before = record.attempts[at].size, record.attempts[max(0, at - 1)].size
+    return counted(now, "rank") + (f" instead of {before:,}" if before != now else "")
 
 
 def _went_on(attempt: Attempt, before: Attempt | None, running: bool) -> str:
@@ -100,12 +99,6 @@ def _went_on(attempt: Attempt, before: Attempt | None, running: bool) -> str:
     if attempt.checkpoint:
         return f"continues from {step}" if running and not attempt.ended else f"was to continue from {step}"
     return "started over" if before is not None else ""
-
-
-def _begins(record: RunRecord, at: int) -> list[str]:
-    attempt, before = record.attempts[at], record.attempts[at - 1] if at else None
-    goes_on = f"continues from step {attempt.step:,}" if attempt.checkpoint else "starts over"
-    return [goes_on, f"on {_ranks(attempt, before)}"]
 
 
 def _reason(record: RunRecord, attempt: Attempt) -> str:

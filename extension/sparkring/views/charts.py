@@ -77,9 +77,8 @@ def _column(xs: Sequence[float], points: Iterable[tuple[float, float]]) -> Colum
 
 def words(curves: Sequence[Curve], axis: str) -> str:
     """A description of one chart, for screen readers."""
-    return "; ".join(
-        f"{curve.name} by {axis}: from {number(curve.points[0].value.mean)} to {number(curve.last)}" for curve in curves
-    )
+    ends = [(curve.name, number(curve.points[0].value.mean), number(curve.last)) for curve in curves]
+    return "; ".join(f"{name} by {axis}: from {first} to {last}" for name, first, last in ends)
 
 
 def legend(found: Sequence[Sequence[Curve]], marks: Sequence[Mark]) -> str:

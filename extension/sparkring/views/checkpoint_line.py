@@ -49,10 +49,9 @@ class Mark(NamedTuple):
 
 
 class Series(NamedTuple):
-    """The checkpoints of one directory, oldest first.
+    """The checkpoints of one directory, oldest first. `noun` is what a step is called: `step` or `epoch`.
 
-    `noun` is what a step is called: `step` or `epoch`. `headers` are the titles of the columns that show each mark's
-    `origin`.
+    `headers` are the titles of the columns that show each mark's `origin`.
     """
 
     folder: str
@@ -97,34 +96,34 @@ def picture(series: Series, now: float) -> str:
     if not series.marks:
         return ""
     metric = series.metric if any(series.metric in mark.metrics for mark in series.marks) else _metric_to_draw(series)
-    tall = _CURVE if metric else _FLAT
-    shown = chosen(series.marks, MARKS)
+    bottom = _TOP + (_CURVE if metric else _FLAT)
     xs = positions(series.marks)
-    values = [mark.metrics[metric] for mark in series.marks if math.isfinite(mark.metrics.get(metric, math.nan))]
-    low, high = (min(values), max(values)) if values else (0.0, 0.0)
+    measured = {at: mark.metrics.get(metric, math.nan) for at, mark in enumerate(series.marks)}
+    values = {at: value for at, value in measured.items() if math.isfinite(value)}
+    low, high = min(values.values(), default=0.0), max(values.values(), default=0.0)
 
-    def y(mark: Mark) -> float:
-        value = mark.metrics.get(metric, math.nan)
-        if not math.isfinite(value):
-            return _TOP + tall
-        return _TOP + tall * (high - value) / (high - low) if high > low else _TOP + tall / 2
+    def y(value: float) -> float:
+        return _TOP + (bottom - _TOP) * ((high - value) / (high - low) if high > low else 0.5)
 
-    places = {at: (xs[at], y(series.marks[at])) for at in shown}
+    places = {at: (xs[at], y(values[at]) if at in values else bottom) for at in chosen(series.marks, MARKS)}
     lines = _labels(series, places, now)
-    base = _TOP + tall + 24
+    base = bottom + 24
     whole = base + _LINE * (max(len(line) for _, line in lines) - 1) + 4
-    edges = f"M{xs[0] - 12:.1f} {_TOP + tall}H{xs[-1] + 12:.1f}"
+    edges = f"M{xs[0] - 12:.1f} {bottom}H{xs[-1] + 12:.1f}"
     ground = f'<path d="{edges}" stroke="currentColor" stroke-opacity=".2"/>'
+    curve = " ".join(f"{x:.1f},{y:.1f}" for at, (x, y) in places.items() if at in values)
     parts = [
-        *_stretches(series, xs, _TOP + tall + 8),
-        *(_axis(low, high, tall) if metric else [ground]),
-        _curve([places[at] for at in shown if math.isfinite(series.marks[at].metrics.get(metric, math.nan))]),
-        *(_shape(series, series.marks[at], *places[at], now, crowded=len(shown) > CROWD) for at in shown),
+        *_stretches(series, xs, bottom + 8),
+        *([_tick(value, y(value)) for value in nice_ticks(low, high, 3)] if metric else [ground]),
+        f'<polyline points="{curve}" fill="none" stroke="{BLUE}" stroke-opacity=".45"/>',
+        *(_shape(series, series.marks[at], *place, now, crowded=len(places) > CROWD) for at, place in places.items()),
         *_callouts(series, places),
         *(_label(x, base, line) for x, line in lines),
     ]
-    drawn = svg(WIDTH, whole, _spoken(series), parts, 10.5)
-    return f'<figure class="sr-saved">{_caption(series, metric)}{drawn}{_legend(series, len(shown))}</figure>'
+    resumed = next((f"; the resume point is step {mark.step:,}" for mark in series.marks if mark.resumes), "")
+    said = f"{counted(len(series.marks), 'checkpoint')} in the order in which they were saved{resumed}"
+    drawn = svg(WIDTH, whole, said, parts, 10.5)
+    return f'<figure class="sr-saved">{_caption(series, metric)}{drawn}{_legend(series, len(places))}</figure>'
 
 
 def chosen(marks: Sequence[Mark], most: int) -> list[int]:
@@ -139,11 +138,8 @@ def chosen(marks: Sequence[Mark], most: int) -> list[int]:
     for at, group in enumerate(groups, 1):
         room = most - len(found)
         share = room * 2 // 3 if any(groups[at:]) else room
-        found |= set(
-            group
-            if len(group) <= share
-            else (group[(2 * part + 1) * len(group) // (2 * share)] for part in range(share))
-        )
+        spread = (group[(2 * part + 1) * len(group) // (2 * share)] for part in range(share))
+        found |= set(group if len(group) <= share else spread)
     return sorted(found)
 
 
@@ -173,22 +169,11 @@ def _metric_to_draw(series: Series) -> str:
     return names[0] if names else ""
 
 
-def _axis(low: float, high: float, tall: int) -> list[str]:
-    parts = []
-    for tick in nice_ticks(low, high, 3):
-        y = _TOP + (tall * (high - tick) / (high - low) if high > low else tall / 2)
-        if _TOP - 1 <= y <= _TOP + tall + 1:
-            parts.append(
-                f'<path d="M{_LEFT} {y:.1f}H{WIDTH - 8}" stroke="currentColor" stroke-opacity=".12"/>'
-                f'<text x="{_LEFT - 6}" y="{y:.1f}" dy="3.5" text-anchor="end">{number(tick)}</text>'
-            )
-    return parts
-
-
-def _curve(points: Sequence[tuple[float, float]]) -> str:
-    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    drawn = f'<polyline points="{line}" fill="none" stroke="{BLUE}" stroke-opacity=".45"/>'
-    return drawn if len(points) > 1 else ""
+def _tick(value: float, y: float) -> str:
+    return (
+        f'<path d="M{_LEFT} {y:.1f}H{WIDTH - 8}" stroke="currentColor" stroke-opacity=".12"/>'
+        f'<text x="{_LEFT - 6}" y="{y:.1f}" dy="3.5" text-anchor="end">{number(value)}</text>'
+    )
 
 
 def _stretches(series: Series, xs: Sequence[float], bottom: int) -> list[str]:
@@ -213,10 +198,7 @@ def _stretches(series: Series, xs: Sequence[float], bottom: int) -> list[str]:
 
 
 def _stretch_name(series: Series, at: int) -> str:
-    """Return the name of the attempt that begins at mark `at`, or `run …` with the end of the run's id.
-
-    The end of the id is enough for the user, because %logs finds a run by it.
-    """
+    """Return the name of the attempt that begins at mark `at`, or `run …` with the end of the run's id."""
     mark = series.marks[at]
     if not mark.stretch.isdecimal():
         return mark.stretch
@@ -224,7 +206,7 @@ def _stretch_name(series: Series, at: int) -> str:
     before = next((each.origin[0] for each in reversed(series.marks[:at]) if each.origin[0]), "")
     if run and run == before:
         return "next attempt"
-    return f"run …{first_line(run[-6:], 6)}" if run else ""
+    return f"run …{first_line(run[-6:], 6)}" if run else ""  # %logs finds a run by the end of its id
 
 
 # ── Marks ─────────────────────────────────────────────────────────────────────
@@ -250,47 +232,39 @@ _SHAPES: dict[str, str] = {
 }
 
 
-def _drawn(mark: Mark) -> str:
-    kind = "best" if mark.best and mark.state == "committed" else mark.state
-    return _SHAPES[kind] + (_RING if mark.resumes else "")
-
-
 def _shape(series: Series, mark: Mark, x: float, y: float, now: float, *, crowded: bool) -> str:
-    words = [f"{series.noun} {mark.step:,}", state_words(mark), size(mark.size_bytes)]
-    words.insert(1, f"saved {told}" if (told := when(series, mark, now)) else "")
+    saved = f"saved {told}" if (told := when(series, mark, now)) else ""
+    words = [f"{series.noun} {mark.step:,}", saved, state_words(mark), size(mark.size_bytes)]
     words += [f"{first_line(name, NAME_CHARACTERS)} {number(value)}" for name, value in list(mark.metrics.items())[:2]]
     told = first_line(dotted(*words), TITLE_CHARACTERS)
     small = crowded and not (mark.best or mark.resumes)
     placed = f"translate({x:.1f} {y:.1f})" + (" scale(0.75)" if small else "")
-    return f'<g transform="{placed}"><title>{text(told)}</title>{_drawn(mark)}</g>'
+    drawn = _SHAPES["best" if mark.best and mark.state == "committed" else mark.state] + _RING * mark.resumes
+    return f'<g transform="{placed}"><title>{text(told)}</title>{drawn}</g>'
 
 
 def _callouts(series: Series, places: Mapping[int, tuple[float, float]]) -> list[str]:
-    """Return SVG that writes `best` and `resume` above the best checkpoint and the resume point.
-
-    If both are close together, the words stand side by side.
-    """
-    named: dict[int, list[str]] = {at: [] for at in places}
-    for at in places:
+    """Return SVG that writes `best` and `resume` above the marks, side by side if these marks are close together."""
+    told = []
+    for at, place in places.items():
         mark = series.marks[at]
-        named[at] += ["best"] * (mark.best and mark.state == "committed") + ["resume"] * mark.resumes
-    told = [(places[at], ", ".join(words)) for at, words in named.items() if words]
+        words = ["best"] * (mark.best and mark.state == "committed") + ["resume"] * mark.resumes
+        told += [(place, ", ".join(words))] if words else []
     near = len(told) == 2 and abs(told[0][0][0] - told[1][0][0]) < 8 * _CHARACTER
     parts = []
-    for which, ((x, y), words) in enumerate(told):
-        anchor = ("end", "start")[which] if near else "middle"
-        shift = (4 if which == 0 else -4) if near else 0
+    for which, ((x, y), said) in enumerate(told):
+        anchor, shift = (("end", 4), ("start", -4))[which] if near else ("middle", 0)
         if y - 10 > 25:
             parts.append(f'<path d="M{x:.1f} 26V{y - 10:.1f}" stroke="currentColor" stroke-opacity=".3"/>')
-        parts.append(f'<text x="{x + shift:.1f}" y="22" text-anchor="{anchor}" font-weight="bold">{words}</text>')
+        parts.append(f'<text x="{x + shift:.1f}" y="22" text-anchor="{anchor}" font-weight="bold">{said}</text>')
     return parts
 
 
 def _labels(series: Series, places: Mapping[int, tuple[float, float]], now: float) -> list[tuple[float, list[str]]]:
     """Return the labels below the marks, each with its horizontal place.
 
-    The lines of a label are the mark's step, when it was saved, and its size if the sizes of the marks differ.
-    Labels must not overlap, so if there is no room for all, the most important marks are labelled.
+    The lines of a label are the mark's step, when it was saved, and its size if the sizes of the marks differ. If there
+    is no room for all labels, the most important marks are labelled.
     """
 
     def weight(at: int) -> tuple[bool, ...]:
@@ -348,11 +322,6 @@ def _legend(series: Series, drawn: int) -> str:
     many = len(series.marks)
     note = f"<span>{drawn} of {many:,} are shown</span>" if drawn < many else ""
     return f'<div class="sr-legend">{keys}{note}</div>'
-
-
-def _spoken(series: Series) -> str:
-    resumed = next((f"; the resume point is step {mark.step:,}" for mark in series.marks if mark.resumes), "")
-    return f"{counted(len(series.marks), 'checkpoint')} in the order in which they were saved{resumed}"
 
 
 def nice_ticks(low: float, high: float, most: int = 4) -> list[float]:

@@ -9,7 +9,7 @@ from typing import TextIO
 
 from sparkring.checkpointing.entries import Entry
 from sparkring.checkpointing.inventory import Inventory
-from sparkring.history.describe import ago, counted, dotted, duration, first_line, named, number, rank_count, size
+from sparkring.history.describe import ago, counted, dotted, duration, first_line, named, number, size
 from sparkring.history.lines import plain
 from sparkring.history.record import Checkpoint, RunRecord
 from sparkring.views.checkpoint_line import (
@@ -71,9 +71,8 @@ def _recorded(folder: str, kind: str, found: Sequence[Checkpoint], record: RunRe
         )
         for at, each in enumerate(found)
     )
-    return Series(
-        folder, marks, ("saved by",), _noun(kind), _WRITERS.get(kind, ""), began=record.started if record.ended else 0.0
-    )
+    began = record.started if record.ended else 0.0
+    return Series(folder, marks, ("saved by",), _noun(kind), _WRITERS.get(kind, ""), began=began)
 
 
 def _earlier(found: Checkpoint) -> bool:
@@ -83,11 +82,8 @@ def _earlier(found: Checkpoint) -> bool:
 
 def listed(found: Inventory) -> Series:
     """Return the series of the checkpoints that sparkring wrote to a directory."""
-    best, newest = found.best, found.newest
-    marks = tuple(
-        _listed(entry, best=entry is best, resumes=entry is newest)
-        for entry in sorted(found.entries, key=lambda entry: entry.parsed.age)
-    )
+    best, newest, by_age = found.best, found.newest, sorted(found.entries, key=lambda entry: entry.parsed.age)
+    marks = tuple(_listed(entry, best=entry is best, resumes=entry is newest) for entry in by_age)
     return Series(found.directory, marks, ("run", "ranks"), metric=found.metric)
 
 
@@ -108,24 +104,19 @@ def _listed(entry: Entry, *, best: bool, resumes: bool) -> Mark:
 
 def saved_words(record: RunRecord, series: Series, now: float) -> str:
     """What was saved last, and the counts: `saved step 120, 3 s ago · 4.20 MB in 0.2 s · 12 saved, 3 still there`."""
-    found = [
-        each.saved
-        for each in record.checkpoints
-        if (each.saved.folder, _WRITERS.get(each.saved.kind, "")) == (series.folder, series.kind) and not _earlier(each)
-    ]
+    own = [each.saved for each in record.checkpoints if not _earlier(each)]
+    found = [each for each in own if (each.folder, _WRITERS.get(each.kind, "")) == (series.folder, series.kind)]
     if not found:
         return f"{_count_words(series)} · {first_line(series.folder, 200)}"
     last = max(found, key=lambda each: each.time)
     took = f"{size(last.size_bytes)} in {duration(float(last.took_s))}" if last.took_s else size(last.size_bytes)
     if last.blocked_s and last.took_s:
         took += f", of which training waited {duration(float(last.blocked_s))}"
-    when_saved = ago(now - last.time)
-    if record.ended:
-        when_saved = f"{duration(max(0.0, record.ended - last.time))} before the end"
-    words = [f"saved {series.noun} {last.step:,}, {when_saved}", took if last.size_bytes else ""]
-    words += [f"{first_line(name, NAME_CHARACTERS)} {number(value)}" for name, value in list(last.metrics.items())[:2]]
-    words += [_count_words(series), f"{series.kind} in" * bool(series.kind) + f" {first_line(series.folder, 200)}"]
-    return dotted(*map(str.strip, words))
+    before_end = f"{duration(max(0.0, record.ended - last.time))} before the end"
+    saved = f"saved {series.noun} {last.step:,}, {before_end if record.ended else ago(now - last.time)}"
+    values = [f"{first_line(name, NAME_CHARACTERS)} {number(value)}" for name, value in list(last.metrics.items())[:2]]
+    place = (f"{series.kind} in " if series.kind else "") + first_line(series.folder, 200)
+    return dotted(saved, took if last.size_bytes else "", *values, _count_words(series), place)
 
 
 def _count_words(series: Series) -> str:
@@ -140,48 +131,40 @@ def damage_words(series: Series) -> str:
     damaged = [mark for mark in series.marks if mark.state == "damaged"]
     if not damaged:
         return ""
-    named = [
-        f"{series.noun} {mark.step:,}" + (f" ({first_line(mark.reason, REASON_CHARACTERS)})" if mark.reason else "")
-        for mark in damaged[-DAMAGED_NAMED:]
-    ]
+    last = [(f"{series.noun} {mark.step:,}", first_line(mark.reason, REASON_CHARACTERS)) for mark in damaged]
+    named = [f"{step} ({reason})" if reason else step for step, reason in last[-DAMAGED_NAMED:]]
     more = f" and {len(damaged) - DAMAGED_NAMED} more" if len(damaged) > DAMAGED_NAMED else ""
     verb, them = ("is", "it") if len(damaged) == 1 else ("are", "them")
-    skipped = f"A resumed run skips {them}."
-    return f"{counted(len(damaged), 'checkpoint')} {verb} damaged: {'; '.join(named)}{more}. {skipped}"
+    said = f"{counted(len(damaged), 'checkpoint')} {verb} damaged: {'; '.join(named)}{more}."
+    return f"{said} A resumed run skips {them}."
 
 
 def folder_words(found: Inventory) -> list[str]:
     """Sentences about the number and size of the checkpoints, the resume point, and the best checkpoint."""
-    committed = [entry for entry in found.entries if entry.state == "committed"]
-    known = sum(entry.commit.size_bytes for entry in found.entries if entry.commit is not None)
+    committed, damaged, partial = (_in_state(found, state) for state in ("committed", "corrupt", "partial"))
     counts = [counted(len(committed), "checkpoint")]
-    counts += [f"{len(part):,} {said}" for said, part in _unwhole(found).items() if part]
-    told = [f"{', '.join(counts)}: {size(known)}{' on disk' if committed else ''}"]
-    if found.checked and committed:
-        told[0] += (
-            f"; all {size(sum(e.commit.size_bytes for e in committed if e.commit))} were read and match their digests"
-        )
-    told[0] += "."
-    newest = found.newest
+    counts += [f"{len(part):,} {said}" for part, said in ((damaged, "damaged"), (partial, "not committed")) if part]
+    whole = f"{', '.join(counts)}: {_size(found.entries)}{' on disk' if committed else ''}"
+    checked = found.checked and committed
+    told = [whole + (f"; all {_size(committed)} were read and match their digests." if checked else ".")]
+    newest, best = found.newest, found.best
     if newest is not None and newest.commit is not None:
         commit = newest.commit
         run = f" by run {first_line(commit.run_id, 80)}" if commit.run_id else ""
-        told.append(
-            f"The resume point is step {newest.step:,}, saved {ago(found.time - commit.time)}{run} on "
-            f"{rank_count(commit.size)}."
-        )
-    best = found.best
+        when_saved, where = ago(found.time - commit.time), counted(commit.size, "rank")
+        told.append(f"The resume point is step {newest.step:,}, saved {when_saved}{run} on {where}.")
     if best is not None and best.commit is not None:
         value = number(best.commit.metrics[found.metric])
         told.append(f"The best by {found.metric} ({found.mode}) is step {best.step:,}: {value}.")
     return told
 
 
-def _unwhole(found: Inventory) -> dict[str, list[Entry]]:
-    return {
-        "damaged": [entry for entry in found.entries if entry.state == "corrupt"],
-        "not committed": [entry for entry in found.entries if entry.state == "partial"],
-    }
+def _in_state(found: Inventory, state: str) -> list[Entry]:
+    return [entry for entry in found.entries if entry.state == state]
+
+
+def _size(entries: Iterable[Entry]) -> str:
+    return size(sum(entry.commit.size_bytes for entry in entries if entry.commit is not None))
 
 
 def advice(found: Inventory) -> list[str]:
@@ -190,8 +173,7 @@ def advice(found: Inventory) -> list[str]:
     if found.entries and found.newest is None:
         told.append("No checkpoint here is complete, so a run starts from the beginning.")
     told += [words] if (words := damage_words(listed(found))) else []
-    partial = _unwhole(found)["not committed"]
-    newest = found.newest
+    partial, newest = _in_state(found, "partial"), found.newest
     going_on = [entry for entry in partial if newest is None or entry.parsed.age > newest.parsed.age]
     left = [entry for entry in partial if entry not in going_on]
     if going_on:
@@ -228,10 +210,9 @@ def empty_words(found: Inventory) -> str:
     """A sentence about an empty or missing directory; '' if there are checkpoints."""
     if found.entries or found.others:
         return ""
-    where = first_line(found.directory, 300)
-    if not found.exists:
-        return f"{where}: this folder does not exist."
-    return f"{where} has no checkpoints."
+    return first_line(found.directory, 300) + (
+        " has no checkpoints." if found.exists else ": this folder does not exist."
+    )
 
 
 # ── The table ─────────────────────────────────────────────────────────────────
@@ -243,17 +224,9 @@ def table_rows(series: Series, now: float, most: int) -> tuple[tuple[str, ...], 
     headers = (series.noun, "saved", "size", *(first_line(n, NAME_CHARACTERS) for n in names), *series.headers, "state")
     rows = []
     for mark in reversed(series.marks[-most:]):
-        measured = [number(mark.metrics[name]) if name in mark.metrics else "" for name in names]
-        rows.append(
-            (
-                f"{mark.step:,}",
-                when(series, mark, now),
-                size(mark.size_bytes),
-                *measured,
-                *mark.origin,
-                state_words(mark),
-            )
-        )
+        measured = (number(mark.metrics[name]) if name in mark.metrics else "" for name in names)
+        saved = f"{mark.step:,}", when(series, mark, now), size(mark.size_bytes)
+        rows.append((*saved, *measured, *mark.origin, state_words(mark)))
     return headers, rows
 
 

@@ -13,7 +13,6 @@ from html import escape
 
 from sparkring.history import describe, run_store
 from sparkring.history.events import Displayed
-from sparkring.history.lines import plain
 from sparkring.history.record import RunRecord
 from sparkring.runtime.report import DISPLAY_BYTES, DISPLAYS_KEPT
 
@@ -57,12 +56,12 @@ class DisplaysView:
     def close(self, record: RunRecord) -> None:
         """Draw what is new, even if the last drawing is recent."""
         found = bundle(record) if self._is_new(record) else None
-        if found is None and (self._made or not self._early):
-            return
-        found = found or _PLACE
-        self._show(found, self._id, self._made)
-        self._made = True
-        self._due = time.monotonic() + max(PAUSE_S, len(found["text/html"]) / BYTES_PER_S)
+        if found is None and self._early and not self._made:
+            found = _PLACE
+        if found is not None:
+            self._show(found, self._id, self._made)
+            self._made = True
+            self._due = time.monotonic() + max(PAUSE_S, len(found["text/html"]) / BYTES_PER_S)
 
     def _is_new(self, record: RunRecord) -> bool:
         before, self._drawn = self._drawn, record
@@ -71,19 +70,18 @@ class DisplaysView:
 
 def bundle(record: RunRecord) -> Bundle | None:
     """The output for all displays; None if there are none."""
-    every, missing = shared(record), left_out(record)
-    parts, texts, size, count = [], [], 0, 0
+    every, parts, texts, size = shared(record), [], [], 0
     for each in every:
         part = _html(each)
-        if size + len(part) > OUTPUT_BYTES:
+        size += len(part)
+        if size > OUTPUT_BYTES:
             break
-        size, count = size + len(part), count + 1
         parts.append(part)
-        texts.append(f"[{_who(each)}] {plain(describe.first_line(each.display.text, 200))}")
+        texts.append(f"[{_who(each)}] {describe.first_line(each.display.text, 200)}")
     notes = []
-    if count < len(every):
-        notes.append(f"{describe.counted(len(every) - count, 'more output')}: {folder(record)}")
-    for rank, left in missing.items():
+    if len(parts) < len(every):
+        notes.append(f"{describe.counted(len(every) - len(parts), 'more output')}: {folder(record)}")
+    for rank, left in left_out(record).items():
         most = f"at most {DISPLAYS_KEPT} and {describe.size(DISPLAY_BYTES)} are saved for each rank"
         notes.append(f"{describe.counted(left, 'output')} of rank {rank} left out: {most}")
     if not parts and not notes:
@@ -98,8 +96,7 @@ def bundle(record: RunRecord) -> Bundle | None:
 def shared(record: RunRecord) -> list[Shared]:
     """Return the displays that `--logs` selects, in the order in which each rank showed them.
 
-    If several ranks showed an equal display, it is listed only once, with all these ranks. In a run of items, all
-    displays are listed, in the order of the items.
+    Equal displays of several ranks are merged. In a run of items, there are all displays, in the order of the items.
     """
     if record.items is not None:
         return [Shared(each, [each.rank]) for each in sorted(record.displays, key=lambda each: each.item or 0)]
@@ -132,12 +129,9 @@ def _seen(display: Displayed) -> tuple[str, bytes]:
 
 
 def left_out(record: RunRecord) -> dict[int, int]:
-    """Return, for each rank that has displays that were left out, the number of these displays."""
-    return {
-        rank.rank: rank.displays_left_out
-        for rank in record.ranks
-        if rank.displays_left_out and _asked_for(record, rank.rank)
-    }
+    """Return how many displays of each rank were left out, for the ranks that had any."""
+    counts = {rank.rank: rank.displays_left_out for rank in record.ranks if _asked_for(record, rank.rank)}
+    return {rank: count for rank, count in counts.items() if count}
 
 
 def folder(record: RunRecord) -> str:

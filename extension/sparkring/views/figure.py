@@ -64,9 +64,8 @@ class Drawing(NamedTuple):
 def figures(charts: Sequence[Sequence[Curve]], axis: str, marks: Sequence[Mark] = ()) -> str:
     """A <figure> for each chart: an <img>, or its description if there is no picture."""
     drawn = pictures([Drawing(functools.partial(_chart, curves=curves, axis=axis, marks=marks)) for curves in charts])
-    return "".join(
-        figure(_caption(curves), picture, words(curves, axis)) for curves, picture in zip(charts, drawn, strict=True)
-    )
+    both = zip(charts, drawn, strict=True)
+    return "".join(figure(_caption(curves), picture, words(curves, axis)) for curves, picture in both)
 
 
 def figure(caption: str, picture: str, said: str, width: int = WIDTH) -> str:
@@ -75,10 +74,8 @@ def figure(caption: str, picture: str, said: str, width: int = WIDTH) -> str:
 
 
 def _caption(curves: Sequence[Curve]) -> str:
-    named = [
-        f'<b style="{tint(colour)}">{text(curve.name)}</b> {number(curve.last)}'
-        for curve, colour in zip(curves, COLOURS, strict=False)
-    ]
+    both = zip(curves, COLOURS, strict=False)
+    named = [f'<b style="{tint(colour)}">{text(curve.name)}</b> {number(curve.last)}' for curve, colour in both]
     return f"<figcaption>{' &nbsp; '.join(named)}</figcaption>"
 
 
@@ -129,8 +126,6 @@ def _png(drawing: Drawing, sharpness: int, colours: int) -> bytes:
 
 
 def _chart(axes: Axes, curves: Sequence[Curve], axis: str, marks: Sequence[Mark]) -> None:
-    from matplotlib.ticker import FixedLocator, MaxNLocator
-
     for mark in marks:
         if mark.kind == "restart":
             axes.axvline(mark.x, color=RED, linewidth=0.9, linestyle=(0, (2, 2)), alpha=0.8)
@@ -147,20 +142,25 @@ def _chart(axes: Axes, curves: Sequence[Curve], axis: str, marks: Sequence[Mark]
             axes.fill_between([point.x for point in curve.points], low, high, color=colour, alpha=0.2, linewidth=0)
         axes.plot(*_means(curve.points), color=colour, lw=1.4, ls=style)
     _name_ranks(axes, curves)
-    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    ticked(axes)
     values = {point.value.mean for curve in curves for point in curve.points}
-    axes.yaxis.set_major_locator(MaxNLocator(4) if len(values) > 1 else FixedLocator([*values]))
-    axes.grid(axis="y")
+    if len(values) == 1:
+        axes.set_yticks([*values])
     axes.set_xlabel(axis, labelpad=1)
 
 
 def many_curves(axes: Axes, found: Sequence[Sequence[tuple[float, float]]], looks: Sequence[dict[str, Any]]) -> None:
     """Draw the curves of items or trials, pairs of x and y, with a look for each of them."""
-    from matplotlib.ticker import MaxNLocator
-
     for curve, look in zip(found, looks, strict=True):
         dot: dict[str, Any] = {} if curve[1:] else {"marker": "o", "markersize": 2.5}
         axes.plot(*zip(*curve, strict=True), **look, **dot) if curve else None
+    ticked(axes)
+
+
+def ticked(axes: Axes) -> None:
+    """Give the axes a few ticks at round numbers, and at whole ones on the horizontal axis, and horizontal lines."""
+    from matplotlib.ticker import MaxNLocator
+
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(4))
     axes.grid(axis="y")

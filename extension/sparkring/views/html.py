@@ -109,13 +109,10 @@ def bundle(record: RunRecord, *, now: float, final: bool) -> Bundle:
     """The run in all the formats that a notebook keeps."""
     if final and describe.quick(record):
         return {"text/html": _quick(record), "text/plain": describe.last_lines(record) or describe.closing(record, now)}
-    told = [f"sparkring: {chapter.line}" for chapter in attempts.story(record)[-restarts.ATTEMPTS_SHOWN :]]
-    told += [f"sparkring: {line}" for line in reading.closing_words(record, now)]
-    told += [f"sparkring: {line}" for line in timelines.closing_words(record)]
-    return {
-        "text/html": panel(record, now=now, final=final),
-        "text/plain": "\n".join([describe.short(record, now), *told]),
-    }
+    story = [chapter.line for chapter in attempts.story(record)[-restarts.ATTEMPTS_SHOWN :]]
+    told = [*story, *reading.closing_words(record, now), *timelines.closing_words(record)]
+    plain = "\n".join([describe.short(record, now), *(f"sparkring: {line}" for line in told)])
+    return {"text/html": panel(record, now=now, final=final), "text/plain": plain}
 
 
 def _quick(record: RunRecord) -> str:
@@ -128,7 +125,7 @@ def _quick(record: RunRecord) -> str:
     cut = len(found) < len(every) or len(record.recent) < record.recent_count
     parts = [
         note(f"earlier lines: {describe.log_path(record)}") if cut else "",
-        log.box(said, final=True) if said else "",
+        log.box(said, final=True),
         state.notices_html(record, "final"),
         log.noise_html(seen),
     ]

@@ -87,16 +87,24 @@ class Feed:
             if state != self._state:
                 self._state = state
                 found.append({**state, "now": now})
-        return found
+        return [{"run": record.run_id, **message} for message in found]
 
     def _new_lines(self, record: RunRecord) -> list[Message]:
         pending = lines.pending(record) if record.outcome is None else []
         count = min(record.recent_count - self._lines, len(record.recent))
         if not count and pending == self._pending:
             return []
-        new = record.recent[len(record.recent) - count :]
         self._lines, self._pending = record.recent_count, pending
-        return [lines_message(record, new, pending)]
+        shown = lines.visible(record.recent[len(record.recent) - count :], record.logs)
+        message = {
+            "kind": "lines",
+            "start": record.recent_count - count,
+            "count": count,
+            **_columns(shown, record.started),
+            "noise": [at for at, line in enumerate(shown) if lines.is_noise(line)],
+            "pending": _columns(pending, record.started),
+        }
+        return [message]
 
     def _new_sections(self, record: RunRecord, now: float) -> list[Message]:
         began = clock.monotonic()
@@ -104,13 +112,9 @@ class Feed:
         curves = charts(record)
         self._sections_due = now + max(SECTIONS_PAUSE_S, PAUSE_PER_WORK * (clock.monotonic() - began))
         changed = {name: html for name, html in drawn.items() if html != self._sections.get(name, "")}
-        self._sections = drawn
-        found: list[Message] = []
-        if changed:
-            found.append({"run": record.run_id, "kind": "sections", "html": changed})
-        if curves != self._charts:
-            self._charts = curves
-            found.append({"run": record.run_id, "kind": "charts", "charts": [], **curves})
+        found: list[Message] = [{"kind": "sections", "html": changed}] if changed else []
+        found += [{"kind": "charts", "charts": [], **curves}] if curves != self._charts else []
+        self._sections, self._charts = drawn, curves
         return found
 
     def _new_items(self, record: RunRecord) -> list[Message]:
@@ -118,16 +122,13 @@ class Feed:
             return []
         search = search_message(record)
         found = [search] if search != self._search else []
-        self._search = search
         new = record.items.over - self._items_ended
-        self._items_ended += new
         ended = record.items.ended[-new:] if new else ()
         running = [each for each in record.items.running if each not in self._items_running]
-        self._items_running = record.items.running
-        curves = sum(len(each.curves) for each in running)
-        most = max(item_records.FEWEST_POINTS, RUNNING_POINTS // max(1, curves))
+        self._search, self._items_ended, self._items_running = search, record.items.over, record.items.running
+        most = max(item_records.FEWEST_POINTS, RUNNING_POINTS // max(1, sum(len(each.curves) for each in running)))
         rows = [_item(record, each) for each in ended] + [_item(record, each, most) for each in running]
-        return [*found, {"run": record.run_id, "kind": "items", "rows": rows}] if rows else found
+        return [*found, {"kind": "items", "rows": rows}] if rows else found
 
 
 def whole(record: RunRecord, now: float) -> list[Message]:
@@ -136,23 +137,6 @@ def whole(record: RunRecord, now: float) -> list[Message]:
 
 
 # ── Lines ─────────────────────────────────────────────────────────────────────
-
-
-def lines_message(record: RunRecord, new: Sequence[LogLine], pending: Sequence[LogLine]) -> Message:
-    """Return a message for the page with the lines `new` and `pending`. `new` must be the record's last lines.
-
-    If a user's message has several lines, each of them becomes a line of its own.
-    """
-    shown = lines.visible(new, record.logs)
-    return {
-        "run": record.run_id,
-        "kind": "lines",
-        "start": record.recent_count - len(new),
-        "count": len(new),
-        **_columns(shown, record.started),
-        "noise": [at for at, line in enumerate(shown) if lines.is_noise(line)],
-        "pending": _columns(pending, record.started),
-    }
 
 
 def _columns(found: Sequence[LogLine], began: float) -> Message:
@@ -205,7 +189,6 @@ def search_message(record: RunRecord) -> Message:
     if search is None:
         return {}
     return {
-        "run": record.run_id,
         "kind": "search",
         "metric": lines.plain(search.metric),
         "mode": search.mode,
@@ -232,7 +215,6 @@ def state_message(record: RunRecord, now: float) -> Message:
         if record.outcome == "finished":
             words = describe.items(record)
     return {
-        "run": record.run_id,
         "kind": "state",
         "state": record.outcome or ("running" if record.running_since else "starting"),
         "title": describe.first_line(record.title, 120),
@@ -246,9 +228,8 @@ def state_message(record: RunRecord, now: float) -> Message:
         "fraction": fraction,
         "progress": words,
         "left": left,
-        "last": [f"{name} {describe.number(value.mean)}" for name, value in list(metrics.last(record).items())[:4]],
+        "last": describe.metric_words(record, 4),
         "notices": [describe.first_line(notice.text, 600) for notice in record.notices[-NOTICES:]],
-        "log": describe.log_path(record),
         "pooled": record.items is not None,
         "ranks": _ranks(record),
     }

@@ -85,15 +85,11 @@ def svg(width: float, height: float, words: str, parts: Iterable[str], font_size
 
 
 def tint(colour: str) -> str:
-    """Return CSS for text in a colour that is mixed with the page's text colour.
+    """Return CSS for text in a colour that is mixed with the page's text colour: readable on light and on dark pages.
 
-    The mixture is readable on light and on dark pages. JupyterLab's sanitiser removes `color-mix`. The text then has
-    the plain colour, which is declared first.
+    JupyterLab's sanitiser removes `color-mix`. The text then has the plain colour, which is declared first.
     """
-    return f"color:{colour};color:color-mix(in srgb,{colour} {TINT},currentColor)"
-
-
-TINT = "65%"
+    return f"color:{colour};color:color-mix(in srgb,{colour} 65%,currentColor)"
 
 
 def note(said: str) -> str:
@@ -148,21 +144,16 @@ _BASIC = ("#767676", RED, GREEN, AMBER, BLUE, "#b557c8", "#16908f", "")
 
 
 class Colours:
-    """The colours and weights that are switched on so far in a line.
-
-    They are switched on and off by SGR codes, with which a program styles its text on a terminal.
-    """
+    """The colours and weights that SGR codes, by which a program styles its text on a terminal, have switched on."""
 
     def __init__(self) -> None:
         self._set: dict[str, str] = {}
 
     def css(self) -> str:
         """Return CSS declarations for a style attribute. They contain only words of this module, and numbers."""
-        return ";".join(
-            tint(value) if name == "color" and value in _BASIC else f"{name}:{value}"
-            for name, value in self._set.items()
-            if value
-        )
+        own = self._set.get("color") in _BASIC
+        found = ((name, value) for name, value in self._set.items() if value)
+        return ";".join(tint(value) if own and name == "color" else f"{name}:{value}" for name, value in found)
 
     def apply(self, parameters: str) -> None:
         """Apply one SGR code, whose parameters are the text between `ESC [` and `m`."""

@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from sparkring.data.epoch_plan import GETS_PER_S, USD_PER_GET, Outlook
-from sparkring.history.describe import (
-    counted,
-    dotted,
-    duration,
-    first_line,
-    named,
-    rank_count,
-    rank_list,
-    rank_numbers,
-    size,
-    span,
-)
+from sparkring.history.describe import counted, dotted, duration, first_line, named, rank_list, rank_numbers, size, span
 from sparkring.history.lines import plain
 from sparkring.views.markup import RANK_COLOURS, advised, enclosed, svg, text
 from sparkring.views.tables import bare_table, show, table_text
@@ -90,7 +79,7 @@ def epoch_words(found: Outlook) -> str:
     steps = [share.steps for share in found.ours]
     taken = f"{min(steps):,}" + (f" to {max(steps):,}" if max(steps) > min(steps) else "")
     of = f"{taken} step{'' if max(steps) == 1 else 's'} of {counted(found.batch_size, 'row')} on each"
-    said = f"An epoch on {rank_count(found.size)}: {of}"
+    said = f"An epoch on {counted(found.size, 'rank')}: {of}"
     match found.remainder:
         case "drop":
             left_out = counted(found.rows_unread, "row")
@@ -102,10 +91,7 @@ def epoch_words(found: Outlook) -> str:
 
 
 def request_words(found: Outlook) -> list[str]:
-    """Return sentences on the requests to the object store: how many, their price, and when they are slowed down.
-
-    For local files, the list is empty.
-    """
+    """Return sentences on requests to the object store: number, price and limit. There are none for local files."""
     if found.dataset.local:
         return []
     asked = found.requests
@@ -137,8 +123,8 @@ def _few_rows(found: Outlook) -> str:
     if not min(rows):
         idle = rank_list(rank for rank, count in enumerate(rows) if not count)
         return (
-            f"{counted(sum(rows), 'row')} for {rank_count(found.size)}: {idle} would have no rows. Use at most "
-            f"{rank_count(sum(rows))}."
+            f"{counted(sum(rows), 'row')} for {counted(found.size, 'rank')}: {idle} would have no rows. Use at most "
+            f"{counted(sum(rows), 'rank')}."
         )
     if found.remainder == "drop" and not min(share.steps for share in found.ours):
         return (
@@ -154,9 +140,9 @@ def _few_groups(found: Outlook) -> str:
         return ""
     idle = rank_list(rank for rank, share in enumerate(found.petastorms) if not share.row_groups)
     return (
-        f"{counted(groups, 'row group')} for {rank_count(found.size)}: Petastorm assigns whole row groups, so it has "
-        f"none for {idle} and raises NoDataAvailableError. Use shards(), which divides row groups, or write at least "
-        f"{found.size} of them: df.repartition({found.size})."
+        f"{counted(groups, 'row group')} for {counted(found.size, 'rank')}: Petastorm assigns whole row groups, so it "
+        f"has none for {idle} and raises NoDataAvailableError. Use shards(), which divides row groups, or write at "
+        f"least {found.size} of them: df.repartition({found.size})."
     )
 
 
@@ -171,28 +157,22 @@ def _uneven(found: Outlook) -> str:
     if most.rows < UNEVEN * least.rows and most.steps == least.steps:
         return ""
     ranks = shares.index(least), shares.index(most)
-    told = (
-        f"Petastorm's shards are uneven: rank {ranks[1]} gets {most.rows:,} rows, "
-        f"{_times(most.rows / least.rows)} times as many as rank {ranks[0]} with {least.rows:,}"
+    ratio = most.rows / least.rows
+    times = f"{ratio:.{0 if ratio >= 10 else 1 if ratio >= 1.2 else 2}f}"
+    waits = (
+        f": {counted(most.steps, 'step')} instead of {least.steps:,}, so an allreduce in step {least.steps + 1:,} "
+        "waits for ranks that have no batches left"
     )
-    if most.steps > least.steps:
-        told += (
-            f": {counted(most.steps, 'step')} instead of {least.steps:,}, so an allreduce in step {least.steps + 1:,}"
-        )
-        told += " waits for ranks that have no batches left"
-    return f"{told}. With shards(), every rank takes the same number of steps."
-
-
-def _times(ratio: float) -> str:
-    return f"{ratio:.{0 if ratio >= 10 else 1 if ratio >= 1.2 else 2}f}"
+    return (
+        f"Petastorm's shards are uneven: rank {ranks[1]} gets {most.rows:,} rows, {times} times as many as rank "
+        f"{ranks[0]} with {least.rows:,}{waits if most.steps > least.steps else ''}. With shards(), every rank takes "
+        "the same number of steps."
+    )
 
 
 def _large_groups(found: Outlook) -> str:
-    every = [
-        (group.stored_bytes, number, file)
-        for file in found.dataset.files
-        for number, group in enumerate(file.row_groups, 1)
-    ]
+    files = found.dataset.files
+    every = [(group.stored_bytes, number, file) for file in files for number, group in enumerate(file.row_groups, 1)]
     largest, number, file = max(every, key=lambda each: each[0])
     if largest < LARGE_GROUP_BYTES:
         return ""
@@ -220,8 +200,8 @@ def _small_files(found: Outlook) -> str:
 
 def _selective(found: Outlook) -> str:
     data = found.dataset
-    there = sum(group.rows_in_file for file in data.files for group in file.row_groups)
-    read = sum(group.rows_in_file for file in data.files for group in file.row_groups if group.rows)
+    groups = [group for file in data.files for group in file.row_groups]
+    there, read = sum(group.rows_in_file for group in groups), sum(group.rows_in_file for group in groups if group.rows)
     if not data.where or data.rows >= read / 2:
         return ""
     return (
@@ -234,27 +214,22 @@ def _selective(found: Outlook) -> str:
 
 HEADERS = ("rank", "rows", "bytes", "files", "row groups", "steps", "Petastorm: rows", "row groups ", "steps ")
 _OURS, _PETASTORMS = ("rows", "size_bytes", "files", "row_groups", "steps"), ("rows", "row_groups", "steps")
-_WRITE: dict[str, Callable[[int], str]] = {"size_bytes": size}
 
 
-def blocks(count: int, most: int = ROWS_SHOWN) -> list[range]:
-    """Divide `count` ranks into at most `most` blocks of neighbours; if there is room, each rank is its own block."""
-    length = -(-count // most)
+def blocks(count: int) -> list[range]:
+    """Divide ranks into at most ROWS_SHOWN blocks of neighbours; if there is room, each rank is its own block."""
+    length = -(-count // ROWS_SHOWN)
     return [range(begin, min(begin + length, count)) for begin in range(0, count, length)]
 
 
 def table_rows(found: Outlook) -> list[tuple[str, ...]]:
-    """Return the table's row for each rank or block of ranks; HEADERS has the headers of the columns.
-
-    In the row of a block, each cell shows the lowest and the highest number that a rank of the block has.
-    """
+    """Return the table's row for each rank or block of ranks; in the row of a block, cells have ranges of numbers."""
+    columns = [(found.ours, name) for name in _OURS] + [(found.petastorms, name) for name in _PETASTORMS]
     rows: list[tuple[str, ...]] = []
     for ranks in blocks(found.size):
-        cells = [rank_numbers(ranks)]
-        for split, columns in ((found.ours, _OURS), (found.petastorms, _PETASTORMS)):
-            for name in columns:
-                cells.append(span([getattr(split[rank], name) for rank in ranks], _WRITE.get(name, "{:,}".format)))
-        rows.append(tuple(cells))
+        values = (([getattr(split[rank], name) for rank in ranks], name) for split, name in columns)
+        cells = (span(each, size if name == "size_bytes" else "{:,}".format) for each, name in values)
+        rows.append((rank_numbers(ranks), *cells))
     return rows
 
 
@@ -269,10 +244,7 @@ class Stretch(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """How a split looks.
-
-    For each block of ranks, `bands` has the stretches that it reads, and `rows` the number of rows that it reads.
-    """
+    """How a split looks. For each block of ranks, `bands` has the stretches that it reads, and `rows` their rows."""
 
     title: str
     bands: tuple[tuple[Stretch, ...], ...]
@@ -316,9 +288,8 @@ def _picture(found: Outlook, layout: Layout) -> str:
         parts.append(f'<path d="M{LABEL} {_y(line)}h{BAND}v{TALL}h-{BAND}z" fill="currentColor" fill-opacity=".07"/>')
         parts += _band(band, found.dataset.rows, line, colour)
         parts.append(_number(f"{rows:,}" if rows else "nothing", line, missing=not rows))
-    words = f"{layout.title}: " + ", ".join(
-        f"{rank_list(ranks)} {rows:,} rows" for ranks, rows in zip(shown, layout.rows, strict=True)
-    )
+    counts = (f"{rank_list(ranks)} {rows:,} rows" for ranks, rows in zip(shown, layout.rows, strict=True))
+    words = f"{layout.title}: {', '.join(counts)}"
     caption = f'<figcaption style="padding-left:{LABEL}px"><b>{text(layout.title)}</b></figcaption>'
     return f"<figure>{caption}{svg(wide, tall, words, parts)}</figure>"
 
@@ -337,10 +308,7 @@ def _number(said: str, line: int, *, missing: bool = False) -> str:
 
 
 def _band_of_data(found: Outlook) -> list[str]:
-    """Draw all row groups one after another, with gaps between them if there is room.
-
-    A mark shows where the next file begins, unless there are more than FILES_MARKED files.
-    """
+    """Draw all row groups one after another, and mark where each file begins if there are at most FILES_MARKED."""
     groups = [group for group in _groups(found) if group.end > group.begin]
     parts = [_path(groups, found.dataset.rows, 0, "currentColor", 0.4)]
     ends = itertools.accumulate(sum(group.rows for group in file.row_groups) for file in found.dataset.files)

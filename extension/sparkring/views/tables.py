@@ -6,15 +6,12 @@ import re
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from sparkring.history.describe import size
+from sparkring.history.events import CapturedName
 from sparkring.history.lines import plain
 from sparkring.runtime.kernel import in_notebook
 from sparkring.views.markup import enclosed, note, text, warning
-
-if TYPE_CHECKING:
-    from sparkring.history.events import CapturedName
 
 _ONE = r"[\d.,]+( [a-zA-Z%]{1,3}( \d+ [a-z]{1,3})?)?"
 _AMOUNT = re.compile(rf"{_ONE}(–{_ONE})?")
@@ -48,10 +45,7 @@ def show_captured(names: Iterable[CapturedName]) -> None:
 
 
 def captured_rows(names: Iterable[CapturedName]) -> list[tuple[str, ...]]:
-    """Return a row for each name that a cell needs.
-
-    The row has the name, its type, its size, how it is sent, and, if it cannot be sent, the reason.
-    """
+    """Return a row for each name that a cell needs: name, type, size, how it is sent, and why it cannot be sent."""
     rows: list[tuple[str, ...]] = []
     for name in names:
         shown = f"{name.name} (used by {name.via})" if name.via else name.name
@@ -98,11 +92,9 @@ def bare_table(headers: Sequence[str], rows: Iterable[Sequence[str]], note: str 
         tags = [tag if cell else "td" for cell in row]
         return "".join(f"<{tag}{mark}>{text(cell)}</{tag}>" for tag, cell, mark in zip(tags, row, marks, strict=True))
 
-    body = "".join(f"<tr>{line('td', row)}</tr>" for row in cells)
+    head, body = line("th", headers), "".join(f"<tr>{line('td', row)}</tr>" for row in cells)
     caption = f"<caption><small>{text(note)}</small></caption>" if note else ""
-    return (
-        f'<table class="sr-table">{caption}<thead><tr>{line("th", headers)}</tr></thead><tbody>{body}</tbody></table>'
-    )
+    return f'<table class="sr-table">{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
 
 
 def _cell(value: str) -> str:

@@ -47,30 +47,25 @@ class TerminalView:
         self._print(self._news(record), record)
 
     def close(self, record: RunRecord) -> None:
-        """Print what is new, and then closing lines, of which the last says how the run ended.
-
-        After a quick run on a warm gang, there is no line on how it ended.
-        """
+        """Print what is new, and then closing lines. Unless the run was quick, the last line says how it ended."""
         told = self._news(record)
         if self._noise:
             hidden = f"{describe.counted(self._noise, 'line')} of TensorFlow's start-up not shown"
             told.append(f"sparkring: {hidden}{_see(describe.log_path(record))}")
-        told += [f"sparkring: {line}" for line in reading.closing_words(record, record.ended)]
-        told += [f"sparkring: {line}" for line in timelines.closing_words(record)]
-        told += [f"sparkring: {line}" for line in displays.closing_words(record)]
-        told += [f"sparkring: {line}" for line in filter(None, [describe.importance(record)])]
+        closing = [*reading.closing_words(record, record.ended), *timelines.closing_words(record)]
+        closing += [*displays.closing_words(record), describe.importance(record)]
         if not describe.quick(record):
-            told.append(f"sparkring: {describe.closing(record, record.ended)}")
-            if record.outcome == "finished" and record.log_folder:
-                told[-1] += f" · log: {describe.log_path(record)}"
-        self._print(told, record)
+            log = f"log: {describe.log_path(record)}" if record.outcome == "finished" and record.log_folder else ""
+            closing.append(describe.dotted(describe.closing(record, record.ended), log))
+        self._print(told + [f"sparkring: {line}" for line in closing if line], record)
 
     def again(self, record: RunRecord) -> None:
         """Print the state of the run in one line."""
         self._print([describe.short(record, time.time())], record)
 
     def _news(self, record: RunRecord) -> list[str]:
-        told = [f"sparkring: {describe.first_line(notice.text, 1000)}" for notice in self._new_notices(record)]
+        notices = [notice for notice in record.notices if notice not in self._notices]
+        told = [f"sparkring: {describe.first_line(notice.text, 1000)}" for notice in notices]
         count = record.recent_count - self._lines
         self._lines = record.recent_count
         new = record.recent[-count:] if count else ()
@@ -89,12 +84,7 @@ class TerminalView:
                 told.append(self._line(shared))
         told += [f"sparkring: {line}" for line in checkpoints.news(self._checkpoints, record)]
         told += [f"sparkring: {line}" for line in attempts.news(self._attempts, record)]
-        self._attempts, self._checkpoints = record.attempts, record.checkpoints
-        return told
-
-    def _new_notices(self, record: RunRecord) -> list[Notice]:
-        told = [notice for notice in record.notices if notice not in self._notices]
-        self._notices = record.notices
+        self._notices, self._attempts, self._checkpoints = record.notices, record.attempts, record.checkpoints
         return told
 
     def _line(self, shared: Shared) -> str:
@@ -126,20 +116,18 @@ class TerminalView:
             self._progress_due = began + (WARM_PAUSE_S if record.warm else 0.0)
         if began < self._progress_due:
             return self._progress_shown
-        passed = int(describe.elapsed_s(record, time.time()))
-        found = metrics.progress(record, time.time())
-        words = [describe.progress_words(found)] if found else [describe.outcome(record)]
+        now = time.time()
+        found = metrics.progress(record, now)
+        words = [describe.progress_words(found) if found else describe.outcome(record)]
         if record.items is not None:
-            now = time.time()
-            words = [describe.items_progress(record, now), *filter(None, [describe.items_left(record, now)])]
-        words += filter(None, [reading.progress_words(record, time.time()), checkpoints.progress_words(record)])
-        words += [f"{name} {describe.number(value.mean)}" for name, value in list(metrics.last(record).items())[:4]]
+            words = [describe.items_progress(record, now), describe.items_left(record, now)]
+        words += [reading.progress_words(record, now), checkpoints.progress_words(record)]
+        words += describe.metric_words(record, 4)
         # Several ranks may share a GPU, which counts only once.
         used = {(rank.host, gpu.address): gpu for rank in record.ranks for gpu in rank.gpus}
-        words += [describe.gpu_words(list(used.values()))] if used else []
-        columns = shutil.get_terminal_size().columns
+        words += [describe.gpu_words([*used.values()]), describe.duration(int(describe.elapsed_s(record, now)))]
         self._progress_due = began + max(PROGRESS_EVERY_S, 10 * (self._clock() - began))
-        return plain(" · ".join([*words, describe.duration(passed)]))[: columns - 1]
+        return plain(describe.dotted(*words))[: shutil.get_terminal_size().columns - 1]
 
 
 def _see(path: str) -> str:

@@ -9,7 +9,7 @@ from sparkring.history.events import TimelineSaved
 from sparkring.history.record import RunRecord
 from sparkring.views.markup import AMBER, BLUE, GREEN
 
-VIEWER = "https://ui.perfetto.dev"
+HOW_TO_OPEN = "open it in https://ui.perfetto.dev or chrome://tracing"
 WORTH_NAMING = 0.02  # anything that took less than this part of the whole time is not mentioned
 _NAMED = 3
 
@@ -71,20 +71,10 @@ def late_words(record: RunRecord, saved: TimelineSaved) -> str:
     return f"the other {'ranks' if record.size > 2 else 'rank'} waited {', '.join(told)}"
 
 
-def how_to_open() -> str:
-    """How to open a timeline."""
-    return f"open it in {VIEWER} or chrome://tracing"
-
-
 def closing_words(record: RunRecord) -> list[str]:
     """Return a line for each timeline: its summary, what is wrong with it, how to open it, and where the file is."""
-    return [
-        dotted(
-            f"timeline: {head_words(record, saved)}",
-            share_words(saved),
-            late_words(record, saved),
-            first_line(saved.problem),
-            f"{how_to_open()}: {path(record, saved)}",
-        )
-        for saved in record.timelines
-    ]
+    told = []
+    for saved in record.timelines:
+        words = [f"timeline: {head_words(record, saved)}", share_words(saved), late_words(record, saved)]
+        told.append(dotted(*words, first_line(saved.problem), f"{HOW_TO_OPEN}: {path(record, saved)}"))
+    return told

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import test from "node:test";
-import { bestOf, bests, brushed, extent, marks, moved, place, roundNumbers, trialsOf, valueAt } from "../../../extension/sparkring/views/panel/src/search.js";
+import { bestOf, bests, bounds, brushed, extent, marks, moved, place, roundNumbers, trialsOf, valueAt } from "../../../extension/sparkring/views/panel/src/search.js";
 
 const cases = JSON.parse(readFileSync(new URL("../search.json", import.meta.url), "utf8"));
 const LR = { name: "lr", low: 1e-5, high: 1e-1, log: true, choices: [] };
@@ -32,6 +32,10 @@ test("ranges and places are the same as in views/sections/search.py", () => {
     assert.ok(Math.abs(found - expected) < 1e-9, `${JSON.stringify(parameter)}: ${found}`);
   }
   assert.equal(place({ choices: ["relu"] }, "tanh"), null);
+});
+
+test("the curves of a large search have bounds, too", () => {
+  assert.deepEqual(bounds(Array.from({ length: 640_000 }, (_, at) => at)), [0, 639_999]);
 });
 
 test("an axis has a value at each place", () => {

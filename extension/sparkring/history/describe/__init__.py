@@ -1,7 +1,5 @@
 """Describes a run in words. All views, errors and lists use these words."""
 
-from sparkring.history.describe.failures import CONTEXT_LINES as CONTEXT_LINES
-from sparkring.history.describe.failures import LAST_LINES as LAST_LINES
 from sparkring.history.describe.failures import NoRestart as NoRestart
 from sparkring.history.describe.failures import explain_failure as explain_failure
 from sparkring.history.describe.failures import failed_line as failed_line
@@ -24,16 +22,14 @@ from sparkring.history.describe.item_runs import item_value as item_value
 from sparkring.history.describe.item_runs import items as items
 from sparkring.history.describe.item_runs import items_left as items_left
 from sparkring.history.describe.item_runs import items_progress as items_progress
-from sparkring.history.describe.item_runs import items_rate as items_rate
 from sparkring.history.describe.progress import closing as closing
 from sparkring.history.describe.progress import last_lines as last_lines
 from sparkring.history.describe.progress import left_words as left_words
+from sparkring.history.describe.progress import metric_words as metric_words
 from sparkring.history.describe.progress import outcome as outcome
 from sparkring.history.describe.progress import progress_words as progress_words
 from sparkring.history.describe.progress import short as short
 from sparkring.history.describe.progress import took as took
-from sparkring.history.describe.run import QUICK_S as QUICK_S
-from sparkring.history.describe.run import code_line as code_line
 from sparkring.history.describe.run import elapsed_s as elapsed_s
 from sparkring.history.describe.run import facts as facts
 from sparkring.history.describe.run import gpu_words as gpu_words
@@ -42,9 +38,7 @@ from sparkring.history.describe.run import log_path as log_path
 from sparkring.history.describe.run import quick as quick
 from sparkring.history.describe.run import ranks as ranks
 from sparkring.history.describe.run import states as states
-from sparkring.history.describe.run import whole_log as whole_log
 from sparkring.history.describe.standings import STACK_HEADERS as STACK_HEADERS
-from sparkring.history.describe.standings import Standing as Standing
 from sparkring.history.describe.standings import explain_timeout as explain_timeout
 from sparkring.history.describe.standings import explain_where as explain_where
 from sparkring.history.describe.standings import stacks_table as stacks_table
@@ -56,7 +50,6 @@ from sparkring.history.describe.text import first_line as first_line
 from sparkring.history.describe.text import named as named
 from sparkring.history.describe.text import number as number
 from sparkring.history.describe.text import numbers as numbers
-from sparkring.history.describe.text import rank_count as rank_count
 from sparkring.history.describe.text import rank_list as rank_list
 from sparkring.history.describe.text import rank_numbers as rank_numbers
 from sparkring.history.describe.text import size as size

@@ -23,15 +23,10 @@ def explain_failure(record: RunRecord) -> str:
     if record.failed_rank is None or record.failure is None:
         return outcome(record)
     rank, failure = record.ranks[record.failed_rank], record.failure
-    where = f" on {rank.host}" if rank.host else ""
-    parts = [f"rank {rank.rank}{where} failed: {failure.summary}", _in_the_cell(record, rank, failure)]
-    if failure.advice:
-        parts.append(failure.advice)
-    parts += [_followers(record), _last_lines(rank, failure)]
-    where = whole_log(record, rank.rank)
-    if where:
-        parts.append(f"Whole log: {where}")
-    return plain_lines("\n\n".join(part for part in parts if part))
+    host, log = (f" on {rank.host}" if rank.host else ""), whole_log(record, rank.rank)
+    parts = [f"rank {rank.rank}{host} failed: {failure.summary}", _in_the_cell(record, rank, failure), failure.advice]
+    parts += [_followers(record), _last_lines(rank, failure), f"Whole log: {log}" if log else ""]
+    return plain_lines("\n\n".join(filter(None, parts)))
 
 
 def failed_line(record: RunRecord) -> int:
@@ -78,9 +73,8 @@ def _source(record: RunRecord, frame: CodeFrame) -> list[str]:
         near = range(max(1, frame.line - CONTEXT_LINES), min(len(code), frame.line + CONTEXT_LINES) + 1)
         lines = tuple(SourceLine(line, code[line - 1]) for line in near)
     width = max((len(str(line.number)) for line in lines), default=1)
-    return [
-        f"{'→' if line.number == frame.line else ' '} {line.number:>{width}}  {line.text}".rstrip() for line in lines
-    ]
+    signs = ("→" if line.number == frame.line else " " for line in lines)
+    return [f"{sign} {line.number:>{width}}  {line.text}".rstrip() for sign, line in zip(signs, lines, strict=True)]
 
 
 def _line_text(record: RunRecord, frame: CodeFrame) -> str:
@@ -159,10 +153,7 @@ def no_restart(found: NoRestart) -> str:
             limit = f"--max-restarts {found.max_restarts}"
             return f"This was attempt {found.attempts}: all restarts are used up ({limit})."
         case "twice the same":
-            return (
-                "The run failed twice in the same way, and saved no checkpoint in between: another restart would not "
-                "help."
-            )
+            return "The run failed twice in the same way, and saved no checkpoint in between: a restart would not help."
         case "code":
             return f"The run was not restarted: another attempt would raise the same {found.error.rpartition('.')[2]}."
         case "before the first step":

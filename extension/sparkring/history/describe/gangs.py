@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from sparkring.history.describe.text import rank_count, rank_list, size
+from sparkring.history.describe.text import counted, rank_list, size
 from sparkring.history.events import Failure
 
 
@@ -20,7 +20,7 @@ def waiting_for_imports(ranks: Sequence[int]) -> str:
 
 def interrupted(running: int, left: str, *, warm: bool) -> str:
     """How an interrupt ended a run: `2 ranks ended`. `left` is a sentence that says whether a warm gang stays up."""
-    ended = f"{rank_count(running)} {'stopped' if warm else 'ended'}" if running else "before the ranks were up"
+    ended = f"{counted(running, 'rank')} {'stopped' if warm else 'ended'}" if running else "before the ranks were up"
     return f"{ended}. {left}" if left else ended
 
 

@@ -34,7 +34,7 @@ def items(record: RunRecord, *, over: bool = False) -> str:
         return ""
     over = over or record.outcome is not None
     number = found.finished if over else found.done
-    whole = found.done + found.stopped if over and found.total is None else found.total
+    whole = found.over if over and found.total is None else found.total
     words = counted(number, "item") if whole in (None, number) else f"{number:,} of {counted(whole or 0, 'item')}"
     failed = f"{found.failed:,} failed" if found.failed else ""
     pruned = f"{found.pruned:,} pruned" if found.pruned else ""
@@ -64,7 +64,7 @@ def importance(record: RunRecord) -> str:
 
 
 def items_progress(record: RunRecord, now: float) -> str:
-    """The progress of a run of items that has not ended: `137 of 300 items · 2 failed · ■■■□ 4 at once · 3.4 items/s`.
+    """The progress of a run of items: `137 of 300 items · 2 failed · ■■■□ 4 at once · 3.4 items/s`.
 
     The squares are the slots in use and the idle ones. If the ranks of some slots are still waiting to start, the text
     has `2 of 4 at once` instead.
@@ -98,10 +98,7 @@ def items_rate(record: RunRecord, now: float) -> str:
 
 
 def items_left(record: RunRecord, now: float) -> str:
-    """How long the remaining items will take: `4 min left`; '' if that is not known.
-
-    The estimate assumes that they take as long as the items that have run so far.
-    """
+    """How long the other items will take at the rate of those that have run: `4 min left`; '' if that is not known."""
     found = record.items
     if found is None or found.total is None or not found.ran:
         return ""
@@ -125,14 +122,12 @@ def explain_items(record: RunRecord, results: str) -> str:
     others = f"{found.finished + found.kept:,} finished" + "".join(
         f", {count:,} {state}" for count, state in ((found.pruned, "pruned"), (found.stopped, "stopped")) if count
     )
-    parts = [f"{found.failed:,} of {counted(found.done + found.stopped, 'item')} failed ({others}):"]
     ranked = sorted(groups.values(), key=lambda group: -len(group))
+    rest, where = sum(map(len, ranked[_FAILURES_NAMED:])), whole_log(record)
+    parts = [f"{found.failed:,} of {counted(found.over, 'item')} failed ({others}):"]
     parts += [_alike(record, group) for group in ranked[:_FAILURES_NAMED]]
-    rest = sum(map(len, ranked[_FAILURES_NAMED:]))
-    parts += [f"  {rest:,} × other causes"] if rest else []
-    parts.append(results)
-    where = whole_log(record)
-    return plain_lines("\n".join([*parts, *([f"Whole log: {where}"] if where else [])]))
+    parts += [f"  {rest:,} × other causes" if rest else "", results, f"Whole log: {where}" if where else ""]
+    return plain_lines("\n".join(filter(None, parts)))
 
 
 def item_value(item: ItemRecord) -> str:
@@ -160,10 +155,9 @@ def _alike(record: RunRecord, group: Sequence[ItemRecord]) -> str:
     """Say which items failed in the same way, and give the error of the first of them."""
     failure = group[0].failure
     assert failure is not None
-    numbers = sorted(each.item for each in group)
-    which = (
-        f"item {numbers[0]} ({group[0].name})" if len(group) == 1 else f"items {rank_numbers(numbers[:_ITEMS_NAMED])}"
-    )
+    which = f"items {rank_numbers(sorted(each.item for each in group)[:_ITEMS_NAMED])}"
+    if len(group) == 1:
+        which = f"item {group[0].item} ({group[0].name})"
     more = f" and {len(group) - _ITEMS_NAMED:,} more" if len(group) > _ITEMS_NAMED else ""
     advice = f"\n    {failure.advice}" if failure.advice else ""
     return f"  {len(group):,} × {item_error(record, failure)}: {which}{more}{advice}"
@@ -177,27 +171,18 @@ def _failed_at(record: RunRecord, failure: Failure) -> str:
     frames = failure.frames
     if not frames:
         return ""
-    found = next((number for number in reversed(range(len(frames))) if frames[number].filename == CELL_NAME), None)
-    if found is None:
-        frame = next(each for each in reversed(frames) if each.filename == frames[0].filename)
-        where = "line {} of a notebook cell" if frame.in_cell else f"{frame.filename.rpartition('/')[2]} line {{}}"
-        return _with_code(where.format(frame.line), _source_line(frame))
-    frame, inner = frames[found], frames[found + 1 : found + 2]
-    if not inner or inner[0].function != "<module>":
-        code = code_line(record, frame.line)
-        where = f"cell line {frame.line}"
-    else:
-        path = inner[0].filename.partition(".ipynb cell ")[0]
-        frame = next(each for each in reversed(frames) if each.filename.partition(".ipynb cell ")[0] == path)
-        code = _source_line(frame)
-        where = f"{frame.filename.rpartition('/')[2]} line {frame.line}"
-    return _with_code(where, code)
-
-
-def _source_line(frame: CodeFrame) -> str:
-    return next((line.text for line in frame.source if line.number == frame.line), "")
-
-
-def _with_code(where: str, code: str) -> str:
+    at = max((at for at, frame in enumerate(frames) if frame.filename == CELL_NAME), default=-1)
+    called = frames[at + 1 :]
+    if at >= 0 and (not called or called[0].function != "<module>"):
+        where, code = f"cell line {frames[at].line}", code_line(record, frames[at].line)
+    else:  # a script that the cell runs, or the function of foreach()
+        frame = next(each for each in reversed(called) if _file(each) == _file(called[0]))
+        place = "line {} of a notebook cell" if frame.in_cell else f"{frame.filename.rpartition('/')[2]} line {{}}"
+        where = place.format(frame.line)
+        code = next((line.text for line in frame.source if line.number == frame.line), "")
     code = first_line(code.strip(), CODE_CHARACTERS)
     return f"{where}: `{code}`" if code else where
+
+
+def _file(frame: CodeFrame) -> str:
+    return frame.filename.partition(".ipynb cell ")[0]

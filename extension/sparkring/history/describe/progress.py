@@ -5,16 +5,7 @@ from __future__ import annotations
 from sparkring.history import metrics
 from sparkring.history.describe.item_runs import items, items_rate
 from sparkring.history.describe.run import elapsed_s, ranks, states
-from sparkring.history.describe.text import (
-    METRICS_NAMED,
-    counted,
-    dotted,
-    duration,
-    first_line,
-    number,
-    rank_count,
-    rank_numbers,
-)
+from sparkring.history.describe.text import METRICS_NAMED, counted, dotted, duration, first_line, number, rank_numbers
 from sparkring.history.lines import folded, is_noise, plain, visible
 from sparkring.history.metrics import Progress
 from sparkring.history.record import RunRecord
@@ -29,10 +20,8 @@ def took(record: RunRecord, now: float) -> str:
     """
     if not record.ended:
         return duration(int(elapsed_s(record, now)))
-    began = record.running_since or len(record.attempts) > 1
-    return dotted(
-        duration(elapsed_s(record, now)) + ("" if began else ", before the ranks were up"), items_rate(record, now)
-    )
+    when = "" if record.running_since or len(record.attempts) > 1 else ", before the ranks were up"
+    return dotted(duration(elapsed_s(record, now)) + when, items_rate(record, now))
 
 
 def outcome(record: RunRecord) -> str:
@@ -41,7 +30,7 @@ def outcome(record: RunRecord) -> str:
         return items(record)
     if record.outcome is None:
         if all(rank.state == "starting" for rank in record.taking_part):
-            whole = rank_count(record.size)
+            whole = counted(record.size, "rank")
             return f"{record.joined} of {whole} {'has' if record.size == 1 else 'have'} connected"
         return ", ".join(f"{count} {state}" for state, count in states(record).items())
     if record.outcome == "finished":
@@ -61,9 +50,13 @@ def closing(record: RunRecord, now: float) -> str:
     words = [f"{outcome(record)} in {took}"] if record.outcome == "finished" else [outcome(record), took]
     saved = [each.saved for each in record.checkpoints if each.state == "committed" and each.saved.kind == "sparkring"]
     words += [f"last saved step {saved[-1].step:,}"] if saved and record.items is None else []
-    words += filter(None, [items_rate(record, now)])
-    words += [f"{name} {number(value.mean)}" for name, value in list(metrics.last(record).items())[:METRICS_NAMED]]
-    return plain(" · ".join(words))
+    return plain(dotted(*words, items_rate(record, now), *metric_words(record, METRICS_NAMED)))
+
+
+def metric_words(record: RunRecord, most: int) -> list[str]:
+    """The last values of the first `most` metrics, as means over the ranks: `loss 0.031`."""
+    last = metrics.table(record).last()
+    return [f"{plain(name)} {number(last[name].mean)}" for name in list(last)[:most]]
 
 
 def short(record: RunRecord, now: float) -> str:
@@ -74,24 +67,18 @@ def short(record: RunRecord, now: float) -> str:
 def last_lines(record: RunRecord) -> str:
     """The last lines of the ranks, equal ones folded, as plain text."""
     seen = [line for line in visible(record.recent, record.logs) if not is_noise(line)]
-    return "\n".join(
-        f"[{rank_numbers(shared.ranks)}] {plain(shared.line.text)}"[:_SHORT_CHARACTERS]
-        for shared in folded(seen)[-_SHORT_LINES:]
-    )
+    last = folded(seen)[-_SHORT_LINES:]
+    return "\n".join(f"[{rank_numbers(each.ranks)}] {plain(each.line.text)}"[:_SHORT_CHARACTERS] for each in last)
 
 
 def progress_words(found: Progress, *, running: bool = True) -> str:
     """The progress of the slowest rank: `1 of 2 ranks finished · epoch 2 of 3 · step 45 of 118 · 34 % · 12 s left`."""
-    words = []
-    if 0 < found.finished < found.size:
-        words.append(f"{found.finished:,} of {rank_count(found.size)} finished")
+    words = [f"{found.finished:,} of {counted(found.size, 'rank')} finished"] if 0 < found.finished < found.size else []
     for what, at, total in (("epoch", found.epoch, found.epochs), ("step", found.step, found.steps)):
         if at is not None:
             words.append(f"{what} {at:,}" + (f" of {total:,}" if total and total >= at else ""))
-    if found.fraction is not None:
-        words.append(f"{100 * found.fraction:.0f} %")
-    words += [left_words(found)] if left_words(found) and running else []
-    return ("" if running else "progress: ") + " · ".join(words)
+    words += [] if found.fraction is None else [f"{100 * found.fraction:.0f} %"]
+    return ("" if running else "progress: ") + dotted(*words, left_words(found) if running else "")
 
 
 def left_words(found: Progress) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from sparkring.history.describe.text import counted, rank_count, rank_list, size
+from sparkring.history.describe.text import counted, rank_list, size
 from sparkring.history.events import GpuUsed
-from sparkring.history.record import RunRecord
+from sparkring.history.record import QUICK_S, RunRecord
+from sparkring.runtime.kernel import in_notebook
 
 _RANKS_CHARACTERS = 40
-QUICK_S = 1.0
 
 
 def states(record: RunRecord) -> dict[str, int]:
@@ -22,25 +22,22 @@ def states(record: RunRecord) -> dict[str, int]:
 def ranks(record: RunRecord) -> str:
     """The ranks that the cell runs on: `4 ranks`, `ranks 0, 2 of 4`, or `22 of 64 ranks` if the list would be long."""
     if not record.part:
-        return rank_count(record.size)
+        return counted(record.size, "rank")
     named = rank_list(record.part)
     if len(named) > _RANKS_CHARACTERS:
-        return f"{len(record.part):,} of {rank_count(record.size)}"
+        return f"{len(record.part):,} of {counted(record.size, 'rank')}"
     return f"{named} of {record.size:,}"
 
 
 def facts(record: RunRecord) -> list[str]:
     """How many ranks there are, where they run, with which framework, and whether the gang is warm."""
+    place = "on Spark" if record.where == "spark" else "on this machine"
     if record.items is not None:
-        each = f"on {rank_count(record.items.ranks_each)} each" if record.items.ranks_each > 1 else ""
-        place = "Spark" if record.where == "spark" else "this machine"
-        return [
-            *filter(None, [f"{record.items.at_once:,} at once on {place}", each]),
-            *([record.framework] if each else []),
-        ]
+        each = record.items.ranks_each
+        found = [f"{record.items.at_once:,} at once {place}"]
+        return found + ([f"on {counted(each, 'rank')} each", record.framework] if each > 1 else [])
     hosts = len({rank.host for rank in record.taking_part if rank.host})
-    place = f"{ranks(record)} on {'Spark' if record.where == 'spark' else 'this machine'}"
-    found = [place + (f" ({counted(hosts, 'host')})" if hosts > 1 else ""), record.framework]
+    found = [f"{ranks(record)} {place}" + (f" ({counted(hosts, 'host')})" if hosts > 1 else ""), record.framework]
     return [*filter(None, found), *(["warm gang"] if record.warm else [])]
 
 
@@ -84,8 +81,6 @@ def whole_log(record: RunRecord, rank: int | None = None) -> str:
 
     In a notebook, no path is named, because JupyterLab turns a path in an error into a link that opens the debugger.
     """
-    from sparkring.runtime.kernel import in_notebook
-
     if not record.log_folder or not in_notebook():
         return log_path(record, rank)
     return f"%logs {record.run_id}" + ("" if rank is None else f" --rank {rank}")

@@ -60,13 +60,11 @@ def explain_timeout(record: RunRecord, timeout_s: float) -> str:
     head = f"the time limit of {duration(timeout_s)} passed"
     if not record.running_since:
         return f"{head} before the ranks were up: {outcome(record)}"
-    groups = _standings(record)
+    groups, log = _standings(record), whole_log(record)
     parts = [head, "\n".join(f"  {standing.of(found)}" for standing, found in groups)]
     if len(groups) > 1 and any(standing.state == "waiting" for standing, _ in groups):
         parts.append("A collective (allreduce, broadcast, a barrier) waits until every rank has called it.")
-    where = whole_log(record)
-    if where:
-        parts.append(f"Whole logs: {where}")
+    parts += [f"Whole logs: {log}"] if log else []
     return plain_lines("\n\n".join(parts))
 
 

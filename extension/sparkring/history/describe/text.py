@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -80,21 +81,11 @@ def rank_list(ranks: Iterable[int]) -> str:
 
 def rank_numbers(ranks: Iterable[int]) -> str:
     """`0–3, 7`: three or more consecutive numbers are written as a range."""
-    spans: list[list[int]] = []
-    for rank in sorted(set(ranks)):
-        if spans and spans[-1][-1] == rank - 1:
-            spans[-1].append(rank)
-        else:
-            spans.append([rank])
-    parts = []
-    for span in spans:
-        parts += [f"{span[0]}–{span[-1]}"] if len(span) > 2 else [str(rank) for rank in span]
+    parts: list[str] = []
+    for _, group in itertools.groupby(enumerate(sorted(set(ranks))), lambda found: found[1] - found[0]):
+        span = [rank for _, rank in group]
+        parts += [f"{span[0]}–{span[-1]}"] if len(span) > 2 else map(str, span)
     return ", ".join(parts)
-
-
-def rank_count(count: int) -> str:
-    """`1 rank`, `2 ranks`."""
-    return counted(count, "rank")
 
 
 def counted(count: int, what: str) -> str:

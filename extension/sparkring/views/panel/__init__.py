@@ -173,10 +173,8 @@ class _Foreground:
         if now < self._due:
             return
         self._due = now + BUSY_EVERY_S
-        kernel = self._kernel
-        kernel.session.send(
-            kernel.iopub_socket, "status", {"execution_state": "busy"}, parent=kernel.get_parent("shell")
-        )
+        kernel, parent = self._kernel, self._kernel.get_parent("shell")
+        kernel.session.send(kernel.iopub_socket, "status", {"execution_state": "busy"}, parent=parent)
         if self._connections is None:
             return
         while self._connections.poll(0):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sparkring.history.describe import counted
 from sparkring.history.record import RunRecord
-from sparkring.views.checkpoint_line import Series, picture
+from sparkring.views.checkpoint_line import picture
 from sparkring.views.checkpoints import damage_words, recorded, saved_words, table_html
 from sparkring.views.markup import details, note, warning
 from sparkring.views.sections import Form
@@ -21,14 +21,11 @@ def html(record: RunRecord, now: float, form: Form) -> str:
     """
     now = record.ended or now
     parts: list[str] = []
-    for series in sorted(recorded(record), key=_last)[: -SERIES_SHOWN - 1 : -1]:
+    last_first = sorted(recorded(record), key=lambda series: -max(mark.time for mark in series.marks))
+    for series in last_first[:SERIES_SHOWN]:
         line = note(saved_words(record, series, now))
         whole = line + picture(series, now) + warning(damage_words(series))
         if form != "stacked":
             whole += details(counted(len(series.marks), "checkpoint"), table_html(series, now, ROWS_SHOWN))
         parts.insert(0, line if sum(map(len, parts)) + len(whole) > PANEL_BYTES else whole)
     return "".join(parts)
-
-
-def _last(series: Series) -> float:
-    return max(mark.time for mark in series.marks)

@@ -16,10 +16,7 @@ NAMES_FINAL = 30
 
 
 def html(record: RunRecord, now: float, form: Form) -> str:
-    """Return the cell with numbered lines, in which the line that failed is marked, and facts about the run.
-
-    The facts are the captured names, the data that was read, versions, and where the logs are.
-    """
+    """Return the cell with numbered lines and the failed line marked, the captured names, and facts about the run."""
     cell, rest = _cell(record), _captured(record, form) + _facts(record, now, form)
     if form != "tab":
         return details("The cell", scrolled(cell, "the cell")) + details("Options and environment", rest)
@@ -27,40 +24,30 @@ def html(record: RunRecord, now: float, form: Form) -> str:
 
 
 def _cell(record: RunRecord) -> str:
-    code = record.code.rstrip().splitlines()[:CODE_LINES]
+    code = [text(line[:LINE_CHARACTERS]) for line in record.code.rstrip().splitlines()[:CODE_LINES]]
     failed, width = describe.failed_line(record), len(str(len(code)))
-    shown = []
-    for at, line in enumerate(code, 1):
-        said = text(line[:LINE_CHARACTERS])
-        said = f"<mark>{said}</mark>" if at == failed else said
-        shown.append(f'<small style="user-select:none">{at:>{width}}</small>  {said}')
-    return block(shown, width - 1)
+    if 0 < failed <= len(code):
+        code[failed - 1] = f"<mark>{code[failed - 1]}</mark>"
+    numbered = (f'<small style="user-select:none">{at:>{width}}</small>  {line}' for at, line in enumerate(code, 1))
+    return block([*numbered], width - 1)
 
 
 def _captured(record: RunRecord, form: Form) -> str:
     names = record.captured[: NAMES_FINAL if form == "final" else CAPTURED_KEPT]
     if not names:
         return ""
-    note = "sent from the notebook"
-    if len(names) < len(record.captured) or len(names) == CAPTURED_KEPT:
-        note += f": the first {len(names)}"
-    if record.warm:
-        note += "; names that the ranks already had were not sent again"
+    some = len(names) < len(record.captured) or len(names) == CAPTURED_KEPT
+    note = "sent from the notebook" + (f": the first {len(names)}" if some else "")
+    note += "; names that the ranks already had were not sent again" if record.warm else ""
     return bare_table(CAPTURED, captured_rows(names), note)
 
 
 def _facts(record: RunRecord, now: float, form: Form) -> str:
-    """Return a line for each fact.
-
-    The final view has no line for the data that was read, because its section `shards` shows this data.
-    """
-    read = [reading.data_words(found) for found in reading.data_sets(record, now)] if form == "tab" else []
-    told = [("data", words) for words in read[-reading.NAMED :]]
-    told.append(("versions", " · ".join(f"{name} {version}" for name, version in record.versions)))
-    told.append(("logs", record.log_folder))
+    """Return a line for each fact. In the final view, the section `shards` shows the data that was read."""
+    sets = reading.data_sets(record, now)[-reading.NAMED :] if form == "tab" else []
+    told = [("data", text(first_line(reading.data_words(found), 600))) for found in sets]
+    versions = " · ".join(f"{name} {version}" for name, version in record.versions)
+    told += [("versions", text(first_line(versions, 600))), ("logs", text(first_line(record.log_folder, 600)))]
     if record.metrics and record.run_id:
-        told.append(("TensorBoard", f"%runs {record.run_id} --tensorboard"))
-    return "".join(
-        f'<div class="sr-fact"><small>{name}</small> {f"<code>{said}</code>" if name == "TensorBoard" else said}</div>'
-        for name, said in ((name, text(first_line(words, 600))) for name, words in told if words)
-    )
+        told.append(("TensorBoard", f"<code>%runs {text(record.run_id)} --tensorboard</code>"))
+    return "".join(f'<div class="sr-fact"><small>{name}</small> {said}</div>' for name, said in told if said)

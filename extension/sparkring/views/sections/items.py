@@ -31,11 +31,10 @@ SIGNS = {"running": "▶", "finished": "✓", "failed": "✗", "stopped": "■",
 
 
 def html(record: RunRecord, now: float, form: Form) -> str:
-    """Return tables of some items.
+    """Return tables of some items: during the run, of the running items and of the last failures.
 
-    During the run, they have the running items and the last failures. The final form has the first failures, the first
-    items, and the items with the lowest and highest metrics. It also has pictures of the items' curves; for a search,
-    these are in the section `search`.
+    The final form has the first failures, the first items, and the items with the lowest and highest metrics. It also
+    has pictures of the items' curves; for a search, these are in the section `search`.
     """
     items = record.items
     if items is None:
@@ -48,45 +47,34 @@ def html(record: RunRecord, now: float, form: Form) -> str:
     failed.sort(key=lambda each: each.item)
     first = _table(record, known[:FIRST_SHOWN], now)
     many = f"The first {FIRST_SHOWN} of {describe.counted(len(known), 'item')}"
-    several = f"{describe.counted(len(failed), 'item')} failed"
+    several = f"{describe.counted(len(failed), 'item')} failed; the first {FAILED_SHOWN}:"
     parts = [
         _pictures(known) if items.search is None else _best(record, items.search, now),
-        _table(
-            record, failed[:FAILED_SHOWN], now, f"{several}; the first {FAILED_SHOWN}:" if failed[FAILED_SHOWN:] else ""
-        ),
+        _table(record, failed[:FAILED_SHOWN], now, several if failed[FAILED_SHOWN:] else ""),
         first if len(known) <= FIRST_SHOWN else details(many, first),
-        *(
-            details(f"Lowest and highest {name}", _extremes(record, name, known, now))
-            for name in _metrics(known)
-            if items.search is None or name != items.search.metric
-        ),
+    ]
+    parts += [
+        details(f"Lowest and highest {name}", _extremes(record, name, known, now))
+        for name in _metrics(known)
+        if items.search is None or name != items.search.metric
     ]
     return "".join(parts)
 
 
 def _pictures(items: Sequence[ItemRecord]) -> str:
     """Return a picture for each metric with the curves of all items; '' if no item has a curve."""
-    found = {
-        name: [each for each in items if len(each.curves.get(name, ())) > 2][-CURVES_SHOWN:] for name in _metrics(items)
-    }
-    found = {name: drawn for name, drawn in found.items() if drawn}
+    curved = {name: [each for each in items if len(each.curves.get(name, ())) > 2] for name in _metrics(items)}
+    found = {name: drawn[-CURVES_SHOWN:] for name, drawn in curved.items() if drawn}
     if not found:
         return ""
     made = pictures([Drawing(functools.partial(_curves, name=name, items=drawn)) for name, drawn in found.items()])
-    figures = [
-        figure(
-            f"<figcaption><b>{text(name)}</b> by {drawn[-1].by}</figcaption>",
-            picture,
-            f"{name} of {describe.counted(len(drawn), 'item')}",
-        )
-        for (name, drawn), picture in zip(found.items(), made, strict=True)
-    ]
-    said = (
-        "blue: finished; red: failed"
-        if any(each.state == "failed" for drawn in found.values() for each in drawn)
-        else ""
-    )
-    return f'<div class="sr-charts">{"".join(figures)}{paragraph(said)}</div>'
+    figures = []
+    for (name, drawn), picture in zip(found.items(), made, strict=True):
+        caption = f"<figcaption><b>{text(name)}</b> by {drawn[-1].by}</figcaption>"
+        figures.append(figure(caption, picture, f"{name} of {describe.counted(len(drawn), 'item')}"))
+    any_failed = any(each.state == "failed" for drawn in found.values() for each in drawn)
+    said = paragraph("blue: finished; red: failed" if any_failed else "")
+    return f'<div class="sr-charts">{"".join(figures)}{said}</div>'
 
 
 def _curves(axes: Axes, name: str, items: Sequence[ItemRecord]) -> None:
@@ -103,21 +91,15 @@ def _metrics(items: Iterable[ItemRecord]) -> list[str]:
 def _best(record: RunRecord, search: Search, now: float) -> str:
     """Return a table of the best trials of a search."""
     assert record.items is not None
-    ended = [
-        each
-        for each in record.items.known
-        if each.state in WHOLE and math.isfinite(each.metrics.get(search.metric, math.nan))
-    ]
-    ended.sort(key=lambda each: each.metrics[search.metric], reverse=search.mode == "max")
+    ended = _ranked([each for each in record.items.known if each.state in WHOLE], search.metric)
+    shown = ended[: -BEST_SHOWN - 1 : -1] if search.mode == "max" else ended[:BEST_SHOWN]
     which = f"best {search.metric}: the first {BEST_SHOWN} of {describe.counted(len(ended), 'finished trial')}"
-    return _table(record, ended[:BEST_SHOWN], now, which if ended[BEST_SHOWN:] else f"best {search.metric}")
+    return _table(record, shown, now, which if ended[BEST_SHOWN:] else f"best {search.metric}")
 
 
 def _extremes(record: RunRecord, name: str, items: Sequence[ItemRecord], now: float) -> str:
     """Return tables of the items with the lowest and the highest values of a metric; '' if only a few items have it."""
-    measured = sorted(
-        (each for each in items if name in each.metrics and each.state != "failed"), key=lambda each: each.metrics[name]
-    )
+    measured = _ranked([each for each in items if each.state != "failed"], name)
     if len(measured) <= 2 * BEST_SHOWN:
         return ""
     return "".join(
@@ -126,27 +108,32 @@ def _extremes(record: RunRecord, name: str, items: Sequence[ItemRecord], now: fl
     )
 
 
+def _ranked(items: Iterable[ItemRecord], name: str) -> list[ItemRecord]:
+    """Return the items that have a finite value of a metric, the lowest value first."""
+    measured = [each for each in items if math.isfinite(each.metrics.get(name, math.nan))]
+    return sorted(measured, key=lambda each: each.metrics[name])
+
+
 def _table(record: RunRecord, items: Sequence[ItemRecord], now: float, note: str = "") -> str:
     """Return a table with a row for each of the items; '' if there are none."""
     if not items:
         return ""
-    names = _metrics(items)
-    writers = {name: describe.numbers([each.metrics[name] for each in items if name in each.metrics]) for name in names}
-    tried = any(each.attempt > 1 for each in items)
-    values = [describe.item_value(each) for each in items]
-    valued = any(values)
-    headers = ("", "item", "state", *(["attempt"] if tried else []), "took", *names, *(["value"] if valued else []), "")
-    rows = [
-        (
-            f"{each.item:,}",
-            each.name,
-            f"{SIGNS[each.state]} {each.state}",
-            *([str(each.attempt)] if tried else []),
-            describe.duration(each.seconds(record.ended or now)),
-            *(writers[name](each.metrics[name]) if name in each.metrics else "" for name in names),
-            *([describe.first_line(value, 60)] if valued else []),
-            "" if each.failure is None else describe.first_line(describe.item_error(record, each.failure), 160),
-        )
-        for each, value in zip(items, values, strict=True)
+    values = [describe.first_line(describe.item_value(each), 60) for each in items]
+    failures = [each.failure and describe.item_error(record, each.failure) for each in items]
+    columns = [
+        ("", [f"{each.item:,}" for each in items]),
+        ("item", [each.name for each in items]),
+        ("state", [f"{SIGNS[each.state]} {each.state}" for each in items]),
+        *([("attempt", [str(each.attempt) for each in items])] if any(each.attempt > 1 for each in items) else []),
+        ("took", [describe.duration(each.seconds(record.ended or now)) for each in items]),
+        *((name, _numbers(items, name)) for name in _metrics(items)),
+        *([("value", values)] if any(values) else []),
+        ("", [describe.first_line(error or "", 160) for error in failures]),
     ]
-    return bare_table(headers, rows, note)
+    headers, cells = zip(*columns, strict=True)
+    return bare_table(headers, [*zip(*cells, strict=True)], note)
+
+
+def _numbers(items: Sequence[ItemRecord], name: str) -> list[str]:
+    write = describe.numbers([each.metrics[name] for each in items if name in each.metrics])
+    return [write(each.metrics[name]) if name in each.metrics else "" for each in items]

@@ -28,15 +28,14 @@ def html(record: RunRecord, now: float, form: Form) -> str:
     final, seen = form == "final", lines.visible(record.recent, record.logs)
     last = [line for line in seen[-LOG_LINES * 20 :] if not lines.is_noise(line)]
     found = lines.folded(last)[-LOG_LINES:] + lines.folded([] if final else lines.pending(record))
-    if not found:
-        return noise_html(seen)
     return box(pre(found), final=final) + noise_html(seen)
 
 
 def box(shown: str, *, final: bool) -> str:
-    """Return lines in a box of their own, which stays scrolled to its end."""
+    """Return lines in a box of their own, which stays scrolled to its end; '' if there are no lines."""
     look = "sr-log sr-done" if final else "sr-log"
-    return f'<div class="{look}" role="log" tabindex="0" aria-label="output of the ranks">{shown}</div>'
+    box = f'<div class="{look}" role="log" tabindex="0" aria-label="output of the ranks">{shown}</div>'
+    return box if shown else ""
 
 
 def noise_html(seen: Sequence[LogLine]) -> str:
@@ -59,7 +58,7 @@ def pre(found: Sequence[Shared]) -> str:
 
 
 def block(shown: Sequence[str], width: int) -> str:
-    """Return lines below each other. Each line in `shown` begins with a tag, such as a rank, of `width` characters.
+    """Return lines below each other, each of which begins with a tag of `width` characters, such as a rank.
 
     If a line is too long for the page, its continuation is indented, so that it does not run below the tags.
     """
@@ -82,23 +81,23 @@ def by_rank_html(record: RunRecord, budget: int) -> str:
     talkative = [rank for rank in record.ranks if rank.tail]
     talkative.sort(key=lambda rank: (rank.rank != record.failed_rank, rank.rank))
     left_out: list[int] = []
-    parts = []
+    parts: dict[int, str] = {}
     for count, rank in enumerate(talkative):
         fair = max(RANK_BYTES, budget // (len(talkative) - count) - LINE_CHARACTERS)
         part = _log_of(rank, fair) if budget > RANK_BYTES + LINE_CHARACTERS else ""
         taken = len(enclosed(part))  # the size with inline styles, as the notebook saves it
-        if not part or taken > budget:
+        if part and taken <= budget:
+            budget -= taken
+            parts[rank.rank] = part
+        else:
             left_out.append(rank.rank)
-            continue
-        budget -= taken
-        parts.append((rank.rank, part))
     if not parts:
         return ""
     path = describe.log_path(record)
     notes = [f"not shown for lack of space: {describe.rank_list(left_out)}"] if left_out else []
     notes += [f"whole logs: {path}"] if path else []
     note = f"<small>{text('; '.join(notes))}</small>" if notes else ""
-    return details("Logs by rank", note + "".join(part for _, part in sorted(parts)))
+    return details("Logs by rank", note + "".join(part for _, part in sorted(parts.items())))
 
 
 def _log_of(rank: RankRecord, budget: int) -> str:

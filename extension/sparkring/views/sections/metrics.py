@@ -38,14 +38,12 @@ def _html(record: RunRecord, form: Form) -> str:
         return ""
     rows = table.newest(ROWS_SHOWN if form != "stacked" else ROWS_LIVE)
     labelled = [(table.label(row), [found.get(name) for name in table.names]) for row, found in rows]
-    note = f"<caption><small>the last {len(rows)} of {counted(len(table.rows), table.by)}</small></caption>"
+    note = f"the last {len(rows)} of {counted(len(table.rows), table.by)}" if len(rows) < len(table.rows) else ""
     if form == "stacked":
         # Empty rows keep space for later epochs, so that the content below does not move.
         expected = min(ROWS_LIVE, record.metrics[-1].epochs or 0)
         labelled += [("\xa0", [None] * len(table.names))] * (expected - len(rows))
-    shown = _table(
-        (table.by, *table.names), labelled, note if form != "stacked" and len(rows) < len(table.rows) else ""
-    )
+    shown = _table((table.by, *table.names), labelled, "" if form == "stacked" else note)
     pictures = _pictures(record, table) if form == "final" else ""
     by_rank = f'<div class="sr-by-rank">{_by_rank(record, table)}</div>' if form == "tab" else ""
     numbers = f'<div role="group" tabindex="0" aria-label="metrics">{shown}{by_rank}</div>'
@@ -65,7 +63,8 @@ def _table(headers: Sequence[str], rows: Sequence[tuple[str, Sequence[Spread | N
             body[at] += f"<td{_RIGHT}>{write(value.mean) if value is not None else ''}</td>"
             body[at] += f"<td><small>{across}</small></td>" if differs else ""
     shown = "".join(f"<tr>{row}</tr>" for row in body)
-    return f'<table class="sr-table">{note}<thead><tr>{"".join(head)}</tr></thead><tbody>{shown}</tbody></table>'
+    caption = f"<caption><small>{text(note)}</small></caption>" if note else ""
+    return f'<table class="sr-table">{caption}<thead><tr>{"".join(head)}</tr></thead><tbody>{shown}</tbody></table>'
 
 
 def _pictures(record: RunRecord, table: Table) -> str:
@@ -93,4 +92,4 @@ def _by_rank(record: RunRecord, table: Table) -> str:
     ]
     many = len(found) > RANKS_MEASURED
     note = f"the first {RANKS_MEASURED} of {counted(len(found), 'rank')}" if many else ""
-    return _table(("rank", *table.names), rows, f"<caption><small>{note}</small></caption>" if note else "")
+    return _table(("rank", *table.names), rows, note)

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from sparkring.history import describe, lines
 from sparkring.history.describe import counted, duration, gpu_words, size
-from sparkring.history.record import RankRecord, RunRecord
+from sparkring.history.record import RankRecord, RankState, RunRecord
 from sparkring.views.markup import text
 from sparkring.views.sections import Form
 from sparkring.views.tables import bare_table
-
-if TYPE_CHECKING:
-    from sparkring.history.record import RankState
 
 GPU_ROWS = 16
 TILES_WITH_NUMBERS, MOST_TILES = 32, 128
@@ -66,16 +62,13 @@ def _wide_tile(record: RunRecord, ranks: Sequence[RankRecord]) -> str:
 
 def _tile(record: RunRecord, rank: RankRecord, now: float) -> str:
     name, sign = _look(record, rank)
-    words = [f"rank {rank.rank} {'takes no part' if rank.state == 'idle' else rank.state}"]
-    if rank.host:
-        words.append(rank.host)
+    silent_s = now - rank.last_heard if rank.state == "running" else 0.0
+    words = [f"rank {rank.rank} {'takes no part' if rank.state == 'idle' else rank.state}", rank.host]
     words += [f"process {rank.pid}", counted(rank.line_count, "line")] if rank.pid else []
-    if rank.state == "running" and now - rank.last_heard >= 2:
-        words.append(f"silent for {duration(now - rank.last_heard)}")
-    words += [gpu_words(rank.gpus)] if rank.gpus else []
+    words += [f"silent for {duration(silent_s)}" if silent_s >= 2 else "", gpu_words(rank.gpus)]
     words += [f"last: {lines.plain(rank.tail[-1].text)[:80]}"] if rank.tail else []
     shape = f' class="{name}"' if name else ""
-    return f'<span{shape} title="{text(", ".join(words))}">{rank.rank} {sign}</span>'
+    return f'<span{shape} title="{text(", ".join(filter(None, words)))}">{rank.rank} {sign}</span>'
 
 
 def gpus_html(record: RunRecord) -> str:
@@ -83,16 +76,9 @@ def gpus_html(record: RunRecord) -> str:
     used = [gpu for rank in record.ranks for gpu in rank.gpus]
     if not used:
         return ""
-    rows = [
-        (
-            str(gpu.rank),
-            gpu.address,
-            gpu.name,
-            size(gpu.used_bytes),
-            size(gpu.total_bytes),
-            "" if gpu.busy_percent is None else f"{gpu.busy_percent} %",
-        )
-        for gpu in used[:GPU_ROWS]
-    ]
+    rows = []
+    for gpu in used[:GPU_ROWS]:
+        busy = "" if gpu.busy_percent is None else f"{gpu.busy_percent} %"
+        rows.append((str(gpu.rank), gpu.address, gpu.name, size(gpu.used_bytes), size(gpu.total_bytes), busy))
     note = f"the first {GPU_ROWS} of {counted(len(used), 'GPU')}" if len(used) > GPU_ROWS else ""
     return bare_table(("rank", "GPU", "name", "memory", "of", "busy"), rows, note)

@@ -11,7 +11,7 @@ from sparkring.history import describe
 from sparkring.history.events import Searched
 from sparkring.history.item_records import ItemRecord, Search
 from sparkring.history.record import RunRecord
-from sparkring.views.figure import WIDTH, Drawing, figure, many_curves, pictures
+from sparkring.views.figure import WIDTH, Drawing, figure, many_curves, pictures, ticked
 from sparkring.views.markup import AMBER, BLUE, GREY, paragraph, text
 from sparkring.views.sections import Form
 
@@ -30,7 +30,8 @@ def html(record: RunRecord, now: float, form: Form) -> str:
     search = None if record.items is None else record.items.search
     if record.items is None or search is None or form != "final":
         return ""
-    trials = [each for each in record.items.known if each.state != "failed" and search.metric in each.metrics]
+    known = [each for each in record.items.known if each.state != "failed"]
+    trials = [each for each in known if math.isfinite(each.metrics.get(search.metric, math.nan))]
     if not trials:
         return ""
     # The best trial is drawn last, and pruned trials first.
@@ -45,12 +46,10 @@ def html(record: RunRecord, now: float, form: Form) -> str:
             Drawing(lambda axes: _parameters(axes, search, order, looks), 2 * WIDTH),
         ]
     )
-    names = ", ".join(each.name for each in search.parameters)
+    said = f"{', '.join(each.name for each in search.parameters)} and {search.metric} of all trials"
     drawn = [
         figure(f"<figcaption>best <b>{metric}</b> by trial</figcaption>", history, describe.best_trial(record)),
-        figure(
-            "<figcaption>parameters</figcaption>", parameters, f"{names} and {search.metric} of all trials", 2 * WIDTH
-        ),
+        figure("<figcaption>parameters</figcaption>", parameters, said, 2 * WIDTH),
     ]
     if any(each.curves.get(search.metric, ())[1:] for each in order):  # otherwise, the curves would be points
         caption = f"<figcaption><b>{metric}</b> by step or epoch</figcaption>"
@@ -62,9 +61,8 @@ def html(record: RunRecord, now: float, form: Form) -> str:
 def _looks(trial: ItemRecord, best: int) -> dict[str, Any]:
     if trial.item == best:
         return {"color": AMBER, "lw": 1.6}
-    return (
-        {"color": BLUE, "lw": 0.8, "alpha": 0.6} if trial.state in WHOLE else {"color": GREY, "lw": 0.7, "alpha": 0.7}
-    )
+    colour, width, alpha = (BLUE, 0.8, 0.6) if trial.state in WHOLE else (GREY, 0.7, 0.7)
+    return {"color": colour, "lw": width, "alpha": alpha}
 
 
 def extent(values: Sequence[float], mode: str) -> tuple[float, float]:
@@ -88,24 +86,15 @@ def _curves(axes: Axes, search: Search, trials: Sequence[ItemRecord], looks: Seq
 
 
 def _history(axes: Axes, search: Search, trials: Sequence[ItemRecord]) -> None:
-    from matplotlib.ticker import MaxNLocator
-
     low, high = extent([each.metrics[search.metric] for each in trials], search.mode)
-    for colour, whole in ((GREY, False), (BLUE, True)):
-        found = [
-            (each.item, min(max(each.metrics[search.metric], low), high))
-            for each in trials
-            if (each.state in WHOLE) == whole
-        ]
-        if found:
-            axes.plot(*zip(*found, strict=True), ls="", marker="o", markersize=2.5, color=colour, alpha=0.7)
     ended = [each for each in trials if each.state in WHOLE]
+    for colour, some in ((GREY, [each for each in trials if each.state not in WHOLE]), (BLUE, ended)):
+        values = [min(max(each.metrics[search.metric], low), high) for each in some]
+        axes.plot([each.item for each in some], values, ls="", marker="o", markersize=2.5, color=colour, alpha=0.7)
     so_far = itertools.accumulate((each.metrics[search.metric] for each in ended), min if search.mode == "min" else max)
     axes.step([each.item for each in ended], list(so_far), where="post", color=AMBER, lw=1.4)
     axes.set_ylim(*wider((low, high)))
-    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-    axes.yaxis.set_major_locator(MaxNLocator(4))
-    axes.grid(axis="y")
+    ticked(axes)
     axes.set_xlabel("trial", labelpad=1)
 
 
@@ -120,8 +109,7 @@ def _parameters(axes: Axes, search: Search, trials: Sequence[ItemRecord], looks:
     metric = Searched(search.metric, low, high)
     columns = [*search.parameters, metric]
     for trial, look in zip(trials, looks, strict=True):
-        values = [trial.parameters.get(each.name, "") for each in search.parameters]
-        places = [*(place(each, value) for each, value in zip(search.parameters, values, strict=True))]
+        places = [place(each, trial.parameters.get(each.name, "")) for each in search.parameters]
         inside = min(max(trial.metrics[search.metric], low), high)
         axes.plot(range(len(columns)), [*places, place(metric, inside)], **look)
     for x, column in enumerate(columns):

@@ -100,10 +100,7 @@ def _read_row(line: reading.Line, strips: Mapping[int, str]) -> str:
 
 
 def _picture(strip: Strip, colour: str) -> str:
-    """Draw a rank's epoch from left to right.
-
-    A box is full if its rows have been read, half full while they are being read, and empty if they are still to come.
-    """
+    """Draw a rank's epoch from left to right. Boxes are full if read, half full while being read, and else empty."""
     at = "" if strip.at is None else f'<path d="M{WIDTH * strip.at:.1f} {TOP}l-4 -6h8z" fill="currentColor"/>'
     return (
         f'<svg class="sr-strip" width="{WIDTH + 8}" height="{TOP + TALL + 1}" '

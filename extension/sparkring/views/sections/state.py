@@ -14,11 +14,8 @@ def head_html(record: RunRecord, now: float) -> str:
     """Return the title line: the run's state, title, ranks and framework, and how long the run has taken so far."""
     state = record.outcome or ("running" if record.running_since else "starting")
     look = {"interrupted": "cut", "timed out": "cut", "starting": ""}.get(state, state)
-    facts = [*describe.facts(record), describe.took(record, now)]
-    if record.ended:
-        facts.append(time.strftime("%Y-%m-%d %H:%M", time.localtime(record.started)))
-    else:
-        facts.append(time.strftime("as of %Y-%m-%d %H:%M:%S", time.localtime(now)))
+    written, at = ("%Y-%m-%d %H:%M", record.started) if record.ended else ("as of %Y-%m-%d %H:%M:%S", now)
+    facts = [*describe.facts(record), describe.took(record, now), time.strftime(written, time.localtime(at))]
     said = text(" · ".join(facts))
     return (
         f'<div class="sr-head"><b class="sr-state{f" sr-{look}" if look else ""}">{text(state)}</b> '
@@ -55,10 +52,9 @@ def progress_html(record: RunRecord, now: float) -> str:
     found = None if record.outcome == "finished" else metrics.progress(record, record.ended or now)
     if found is None:
         return ""
-    bar = ""
-    if found.fraction is not None and record.outcome is None:
-        bar = _bar(found.fraction)
-    return f"<div>{bar}<small>{text(describe.progress_words(found, running=record.outcome is None))}</small></div>"
+    running = record.outcome is None
+    bar = _bar(found.fraction if running else None)
+    return f"<div>{bar}<small>{text(describe.progress_words(found, running=running))}</small></div>"
 
 
 def _items_progress_html(record: RunRecord, now: float) -> str:
@@ -66,10 +62,9 @@ def _items_progress_html(record: RunRecord, now: float) -> str:
         return f"<div><small>{text(describe.items(record))}</small></div>"
     if record.items is None or record.outcome is not None:
         return ""
-    fraction = record.items.fraction
     words = describe.dotted(describe.items_progress(record, now), describe.items_left(record, now))
-    return f"<div>{'' if fraction is None else _bar(fraction)}<small>{text(words)}</small></div>"
+    return f"<div>{_bar(record.items.fraction)}<small>{text(words)}</small></div>"
 
 
-def _bar(fraction: float) -> str:
-    return f'<div class="sr-bar"><div style="width:{100 * fraction:.1f}%"></div></div>'
+def _bar(fraction: float | None) -> str:
+    return "" if fraction is None else f'<div class="sr-bar"><div style="width:{fraction:.1%}"></div></div>'

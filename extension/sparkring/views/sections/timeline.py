@@ -25,12 +25,10 @@ def html(record: RunRecord, now: float, form: Form) -> str:
 def _timeline(record: RunRecord, saved: TimelineSaved, form: Form) -> str:
     head = f"<div><b>Horovod’s timeline</b> <small>{text(timelines.head_words(record, saved))}</small></div>"
     problem = warning(first_line(saved.problem))
-    late = timelines.late_words(record, saved)
+    late, tensors = timelines.late_words(record, saved), _tensors(saved)
     said = f"<div>{text(late)}</div>" if late else ""
-    tensors = _tensors(saved)
-    if form == "final":
-        tensors = details("Slowest tensors", tensors)
-    where = note(f"{timelines.path(record, saved)} ({size(saved.size_bytes)}): {timelines.how_to_open()}")
+    tensors = details("Slowest tensors", tensors) if form == "final" else tensors
+    where = note(f"{timelines.path(record, saved)} ({size(saved.size_bytes)}): {timelines.HOW_TO_OPEN}")
     return f'<div class="sr-timeline">{head}{problem}{_whole(saved)}{said}{_late(saved)}{tensors}{where}</div>'
 
 
@@ -38,21 +36,20 @@ def _whole(saved: TimelineSaved) -> str:
     """Return one bar for the whole time, with a part for each thing that the time was spent on, and a legend."""
     if not saved.wall_s:
         return ""
-    found, x, bars, legend = timelines.shares(saved), 0.0, [], []
-    for share in found:
+    x, bars, legend = 0.0, [], []
+    for share in timelines.shares(saved):
         if share.part <= 0:
             continue
-        words = f"{share.what}: {duration(share.seconds)}, {share.part:.0%}"
+        took, part, wide = duration(share.seconds), f"{share.part:.0%}", share.part * _WIDTH
         bars.append(
-            f'<rect x="{x:.1f}" y="0" width="{max(0.3, share.part * _WIDTH):.1f}" height="16" fill="{share.colour}">'
-            f"<title>{words}</title></rect>"
+            f'<rect x="{x:.1f}" y="0" width="{max(0.3, wide):.1f}" height="16" fill="{share.colour}">'
+            f"<title>{share.what}: {took}, {part}</title></rect>"
         )
-        square = f'<rect width="9" height="9" fill="{share.colour}"/>'
-        legend.append(
-            f'<span><svg width="9" height="9" aria-hidden="true">{square}</svg> {share.what} '
-            f"{duration(share.seconds)} ({share.part:.0%})</span> "
+        square = (
+            f'<svg width="9" height="9" aria-hidden="true"><rect width="9" height="9" fill="{share.colour}"/></svg>'
         )
-        x += share.part * _WIDTH
+        legend.append(f"<span>{square} {share.what} {took} ({part})</span> ")
+        x += wide
     drawn = svg(_WIDTH, 16, f"where the time went: {timelines.share_words(saved)}", bars)
     return f'<figure>{drawn}<div class="sr-legend">{"".join(legend)}</div></figure>'
 
@@ -86,15 +83,10 @@ def _tensors(saved: TimelineSaved) -> str:
     if not shown:
         return ""
     # A column without any time in it is left out.
-    columns = [
-        (header, value)
-        for header, value in _COLUMNS
-        if header == "total" or any(value(each) >= 0.00005 for each in shown)
-    ]
-    rows = [
-        (_short(each.name), f"{each.count:,}", *(duration(float(value(each))) for _, value in columns))
-        for each in shown
-    ]
+    longest = [(header, of, max(map(of, shown))) for header, of in _COLUMNS]
+    columns = [(header, of) for header, of, most in longest if header == "total" or most >= 0.00005]
+    times = [tuple(duration(float(of(each))) for _, of in columns) for each in shown]
+    rows = [(_short(each.name), f"{each.count:,}", *took) for each, took in zip(shown, times, strict=True)]
     some = f"the slowest {len(shown)} of {counted(saved.tensors, 'tensor')}" if len(shown) < saved.tensors else ""
     return bare_table(("tensor", "operations", *(header for header, _ in columns)), rows, some)
 

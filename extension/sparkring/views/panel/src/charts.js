@@ -1,7 +1,7 @@
 // The charts of the Metrics tab.
 
 import uPlot from "uplot";
-import { make, put } from "./elements.js";
+import { button, make, put, toggle } from "./elements.js";
 import { isPositive, plotted, RANK_COLOURS, readings } from "./series.js";
 import { number } from "./words.js";
 
@@ -17,10 +17,11 @@ export class ChartsView {
     this.panel = panel;
     this.charts = [];
     this.log = false;
-    this.logButton = make("button", { type: "button", class: "sr-toggle", "aria-pressed": "false",
-      title: "logarithmic scale, for charts with only positive values", onclick: () => this.setLog(!this.log) }, "log scale");
-    this.wholeButton = make("button", { type: "button", class: "sr-tool", hidden: true, title: "show all steps again",
-      onclick: () => this.showWhole() }, "reset zoom");
+    this.logButton = toggle("log scale", "logarithmic scale, for charts with only positive values", false, (on) => {
+      Object.assign(this, { log: on, told: null });
+      this.panel.schedule();
+    });
+    this.wholeButton = button("sr-tool", "reset zoom", "show all steps again", () => this.showWhole(), { hidden: true });
     this.hint = make("small", {}, "drag to zoom");
     this.bar = make("div", { class: "sr-chartbar", role: "toolbar", "aria-label": "Charts" }, this.logButton, this.hint, this.wholeButton);
     this.grid = make("div", { class: "sr-chartgrid" });
@@ -46,13 +47,6 @@ export class ChartsView {
     });
     // All charts are in the page now, so their widths are final.
     told.charts.forEach((chart, at) => this.charts[at].draw(chart, told, looks));
-  }
-
-  setLog(on) {
-    this.log = on;
-    this.logButton.setAttribute("aria-pressed", String(on));
-    this.told = null;
-    this.panel.schedule();
   }
 
   showWhole() {

@@ -13,3 +13,17 @@ export function make(name, attributes = {}, ...children) {
 export function put(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
+
+export function button(look, text, title, onclick, attributes = {}) {
+  return make("button", { type: "button", class: look, title, onclick, ...attributes }, text);
+}
+
+// Return a button that is switched on or off by a click. `set` is then called with the new state.
+export function toggle(text, title, on, set) {
+  const element = button("sr-toggle", text, title, () => {
+    const now = element.getAttribute("aria-pressed") !== "true";
+    element.setAttribute("aria-pressed", String(now));
+    set(now);
+  }, { "aria-pressed": String(on) });
+  return element;
+}

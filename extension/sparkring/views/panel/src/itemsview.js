@@ -2,7 +2,7 @@
 // its lines. Only the rows in sight have elements, so that 10,000 items are no problem.
 
 import { ChartsView } from "./charts.js";
-import { make, put } from "./elements.js";
+import { button, make, put } from "./elements.js";
 import { isMetric, value } from "./items.js";
 import { LogView } from "./log.js";
 import { itemCharts } from "./series.js";
@@ -22,11 +22,11 @@ export class ItemsView {
     this.now = 0; // seconds since the run began
     this.chosen = null; // the number of the item that is shown in full
     this.goTo = null; // the number of the item to which draw() has to scroll
-    this.search = make("input", { type: "search", placeholder: "Search", "aria-label": "Search the items", spellcheck: "false" });
-    this.search.addEventListener("input", () => {
-      this.items.search(this.search.value);
-      this.panel.schedule();
-    });
+    this.search = make("input", { type: "search", placeholder: "Search", "aria-label": "Search the items", spellcheck: "false",
+      oninput: () => {
+        this.items.search(this.search.value);
+        this.panel.schedule();
+      } });
     this.count = make("span", { class: "sr-count", role: "status" });
     this.head = make("div", { class: "sr-itemrow sr-itemhead", role: "row" });
     this.head.addEventListener("click", (event) => {
@@ -59,9 +59,8 @@ export class ItemsView {
     this.log.box.setAttribute("aria-label", "Output of the item");
     this.whole = make("div", { class: "sr-itemwhole", role: "region", "aria-label": "The chosen item", tabindex: "0", hidden: true },
       make("div", { class: "sr-itemtitle" }, this.title,
-        make("button", { type: "button", class: "sr-tool", title: "show in the Logs tab what the item has printed",
-          onclick: () => this.showLog() }, "log"),
-        make("button", { type: "button", class: "sr-tool", "aria-label": "close", title: "close", onclick: () => this.close() }, "✕")),
+        button("sr-tool", "log", "show in the Logs tab what the item has printed", () => this.showLog()),
+        button("sr-tool", "✕", "close", () => this.close(), { "aria-label": "close" })),
       this.words, this.charts.element, this.log.box);
     this.whole.addEventListener("keydown", (event) => {
       if (event.key === "Escape") this.close();
@@ -159,7 +158,7 @@ export class ItemsView {
     if (this.told?.row !== row) this.told = { row, ...itemCharts(row) };
     this.charts.draw(this.told);
     const done = this.log.draw();
-    this.log.box.toggleAttribute("data-empty", done && !this.log.rows.size && !this.log.pendingRows?.length);
+    this.log.box.toggleAttribute("data-empty", done && !this.log.rows.size && !this.log.pendingRows.length);
     return done;
   }
 

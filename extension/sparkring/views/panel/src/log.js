@@ -1,6 +1,6 @@
 // The Logs tab.
 
-import { make, put } from "./elements.js";
+import { button, make, put, toggle } from "./elements.js";
 import { Filter } from "./lines.js";
 import { RANK_COLOURS } from "./series.js";
 import { rankNumbers } from "./words.js";
@@ -18,51 +18,36 @@ export class LogView {
     this.filter = new Filter(this.lines);
     this.follow = true;
     this.rows = new Map(); // line number → element
+    this.pendingRows = [];
     this.elements();
   }
 
   elements() {
-    const toggle = (text, title, get, set) => {
-      const button = make("button", { type: "button", class: "sr-toggle", title, "aria-pressed": String(get()) }, text);
-      button.addEventListener("click", () => {
-        set(!get());
-        button.setAttribute("aria-pressed", String(get()));
-        this.restart();
-      });
-      return button;
-    };
-    const stream = (name) => toggle(STREAMS[name][0], `show what ranks write to ${STREAMS[name][0]}`,
-      () => this.filter.streams.has(name),
-      (on) => (on ? this.filter.streams.add(name) : this.filter.streams.delete(name)));
-    this.search = make("input", { type: "search", placeholder: "Search", "aria-label": "Search the lines", spellcheck: "false" });
-    this.search.addEventListener("input", () => {
-      this.filter.query = this.search.value;
+    const filter = (text, title, on, set) => toggle(text, title, on, (now) => {
+      set(now);
       this.restart();
     });
-    this.search.addEventListener("keydown", (event) => {
-      if (event.key === "Escape") this.clearSearch();
-    });
+    const stream = (name) => filter(STREAMS[name][0], `show what ranks write to ${STREAMS[name][0]}`, true,
+      (on) => (on ? this.filter.streams.add(name) : this.filter.streams.delete(name)));
+    this.search = make("input", { type: "search", placeholder: "Search", "aria-label": "Search the lines", spellcheck: "false",
+      oninput: () => {
+        this.filter.query = this.search.value;
+        this.restart();
+      },
+      onkeydown: (event) => { if (event.key === "Escape") this.clearSearch(); } });
     this.count = make("span", { class: "sr-count", role: "status" });
-    this.chip = make("button", { type: "button", class: "sr-chip", hidden: true, title: "show all lines again" });
-    this.chip.addEventListener("click", () => {
+    this.chip = button("sr-chip", "", "show all lines again", () => {
       this.panel.chooseRanks(new Set());
       this.box.focus(); // the chip is hidden now; without this line, its focus would go to the page
-    });
-    this.followButton = make("button", { type: "button", class: "sr-toggle", "aria-pressed": "true",
-      title: "scroll to new lines" }, "follow");
-    this.followButton.addEventListener("click", () => this.setFollow(!this.follow));
-    this.noiseButton = toggle("start-up", "show TensorFlow's start-up messages",
-      () => this.filter.noise, (on) => { this.filter.noise = on; });
+    }, { hidden: true });
+    this.followButton = toggle("follow", "scroll to new lines", true, (on) => this.setFollow(on));
+    this.noiseButton = filter("start-up", "show TensorFlow's start-up messages", false, (on) => { this.filter.noise = on; });
     this.noiseButton.hidden = true;
     const bar = make("div", { class: "sr-logbar", role: "toolbar", "aria-label": "Lines" },
-      this.search, this.count, this.chip, make("span", { class: "sr-spring" }),
-      stream("o"), stream("e"),
-      toggle("fold equal", "show equal lines of several ranks only once", () => this.filter.fold,
-        (on) => { this.filter.fold = on; }),
-      this.noiseButton, this.followButton,
-      make("button", { type: "button", class: "sr-tool", title: "copy these lines", onclick: () => this.copy() }, "copy"),
-      make("button", { type: "button", class: "sr-tool", title: "save these lines as a file",
-        onclick: () => this.download() }, "download"));
+      this.search, this.count, this.chip, make("span", { class: "sr-spring" }), stream("o"), stream("e"),
+      filter("fold equal", "show equal lines of several ranks only once", true, (on) => { this.filter.fold = on; }),
+      this.noiseButton, this.followButton, button("sr-tool", "copy", "copy these lines", () => this.copy()),
+      button("sr-tool", "download", "save these lines as a file", () => this.download()));
     this.spacer = make("div", { class: "sr-spacer" });
     this.box = make("div", { class: "sr-lines", tabindex: "0", role: "log", "aria-live": "off",
       "aria-label": "Output of the ranks" }, this.spacer);
@@ -165,7 +150,7 @@ export class LogView {
         this.rows.delete(line);
       }
     }
-    for (const row of this.pendingRows || []) row.remove();
+    for (const row of this.pendingRows) row.remove();
     this.pendingRows = pending.map((each, at) => {
       const row = this.row(each, -1);
       this.tag(row, [each.rank]);

@@ -2,7 +2,7 @@
 // messages while a cell runs.
 
 import { ChartsView } from "./charts.js";
-import { make, put } from "./elements.js";
+import { button, make, put } from "./elements.js";
 import { ItemsView } from "./itemsview.js";
 import { LogView } from "./log.js";
 import { SearchView } from "./searchview.js";
@@ -25,36 +25,32 @@ export class Panel {
     this.tab = "logs";
     this.elements();
     this.log = new LogView(this);
-    this.bodies.logs.append(this.log.element);
     this.items = new ItemsView(this);
-    this.bodies.items.append(this.items.element);
     this.search = new SearchView(this);
-    this.bodies.search.append(this.search.element);
     this.charts = new ChartsView(this);
     this.numbers = make("div");
+    this.bodies.logs.append(this.log.element);
+    this.bodies.items.append(this.items.element);
+    this.bodies.search.append(this.search.element);
     this.bodies.metrics.append(this.charts.element, this.numbers);
     place.append(this.root);
     this.resized = new ResizeObserver(() => this.schedule());
-    this.resized.observe(this.log.box);
-    this.resized.observe(this.charts.element);
-    this.resized.observe(this.search.element);
-    this.resized.observe(this.items.element);
+    for (const each of [this.log.box, this.charts.element, this.search.element, this.items.element]) this.resized.observe(each);
     // When the theme changes, front ends change attributes of these two elements. The charts must then be drawn again,
     // because they use the theme's text colour.
     this.themed = new MutationObserver(() => this.schedule());
     for (const each of [document.documentElement, document.body]) this.themed.observe(each, { attributes: true });
-    this.stateDirty = true;
     this.htmlDirty = new Set(Object.keys(run.html));
-    this.ticker = setInterval(() => { this.stateDirty = true; this.schedule(); }, 1000);
+    this.ticker = setInterval(() => this.scheduleState(), 1000);
     this.select("logs");
-    this.schedule();
+    this.scheduleState();
   }
 
   elements() {
     this.state = make("b", { class: "sr-state" });
     this.title = make("span", { class: "sr-title" });
     this.facts = make("small");
-    this.stop = make("button", { type: "button", class: "sr-stop", hidden: true, onclick: () => this.stopRun() }, "■ Stop");
+    this.stop = button("sr-stop", "■ Stop", null, () => this.stopRun(), { hidden: true });
     this.said = make("small", { class: "sr-words", role: "status", "aria-live": "polite" });
     this.bar = make("div", { role: "progressbar", "aria-label": "Progress", "aria-valuemin": "0", "aria-valuemax": "100" });
     this.words = make("small");
@@ -109,12 +105,17 @@ export class Panel {
     this.buttons[this.tab].focus(); // Stop gets disabled; without this line, its focus would go to the page
   }
 
+  // Draw the state as well at the next frame.
+  scheduleState() {
+    this.stateDirty = true;
+    this.schedule();
+  }
+
   chooseRanks(ranks) {
     this.chosen = ranks;
     this.log.setRanks(ranks);
     this.select("logs");
-    this.stateDirty = true;
-    this.schedule();
+    this.scheduleState();
   }
 
   say(text) {

@@ -50,8 +50,8 @@ class Run {
     }
     for (const panel of this.panels.values()) {
       if (message.kind === "sections") Object.keys(message.html).forEach((name) => panel.htmlDirty.add(name));
-      else if (message.kind === "state" || message.kind === "heard") panel.stateDirty = true;
-      panel.schedule();
+      if (message.kind === "state" || message.kind === "heard") panel.scheduleState();
+      else panel.schedule();
     }
   }
 
@@ -73,19 +73,13 @@ class Run {
     this.state = { ...state, state: KERNEL_GONE, ended, took: `${duration(ended - state.started)} · as of ${clock}`,
                    left: "", waiting: "", ranks: { ...state.ranks, state: state.ranks.state.replace(/[.r]/g, "s") } };
     this.settle(0);
-    for (const panel of this.panels.values()) {
-      panel.stateDirty = true;
-      panel.schedule();
-    }
+    for (const panel of this.panels.values()) panel.scheduleState();
   }
 
   stop() {
     this.stopping = true;
     this.model.send({ kind: "stop", run: this.id });
-    for (const panel of this.panels.values()) {
-      panel.stateDirty = true;
-      panel.schedule();
-    }
+    for (const panel of this.panels.values()) panel.scheduleState();
   }
 
   mount(place) {

@@ -12,6 +12,13 @@ export function trialsOf(rows, metric) {
     .sort((a, b) => a.item - b.item);
 }
 
+// Return the lowest and the highest of the values. There may be too many of them to be the arguments of Math.min().
+export function bounds(values) {
+  let low = Infinity, high = -Infinity;
+  for (const value of values) [low, high] = [Math.min(low, value), Math.max(high, value)];
+  return [low, high];
+}
+
 // Return the lowest and the highest value that a chart shows. Values that are far worse than most, such as those of a
 // trial that diverges, are beyond the chart's edge.
 export function extent(values, mode) {

@@ -1,8 +1,8 @@
 // The Search tab: all curves of the metric, the best value so far, the parameters as parallel coordinates, and how much
 // each of them matters.
 
-import { make, put } from "./elements.js";
-import { bestOf, bests, brushed, extent, marks, moved, place, roundNumbers, trialsOf, valueAt } from "./search.js";
+import { button, make, put, toggle } from "./elements.js";
+import { bestOf, bests, bounds, brushed, extent, marks, moved, place, roundNumbers, trialsOf, valueAt } from "./search.js";
 import { number } from "./words.js";
 
 const HEIGHT = 170, AXES_HEIGHT = 210; // px
@@ -18,11 +18,12 @@ export class SearchView {
     this.hovered = null; // the number of the trial under the pointer, or the one to which keys have moved
     this.pointed = null; // the drawing that shows this trial, and a point in it; null stands for the trial's last point
     this.log = false;
-    this.logButton = make("button", { type: "button", class: "sr-toggle", "aria-pressed": "false",
-      title: "logarithmic scale of the metric", onclick: () => this.setLog(!this.log) }, "log scale");
+    this.logButton = toggle("log scale", "logarithmic scale of the metric", false, (on) => {
+      this.log = on;
+      this.panel.schedule();
+    });
     this.count = make("span", { class: "sr-count", role: "status" });
-    this.reset = make("button", { type: "button", class: "sr-tool", hidden: true, title: "choose all trials again",
-      onclick: () => this.showAll() }, "reset");
+    this.reset = button("sr-tool", "reset", "choose all trials again", () => this.showAll(), { hidden: true });
     this.curves = new Drawing("Curves of all trials", HEIGHT, this);
     this.history = new Drawing("Best value so far", HEIGHT, this);
     this.axes = new Drawing("Parameters of all trials", AXES_HEIGHT, this);
@@ -43,12 +44,6 @@ export class SearchView {
   showAll() {
     this.choose(new Map());
     this.logButton.focus(); // "reset" is hidden now; without this line, its focus would go to the page
-  }
-
-  setLog(on) {
-    this.log = on;
-    this.logButton.setAttribute("aria-pressed", String(on));
-    this.panel.schedule();
   }
 
   choose(brushes) {
@@ -104,7 +99,7 @@ export class SearchView {
     const several = trials.filter(({ curve }) => curve.length > 1).length;
     chart.element.hidden = !several;
     if (!several) return;
-    const first = Math.min(...points.map(([x]) => x)), last = Math.max(...points.map(([x]) => x));
+    const [first, last] = bounds(points.map(([x]) => x));
     const plane = chart.plane([first, Math.max(last, first + 1)], extent(points.map(([, y]) => y), search.mode), this.log, colour);
     chart.title(search.metric, "step or epoch");
     chart.lines(trials, looks, ({ curve }) => curve.map(([x, y]) => plane(x, y)));

@@ -45,38 +45,25 @@ export class RankView {
 
   tile(rank, ranks, now, last, slow, many) {
     const tile = this.tiles[rank], letter = ranks.state[rank];
-    const silence = now !== null && letter === "r" ? now - ranks.heard[rank] : 0;
+    const silence = now !== null && letter === "r" ? now - ranks.heard[rank] : null;
     const silent = silence > ALL_SILENT_S || (silence > SILENT_S && now - last < SILENT_S / 2);
-    const step = ranks.step[rank], epoch = ranks.epoch[rank];
-    const mark = silent ? ` ⏸ ${duration(silence)}` : slow ? " ▼" : "";
+    const quiet = silence === null ? "" : duration(silence);
+    const step = ranks.step[rank], host = ranks.hosts[ranks.host[rank]], gpu = ranks.gpu[rank] ?? "";
+    const epoch = ranks.epoch[rank] == null ? "" : `epoch ${ranks.epoch[rank]}`;
+    const mark = silent ? ` ⏸ ${quiet}` : slow ? " ▼" : "";
     const looks = `${letter === "." ? "" : letter}${silent ? " sr-silent" : ""}${slow && !silent ? " sr-slow" : ""}`;
-    const chosen = this.panel.chosen.has(rank);
-    const words = [`rank ${rank} ${STATE_WORDS[letter]}`];
-    if (ranks.hosts[ranks.host[rank]]) words.push(ranks.hosts[ranks.host[rank]]);
-    if (ranks.pid[rank]) words.push(`process ${ranks.pid[rank]}`);
-    if (ranks.gpu[rank]) words.push(ranks.gpu[rank]);
-    if (epoch != null) words.push(`epoch ${epoch}`);
-    if (step != null) words.push(`step ${step}`);
-    words.push(`${ranks.lines[rank].toLocaleString("en")} lines`);
-    if (now !== null && letter === "r") words.push(`last message ${duration(now - ranks.heard[rank])} ago`);
-    if (slow) words.push("behind the others");
-    if (ranks.failure[rank]) words.push(ranks.failure[rank]);
-    const facts = [];
-    if (ranks.state.length <= TOLD_TILES) {
-      if (epoch != null) facts.push(`epoch ${epoch}`);
-      if (ranks.hosts.length > 1) facts.push(ranks.hosts[ranks.host[rank]]);
-      if (ranks.gpu[rank]) facts.push(ranks.gpu[rank].split(",")[0]);
-      if (now !== null && letter === "r" && !silent) facts.push(duration(now - ranks.heard[rank]));
-    }
-    tile.dataset.facts = facts.join(" · ");
+    const title = [`rank ${rank} ${STATE_WORDS[letter]}`, host, ranks.pid[rank] && `process ${ranks.pid[rank]}`, gpu, epoch,
+      step != null && `step ${step}`, `${ranks.lines[rank].toLocaleString("en")} lines`, quiet && `last message ${quiet} ago`,
+      slow && "behind the others", ranks.failure[rank]].filter(Boolean).join(", ");
+    const facts = [epoch, ranks.hosts.length > 1 && host, gpu.split(",")[0], !silent && quiet].filter(Boolean);
+    tile.dataset.facts = ranks.state.length > TOLD_TILES ? "" : facts.join(" · ");
     put(tile, many ? SIGNS[letter] : `${rank} ${SIGNS[letter]}${step != null ? ` ${step}` : ""}${mark}`);
-    const title = words.join(", ");
     if (tile.title !== title) {
       tile.title = title;
       tile.setAttribute("aria-label", title);
     }
     if (tile.className !== looks) tile.className = looks;
-    tile.setAttribute("aria-pressed", String(chosen));
+    tile.setAttribute("aria-pressed", String(this.panel.chosen.has(rank)));
   }
 
   // Return the ranks that are clearly behind the others. Some ranks are always a step ahead, so small differences do
