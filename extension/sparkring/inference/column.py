@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -89,15 +89,12 @@ def returned(kinds: Mapping[str, str | DataType], session: SparkSession, *, stru
     return Returned(schema if of_struct else next(iter(found.values())), outputs)
 
 
-def spark_types(names: Iterable[str], kinds: Sequence[pa.DataType]) -> dict[str, DataType]:
-    """Return a dict from the names of columns to the Spark types for their Arrow types.
-
-    Raise DataError if Spark has no type for one of them.
-    """
+def spark_types(kinds: Mapping[str, pa.DataType]) -> dict[str, DataType]:
+    """Return the Spark types for the Arrow types of columns. Raise DataError if Spark has no type for one of them."""
     from pyspark.sql.pandas.types import from_arrow_type
 
     found = {}
-    for name, kind in zip(names, kinds, strict=True):
+    for name, kind in kinds.items():
         try:
             found[name] = from_arrow_type(kind)
         except Exception as error:  # pyspark has several classes for this error

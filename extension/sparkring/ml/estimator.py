@@ -21,6 +21,7 @@ from sparkring.engine.foreach.meaning import meaning_of
 from sparkring.engine.options import Options, restarts
 from sparkring.engine.spec import Call, RunSpec
 from sparkring.engine.warm_gang import WarmGang
+from sparkring.inference.predictors import is_keras
 from sparkring.ml import keras, torch
 from sparkring.ml.frames import Rows, rows_of
 from sparkring.ml.model import Fitted, KerasModel, TorchModel
@@ -224,7 +225,7 @@ def _text(value: Any) -> str:
         return f"[{', '.join(map(_text, value))}]"
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key}: {_text(each)}" for key, each in value.items()) + "}"
-    if keras.is_model(value):
+    if is_keras(value):
         return f"{type(value).__name__}({[tuple(each.shape) for each in value.weights]})"
     if hasattr(value, "get_config") and not isinstance(value, type):
         return f"{type(value).__name__}({value.get_config()})"

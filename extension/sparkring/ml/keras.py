@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sparkring.checkpointing import keras_3_state, tensorflow_state
 from sparkring.checkpointing.store import checkpoints
 from sparkring.errors import OptionsError
+from sparkring.inference.predictors import is_keras
 from sparkring.ml.training import History, Trained, Training
 from sparkring.runtime.report import numbers
 from sparkring.runtime.resume_point import here
@@ -57,18 +58,13 @@ def train(training: Training, model: Any, optimizer: Any, data: Shards, validati
     return Trained(made.get_weights(), _history(fitted) if resume is None else resume.history)
 
 
-def is_model(value: Any) -> bool:
-    """Return whether a value is a model of Keras 2 or Keras 3."""
-    return tensorflow_state.is_model(value) or keras_3_state.is_model(value)
-
-
 def new_model(given: Any, specs: dict[str, Spec]) -> Any:
     """Return a new model that has weights. If `given` is a function, call it; if it is a model, copy it.
 
     `specs` has the shape and the dtype of the rows of each input.
     """
-    made = _keras_of(given).models.clone_model(given) if is_model(given) else given()
-    if not is_model(made):
+    made = _keras_of(given).models.clone_model(given) if is_keras(given) else given()
+    if not is_keras(made):
         raise OptionsError(f"model: the function returned a `{type(made).__name__}`, which is not a Keras model.")
     if not made.built:
         import tensorflow as tf

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkring.checkpointing.store import checkpoints
 from sparkring.errors import OptionsError
+from sparkring.inference.predictors import is_torch
 from sparkring.ml.training import Trained, Training
 from sparkring.runtime import report
 from sparkring.runtime.resume_point import here
@@ -42,7 +43,7 @@ def train(training: Training, model: Any, optimizer: Any, data: Shards, validati
         torch.manual_seed(training.seed)
     # If a module was sent, this rank has its own copy, and an optimizer that was sent with it refers to that copy's
     # parameters. So do not copy the module again.
-    module = (model if is_module(model) else new_model(model)).to(device)
+    module = (model if is_torch(model) else new_model(model)).to(device)
     found = _Loop(training, module, _optimizer(optimizer, module), device).run(data, validation)
     if own:
         dist.barrier()  # without it, PyTorch 2.1 can hang in destroy_process_group()
@@ -176,17 +177,10 @@ def check(loss: Any, optimizer: Any) -> None:
         )
 
 
-def is_module(value: Any) -> bool:
-    """Return whether a value is a torch module."""
-    import torch
-
-    return isinstance(value, torch.nn.Module)
-
-
 def new_model(given: Any) -> Any:
     """Return a new module. If `given` is a function, call it; if it is a module, copy it."""
-    made = copy.deepcopy(given) if is_module(given) else given()
-    if not is_module(made):
+    made = copy.deepcopy(given) if is_torch(given) else given()
+    if not is_torch(made):
         raise OptionsError(f"model: the function returned a `{type(made).__name__}`, which is not a torch module.")
     return made
 
@@ -263,11 +257,11 @@ def _loss(given: Any, weighted: bool) -> Measure:
         given = getattr(torch.nn.functional, given)
     if not weighted:
         return lambda output, label, weights: given(output, label)
-    if is_module(given):
+    if is_torch(given):
         given.reduction = "none"
 
     def weigh(output: Any, label: Any, weights: Any) -> Any:
-        losses = given(output, label) if is_module(given) else given(output, label, reduction="none")
+        losses = given(output, label) if is_torch(given) else given(output, label, reduction="none")
         return (losses.reshape(len(weights), -1).mean(1) * weights).mean()
 
     return weigh
