@@ -18,6 +18,7 @@ from sparkring import shards
 from sparkring.data.frames import version_of
 from sparkring.data.materialise import COMMIT, OWNER, USED, clean, materialise
 from sparkring.errors import DataError
+from sparkring.runtime.storage import locate
 
 
 @pytest.fixture
@@ -301,7 +302,7 @@ def test_stop_and_a_killed_kernel(driver, files, cache, wait_until):
     process.until_said("(?s)^left: 1$.*^writing")
     wait_until(lambda: list(cache.glob("*/*/_temporary/**/part-*")), "Spark writes again")
     (half,) = unfinished()
-    assert str(half) not in clean(cache)
+    assert str(half) not in clean(locate(cache))
     assert half.exists()
     process.process.kill()
     process.process.wait()
@@ -319,10 +320,10 @@ def test_another_hosts_beginnings(files, cache):
     (folder / COMMIT).unlink()
     owner = json.loads((folder / OWNER).read_text())
     (folder / OWNER).write_text(json.dumps({**owner, "host": "elsewhere", "pid": 1}))
-    assert clean(cache) == []
+    assert clean(locate(cache)) == []
     assert folder.exists()
     (folder / OWNER).write_text(json.dumps({**owner, "host": "elsewhere", "created": time.time() - 90_000}))
-    assert clean(cache) == [str(folder)]
+    assert clean(locate(cache)) == [str(folder)]
     assert not folder.exists()
     assert owner["host"] == socket.gethostname()
     assert owner["pid"] == os.getpid()
@@ -340,7 +341,7 @@ def test_clean(files, cache):
     with open(f"{young}/{COMMIT}", "w") as file:
         json.dump({**commit, "created": time.time() - month}, file)
     assert materialise(files().filter("x > 2"), cache=cache).reused  # which counts as use
-    assert clean(cache) == [old]
+    assert clean(locate(cache)) == [old]
     assert not os.path.exists(os.path.dirname(old))
     assert os.path.exists(young)
     assert (cache / "mine" / "precious.parquet").exists()

@@ -16,21 +16,19 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
-import posixpath
 import re
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import platformdirs
 
 from sparkring.cluster.java_errors import root_cause
 from sparkring.cluster.jobs import interruptibly
-from sparkring.data import owners
+from sparkring.data.folders import entries, has_ended, read_json, storage_errors, this_process, write_json
 from sparkring.data.frames import for_arrays, session_of, version_of
 from sparkring.errors import DataError, OptionsError
 from sparkring.history.describe import ago, size
@@ -138,7 +136,7 @@ def in_form(
         return found
     with _usable(home):
         home.fs.makedirs(home.path, exist_ok=True)
-        gone = _clean(home, KEEP_DAYS)
+        gone = clean(home)
     if gone:
         tell(f"removed {len(gone)} old or unfinished {'copies' if len(gone) > 1 else 'copy'} from {home.written}")
     tell(f"writing {called} to {home.written} once; later runs reuse it")
@@ -162,24 +160,18 @@ def cache_folder(cache: str | os.PathLike[str] | None = None, session: SparkSess
     return locate(platformdirs.user_cache_path("sparkring", appauthor=False) / "dataframes")
 
 
-def clean(cache: str | os.PathLike[str] | None = None, *, keep_days: float = KEEP_DAYS) -> list[str]:
-    """Remove the copies in `cache` that were not used for `keep_days` days, and those that were never finished.
+def clean(home: Location) -> list[str]:
+    """Remove the copies in a cache that were not used for KEEP_DAYS days, and those that were never finished.
 
     Folders that materialise() has not made are kept, and so are folders to which a live process is writing. Return the
-    paths of the removed folders. Raise DataError if the cache cannot be read.
+    paths of the removed folders.
     """
-    home = cache_folder(cache)
-    with _usable(home):
-        return _clean(home, keep_days)
-
-
-def _clean(home: Location, keep_days: float) -> list[str]:
     gone = []
     for key in _folders(home, _KEY):
         for copy in _folders(key, _COPY):
-            commit = _read(copy / COMMIT)
+            commit = read_json(copy / COMMIT, LAYOUT)
             unused_s = time.time() - _used(copy, commit) if commit else 0.0
-            if unused_s > keep_days * 24 * 3600 or (not commit and _abandoned(copy)):
+            if unused_s > KEEP_DAYS * 24 * 3600 or (not commit and _abandoned(copy)):
                 _remove(copy)
                 gone.append(copy.written)
         with contextlib.suppress(OSError):  # rmdir() fails if the folder still has another copy
@@ -193,7 +185,7 @@ def _clean(home: Location, keep_days: float) -> list[str]:
 def _find(folder: Location, version: str, tell: Say) -> Copy | None:
     """Return a complete copy in `folder`, or None if there is none. Damaged copies are removed."""
     for copy in _folders(folder, _COPY):
-        commit = _read(copy / COMMIT)
+        commit = read_json(copy / COMMIT, LAYOUT)
         if not commit:
             continue
         damage = _damage(copy, commit)
@@ -225,27 +217,14 @@ def _damage(copy: Location, commit: dict[str, Any]) -> str:
 def _folders(parent: Location, pattern: re.Pattern[str]) -> list[Location]:
     """The folders in `parent` whose names match `pattern`. A cache may contain other folders as well."""
     with contextlib.suppress(FileNotFoundError):
-        listed = parent.fs.ls(parent.path, detail=True, refresh=True)
-        names = sorted(
-            posixpath.basename(entry["name"].rstrip("/")) for entry in listed if entry["type"] == "directory"
-        )
+        names = sorted(name for name, entry in entries(parent).items() if entry["type"] == "directory")
         return [parent / name for name in names if pattern.fullmatch(name)]
     return []
 
 
 def _sizes(copy: Location) -> dict[str, int]:
-    listed = copy.fs.ls(copy.path, detail=True, refresh=True)
-    names = {posixpath.basename(entry["name"]): int(entry["size"]) for entry in listed if entry["type"] == "file"}
-    return {name: size for name, size in sorted(names.items()) if name.endswith(".parquet") and name[0] not in "._"}
-
-
-def _read(file: Location) -> dict[str, Any]:
-    """Return the content of a JSON file, or {} if the file is missing, incomplete, or of another LAYOUT."""
-    try:
-        found = json.loads(file.fs.cat_file(file.path))
-    except (FileNotFoundError, ValueError):
-        return {}
-    return found if isinstance(found, dict) and found.get("layout") == LAYOUT else {}
+    sizes = {name: int(entry["size"]) for name, entry in entries(copy).items() if entry["type"] == "file"}
+    return {name: size for name, size in sorted(sizes.items()) if name.endswith(".parquet") and name[0] not in "._"}
 
 
 def _used(copy: Location, commit: dict[str, Any]) -> float:
@@ -265,7 +244,7 @@ def _write(frame: DataFrame, form: Form, home: Location, key: str, version: str,
     try:
         with _usable(home):
             copy.fs.makedirs(copy.path)
-            _write_json(copy / OWNER, {"created": time.time(), **owners.me()})
+            write_json(copy / OWNER, LAYOUT, {"created": time.time(), **this_process()})
         _check_executors(session, copy, home, called)
 
         def write() -> dict[str, Any]:
@@ -288,14 +267,13 @@ def _write(frame: DataFrame, form: Form, home: Location, key: str, version: str,
             rows, size_bytes = sum(counts), sum(sizes.values())
             if not (rows or form.may_be_empty):
                 raise DataError(f"{called} has no rows: check its filters and joins.")
-            commit = {"created": time.time(), "spark": session.version, "version": version, "rows": rows}
-            commit |= {"facts": facts} if facts else {}
             files = [
                 {"name": name, "size_bytes": sizes[name], "rows": count}
                 for name, count in zip(sizes, counts, strict=True)
             ]
-            commit |= {"size_bytes": size_bytes, "files": files}
-            _write_json(copy / COMMIT, commit)
+            commit = {"created": time.time(), "spark": session.version, "version": version, "rows": rows}
+            commit |= {"facts": facts, "size_bytes": size_bytes, "files": files}
+            write_json(copy / COMMIT, LAYOUT, commit)
         tell(f"wrote {rows:,} rows, {size(size_bytes)}, in {time.time() - started:.1f} s")
         return _copy(copy, version, commit, reused=False)
     except BaseException:  # an interrupt as well
@@ -383,23 +361,9 @@ def _rows(file: Location) -> int:
         return int(parquet.read_metadata(opened).num_rows)
 
 
-def _write_json(file: Location, content: dict[str, Any]) -> None:
-    file.fs.pipe_file(file.path, json.dumps({"layout": LAYOUT, **content}, indent=1).encode())
-
-
-@contextlib.contextmanager
-def _usable(home: Location) -> Iterator[None]:
-    """A context manager that turns an error of the cache's file system into a DataError that names the cache."""
-    try:
-        yield
-    except DataError:
-        raise
-    except Exception as error:  # each of fsspec's packages has its own errors
-        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise DataError(
-            f"the cache for DataFrames in {home.written} cannot be used: {reason}. Choose a different folder with "
-            f"cache=… or {CACHE}."
-        ) from error
+def _usable(home: Location) -> contextlib.AbstractContextManager[None]:
+    failed = f"the cache for DataFrames in {home.written} cannot be used"
+    return storage_errors(failed, f" Choose a different folder with cache=… or {CACHE}.")
 
 
 def _remove(copy: Location) -> None:
@@ -420,8 +384,8 @@ def _abandoned(copy: Location) -> bool:
     If this cannot be checked, because the process ran on another host or _owner.json is missing, the process is assumed
     to have ended once the copy is a day old.
     """
-    owner = _read(copy / OWNER)
-    ended = owners.has_ended(owner) if owner else None
+    owner = read_json(copy / OWNER, LAYOUT)
+    ended = has_ended(owner) if owner else None
     if ended is not None:
         return ended
     created = owner["created"] if owner else _modified(copy)

@@ -15,15 +15,14 @@ copied, and _SUCCESS is written last. If a run ends before that, a later run cop
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import posixpath
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 from sparkring.checkpointing.results import RESULTS
-from sparkring.data import owners
+from sparkring.data.folders import entries, has_ended, read_json, storage_errors, this_process, write_json
 from sparkring.errors import DataError, OptionsError
 from sparkring.runtime.storage import Location, locate
 
@@ -62,7 +61,7 @@ class Destination:
         is writing to it, or if it cannot be written.
         """
         with self._usable():
-            state = _read(self.unfinished / STATE)
+            state = read_json(self.unfinished / STATE, LAYOUT)
             there = self._names(self.folder)
             is_partial = bool(state) and state.get("copying") and SUCCESS not in there
             if there and not is_partial:
@@ -70,7 +69,7 @@ class Destination:
                     self._remove(self.unfinished)  # the run that finished was ended before it could remove this
                 self._check_replaceable(there)
             owner = state.get("owner")
-            if owner and owner != owners.me() and owners.has_ended(owner) is False:
+            if owner and owner != this_process() and has_ended(owner) is False:
                 raise DataError(
                     f"{self.folder.written}: process {owner['pid']} on {owner['host']} is writing predictions to this "
                     "folder: wait for it, or use another folder."
@@ -81,8 +80,8 @@ class Destination:
             self._write_state(belongs, copying=bool(is_partial))
 
     def _write_state(self, belongs: Mapping[str, Any], *, copying: bool) -> None:
-        content = {"layout": LAYOUT, "owner": owners.me(), "belongs": belongs, "copying": copying}
-        _write(self.unfinished / STATE, content)
+        content = {"owner": this_process(), "belongs": belongs, "copying": copying}
+        write_json(self.unfinished / STATE, LAYOUT, content)
 
     def _check_replaceable(self, names: Mapping[str, str]) -> None:
         """Raise DataError unless the mode is "overwrite" and the destination has only Parquet files."""
@@ -116,9 +115,9 @@ class Destination:
     def release(self) -> None:
         """Note in the folder that this process no longer writes. If no part is complete, remove the folder."""
         with contextlib.suppress(Exception):  # the run has ended, with an error of its own if there is one
-            state = _read(self.unfinished / STATE)
+            state = read_json(self.unfinished / STATE, LAYOUT)
             if state and self._has_parts():
-                _write(self.unfinished / STATE, {**state, "owner": None})
+                write_json(self.unfinished / STATE, LAYOUT, {**state, "owner": None})
             elif state:
                 self._remove(self.unfinished)
 
@@ -129,7 +128,7 @@ class Destination:
         """
         parts = self.unfinished / PARTS
         with self._usable():
-            sizes = self._sizes(parts)
+            sizes = {name: int(entry["size"]) for name, entry in entries(parts).items() if entry["type"] == "file"}
             for file in files:
                 if sizes.get(file.name) != file.size_bytes:
                     self._remove(self.unfinished)
@@ -139,7 +138,7 @@ class Destination:
                     )
             for name in sizes.keys() - {file.name for file in files}:
                 parts.fs.rm_file((parts / name).path)
-            _write(parts / STATE, {"layout": LAYOUT, "created": time.time(), **about})
+            write_json(parts / STATE, LAYOUT, {"created": time.time(), **about})
             if not (self.folder.local and self._renamed(parts)):
                 self._copy(parts, [*(file.name for file in files), STATE])
             self._remove(self.unfinished)
@@ -156,7 +155,7 @@ class Destination:
         return True
 
     def _copy(self, parts: Location, names: Sequence[str]) -> None:
-        state = _read(self.unfinished / STATE)
+        state = read_json(self.unfinished / STATE, LAYOUT)
         if not state.get("copying"):
             self._remove(self.folder)
             self._write_state(state.get("belongs", {}), copying=True)
@@ -171,30 +170,16 @@ class Destination:
         if folder.fs.isfile(folder.path):
             raise DataError(f"{folder.written} is a file: name a folder.")
         try:
-            found = list(folder.entries())
+            return {name: entry["type"] for name, entry in entries(folder).items()}
         except FileNotFoundError:
             return {}
-        return {posixpath.basename(entry["name"].rstrip("/")): entry["type"] for entry in found}
-
-    def _sizes(self, folder: Location) -> dict[str, int]:
-        folder.fs.invalidate_cache()
-        found = folder.fs.ls(folder.path, detail=True)
-        return {posixpath.basename(entry["name"]): int(entry["size"]) for entry in found if entry["type"] == "file"}
 
     def _remove(self, folder: Location) -> None:
         with contextlib.suppress(FileNotFoundError):
             folder.fs.rm(folder.path, recursive=True)
 
-    @contextlib.contextmanager
-    def _usable(self) -> Iterator[None]:
-        """A context that turns an error of the storage into a DataError that names the folder."""
-        try:
-            yield
-        except DataError:
-            raise
-        except Exception as error:  # each of fsspec's packages has its own errors
-            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            raise DataError(f"predictions cannot be written to {self.folder.written}: {reason}.") from error
+    def _usable(self) -> contextlib.AbstractContextManager[None]:
+        return storage_errors(f"predictions cannot be written to {self.folder.written}")
 
 
 def _is_ours(name: str, kind: str) -> bool:
@@ -205,16 +190,3 @@ def _is_ours(name: str, kind: str) -> bool:
 
 def _other(changed: Sequence[str]) -> str:
     return f"other {' and '.join(changed)}" if len(changed) < 3 else f"other {', '.join(changed)}"
-
-
-def _read(file: Location) -> dict[str, Any]:
-    """Return the content of a JSON file, or {} if the file is missing or incomplete, or has another LAYOUT."""
-    try:
-        found = json.loads(file.fs.cat_file(file.path))
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-        return {}
-    return found if isinstance(found, dict) and found.get("layout") == LAYOUT else {}
-
-
-def _write(file: Location, content: Mapping[str, Any]) -> None:
-    file.fs.pipe_file(file.path, json.dumps(content, indent=1).encode())

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sparkring.data import owners
+from sparkring.data.folders import has_ended, this_process
 from sparkring.data.petastorm.plan import Path, Plan, plan_reader
 from sparkring.data.petastorm.quiet import silence
 from sparkring.data.petastorm.source import in_words
@@ -166,7 +166,7 @@ def _claim(cache_dir_url: str) -> None:
     """Write the file _OWNER to the folder, to name this process as the folder's owner. Errors are ignored."""
     with contextlib.suppress(Exception):  # each of fsspec's packages has its own errors
         folder = locate(cache_dir_url)
-        folder.fs.pipe_file((folder / _OWNER).path, json.dumps(owners.me()).encode())
+        folder.fs.pipe_file((folder / _OWNER).path, json.dumps(this_process()).encode())
 
 
 def _remove_abandoned(parent_url: str) -> None:
@@ -181,7 +181,7 @@ def _remove_abandoned(parent_url: str) -> None:
 
 def _abandoned(folder: Location) -> bool:
     try:
-        return owners.has_ended(json.loads(folder.fs.cat_file((folder / _OWNER).path))) is True
+        return has_ended(json.loads(folder.fs.cat_file((folder / _OWNER).path))) is True
     except (OSError, ValueError, KeyError, TypeError):  # not made by sparkring, or half-written: keep the folder
         return False
 
