@@ -180,8 +180,8 @@ def open_dataset(source: Source, columns: Sequence[str] | None = None, where: Wh
     if condition is not None:
         dataset = _counted(dataset)
     if not dataset.rows:
-        of = f"no row passes the filter `{words}`" if words and any(group for group in files) else "it has no rows"
-        raise DataError(f"{name}: {of}.")
+        stored = any(group.rows_in_file for file in files for group in file.row_groups)
+        raise DataError(f"{name}: {f'no row passes the filter `{words}`' if words and stored else 'it has no rows'}.")
     return dataset
 
 
@@ -274,8 +274,7 @@ def _files(place: Location) -> list[_File]:
         if any(sign in path for sign in "*?["):
             found = {each: fs.info(each) for each in fs.glob(path)}
             base = posixpath.dirname(path[: min(path.find(sign) for sign in "*?[" if sign in path)])
-            nested = [each for each, info in found.items() if info["type"] == "directory"]
-            for folder in nested:
+            for folder in [each for each, info in found.items() if info["type"] == "directory"]:
                 found |= fs.find(folder, detail=True)
             found = {each: info for each, info in found.items() if info["type"] != "directory"}
             if not found:
@@ -287,10 +286,8 @@ def _files(place: Location) -> list[_File]:
             found, base = fs.find(path, detail=True), path
         else:
             raise DataError(f"{place.written} does not exist{_similar(place)}")
-    except PermissionError as error:
-        raise DataError(f"{place.written} cannot be read: {error.strerror or error}.") from error
     except OSError as error:
-        raise DataError(f"{place.written} cannot be read: {error}.") from error
+        raise DataError(f"{place.written} cannot be read: {error.strerror or error}.") from error
     files = []
     for each, info in sorted(found.items()):
         below = str(each)[len(base) :].lstrip("/")
@@ -305,10 +302,8 @@ def _files(place: Location) -> list[_File]:
 def _similar(place: Location) -> str:
     """Return the end of a message about a missing path: a similar path, or that its folder is missing, too."""
     with contextlib.suppress(OSError, PathError):
-        beside = [
-            posixpath.basename(str(each).rstrip("/"))
-            for each in place.fs.ls(posixpath.dirname(place.path), detail=False)
-        ]
+        listed = place.fs.ls(posixpath.dirname(place.path), detail=False)
+        beside = [posixpath.basename(str(each).rstrip("/")) for each in listed]
         close = difflib.get_close_matches(posixpath.basename(place.path), beside, 1)
         if close:
             return f"; did you mean {posixpath.dirname(place.written.rstrip('/')) or '.'}/{close[0]}?"
@@ -406,7 +401,7 @@ def _row_groups(metadata: pq.FileMetaData, columns: set[str]) -> tuple[RowGroup,
 
 
 def _nulls(metadata: pq.FileMetaData, columns: set[str]) -> Counter[str]:
-    """Return the number of nulls in each of `columns`, as far as the footer tells. Nested columns are left out."""
+    """Return the number of nulls in each of `columns` that the footer counts. Nested columns are left out."""
     leaves = {name: at for at in range(metadata.num_columns) if (name := metadata.schema.column(at).path) in columns}
     found: Counter[str] = Counter()
     for number in range(metadata.num_row_groups):

@@ -62,8 +62,7 @@ class Requests(NamedTuple):
 class Outlook(NamedTuple):
     """What each rank reads in an epoch: `ours` with sparkring's even split, `petastorms` with Petastorm's shards.
 
-    Petastorm's shards consist of whole row groups. `stretches` has a pair of row numbers for each rank: the first row
-    of its shard in the even split, and the row after the last one. The rows are numbered through all files.
+    Petastorm's shards consist of whole row groups.
     """
 
     dataset: Dataset
@@ -71,7 +70,6 @@ class Outlook(NamedTuple):
     remainder: Remainder
     epochs: int
     ours: tuple[Share, ...]
-    stretches: tuple[tuple[int, int], ...]
     petastorms: tuple[Share, ...]
     requests: Requests
 
@@ -80,34 +78,29 @@ class Outlook(NamedTuple):
         return len(self.ours)
 
     @property
-    def rows_unread(self) -> int:
-        """With the remainder "drop", the number of rows that no rank reads in an epoch. With any other remainder, 0.
+    def stretches(self) -> tuple[tuple[int, int], ...]:
+        """For each rank, the first row of its shard in the even split, and the row after the last one.
 
-        These rows are left out so that all ranks take the same number of steps.
+        The rows are numbered through all files.
         """
+        return _stretches(self.ours)
+
+    @property
+    def rows_unread(self) -> int:
+        """With the remainder "drop", the number of rows that no rank reads in an epoch. With any other remainder, 0."""
         if self.remainder != "drop":
             return 0
         return self.dataset.rows - sum(share.steps for share in self.ours) * self.batch_size
 
     @property
     def rows_twice(self) -> int:
-        """With the remainder "pad", the number of rows that are read again in an epoch, to fill the last batches.
-
-        With any other remainder, 0.
-        """
+        """With the remainder "pad", the number of rows that are read twice in an epoch. With any other remainder, 0."""
         if self.remainder != "pad":
             return 0
         return sum(share.steps for share in self.ours) * self.batch_size - self.dataset.rows
 
 
-def outlook(
-    dataset: Dataset,
-    size: int,
-    batch_size: int,
-    *,
-    remainder: Remainder = "drop",
-    epochs: int = 1,
-) -> Outlook:
+def outlook(dataset: Dataset, size: int, batch_size: int, *, remainder: Remainder = "drop", epochs: int = 1) -> Outlook:
     """Return what each of `size` ranks reads of `dataset` in an epoch, in batches of `batch_size` rows.
 
     Petastorm numbers the row groups through all files and gives row group i to shard i % size. With Petastorm, a rank
@@ -115,22 +108,15 @@ def outlook(
     epoch that is not shuffled; in a shuffled epoch, a rank may read from one more or one fewer row group. If there is a
     filter, only the rows that pass it are counted, for Petastorm's shards, too.
     """
-    ours, stretches = _ours(dataset, size, batch_size, remainder)
-    return Outlook(
-        dataset,
-        batch_size,
-        remainder,
-        epochs,
-        ours,
-        stretches,
-        _petastorms(dataset, size, batch_size),
-        _requests(dataset, stretches),
-    )
+    ours, petastorms = _ours(dataset, size, batch_size, remainder), _petastorms(dataset, size, batch_size)
+    return Outlook(dataset, batch_size, remainder, epochs, ours, petastorms, _requests(dataset, _stretches(ours)))
 
 
-def _ours(
-    dataset: Dataset, size: int, batch_size: int, remainder: Remainder
-) -> tuple[tuple[Share, ...], tuple[tuple[int, int], ...]]:
+def _stretches(shares: Iterable[Share]) -> tuple[tuple[int, int], ...]:
+    return tuple(itertools.pairwise(itertools.accumulate((share.rows for share in shares), initial=0)))
+
+
+def _ours(dataset: Dataset, size: int, batch_size: int, remainder: Remainder) -> tuple[Share, ...]:
     shares = []
     for shard in plan(dataset.counts(), size, batch_size, remainder=remainder):
         size_bytes = 0.0
@@ -139,8 +125,7 @@ def _ours(
             size_bytes += group.size_bytes * each.rows / group.rows
         files = len({each.file for each in shard.ranges})
         shares.append(Share(shard.rows, round(size_bytes), files, len(shard.ranges), shard.steps))
-    ends = list(itertools.accumulate((share.rows for share in shares), initial=0))
-    return tuple(shares), tuple(itertools.pairwise(ends))
+    return tuple(shares)
 
 
 def _petastorms(dataset: Dataset, size: int, batch_size: int) -> tuple[Share, ...]:

@@ -202,7 +202,21 @@ def _side_by_side(parts: Sequence[Array], members: Sequence[str], name: str) -> 
     return found
 
 
-def raw_of(name: str, value: Any) -> Raw:
+def making_of(
+    fill: Mapping[str, Any] | None, raw: Mapping[str, Any] | None, names: Sequence[str], called: str
+) -> Making:
+    """Return how arrays are made with the options `fill` and `raw` of the user.
+
+    Raise DataError if one of them is invalid or names a column that is not among `names`, which messages call `called`.
+    """
+    for option, named in (("fill", fill or {}), ("raw", raw or {})):
+        for name in named:
+            if name not in names:
+                raise DataError(f"{option} names `{name}`, which is not among the {called}.")
+    return Making(dict(fill or {}), {name: _raw(name, value) for name, value in (raw or {}).items()})
+
+
+def _raw(name: str, value: Any) -> Raw:
     """Return the dtype and shape in `value`, which the user gave for the bytes of column `name`.
 
     Raise DataError if they are invalid.

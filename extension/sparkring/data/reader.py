@@ -16,12 +16,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sparkring.data.dataset import BROKEN, Dataset, open_file
-from sparkring.data.plan import RowRange
+from sparkring.data.plan import RowRange, in_order
 from sparkring.errors import DataError
 
 Made = TypeVar("Made")
 
-READ_ROWS = 65_536  # the largest number of rows that are decoded at a time
+READ_BYTES, READ_ROWS = 32_000_000, 65_536  # the most bytes and the most rows to decode at a time
 OPEN_FILES = 16  # the largest number of local files that are open at a time
 LOOK_EVERY_S = 0.2  # how often to check whether the thread that reads is alive
 
@@ -37,18 +37,27 @@ class Window(NamedTuple):
     place: str
 
 
-def windows(dataset: Dataset, ranges: Sequence[RowRange], rows: int, most_bytes: int) -> Iterator[Window]:
+def windows(dataset: Dataset, ranges: Sequence[RowRange], rows: int) -> Iterator[Window]:
     """Read `ranges` one after another, and yield windows of `rows` rows each. The last window may have fewer rows.
 
-    At most `most_bytes` bytes are decoded at a time, however large a row group is. If a row group cannot be read, raise
+    At most READ_BYTES bytes are decoded at a time, however large a row group is. If a row group cannot be read, raise
     a DataError that names the row group and its file.
     """
     ends = list(itertools.accumulate(each.rows for each in ranges))
     with _Files(dataset) as files:
-        stored = _Taken(batch for each in ranges for batch in files.read(each, most_bytes))
+        stored = _Taken(batch for each in ranges for batch in files.read(each))
         for begin in range(0, ends[-1] if ends else 0, rows):
             end = min(begin + rows, ends[-1])
             yield Window(stored.take(end - begin), end - begin, _place(dataset, ranges[bisect_left(ends, end)]))
+
+
+def first_rows(dataset: Dataset, columns: Sequence[str], most: int) -> pa.RecordBatch:
+    """Return at most `most` rows from the beginning of the data set, with these columns."""
+    first = in_order(dataset.counts())[0]
+    first = first._replace(stop=min(first.stop, most))
+    table = pa.Table.from_batches(next(windows(dataset, [first], first.rows)).batches)
+    (batch,) = table.select(list(columns)).combine_chunks().to_batches()
+    return batch
 
 
 class _Taken:
@@ -98,12 +107,12 @@ class _Files:
             self._open[number] = open_file(self._dataset, number)
         return self._open[number]
 
-    def read(self, wanted: RowRange, most_bytes: int) -> Iterator[pa.RecordBatch]:
+    def read(self, wanted: RowRange) -> Iterator[pa.RecordBatch]:
         """Yield the chosen columns of a range of rows, in batches."""
         file, at = self._dataset.files[wanted.file], 0
         group = file.row_groups[wanted.row_group]
         row_bytes = max(1.0, group.stored_bytes / max(1, group.rows_in_file))
-        rows = int(max(1, min(READ_ROWS, most_bytes / row_bytes)))
+        rows = int(max(1, min(READ_ROWS, READ_BYTES / row_bytes)))
         try:
             for batch in self._batches(wanted, rows):
                 begin, end = max(wanted.start - at, 0), min(wanted.stop - at, len(batch))

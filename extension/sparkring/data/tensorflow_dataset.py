@@ -116,11 +116,7 @@ def _several_at_a_time(data: Shards, take: Any, batch: dict[str, Any]) -> Any:
                 )
 
     def handed_out(ends: Any, batch: Any) -> Any:
-        over = tf.cond(
-            ends > 0,
-            lambda: tf.numpy_function(data.ended, [ends], [], stateful=True),
-            tf.no_op,
-        )
+        over = tf.cond(ends > 0, lambda: tf.numpy_function(data.ended, [ends], [], stateful=True), tf.no_op)
         with tf.control_dependencies([over]):
             return tf.nest.map_structure(tf.identity, take(batch))
 

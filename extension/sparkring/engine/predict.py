@@ -19,8 +19,7 @@ from sparkring.capture.packing import Packed, pack_call
 from sparkring.data.columns import is_object
 from sparkring.data.dataset import Dataset, open_dataset
 from sparkring.data.layout import Columns, Transform
-from sparkring.data.plan import in_order
-from sparkring.data.reader import windows
+from sparkring.data.reader import first_rows
 from sparkring.data.where import nearest
 from sparkring.engine.api import carry_out_items, open_items
 from sparkring.engine.background import BackgroundRun
@@ -36,7 +35,7 @@ from sparkring.history import describe
 from sparkring.inference import outputs
 from sparkring.inference.destination import MODEL, PARTS, Destination, File, Mode
 from sparkring.inference.outputs import Output
-from sparkring.inference.parts import READ_BYTES, Job, Model, ModelProcess, Written, parts_of
+from sparkring.inference.parts import Job, Model, ModelProcess, Written, parts_of
 from sparkring.inference.predict import IDLE_S
 from sparkring.inference.predict import predict as predict_frame
 from sparkring.inference.scorer import OnError, Scorer
@@ -227,7 +226,7 @@ def _prepared(
     found = tuple(_output(name, kind, several=len(kinds) > 1) for name, kind in kinds.items())
     small = False
     if settings.probe:
-        rows = _first_rows(dataset, used)
+        rows = first_rows(dataset, used, PROBED_ROWS)
         results, small = settings.probed(source, inputs, rows)
         if not found:
             inferred = outputs.types_of(results, (), len(rows))
@@ -285,14 +284,6 @@ def _check_apart(dataset: Dataset, folder: Location) -> None:
         raise OptionsError(
             f"to={folder.written!r} is a folder with files of the input, such as {inside}: name another folder."
         )
-
-
-def _first_rows(dataset: Dataset, used: Sequence[str]) -> pa.RecordBatch:
-    first = in_order(dataset.counts())[0]
-    first = first._replace(stop=min(first.stop, PROBED_ROWS))
-    table = pa.Table.from_batches(next(windows(dataset, [first], first.rows, READ_BYTES)).batches)
-    (batch,) = table.select(used).combine_chunks().to_batches()
-    return batch
 
 
 def _output(name: str, kind: Any, *, several: bool) -> Output:

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from sparkring.data.dataset import DataFile, Dataset
 from sparkring.data.plan import RowRange
-from sparkring.data.reader import Ahead, windows
+from sparkring.data.reader import READ_BYTES, Ahead, windows
 from sparkring.errors import DataError
 from sparkring.history import describe
 from sparkring.inference.outputs import Output
@@ -34,7 +34,6 @@ from sparkring.worker.member import process
 # Data is divided into about PARTS parts, provided that each then has between LEAST_BYTES and MOST_BYTES before
 # compression. A part has at least one row group.
 PARTS, LEAST_BYTES, MOST_BYTES = 64, 4_000_000, 128_000_000
-READ_BYTES = 32_000_000  # the most bytes to decode at a time
 REQUEST_ROWS = 16_384  # the most rows to send to the model process at a time; fewer if the rows are large
 ROW_GROUP_BYTES = 32_000_000  # the size of the row groups that are written, before compression
 REPORT_EVERY_S = 1.0
@@ -273,7 +272,7 @@ class Job:
         dataset = replace(self.dataset, files=part.files)
         most = min(REQUEST_ROWS, int(READ_BYTES / max(1.0, dataset.row_bytes())))
         rows = max(1, most // self.batch_size) * self.batch_size
-        for window in windows(dataset, part.ranges, rows, READ_BYTES):
+        for window in windows(dataset, part.ranges, rows):
             yield pa.Table.from_batches(window.batches)
 
     def _scored(self, connection: ModelProcess, table: pa.Table) -> pa.Table:

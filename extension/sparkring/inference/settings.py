@@ -13,8 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from sparkring.checkpointing.store import Store, Which, checkpoints
-from sparkring.data.columns import Making
-from sparkring.data.layout import Columns, Layout, Transform, groups_of, raw_of
+from sparkring.data.layout import Columns, Layout, Transform, groups_of, making_of
 from sparkring.errors import DataError, OptionsError
 from sparkring.inference import outputs, predictors
 from sparkring.inference.inputs import Described
@@ -117,12 +116,7 @@ class Settings:
 
         Raise DataError if `fill` or `raw` names a column that is not an input.
         """
-        fill, raw = dict(self.fill or {}), self.raw or {}
-        for option, named in (("fill", fill), ("raw", raw)):
-            for name in named:
-                if name not in self.used:
-                    raise DataError(f"{option} names `{name}`, which is not among the inputs.")
-        making = Making(fill, {name: raw_of(name, value) for name, value in raw.items()})
+        making = making_of(self.fill, self.raw, self.used, "inputs")
         dtype = None if self.dtype is None else np.dtype(self.dtype)
         return Described(Layout(data, self.groups, making, dtype, self.transform))
 
