@@ -172,7 +172,7 @@ def open_dataset(source: Source, columns: Sequence[str] | None = None, where: Wh
     digest = hashlib.sha256(repr((chosen, words)).encode())
     for file in files:
         digest.update(f"{file.version}{file.partitions}".encode())
-    nulls = sum((_nulls(footer.metadata, set(chosen)) for footer in footers), Counter())
+    nulls = sum((null_counts(footer.metadata, set(chosen)) for footer in footers), Counter())
     for file in files:
         empty = [key for key, value in file.partitions if value is None and key in chosen]
         nulls.update(dict.fromkeys(empty, sum(group.rows_in_file for group in file.row_groups)))
@@ -400,9 +400,13 @@ def _row_groups(metadata: pq.FileMetaData, columns: set[str]) -> tuple[RowGroup,
     return tuple(found)
 
 
-def _nulls(metadata: pq.FileMetaData, columns: set[str]) -> Counter[str]:
-    """Return the number of nulls in each of `columns` that the footer counts. Nested columns are left out."""
-    leaves = {name: at for at in range(metadata.num_columns) if (name := metadata.schema.column(at).path) in columns}
+def null_counts(metadata: pq.FileMetaData, columns: set[str] | None = None) -> Counter[str]:
+    """Return the numbers of nulls that a footer has, by the columns' paths.
+
+    If `columns` are given, only these are counted; their parts, if they are nested, are not.
+    """
+    paths = [metadata.schema.column(at).path for at in range(metadata.num_columns)]
+    leaves = {path: at for at, path in enumerate(paths) if columns is None or path in columns}
     found: Counter[str] = Counter()
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)

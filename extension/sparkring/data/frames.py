@@ -34,21 +34,11 @@ _UNTOLD = re.compile(
     r"|ListQuery|MapPartitions|MapElements|MapGroups|TypedFilter|Script|Stream|LocalRelation|LogicalRDD"
 )
 # Fields of a plan's JSON in which a null hides nothing that determines the rows. Some of these fields are optional, and
-# the values of others are in the plan's text. _files() describes `relation`, and the child plan describes `desc`. A
-# null in any other field may hide something that determines the rows.
-_EMPTY = {
-    "evalMode",
-    "evalContext",  # in Spark 4.3, in place of evalMode
-    "relation",
-    "desc",
-    "timeZoneId",
-    "condition",
-    "filter",
-    "catalogTable",
-    "session",
-    "hint",
-    "value",
-}
+# the values of others are in the plan's text. _files() describes `relation`, and the child plan describes `desc`. In
+# Spark 4.3, evalContext takes the place of evalMode. A null in any other field may hide something that determines the
+# rows.
+_EMPTY = {"evalMode", "evalContext", "relation", "desc", "timeZoneId", "condition", "filter", "catalogTable", "session",
+          "hint", "value"}  # fmt: skip
 _IDS = re.compile(r"#\d+L?")
 _STATUS = re.compile(r"path=(.+?); isDirectory=false; length=(\d+);.*?modification_time=(\d+);")
 

@@ -193,13 +193,10 @@ def _side_by_side(parts: Sequence[Array], members: Sequence[str], name: str) -> 
                 f"columns={{'{name}': …}}: `{member}` is {_words(part.shape[1:], part.dtype)}, but only columns of "
                 "numbers can be combined."
             )
-    widths = [1 if part.ndim == 1 else part.shape[1] for part in parts]
-    found = np.empty((len(parts[0]), sum(widths)), np.result_type(*(part.dtype for part in parts)))
-    at = 0
-    for part, width in zip(parts, widths, strict=True):
-        found[:, at : at + width] = part[:, None] if part.ndim == 1 else part
-        at += width
-    return found
+    parts = [part[:, None] if part.ndim == 1 else part for part in parts]
+    shape = len(parts[0]), sum(part.shape[1] for part in parts)
+    # Without `out`, the columns, not the rows, could be contiguous.
+    return np.concatenate(parts, axis=1, out=np.empty(shape, np.result_type(*(part.dtype for part in parts))))
 
 
 def making_of(

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import pyarrow as pa
@@ -105,20 +105,6 @@ class Partitions(Sequence[Part]):
         return f"<{len(self):,} partitions with {sum(part.rows for part in self._parts):,} rows>"
 
 
-class Groups:
-    """The groups of a DataFrame: pairs of a key and a Part, sorted by their keys. Null keys come last."""
-
-    def __init__(self, groups: Mapping[tuple[Any, ...], Part]) -> None:
-        self._groups = groups
-
-    def __len__(self) -> int:
-        return len(self._groups)
-
-    def __iter__(self) -> Iterator[tuple[Any, Part]]:
-        for key, part in self._groups.items():
-            yield key[0] if len(key) == 1 else key, part
-
-
 def partitions(df: DataFrame, *, cache: str | os.PathLike[str] | None = None) -> Partitions:
     """Return the partitions of a Spark DataFrame, as items for %%foreach or foreach().
 
@@ -165,7 +151,8 @@ def items_of(found: Any) -> Any:
     return found
 
 
-def _groups(grouped: GroupedData) -> Groups:
+def _groups(grouped: GroupedData) -> list[tuple[Any, Part]]:
+    """Return pairs of a key and a Part, sorted by their keys. Null keys come last."""
     frame: DataFrame = getattr(grouped, "_df")  # noqa: B009 - it is not among the attributes that pyspark declares
     _check(frame)
     kind = re.search(r"type: (\w+)\]?$", str(grouped._jgd.toString())) if hasattr(grouped, "_jgd") else None
@@ -184,7 +171,8 @@ def _groups(grouped: GroupedData) -> Groups:
     )
     copy = in_form(frame, form, say=tell)
     names = tuple(frame.columns[number] for number in numbers)
-    return Groups(_indexed(copy, Stored(copy.location, schema), keys, names))
+    parts = _indexed(copy, Stored(copy.location, schema), keys, names)
+    return [(key[0] if len(key) == 1 else key, part) for key, part in parts.items()]
 
 
 # ── What can be used ──────────────────────────────────────────────────────────────────────────────────────────────────

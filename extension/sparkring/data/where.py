@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import functools
 import operator
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -86,19 +87,12 @@ class _Reader:
     def _condition(self, node: ast.expr) -> pc.Expression:
         match node:
             case ast.BoolOp(op=op, values=values):
-                found = self._condition(values[0])
-                for value in values[1:]:
-                    other = self._condition(value)
-                    found = found & other if isinstance(op, ast.And) else found | other
-                return found
+                join = operator.and_ if isinstance(op, ast.And) else operator.or_
+                return functools.reduce(join, map(self._condition, values))
             case ast.UnaryOp(op=ast.Not(), operand=operand):
                 return ~self._condition(operand)
             case ast.Compare(left=left, ops=ops, comparators=comparators):
-                sides = [left, *comparators]
-                found = self._compared(sides[0], ops[0], sides[1])
-                for at in range(1, len(ops)):
-                    found = found & self._compared(sides[at], ops[at], sides[at + 1])
-                return found
+                return functools.reduce(operator.and_, map(self._compared, [left, *comparators], ops, comparators))
             case ast.Name(id=name):
                 if pa.types.is_boolean(self._field(name).type):
                     return pc.field(name)

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from pyarrow import parquet
 from pyspark.sql import functions
 
+from sparkring.data.dataset import null_counts
 from sparkring.data.frames import for_arrays, quoted, session_of, version_of
 from sparkring.data.materialise import Copy, Form, in_form
 from sparkring.data.shards import Shards, shards
@@ -132,19 +133,9 @@ def _facts(copy: Location) -> dict[str, Any]:
         with copy.fs.open(path, "rb") as opened:
             file = parquet.ParquetFile(opened)
             total += file.metadata.num_rows
-            nulls.update(_nulls(file.metadata))
+            for name, count in null_counts(file.metadata).items():
+                nulls[name.partition(_ITEMS)[0]] += count
             if _SPLIT in file.schema_arrow.names:
                 chosen += pc.sum(file.read([_SPLIT]).column(0).cast("int64")).as_py() or 0
     return {"nulls": {name: count for name, count in nulls.items() if count},
             "rows": {"train": total - chosen, "validation": chosen}}  # fmt: skip
-
-
-def _nulls(metadata: parquet.FileMetaData) -> Counter[str]:
-    found: Counter[str] = Counter()
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        for at in range(metadata.num_columns):
-            column = group.column(at)
-            if column.statistics is not None and column.statistics.has_null_count:
-                found[column.path_in_schema.partition(_ITEMS)[0]] += column.statistics.null_count
-    return found

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sparkring.data.folders import has_ended, this_process
+from sparkring.data.folders import has_ended, read_json, this_process, write_json
 from sparkring.data.petastorm.plan import Path, Plan, plan_reader
 from sparkring.data.petastorm.quiet import silence
 from sparkring.data.petastorm.source import in_words
 from sparkring.data.petastorm.watching import watch
 from sparkring.errors import OptionsError
-from sparkring.runtime.storage import Location, locate
+from sparkring.runtime.storage import locate
 from sparkring.runtime.world import world
 
 _PARENT_CACHE_DIR_URL = "petastorm.spark.converter.parentCacheDirUrl"
 # This file in a converter's folder names the process that made the folder. Spark and Petastorm ignore the file. When
 # the process ends normally, Petastorm removes the folder. If the process was killed, the folder stays until another
 # process on this host makes a converter, learns from this file that the owner has ended, and removes the folder.
-_OWNER = "_sparkring_owner.json"
+_OWNER, _LAYOUT = "_sparkring_owner.json", 1
 _NAME = re.compile(r"\d{14}-appid-.+")  # the names that Petastorm gives to converters' folders
 
 
@@ -165,8 +164,7 @@ def _cache_url(path: Path) -> str:
 def _claim(cache_dir_url: str) -> None:
     """Write the file _OWNER to the folder, to name this process as the folder's owner. Errors are ignored."""
     with contextlib.suppress(Exception):  # each of fsspec's packages has its own errors
-        folder = locate(cache_dir_url)
-        folder.fs.pipe_file((folder / _OWNER).path, json.dumps(this_process()).encode())
+        write_json(locate(cache_dir_url) / _OWNER, _LAYOUT, this_process())
 
 
 def _remove_abandoned(parent_url: str) -> None:
@@ -175,15 +173,9 @@ def _remove_abandoned(parent_url: str) -> None:
         parent = locate(parent_url)
         for path in parent.fs.ls(parent.path, detail=False):
             folder = parent / os.path.basename(path.rstrip("/"))
-            if _NAME.fullmatch(os.path.basename(folder.path)) and _abandoned(folder):
+            owner = read_json(folder / _OWNER, _LAYOUT) if _NAME.fullmatch(os.path.basename(folder.path)) else {}
+            if owner and has_ended(owner):
                 folder.fs.rm(folder.path, recursive=True)
-
-
-def _abandoned(folder: Location) -> bool:
-    try:
-        return has_ended(json.loads(folder.fs.cat_file((folder / _OWNER).path))) is True
-    except (OSError, ValueError, KeyError, TypeError):  # not made by sparkring, or half-written: keep the folder
-        return False
 
 
 @contextlib.contextmanager

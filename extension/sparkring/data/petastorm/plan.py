@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 from sparkring.data.petastorm import transform
 from sparkring.data.petastorm.quiet import silence
-from sparkring.data.petastorm.source import Source, open_source, some
+from sparkring.data.petastorm.source import Source, open_source
 from sparkring.errors import DataError, OptionsError, PathError
+from sparkring.history.describe import counted
 from sparkring.runtime.storage import locate
 from sparkring.runtime.world import world
 
@@ -142,8 +143,8 @@ def _check_shards(plan: Plan) -> None:
     if len(source.rows) < count:
         smaller = max(1, sum(source.sizes_bytes) // (2 * count))
         raise DataError(
-            f"{source.name} has {some(len(source.rows), 'row group')} in {some(len(source.groups_in), 'file')}, too "
-            f"few for {count} ranks: Petastorm assigns whole row groups. Write it with smaller ones "
+            f"{source.name} has {counted(len(source.rows), 'row group')} in {counted(len(source.groups_in), 'file')}, "
+            f"too few for {count} ranks: Petastorm assigns whole row groups. Write it with smaller ones "
             f"(make_spark_converter(df.repartition({2 * count}), …) or parquet_row_group_size_bytes={smaller}), or use "
             "sparkring.shards, which splits row groups."
         )

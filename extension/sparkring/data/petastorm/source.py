@@ -141,8 +141,3 @@ def first_line(error: BaseException) -> str:
     """Return the type of an exception and the first line of its text."""
     text = str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
-
-
-def some(count: int, noun: str) -> str:
-    """Return the count with the noun in singular or plural: `1 row group`, `3 row groups`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
