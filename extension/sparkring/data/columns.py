@@ -157,10 +157,7 @@ def _array(array: pa.Array, name: str, *, exact: bool) -> Array:
 
 
 def _objects(array: pa.Array, spark: DataType | None) -> Array:
-    """Return an array of rows, maps or lists of these as Python objects.
-
-    If `spark` (their Spark type) is given, the objects are those that toPandas() returns; otherwise, rows are dicts.
-    """
+    """Return rows, maps or lists of these as Python objects: those of toPandas() if their type in Spark is given."""
     if spark is not None:
         return series_of(array, spark).to_numpy(object)
     rebuild, values = _rebuilding(array.type), array.to_pylist()
@@ -168,10 +165,10 @@ def _objects(array: pa.Array, spark: DataType | None) -> Array:
 
 
 def _rebuilding(kind: pa.DataType) -> Callable[[Any], Any] | None:
-    """Return a function that turns the maps in a value of this type into dicts; None if there is nothing to turn.
+    """Return a function that turns the maps in a value of this type into dicts, or None if there are no such maps.
 
-    pyarrow returns a map as a list of pairs. The function accepts None, too. Maps whose keys are rows, maps or lists
-    stay lists of pairs, because a dict's keys cannot be dicts or lists.
+    pyarrow returns a map as a list of pairs. If its keys are rows, maps or lists, which no dict can have as keys, it
+    stays a list. The function accepts None, too.
     """
     if pa.types.is_map(kind) and not pa.types.is_nested(kind.key_type):
         make = _rebuilding(kind.item_type) or (lambda item: item)
@@ -186,7 +183,7 @@ def _rebuilding(kind: pa.DataType) -> Callable[[Any], Any] | None:
 
 
 def _from_bytes(array: pa.Array, name: str, raw: Raw) -> Array:
-    """The bytes of all rows as one array, read from Arrow's memory without a Python object for each row."""
+    """Return the bytes of all rows as one array, without a Python object for each row."""
     dtype, shape = raw
     wanted = dtype.itemsize * math.prod(shape)
     types, kind = pa.types, array.type
@@ -226,7 +223,7 @@ def _length(lengths: Array, name: str) -> int:
 
 
 def ragged(name: str, lengths: list[int]) -> DataError:
-    """Return the error for a column whose rows have different lengths, namely those in `lengths`, which is sorted."""
+    """Return the error for a column whose rows have different lengths. `lengths` is sorted."""
     shown = f"{lengths[0]} and {lengths[-1]}" if len(lengths) < 3 else f"between {lengths[0]} and {lengths[-1]}"
     return DataError(
         f"column `{name}` has rows of different lengths ({shown}), but a batch is one array: pad or cut them first, or "
@@ -235,7 +232,7 @@ def ragged(name: str, lengths: list[int]) -> DataError:
 
 
 def _vectors(array: pa.StructArray, name: str) -> Array:
-    """Spark ML's vectors as one array. Type 1 is dense, with values only. Type 0 is sparse, with size and indices."""
+    """Return Spark ML's vectors as one array. Those of type 1 are dense; those of type 0 have a size and indices."""
     dense = np.asarray(array.field("type")) == 1
     values = array.field("values")
     if dense.all():

@@ -49,10 +49,9 @@ BROKEN = (pa.ArrowException, OSError, ValueError, EOFError)
 
 
 class RowGroup(NamedTuple):
-    """One row group: `rows` is the number of rows that pass the filter, `rows_in_file` the number of all rows.
+    """One row group: `rows` of its `rows_in_file` rows pass the filter.
 
-    The sizes count only the columns that are read: `size_bytes` is their compressed size, as in the file, and
-    `stored_bytes` is their uncompressed size.
+    For the columns that are read, `size_bytes` is the compressed size, and `stored_bytes` the uncompressed size.
     """
 
     rows: int
@@ -116,11 +115,10 @@ class Dataset:
 
     @property
     def local(self) -> bool:
-        """Whether the data set's files are in this machine's file system."""
         return Location(self.fs, "", self.name).local
 
     def counts(self) -> list[list[int]]:
-        """The number of rows that pass the filter, by file and row group, as plan() expects them."""
+        """The number of rows that pass the filter, by file and row group."""
         return [[group.rows for group in file.row_groups] for file in self.files]
 
     def row_bytes(self) -> float:
@@ -198,7 +196,7 @@ def having_nulls(dataset: Dataset, columns: Iterable[str]) -> frozenset[str]:
 
 
 def arrow_file_system(fs: AbstractFileSystem) -> Any:
-    """The file system as an Arrow object. For local files, it is Arrow's own, which is the fastest."""
+    """Return the file system for Arrow. For local files, it is Arrow's own, which is the fastest."""
     import pyarrow.fs
 
     if Location(fs, "", "").local:
@@ -213,10 +211,9 @@ def open_file(dataset: Dataset, file: int) -> pq.ParquetFile:
     """
     known = dataset.files[file]
     try:
-        # By default, Arrow reads whole columns of a row group before it decodes them. With a buffer, Arrow reads one
-        # piece, decodes it, and then reads the next; this is faster for local files. In remote storage, each piece is a
-        # request and costs time. So remote files are read with a buffer only if they have large row groups, whose
-        # columns would need much memory.
+        # By default, Arrow reads whole columns of a row group before it decodes them. With a buffer, Arrow reads and
+        # decodes one piece after another, which is faster for local files. In remote storage, each piece is a request.
+        # So a buffer is used there only for large row groups, whose columns would need much memory.
         if dataset.local:
             # With pre_buffer=True, the default in pyarrow 26, Arrow would read whole columns in spite of the buffer.
             found = pq.ParquetFile(known.path, buffer_size=LOCAL_BUFFER_BYTES, pre_buffer=False)
@@ -265,10 +262,7 @@ class _Footer(NamedTuple):
 
 
 def _files(place: Location) -> list[_File]:
-    """Return the files at a path, in the order of their names.
-
-    In a folder, files and folders whose names begin with _ or . are left out.
-    """
+    """Return the files at a path, sorted by name. In folders, names that begin with _ or . are left out."""
     fs, path = place.fs, place.path
     try:
         if any(sign in path for sign in "*?["):
@@ -335,9 +329,9 @@ def _broken(path: str, error: BaseException) -> DataError:
 
 
 def _partitions(below: Sequence[str]) -> tuple[list[tuple[tuple[str, Any], ...]], dict[str, pa.DataType]]:
-    """Return the partitions in each path, and the type of each key: int64 if all its values are integers, else string.
+    """Return the partitions (folders named key=value) in each path, and the type of each key.
 
-    The paths are in Hive's style: a folder named key=value is a partition.
+    The type is int64 if all values of the key are integers, otherwise string.
     """
     found = [
         [tuple(urllib.parse.unquote(part).partition("=")[::2]) for part in path.split("/")[:-1] if "=" in part]
@@ -421,10 +415,9 @@ def null_counts(metadata: pq.FileMetaData, columns: set[str] | None = None) -> C
 
 
 def _named_in(condition: pc.Expression, schema: pa.Schema) -> set[str]:
-    """Return the columns that a filter reads.
+    """Return the columns that a filter reads, which Arrow does not list.
 
-    Arrow does not list them. So the filter is applied to empty tables, each of which lacks one column. If the filter
-    fails, it reads the column that is missing.
+    The filter is applied to empty tables, each of which lacks one column, and fails if it reads this column.
     """
     found = set()
     for name in schema.names:
@@ -439,9 +432,9 @@ def _named_in(condition: pc.Expression, schema: pa.Schema) -> set[str]:
 
 
 def _counted(dataset: Dataset) -> Dataset:
-    """Return the data set with `rows` of each row group set to the number of its rows that pass the filter.
+    """Return the data set with the numbers of rows that pass the filter.
 
-    Arrow gets this number from the statistics in the footer if they are enough, and otherwise reads the rows.
+    Arrow finds them from the statistics in the footers if these are enough, and otherwise reads the rows.
     """
     schema, fs, form = dataset.stored_schema, arrow_file_system(dataset.fs), ds.ParquetFileFormat()
 
@@ -467,10 +460,9 @@ def _counted(dataset: Dataset) -> Dataset:
 
 
 def _at_once(work: Callable[[Wanted], Found], items: Sequence[Wanted], doing: str) -> list[Found]:
-    """Call `work` for all items, several at a time, and return the results in the order of the items.
+    """Call `work` for all items, several at a time, and return the results in order.
 
-    If this takes a long time, the number of finished items is reported from time to time. If a call raises an error, no
-    more calls are begun, and the error is raised.
+    If this takes long, the number of finished items is reported from time to time. After an error, no call is begun.
     """
     found = []
     due = time.monotonic() + TELL_AFTER_S

@@ -32,9 +32,8 @@ class Spec(NamedTuple):
 class Layout:
     """The columns of a batch, and how each is made: from one stored column, or from several side by side.
 
-    learn() finds `spec` from the first rows; all other rows must match it. If a transform returns arrays of objects
-    other than str and bytes, `objects` maps the name of each of these arrays to the type of one of its objects. `data`
-    is the data set's name in messages.
+    learn() finds `spec` from the first rows; all other rows must match it. If the transform returns arrays of objects
+    other than str and bytes, `objects` has the type of one object of each. `data` is the data set's name in messages.
     """
 
     data: str
@@ -66,13 +65,12 @@ class Layout:
     def arrays(
         self, batches: Iterable[pa.RecordBatch], length: int, order: Array | None, rows: int, where: str
     ) -> tuple[Batch, int]:
-        """Return the first `rows` of the `length` rows in `batches` as arrays, and the size of all `length` rows.
+        """Put the `length` rows of `batches` in `order` (None: as stored), and return the first `rows` as arrays.
 
-        Before the first rows are taken, all rows are put in `order`. If `order` is None, the rows stay in the order in
-        which they are stored. The arrays are not yet transformed. The size is that in Arrow's memory, in bytes.
+        Also return the size of all rows in Arrow's memory, in bytes. The arrays are not yet transformed.
 
-        Each batch is copied to its place in the arrays before the next batch is decoded. At that time, the batch is
-        still in the processor's cache, and after the copy, the next batch can reuse its memory.
+        Each batch is copied to its place before the next one is decoded: it is still in the processor's cache, and
+        the next batch can reuse its memory.
         """
         place = None
         if order is not None:
@@ -108,7 +106,6 @@ class Layout:
         return found
 
     def _columns(self, batch: pa.RecordBatch) -> Batch:
-        """The columns of a batch, made from the stored ones. `groups` says which stored columns to put side by side."""
         found = {}
         for name, members in self.groups.items():
             exact = len(members) == 1  # if an array combines several columns, decimals become floats
@@ -144,10 +141,7 @@ class Layout:
 
 
 def groups_of(columns: Columns | None, option: str = "columns") -> dict[str, tuple[str, ...]] | None:
-    """Return the columns that each array of a batch combines, by the array's name; None if `columns` is None.
-
-    `option` is what the user calls `columns`.
-    """
+    """Return the columns of each array of a batch; None if `columns` is None. `option` is the name of the argument."""
     if columns is None:
         return None
     if isinstance(columns, str):
@@ -162,10 +156,9 @@ def groups_of(columns: Columns | None, option: str = "columns") -> dict[str, tup
 
 
 def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """An array to be filled.
+    """Return an array to be filled.
 
-    Arrow allocates the memory. It reuses freed memory instead of returning it to the system, and it aligns the memory
-    so that TensorFlow can use the array without a copy.
+    Arrow allocates the memory: it reuses freed memory, and aligns it as TensorFlow needs it to use it without a copy.
     """
     if dtype.hasobject:
         return np.empty(shape, dtype)
@@ -186,7 +179,7 @@ def _words(shape: tuple[int, ...], dtype: np.dtype[Any]) -> str:
 
 
 def _side_by_side(parts: Sequence[Array], members: Sequence[str], name: str) -> Array:
-    """Columns of numbers as one array [rows, columns]."""
+    """Return columns of numbers as one array [rows, columns]."""
     for part, member in zip(parts, members, strict=True):
         if part.ndim > 2 or part.dtype.kind not in "biuf":
             raise DataError(
@@ -214,10 +207,6 @@ def making_of(
 
 
 def _raw(name: str, value: Any) -> Raw:
-    """Return the dtype and shape in `value`, which the user gave for the bytes of column `name`.
-
-    Raise DataError if they are invalid.
-    """
     try:
         dtype, shape = value
         found = np.dtype(dtype), tuple(operator.index(length) for length in shape)

@@ -10,9 +10,11 @@ pandas.DataFrame where it is unpickled, that is, on a rank. So no rows go throug
 
 from __future__ import annotations
 
+import itertools
 import os
 import posixpath
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
@@ -35,8 +37,7 @@ if TYPE_CHECKING:
 
 _GROUPS = "_groups"
 _ROW, _FILE, _FIRST, _LAST, _ROWS = "row", "file", "first", "last", "rows"
-# To read a group of groupBy(), whole row groups of a file are decoded. So the row groups are small: decoding one row
-# group of this size takes some 10 ms.
+# To read a group of groupBy(), whole row groups are decoded. Decoding one of this size takes some 10 ms.
 _GROUP_BYTES = 4_000_000
 _IN_PARTITION = (1 << 33) - 1  # the bits of monotonically_increasing_id() that count the rows of a partition
 
@@ -57,10 +58,9 @@ class Stored(NamedTuple):
 
 
 class Part:
-    """Some rows of a DataFrame. Unpickling a Part gives a pandas.DataFrame; to_pandas() reads the rows in this process.
+    """`rows` rows of a DataFrame. Unpickling a Part gives a pandas.DataFrame; to_pandas() reads the rows here.
 
-    `rows` is the number of rows. `content` identifies the rows: parts with equal rows have the same content in every
-    kernel.
+    `content` identifies the rows: it is the same for equal rows in every kernel.
     """
 
     def __init__(self, stored: Stored, pieces: Sequence[Piece], content: tuple[Any, ...]) -> None:
@@ -189,7 +189,7 @@ def _check(frame: Any) -> None:
 
 
 def _schema(frame: DataFrame) -> bytes:
-    """Return the Arrow schema of numbered(frame), with the names of the DataFrame's own columns in its metadata."""
+    """Return the Arrow schema of numbered(frame), with the names of the DataFrame's own columns."""
     from pyspark.sql.types import StructField, StructType
 
     stored: StructType = numbered(frame).schema
@@ -204,7 +204,7 @@ def _schema(frame: DataFrame) -> bytes:
 
 
 def _key_columns(grouped: Any, frame: DataFrame) -> list[int]:
-    """Return the numbers of the columns by which a DataFrame is grouped. Raise DataError for other expressions."""
+    """Return the numbers of the columns by which a DataFrame is grouped. Raise DataError for an expression."""
     from pyspark.sql.types import ArrayType, MapType, StructType, UserDefinedType
 
     ids = _ids(frame._jdf.queryExecution().analyzed().output())
@@ -321,13 +321,10 @@ def _rows(file: Location, piece: Piece, names: Sequence[str]) -> pa.Table:
     try:
         with file.fs.open(file.path, "rb") as opened:
             parquet = pq.ParquetFile(opened)
-            groups: list[int] = []
-            ends = before = 0
-            for group in range(parquet.metadata.num_row_groups):
-                begins, ends = ends, ends + parquet.metadata.row_group(group).num_rows
-                if begins < piece.first + piece.rows and ends > piece.first:
-                    before = begins if not groups else before
-                    groups.append(group)
-            return parquet.read_row_groups(groups, columns=list(names)).slice(piece.first - before, piece.rows)
+            sizes = (parquet.metadata.row_group(group).num_rows for group in range(parquet.num_row_groups))
+            ends = list(itertools.accumulate(sizes))
+            first, last = bisect_right(ends, piece.first), bisect_left(ends, piece.first + piece.rows)
+            rows = parquet.read_row_groups(range(first, last + 1), columns=list(names))
+            return rows.slice(piece.first - (ends[first - 1] if first else 0), piece.rows)
     except FileNotFoundError:
         raise DataError(f"{file.written} has been removed since the run began: run the cell again.") from None

@@ -45,8 +45,7 @@ class Leg(NamedTuple):
 class Position(NamedTuple):
     """How far the ranks have read: the epoch (from 1), its seed, and the legs of the epoch that they have read.
 
-    A position consists of numbers only, so that it can be saved as JSON. JSON turns tuples into lists, and of() accepts
-    these lists.
+    A position consists of numbers only, and can be saved as JSON. of() accepts the lists that JSON makes of tuples.
     """
 
     epoch: int = 1
@@ -66,9 +65,9 @@ class Position(NamedTuple):
 class Shard(NamedTuple):
     """What one rank reads in an epoch, or in the rest of an epoch: `steps` batches of rows from `ranges`.
 
-    `rows` is the number of rows in `ranges`. Within each window, the rows are read in the order of shuffled(). The
-    first `read` rows in this order have already been read. If the remainder is "drop", the last rows may be left out.
-    If the remainder is "pad", the rows in `pad` fill the last batch.
+    `rows` is the number of rows in `ranges`. Within each window, the rows are read in the order of shuffled(); the
+    first `read` rows have already been read. With the remainder "drop", the last rows may be left out. With "pad", the
+    rows in `pad` fill the last batch.
     """
 
     ranges: tuple[RowRange, ...]
@@ -79,10 +78,7 @@ class Shard(NamedTuple):
 
 
 def seat(rank: int | None, size: int | None) -> tuple[int, int] | None:
-    """Return (rank, size) if both are given, and None if neither is.
-
-    Raise DataError if only one of them is given, or if the rank is out of range.
-    """
+    """Return (rank, size), or None if neither is given. Raise DataError if only one is, or the rank is out of range."""
     if rank is None and size is None:
         return None
     if rank is None or size is None or not 0 <= rank < size:
@@ -166,8 +162,7 @@ def in_order(counts: Sequence[Sequence[int]]) -> list[RowRange]:
 def remaining(counts: Sequence[Sequence[int]], position: Position, window: int) -> list[RowRange]:
     """Return the rows of the epoch that no rank has read at `position`, as one sequence of ranges.
 
-    At the beginning of each leg of `position`, the rows that the earlier legs had left unread were cut into stretches,
-    one for each rank of the leg.
+    In each leg, each rank has read from its stretch of the rows that the earlier legs had left.
     """
     line = epoch_order(counts, position.seed, position.epoch) if window else in_order(counts)
     for number, leg in enumerate(position.legs):
