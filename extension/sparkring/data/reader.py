@@ -27,10 +27,7 @@ LOOK_EVERY_S = 0.2  # how often to check whether the thread that reads is alive
 
 
 class Window(NamedTuple):
-    """Some rows of a shard, and the place of the last of them.
-
-    All windows take their batches from the same stream, so read all `batches` before you ask for the next window.
-    """
+    """Some rows of a shard, and the place of the last. All windows share a stream: read one before taking the next."""
 
     batches: Iterator[pa.RecordBatch]
     rows: int
@@ -138,9 +135,9 @@ class _Files:
         there = file.schema_arrow.names
         keys = dict(dataset.files[wanted.file].partitions)
         stored = [name for name in dataset.reads if name in there]
-        # If all columns to read come from the file's path, the file's first column is read to learn the number of rows.
+        # If all columns come from the file's path, the file's first column is read for the number of rows.
         columns = stored or there[:1]
-        # Arrow's threads decode different columns at the same time. For a single column, a thread only costs time.
+        # Arrow decodes each column in a thread. For a single column, this only costs time.
         threads = len(columns) > 1 and pa.cpu_count() > 1
         for batch in file.iter_batches(rows, row_groups=[wanted.row_group], columns=columns, use_threads=threads):
             if keys:
@@ -196,9 +193,8 @@ class Ahead(Generic[Made]):
 
     def _next(self) -> tuple[Made | None, BaseException | None]:
         while True:
-            # The thread is checked before the queue. If it has ended by now, its last item is already in the queue. In
-            # the opposite order, the thread could put its last item into the queue and end between the two checks. Then
-            # this item would be missed.
+            # In the opposite order, the thread could put its last item into the queue and end between the two checks,
+            # and this item would be missed.
             alive = self._thread.is_alive()
             try:
                 return self._items.get(timeout=LOOK_EVERY_S) if alive else self._items.get_nowait()

@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 SHUFFLED_ROWS = 65_536
 SHUFFLED_BYTES = 16_000_000  # by default, a window holds at most SHUFFLED_ROWS rows and SHUFFLED_BYTES bytes
 PROBED_ROWS = 16  # the number of rows from which `spec` is found
-# With a transform, single batches are read ahead, not whole buffers. For each of the buffers that `prefetch` asks for,
-# this number of batches is read ahead instead.
+# With a transform, this number of batches is read ahead for each of the buffers that `prefetch` asks for.
 TRANSFORMED_AHEAD = 8
 
 _AHEAD = -1  # a value of `_steps`: batches were read ahead, and it is not known how many were used
@@ -57,10 +56,7 @@ class Buffer(NamedTuple):
 
 @dataclass(frozen=True)
 class Chunk(Generic[Held]):
-    """Rows to hand out. They form whole batches, but the last batch of an epoch may be smaller.
-
-    `place` says in words where the last of the rows is stored: its file and row group.
-    """
+    """Rows to hand out, in whole batches except at the end of an epoch. `place` is where the last row is stored."""
 
     data: Held
     rows: int
@@ -188,7 +184,7 @@ class Shards:
         return len(self)
 
     def plan(self, size: int | None = None) -> tuple[Shard, ...]:
-        """Return the shard of each rank: the rows that it reads in this epoch, or in the rest of it after resume().
+        """Return the shard of each rank in this epoch, or in the rest of it after resume().
 
         Raise DataError if the data set is so small that no rank would take a step.
         """
@@ -232,9 +228,7 @@ class Shards:
         except DataError:
             raise
         except Exception:
-            # The transform has failed here, but it may work on a rank. If it fails there, too, the rank's error shows
-            # the line that failed.
-            return
+            return  # the transform may work on a rank; if it fails there, too, the rank's error shows the line
         for call in calls:
             if call.method in ("as_tf", "as_torch") and all(isinstance(name, str) for name in call.arguments):
                 self.tensors(call.arguments)
@@ -407,10 +401,7 @@ class Shards:
         return self.handed_out(self._ahead(self.read), cut)
 
     def chunks(self) -> Iterator[Batch]:
-        """Yield one epoch as dicts of arrays, each with the rows of several batches.
-
-        The caller cuts the arrays into batches, and calls ended() when it hands out the last batch.
-        """
+        """Yield one epoch as dicts of arrays, each of several batches. The caller calls ended() for the last batch."""
         told, epoch, steps = self._begin(), self.start.epoch, len(self)
         self._steps = _AHEAD
         for chunk, waited_s in self._ahead(self.read):
@@ -420,7 +411,7 @@ class Shards:
             self.ended(epoch)
 
     def ended(self, epoch: int) -> None:
-        """Move on to the next epoch. This is called when the last batch of `epoch` is handed to the rank's own code."""
+        """Move on to the next epoch, when the last batch of `epoch` is handed to the rank's own code."""
         if self.start.epoch == epoch:
             self.start, self._steps = Position(self.start.epoch + 1, self.start.seed), 0
             if self._progress is not None:
@@ -429,10 +420,7 @@ class Shards:
     def handed_out(
         self, chunks: Iterable[tuple[Chunk[Held], float]], cut: Callable[[Held, int], Held]
     ) -> Iterator[Held]:
-        """Cut the chunks of an epoch into batches. A batch counts as read when it is yielded.
-
-        `chunks` yields pairs of a chunk and the number of seconds spent waiting for this chunk.
-        """
+        """Cut the chunks of an epoch into batches. `chunks` yields each chunk with the seconds spent waiting for it."""
         epoch, steps = self.start.epoch, len(self)
         told = self._begin()
         self._steps = 0
@@ -442,8 +430,8 @@ class Shards:
                 told.batch(rows, chunk.size_bytes * rows // chunk.rows, 0.0 if begin else waited_s, chunk.place)
                 self._steps += 1
                 if self._steps == steps:
-                    # End the epoch before the last batch is yielded: code that counts its steps does not ask for a
-                    # further batch, so the lines after this `yield` might never run.
+                    # Code that counts its steps does not ask for a further batch, so the lines after the last `yield`
+                    # might never run.
                     self.ended(epoch)
                 yield cut(chunk.data, begin)
         if not steps:  # no batch was handed out: the rest of a resumed epoch, for example, can be less than a batch
@@ -452,9 +440,8 @@ class Shards:
     def read(self, worker: int = 0, workers: int = 1, *, whole: bool = False) -> Generator[Chunk[Batch], None, None]:
         """Read one epoch of this rank in the calling thread or process, and yield it in chunks.
 
-        If there are several `workers`, read only the share of the worker with number `worker` (from 0). This share is
-        every n-th buffer, where n is `workers`. A chunk has the rows of one buffer. With a transform, a chunk is one
-        batch, unless `whole` is true.
+        The worker with number `worker` (from 0) of `workers` reads every n-th buffer, where n is `workers`. A chunk has
+        the rows of one buffer. With a transform, a chunk is one batch, unless `whole` is true.
         """
         layout, names = self.layout, list(self.spec)
         for window, order, rows, before in self._windows(worker, workers):
@@ -479,7 +466,7 @@ class Shards:
         return Ahead(read, self.prefetch * (1 if self.layout.transform is None else TRANSFORMED_AHEAD))
 
     def _begin(self) -> Progress:
-        """Report to the notebook that an epoch begins. The first time, also report which data is read."""
+        """Report that an epoch begins and, the first time, which data is read."""
         found = self.dataset
         if self._progress is None:
             self._progress = Progress(
@@ -541,7 +528,7 @@ class Shards:
             yield Chunk(found, rows, table.nbytes, window.place)
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy of this object in another process reports its own progress, and makes the plan again, which is quick.
+        # A copy in another process reports its own progress, and makes the plan again, which is quick.
         return {**self.__dict__, "_progress": None, "_planned": None}
 
 

@@ -67,10 +67,7 @@ def _is_plain(kind: DataType) -> bool:
 
 
 def _without_zones(found: Any) -> list[Any]:
-    """Return the columns of a batch or table. Times that have a zone are converted to local times without a zone.
-
-    The local times are those of the session's time zone.
-    """
+    """Return the columns of a batch or table. Times in the session's time zone become local times without a zone."""
     import pyarrow
     import pyarrow.compute
 

@@ -31,11 +31,9 @@ _COMPARED: dict[type[ast.cmpop], Any] = {
 def compile_where(where: Where, schema: pa.Schema) -> tuple[pc.Expression | None, str]:
     """Return the filter `where` as an Arrow expression and as text, or (None, '') if there is no filter.
 
-    A filter can be a string of comparisons, joined by `and`, `or` and `not`. A comparison compares a column of `schema`
-    with a number, a string or None, or with several values, as in `city in ('Ulm', 'Bonn')`. Dates are written as
-    strings: `day >= '2026-01-31'`. A filter can also be a list in the form of pyarrow's `filters`,
-    [('speed', '>', 3), …], or an Arrow expression. Raise DataError if the filter cannot be read; its message names the
-    part that is wrong.
+    A filter can be a string of comparisons of columns with values, joined by `and`, `or` and `not`. Dates are written
+    as strings: `day >= '2026-01-31'`. A filter can also be a list in the form of pyarrow's `filters`, or an Arrow
+    expression. Raise DataError if the filter cannot be read; its message names the part that is wrong.
     """
     if where is None or (isinstance(where, str) and not where.strip()):
         return None, ""
@@ -55,10 +53,7 @@ def compile_where(where: Where, schema: pa.Schema) -> tuple[pc.Expression | None
 
 
 def nearest(name: str, names: Sequence[str]) -> str:
-    """Return a hint for the end of an error message which says that the column `name` does not exist.
-
-    The hint is a similar name in `names` or, if there is none, all names.
-    """
+    """Return the end of an error about a column that does not exist: a similar name among `names`, or all of them."""
     close = difflib.get_close_matches(name, names, 1, 0.6)
     if close:
         return f"did you mean `{close[0]}`?"
