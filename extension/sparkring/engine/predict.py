@@ -198,8 +198,7 @@ def predict(
 class _Scoring(NamedTuple):
     """What predict() has to do for Parquet files.
 
-    `scorer` has the arguments of the Scorer. `model` is the name of the model, and `code` is the call to predict(),
-    both as text for the record of the run.
+    `scorer` has the arguments of the Scorer. `model` and `code` describe the model and the call in the run's record.
     """
 
     dataset: Dataset
@@ -256,7 +255,6 @@ def _prepared(
 
 
 def _is_path(data: Any) -> bool:
-    """Return whether the data is a path or a list of paths. Anything else should be a DataFrame."""
     each = data if isinstance(data, list | tuple) else [data]
     return bool(each) and all(isinstance(path, str | os.PathLike) for path in each)
 
@@ -306,7 +304,7 @@ def _arrow_type(kind: str, written: str) -> pa.DataType:
 
 
 def _opened(scoring: _Scoring, np: int, *, background: bool) -> tuple[ForeachRun, ModelProcess]:
-    """Prepare the folder. Return the run that writes the parts to the folder, and the model process of this machine."""
+    """Prepare the folder. Return the run that writes the parts, and the model process of this machine."""
     destination, parts = scoring.destination, parts_of(scoring.dataset)
     packed = pack_call(Scorer, scoring.scorer, getattr(sys.modules.get("__main__"), "__dict__", {}))
     destination.open(scoring.belongs)
@@ -368,7 +366,7 @@ def _name(model: Any) -> str:
 
 
 def _carried_out(scoring: _Scoring, run: ForeachRun, model: ModelProcess) -> Predictions:
-    """Carry out the run, and make its parts visible. Raise DataError, or an error of carry_out_items()."""
+    """Carry out the run, and make its parts visible. Raises DataError and the errors of carry_out_items()."""
     destination = scoring.destination
     written: dict[int, Written] = {}
 
@@ -404,7 +402,7 @@ def _ran(record: RunRecord) -> list[int]:
 
 
 def _summary(record: RunRecord, values: Mapping[int, Written]) -> str:
-    """Return a line about the parts that this run has written: rows, time to load the model, and slowest part."""
+    """Return a line about the parts that this run has written."""
     ran = {number: values[number] for number in _ran(record)}
     if not ran:
         return "all parts were there already"

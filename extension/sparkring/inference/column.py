@@ -38,8 +38,8 @@ def scoring_udf(
 ) -> Any:
     """Return the UDF that scores its arguments with Scorer(**settings), and returns values of the Spark type `kind`.
 
-    `types` is the Arrow schema of the arguments, serialized; if it is None, the types are found from the rows. A model
-    process ends when no task has used it for `idle_s` seconds. Raise CaptureError if the model cannot be sent.
+    `types` is the Arrow schema of the arguments, serialized; if it is None, the types are found from the rows. Raise
+    CaptureError if the model cannot be sent.
     """
     import pandas
     from pyspark.sql.functions import pandas_udf

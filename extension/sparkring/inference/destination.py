@@ -8,7 +8,7 @@
             results/            a file for each part that is complete
         run1/                   `parts` is renamed to this at the end, with _sparkring.json and _SUCCESS
 
-A local file system renames `parts` in one step. Object stores and some mounts cannot do this. There, the files are
+A local file system renames `parts` in one step. In object stores and some mounts, which cannot do this, the files are
 copied, and _SUCCESS is written last. If a run ends before that, a later run copies all files again.
 """
 
@@ -56,9 +56,9 @@ class Destination:
         """Prepare the unfinished folder. Parts of an earlier run stay there if they need not be written again.
 
         `belongs` has a digest of each thing that the predictions depend on; its keys are the words that errors use. If
-        a digest differs from that of an earlier run, the parts of that run are removed in mode "overwrite"; in mode
-        "error", DataError is raised. DataError is also raised if the destination already has files, if another process
-        is writing to it, or if it cannot be written.
+        a digest differs from that of an earlier run, mode "overwrite" removes the parts of that run, and mode "error"
+        raises DataError. Raise DataError also if the destination already has files that are not to be replaced, if
+        another process is writing to it, or if it cannot be written.
         """
         with self._usable():
             state = read_json(self.unfinished / STATE, LAYOUT)
@@ -122,10 +122,7 @@ class Destination:
                 self._remove(self.unfinished)
 
     def commit(self, files: Sequence[File], about: Mapping[str, Any]) -> None:
-        """Make the parts visible in the destination. `about` says what they are.
-
-        Raises DataError if a file is missing, or if the storage fails.
-        """
+        """Make the parts visible, with facts `about` them. Raise DataError if a file is missing or storage fails."""
         parts = self.unfinished / PARTS
         with self._usable():
             sizes = {name: int(entry["size"]) for name, entry in entries(parts).items() if entry["type"] == "file"}
@@ -183,7 +180,7 @@ class Destination:
 
 
 def _is_ours(name: str, kind: str) -> bool:
-    """Return whether a name is one that predict() or Spark writes to a folder of Parquet files."""
+    """Return whether predict() or Spark writes a file of this name to a folder of Parquet files."""
     notes = (".", "_committed_", "_started_")
     return kind != "directory" and (name.endswith(".parquet") or name in (STATE, SUCCESS) or name.startswith(notes))
 

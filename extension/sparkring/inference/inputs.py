@@ -53,10 +53,7 @@ class Described:
 
 
 class AsTheyAre:
-    """Inputs in which each column becomes an array of the same name.
-
-    predict_udf() uses this class, because the columns are not known before there are rows.
-    """
+    """Inputs in which each column becomes an array of the same name, for predict_udf(), which has no Layout."""
 
     def arrays(self, batch: pa.RecordBatch) -> Batch:
         making = Making({}, {})

@@ -41,7 +41,7 @@ END_S = 2.0  # a model process that was asked to end is killed after this time
 
 
 class Part(NamedTuple):
-    """The rows that become one file of predictions: row groups of `files`, in the order of the data."""
+    """The rows that become one file of predictions: row groups of `files`, in order."""
 
     number: int
     files: tuple[DataFile, ...]
@@ -122,8 +122,7 @@ class Model:
 class ModelProcess(Process):
     """A connection to the model process of this machine, for ranks that score parts.
 
-    On the notebook's machine, the notebook starts and ends the process. Elsewhere, a rank starts the process, and the
-    process ends with this rank.
+    On the notebook's machine, the notebook starts and ends the process. Elsewhere, a rank does.
     """
 
     def __init__(self, order: Mapping[str, Any], token: bytes, model: Model) -> None:
@@ -167,7 +166,7 @@ class ModelProcess(Process):
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _is_running(self) -> bool:
-        """Return whether the process is running: it is loading its model, with the folder locked, or is listening."""
+        """Return whether the process is loading its model, with the folder locked, or is listening."""
         lock = os.open(os.path.join(self._folder, "lock"), os.O_RDWR)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

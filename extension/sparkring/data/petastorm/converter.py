@@ -19,9 +19,8 @@ from sparkring.runtime.storage import locate
 from sparkring.runtime.world import world
 
 _PARENT_CACHE_DIR_URL = "petastorm.spark.converter.parentCacheDirUrl"
-# This file in a converter's folder names the process that made the folder. Spark and Petastorm ignore the file. When
-# the process ends normally, Petastorm removes the folder. If the process was killed, the folder stays until another
-# process on this host makes a converter, learns from this file that the owner has ended, and removes the folder.
+# This file, which Spark and Petastorm ignore, names the process that made a converter's folder. Petastorm removes the
+# folder when the process ends normally. If it was killed, the next process on this host that makes a converter does.
 _OWNER, _LAYOUT = "_sparkring_owner.json", 1
 _NAME = re.compile(r"\d{14}-appid-.+")  # the names that Petastorm gives to converters' folders
 
@@ -153,7 +152,7 @@ class SparkDatasetConverter:
 
 
 def _cache_url(path: Path) -> str:
-    """Return `path` as a URL that both Spark and Petastorm accept. On Databricks, dbfs:/x becomes file:///dbfs/x."""
+    """Return `path` as a URL for both Spark and Petastorm. On Databricks, dbfs:/x becomes file:///dbfs/x."""
     written = os.fspath(path)
     if written.startswith("hdfs:"):
         return written
@@ -162,13 +161,13 @@ def _cache_url(path: Path) -> str:
 
 
 def _claim(cache_dir_url: str) -> None:
-    """Write the file _OWNER to the folder, to name this process as the folder's owner. Errors are ignored."""
+    """Note in the folder that this process owns it. Errors are ignored."""
     with contextlib.suppress(Exception):  # each of fsspec's packages has its own errors
         write_json(locate(cache_dir_url) / _OWNER, _LAYOUT, this_process())
 
 
 def _remove_abandoned(parent_url: str) -> None:
-    """Remove converters' folders from the parent folder if their owners ran on this host and have ended."""
+    """Remove the folders of converters whose processes ran on this host and have ended."""
     with contextlib.suppress(Exception):  # a folder that stays only takes up space
         parent = locate(parent_url)
         for path in parent.fs.ls(parent.path, detail=False):
@@ -180,9 +179,9 @@ def _remove_abandoned(parent_url: str) -> None:
 
 @contextlib.contextmanager
 def _entered(manager: Any, plan: Plan) -> Iterator[Any]:
-    """Enter Petastorm's context manager, watch its reader, and yield what Petastorm's context manager yields.
+    """Enter Petastorm's context manager, watch its reader, and yield what the context manager yields.
 
-    If entering fails, Petastorm leaves the reader's workers running, so they are ended here.
+    If it fails, it leaves the reader's workers running, so they are ended here.
     """
     with contextlib.ExitStack() as stack:
         try:

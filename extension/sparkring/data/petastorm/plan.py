@@ -149,8 +149,7 @@ def _check_shards(plan: Plan) -> None:
             "sparkring.shards, which splits row groups."
         )
     epochs = plan.options["num_epochs"]
-    # Only the first rank warns. There is nothing to compare if the numbers of steps are unknown, or if they are without
-    # limit because the epochs never end.
+    # Only the first rank warns, and only if the numbers of steps are known and finite.
     if plan.options["cur_shard"] or not plan.batch_size or not plan.counted or epochs is None:
         return
     steps = [math.ceil(rows * epochs / plan.batch_size) for rows in row_group_shard(source.rows, count)]

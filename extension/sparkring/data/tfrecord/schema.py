@@ -65,9 +65,9 @@ class Part(NamedTuple):
 
 
 class Share(NamedTuple):
-    """What one rank reads in an epoch: `steps` records from `parts`. The parts may contain more records than that.
+    """What one rank reads in an epoch: `steps` records from `parts`, which may have more.
 
-    `split` says whether files are divided between ranks, so that a rank reads only parts of some files.
+    `split` says whether ranks read parts of files.
     """
 
     parts: tuple[Part, ...]
@@ -104,10 +104,7 @@ def share_out(schema: Schema, rank: int, size: int, remainder: Remainder = "drop
 
 
 def _run_of(full: Sequence[int], start: int, stop: int) -> list[Part]:
-    """Return the parts that contain the records from `start` up to, but not including, `stop`.
-
-    The records are numbered from 0, through all files in order. `full` has the number of records of each file.
-    """
+    """Return the parts with records `start` to `stop` (not included) of all files. `full` has each file's records."""
     parts, before = [], 0
     for file, count in enumerate(full):
         first, last = max(start - before, 0), min(stop - before, count)

@@ -96,10 +96,7 @@ def write_tfrecord(
 
 
 def _refuse_nulls(frame: Shards, called: str) -> None:
-    """Raise DataError if a column of the DataFrame has nulls.
-
-    Without this check, nulls in some types of columns would be written as NaN, without any error.
-    """
+    """Raise DataError if a column of the DataFrame has nulls. In some types, they would be written as NaN."""
     for name, count in frame.dataset.nulls.items():
         if count:
             raise DataError(
@@ -115,8 +112,7 @@ def _write(
     tf = tensorflow()
     columns: tuple[Column, ...] = ()
     records, rows = [0] * len(names), [0] * len(names)
-    # The batches are appended to the files one by one, but remote files cannot be appended to. So files for a remote
-    # folder are written on this machine first, and then copied there whole.
+    # Batches are appended one by one, which remote files do not allow. So these are first written on this machine.
     here = target.path if target.local else tempfile.mkdtemp(prefix="sparkring-tfrecord-")
     paths = [os.path.join(here, name) for name in names]
     writers: list[Any] = []
