@@ -91,7 +91,7 @@ class _RingEstimator(Estimator[Fitted], Fitting, MLWritable, MLReadable):  # typ
 
     def _trained(self, rows: Rows, context: SparkContext) -> Trained:
         np, checkpoint_dir = self.value("num_proc"), self.value("checkpoint_dir")
-        told = _described({param.name: self.getOrDefault(param) for param in self.params if self.isDefined(param)})
+        told = _described({param.name: self.getOrDefault(param) for param in self.params})
         code = f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in told.items())}).fit(df)"
         with contextlib.ExitStack() as stack:
             directory = ""
@@ -216,7 +216,7 @@ _APART = {"checkpoint_dir", "max_restarts", "num_proc", "output_cols", "use_gpu"
 
 
 def _described(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return, as text, the parameters that determine a fit. The text is the same in every kernel."""
+    """Return the parameters that determine a fit, as text that is the same in every kernel."""
     return {name: _text(value) for name, value in values.items() if name not in _APART and value not in (None, [])}
 
 
@@ -265,7 +265,7 @@ def _only_one(what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _unfinished(home: Location, key: str) -> Iterator[str]:
-    """Yield the directory of a fit below `home`: the first directory for this key in which no fit has finished.
+    """Yield the first directory for this key below `home` in which no fit has finished.
 
     When the block ends without an error, a file marks the directory as finished.
     """
@@ -280,7 +280,7 @@ def _unfinished(home: Location, key: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _warm_gang(np: int) -> Iterator[WarmGang | None]:
-    """Yield the warm gang with this `np`, or None if there is none or a cell is using it. Wait while a fit uses it."""
+    """Yield the warm gang with this `np`; None if there is none, or a cell uses it. Wait while a fit uses it."""
     if not any(gang.wanted.np == np for gang in warm_gang.every()):
         yield None
         return
@@ -290,10 +290,9 @@ def _warm_gang(np: int) -> Iterator[WarmGang | None]:
 
 @contextlib.contextmanager
 def _room(np: int, context: SparkContext) -> Iterator[None]:
-    """Wait until Spark has slots for `np` ranks besides the ranks of other fits.
+    """Wait until Spark has slots for `np` ranks besides those of other fits; a barrier stage would not wait for long.
 
-    Without this, the barrier stage would wait for the slots, but only for a limited time. If Spark has fewer than `np`
-    slots in all, wait only until no other fit uses slots; the launch then raises an error.
+    If Spark has fewer than `np` slots in all, wait only until no other fit uses slots: the launch raises an error.
     """
     global _slots_in_use
     total = slots(context).total

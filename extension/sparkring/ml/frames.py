@@ -124,12 +124,10 @@ def _written(frame: DataFrame, names: Sequence[str], validation: str | float | N
 
 
 def _facts(copy: Location) -> dict[str, Any]:
-    """Return how many rows are for training and for validation, and which columns have nulls, found from the files."""
+    """Return how many rows are for training and for validation, and the numbers of nulls in columns that have some."""
     nulls: Counter[str] = Counter()
     total = chosen = 0
-    for path in copy.fs.ls(copy.path, detail=False):
-        if not path.endswith(".parquet"):
-            continue
+    for path in (each for each in copy.fs.ls(copy.path, detail=False) if each.endswith(".parquet")):
         with copy.fs.open(path, "rb") as opened:
             file = parquet.ParquetFile(opened)
             total += file.metadata.num_rows

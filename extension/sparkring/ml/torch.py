@@ -41,8 +41,7 @@ def train(training: Training, model: Any, optimizer: Any, data: Shards, validati
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     if training.seed is not None:
         torch.manual_seed(training.seed)
-    # If a module was sent, this rank has its own copy, and an optimizer that was sent with it refers to that copy's
-    # parameters. So do not copy the module again.
+    # A module that was sent is not copied again: an optimizer that was sent with it refers to its parameters.
     module = (model if is_torch(model) else new_model(model)).to(device)
     found = _Loop(training, module, _optimizer(optimizer, module), device).run(data, validation)
     if own:
@@ -52,7 +51,7 @@ def train(training: Training, model: Any, optimizer: Any, data: Shards, validati
 
 
 class _Loop:
-    """Trains for the epochs that remain: all, or those after the checkpoint from which the run resumes."""
+    """Trains for the epochs that remain after the checkpoint from which the run resumes, if there is one."""
 
     def __init__(self, training: Training, module: Any, optimizer: Any, device: Any) -> None:
         self._training = training
@@ -151,7 +150,7 @@ class _Loop:
         return loss, metrics, len(inputs[0])
 
     def _any(self, votes: Sequence[bool]) -> bool:
-        """Return whether a callback of any rank votes to stop. All ranks get the same answer, and stop together."""
+        """Return whether a callback of any rank votes to stop: all ranks stop together."""
         import torch
         import torch.distributed as dist
 
@@ -219,10 +218,9 @@ def _replaced(module: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _optimizer(given: Any, module: Any) -> Any:
-    """Return an optimizer for the module's parameters.
+    """Return an optimizer for the module's parameters. `given` is one, or a function that takes the parameters.
 
-    `given` is an optimizer, or a function that takes the parameters and returns one. If the optimizer has parameters of
-    another module, return a new optimizer with the same settings.
+    If the optimizer has parameters of another module, return a new optimizer with the same settings.
     """
     import torch
 
@@ -238,8 +236,8 @@ def _optimizer(given: Any, module: Any) -> Any:
 def _as_label(label: Any, output: Any) -> Any:
     """Return a label in the form that losses expect for its output.
 
-    A label with as many numbers as the output gets the shape and the type of the output. Class numbers, which have one
-    dimension less than the output, become int64, because StringIndexer returns them as floating-point numbers.
+    A label with as many numbers gets the shape and the type of the output. Class numbers, with one dimension less,
+    become int64, because StringIndexer returns them as floating-point numbers.
     """
     if label.numel() == output.numel():
         return label.reshape(output.shape).to(output.dtype)

@@ -38,7 +38,7 @@ class Trained(NamedTuple):
 
 
 class Reshape:
-    """Reshapes the rows of some columns. It is the `transform` of the data, both in training and in prediction."""
+    """Reshapes the rows of some columns: the `transform` of the data, in training and in prediction."""
 
     def __init__(self, shapes: Mapping[str, Sequence[int]]) -> None:
         self._shapes = dict(shapes)
