@@ -16,7 +16,7 @@ import posixpath
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -83,26 +83,14 @@ class Part:
         return f"{self.rows:,} row{'' if self.rows == 1 else 's'}"
 
 
-class Partitions(Sequence[Part]):
+class Partitions(list[Part]):
     """The partitions of a DataFrame, in their order."""
 
-    def __init__(self, parts: Sequence[Part]) -> None:
-        self._parts = parts
-
-    def __len__(self) -> int:
-        return len(self._parts)
-
-    @overload
-    def __getitem__(self, index: int) -> Part: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Partitions: ...
-
-    def __getitem__(self, index: int | slice) -> Part | Partitions:
-        return Partitions(self._parts[index]) if isinstance(index, slice) else self._parts[index]
+    def __reduce__(self) -> tuple[Any, ...]:
+        return list, (list(self),)  # unpickling gives DataFrames, about which __repr__ knows nothing
 
     def __repr__(self) -> str:
-        return f"<{len(self):,} partitions with {sum(part.rows for part in self._parts):,} rows>"
+        return f"<{len(self):,} partitions with {sum(part.rows for part in self):,} rows>"
 
 
 def partitions(df: DataFrame, *, cache: str | os.PathLike[str] | None = None) -> Partitions:
