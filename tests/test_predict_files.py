@@ -16,6 +16,7 @@ from waiting import until
 
 import sparkring
 from sparkring.data.dataset import open_dataset
+from sparkring.engine.foreach import run as foreach_run
 from sparkring.errors import DataError, ItemsFailed, OptionsError, PathError
 from sparkring.inference import parts
 from sparkring.inference.destination import SUCCESS, Destination, File
@@ -93,6 +94,19 @@ def wide(batch):
     raise ValueError("wide")
 
 
+def test_an_interrupt_before_the_run_leaves_no_folder(data, tmp_path, monkeypatch):
+    """The unfinished folder exists already when the run is prepared, but no part is complete."""
+
+    def interrupted(spec):
+        assert (tmp_path / "_preds.unfinished").exists()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(foreach_run, "prepare", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        sparkring.predict(data, lambda batch: batch["x"].sum(axis=1), inputs=INPUTS, to=tmp_path / "preds", np=-1)
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
 def test_files_on_this_machine(data, tmp_path, small_parts, no_folder_left):
     """The rows and their order stay, and the model stays loaded. A rank and the model process are killed."""
     to, held, go, once = (tmp_path / name for name in ("preds", "held", "go", "once"))
@@ -163,7 +177,8 @@ def test_a_row_that_cannot_be_scored(data, tmp_path, no_folder_left):
 
 KILLED = """
     import sparkring
-    from sparkring.errors import DataError
+    from sparkring.engine.foreach import run as foreach_run
+from sparkring.errors import DataError
     from sparkring.inference import parts
     parts.LEAST_BYTES = 40_000
     def model(batch):

@@ -305,39 +305,33 @@ def _arrow_type(kind: str, written: str) -> pa.DataType:
 
 def _opened(scoring: _Scoring, np: int, *, background: bool) -> tuple[ForeachRun, ModelProcess]:
     """Prepare the folder. Return the run that writes the parts, and the model process of this machine."""
-    destination, parts = scoring.destination, parts_of(scoring.dataset)
     packed = pack_call(Scorer, scoring.scorer, getattr(sys.modules.get("__main__"), "__dict__", {}))
-    destination.open(scoring.belongs)
-    at_once = min(abs(np), len(parts))
-    token = secrets.token_bytes(32)
+    scoring.destination.open(scoring.belongs)
+    try:
+        return _run_of(scoring, packed, np, background)
+    except BaseException:  # an interrupt, too, must not leave the folder behind
+        scoring.destination.release()
+        raise
+
+
+def _run_of(scoring: _Scoring, packed: Packed, np: int, background: bool) -> tuple[ForeachRun, ModelProcess]:
+    unfinished, parts = scoring.destination.unfinished, parts_of(scoring.dataset)
     order = {"key": secrets.token_hex(8), "path": [], "environment": root_for_ranks(), "idle_s": IDLE_S}
     if np < 0:
-        path = [os.path.abspath(entry) for entry in sys.path]
-        order |= {"path": path, "watch": os.getpid()}
-    job = Job(
-        replace(scoring.dataset, files=()),
-        scoring.used,
-        scoring.kept,
-        scoring.scorer["outputs"],
-        scoring.scorer["batch_size"],
-        (destination.unfinished / PARTS).written,
-        order,
-        token,
-        _written(packed, destination.unfinished / MODEL),
-    )
-    options = ForeachOptions(
-        np=-at_once if np < 0 else at_once,
-        fail_fast=True,
-        background=background,
-        checkpoint_dir=destination.unfinished.written,
-    )
+        order |= {"path": [os.path.abspath(entry) for entry in sys.path], "watch": os.getpid()}
+    process = order, secrets.token_bytes(32), _written(packed, unfinished / MODEL)
+    dataset, folder = replace(scoring.dataset, files=()), (unfinished / PARTS).written
+    outputs, batch_size = scoring.scorer["outputs"], scoring.scorer["batch_size"]
+    job = Job(dataset, scoring.used, scoring.kept, outputs, batch_size, folder, *process)
+    np = max(np, -len(parts)) if np < 0 else min(np, len(parts))
+    options = ForeachOptions(np=np, fail_fast=True, background=background, checkpoint_dir=unfinished.written)
     title = f"predict {scoring.dataset.name} with {scoring.model}"
     prepared = foreach_run.prepare(ForeachSpec(Call(job), parts, options, title=title, code=scoring.code))
     # The directory belongs to this run only, and is removed when the run has finished.
     prepared = prepared._replace(started=prepared.started._replace(checkpoint_dir="", captured=()), stay=True)
     assert prepared.kept is not None
-    prepared.kept.told_if_used = f"parts that an earlier run has written to {destination.unfinished.written} are used"
-    return open_items(prepared), ModelProcess(job.order, job.token, job.model)
+    prepared.kept.told_if_used = f"parts that an earlier run has written to {unfinished.written} are used"
+    return open_items(prepared), ModelProcess(*process)
 
 
 def _written(packed: Packed, target: Location) -> Model:
