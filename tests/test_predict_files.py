@@ -177,8 +177,7 @@ def test_a_row_that_cannot_be_scored(data, tmp_path, no_folder_left):
 
 KILLED = """
     import sparkring
-    from sparkring.engine.foreach import run as foreach_run
-from sparkring.errors import DataError
+    from sparkring.errors import DataError
     from sparkring.inference import parts
     parts.LEAST_BYTES = 40_000
     def model(batch):

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
-from sparkring.capture.packing import Packed, pack_call
 from sparkring.data.columns import is_object
 from sparkring.data.dataset import Dataset, open_dataset
 from sparkring.data.layout import Columns, Transform
@@ -33,14 +32,14 @@ from sparkring.engine.spec import Call
 from sparkring.errors import DataError, OptionsError
 from sparkring.history import describe
 from sparkring.inference import outputs
+from sparkring.inference.column import packed_scorer
 from sparkring.inference.destination import MODEL, PARTS, Destination, File, Mode
 from sparkring.inference.outputs import Output
 from sparkring.inference.parts import Job, Model, ModelProcess, Written, parts_of
 from sparkring.inference.predict import IDLE_S
 from sparkring.inference.predict import predict as predict_frame
-from sparkring.inference.scorer import OnError, Scorer
+from sparkring.inference.scorer import OnError
 from sparkring.inference.settings import PROBED_ROWS, Saved, Settings, check_new
-from sparkring.launchers.archive import archive
 from sparkring.runtime.storage import Location, root_for_ranks
 from sparkring.worker.member.process import cores
 
@@ -305,7 +304,7 @@ def _arrow_type(kind: str, written: str) -> pa.DataType:
 
 def _opened(scoring: _Scoring, np: int, *, background: bool) -> tuple[ForeachRun, ModelProcess]:
     """Prepare the folder. Return the run that writes the parts, and the model process of this machine."""
-    packed = pack_call(Scorer, scoring.scorer, getattr(sys.modules.get("__main__"), "__dict__", {}))
+    packed = packed_scorer(scoring.scorer)
     scoring.destination.open(scoring.belongs)
     try:
         return _run_of(scoring, packed, np, background)
@@ -314,7 +313,7 @@ def _opened(scoring: _Scoring, np: int, *, background: bool) -> tuple[ForeachRun
         raise
 
 
-def _run_of(scoring: _Scoring, packed: Packed, np: int, background: bool) -> tuple[ForeachRun, ModelProcess]:
+def _run_of(scoring: _Scoring, packed: Any, np: int, background: bool) -> tuple[ForeachRun, ModelProcess]:
     unfinished, parts = scoring.destination.unfinished, parts_of(scoring.dataset)
     order = {"key": secrets.token_hex(8), "path": [], "environment": root_for_ranks(), "idle_s": IDLE_S}
     if np < 0:
@@ -334,11 +333,11 @@ def _run_of(scoring: _Scoring, packed: Packed, np: int, background: bool) -> tup
     return open_items(prepared), ModelProcess(*process)
 
 
-def _written(packed: Packed, target: Location) -> Model:
+def _written(packed: Any, target: Location) -> Model:
     """Write the packed model to a file, for the ranks."""
     with target.fs.open(target.path, "wb") as out:
         stream = _Digested(out)
-        pickle.dump((archive(with_nvml=False), packed.payload, *map(bytearray, packed.buffers)), stream, protocol=5)
+        pickle.dump(packed, stream, protocol=5)
     return Model(target.written, stream.digest.hexdigest())
 
 

@@ -45,8 +45,7 @@ def scoring_udf(
     from pyspark.sql.functions import pandas_udf
 
     context = session.sparkContext
-    packed = pack_call(Scorer, dict(settings), getattr(sys.modules.get("__main__"), "__dict__", {}))
-    model = context.broadcast((archive(with_nvml=False), packed.payload, *map(bytearray, packed.buffers)))
+    model = context.broadcast(packed_scorer(settings))
     threads = context.getConf().get(f"spark.executorEnv.{_THREADS}")
     order = {
         "key": secrets.token_hex(8),
@@ -60,6 +59,15 @@ def scoring_udf(
     score.__annotations__ = {"batches": Iterator[pandas.Series], "return": Iterator[pandas.Series]}
     with pandas_unused():
         return pandas_udf(score, kind)
+
+
+def packed_scorer(settings: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return what a model process loads: sparkring's archive, and the packed call Scorer(**settings).
+
+    Raise CaptureError if the model cannot be sent.
+    """
+    packed = pack_call(Scorer, dict(settings), getattr(sys.modules.get("__main__"), "__dict__", {}))
+    return (archive(with_nvml=False), packed.payload, *map(bytearray, packed.buffers))
 
 
 def arrow_types(schema: StructType, session: SparkSession) -> pa.Schema:
