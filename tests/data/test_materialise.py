@@ -55,7 +55,7 @@ def test_written_once(files, cache):
     assert (first.reused, second.reused, second.location.path) == (False, True, first.location.path)
     assert first.rows == 990
     assert sorted(row["x"] for row in rows_of(first)) == list(range(10, 1_000))
-    assert told[0].startswith(f"writing `df` to {cache} once")
+    assert any(line.startswith(f"writing `df` to {cache} once") for line in told)
     assert told[-1].startswith(f"reused {first.location.written}, written ")
     assert first.version.startswith("plan-")  # no row was read to compute it
 
@@ -310,7 +310,7 @@ def test_stop_and_a_killed_kernel(driver, files, cache, wait_until):
     told = []
     materialise(files(), cache=cache, say=told.append)
     assert not half.exists()
-    assert told[0].startswith("removed 1 old or unfinished copy")
+    assert any(line.startswith("removed 1 old or unfinished copy") for line in told)
 
 
 def test_another_hosts_beginnings(files, cache):
