@@ -265,7 +265,7 @@ def _files(place: Location) -> list[_File]:
     """Return the files at a path, sorted by name. In folders, names that begin with _ or . are left out."""
     fs, path = place.fs, place.path
     try:
-        if any(sign in path for sign in "*?["):
+        if any(sign in path for sign in "*?[") and not fs.exists(path):
             found = {each: fs.info(each) for each in fs.glob(path)}
             base = posixpath.dirname(path[: min(path.find(sign) for sign in "*?[" if sign in path)])
             for folder in [each for each, info in found.items() if info["type"] == "directory"]:

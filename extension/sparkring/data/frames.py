@@ -13,15 +13,16 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+from sparkring.cluster.partitions import arrow_schema, cast_it
 from sparkring.errors import DataError
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
-    from pyspark.sql.types import DataType, StructField
+    from pyspark.sql.types import DataType, StructField, StructType
 
 _CATALYST = "org.apache.spark.sql.catalyst."
 _FILES = "org.apache.spark.sql.execution.datasources.LogicalRelation"
@@ -63,6 +64,11 @@ def session_of(frame: Any, called: str = "the DataFrame") -> SparkSession:
             "and use it to make the DataFrame again."
         )
     return session
+
+
+def name_of(columns: Sequence[str]) -> str:
+    """Return how messages name a DataFrame: by its first columns."""
+    return f"DataFrame[{', '.join(columns[:4])}{', …' if len(columns) > 4 else ''}]"
 
 
 def for_arrays(frame: DataFrame) -> DataFrame:
@@ -108,6 +114,14 @@ def numbered(frame: DataFrame) -> DataFrame:
         else functions.col(name)
         for name, field in zip(columns, frame.schema.fields, strict=True)
     ])  # fmt: skip
+
+
+def serialized_schema(schema: StructType, session: SparkSession) -> bytes:
+    """Return the Arrow schema of columns, serialized. Raise DataError if Arrow cannot represent one."""
+    try:
+        return arrow_schema(schema, session)
+    except Exception as error:  # pyspark has several classes for this error
+        raise DataError(f"Arrow cannot represent a column of the DataFrame: {cast_it(error)}") from error
 
 
 def nested_types(frame: DataFrame) -> dict[str, DataType]:

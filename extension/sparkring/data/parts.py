@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sparkring.cluster.partitions import arrow_schema, cast_it
 from sparkring.cluster.session import pandas_unused
-from sparkring.data.frames import numbered, session_of, version_of
+from sparkring.data.frames import numbered, serialized_schema, session_of, version_of
 from sparkring.data.materialise import BESIDE, Copy, Form, in_form
 from sparkring.data.spark_frames import Values
 from sparkring.errors import DataError
@@ -185,10 +184,7 @@ def _schema(frame: DataFrame) -> bytes:
         StructField(field.name, kind.dataType, field.nullable)
         for field, kind in zip(frame.schema.fields, stored.fields, strict=True)
     ]
-    try:
-        return arrow_schema(StructType(named), frame.sparkSession)
-    except Exception as error:  # pyspark has several classes for this error
-        raise DataError(f"Arrow cannot represent a column of the DataFrame: {cast_it(error)}") from error
+    return serialized_schema(StructType(named), frame.sparkSession)
 
 
 def _key_columns(grouped: Any, frame: DataFrame) -> list[int]:

@@ -76,21 +76,9 @@ class Progress:
         report.tell(DataPlanned(self._reader, epoch, tuple(pieces), names, route.begun, route.window))
 
     def _tell(self, now: float, *, done: bool) -> None:
-        report.tell(
-            DataRead(
-                self._reader,
-                self._epoch,
-                self._rows,
-                self._steps,
-                self._size_bytes,
-                self._rows_planned,
-                self._steps_planned,
-                round(self._waited_s, 3),
-                round(now - self._began, 3),
-                self._place,
-                done,
-            )
-        )
+        counts = self._rows, self._steps, self._size_bytes, self._rows_planned, self._steps_planned
+        times = round(self._waited_s, 3), round(now - self._began, 3)
+        report.tell(DataRead(self._reader, self._epoch, *counts, *times, self._place, done))
 
 
 def joined(pieces: Iterable[Piece]) -> Iterator[Piece]:

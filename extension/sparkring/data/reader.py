@@ -41,7 +41,7 @@ def windows(dataset: Dataset, ranges: Sequence[RowRange], rows: int) -> Iterator
     a DataError that names the row group and its file.
     """
     ends = list(itertools.accumulate(each.rows for each in ranges))
-    with _Files(dataset) as files:
+    with contextlib.closing(_Files(dataset)) as files:
         stored = _Taken(batch for each in ranges for batch in files.read(each))
         for begin in range(0, ends[-1] if ends else 0, rows):
             end = min(begin + rows, ends[-1])
@@ -87,10 +87,7 @@ class _Files:
         # Only one remote file is open at a time, because an open remote file keeps read-ahead data in memory.
         self._most = OPEN_FILES if dataset.local else 1
 
-    def __enter__(self) -> _Files:
-        return self
-
-    def __exit__(self, *ended: object) -> None:
+    def close(self) -> None:
         while self._open:
             self._close_first()
 

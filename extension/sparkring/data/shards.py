@@ -560,13 +560,12 @@ def _open(
     source: Source | DataFrame, names: Sequence[str] | None, where: Where, cache: str | os.PathLike[str] | None
 ) -> Dataset:
     if hasattr(source, "sparkSession"):
-        from sparkring.data.frames import nested_types
+        from sparkring.data.frames import name_of, nested_types
         from sparkring.data.materialise import materialise
 
         found = open_dataset(materialise(source, cache=cache, say=tell).location.written, names, where)
-        columns = ", ".join(found.columns[:4]) + (", …" if len(found.columns) > 4 else "")
         kinds = {name: kind for name, kind in nested_types(source).items() if name in found.columns}
-        return replace(found, name=f"DataFrame[{columns}]", spark=kinds)
+        return replace(found, name=name_of(found.columns), spark=kinds)
     if not isinstance(source, str | os.PathLike | Sequence):
         raise DataError(f"shards() reads a path or a Spark DataFrame, not a `{type(source).__name__}`.")
     return open_dataset(source, names, where)

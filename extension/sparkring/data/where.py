@@ -6,6 +6,7 @@ import ast
 import difflib
 import functools
 import operator
+import re
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -72,7 +73,7 @@ class _Reader:
         try:
             tree = _Constants(self._schema.names).visit(ast.parse(self._text, mode="eval"))
         except (SyntaxError, ValueError) as error:
-            hint = " For equality write ==." if "=" in self._text else ""
+            hint = " For equality write ==." if re.search(r"(?<![=!<>])=(?!=)", self._text) else ""
             raise self._refused(f"{getattr(error, 'msg', error)}.{hint}") from None
         return self._condition(tree.body)
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 
 from sparkring.capture.packing import pack_call
-from sparkring.cluster.partitions import arrow_schema, cast_it
 from sparkring.cluster.session import pandas_unused
+from sparkring.data.frames import serialized_schema
 from sparkring.errors import DataError, OptionsError
 from sparkring.inference.outputs import Output
 from sparkring.inference.scorer import Scorer
@@ -72,11 +72,7 @@ def packed_scorer(settings: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def arrow_types(schema: StructType, session: SparkSession) -> pa.Schema:
     """Return the Arrow types of columns. Raise DataError if Arrow cannot represent one."""
-    try:
-        found = pa.ipc.read_schema(pa.py_buffer(arrow_schema(schema, session)))
-    except Exception as error:  # pyspark has several classes for this error
-        raise DataError(f"Arrow cannot represent a column of the DataFrame: {cast_it(error)}") from error
-    return found.remove_metadata()
+    return pa.ipc.read_schema(pa.py_buffer(serialized_schema(schema, session))).remove_metadata()
 
 
 def returned(kinds: Mapping[str, str | DataType], session: SparkSession, *, struct: bool) -> Returned:

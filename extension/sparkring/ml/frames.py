@@ -13,7 +13,7 @@ from pyarrow import parquet
 from pyspark.sql import functions
 
 from sparkring.data.dataset import null_counts
-from sparkring.data.frames import for_arrays, quoted, session_of, version_of
+from sparkring.data.frames import for_arrays, name_of, quoted, session_of, version_of
 from sparkring.data.materialise import Copy, Form, in_form
 from sparkring.data.shards import Shards, shards
 from sparkring.errors import DataError
@@ -72,8 +72,7 @@ def rows_of(frame: DataFrame, fitting: Fitting, transform: Transform | None) -> 
             remainder=remainder,
             dtype="float32",
         )
-        shown = ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
-        found.layout.data = f"DataFrame[{shown}]"
+        found.layout.data = name_of(names)
         return replace(found, dataset=replace(found.dataset, name=found.layout.data, where=said))
 
     batch_size = fitting.value("batch_size")
