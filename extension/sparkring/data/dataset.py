@@ -462,7 +462,7 @@ def _counted(dataset: Dataset) -> Dataset:
 def _at_once(work: Callable[[Wanted], Found], items: Sequence[Wanted], doing: str) -> list[Found]:
     """Call `work` for all items, several at a time, and return the results in order.
 
-    If this takes long, the number of finished items is reported from time to time. After an error, no call is begun.
+    If this takes a while, the number of finished items is reported from time to time. After an error, no call begins.
     """
     found = []
     due = time.monotonic() + TELL_AFTER_S

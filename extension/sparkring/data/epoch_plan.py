@@ -60,10 +60,7 @@ class Requests(NamedTuple):
 
 
 class Outlook(NamedTuple):
-    """What each rank reads in an epoch: `ours` with sparkring's even split, `petastorms` with Petastorm's shards.
-
-    Petastorm's shards consist of whole row groups.
-    """
+    """What each rank reads in an epoch: `ours` with the even split, `petastorms` with Petastorm's whole row groups."""
 
     dataset: Dataset
     batch_size: int

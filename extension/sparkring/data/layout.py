@@ -158,7 +158,7 @@ def groups_of(columns: Columns | None, option: str = "columns") -> dict[str, tup
 def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """Return an array to be filled.
 
-    Arrow allocates the memory: it reuses freed memory, and aligns it as TensorFlow needs it to use it without a copy.
+    Arrow allocates the memory, because it reuses freed memory, and aligns it so that TensorFlow needs no copy.
     """
     if dtype.hasobject:
         return np.empty(shape, dtype)
@@ -188,7 +188,7 @@ def _side_by_side(parts: Sequence[Array], members: Sequence[str], name: str) -> 
             )
     parts = [part[:, None] if part.ndim == 1 else part for part in parts]
     shape = len(parts[0]), sum(part.shape[1] for part in parts)
-    # Without `out`, the columns, not the rows, could be contiguous.
+    # Without `out`, NumPy could return an array in column-major order.
     return np.concatenate(parts, axis=1, out=np.empty(shape, np.result_type(*(part.dtype for part in parts))))
 
 

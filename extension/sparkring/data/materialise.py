@@ -68,7 +68,7 @@ class Copy(NamedTuple):
 
 
 class Form(NamedTuple):
-    """The form in which a copy has the rows. One DataFrame can have a copy in each form; their `kind` differs.
+    """The form in which a copy has the rows. `kind` differs between forms: a DataFrame can have a copy in each.
 
     `version` computes the version of a DataFrame, and `written` makes the DataFrame that is written. After that, `note`
     is called with this DataFrame and the folder, and returns facts to be kept with the copy, as plain values. The fact

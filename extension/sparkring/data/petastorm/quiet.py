@@ -14,7 +14,7 @@ from typing import Any
 
 # The modules of a reader's workers. If these are processes, they inherit filters only from PYTHONWARNINGS.
 _WORKERS = ("petastorm.arrow_reader_worker", "petastorm.py_dict_reader_worker", "petastorm.fs_utils", "petastorm.utils")
-# How the messages of Petastorm's Spark converter begin that are hidden.
+# Messages of Petastorm's Spark converter that begin with one of these strings are hidden.
 _TOLD_ANYWAY = ("Converting floating-point columns to", "The median size ")
 
 
@@ -59,7 +59,7 @@ def _let_functions_go() -> None:
 
 
 def _not_of_petastorm(record: Any) -> bool:
-    """Return whether to show a warning of TensorFlow, which may be about a deprecated call in Petastorm's code."""
+    """Return false for a warning of TensorFlow about a deprecated call in Petastorm's code."""
     return "petastorm" not in str(record.args[0] if record.args else "")
 
 

@@ -152,7 +152,7 @@ def _route(plan: Plan) -> Route | None:
         return None
     source, files = plan.source, {path: number for number, path in enumerate(plan.source.groups_in)}
     pieces = [Piece(files[source.pieces[at].path], source.pieces[at].row_group, source.rows[at]) for at in plan.groups]
-    # If it is not known which row group comes next, the route is one window, about whose order a route says nothing.
+    # If the order is not known, the route is one window: a route says nothing about the order within a window.
     in_order = plan.counted and not plan.options["shuffle_row_groups"]
     return Route(pieces, list(files).__getitem__, window=0 if in_order else max(1, sum(piece.rows for piece in pieces)))
 
