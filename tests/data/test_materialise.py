@@ -345,7 +345,7 @@ def test_clean(files, cache):
     assert not os.path.exists(os.path.dirname(old))
     assert os.path.exists(young)
     assert (cache / "mine" / "precious.parquet").exists()
-    assert clean(cache / "nowhere") == []
+    assert clean(locate(cache / "nowhere")) == []
 
 
 # ── Bad input ─────────────────────────────────────────────────────────────────────────────────────────────────────────

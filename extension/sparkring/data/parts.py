@@ -191,7 +191,8 @@ def _key_columns(grouped: Any, frame: DataFrame) -> list[int]:
     """Return the numbers of the columns by which a DataFrame is grouped. Raise DataError for an expression."""
     from pyspark.sql.types import ArrayType, MapType, StructType, UserDefinedType
 
-    ids = _ids(frame._jdf.queryExecution().analyzed().output())
+    attributes = frame._jdf.queryExecution().analyzed().output()
+    ids = [int(attributes.apply(index).exprId().id()) for index in range(attributes.size())]
     aggregate = grouped.count()._jdf.queryExecution().analyzed()
     by = aggregate.groupingExpressions()
     if not by.size():
@@ -212,10 +213,6 @@ def _key_columns(grouped: Any, frame: DataFrame) -> list[int]:
                 "a number, a string, a date or a similar value."
             )
     return numbers
-
-
-def _ids(attributes: Any) -> list[int]:
-    return [int(attributes.apply(index).exprId().id()) for index in range(attributes.size())]
 
 
 # ── Writing ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -102,8 +102,9 @@ class Destination:
         before = state["belongs"]
         changed = [what for what, digest in belongs.items() if before.get(what) != digest]
         if changed and self._mode == "error":
+            other = ", ".join(changed) if len(changed) > 2 else " and ".join(changed)
             raise DataError(
-                f"{self.unfinished.written} has parts of a run that did not finish, with {_other(changed)}: use "
+                f"{self.unfinished.written} has parts of a run that did not finish, with other {other}: use "
                 'mode="overwrite" to remove these parts, or name another folder.'
             )
         return not changed
@@ -183,7 +184,3 @@ def _is_ours(name: str, kind: str) -> bool:
     """Return whether predict() or Spark writes a file of this name to a folder of Parquet files."""
     notes = (".", "_committed_", "_started_")
     return kind != "directory" and (name.endswith(".parquet") or name in (STATE, SUCCESS) or name.startswith(notes))
-
-
-def _other(changed: Sequence[str]) -> str:
-    return f"other {' and '.join(changed)}" if len(changed) < 3 else f"other {', '.join(changed)}"

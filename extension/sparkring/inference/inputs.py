@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import pyarrow as pa
 
 from sparkring.data.columns import Making, changes_with_nulls, holds_nulls, to_numpy
 from sparkring.data.layout import Batch, Layout
 from sparkring.errors import DataError
-
-
-class Inputs(Protocol):
-    """Makes a model's inputs from rows."""
-
-    def arrays(self, batch: pa.RecordBatch) -> Batch:
-        """Return a dict of arrays [rows, …]. Raise DataError if the rows cannot become arrays."""
-        ...
 
 
 class Described:
@@ -32,6 +22,7 @@ class Described:
         return self.arrays(batch)
 
     def arrays(self, batch: pa.RecordBatch) -> Batch:
+        """Return a dict of arrays [rows, …]. Raise DataError if the rows cannot become arrays."""
         self._check_nulls(batch)
         if not self._layout.spec:  # there was no probe
             self._layout.learn(batch)

@@ -39,8 +39,8 @@ def by_name(results: Results, names: Sequence[str]) -> dict[str, Any]:
             return dict(zip(names, found.values(), strict=True))
         if missing:
             raise DataError(
-                f"the model returned {_listed(found)}, but returns=… names `{missing[0]}`: in returns=…, use the names "
-                "of the model's outputs."
+                f"the model returned `{'`, `'.join(found)}`, but returns=… names `{missing[0]}`: in returns=…, use the "
+                "names of the model's outputs."
             )
         return {name: found[name] for name in names} if names else found
     if isinstance(results, list) and results and isinstance(results[0], Mapping):  # a dict for each row
@@ -150,7 +150,3 @@ def _check_rows(name: str, array: Any, rows: int) -> None:
 def described(array: Any) -> str:
     """Return the type and the shape of an array in words."""
     return f"{array.dtype} of shape {['rows', *array.shape[1:]]}".replace("'", "")
-
-
-def _listed(found: Mapping[str, Any]) -> str:
-    return ", ".join(f"`{name}`" for name in found)

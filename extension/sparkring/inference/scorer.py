@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from sparkring.errors import SparkringError
 from sparkring.inference.files import FileRows, Files
-from sparkring.inference.inputs import Inputs
+from sparkring.inference.inputs import AsTheyAre, Described
 from sparkring.inference.outputs import Output, columns_of
 from sparkring.inference.predictors import predictor_of, settled
 
@@ -50,7 +50,7 @@ class Scorer:
     def __init__(
         self,
         model: Source,
-        inputs: Inputs,
+        inputs: Described | AsTheyAre,
         outputs: Sequence[Output],
         *,
         by_name: bool,

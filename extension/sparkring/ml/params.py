@@ -17,16 +17,13 @@ def _names(value: Any) -> list[str]:
     return [value] if isinstance(value, str) else list(TypeConverters.toListString(value))
 
 
-def _or_none(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda value: None if value is None else convert(value)
-
-
 def _shapes(value: Any) -> list[list[int]]:
     return [TypeConverters.toListInt(shape) for shape in value]
 
 
 def _param(name: str, what: str, convert: Callable[[Any], Any] | None = None) -> Param[Any]:
-    return Param(Params._dummy(), name, what, typeConverter=None if convert is None else _or_none(convert))
+    or_none = None if convert is None else lambda value: None if value is None else convert(value)
+    return Param(Params._dummy(), name, what, typeConverter=or_none)
 
 
 def camel(name: str) -> str:
@@ -164,15 +161,13 @@ class Fitting(Columns):
                     raise DataError(f"{param}: the DataFrame has no column `{name}`: {nearest(name, frame.columns)}")
                 if count > 1:
                     raise DataError(f"{param}: the DataFrame has {count} columns `{name}`: rename or drop all but one.")
-                if not _is_numeric(kinds[name], arrays=param in ("feature_cols", "label_cols")):
+                arrays = param in ("feature_cols", "label_cols")
+                if not _is_numeric(kinds[name], arrays=arrays):
                     raise DataError(
-                        f"{param}: column `{name}` is {kinds[name].simpleString()}, but the training needs "
-                        f"{_needed(param)}: convert it, for example with StringIndexer, VectorAssembler or cast()."
+                        f"{param}: column `{name}` is {kinds[name].simpleString()}, but the training needs numbers"
+                        f"{', arrays of numbers or vectors' * arrays}: convert it, for example with StringIndexer, "
+                        "VectorAssembler or cast()."
                     )
-
-
-def _needed(param: str) -> str:
-    return "numbers, arrays of numbers or vectors" if param in ("feature_cols", "label_cols") else "numbers"
 
 
 def _is_numeric(kind: DataType, *, arrays: bool) -> bool:
