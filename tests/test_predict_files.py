@@ -19,7 +19,7 @@ from sparkring.data.dataset import open_dataset
 from sparkring.engine.foreach import run as foreach_run
 from sparkring.errors import DataError, ItemsFailed, OptionsError, PathError
 from sparkring.inference import parts
-from sparkring.inference.destination import SUCCESS, Destination, File
+from sparkring.inference.destination import SUCCESS, Destination
 from sparkring.inference.parts import parts_of
 
 ROWS = 6_000  # in files of 2000 rows, of which one is empty
@@ -252,10 +252,10 @@ def test_storage_that_cannot_rename():
     copy, fs.cp_file = fs.cp_file, None  # the storage fails
     try:
         with pytest.raises(DataError, match="cannot be written to"):
-            begun().commit([File("a.parquet", 2)], {})
+            begun().commit({"a.parquet": 2}, {})
     finally:
         fs.cp_file = copy
-    begun().commit([File("a.parquet", 2)], {})
+    begun().commit({"a.parquet": 2}, {})
     assert fs.cat_file(f"{target}/a.parquet") == b"aa"
     assert not fs.exists(f"{target}/b.parquet")
     assert fs.exists(f"{target}/{SUCCESS}")
@@ -264,5 +264,5 @@ def test_storage_that_cannot_rename():
         begun()
     again = begun("overwrite")
     with pytest.raises(DataError, match=r"a.parquet .* was changed or removed"):
-        again.commit([File("a.parquet", 2)], {})
+        again.commit({"a.parquet": 2}, {})
     fs.rm("memory://predictions", recursive=True)

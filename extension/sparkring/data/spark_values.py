@@ -39,18 +39,12 @@ def converter(kind: DataType, *, nullable: bool = True, timezone: str = "UTC", s
     )
 
 
-def time_dtype(kind: DataType) -> Any:
-    """Return the dtype of times and intervals in toPandas(): in nanoseconds, or in microseconds from pandas 3 on."""
-    from pyspark.sql.pandas.types import _to_corrected_pandas_type
-
-    return _to_corrected_pandas_type(kind)
-
-
 def rebuilding(kind: DataType, zoned: bool) -> Callable[[Any], Any] | None:
     """Return a function that makes Spark's value of type `kind` from pyarrow's, or None if they are the same.
 
     The function does not accept None.
     """
+    import pyspark
     from pyspark.sql import Row
     from pyspark.sql.types import ArrayType, BinaryType, MapType, StructType, TimestampType, UserDefinedType
 
@@ -74,15 +68,8 @@ def rebuilding(kind: DataType, zoned: bool) -> Callable[[Any], Any] | None:
         each = inner(kind.elementType)
         return lambda value: [each(item) for item in value]
     if isinstance(kind, BinaryType):
-        return None if _binary_is_bytes() else bytearray
+        major, minor = map(int, pyspark.__version__.split(".")[:2])
+        return None if (major, minor) >= (4, 1) else bytearray  # what collect() returns by default
     if isinstance(kind, TimestampType) and not zoned:
         return lambda value: value.replace(tzinfo=None)
     return None
-
-
-def _binary_is_bytes() -> bool:
-    """Return whether collect() returns binary values as bytes by default, as it does from Spark 4.1 on."""
-    import pyspark
-
-    major, minor = pyspark.__version__.split(".")[:2]
-    return (int(major), int(minor)) >= (4, 1)

@@ -33,7 +33,7 @@ from sparkring.errors import DataError, OptionsError
 from sparkring.history import describe
 from sparkring.inference import outputs
 from sparkring.inference.column import packed_scorer
-from sparkring.inference.destination import MODEL, PARTS, Destination, File, Mode
+from sparkring.inference.destination import MODEL, PARTS, Destination, Mode
 from sparkring.inference.outputs import Output
 from sparkring.inference.parts import Job, Model, ModelProcess, Written, parts_of
 from sparkring.inference.predict import IDLE_S
@@ -365,9 +365,9 @@ def _carried_out(scoring: _Scoring, run: ForeachRun, model: ModelProcess) -> Pre
 
     def finish(values: Mapping[int, Written]) -> None:
         written.update(values)
-        files = [File(values[number].file, values[number].size_bytes) for number in sorted(values)]
+        files = {part.file: part.size_bytes for _, part in sorted(values.items())}
         about = {"rows": scoring.dataset.rows, "data": scoring.dataset.name, "version": scoring.dataset.version}
-        destination.commit(files, {**about, "model": scoring.model, "files": [file.name for file in files]})
+        destination.commit(files, {**about, "model": scoring.model, "files": list(files)})
         run.recorder.notice(_summary(run.recorder.record, values))
 
     run.finish = finish

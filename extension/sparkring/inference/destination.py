@@ -19,7 +19,7 @@ import os
 import posixpath
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 from sparkring.checkpointing.results import RESULTS
 from sparkring.data.folders import entries, has_ended, read_json, storage_errors, this_process, write_json
@@ -30,13 +30,6 @@ Mode = Literal["error", "overwrite"]
 STATE, SUCCESS = "_sparkring.json", "_SUCCESS"
 PARTS, REPLACED, MODEL = "parts", "replaced", "model"
 LAYOUT = 1
-
-
-class File(NamedTuple):
-    """A file of predictions."""
-
-    name: str
-    size_bytes: int
 
 
 class Destination:
@@ -122,23 +115,26 @@ class Destination:
             elif state:
                 self._remove(self.unfinished)
 
-    def commit(self, files: Sequence[File], about: Mapping[str, Any]) -> None:
-        """Make the parts visible, with facts `about` them. Raise DataError if a file is missing or storage fails."""
+    def commit(self, files: Mapping[str, int], about: Mapping[str, Any]) -> None:
+        """Make the parts visible, with facts `about` them. `files` has the size of each file in bytes, by its name.
+
+        Raise DataError if a file is missing, or if the storage fails.
+        """
         parts = self.unfinished / PARTS
         with self._usable():
             sizes = {name: int(entry["size"]) for name, entry in entries(parts).items() if entry["type"] == "file"}
-            for file in files:
-                if sizes.get(file.name) != file.size_bytes:
+            for name, size_bytes in files.items():
+                if sizes.get(name) != size_bytes:
                     self._remove(self.unfinished)
                     raise DataError(
-                        f"{file.name} in {parts.written} was changed or removed, so the predictions are not complete. "
+                        f"{name} in {parts.written} was changed or removed, so the predictions are not complete. "
                         "All parts of this run have been removed: run the cell again."
                     )
-            for name in sizes.keys() - {file.name for file in files}:
+            for name in sizes.keys() - files.keys():
                 parts.fs.rm_file((parts / name).path)
             write_json(parts / STATE, LAYOUT, {"created": time.time(), **about})
             if not (self.folder.local and self._renamed(parts)):
-                self._copy(parts, [*(file.name for file in files), STATE])
+                self._copy(parts, [*files, STATE])
             self._remove(self.unfinished)
 
     def _renamed(self, parts: Location) -> bool:

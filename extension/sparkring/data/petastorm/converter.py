@@ -52,7 +52,8 @@ def make_spark_converter(
     settings.set(_PARENT_CACHE_DIR_URL, url)
     _remove_abandoned(url)
     made = real(df, *arguments, **options)
-    _claim(made.cache_dir_url)
+    with contextlib.suppress(Exception):  # each of fsspec's packages has its own errors
+        write_json(locate(made.cache_dir_url) / _OWNER, _LAYOUT, this_process())
     return SparkDatasetConverter(made.cache_dir_url, tuple(made.file_urls), made.dataset_size)
 
 
@@ -158,12 +159,6 @@ def _cache_url(path: Path) -> str:
         return written
     found = locate(written)
     return f"file://{found.path}" if found.local else found.for_spark()
-
-
-def _claim(cache_dir_url: str) -> None:
-    """Note in the folder that this process owns it. Errors are ignored."""
-    with contextlib.suppress(Exception):  # each of fsspec's packages has its own errors
-        write_json(locate(cache_dir_url) / _OWNER, _LAYOUT, this_process())
 
 
 def _remove_abandoned(parent_url: str) -> None:
