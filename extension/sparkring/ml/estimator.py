@@ -7,6 +7,7 @@ import itertools
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from pyspark.ml import Estimator
@@ -109,7 +110,7 @@ class _RingEstimator(Estimator[Fitted], Fitting, MLWritable, MLReadable):  # typ
                 max_restarts=restarts(self.value("max_restarts"), directory),
             )
             values = {
-                "training": self._training(),
+                "training": Training(**{each.name: self.value(each.name) for each in fields(Training)}),
                 "model": self.value("model"),
                 "optimizer": self.value("optimizer"),
                 "data": rows.train,
@@ -119,20 +120,6 @@ class _RingEstimator(Estimator[Fitted], Fitting, MLWritable, MLReadable):  # typ
             title = f"{type(self).__name__}.fit"
             found: Trained = run_spec(RunSpec(call, options, self.framework, title, code, gang)).value
         return found
-
-    def _training(self) -> Training:
-        return Training(
-            features=tuple(self.value("feature_cols")),
-            labels=tuple(self.value("label_cols")),
-            weight=self.value("sample_weight_col") or "",
-            loss=self.value("loss"),
-            loss_weights=self.value("loss_weights"),
-            metrics=self.value("metrics"),
-            callbacks=self.value("callbacks"),
-            epochs=self.value("epochs"),
-            verbose=self.value("verbose"),
-            seed=self.value("random_seed"),
-        )
 
     def write(self) -> EstimatorWriter:
         """Return the writer. save(path) calls this method."""

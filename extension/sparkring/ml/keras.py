@@ -27,9 +27,9 @@ def train(training: Training, model: Any, optimizer: Any, data: Shards, validati
     gpus = tf.config.list_physical_devices("GPU")
     if gpus:
         tf.config.set_visible_devices(gpus[hvd.local_rank() % len(gpus)], "GPU")
-    if training.seed is not None:
-        tf.keras.utils.set_random_seed(training.seed)
-    made = new_model(model, {name: data.spec[name] for name in training.features})
+    if training.random_seed is not None:
+        tf.keras.utils.set_random_seed(training.random_seed)
+    made = new_model(model, {name: data.spec[name] for name in training.feature_cols})
     keras = _keras_of(made)
     made.compile(
         optimizer=hvd.DistributedOptimizer(_optimizer(optimizer, keras)),
@@ -86,7 +86,7 @@ def _optimizer(given: Any, keras: Any) -> Any:
 
 
 def _batches(data: Shards, training: Training) -> Any:
-    features, labels, weight = training.features, training.labels, training.weight
+    features, labels, weight = training.feature_cols, training.label_cols, training.sample_weight_col
     if len(features) == len(labels) == 1:
         return data.as_tf(*features, *labels, *filter(None, [weight]))
 

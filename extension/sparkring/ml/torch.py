@@ -39,8 +39,8 @@ def train(training: Training, model: Any, optimizer: Any, data: Shards, validati
     own = not dist.is_initialized()
     if own:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    if training.seed is not None:
-        torch.manual_seed(training.seed)
+    if training.random_seed is not None:
+        torch.manual_seed(training.random_seed)
     # A module that was sent is not copied again: an optimizer that was sent with it refers to its parameters.
     module = (model if is_torch(model) else new_model(model)).to(device)
     found = _Loop(training, module, _optimizer(optimizer, module), device).run(data, validation)
@@ -56,14 +56,14 @@ class _Loop:
     def __init__(self, training: Training, module: Any, optimizer: Any, device: Any) -> None:
         self._training = training
         self._module, self._optimizer, self._device = module, optimizer, device
-        self._losses = [_loss(each, bool(training.weight)) for each in _listed(training.loss)]
+        self._losses = [_loss(each, bool(training.sample_weight_col)) for each in _listed(training.loss)]
         floats = [each.dtype for each in module.parameters() if each.is_floating_point()]
         self._dtype = floats[0] if floats else None
-        several = len(training.labels) > 1
+        several = len(training.label_cols) > 1
         self._names = [
             f"{label}_{_name_of(metric)}" if several else _name_of(metric)
             for metric in training.metrics
-            for label in training.labels
+            for label in training.label_cols
         ]
 
     def run(self, data: Shards, validation: Shards | None) -> Trained | None:
@@ -129,16 +129,16 @@ class _Loop:
 
         training = self._training
         tensors = {name: tensor.to(self._device) for name, tensor in batch.items()}
-        inputs = [tensors[name] for name in training.features]
+        inputs = [tensors[name] for name in training.feature_cols]
         outputs = model(*(each.to(self._dtype) if each.is_floating_point() else each for each in inputs))
         outputs = outputs if isinstance(outputs, list | tuple) else [outputs]
-        if len(outputs) != len(training.labels):
+        if len(outputs) != len(training.label_cols):
             raise OptionsError(
-                f"the model returned {len(outputs)} outputs, but label_cols names {len(training.labels)}: "
-                f"{', '.join(training.labels)}."
+                f"the model returned {len(outputs)} outputs, but label_cols names {len(training.label_cols)}: "
+                f"{', '.join(training.label_cols)}."
             )
-        labels = [_as_label(tensors[name], output) for name, output in zip(training.labels, outputs, strict=True)]
-        row_weights = tensors[training.weight] if training.weight else None
+        labels = [_as_label(tensors[name], output) for name, output in zip(training.label_cols, outputs, strict=True)]
+        row_weights = tensors[training.sample_weight_col] if training.sample_weight_col else None
         losses = self._losses * len(labels) if len(self._losses) == 1 else self._losses
         shares = training.loss_weights or [1.0] * len(labels)
         loss = sum(

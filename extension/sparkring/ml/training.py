@@ -13,21 +13,18 @@ History = dict[str, list[float]]
 
 @dataclass(frozen=True)
 class Training:
-    """How to train: the columns of a batch, what to minimize, and for how long.
+    """The parameters of an estimator that the ranks need."""
 
-    `loss`, `loss_weights`, `metrics` and `callbacks` are as the user gave them.
-    """
-
-    features: tuple[str, ...]
-    labels: tuple[str, ...]
-    weight: str
+    feature_cols: Sequence[str]
+    label_cols: Sequence[str]
+    sample_weight_col: str | None
     loss: Any
     loss_weights: Sequence[float] | None
     metrics: Sequence[Any]
     callbacks: Sequence[Any]
     epochs: int
     verbose: int
-    seed: int | None
+    random_seed: int | None
 
 
 class Trained(NamedTuple):
