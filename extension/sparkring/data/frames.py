@@ -13,11 +13,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from sparkring.cluster.partitions import arrow_schema, cast_it
+from sparkring.data.where import nearest
 from sparkring.errors import DataError
 
 if TYPE_CHECKING:
@@ -64,6 +65,16 @@ def session_of(frame: Any, called: str = "the DataFrame") -> SparkSession:
             "and use it to make the DataFrame again."
         )
     return session
+
+
+def check_names(frame: DataFrame, names: Iterable[str], option: str = "") -> None:
+    """Raise DataError unless the DataFrame has exactly one column of each name. The message begins with `option`."""
+    for name in names:
+        count = frame.columns.count(name)
+        if not count:
+            raise DataError(f"{option}the DataFrame has no column `{name}`: {nearest(name, frame.columns)}")
+        if count > 1:
+            raise DataError(f"{option}the DataFrame has {count} columns called `{name}`: rename or drop all but one.")
 
 
 def name_of(columns: Sequence[str]) -> str:

@@ -12,8 +12,7 @@ from sparkring.cluster.java_errors import root_cause
 from sparkring.cluster.jobs import interruptibly
 from sparkring.cluster.python import executed_by_this_python
 from sparkring.data.columns import is_object
-from sparkring.data.frames import for_array, for_arrays, quoted, session_of
-from sparkring.data.where import nearest
+from sparkring.data.frames import check_names, for_array, for_arrays, quoted, session_of
 from sparkring.errors import DataError, OptionsError
 from sparkring.inference import outputs
 from sparkring.inference.column import Returned, arrow_types, returned, scoring_udf, spark_types
@@ -66,12 +65,7 @@ def predict(data: DataFrame, settings: Settings, *, idle_s: float = IDLE_S) -> D
 
 def _used(data: DataFrame, names: Sequence[str]) -> DataFrame:
     """Return the DataFrame's columns that the model uses. Raise DataError unless each name has exactly one column."""
-    for name in names:
-        count = data.columns.count(name)
-        if not count:
-            raise DataError(f"the DataFrame has no column `{name}`: {nearest(name, data.columns)}")
-        if count > 1:
-            raise DataError(f"the DataFrame has {count} columns called `{name}`: rename or drop all but one.")
+    check_names(data, names)
     from pyspark.sql import functions
 
     return for_arrays(data.select([functions.col(quoted(name)) for name in names]))

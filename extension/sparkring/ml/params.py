@@ -9,7 +9,7 @@ from pyspark.ml.param import Param, Params, TypeConverters
 from pyspark.sql import DataFrame
 from pyspark.sql.types import ArrayType, BooleanType, DataType, NumericType
 
-from sparkring.data.where import nearest
+from sparkring.data.frames import check_names
 from sparkring.errors import DataError, OptionsError
 
 
@@ -155,12 +155,8 @@ class Fitting(Columns):
         }
         kinds = {field.name: field.dataType for field in frame.schema.fields}
         for param, names in columns.items():
+            check_names(frame, names, f"{param}: ")
             for name in names:
-                count = frame.columns.count(name)
-                if not count:
-                    raise DataError(f"{param}: the DataFrame has no column `{name}`: {nearest(name, frame.columns)}")
-                if count > 1:
-                    raise DataError(f"{param}: the DataFrame has {count} columns `{name}`: rename or drop all but one.")
                 arrays = param in ("feature_cols", "label_cols")
                 if not _is_numeric(kinds[name], arrays=arrays):
                     raise DataError(
