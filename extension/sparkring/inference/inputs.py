@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pyarrow as pa
 
 from sparkring.data.columns import Making, changes_with_nulls, holds_nulls, to_numpy
-from sparkring.data.layout import Batch, Layout
+from sparkring.data.layout import Array, Batch, Layout
 from sparkring.errors import DataError
 
 
@@ -41,6 +43,14 @@ class Described:
                     f"which an array cannot hold: replace them with fill={{'{field.name}': …}}, leave these rows out "
                     f"with df.dropna(subset=['{field.name}']), or use on_error=\"null\"."
                 )
+
+
+def reshaped(array: Array, shape: Sequence[int], row: str) -> Array:
+    """Return an array with rows of this shape. If this is impossible, raise a DataError that begins with `row`."""
+    try:
+        return array.reshape(len(array), *shape)
+    except ValueError:
+        raise DataError(f"{row} has the shape {list(array.shape[1:])}, which cannot become {list(shape)}.") from None
 
 
 class AsTheyAre:

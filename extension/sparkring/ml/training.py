@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sparkring.errors import DataError
+from sparkring.inference.inputs import reshaped
 
 History = dict[str, list[float]]
 
@@ -41,19 +41,9 @@ class Reshape:
         self._shapes = dict(shapes)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        return {name: self._reshaped(name, array) for name, array in batch.items()}
-
-    def _reshaped(self, name: str, array: Any) -> Any:
-        shape = self._shapes.get(name)
-        if shape is None:
-            return array
-        try:
-            return array.reshape(len(array), *shape)
-        except ValueError:
-            raise DataError(
-                f"input_shapes: a row of `{name}` has the shape {list(array.shape[1:])}, which cannot become "
-                f"{list(shape)}."
-            ) from None
+        made = {name: reshaped(batch[name], shape, f"input_shapes: a row of `{name}`")
+                for name, shape in self._shapes.items() if name in batch}  # fmt: skip
+        return {**batch, **made}
 
 
 def reshaping(names: Sequence[str], shapes: Sequence[Sequence[int]] | None) -> Reshape | None:
