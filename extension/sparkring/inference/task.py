@@ -113,11 +113,9 @@ def _as_arrow(batch: Any, schema: Any) -> Any:
             found.update((f"{number}.{at}", part.iloc[:, at]) for at in range(part.shape[1]))
         else:
             found[str(number)] = part
-    if schema is None:
-        columns = [_column(series, None) for series in found.values()]
-        return pyarrow.RecordBatch.from_arrays(columns, names=list(found))
-    columns = [_column(series, kind) for series, kind in zip(found.values(), schema.types, strict=True)]
-    return pyarrow.RecordBatch.from_arrays(columns, schema=schema)
+    kinds = [None] * len(found) if schema is None else schema.types
+    columns = [_column(series, kind) for series, kind in zip(found.values(), kinds, strict=True)]
+    return pyarrow.RecordBatch.from_arrays(columns, names=list(found) if schema is None else None, schema=schema)
 
 
 def _column(series: Any, kind: Any) -> Any:

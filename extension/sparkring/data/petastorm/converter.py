@@ -74,7 +74,6 @@ class SparkDatasetConverter:
     def __len__(self) -> int:
         return self.dataset_size
 
-    @contextlib.contextmanager
     def make_tf_dataset(
         self,
         batch_size: int | None = None,
@@ -83,8 +82,8 @@ class SparkDatasetConverter:
         workers_count: int | None = None,
         shuffling_queue_capacity: int | None = None,
         **reader_options: Any,
-    ) -> Iterator[Any]:
-        """A context manager that yields a tf.data.Dataset: `with converter.make_tf_dataset() as dataset`.
+    ) -> contextlib.AbstractContextManager[Any]:
+        """Return a context manager that yields a tf.data.Dataset: `with converter.make_tf_dataset() as dataset`.
 
         Each batch is a namedtuple of tensors. A `batch_size` of None means 32, and a `num_epochs` of None means no
         limit. The last batch of the last epoch may be smaller. `reader_options` and errors are those of
@@ -95,10 +94,8 @@ class SparkDatasetConverter:
         manager = self._petastorms().make_tf_dataset(
             batch_size, prefetch, num_epochs, workers_count, shuffling_queue_capacity, **plan.chosen(reader_options)
         )
-        with _entered(manager, plan) as dataset:
-            yield dataset
+        return _entered(manager, plan)
 
-    @contextlib.contextmanager
     def make_torch_dataloader(
         self,
         batch_size: int = 32,
@@ -107,8 +104,8 @@ class SparkDatasetConverter:
         shuffling_queue_capacity: int = 0,
         data_loader_fn: Callable[..., Any] | None = None,
         **reader_options: Any,
-    ) -> Iterator[Any]:
-        """A context manager that yields a loader, whose batches are dicts of torch tensors.
+    ) -> contextlib.AbstractContextManager[Any]:
+        """Return a context manager that yields a loader, whose batches are dicts of torch tensors.
 
         An argument that make_tf_dataset has, too, means the same as it does there.
         """
@@ -117,8 +114,7 @@ class SparkDatasetConverter:
             batch_size, num_epochs, workers_count, shuffling_queue_capacity, data_loader_fn,
             **plan.chosen(reader_options),
         )  # fmt: skip
-        with _entered(manager, plan) as loader:
-            yield loader
+        return _entered(manager, plan)
 
     def delete(self) -> None:
         """Remove the folder with the Parquet files.
