@@ -71,7 +71,7 @@ class _Reader:
 
     def expression(self) -> pc.Expression:
         try:
-            tree = _Constants(self._schema.names).visit(ast.parse(self._text, mode="eval"))
+            tree = ast.parse(self._text, mode="eval")
         except (SyntaxError, ValueError) as error:
             hint = " For equality write ==." if re.search(r"(?<![=!<>])=(?!=)", self._text) else ""
             raise self._refused(f"{getattr(error, 'msg', error)}.{hint}") from None
@@ -80,7 +80,14 @@ class _Reader:
     def _refused(self, why: str) -> DataError:
         return DataError(f"the filter `{self._text}` cannot be read: {why}")
 
+    def _constant(self, node: ast.expr) -> ast.expr:
+        """Return the value of true, false, null or none, unless a column has that name; otherwise, return the node."""
+        if not isinstance(node, ast.Name) or node.id in self._schema.names or node.id.lower() not in _CONSTANTS:
+            return node
+        return ast.Constant(_CONSTANTS[node.id.lower()])
+
     def _condition(self, node: ast.expr) -> pc.Expression:
+        node = self._constant(node)
         match node:
             case ast.BoolOp(op=op, values=values):
                 join = operator.and_ if isinstance(op, ast.And) else operator.or_
@@ -98,6 +105,7 @@ class _Reader:
         )
 
     def _compared(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> pc.Expression:
+        left, right = self._constant(left), self._constant(right)
         column = next((side.id for side in (left, right) if isinstance(side, ast.Name)), None)
         if column is None:
             raise self._refused(f"`{ast.unparse(left)}` is not compared with a column.")
@@ -123,7 +131,7 @@ class _Reader:
 
     def _value(self, node: ast.expr, kind: pa.DataType, column: str) -> pa.Scalar:
         try:
-            value = ast.literal_eval(node)
+            value = ast.literal_eval(self._constant(node))
         except ValueError:
             raise self._refused(f"`{ast.unparse(node)}` is neither a column nor a number or string.") from None
         if pa.types.is_dictionary(kind):
@@ -147,18 +155,6 @@ class _Reader:
                 f"{nearest(name, self._schema.names)}"
             )
         return self._schema.field(name)
-
-
-class _Constants(ast.NodeTransformer):
-    """Replaces the names true, false, null and none with their values, unless a column has that name."""
-
-    def __init__(self, columns: Sequence[str]) -> None:
-        self._columns = columns
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        if node.id in self._columns or node.id.lower() not in _CONSTANTS:
-            return node
-        return ast.Constant(_CONSTANTS[node.id.lower()])
 
 
 def _is_number(kind: pa.DataType) -> bool:
