@@ -17,11 +17,10 @@ GETS_PER_S = 5_500  # what S3 serves under one prefix: Amazon S3 User Guide, "Be
 
 
 class Share(NamedTuple):
-    """What one rank reads in an epoch.
+    """What one rank reads in an epoch. Files and row groups of which it reads only a part are counted, too.
 
-    `files` and `row_groups` are the numbers of files and row groups that the rank reads, even if it reads only a part
-    of them. `size_bytes` is the compressed size of the columns that are read; if the rank reads only a part of a row
-    group, this part counts in proportion to its rows.
+    `size_bytes` is the compressed size of the columns that are read. A part of a row group counts in proportion to its
+    rows.
     """
 
     rows: int
@@ -32,13 +31,11 @@ class Share(NamedTuple):
 
 
 class Requests(NamedTuple):
-    """How many GET requests a data set in an object store needs.
+    """How many GET requests a data set in an object store needs: `opening`, for the footers, and `per_epoch`.
 
-    `opening` is the number of requests to open the data set once: one per file, for its footer. `per_epoch` is the
-    number of requests that all ranks make in an epoch. In each row group that a rank reads from, it makes one request
-    for each series of adjacent columns. Readers that fetch in smaller pieces, or open each file again for every epoch,
-    make more requests. `folder` is the folder that gets the most requests, and `busiest` is the number of requests
-    that this folder gets in an epoch.
+    In an epoch, each rank makes one request for each series of adjacent columns in each row group that it reads from.
+    Readers that fetch in smaller pieces, or open each file again for every epoch, make more requests. `folder` is the
+    folder that gets the most requests, and `busiest` is their number in an epoch.
     """
 
     opening: int
@@ -47,15 +44,12 @@ class Requests(NamedTuple):
     folder: str
 
     def price_usd(self, epochs: int) -> float:
-        """The price of the requests for opening the data set once and for this number of epochs, in US dollars."""
+        """Return the price of opening the data set once and of this number of epochs, in US dollars."""
         return (self.opening + epochs * self.per_epoch) * USD_PER_GET
 
     @property
     def throttled_below_s(self) -> float:
-        """The number of seconds that S3 needs to serve an epoch's requests to the busiest folder.
-
-        If an epoch takes less time, the ranks make requests faster than S3 serves them under one prefix.
-        """
+        """The shortest time of an epoch, in seconds, in which S3 serves all requests to the busiest folder."""
         return self.busiest / GETS_PER_S
 
 
@@ -100,10 +94,9 @@ class Outlook(NamedTuple):
 def outlook(dataset: Dataset, size: int, batch_size: int, *, remainder: Remainder = "drop", epochs: int = 1) -> Outlook:
     """Return what each of `size` ranks reads of `dataset` in an epoch, in batches of `batch_size` rows.
 
-    Petastorm numbers the row groups through all files and gives row group i to shard i % size. With Petastorm, a rank
-    takes steps until it has read its whole shard; its last batch may be smaller. sparkring's shards are computed for an
-    epoch that is not shuffled; in a shuffled epoch, a rank may read from one more or one fewer row group. If there is a
-    filter, only the rows that pass it are counted, for Petastorm's shards, too.
+    With Petastorm, rank i % size reads row group i, and its last batch may be smaller. sparkring's shards are those of
+    an epoch that is not shuffled; in a shuffled one, a rank may read from one more or one fewer row group. If there is
+    a filter, only the rows that pass it are counted, for Petastorm's shards, too.
     """
     ours, petastorms = _ours(dataset, size, batch_size, remainder), _petastorms(dataset, size, batch_size)
     return Outlook(dataset, batch_size, remainder, epochs, ours, petastorms, _requests(dataset, _stretches(ours)))
@@ -158,7 +151,7 @@ def _requests(dataset: Dataset, stretches: Iterable[tuple[int, int]]) -> Request
 
 
 def _column_runs(dataset: Dataset) -> int:
-    """Return the number of series of columns that are read. Columns that are adjacent in the files form one series."""
+    """Return the number of series of adjacent columns that are read."""
     in_path = {key for file in dataset.files for key, _ in file.partitions}
     taken = [name in dataset.reads for name in dataset.stored_schema.names if name not in in_path]
     return max(1, sum(now and not before for before, now in itertools.pairwise([False, *taken])))

@@ -128,8 +128,8 @@ def plan(
 def begun(position: Position, size: int, window: int) -> tuple[Position, int]:
     """Return the position at which `size` ranks began to read with this window, and how many rows each has read since.
 
-    If the last leg was read with the same size and window, each rank continues in the part that it has begun.
-    Otherwise, the rows that remain are divided again: the position is returned as it is, with 0 rows read since.
+    If the last leg had another size or window, the rows that remain are divided again: this is the position itself, and
+    0 rows.
     """
     legs = position.legs
     if legs and (legs[-1].size, legs[-1].window) == (size, window):
@@ -138,7 +138,7 @@ def begun(position: Position, size: int, window: int) -> tuple[Position, int]:
 
 
 def even(rows: int, size: int) -> list[int]:
-    """Divide `rows` rows among `size` ranks: return each rank's number of rows. The numbers differ by one at most."""
+    """Return each rank's number of rows if `rows` rows are divided among `size` ranks."""
     return [rows * (rank + 1) // size - rows * rank // size for rank in range(size)]
 
 
