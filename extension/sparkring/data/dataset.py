@@ -184,10 +184,7 @@ def open_dataset(source: Source, columns: Sequence[str] | None = None, where: Wh
 
 
 def having_nulls(dataset: Dataset, columns: Iterable[str]) -> frozenset[str]:
-    """Return those of `columns` that have nulls in rows that pass the filter.
-
-    The footers count the nulls in all rows. So if there is a filter, the values of the columns may have to be read.
-    """
+    """Return those of `columns` that have nulls in rows that pass the filter. This may have to read their values."""
     found = {name for name in columns if dataset.nulls.get(name)}
     if dataset.condition is None or not found:
         return frozenset(found)
@@ -205,10 +202,7 @@ def arrow_file_system(fs: AbstractFileSystem) -> Any:
 
 
 def open_file(dataset: Dataset, file: int) -> pq.ParquetFile:
-    """Open the data set's file number `file`; the caller closes it.
-
-    Raise DataError if the file has been removed or rewritten.
-    """
+    """Open file number `file`, for the caller to close. Raise DataError if it has been removed or rewritten."""
     known = dataset.files[file]
     try:
         # By default, Arrow reads whole columns of a row group before it decodes them. With a buffer, Arrow reads and

@@ -70,10 +70,7 @@ class Outlook(NamedTuple):
 
     @property
     def stretches(self) -> tuple[tuple[int, int], ...]:
-        """For each rank, the first row of its shard in the even split, and the row after the last one.
-
-        The rows are numbered through all files.
-        """
+        """For each rank, the first row of its shard in the even split and the row after the last, through all files."""
         return _stretches(self.ours)
 
     @property

@@ -97,10 +97,7 @@ class Layout:
         return found, size_bytes
 
     def transformed(self, batch: Batch, rows: int, where: str) -> Batch:
-        """Return the transformed batch.
-
-        Raise DataError if its columns, shapes or dtypes differ from those of the first rows.
-        """
+        """Return the transformed batch. Raise DataError if its columns, shapes or dtypes are not those of `spec`."""
         found = self._transformed(batch)
         self._check(found, rows, where)
         return found

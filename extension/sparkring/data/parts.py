@@ -123,9 +123,9 @@ def partitions(df: DataFrame, *, cache: str | os.PathLike[str] | None = None) ->
 
 
 def items_of(found: Any) -> Any:
-    """Return the items that `found`, an object of pyspark, stands for. `df.groupBy("store")` stands for its groups.
+    """Return the items that an object of pyspark stands for, such as the groups of df.groupBy("store").
 
-    Raises DataError if `found` does not stand for items.
+    Raise DataError for a DataFrame, which has no items.
     """
     roots = {(base.__module__.partition(".")[0], base.__name__) for base in type(found).__mro__}
     if ("pyspark", "DataFrame") in roots:

@@ -170,15 +170,12 @@ def _remove_abandoned(parent_url: str) -> None:
 
 @contextlib.contextmanager
 def _entered(manager: Any, plan: Plan) -> Iterator[Any]:
-    """Enter Petastorm's context manager, watch its reader, and yield what the context manager yields.
-
-    If it fails, it leaves the reader's workers running, so they are ended here.
-    """
+    """Enter Petastorm's context manager, watch its reader, and yield what the context manager yields."""
     with contextlib.ExitStack() as stack:
         try:
             with in_words(plan.source.name):
                 made = stack.enter_context(manager)
-        except Exception:  # raised again, after the workers of the unfinished reader have ended
+        except Exception:  # raised again, after the workers of the reader, which Petastorm leaves running, have ended
             reader = getattr(manager, "reader", None)
             if reader is not None:
                 reader.stop()

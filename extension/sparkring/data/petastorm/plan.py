@@ -22,10 +22,7 @@ Path = str | os.PathLike[str]
 
 
 def row_group_shard(row_group_rows: Sequence[int], shard_count: int) -> list[int]:
-    """Return how many rows each of Petastorm's `shard_count` shards has, if row group i has `row_group_rows[i]` rows.
-
-    Petastorm assigns row group i to shard i modulo `shard_count`. Seed and shuffling do not change this.
-    """
+    """Return the number of rows of each of Petastorm's shards. Row group i is in shard i modulo `shard_count`."""
     return [sum(row_group_rows[shard::shard_count]) for shard in range(shard_count)]
 
 

@@ -94,10 +94,7 @@ def _declared(spec: Any, before: Any, name: str) -> Any:
 
 
 def _sample(source: Source, before: Any, batched: bool) -> Any:
-    """Return what Petastorm's workers would pass to the spec's function for the first rows.
-
-    With `batched`, this is a DataFrame of up to _BATCH_ROWS rows, otherwise one row as a dict.
-    """
+    """Return what the spec's function would get for the first rows: a DataFrame if `batched`, otherwise a dict."""
     import pyarrow as pa
     from petastorm.utils import decode_row
     from pyarrow import parquet
