@@ -62,10 +62,7 @@ def scoring_udf(
 
 
 def packed_scorer(settings: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return what a model process loads: sparkring's archive, and the packed call Scorer(**settings).
-
-    Raise CaptureError if the model cannot be sent.
-    """
+    """Return sparkring's archive and the packed Scorer. Raise CaptureError if the model cannot be sent."""
     packed = pack_call(Scorer, dict(settings), getattr(sys.modules.get("__main__"), "__dict__", {}))
     return (archive(with_nvml=False), packed.payload, *map(bytearray, packed.buffers))
 

@@ -70,10 +70,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class Settings:
-    """The arguments. engine/predict.py describes them.
-
-    Raise OptionsError or DataError if `inputs`, `batch_size` or `on_error` is invalid.
-    """
+    """The arguments, which engine/predict.py describes. Raise OptionsError or DataError if one is invalid."""
 
     model: Any
     inputs: Columns
@@ -112,10 +109,7 @@ class Settings:
         return isinstance(self.inputs, Mapping)
 
     def described(self, data: str) -> Described:
-        """Return how arrays are made of the rows. `data` is the name of the data in messages.
-
-        Raise DataError if `fill` or `raw` names a column that is not an input.
-        """
+        """Return how arrays are made of the rows of `data`. Raise DataError if `fill` or `raw` names no input."""
         making = making_of(self.fill, self.raw, self.used, "inputs")
         dtype = None if self.dtype is None else np.dtype(self.dtype)
         return Described(Layout(data, self.groups, making, dtype, self.transform))
@@ -152,10 +146,7 @@ class Settings:
         return {str(name): kind for name, kind in self.returns.items()}
 
     def probed(self, source: Source, inputs: Described, rows: pa.RecordBatch) -> tuple[Any, bool]:
-        """Score the first rows here, and return what the model returns, and whether the model is small.
-
-        Raise DataError if that is not possible.
-        """
+        """Score the first rows here. Return the model's results, and whether the model is small."""
         try:
             arrays = inputs.learn(rows)
         except DataError:

@@ -252,10 +252,7 @@ def _only_one(what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _unfinished(home: Location, key: str) -> Iterator[str]:
-    """Yield the first directory for this key below `home` in which no fit has finished.
-
-    When the block ends without an error, a file marks the directory as finished.
-    """
+    """Yield the first directory for this key in which no fit has finished. After the block, mark it as finished."""
     with _only_one((home / key).url):
         for number in itertools.count(1):
             mark = home / f"{key}-{number}.finished"
