@@ -31,8 +31,8 @@ from sparkring.inference import predictors
 from sparkring.inference.files import FileRows, Files
 from sparkring.inference.inputs import Described
 from sparkring.inference.outputs import Output, columns_of
-from sparkring.inference.predict import Live
 from sparkring.inference.scorer import RowsError, Scorer
+from sparkring.inference.settings import Live
 from sparkring.launchers.archive import archive, by_value
 
 ROWS = """

@@ -16,9 +16,10 @@ from waiting import until
 
 import sparkring
 from sparkring.data.dataset import open_dataset
+from sparkring.engine.foreach import run as foreach_run
 from sparkring.errors import DataError, ItemsFailed, OptionsError, PathError
 from sparkring.inference import parts
-from sparkring.inference.destination import SUCCESS, Destination, File
+from sparkring.inference.destination import SUCCESS, Destination
 from sparkring.inference.parts import parts_of
 
 ROWS = 6_000  # in files of 2000 rows, of which one is empty
@@ -91,6 +92,19 @@ def test_the_first_rows_go_through_the_model_here(data, tmp_path):
 
 def wide(batch):
     raise ValueError("wide")
+
+
+def test_an_interrupt_before_the_run_leaves_no_folder(data, tmp_path, monkeypatch):
+    """The unfinished folder exists already when the run is prepared, but no part is complete."""
+
+    def interrupted(spec):
+        assert (tmp_path / "_preds.unfinished").exists()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(foreach_run, "prepare", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        sparkring.predict(data, lambda batch: batch["x"].sum(axis=1), inputs=INPUTS, to=tmp_path / "preds", np=-1)
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
 def test_files_on_this_machine(data, tmp_path, small_parts, no_folder_left):
@@ -238,10 +252,10 @@ def test_storage_that_cannot_rename():
     copy, fs.cp_file = fs.cp_file, None  # the storage fails
     try:
         with pytest.raises(DataError, match="cannot be written to"):
-            begun().commit([File("a.parquet", 2)], {})
+            begun().commit({"a.parquet": 2}, {})
     finally:
         fs.cp_file = copy
-    begun().commit([File("a.parquet", 2)], {})
+    begun().commit({"a.parquet": 2}, {})
     assert fs.cat_file(f"{target}/a.parquet") == b"aa"
     assert not fs.exists(f"{target}/b.parquet")
     assert fs.exists(f"{target}/{SUCCESS}")
@@ -250,5 +264,5 @@ def test_storage_that_cannot_rename():
         begun()
     again = begun("overwrite")
     with pytest.raises(DataError, match=r"a.parquet .* was changed or removed"):
-        again.commit([File("a.parquet", 2)], {})
+        again.commit({"a.parquet": 2}, {})
     fs.rm("memory://predictions", recursive=True)

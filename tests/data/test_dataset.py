@@ -73,6 +73,8 @@ def test_a_file_a_glob_a_list_and_urls(flights, monkeypatch):
     ):
         assert open_dataset(path).counts() == whole, path
     assert open_dataset(flights / "part-1.parquet").counts() == [[5]]
+    flights.rename(flights.with_name("flights [2] *"))
+    assert open_dataset(flights.with_name("flights [2] *")).counts() == whole, "a name with the signs of patterns"
 
 
 def test_a_file_system_that_is_not_this_machines(flights):
@@ -149,6 +151,7 @@ def test_dates_in_a_filter_are_strings(tmp_path):
     ("where", "told"),
     [
         ("x = 3", "For equality write =="),
+        ("x >= 3 and", "cannot be read: [^=]*$"),
         ("speed > 3", "the column `speed`, .* `x`, `city`"),
         ("cit == 'Ulm'", "did you mean `city`?"),
         ("x > 'abc'", "`x` is int64, but 'abc' is not"),

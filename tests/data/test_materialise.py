@@ -18,6 +18,7 @@ from sparkring import shards
 from sparkring.data.frames import version_of
 from sparkring.data.materialise import COMMIT, OWNER, USED, clean, materialise
 from sparkring.errors import DataError
+from sparkring.runtime.storage import locate
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def test_written_once(files, cache):
     assert (first.reused, second.reused, second.location.path) == (False, True, first.location.path)
     assert first.rows == 990
     assert sorted(row["x"] for row in rows_of(first)) == list(range(10, 1_000))
-    assert told[0].startswith(f"writing `df` to {cache} once")
+    assert any(line.startswith(f"writing `df` to {cache} once") for line in told)
     assert told[-1].startswith(f"reused {first.location.written}, written ")
     assert first.version.startswith("plan-")  # no row was read to compute it
 
@@ -301,7 +302,7 @@ def test_stop_and_a_killed_kernel(driver, files, cache, wait_until):
     process.until_said("(?s)^left: 1$.*^writing")
     wait_until(lambda: list(cache.glob("*/*/_temporary/**/part-*")), "Spark writes again")
     (half,) = unfinished()
-    assert str(half) not in clean(cache)
+    assert str(half) not in clean(locate(cache))
     assert half.exists()
     process.process.kill()
     process.process.wait()
@@ -309,7 +310,7 @@ def test_stop_and_a_killed_kernel(driver, files, cache, wait_until):
     told = []
     materialise(files(), cache=cache, say=told.append)
     assert not half.exists()
-    assert told[0].startswith("removed 1 old or unfinished copy")
+    assert any(line.startswith("removed 1 old or unfinished copy") for line in told)
 
 
 def test_another_hosts_beginnings(files, cache):
@@ -319,10 +320,10 @@ def test_another_hosts_beginnings(files, cache):
     (folder / COMMIT).unlink()
     owner = json.loads((folder / OWNER).read_text())
     (folder / OWNER).write_text(json.dumps({**owner, "host": "elsewhere", "pid": 1}))
-    assert clean(cache) == []
+    assert clean(locate(cache)) == []
     assert folder.exists()
     (folder / OWNER).write_text(json.dumps({**owner, "host": "elsewhere", "created": time.time() - 90_000}))
-    assert clean(cache) == [str(folder)]
+    assert clean(locate(cache)) == [str(folder)]
     assert not folder.exists()
     assert owner["host"] == socket.gethostname()
     assert owner["pid"] == os.getpid()
@@ -340,11 +341,11 @@ def test_clean(files, cache):
     with open(f"{young}/{COMMIT}", "w") as file:
         json.dump({**commit, "created": time.time() - month}, file)
     assert materialise(files().filter("x > 2"), cache=cache).reused  # which counts as use
-    assert clean(cache) == [old]
+    assert clean(locate(cache)) == [old]
     assert not os.path.exists(os.path.dirname(old))
     assert os.path.exists(young)
     assert (cache / "mine" / "precious.parquet").exists()
-    assert clean(cache / "nowhere") == []
+    assert clean(locate(cache / "nowhere")) == []
 
 
 # ── Bad input ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -768,7 +768,7 @@ def test_a_worker_that_is_killed_is_told(numbered):
 def test_memory_is_bounded_by_the_buffers(tmp_path, monkeypatch):
     """One row group of many rows is decoded in pieces, and only a little is read ahead."""
     pq.write_table(pa.table({"x": np.arange(4_000_000)}), tmp_path / "a.parquet", row_group_size=4_000_000)
-    monkeypatch.setattr(module, "READ_BYTES", 80_000)
+    monkeypatch.setattr(reader, "READ_BYTES", 80_000)
     monkeypatch.setattr(module, "SHUFFLED_BYTES", 80_000)
     data = shards(tmp_path, 1000)
     assert 5_000 < data.window <= 10_000

@@ -13,7 +13,7 @@ rows, maps, and lists of them  [rows] of object     as in toPandas() if they are
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -87,7 +87,8 @@ def to_numpy(column: pa.Array, name: str, making: Making, dtype: Any = None, *, 
         if raw is not None or not holds_nulls(kind):
             raise has_nulls(name, filled.null_count, len(filled))
         if changes_with_nulls(kind) and not nulls:
-            raise has_untold_nulls(name, filled.null_count, len(filled))
+            # The footers did not count these nulls, so the dtype was chosen as if there were none.
+            raise has_nulls(name, filled.null_count, len(filled), "but the footers of its files do not count them", "0")
     if raw is not None:
         return _from_bytes(filled, name, raw)
     if is_object(kind):
@@ -118,19 +119,13 @@ def _filled(array: pa.Array, name: str, fill: Mapping[str, Any]) -> pa.Array:
         ) from None
 
 
-def has_nulls(name: str, count: int, rows: int) -> DataError:
-    """Return the error for a column with nulls that `fill` does not replace, and that its array cannot hold."""
+def has_nulls(
+    name: str, count: int, rows: int, why: str = "which an array of its shape cannot hold", value: str = "…"
+) -> DataError:
+    """Return the error for a column with nulls that `fill` does not replace. `value` is an example of a replacement."""
     return DataError(
-        f"column `{name}` has nulls ({count:,} in {rows:,} rows), which an array of its shape cannot hold: replace "
-        f"them with fill={{'{name}': …}}, or leave these rows out with where=\"{name} is not None\"."
-    )
-
-
-def has_untold_nulls(name: str, count: int, rows: int) -> DataError:
-    """Return the error for nulls that the footers do not count. The dtype was chosen as if there were no nulls."""
-    return DataError(
-        f"column `{name}` has nulls ({count:,} in {rows:,} rows), but the footers of its files do not count them: "
-        f"replace them with fill={{'{name}': 0}}, or leave these rows out with where=\"{name} is not None\"."
+        f"column `{name}` has nulls ({count:,} in {rows:,} rows), {why}: replace them with fill={{'{name}': {value}}}, "
+        f'or leave these rows out with where="{name} is not None".'
     )
 
 
@@ -140,7 +135,6 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _array(array: pa.Array, name: str, *, exact: bool) -> Array:
-    """The values as an array. Unless `exact` is true, decimals become float64."""
     kind = array.type
     types = pa.types
     if isinstance(kind, pa.BaseExtensionType):
@@ -163,28 +157,22 @@ def _array(array: pa.Array, name: str, *, exact: bool) -> Array:
 
 
 def _objects(array: pa.Array, spark: DataType | None) -> Array:
-    """Return an array of rows, maps or lists of these as Python objects.
-
-    If `spark` (their Spark type) is given, the objects are those that toPandas() returns; otherwise, rows are dicts.
-    """
+    """Return rows, maps or lists of these as Python objects: those of toPandas() if their type in Spark is given."""
     if spark is not None:
         return series_of(array, spark).to_numpy(object)
-    rebuild = _rebuilding(array.type)
-    values: Iterable[Any] = array.to_pylist()
-    if rebuild is not None:
-        values = map(rebuild, values)
-    return np.fromiter(values, object, len(array))
+    rebuild, values = _rebuilding(array.type), array.to_pylist()
+    return np.fromiter(values if rebuild is None else map(rebuild, values), object, len(array))
 
 
 def _rebuilding(kind: pa.DataType) -> Callable[[Any], Any] | None:
-    """Return a function that turns the maps in a value of this type into dicts; None if there is nothing to turn.
+    """Return a function that turns the maps in a value of this type into dicts, or None if there are no such maps.
 
-    pyarrow returns a map as a list of pairs. The function accepts None, too. Maps whose keys are rows, maps or lists
-    stay lists of pairs, because a dict's keys cannot be dicts or lists.
+    pyarrow returns a map as a list of pairs. If its keys are rows, maps or lists, which no dict can have as keys, it
+    stays a list. The function accepts None, too.
     """
     if pa.types.is_map(kind) and not pa.types.is_nested(kind.key_type):
-        key, item = _rebuilding(kind.key_type) or _same, _rebuilding(kind.item_type) or _same
-        return lambda value: value if value is None else {key(a): item(b) for a, b in value}
+        make = _rebuilding(kind.item_type) or (lambda item: item)
+        return lambda value: value if value is None else {key: make(item) for key, item in value}
     if pa.types.is_struct(kind):
         parts = {part.name: made for part in kind if (made := _rebuilding(part.type)) is not None}
         if parts:
@@ -194,12 +182,8 @@ def _rebuilding(kind: pa.DataType) -> Callable[[Any], Any] | None:
     return None
 
 
-def _same(value: Any) -> Any:
-    return value
-
-
 def _from_bytes(array: pa.Array, name: str, raw: Raw) -> Array:
-    """The bytes of all rows as one array, read from Arrow's memory without a Python object for each row."""
+    """Return the bytes of all rows as one array, without a Python object for each row."""
     dtype, shape = raw
     wanted = dtype.itemsize * math.prod(shape)
     types, kind = pa.types, array.type
@@ -239,7 +223,7 @@ def _length(lengths: Array, name: str) -> int:
 
 
 def ragged(name: str, lengths: list[int]) -> DataError:
-    """Return the error for a column whose rows have different lengths, namely those in `lengths`, which is sorted."""
+    """Return the error for a column whose rows have different lengths. `lengths` is sorted."""
     shown = f"{lengths[0]} and {lengths[-1]}" if len(lengths) < 3 else f"between {lengths[0]} and {lengths[-1]}"
     return DataError(
         f"column `{name}` has rows of different lengths ({shown}), but a batch is one array: pad or cut them first, or "
@@ -248,7 +232,7 @@ def ragged(name: str, lengths: list[int]) -> DataError:
 
 
 def _vectors(array: pa.StructArray, name: str) -> Array:
-    """Spark ML's vectors as one array. Type 1 is dense, with values only. Type 0 is sparse, with size and indices."""
+    """Return Spark ML's vectors as one array. Those of type 1 are dense; those of type 0 have a size and indices."""
     dense = np.asarray(array.field("type")) == 1
     values = array.field("values")
     if dense.all():

@@ -49,10 +49,9 @@ BROKEN = (pa.ArrowException, OSError, ValueError, EOFError)
 
 
 class RowGroup(NamedTuple):
-    """One row group: `rows` is the number of rows that pass the filter, `rows_in_file` the number of all rows.
+    """One row group: `rows` of its `rows_in_file` rows pass the filter.
 
-    The sizes count only the columns that are read: `size_bytes` is their compressed size, as in the file, and
-    `stored_bytes` is their uncompressed size.
+    For the columns that are read, `size_bytes` is the compressed size, and `stored_bytes` the uncompressed size.
     """
 
     rows: int
@@ -116,11 +115,10 @@ class Dataset:
 
     @property
     def local(self) -> bool:
-        """Whether the data set's files are in this machine's file system."""
         return Location(self.fs, "", self.name).local
 
     def counts(self) -> list[list[int]]:
-        """The number of rows that pass the filter, by file and row group, as plan() expects them."""
+        """The number of rows that pass the filter, by file and row group."""
         return [[group.rows for group in file.row_groups] for file in self.files]
 
     def row_bytes(self) -> float:
@@ -172,7 +170,7 @@ def open_dataset(source: Source, columns: Sequence[str] | None = None, where: Wh
     digest = hashlib.sha256(repr((chosen, words)).encode())
     for file in files:
         digest.update(f"{file.version}{file.partitions}".encode())
-    nulls = sum((_nulls(footer.metadata, set(chosen)) for footer in footers), Counter())
+    nulls = sum((null_counts(footer.metadata, set(chosen)) for footer in footers), Counter())
     for file in files:
         empty = [key for key, value in file.partitions if value is None and key in chosen]
         nulls.update(dict.fromkeys(empty, sum(group.rows_in_file for group in file.row_groups)))
@@ -180,16 +178,13 @@ def open_dataset(source: Source, columns: Sequence[str] | None = None, where: Wh
     if condition is not None:
         dataset = _counted(dataset)
     if not dataset.rows:
-        of = f"no row passes the filter `{words}`" if words and any(group for group in files) else "it has no rows"
-        raise DataError(f"{name}: {of}.")
+        stored = any(group.rows_in_file for file in files for group in file.row_groups)
+        raise DataError(f"{name}: {f'no row passes the filter `{words}`' if words and stored else 'it has no rows'}.")
     return dataset
 
 
 def having_nulls(dataset: Dataset, columns: Iterable[str]) -> frozenset[str]:
-    """Return those of `columns` that have nulls in rows that pass the filter.
-
-    The footers count the nulls in all rows. So if there is a filter, the values of the columns may have to be read.
-    """
+    """Return those of `columns` that have nulls in rows that pass the filter. This may have to read their values."""
     found = {name for name in columns if dataset.nulls.get(name)}
     if dataset.condition is None or not found:
         return frozenset(found)
@@ -198,7 +193,7 @@ def having_nulls(dataset: Dataset, columns: Iterable[str]) -> frozenset[str]:
 
 
 def arrow_file_system(fs: AbstractFileSystem) -> Any:
-    """The file system as an Arrow object. For local files, it is Arrow's own, which is the fastest."""
+    """Return the file system for Arrow. For local files, it is Arrow's own, which is the fastest."""
     import pyarrow.fs
 
     if Location(fs, "", "").local:
@@ -207,16 +202,12 @@ def arrow_file_system(fs: AbstractFileSystem) -> Any:
 
 
 def open_file(dataset: Dataset, file: int) -> pq.ParquetFile:
-    """Open the data set's file number `file`; the caller closes it.
-
-    Raise DataError if the file has been removed or rewritten.
-    """
+    """Open file number `file`, for the caller to close. Raise DataError if it has been removed or rewritten."""
     known = dataset.files[file]
     try:
-        # By default, Arrow reads whole columns of a row group before it decodes them. With a buffer, Arrow reads one
-        # piece, decodes it, and then reads the next; this is faster for local files. In remote storage, each piece is a
-        # request and costs time. So remote files are read with a buffer only if they have large row groups, whose
-        # columns would need much memory.
+        # By default, Arrow reads whole columns of a row group before it decodes them. With a buffer, Arrow reads and
+        # decodes one piece after another, which is faster for local files. In remote storage, each piece is a request.
+        # So a buffer is used there only for large row groups, whose columns would need much memory.
         if dataset.local:
             # With pre_buffer=True, the default in pyarrow 26, Arrow would read whole columns in spite of the buffer.
             found = pq.ParquetFile(known.path, buffer_size=LOCAL_BUFFER_BYTES, pre_buffer=False)
@@ -265,17 +256,13 @@ class _Footer(NamedTuple):
 
 
 def _files(place: Location) -> list[_File]:
-    """Return the files at a path, in the order of their names.
-
-    In a folder, files and folders whose names begin with _ or . are left out.
-    """
+    """Return the files at a path, sorted by name. In folders, names that begin with _ or . are left out."""
     fs, path = place.fs, place.path
     try:
-        if any(sign in path for sign in "*?["):
+        if any(sign in path for sign in "*?[") and not fs.exists(path):
             found = {each: fs.info(each) for each in fs.glob(path)}
             base = posixpath.dirname(path[: min(path.find(sign) for sign in "*?[" if sign in path)])
-            nested = [each for each, info in found.items() if info["type"] == "directory"]
-            for folder in nested:
+            for folder in [each for each, info in found.items() if info["type"] == "directory"]:
                 found |= fs.find(folder, detail=True)
             found = {each: info for each, info in found.items() if info["type"] != "directory"}
             if not found:
@@ -287,10 +274,8 @@ def _files(place: Location) -> list[_File]:
             found, base = fs.find(path, detail=True), path
         else:
             raise DataError(f"{place.written} does not exist{_similar(place)}")
-    except PermissionError as error:
-        raise DataError(f"{place.written} cannot be read: {error.strerror or error}.") from error
     except OSError as error:
-        raise DataError(f"{place.written} cannot be read: {error}.") from error
+        raise DataError(f"{place.written} cannot be read: {error.strerror or error}.") from error
     files = []
     for each, info in sorted(found.items()):
         below = str(each)[len(base) :].lstrip("/")
@@ -305,10 +290,8 @@ def _files(place: Location) -> list[_File]:
 def _similar(place: Location) -> str:
     """Return the end of a message about a missing path: a similar path, or that its folder is missing, too."""
     with contextlib.suppress(OSError, PathError):
-        beside = [
-            posixpath.basename(str(each).rstrip("/"))
-            for each in place.fs.ls(posixpath.dirname(place.path), detail=False)
-        ]
+        listed = place.fs.ls(posixpath.dirname(place.path), detail=False)
+        beside = [posixpath.basename(str(each).rstrip("/")) for each in listed]
         close = difflib.get_close_matches(posixpath.basename(place.path), beside, 1)
         if close:
             return f"; did you mean {posixpath.dirname(place.written.rstrip('/')) or '.'}/{close[0]}?"
@@ -340,9 +323,9 @@ def _broken(path: str, error: BaseException) -> DataError:
 
 
 def _partitions(below: Sequence[str]) -> tuple[list[tuple[tuple[str, Any], ...]], dict[str, pa.DataType]]:
-    """Return the partitions in each path, and the type of each key: int64 if all its values are integers, else string.
+    """Return the partitions (folders named key=value) in each path, and the type of each key.
 
-    The paths are in Hive's style: a folder named key=value is a partition.
+    The type is int64 if all values of the key are integers, otherwise string.
     """
     found = [
         [tuple(urllib.parse.unquote(part).partition("=")[::2]) for part in path.split("/")[:-1] if "=" in part]
@@ -405,9 +388,13 @@ def _row_groups(metadata: pq.FileMetaData, columns: set[str]) -> tuple[RowGroup,
     return tuple(found)
 
 
-def _nulls(metadata: pq.FileMetaData, columns: set[str]) -> Counter[str]:
-    """Return the number of nulls in each of `columns`, as far as the footer tells. Nested columns are left out."""
-    leaves = {name: at for at in range(metadata.num_columns) if (name := metadata.schema.column(at).path) in columns}
+def null_counts(metadata: pq.FileMetaData, columns: set[str] | None = None) -> Counter[str]:
+    """Return the numbers of nulls that a footer has, by the columns' paths.
+
+    If `columns` are given, only these are counted; their parts, if they are nested, are not.
+    """
+    paths = [metadata.schema.column(at).path for at in range(metadata.num_columns)]
+    leaves = {path: at for at, path in enumerate(paths) if columns is None or path in columns}
     found: Counter[str] = Counter()
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
@@ -422,10 +409,9 @@ def _nulls(metadata: pq.FileMetaData, columns: set[str]) -> Counter[str]:
 
 
 def _named_in(condition: pc.Expression, schema: pa.Schema) -> set[str]:
-    """Return the columns that a filter reads.
+    """Return the columns that a filter reads, which Arrow does not list.
 
-    Arrow does not list them. So the filter is applied to empty tables, each of which lacks one column. If the filter
-    fails, it reads the column that is missing.
+    The filter is applied to empty tables, each of which lacks one column, and fails if it reads this column.
     """
     found = set()
     for name in schema.names:
@@ -440,9 +426,9 @@ def _named_in(condition: pc.Expression, schema: pa.Schema) -> set[str]:
 
 
 def _counted(dataset: Dataset) -> Dataset:
-    """Return the data set with `rows` of each row group set to the number of its rows that pass the filter.
+    """Return the data set with the numbers of rows that pass the filter.
 
-    Arrow gets this number from the statistics in the footer if they are enough, and otherwise reads the rows.
+    Arrow finds them from the statistics in the footers if these are enough, and otherwise reads the rows.
     """
     schema, fs, form = dataset.stored_schema, arrow_file_system(dataset.fs), ds.ParquetFileFormat()
 
@@ -468,10 +454,9 @@ def _counted(dataset: Dataset) -> Dataset:
 
 
 def _at_once(work: Callable[[Wanted], Found], items: Sequence[Wanted], doing: str) -> list[Found]:
-    """Call `work` for all items, several at a time, and return the results in the order of the items.
+    """Call `work` for all items, several at a time, and return the results in order.
 
-    If this takes a long time, the number of finished items is reported from time to time. If a call raises an error, no
-    more calls are begun, and the error is raised.
+    If this takes a while, the number of finished items is reported from time to time. After an error, no call begins.
     """
     found = []
     due = time.monotonic() + TELL_AFTER_S

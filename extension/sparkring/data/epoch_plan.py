@@ -17,11 +17,10 @@ GETS_PER_S = 5_500  # what S3 serves under one prefix: Amazon S3 User Guide, "Be
 
 
 class Share(NamedTuple):
-    """What one rank reads in an epoch.
+    """What one rank reads in an epoch. Files and row groups of which it reads only a part are counted, too.
 
-    `files` and `row_groups` are the numbers of files and row groups that the rank reads, even if it reads only a part
-    of them. `size_bytes` is the compressed size of the columns that are read; if the rank reads only a part of a row
-    group, this part counts in proportion to its rows.
+    `size_bytes` is the compressed size of the columns that are read. A part of a row group counts in proportion to its
+    rows.
     """
 
     rows: int
@@ -32,13 +31,11 @@ class Share(NamedTuple):
 
 
 class Requests(NamedTuple):
-    """How many GET requests a data set in an object store needs.
+    """How many GET requests a data set in an object store needs: `opening`, for the footers, and `per_epoch`.
 
-    `opening` is the number of requests to open the data set once: one per file, for its footer. `per_epoch` is the
-    number of requests that all ranks make in an epoch. In each row group that a rank reads from, it makes one request
-    for each series of adjacent columns. Readers that fetch in smaller pieces, or open each file again for every epoch,
-    make more requests. `folder` is the folder that gets the most requests, and `busiest` is the number of requests
-    that this folder gets in an epoch.
+    In an epoch, each rank makes one request for each series of adjacent columns in each row group that it reads from.
+    Readers that fetch in smaller pieces, or open each file again for every epoch, make more requests. `folder` is the
+    folder that gets the most requests, and `busiest` is their number in an epoch.
     """
 
     opening: int
@@ -47,31 +44,23 @@ class Requests(NamedTuple):
     folder: str
 
     def price_usd(self, epochs: int) -> float:
-        """The price of the requests for opening the data set once and for this number of epochs, in US dollars."""
+        """Return the price of opening the data set once and of this number of epochs, in US dollars."""
         return (self.opening + epochs * self.per_epoch) * USD_PER_GET
 
     @property
     def throttled_below_s(self) -> float:
-        """The number of seconds that S3 needs to serve an epoch's requests to the busiest folder.
-
-        If an epoch takes less time, the ranks make requests faster than S3 serves them under one prefix.
-        """
+        """The shortest time of an epoch, in seconds, in which S3 serves all requests to the busiest folder."""
         return self.busiest / GETS_PER_S
 
 
 class Outlook(NamedTuple):
-    """What each rank reads in an epoch: `ours` with sparkring's even split, `petastorms` with Petastorm's shards.
-
-    Petastorm's shards consist of whole row groups. `stretches` has a pair of row numbers for each rank: the first row
-    of its shard in the even split, and the row after the last one. The rows are numbered through all files.
-    """
+    """What each rank reads in an epoch: `ours` with the even split, `petastorms` with Petastorm's whole row groups."""
 
     dataset: Dataset
     batch_size: int
     remainder: Remainder
     epochs: int
     ours: tuple[Share, ...]
-    stretches: tuple[tuple[int, int], ...]
     petastorms: tuple[Share, ...]
     requests: Requests
 
@@ -80,57 +69,41 @@ class Outlook(NamedTuple):
         return len(self.ours)
 
     @property
-    def rows_unread(self) -> int:
-        """With the remainder "drop", the number of rows that no rank reads in an epoch. With any other remainder, 0.
+    def stretches(self) -> tuple[tuple[int, int], ...]:
+        """For each rank, the first row of its shard in the even split and the row after the last, through all files."""
+        return _stretches(self.ours)
 
-        These rows are left out so that all ranks take the same number of steps.
-        """
+    @property
+    def rows_unread(self) -> int:
+        """With the remainder "drop", the number of rows that no rank reads in an epoch. With any other remainder, 0."""
         if self.remainder != "drop":
             return 0
         return self.dataset.rows - sum(share.steps for share in self.ours) * self.batch_size
 
     @property
     def rows_twice(self) -> int:
-        """With the remainder "pad", the number of rows that are read again in an epoch, to fill the last batches.
-
-        With any other remainder, 0.
-        """
+        """With the remainder "pad", the number of rows that are read twice in an epoch. With any other remainder, 0."""
         if self.remainder != "pad":
             return 0
         return sum(share.steps for share in self.ours) * self.batch_size - self.dataset.rows
 
 
-def outlook(
-    dataset: Dataset,
-    size: int,
-    batch_size: int,
-    *,
-    remainder: Remainder = "drop",
-    epochs: int = 1,
-) -> Outlook:
+def outlook(dataset: Dataset, size: int, batch_size: int, *, remainder: Remainder = "drop", epochs: int = 1) -> Outlook:
     """Return what each of `size` ranks reads of `dataset` in an epoch, in batches of `batch_size` rows.
 
-    Petastorm numbers the row groups through all files and gives row group i to shard i % size. With Petastorm, a rank
-    takes steps until it has read its whole shard; its last batch may be smaller. sparkring's shards are computed for an
-    epoch that is not shuffled; in a shuffled epoch, a rank may read from one more or one fewer row group. If there is a
-    filter, only the rows that pass it are counted, for Petastorm's shards, too.
+    With Petastorm, rank i % size reads row group i, and its last batch may be smaller. sparkring's shards are those of
+    an epoch that is not shuffled; in a shuffled one, a rank may read from one more or one fewer row group. If there is
+    a filter, only the rows that pass it are counted, for Petastorm's shards, too.
     """
-    ours, stretches = _ours(dataset, size, batch_size, remainder)
-    return Outlook(
-        dataset,
-        batch_size,
-        remainder,
-        epochs,
-        ours,
-        stretches,
-        _petastorms(dataset, size, batch_size),
-        _requests(dataset, stretches),
-    )
+    ours, petastorms = _ours(dataset, size, batch_size, remainder), _petastorms(dataset, size, batch_size)
+    return Outlook(dataset, batch_size, remainder, epochs, ours, petastorms, _requests(dataset, _stretches(ours)))
 
 
-def _ours(
-    dataset: Dataset, size: int, batch_size: int, remainder: Remainder
-) -> tuple[tuple[Share, ...], tuple[tuple[int, int], ...]]:
+def _stretches(shares: Iterable[Share]) -> tuple[tuple[int, int], ...]:
+    return tuple(itertools.pairwise(itertools.accumulate((share.rows for share in shares), initial=0)))
+
+
+def _ours(dataset: Dataset, size: int, batch_size: int, remainder: Remainder) -> tuple[Share, ...]:
     shares = []
     for shard in plan(dataset.counts(), size, batch_size, remainder=remainder):
         size_bytes = 0.0
@@ -139,8 +112,7 @@ def _ours(
             size_bytes += group.size_bytes * each.rows / group.rows
         files = len({each.file for each in shard.ranges})
         shares.append(Share(shard.rows, round(size_bytes), files, len(shard.ranges), shard.steps))
-    ends = list(itertools.accumulate((share.rows for share in shares), initial=0))
-    return tuple(shares), tuple(itertools.pairwise(ends))
+    return tuple(shares)
 
 
 def _petastorms(dataset: Dataset, size: int, batch_size: int) -> tuple[Share, ...]:
@@ -176,7 +148,7 @@ def _requests(dataset: Dataset, stretches: Iterable[tuple[int, int]]) -> Request
 
 
 def _column_runs(dataset: Dataset) -> int:
-    """Return the number of series of columns that are read. Columns that are adjacent in the files form one series."""
+    """Return the number of series of adjacent columns that are read."""
     in_path = {key for file in dataset.files for key, _ in file.partitions}
     taken = [name in dataset.reads for name in dataset.stored_schema.names if name not in in_path]
     return max(1, sum(now and not before for before, now in itertools.pairwise([False, *taken])))

@@ -13,15 +13,17 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+from sparkring.cluster.partitions import arrow_schema, cast_it
+from sparkring.data.where import nearest
 from sparkring.errors import DataError
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
-    from pyspark.sql.types import DataType, StructField
+    from pyspark.sql.types import DataType, StructField, StructType
 
 _CATALYST = "org.apache.spark.sql.catalyst."
 _FILES = "org.apache.spark.sql.execution.datasources.LogicalRelation"
@@ -34,21 +36,11 @@ _UNTOLD = re.compile(
     r"|ListQuery|MapPartitions|MapElements|MapGroups|TypedFilter|Script|Stream|LocalRelation|LogicalRDD"
 )
 # Fields of a plan's JSON in which a null hides nothing that determines the rows. Some of these fields are optional, and
-# the values of others are in the plan's text. _files() describes `relation`, and the child plan describes `desc`. A
-# null in any other field may hide something that determines the rows.
-_EMPTY = {
-    "evalMode",
-    "evalContext",  # in Spark 4.3, in place of evalMode
-    "relation",
-    "desc",
-    "timeZoneId",
-    "condition",
-    "filter",
-    "catalogTable",
-    "session",
-    "hint",
-    "value",
-}
+# the values of others are in the plan's text. _files() describes `relation`, and the child plan describes `desc`. In
+# Spark 4.3, evalContext takes the place of evalMode. A null in any other field may hide something that determines the
+# rows.
+_EMPTY = {"evalMode", "evalContext", "relation", "desc", "timeZoneId", "condition", "filter", "catalogTable", "session",
+          "hint", "value"}  # fmt: skip
 _IDS = re.compile(r"#\d+L?")
 _STATUS = re.compile(r"path=(.+?); isDirectory=false; length=(\d+);.*?modification_time=(\d+);")
 
@@ -75,11 +67,26 @@ def session_of(frame: Any, called: str = "the DataFrame") -> SparkSession:
     return session
 
 
+def check_names(frame: DataFrame, names: Iterable[str], option: str = "") -> None:
+    """Raise DataError unless the DataFrame has exactly one column of each name. The message begins with `option`."""
+    for name in names:
+        count = frame.columns.count(name)
+        if not count:
+            raise DataError(f"{option}the DataFrame has no column `{name}`: {nearest(name, frame.columns)}")
+        if count > 1:
+            raise DataError(f"{option}the DataFrame has {count} columns called `{name}`: rename or drop all but one.")
+
+
+def name_of(columns: Sequence[str]) -> str:
+    """Return how messages name a DataFrame: by its first columns."""
+    return f"DataFrame[{', '.join(columns[:4])}{', …' if len(columns) > 4 else ''}]"
+
+
 def for_arrays(frame: DataFrame) -> DataFrame:
     """Return the same rows in types that every Parquet reader knows.
 
-    MLlib's vectors become arrays. Timestamps become timestamps without a time zone that hold the session's local time,
-    as in toPandas(). Otherwise, Spark would write them in UTC.
+    MLlib's vectors become arrays. Timestamps, which Spark would write in UTC, become the session's local times without
+    a time zone, as in toPandas().
     """
     changed = {field.name: column for field in frame.schema.fields if (column := for_array(field)) is not None}
     if not changed:
@@ -120,11 +127,16 @@ def numbered(frame: DataFrame) -> DataFrame:
     ])  # fmt: skip
 
 
-def nested_types(frame: DataFrame) -> dict[str, DataType]:
-    """Return the types of those columns of for_arrays() that hold rows or maps.
+def serialized_schema(schema: StructType, session: SparkSession) -> bytes:
+    """Return the Arrow schema of columns, serialized. Raise DataError if Arrow cannot represent one."""
+    try:
+        return arrow_schema(schema, session)
+    except Exception as error:  # pyspark has several classes for this error
+        raise DataError(f"Arrow cannot represent a column of the DataFrame: {cast_it(error)}") from error
 
-    They are needed to convert the values of these columns to the objects that toPandas() returns.
-    """
+
+def nested_types(frame: DataFrame) -> dict[str, DataType]:
+    """Return the types of those columns of for_arrays() that hold rows or maps, so that they can be converted."""
     return {field.name: field.dataType for field in for_arrays(frame).schema.fields if _is_nested(field.dataType)}
 
 
@@ -143,7 +155,7 @@ def _has_times(kind: DataType) -> bool:
 
 
 def _without_zone(kind: DataType) -> DataType:
-    """The same type, but with timestamps that have no time zone, even within arrays, maps and rows."""
+    """Return the type with timestamps that have no time zone, even within arrays, maps and rows."""
     from pyspark.sql.types import ArrayType, MapType, StructField, StructType, TimestampNTZType, TimestampType
 
     if isinstance(kind, ArrayType):
@@ -158,14 +170,11 @@ def _without_zone(kind: DataType) -> DataType:
 
 
 def version_of(frame: DataFrame, *, by_partition: bool = False) -> str:
-    """Return a string that is the same for two DataFrames only if they have the same rows.
+    """Return a string that is the same for two DataFrames, even in different kernels, only if they have the same rows.
 
-    With `by_partition`, each partition must have the same rows, too. The order of the rows makes no difference.
-
-    This also holds for DataFrames in different kernels, so a stored string can be compared with a new one. If the rows
-    have timestamps, the string also depends on the session's time zone.
-
-    If the plan does not determine the rows, one Spark job reads the rows. If this job fails, its error is raised.
+    The order of the rows makes no difference. With `by_partition`, each partition must have the same rows, too. If the
+    rows have timestamps, the string also depends on the session's time zone. If the plan does not determine the rows,
+    one Spark job reads the rows. If this job fails, its error is raised.
     """
     found = _by_plan(frame) or _by_rows(frame, by_partition)
     if any(_has_times(field.dataType) for field in frame.schema.fields):
@@ -241,9 +250,9 @@ def _tells(node: dict[str, Any]) -> bool:
 
 
 def _files(session: SparkSession, leaf: Any) -> list[str]:
-    """Return a leaf's file format and options, then a line for each of its files: path, size, time of change.
+    """Return the file format and options of a leaf of the plan, and the path, size and time of change of each file.
 
-    Return [] if the leaf of the plan reads no files. Raise LookupError if the format is not one of Spark's own.
+    Return [] if the leaf reads no files. Raise LookupError if the format is not one of Spark's own.
     """
     if leaf.getClass().getName() != _FILES:
         return []
@@ -259,10 +268,7 @@ def _files(session: SparkSession, leaf: Any) -> list[str]:
 
 
 def _listed(session: SparkSession, folder: str) -> dict[str, str]:
-    """Return the size and time of change of each file in a folder.
-
-    They are read from the file system, because Spark's cache may be older than the files.
-    """
+    """Return the size and time of change of each file in a folder. Spark's own cache of these may be out of date."""
     jvm: Any = session._jvm
     path = jvm.org.apache.hadoop.fs.Path(folder)
     listed = path.getFileSystem(session.sparkContext._jsc.hadoopConfiguration()).listStatus(path)
@@ -276,10 +282,7 @@ def _bare(path: str) -> str:
 
 
 def _renumbered(found: Any, seen: dict[str, str]) -> Any:
-    """Return a plan's JSON without the ids that differ between Java processes.
-
-    Expressions are numbered in the order in which they appear, and ids of data sets are left out.
-    """
+    """Return a plan's JSON with expressions numbered in their order, and without ids that differ between processes."""
     if isinstance(found, list):
         return [_renumbered(part, seen) for part in found]
     if not isinstance(found, dict):
@@ -314,8 +317,8 @@ def _by_rows(frame: DataFrame, by_partition: bool) -> str:
 def _hashable(field: StructField) -> list[Column]:
     """Return the expressions to hash for a column.
 
-    The column itself is not enough: xxhash64 skips nulls, does not notice where an array ends, and rejects maps. So
-    nulls and the lengths of arrays are hashed, too, and maps, rows and nested arrays are hashed as JSON.
+    xxhash64 skips nulls, does not notice where an array ends, and rejects maps. So nulls and the lengths of arrays are
+    hashed, too, and maps, rows and nested arrays are hashed as JSON.
     """
     from pyspark.sql import functions
     from pyspark.sql.types import ArrayType, MapType, StructType
@@ -332,7 +335,7 @@ def _hashable(field: StructField) -> list[Column]:
 
 
 def quoted(name: str) -> str:
-    """Return the name of a column as Spark's functions need it, so that a dot in it is a part of the name."""
+    """Return the name of a column for Spark's functions, in which a dot is a part of the name."""
     return f"`{name.replace('`', '``')}`"
 
 

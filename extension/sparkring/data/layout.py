@@ -32,9 +32,8 @@ class Spec(NamedTuple):
 class Layout:
     """The columns of a batch, and how each is made: from one stored column, or from several side by side.
 
-    learn() finds `spec` from the first rows; all other rows must match it. If a transform returns arrays of objects
-    other than str and bytes, `objects` maps the name of each of these arrays to the type of one of its objects. `data`
-    is the data set's name in messages.
+    learn() finds `spec` from the first rows; all other rows must match it. If the transform returns arrays of objects
+    other than str and bytes, `objects` has the type of one object of each. `data` is the data set's name in messages.
     """
 
     data: str
@@ -66,13 +65,12 @@ class Layout:
     def arrays(
         self, batches: Iterable[pa.RecordBatch], length: int, order: Array | None, rows: int, where: str
     ) -> tuple[Batch, int]:
-        """Return the first `rows` of the `length` rows in `batches` as arrays, and the size of all `length` rows.
+        """Put the `length` rows of `batches` in `order` (None: as stored), and return the first `rows` as arrays.
 
-        Before the first rows are taken, all rows are put in `order`. If `order` is None, the rows stay in the order in
-        which they are stored. The arrays are not yet transformed. The size is that in Arrow's memory, in bytes.
+        Also return the size of all rows in Arrow's memory, in bytes. The arrays are not yet transformed.
 
-        Each batch is copied to its place in the arrays before the next batch is decoded. At that time, the batch is
-        still in the processor's cache, and after the copy, the next batch can reuse its memory.
+        Each batch is copied to its place before the next one is decoded: it is still in the processor's cache, and
+        the next batch can reuse its memory.
         """
         place = None
         if order is not None:
@@ -99,16 +97,12 @@ class Layout:
         return found, size_bytes
 
     def transformed(self, batch: Batch, rows: int, where: str) -> Batch:
-        """Return the transformed batch.
-
-        Raise DataError if its columns, shapes or dtypes differ from those of the first rows.
-        """
+        """Return the transformed batch. Raise DataError if its columns, shapes or dtypes are not those of `spec`."""
         found = self._transformed(batch)
         self._check(found, rows, where)
         return found
 
     def _columns(self, batch: pa.RecordBatch) -> Batch:
-        """The columns of a batch, made from the stored ones. `groups` says which stored columns to put side by side."""
         found = {}
         for name, members in self.groups.items():
             exact = len(members) == 1  # if an array combines several columns, decimals become floats
@@ -144,10 +138,7 @@ class Layout:
 
 
 def groups_of(columns: Columns | None, option: str = "columns") -> dict[str, tuple[str, ...]] | None:
-    """Return the columns that each array of a batch combines, by the array's name; None if `columns` is None.
-
-    `option` is what the user calls `columns`.
-    """
+    """Return the columns of each array of a batch; None if `columns` is None. `option` is the name of the argument."""
     if columns is None:
         return None
     if isinstance(columns, str):
@@ -162,10 +153,9 @@ def groups_of(columns: Columns | None, option: str = "columns") -> dict[str, tup
 
 
 def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """An array to be filled.
+    """Return an array to be filled.
 
-    Arrow allocates the memory. It reuses freed memory instead of returning it to the system, and it aligns the memory
-    so that TensorFlow can use the array without a copy.
+    Arrow allocates the memory, because it reuses freed memory, and aligns it so that TensorFlow needs no copy.
     """
     if dtype.hasobject:
         return np.empty(shape, dtype)
@@ -186,27 +176,34 @@ def _words(shape: tuple[int, ...], dtype: np.dtype[Any]) -> str:
 
 
 def _side_by_side(parts: Sequence[Array], members: Sequence[str], name: str) -> Array:
-    """Columns of numbers as one array [rows, columns]."""
+    """Return columns of numbers as one array [rows, columns]."""
     for part, member in zip(parts, members, strict=True):
         if part.ndim > 2 or part.dtype.kind not in "biuf":
             raise DataError(
                 f"columns={{'{name}': …}}: `{member}` is {_words(part.shape[1:], part.dtype)}, but only columns of "
                 "numbers can be combined."
             )
-    widths = [1 if part.ndim == 1 else part.shape[1] for part in parts]
-    found = np.empty((len(parts[0]), sum(widths)), np.result_type(*(part.dtype for part in parts)))
-    at = 0
-    for part, width in zip(parts, widths, strict=True):
-        found[:, at : at + width] = part[:, None] if part.ndim == 1 else part
-        at += width
-    return found
+    parts = [part[:, None] if part.ndim == 1 else part for part in parts]
+    shape = len(parts[0]), sum(part.shape[1] for part in parts)
+    # Without `out`, NumPy could return an array in column-major order.
+    return np.concatenate(parts, axis=1, out=np.empty(shape, np.result_type(*(part.dtype for part in parts))))
 
 
-def raw_of(name: str, value: Any) -> Raw:
-    """Return the dtype and shape in `value`, which the user gave for the bytes of column `name`.
+def making_of(
+    fill: Mapping[str, Any] | None, raw: Mapping[str, Any] | None, names: Sequence[str], called: str
+) -> Making:
+    """Return how arrays are made with the options `fill` and `raw` of the user.
 
-    Raise DataError if they are invalid.
+    Raise DataError if one of them is invalid or names a column that is not among `names`, which messages call `called`.
     """
+    for option, named in (("fill", fill or {}), ("raw", raw or {})):
+        for name in named:
+            if name not in names:
+                raise DataError(f"{option} names `{name}`, which is not among the {called}.")
+    return Making(dict(fill or {}), {name: _raw(name, value) for name, value in (raw or {}).items()})
+
+
+def _raw(name: str, value: Any) -> Raw:
     try:
         dtype, shape = value
         found = np.dtype(dtype), tuple(operator.index(length) for length in shape)

@@ -6,31 +6,28 @@
         _sparkring.json     the files, their rows and sizes; written last: a copy without this file is incomplete
         _used               when the copy was last used
 
-The key is computed from the DataFrame's version (frames.py) and from the settings for writing it. A finished copy
-is marked by _sparkring.json, not by a new name of its folder, because not every mount supports renaming. Before a
-process writes a copy, it removes copies that killed kernels left incomplete, and copies that have not been used for a
-month.
+The key is computed from the DataFrame's version (frames.py) and from the settings for writing it. The folder is not
+renamed when the copy is finished, because not every mount supports renaming. Before a process writes a copy, it removes
+copies that killed kernels left incomplete, and copies that have not been used for a month.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
-import posixpath
 import re
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import platformdirs
 
 from sparkring.cluster.java_errors import root_cause
 from sparkring.cluster.jobs import interruptibly
-from sparkring.data import owners
+from sparkring.data.folders import entries, has_ended, read_json, storage_errors, this_process, write_json
 from sparkring.data.frames import for_arrays, session_of, version_of
 from sparkring.errors import DataError, OptionsError
 from sparkring.history.describe import ago, size
@@ -46,8 +43,7 @@ ROW_GROUP_BYTES = 32_000_000
 COMMIT, OWNER, USED = "_sparkring.json", "_owner.json", "_used"
 BESIDE = "beside"
 LAYOUT = 1
-# It cannot be checked whether a process on another host is still writing a copy. So an unfinished copy that was begun
-# on another host counts as abandoned after this time.
+# After this time, an unfinished copy counts as abandoned even if its process, on another host, cannot be checked.
 ABANDONED_AFTER_S = 24 * 3600
 _KEY, _COPY = re.compile(r"[0-9a-f]{32}"), re.compile(r"[0-9a-f]{16}")
 _LAST_TASKS_S = 2.0  # how long _remove() waits for Spark's last tasks to stop writing
@@ -58,8 +54,8 @@ Say = Callable[[str], None]
 class Copy(NamedTuple):
     """A DataFrame's rows as Parquet files, with the DataFrame's `version`.
 
-    `reused` is true if the files existed already, and false if they have just been written. `files` has the name and
-    the number of rows of each file, and `facts` is what `note` of the copy's Form has returned.
+    `reused` is whether the files existed already. `files` has the name and the number of rows of each file, and `facts`
+    is what `note` of the copy's Form has returned.
     """
 
     location: Location
@@ -72,13 +68,12 @@ class Copy(NamedTuple):
 
 
 class Form(NamedTuple):
-    """The form in which a copy has the rows.
+    """The form in which a copy has the rows. `kind` differs between forms: a DataFrame can have a copy in each.
 
-    `kind` is a string that differs between forms, so that one DataFrame can have a copy in each form. `version`
-    computes the version of a DataFrame, and `written` makes the DataFrame that is written. When the files have been
-    written, `note` is called with this DataFrame and the folder, and returns facts to be kept with the copy, as plain
-    values. The fact BESIDE names files that `note` itself has written to the folder. `may_be_empty` is whether there
-    can be a copy without rows. `row_group_bytes` is the size of a row group before compression.
+    `version` computes the version of a DataFrame, and `written` makes the DataFrame that is written. After that, `note`
+    is called with this DataFrame and the folder, and returns facts to be kept with the copy, as plain values. The fact
+    BESIDE names files that `note` itself has written to the folder. `may_be_empty` is whether there can be a copy
+    without rows. `row_group_bytes` is the size of a row group before compression.
     """
 
     kind: str
@@ -122,10 +117,7 @@ def in_form(
     called: str = "the DataFrame",
     say: Say | None = None,
 ) -> Copy:
-    """Return the copy of a DataFrame in this form. If the cache has none yet, write one first, as materialise() does.
-
-    `called` is the DataFrame's name in messages. Raises the errors of materialise().
-    """
+    """Do what materialise() does, for a copy in this form. `called` is the DataFrame's name in messages."""
     tell: Say = say or (lambda text: None)
     session = session_of(frame, called)
     home = cache_folder(cache, session)
@@ -138,7 +130,7 @@ def in_form(
         return found
     with _usable(home):
         home.fs.makedirs(home.path, exist_ok=True)
-        gone = _clean(home, KEEP_DAYS)
+        gone = clean(home)
     if gone:
         tell(f"removed {len(gone)} old or unfinished {'copies' if len(gone) > 1 else 'copy'} from {home.written}")
     tell(f"writing {called} to {home.written} once; later runs reuse it")
@@ -148,9 +140,8 @@ def in_form(
 def cache_folder(cache: str | os.PathLike[str] | None = None, session: SparkSession | None = None) -> Location:
     """Return the folder in which copies are kept: `cache`, if it is given.
 
-    The default is the folder `dataframes` in $SPARKRING_CACHE or, if this variable is not set, in the user's cache
-    folder. On Databricks, dbfs:/tmp/sparkring/<user> takes the place of the user's cache folder, because the executors
-    can reach that folder, too.
+    The default is the folder `dataframes` in $SPARKRING_CACHE or else in the user's cache folder. On Databricks, it is
+    in dbfs:/tmp/sparkring/<user> instead, which the executors can reach, too.
     """
     if cache is not None:
         return locate(cache)
@@ -162,24 +153,18 @@ def cache_folder(cache: str | os.PathLike[str] | None = None, session: SparkSess
     return locate(platformdirs.user_cache_path("sparkring", appauthor=False) / "dataframes")
 
 
-def clean(cache: str | os.PathLike[str] | None = None, *, keep_days: float = KEEP_DAYS) -> list[str]:
-    """Remove the copies in `cache` that were not used for `keep_days` days, and those that were never finished.
+def clean(home: Location) -> list[str]:
+    """Remove the copies in a cache that were not used for KEEP_DAYS days, and those that were never finished.
 
     Folders that materialise() has not made are kept, and so are folders to which a live process is writing. Return the
-    paths of the removed folders. Raise DataError if the cache cannot be read.
+    paths of the removed folders.
     """
-    home = cache_folder(cache)
-    with _usable(home):
-        return _clean(home, keep_days)
-
-
-def _clean(home: Location, keep_days: float) -> list[str]:
     gone = []
     for key in _folders(home, _KEY):
         for copy in _folders(key, _COPY):
-            commit = _read(copy / COMMIT)
+            commit = read_json(copy / COMMIT, LAYOUT)
             unused_s = time.time() - _used(copy, commit) if commit else 0.0
-            if unused_s > keep_days * 24 * 3600 or (not commit and _abandoned(copy)):
+            if unused_s > KEEP_DAYS * 24 * 3600 or (not commit and _abandoned(copy)):
                 _remove(copy)
                 gone.append(copy.written)
         with contextlib.suppress(OSError):  # rmdir() fails if the folder still has another copy
@@ -191,9 +176,9 @@ def _clean(home: Location, keep_days: float) -> list[str]:
 
 
 def _find(folder: Location, version: str, tell: Say) -> Copy | None:
-    """Return a complete copy in `folder`, or None if there is none. Damaged copies are removed."""
+    """Return a complete copy in `folder`, if there is one. Damaged copies are removed."""
     for copy in _folders(folder, _COPY):
-        commit = _read(copy / COMMIT)
+        commit = read_json(copy / COMMIT, LAYOUT)
         if not commit:
             continue
         damage = _damage(copy, commit)
@@ -223,33 +208,20 @@ def _damage(copy: Location, commit: dict[str, Any]) -> str:
 
 
 def _folders(parent: Location, pattern: re.Pattern[str]) -> list[Location]:
-    """The folders in `parent` whose names match `pattern`. A cache may contain other folders as well."""
+    """Return the folders in `parent` whose names match `pattern`. A cache may contain other folders as well."""
     with contextlib.suppress(FileNotFoundError):
-        listed = parent.fs.ls(parent.path, detail=True, refresh=True)
-        names = sorted(
-            posixpath.basename(entry["name"].rstrip("/")) for entry in listed if entry["type"] == "directory"
-        )
+        names = sorted(name for name, entry in entries(parent).items() if entry["type"] == "directory")
         return [parent / name for name in names if pattern.fullmatch(name)]
     return []
 
 
 def _sizes(copy: Location) -> dict[str, int]:
-    listed = copy.fs.ls(copy.path, detail=True, refresh=True)
-    names = {posixpath.basename(entry["name"]): int(entry["size"]) for entry in listed if entry["type"] == "file"}
-    return {name: size for name, size in sorted(names.items()) if name.endswith(".parquet") and name[0] not in "._"}
-
-
-def _read(file: Location) -> dict[str, Any]:
-    """Return the content of a JSON file, or {} if the file is missing, incomplete, or of another LAYOUT."""
-    try:
-        found = json.loads(file.fs.cat_file(file.path))
-    except (FileNotFoundError, ValueError):
-        return {}
-    return found if isinstance(found, dict) and found.get("layout") == LAYOUT else {}
+    sizes = {name: int(entry["size"]) for name, entry in entries(copy).items() if entry["type"] == "file"}
+    return {name: size for name, size in sorted(sizes.items()) if name.endswith(".parquet") and name[0] not in "._"}
 
 
 def _used(copy: Location, commit: dict[str, Any]) -> float:
-    """When a copy was last used, in seconds since 1970."""
+    """Return when a copy was last used, in seconds since 1970."""
     try:
         return float(copy.fs.cat_file((copy / USED).path))
     except (FileNotFoundError, ValueError):
@@ -265,12 +237,12 @@ def _write(frame: DataFrame, form: Form, home: Location, key: str, version: str,
     try:
         with _usable(home):
             copy.fs.makedirs(copy.path)
-            _write_json(copy / OWNER, {"created": time.time(), **owners.me()})
+            write_json(copy / OWNER, LAYOUT, {"created": time.time(), **this_process()})
         _check_executors(session, copy, home, called)
 
         def write() -> dict[str, Any]:
-            # By default, Spark refuses to write to a folder that exists. This folder exists, with _owner.json in it, so
-            # the mode is "append". _owner.json does no harm there: Spark ignores files whose names begin with _.
+            # By default, Spark refuses to write to a folder that exists, as this one does. Spark ignores _owner.json in
+            # it, as all files whose names begin with _.
             written = form.written(frame)
             writer = written.write.mode("append").option("parquet.block.size", form.row_group_bytes)
             writer.parquet(copy.for_spark())
@@ -281,21 +253,19 @@ def _write(frame: DataFrame, form: Form, home: Location, key: str, version: str,
         with _usable(home):
             sizes = _sizes(copy)
             counts = [_rows(copy / name) for name in sizes]
-            # Spark's first task writes part-00000 even if the task has no rows. If this process does not find the file,
-            # an executor has written it to its own disk.
+            # Spark's first task writes part-00000 even without rows. If the file is not here, it is on another disk.
             if not any(name.startswith("part-00000") for name in sizes):
                 raise _own_disks("an executor", home)
             rows, size_bytes = sum(counts), sum(sizes.values())
             if not (rows or form.may_be_empty):
                 raise DataError(f"{called} has no rows: check its filters and joins.")
-            commit = {"created": time.time(), "spark": session.version, "version": version, "rows": rows}
-            commit |= {"facts": facts} if facts else {}
             files = [
                 {"name": name, "size_bytes": sizes[name], "rows": count}
                 for name, count in zip(sizes, counts, strict=True)
             ]
-            commit |= {"size_bytes": size_bytes, "files": files}
-            _write_json(copy / COMMIT, commit)
+            commit = {"created": time.time(), "spark": session.version, "version": version, "rows": rows}
+            commit |= {"facts": facts, "size_bytes": size_bytes, "files": files}
+            write_json(copy / COMMIT, LAYOUT, commit)
         tell(f"wrote {rows:,} rows, {size(size_bytes)}, in {time.time() - started:.1f} s")
         return _copy(copy, version, commit, reused=False)
     except BaseException:  # an interrupt as well
@@ -312,10 +282,7 @@ def _copy(copy: Location, version: str, commit: Mapping[str, Any], *, reused: bo
 
 
 def _computed(session: SparkSession, called: str, doing: str, ask: Callable[[], Any], tell: Say) -> Any:
-    """Return the result of ask(). Raise DataError with Spark's reason if ask() fails.
-
-    An interrupt ends the Spark jobs that ask() has started.
-    """
+    """Return the result of ask(). Raise DataError with Spark's reason if it fails. An interrupt ends its Spark jobs."""
     try:
         return interruptibly(session.sparkContext, f"{doing} {called}", ask, tell)
     except KeyboardInterrupt:
@@ -326,7 +293,7 @@ def _computed(session: SparkSession, called: str, doing: str, ask: Callable[[], 
 
 
 def _advice(reason: str) -> str:
-    """Return advice for the user if `reason` says that Spark could not write to the cache, otherwise ''."""
+    """Return advice for the user if Spark could not write to the cache, otherwise ''."""
     if re.search(r"No space left|File too large|[Qq]uota|Permission denied|Mkdirs failed|Read-only", reason):
         return f". Free up some space, or set another folder with cache=… or {CACHE}."
     return ""
@@ -343,17 +310,13 @@ def _check_columns(frame: DataFrame, called: str) -> None:
 
 
 def _check_executors(session: SparkSession, copy: Location, home: Location, called: str) -> None:
-    """Raise DataError if an executor does not see the folder `copy`.
-
-    Without this check, such an executor would write to the same path on its own disk, where no rank finds the files.
-    """
+    """Raise DataError if an executor does not see the folder `copy`, and so would write to a disk of its own."""
     context = session.sparkContext
     if context.master.startswith("local") or not copy.for_spark().startswith("file:"):
         return
     path = (copy / OWNER).path
 
-    # Executors may not have sparkring installed. So this function is a nested one, which Spark sends as code, not as a
-    # reference to this module, and it uses only the standard library.
+    # Spark sends a nested function as code, not as a reference to this module, which executors may not have.
     def look(_: int) -> tuple[str, bool]:
         import os
 
@@ -383,23 +346,9 @@ def _rows(file: Location) -> int:
         return int(parquet.read_metadata(opened).num_rows)
 
 
-def _write_json(file: Location, content: dict[str, Any]) -> None:
-    file.fs.pipe_file(file.path, json.dumps({"layout": LAYOUT, **content}, indent=1).encode())
-
-
-@contextlib.contextmanager
-def _usable(home: Location) -> Iterator[None]:
-    """A context manager that turns an error of the cache's file system into a DataError that names the cache."""
-    try:
-        yield
-    except DataError:
-        raise
-    except Exception as error:  # each of fsspec's packages has its own errors
-        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise DataError(
-            f"the cache for DataFrames in {home.written} cannot be used: {reason}. Choose a different folder with "
-            f"cache=… or {CACHE}."
-        ) from error
+def _usable(home: Location) -> contextlib.AbstractContextManager[None]:
+    failed = f"the cache for DataFrames in {home.written} cannot be used"
+    return storage_errors(failed, f" Choose a different folder with cache=… or {CACHE}.")
 
 
 def _remove(copy: Location) -> None:
@@ -415,13 +364,9 @@ def _remove(copy: Location) -> None:
 
 
 def _abandoned(copy: Location) -> bool:
-    """Whether the process that was writing this unfinished copy has ended.
-
-    If this cannot be checked, because the process ran on another host or _owner.json is missing, the process is assumed
-    to have ended once the copy is a day old.
-    """
-    owner = _read(copy / OWNER)
-    ended = owners.has_ended(owner) if owner else None
+    """Return whether the process that was writing this unfinished copy has ended, as far as this can be checked."""
+    owner = read_json(copy / OWNER, LAYOUT)
+    ended = has_ended(owner) if owner else None
     if ended is not None:
         return ended
     created = owner["created"] if owner else _modified(copy)
@@ -429,7 +374,7 @@ def _abandoned(copy: Location) -> bool:
 
 
 def _modified(copy: Location) -> float:
-    """When a folder last changed, in seconds since 1970, or the current time if the file system does not know."""
+    """Return when a folder last changed, in seconds since 1970; now if the file system does not know."""
     try:
         return float(copy.fs.modified(copy.path).timestamp())
     except Exception:  # many file systems do not know this, and each has its own errors
@@ -437,7 +382,7 @@ def _modified(copy: Location) -> float:
 
 
 def _user(session: SparkSession | None) -> str:
-    """The user's name. It comes from Spark if possible: on Databricks, the notebooks of all users run as root."""
+    """Return the user's name, from Spark if possible: on Databricks, the notebooks of all users run as root."""
     import getpass
 
     from pyspark.sql import SparkSession

@@ -10,18 +10,19 @@ pandas.DataFrame where it is unpickled, that is, on a rank. So no rows go throug
 
 from __future__ import annotations
 
+import itertools
 import os
 import posixpath
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sparkring.cluster.partitions import arrow_schema, cast_it
 from sparkring.cluster.session import pandas_unused
-from sparkring.data.frames import numbered, session_of, version_of
+from sparkring.data.frames import numbered, serialized_schema, session_of, version_of
 from sparkring.data.materialise import BESIDE, Copy, Form, in_form
 from sparkring.data.spark_frames import Values
 from sparkring.errors import DataError
@@ -35,8 +36,7 @@ if TYPE_CHECKING:
 
 _GROUPS = "_groups"
 _ROW, _FILE, _FIRST, _LAST, _ROWS = "row", "file", "first", "last", "rows"
-# To read a group of groupBy(), whole row groups of a file are decoded. So the row groups are small: decoding one row
-# group of this size takes some 10 ms.
+# To read a group of groupBy(), whole row groups are decoded. Decoding one of this size takes some 10 ms.
 _GROUP_BYTES = 4_000_000
 _IN_PARTITION = (1 << 33) - 1  # the bits of monotonically_increasing_id() that count the rows of a partition
 
@@ -57,10 +57,9 @@ class Stored(NamedTuple):
 
 
 class Part:
-    """Some rows of a DataFrame. Unpickling a Part gives a pandas.DataFrame; to_pandas() reads the rows in this process.
+    """`rows` rows of a DataFrame. Unpickling a Part gives a pandas.DataFrame; to_pandas() reads the rows here.
 
-    `rows` is the number of rows. `content` identifies the rows: parts with equal rows have the same content in every
-    kernel.
+    `content` identifies the rows: it is the same for equal rows in every kernel.
     """
 
     def __init__(self, stored: Stored, pieces: Sequence[Piece], content: tuple[Any, ...]) -> None:
@@ -83,40 +82,14 @@ class Part:
         return f"{self.rows:,} row{'' if self.rows == 1 else 's'}"
 
 
-class Partitions(Sequence[Part]):
+class Partitions(list[Part]):
     """The partitions of a DataFrame, in their order."""
 
-    def __init__(self, parts: Sequence[Part]) -> None:
-        self._parts = parts
-
-    def __len__(self) -> int:
-        return len(self._parts)
-
-    @overload
-    def __getitem__(self, index: int) -> Part: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Partitions: ...
-
-    def __getitem__(self, index: int | slice) -> Part | Partitions:
-        return Partitions(self._parts[index]) if isinstance(index, slice) else self._parts[index]
+    def __reduce__(self) -> tuple[Any, ...]:
+        return list, (list(self),)  # unpickling gives DataFrames, about which __repr__ knows nothing
 
     def __repr__(self) -> str:
-        return f"<{len(self):,} partitions with {sum(part.rows for part in self._parts):,} rows>"
-
-
-class Groups:
-    """The groups of a DataFrame: pairs of a key and a Part, sorted by their keys. Null keys come last."""
-
-    def __init__(self, groups: Mapping[tuple[Any, ...], Part]) -> None:
-        self._groups = groups
-
-    def __len__(self) -> int:
-        return len(self._groups)
-
-    def __iter__(self) -> Iterator[tuple[Any, Part]]:
-        for key, part in self._groups.items():
-            yield key[0] if len(key) == 1 else key, part
+        return f"<{len(self):,} partitions with {sum(part.rows for part in self):,} rows>"
 
 
 def partitions(df: DataFrame, *, cache: str | os.PathLike[str] | None = None) -> Partitions:
@@ -150,9 +123,9 @@ def partitions(df: DataFrame, *, cache: str | os.PathLike[str] | None = None) ->
 
 
 def items_of(found: Any) -> Any:
-    """Return the items that `found`, an object of pyspark, stands for. `df.groupBy("store")` stands for its groups.
+    """Return the items that an object of pyspark stands for, such as the groups of df.groupBy("store").
 
-    Raises DataError if `found` does not stand for items.
+    Raise DataError for a DataFrame, which has no items.
     """
     roots = {(base.__module__.partition(".")[0], base.__name__) for base in type(found).__mro__}
     if ("pyspark", "DataFrame") in roots:
@@ -165,7 +138,8 @@ def items_of(found: Any) -> Any:
     return found
 
 
-def _groups(grouped: GroupedData) -> Groups:
+def _groups(grouped: GroupedData) -> list[tuple[Any, Part]]:
+    """Return pairs of a key and a Part, sorted by their keys. Null keys come last."""
     frame: DataFrame = getattr(grouped, "_df")  # noqa: B009 - it is not among the attributes that pyspark declares
     _check(frame)
     kind = re.search(r"type: (\w+)\]?$", str(grouped._jgd.toString())) if hasattr(grouped, "_jgd") else None
@@ -184,7 +158,8 @@ def _groups(grouped: GroupedData) -> Groups:
     )
     copy = in_form(frame, form, say=tell)
     names = tuple(frame.columns[number] for number in numbers)
-    return Groups(_indexed(copy, Stored(copy.location, schema), keys, names))
+    parts = _indexed(copy, Stored(copy.location, schema), keys, names)
+    return [(key[0] if len(key) == 1 else key, part) for key, part in parts.items()]
 
 
 # ── What can be used ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -201,7 +176,7 @@ def _check(frame: Any) -> None:
 
 
 def _schema(frame: DataFrame) -> bytes:
-    """Return the Arrow schema of numbered(frame), with the names of the DataFrame's own columns in its metadata."""
+    """Return the Arrow schema of numbered(frame), with the names of the DataFrame's own columns."""
     from pyspark.sql.types import StructField, StructType
 
     stored: StructType = numbered(frame).schema
@@ -209,17 +184,15 @@ def _schema(frame: DataFrame) -> bytes:
         StructField(field.name, kind.dataType, field.nullable)
         for field, kind in zip(frame.schema.fields, stored.fields, strict=True)
     ]
-    try:
-        return arrow_schema(StructType(named), frame.sparkSession)
-    except Exception as error:  # pyspark has several classes for this error
-        raise DataError(f"Arrow cannot represent a column of the DataFrame: {cast_it(error)}") from error
+    return serialized_schema(StructType(named), frame.sparkSession)
 
 
 def _key_columns(grouped: Any, frame: DataFrame) -> list[int]:
-    """Return the numbers of the columns by which a DataFrame is grouped. Raise DataError for other expressions."""
+    """Return the numbers of the columns by which a DataFrame is grouped. Raise DataError for an expression."""
     from pyspark.sql.types import ArrayType, MapType, StructType, UserDefinedType
 
-    ids = _ids(frame._jdf.queryExecution().analyzed().output())
+    attributes = frame._jdf.queryExecution().analyzed().output()
+    ids = [int(attributes.apply(index).exprId().id()) for index in range(attributes.size())]
     aggregate = grouped.count()._jdf.queryExecution().analyzed()
     by = aggregate.groupingExpressions()
     if not by.size():
@@ -240,10 +213,6 @@ def _key_columns(grouped: Any, frame: DataFrame) -> list[int]:
                 "a number, a string, a date or a similar value."
             )
     return numbers
-
-
-def _ids(attributes: Any) -> list[int]:
-    return [int(attributes.apply(index).exprId().id()) for index in range(attributes.size())]
 
 
 # ── Writing ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -333,13 +302,10 @@ def _rows(file: Location, piece: Piece, names: Sequence[str]) -> pa.Table:
     try:
         with file.fs.open(file.path, "rb") as opened:
             parquet = pq.ParquetFile(opened)
-            groups: list[int] = []
-            ends = before = 0
-            for group in range(parquet.metadata.num_row_groups):
-                begins, ends = ends, ends + parquet.metadata.row_group(group).num_rows
-                if begins < piece.first + piece.rows and ends > piece.first:
-                    before = begins if not groups else before
-                    groups.append(group)
-            return parquet.read_row_groups(groups, columns=list(names)).slice(piece.first - before, piece.rows)
+            sizes = (parquet.metadata.row_group(group).num_rows for group in range(parquet.num_row_groups))
+            ends = list(itertools.accumulate(sizes))
+            first, last = bisect_right(ends, piece.first), bisect_left(ends, piece.first + piece.rows)
+            rows = parquet.read_row_groups(range(first, last + 1), columns=list(names))
+            return rows.slice(piece.first - (ends[first - 1] if first else 0), piece.rows)
     except FileNotFoundError:
         raise DataError(f"{file.written} has been removed since the run began: run the cell again.") from None

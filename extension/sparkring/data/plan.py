@@ -45,8 +45,7 @@ class Leg(NamedTuple):
 class Position(NamedTuple):
     """How far the ranks have read: the epoch (from 1), its seed, and the legs of the epoch that they have read.
 
-    A position consists of numbers only, so that it can be saved as JSON. JSON turns tuples into lists, and of() accepts
-    these lists.
+    A position consists of numbers only, and can be saved as JSON. of() accepts the lists that JSON makes of tuples.
     """
 
     epoch: int = 1
@@ -66,9 +65,9 @@ class Position(NamedTuple):
 class Shard(NamedTuple):
     """What one rank reads in an epoch, or in the rest of an epoch: `steps` batches of rows from `ranges`.
 
-    `rows` is the number of rows in `ranges`. Within each window, the rows are read in the order of shuffled(). The
-    first `read` rows in this order have already been read. If the remainder is "drop", the last rows may be left out.
-    If the remainder is "pad", the rows in `pad` fill the last batch.
+    `rows` is the number of rows in `ranges`. Within each window, the rows are read in the order of shuffled(); the
+    first `read` rows have already been read. With the remainder "drop", the last rows may be left out. With "pad", the
+    rows in `pad` fill the last batch.
     """
 
     ranges: tuple[RowRange, ...]
@@ -79,10 +78,7 @@ class Shard(NamedTuple):
 
 
 def seat(rank: int | None, size: int | None) -> tuple[int, int] | None:
-    """Return (rank, size) if both are given, and None if neither is.
-
-    Raise DataError if only one of them is given, or if the rank is out of range.
-    """
+    """Return (rank, size), or None if neither is given. Raise DataError if only one is, or the rank is out of range."""
     if rank is None and size is None:
         return None
     if rank is None or size is None or not 0 <= rank < size:
@@ -132,8 +128,8 @@ def plan(
 def begun(position: Position, size: int, window: int) -> tuple[Position, int]:
     """Return the position at which `size` ranks began to read with this window, and how many rows each has read since.
 
-    If the last leg was read with the same size and window, each rank continues in the part that it has begun.
-    Otherwise, the rows that remain are divided again: the position is returned as it is, with 0 rows read since.
+    If the last leg had another size or window, the rows that remain are divided again: this is the position itself, and
+    0 rows.
     """
     legs = position.legs
     if legs and (legs[-1].size, legs[-1].window) == (size, window):
@@ -142,7 +138,7 @@ def begun(position: Position, size: int, window: int) -> tuple[Position, int]:
 
 
 def even(rows: int, size: int) -> list[int]:
-    """Divide `rows` rows among `size` ranks: return each rank's number of rows. The numbers differ by one at most."""
+    """Return each rank's number of rows if `rows` rows are divided among `size` ranks."""
     return [rows * (rank + 1) // size - rows * rank // size for rank in range(size)]
 
 
@@ -166,8 +162,7 @@ def in_order(counts: Sequence[Sequence[int]]) -> list[RowRange]:
 def remaining(counts: Sequence[Sequence[int]], position: Position, window: int) -> list[RowRange]:
     """Return the rows of the epoch that no rank has read at `position`, as one sequence of ranges.
 
-    At the beginning of each leg of `position`, the rows that the earlier legs had left unread were cut into stretches,
-    one for each rank of the leg.
+    In each leg, each rank has read from its stretch of the rows that the earlier legs had left.
     """
     line = epoch_order(counts, position.seed, position.epoch) if window else in_order(counts)
     for number, leg in enumerate(position.legs):

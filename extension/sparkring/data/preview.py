@@ -30,9 +30,9 @@ def preview(
 ) -> Outlook:
     """Return what each of `size` ranks will read of `value`, which the user calls `name`.
 
-    `value` is a path, a Spark DataFrame, a Dataset or Shards. If `batch_size` is None, Shards use their own batch size,
-    and any other value uses BATCH_SIZE. If `remainder` is None, Shards use their own remainder, and any other value
-    uses "drop". Raise OptionsError if `value` is of another type, and DataError or PathError if it cannot be read.
+    `value` is a path, a Spark DataFrame, a Dataset or Shards. The defaults of `batch_size` and `remainder` are those of
+    the Shards, or else BATCH_SIZE and "drop". Raise OptionsError if `value` is of another type, and DataError or
+    PathError if it cannot be read.
     """
     from sparkring.data.epoch_plan import outlook
 
@@ -43,10 +43,7 @@ def preview(
 
 
 def can_be_previewed(value: Any) -> bool:
-    """Whether to offer the user a preview of a variable with this value.
-
-    A string may be a path, but strings are not offered, since a notebook has too many of them.
-    """
+    """Return whether to offer a preview of a variable. Strings, which may be paths, are too many to be offered."""
     kind = type(value)
     return isinstance(value, os.PathLike) or hasattr(kind, "sparkSession") or kind.__name__ in ("Shards", "Dataset")
 

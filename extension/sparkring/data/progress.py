@@ -23,8 +23,7 @@ _numbers = itertools.count()
 class Route(NamedTuple):
     """What a rank reads in an epoch, in the order of reading, for the report DataPlanned.
 
-    `named` returns the path of a file, given the file's number. `begun` and `window` are those of DataPlanned. The
-    pieces are iterated over once, and only if this process reports to a notebook.
+    `named` returns the path of a file by its number. The pieces are used only if this process reports to a notebook.
     """
 
     pieces: Iterable[Piece]
@@ -37,7 +36,7 @@ class Progress:
     """Reports the progress of one reader of this rank: at most a few times a second, and at the end of each epoch."""
 
     def __init__(self, **data: Any) -> None:
-        """Report a new reader. `data` are the fields of DataOpened except `reader`, which is set here."""
+        """Report a new reader. `data` are the fields of DataOpened except `reader`."""
         self._reader = next(_numbers)
         self._due = 0.0
         self.begin(0)
@@ -77,21 +76,9 @@ class Progress:
         report.tell(DataPlanned(self._reader, epoch, tuple(pieces), names, route.begun, route.window))
 
     def _tell(self, now: float, *, done: bool) -> None:
-        report.tell(
-            DataRead(
-                self._reader,
-                self._epoch,
-                self._rows,
-                self._steps,
-                self._size_bytes,
-                self._rows_planned,
-                self._steps_planned,
-                round(self._waited_s, 3),
-                round(now - self._began, 3),
-                self._place,
-                done,
-            )
-        )
+        counts = self._rows, self._steps, self._size_bytes, self._rows_planned, self._steps_planned
+        times = round(self._waited_s, 3), round(now - self._began, 3)
+        report.tell(DataRead(self._reader, self._epoch, *counts, *times, self._place, done))
 
 
 def joined(pieces: Iterable[Piece]) -> Iterator[Piece]:

@@ -16,39 +16,45 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sparkring.data.dataset import BROKEN, Dataset, open_file
-from sparkring.data.plan import RowRange
+from sparkring.data.plan import RowRange, in_order
 from sparkring.errors import DataError
 
 Made = TypeVar("Made")
 
-READ_ROWS = 65_536  # the largest number of rows that are decoded at a time
+READ_BYTES, READ_ROWS = 32_000_000, 65_536  # the most bytes and the most rows to decode at a time
 OPEN_FILES = 16  # the largest number of local files that are open at a time
 LOOK_EVERY_S = 0.2  # how often to check whether the thread that reads is alive
 
 
 class Window(NamedTuple):
-    """Some rows of a shard, and the place of the last of them.
-
-    All windows take their batches from the same stream, so read all `batches` before you ask for the next window.
-    """
+    """Some rows of a shard, and the place of the last. All windows share a stream: read one before taking the next."""
 
     batches: Iterator[pa.RecordBatch]
     rows: int
     place: str
 
 
-def windows(dataset: Dataset, ranges: Sequence[RowRange], rows: int, most_bytes: int) -> Iterator[Window]:
+def windows(dataset: Dataset, ranges: Sequence[RowRange], rows: int) -> Iterator[Window]:
     """Read `ranges` one after another, and yield windows of `rows` rows each. The last window may have fewer rows.
 
-    At most `most_bytes` bytes are decoded at a time, however large a row group is. If a row group cannot be read, raise
+    At most READ_BYTES bytes are decoded at a time, however large a row group is. If a row group cannot be read, raise
     a DataError that names the row group and its file.
     """
     ends = list(itertools.accumulate(each.rows for each in ranges))
-    with _Files(dataset) as files:
-        stored = _Taken(batch for each in ranges for batch in files.read(each, most_bytes))
+    with contextlib.closing(_Files(dataset)) as files:
+        stored = _Taken(batch for each in ranges for batch in files.read(each))
         for begin in range(0, ends[-1] if ends else 0, rows):
             end = min(begin + rows, ends[-1])
             yield Window(stored.take(end - begin), end - begin, _place(dataset, ranges[bisect_left(ends, end)]))
+
+
+def first_rows(dataset: Dataset, columns: Sequence[str], most: int) -> pa.RecordBatch:
+    """Return at most `most` rows from the beginning of the data set, with these columns."""
+    first = in_order(dataset.counts())[0]
+    first = first._replace(stop=min(first.stop, most))
+    table = pa.Table.from_batches(next(windows(dataset, [first], first.rows)).batches)
+    (batch,) = table.select(list(columns)).combine_chunks().to_batches()
+    return batch
 
 
 class _Taken:
@@ -81,10 +87,7 @@ class _Files:
         # Only one remote file is open at a time, because an open remote file keeps read-ahead data in memory.
         self._most = OPEN_FILES if dataset.local else 1
 
-    def __enter__(self) -> _Files:
-        return self
-
-    def __exit__(self, *ended: object) -> None:
+    def close(self) -> None:
         while self._open:
             self._close_first()
 
@@ -98,12 +101,12 @@ class _Files:
             self._open[number] = open_file(self._dataset, number)
         return self._open[number]
 
-    def read(self, wanted: RowRange, most_bytes: int) -> Iterator[pa.RecordBatch]:
+    def read(self, wanted: RowRange) -> Iterator[pa.RecordBatch]:
         """Yield the chosen columns of a range of rows, in batches."""
         file, at = self._dataset.files[wanted.file], 0
         group = file.row_groups[wanted.row_group]
         row_bytes = max(1.0, group.stored_bytes / max(1, group.rows_in_file))
-        rows = int(max(1, min(READ_ROWS, most_bytes / row_bytes)))
+        rows = int(max(1, min(READ_ROWS, READ_BYTES / row_bytes)))
         try:
             for batch in self._batches(wanted, rows):
                 begin, end = max(wanted.start - at, 0), min(wanted.stop - at, len(batch))
@@ -129,9 +132,9 @@ class _Files:
         there = file.schema_arrow.names
         keys = dict(dataset.files[wanted.file].partitions)
         stored = [name for name in dataset.reads if name in there]
-        # If all columns to read come from the file's path, the file's first column is read to learn the number of rows.
+        # If all columns come from the file's path, the file's first column is read for the number of rows.
         columns = stored or there[:1]
-        # Arrow's threads decode different columns at the same time. For a single column, a thread only costs time.
+        # Arrow decodes each column in a thread. For a single column, this only costs time.
         threads = len(columns) > 1 and pa.cpu_count() > 1
         for batch in file.iter_batches(rows, row_groups=[wanted.row_group], columns=columns, use_threads=threads):
             if keys:
@@ -187,9 +190,8 @@ class Ahead(Generic[Made]):
 
     def _next(self) -> tuple[Made | None, BaseException | None]:
         while True:
-            # The thread is checked before the queue. If it has ended by now, its last item is already in the queue. In
-            # the opposite order, the thread could put its last item into the queue and end between the two checks. Then
-            # this item would be missed.
+            # In the opposite order, the thread could put its last item into the queue and end between the two checks,
+            # and this item would be missed.
             alive = self._thread.is_alive()
             try:
                 return self._items.get(timeout=LOOK_EVERY_S) if alive else self._items.get_nowait()

@@ -12,12 +12,12 @@ import numpy as np
 import pyarrow as pa
 
 from sparkring.data import plan as planning
-from sparkring.data.columns import Making, changes_with_nulls, has_nulls, holds_nulls
+from sparkring.data.columns import changes_with_nulls, has_nulls, holds_nulls
 from sparkring.data.dataset import Dataset, Source, having_nulls, open_dataset
-from sparkring.data.layout import Array, Batch, Columns, Layout, Spec, Transform, groups_of, raw_of
+from sparkring.data.layout import Array, Batch, Columns, Layout, Spec, Transform, groups_of, making_of
 from sparkring.data.plan import REMAINDERS, Leg, Position, RowRange, Shard
 from sparkring.data.progress import Progress, Route
-from sparkring.data.reader import Ahead, Window, windows
+from sparkring.data.reader import Ahead, Window, first_rows, windows
 from sparkring.data.tensors import refused
 from sparkring.data.where import Where, nearest
 from sparkring.errors import CheckpointError, DataError
@@ -33,10 +33,8 @@ if TYPE_CHECKING:
 
 SHUFFLED_ROWS = 65_536
 SHUFFLED_BYTES = 16_000_000  # by default, a window holds at most SHUFFLED_ROWS rows and SHUFFLED_BYTES bytes
-READ_BYTES = 32_000_000  # the most bytes to decode at a time
 PROBED_ROWS = 16  # the number of rows from which `spec` is found
-# With a transform, single batches are read ahead, not whole buffers. For each of the buffers that `prefetch` asks for,
-# this number of batches is read ahead instead.
+# With a transform, this number of batches is read ahead for each of the buffers that `prefetch` asks for.
 TRANSFORMED_AHEAD = 8
 
 _AHEAD = -1  # a value of `_steps`: batches were read ahead, and it is not known how many were used
@@ -45,10 +43,9 @@ Held = TypeVar("Held")
 
 
 class Buffer(NamedTuple):
-    """A window, of which all or some rows are handed out.
+    """The first `rows` rows of a window, after its rows have been put in `order` (None: as stored).
 
-    The rows of the window are put in `order` (None: as stored), and the first `rows` of them are handed out. `before`
-    is the number of rows of this rank's shard that come before them.
+    `before` is the number of rows of this rank's shard that come before them.
     """
 
     window: Window
@@ -59,10 +56,7 @@ class Buffer(NamedTuple):
 
 @dataclass(frozen=True)
 class Chunk(Generic[Held]):
-    """Rows to hand out. They form whole batches, but the last batch of an epoch may be smaller.
-
-    `place` says in words where the last of the rows is stored: its file and row group.
-    """
+    """Rows to hand out, in whole batches except at the end of an epoch. `place` is where the last row is stored."""
 
     data: Held
     rows: int
@@ -135,17 +129,9 @@ def shards(
     dataset = _open(source, names, where, cache)
     if groups is None:
         groups = {name: (name,) for name in dataset.columns}
-    for option, named in (("fill", fill or {}), ("raw", raw or {})):
-        for name in named:
-            if name not in dataset.columns:
-                raise DataError(f"{option} names `{name}`, which is not among the columns to be read.")
-    depends = [each.name for each in dataset.schema if changes_with_nulls(each.type) and each.name not in (fill or {})]
-    making = Making(
-        dict(fill or {}),
-        {name: raw_of(name, value) for name, value in (raw or {}).items()},
-        having_nulls(dataset, depends),
-        dataset.spark,
-    )
+    making = making_of(fill, raw, dataset.columns, "columns to be read")
+    depends = [each.name for each in dataset.schema if changes_with_nulls(each.type) and each.name not in making.fill]
+    making = replace(making, nulls=having_nulls(dataset, depends), spark=dataset.spark)
     layout = Layout(dataset.name, groups, making, None if dtype is None else np.dtype(dtype), transform)
     window = _window(shuffle, batch_size, dataset)
     return Shards(dataset, batch_size, layout, window, remainder, prefetch, seat, Position(seed=seed))
@@ -198,20 +184,16 @@ class Shards:
         return len(self)
 
     def plan(self, size: int | None = None) -> tuple[Shard, ...]:
-        """Return the shard of each rank: the rows that it reads in this epoch, or in the rest of it after resume().
+        """Return the shard of each rank in this epoch, or in the rest of it after resume().
 
         Raise DataError if the data set is so small that no rank would take a step.
         """
         size = size or self.size
         if self._planned is not None and self._planned[:2] == (size, self.start):
             return self._planned[2]
+        counts, remainder = self.dataset.counts(), self.remainder
         found = planning.plan(
-            self.dataset.counts(),
-            size,
-            self.batch_size,
-            position=self.start,
-            remainder=self.remainder,
-            window=self.window,
+            counts, size, self.batch_size, position=self.start, remainder=remainder, window=self.window
         )
         if not self.start.legs and not any(shard.steps for shard in found):
             least = min(shard.rows for shard in found)
@@ -227,11 +209,8 @@ class Shards:
     def spec(self) -> dict[str, Spec]:
         """For each column of a batch, the shape of one row and the dtype. They are found from the first rows."""
         if not self.layout.spec:
-            whole = planning.in_order(self.dataset.counts())[0]
             # The first rows of the whole data set, not of this rank's shard, so that all ranks find the same spec.
-            first = whole._replace(stop=min(whole.stop, PROBED_ROWS))
-            reading = windows(self.dataset, [first], first.rows, READ_BYTES)
-            self.layout.learn(pa.Table.from_batches(next(reading).batches).combine_chunks().to_batches()[0])
+            self.layout.learn(first_rows(self.dataset, self.dataset.columns, PROBED_ROWS))
         return self.layout.spec
 
     def __sparkring_validate__(self, size: int, calls: Iterable[Call] = ()) -> None:
@@ -249,9 +228,7 @@ class Shards:
         except DataError:
             raise
         except Exception:
-            # The transform has failed here, but it may work on a rank. If it fails there, too, the rank's error shows
-            # the line that failed.
-            return
+            return  # the transform may work on a rank; if it fails there, too, the rank's error shows the line
         for call in calls:
             if call.method in ("as_tf", "as_torch") and all(isinstance(name, str) for name in call.arguments):
                 self.tensors(call.arguments)
@@ -334,8 +311,9 @@ class Shards:
             step = self._steps
         if step == _AHEAD:
             raise DataError(
-                "TensorFlow has read ahead of the training: call position(step=…) with the number of batches that "
-                "were used for training."
+                f"TensorFlow has read ahead of the training in {self.dataset.name}: save between epochs, call "
+                "position(step=…) with the number of batches that were used for training, or train with "
+                "checkpoints(…).keras(model, data=data), which counts the steps."
             )
         if not step:
             return self.start
@@ -355,20 +333,9 @@ class Shards:
 
         Raise DataError if no `position` is given, and it is unknown because TensorFlow has read ahead.
         """
-        if position is None:
-            if self._steps == _AHEAD:
-                raise DataError(
-                    f"TensorFlow has read ahead of the training in {self.dataset.name}: save between epochs, save "
-                    "data.position(step=…) and continue with data.resume(…), or train with "
-                    "checkpoints(…).keras(model, data=data), which counts the steps."
-                )
-            position = self.position()
-        legs = [list(leg) for leg in position.legs]
-        return {
-            "position": [position.epoch, position.seed, legs],
-            "version": self.dataset.version,
-            "name": self.dataset.name,
-        }
+        epoch, seed, legs = self.position() if position is None else position
+        found = self.dataset
+        return {"position": [epoch, seed, [list(leg) for leg in legs]], "version": found.version, "name": found.name}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from the position in `state`, which state_dict() has returned, with the current number of ranks.
@@ -434,10 +401,7 @@ class Shards:
         return self.handed_out(self._ahead(self.read), cut)
 
     def chunks(self) -> Iterator[Batch]:
-        """Yield one epoch as dicts of arrays, each with the rows of several batches.
-
-        The caller cuts the arrays into batches, and calls ended() when it hands out the last batch.
-        """
+        """Yield one epoch as dicts of arrays, each of several batches. The caller calls ended() for the last batch."""
         told, epoch, steps = self._begin(), self.start.epoch, len(self)
         self._steps = _AHEAD
         for chunk, waited_s in self._ahead(self.read):
@@ -447,7 +411,7 @@ class Shards:
             self.ended(epoch)
 
     def ended(self, epoch: int) -> None:
-        """Move on to the next epoch. This is called when the last batch of `epoch` is handed to the rank's own code."""
+        """Move on to the next epoch, when the last batch of `epoch` is handed to the rank's own code."""
         if self.start.epoch == epoch:
             self.start, self._steps = Position(self.start.epoch + 1, self.start.seed), 0
             if self._progress is not None:
@@ -456,10 +420,7 @@ class Shards:
     def handed_out(
         self, chunks: Iterable[tuple[Chunk[Held], float]], cut: Callable[[Held, int], Held]
     ) -> Iterator[Held]:
-        """Cut the chunks of an epoch into batches. A batch counts as read when it is yielded.
-
-        `chunks` yields pairs of a chunk and the number of seconds spent waiting for this chunk.
-        """
+        """Cut the chunks of an epoch into batches. `chunks` yields each chunk with the seconds spent waiting for it."""
         epoch, steps = self.start.epoch, len(self)
         told = self._begin()
         self._steps = 0
@@ -469,8 +430,8 @@ class Shards:
                 told.batch(rows, chunk.size_bytes * rows // chunk.rows, 0.0 if begin else waited_s, chunk.place)
                 self._steps += 1
                 if self._steps == steps:
-                    # End the epoch before the last batch is yielded: code that counts its steps does not ask for a
-                    # further batch, so the lines after this `yield` might never run.
+                    # Code that counts its steps does not ask for a further batch, so the lines after the last `yield`
+                    # might never run.
                     self.ended(epoch)
                 yield cut(chunk.data, begin)
         if not steps:  # no batch was handed out: the rest of a resumed epoch, for example, can be less than a batch
@@ -479,9 +440,8 @@ class Shards:
     def read(self, worker: int = 0, workers: int = 1, *, whole: bool = False) -> Generator[Chunk[Batch], None, None]:
         """Read one epoch of this rank in the calling thread or process, and yield it in chunks.
 
-        If there are several `workers`, read only the share of the worker with number `worker` (from 0). This share is
-        every n-th buffer, where n is `workers`. A chunk has the rows of one buffer. With a transform, a chunk is one
-        batch, unless `whole` is true.
+        The worker with number `worker` (from 0) of `workers` reads every n-th buffer, where n is `workers`. A chunk has
+        the rows of one buffer. With a transform, a chunk is one batch, unless `whole` is true.
         """
         layout, names = self.layout, list(self.spec)
         for window, order, rows, before in self._windows(worker, workers):
@@ -506,7 +466,7 @@ class Shards:
         return Ahead(read, self.prefetch * (1 if self.layout.transform is None else TRANSFORMED_AHEAD))
 
     def _begin(self) -> Progress:
-        """Report to the notebook that an epoch begins. The first time, also report which data is read."""
+        """Report that an epoch begins and, the first time, which data is read."""
         found = self.dataset
         if self._progress is None:
             self._progress = Progress(
@@ -532,14 +492,14 @@ class Shards:
         return self._progress
 
     def _end(self, shard: Shard) -> int:
-        """Return the number of rows of its shard that the rank will have read at the end of the epoch."""
+        """Return how many rows of its shard the rank will have read at the end of the epoch."""
         return shard.rows if self.remainder == "join" else shard.read + shard.steps * self.batch_size
 
     def _windows(self, worker: int = 0, workers: int = 1) -> Iterator[Buffer]:
         shard = self.plan()[self.rank]
         before, _ = planning.begun(self.start, self.size, self.window)
         key = (self.start.seed, self.start.epoch, len(before.legs), self.rank)
-        length = self.window or _whole_batches(SHUFFLED_ROWS, self.batch_size, self.dataset)
+        length = self.window or _buffer_rows(self.batch_size, self.dataset)
         end = self._end(shard)
         first, inside = divmod(shard.read, length)  # `inside` rows of the first window have been read
         numbers = range(first + worker, -(-end // length), workers)
@@ -548,7 +508,7 @@ class Shards:
             ranges = [
                 part for number in numbers for part in planning.cut(ranges, number * length, (number + 1) * length)
             ]
-        for number, window in zip(numbers, windows(self.dataset, ranges, length, READ_BYTES), strict=False):
+        for number, window in zip(numbers, windows(self.dataset, ranges, length), strict=False):
             order = None
             if self.window:
                 order = np.arange(window.rows)
@@ -568,7 +528,7 @@ class Shards:
             yield Chunk(found, rows, table.nbytes, window.place)
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy of this object in another process reports its own progress, and makes the plan again, which is quick.
+        # A copy in another process reports its own progress, and makes the plan again, which is quick.
         return {**self.__dict__, "_progress": None, "_planned": None}
 
 
@@ -584,20 +544,15 @@ def _whole(name: str, value: Any, least: int, what: str) -> int:
 
 def _window(shuffle: bool | int, batch_size: int, dataset: Dataset) -> int:
     """Return the number of rows to shuffle at a time: a multiple of `batch_size`, or 0 if rows are not shuffled."""
-    if shuffle is False or (
-        shuffle is not True and _whole("shuffle", shuffle, 0, "True, False or a number of rows") == 0
-    ):
-        return 0
-    return _whole_batches(SHUFFLED_ROWS if shuffle is True else shuffle, batch_size, dataset, bounded=shuffle is True)
+    if shuffle is True:
+        return _buffer_rows(batch_size, dataset)
+    rows = 0 if shuffle is False else _whole("shuffle", shuffle, 0, "True, False or a number of rows")
+    return rows and max(1, rows // batch_size) * batch_size
 
 
-def _whole_batches(rows: int, batch_size: int, dataset: Dataset, *, bounded: bool = True) -> int:
-    """Return the number `rows`, rounded down to whole batches; at least one batch.
-
-    If `bounded` is true, the number is first reduced to the rows that fit into SHUFFLED_BYTES.
-    """
-    if bounded:
-        rows = min(rows, int(SHUFFLED_BYTES / max(1.0, dataset.row_bytes())))
+def _buffer_rows(batch_size: int, dataset: Dataset) -> int:
+    """Return the default number of rows in a window: whole batches, at least one."""
+    rows = min(SHUFFLED_ROWS, int(SHUFFLED_BYTES / max(1.0, dataset.row_bytes())))
     return max(1, rows // batch_size) * batch_size
 
 
@@ -605,13 +560,12 @@ def _open(
     source: Source | DataFrame, names: Sequence[str] | None, where: Where, cache: str | os.PathLike[str] | None
 ) -> Dataset:
     if hasattr(source, "sparkSession"):
-        from sparkring.data.frames import nested_types
+        from sparkring.data.frames import name_of, nested_types
         from sparkring.data.materialise import materialise
 
         found = open_dataset(materialise(source, cache=cache, say=tell).location.written, names, where)
-        columns = ", ".join(found.columns[:4]) + (", …" if len(found.columns) > 4 else "")
         kinds = {name: kind for name, kind in nested_types(source).items() if name in found.columns}
-        return replace(found, name=f"DataFrame[{columns}]", spark=kinds)
+        return replace(found, name=name_of(found.columns), spark=kinds)
     if not isinstance(source, str | os.PathLike | Sequence):
         raise DataError(f"shards() reads a path or a Spark DataFrame, not a `{type(source).__name__}`.")
     return open_dataset(source, names, where)

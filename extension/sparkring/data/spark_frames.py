@@ -8,7 +8,7 @@ from __future__ import annotations
 import pickle
 from typing import TYPE_CHECKING, Any
 
-from sparkring.data.spark_values import collected, converter, series_of, time_dtype
+from sparkring.data.spark_values import collected, converter, series_of
 from sparkring.wire.ticket import SPARK_SCHEMA
 
 if TYPE_CHECKING:
@@ -55,7 +55,9 @@ class Values:
             return series_of(column, field.dataType, convert)
         series = column.to_pandas()
         if series.dtype.kind in "mM":
-            return series.astype(time_dtype(field.dataType))
+            from pyspark.sql.pandas.types import _to_corrected_pandas_type
+
+            return series.astype(_to_corrected_pandas_type(field.dataType))  # in microseconds from pandas 3 on
         return convert(series)
 
 
@@ -67,10 +69,7 @@ def _is_plain(kind: DataType) -> bool:
 
 
 def _without_zones(found: Any) -> list[Any]:
-    """Return the columns of a batch or table. Times that have a zone are converted to local times without a zone.
-
-    The local times are those of the session's time zone.
-    """
+    """Return the columns of a batch or table. Times in the session's time zone become local times without a zone."""
     import pyarrow
     import pyarrow.compute
 

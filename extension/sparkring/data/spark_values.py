@@ -1,8 +1,7 @@
 """Converts pyarrow's values to Spark's Python values.
 
-pyarrow returns maps as lists of pairs, rows as dicts, and values of user-defined types, such as Spark ML's vectors, in
-the form in which they are stored. The functions here are given the type that the column has in Spark's
-schema, and make the values that Spark itself would return.
+pyarrow returns maps as lists of pairs, rows as dicts, and values of user-defined types, such as Spark ML's vectors, as
+they are stored. From the types in Spark's schema, the functions here make the values that Spark itself would return.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ def collected(column: Any, kind: DataType, *, zoned: bool) -> list[Any]:
 def series_of(column: Any, kind: DataType, convert: Callable[[Any], Any] | None = None) -> Any:
     """Return a column as DataFrame.toPandas() returns it if Arrow is not enabled in Spark.
 
-    `convert` is a function that converter() has returned for the settings of the DataFrame's session. Without it,
-    converter(kind) is used.
+    `convert` is what converter() returns for the session's settings; the default is converter(kind).
     """
     import pandas
 
@@ -41,21 +39,12 @@ def converter(kind: DataType, *, nullable: bool = True, timezone: str = "UTC", s
     )
 
 
-def time_dtype(kind: DataType) -> Any:
-    """Return the dtype that times and intervals have in toPandas().
-
-    Its unit is nanoseconds before pandas 3, and microseconds from pandas 3 on.
-    """
-    from pyspark.sql.pandas.types import _to_corrected_pandas_type
-
-    return _to_corrected_pandas_type(kind)
-
-
 def rebuilding(kind: DataType, zoned: bool) -> Callable[[Any], Any] | None:
-    """Return a function that converts a value of type `kind` from pyarrow's form to Spark's. It does not accept None.
+    """Return a function that makes Spark's value of type `kind` from pyarrow's, or None if they are the same.
 
-    Return None if pyarrow's and Spark's values of this type are the same.
+    The function does not accept None.
     """
+    import pyspark
     from pyspark.sql import Row
     from pyspark.sql.types import ArrayType, BinaryType, MapType, StructType, TimestampType, UserDefinedType
 
@@ -79,18 +68,8 @@ def rebuilding(kind: DataType, zoned: bool) -> Callable[[Any], Any] | None:
         each = inner(kind.elementType)
         return lambda value: [each(item) for item in value]
     if isinstance(kind, BinaryType):
-        return None if _binary_is_bytes() else bytearray
+        major, minor = map(int, pyspark.__version__.split(".")[:2])
+        return None if (major, minor) >= (4, 1) else bytearray  # what collect() returns by default
     if isinstance(kind, TimestampType) and not zoned:
         return lambda value: value.replace(tzinfo=None)
     return None
-
-
-def _binary_is_bytes() -> bool:
-    """Whether collect() returns binary values as bytes by default, as it does from Spark 4.1 on.
-
-    The setting spark.sql.execution.pyspark.binaryAsBytes, which can change this in Spark, is not taken into account.
-    """
-    import pyspark
-
-    major, minor = pyspark.__version__.split(".")[:2]
-    return (int(major), int(minor)) >= (4, 1)

@@ -32,35 +32,31 @@ def as_tf(data: Shards, names: Sequence[str]) -> Any:
         name: tf.TensorSpec([data.batch_size if whole else None, *spec.shape], kind(spec.dtype))
         for name, spec in specs.items()
     }
-    # Each call from TensorFlow into Python takes as long as copying a few hundred kB. So if batches
-    # are small, one call passes several of them.
+    # Each call from TensorFlow into Python takes as long as copying a few hundred kB, so one call passes several small
+    # batches.
     row_bytes = sum(spec.dtype.itemsize * math.prod(spec.shape) for spec in specs.values())
     if data.batch_size * row_bytes < LARGE_BYTES:
         found = _several_at_a_time(data, take, batch)
     else:
-        # No prefetch() is needed here: the reader already reads ahead, and TensorFlow uses the reader's arrays without
-        # a copy. A prefetch would also delay the start of an epoch, and would need one more function, to report which
-        # of the prefetched batches have been handed out.
+        # No prefetch() is needed: the reader reads ahead, and TensorFlow uses its arrays without a copy. A prefetch
+        # would delay the start of an epoch, and would need a function that reports which batches are handed out.
         found = tf.data.Dataset.from_generator(
             lambda: map(take, _one_by_one(data, batch)), output_signature=take(batch)
         )
-    # Declare the dataset's length, except in two cases. After resume() in the middle of an epoch, `data.steps` counts
-    # only the rest of that epoch, but all later epochs are longer. Under MultiWorkerMirroredStrategy, TensorFlow splits
-    # each batch among its workers, but would still stop after the declared number of batches, so that most of the shard
-    # would never be read.
+    # The dataset's length is not declared in two cases. After resume() in the middle of an epoch, later epochs are
+    # longer. Under MultiWorkerMirroredStrategy, TensorFlow splits each batch among its workers, but would still stop
+    # after the declared number of batches, and never read most of the shard.
     if not data.start.legs and "TF_CONFIG" not in os.environ:
         found = found.apply(tf.data.experimental.assert_cardinality(data.steps))
     options = tf.data.Options()
-    # TensorFlow must not add a prefetch after the last step of the pipeline: batches that leave this step count as
-    # handed out, so they must go straight to the training.
+    # Batches that leave the pipeline count as handed out, so TensorFlow must not add a prefetch to its end.
     options.experimental_optimization.inject_prefetch = False
-    # TensorFlow must not divide the data among its workers, because the data is only this rank's shard already.
+    # TensorFlow must not divide the data among its workers, because it is only this rank's shard already.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     found = found.with_options(options)
     if data.start.legs:
-        # Keras 3 asks a dataset for its length once, and uses the answer for all epochs. If the length were unknown,
-        # Keras would count the batches of the first epoch, which is only the rest of an epoch here. So the answer is
-        # the length of a whole epoch. The shorter first epoch still ends after its last row.
+        # Keras 3 asks for the length once, for all epochs; if it is unknown, Keras counts the batches of the first
+        # epoch, which is only the rest of one here. The shorter first epoch still ends after its last row.
         found.cardinality = lambda: tf.constant(whole_steps(data), tf.int64)
     return found
 
@@ -116,11 +112,7 @@ def _several_at_a_time(data: Shards, take: Any, batch: dict[str, Any]) -> Any:
                 )
 
     def handed_out(ends: Any, batch: Any) -> Any:
-        over = tf.cond(
-            ends > 0,
-            lambda: tf.numpy_function(data.ended, [ends], [], stateful=True),
-            tf.no_op,
-        )
+        over = tf.cond(ends > 0, lambda: tf.numpy_function(data.ended, [ends], [], stateful=True), tf.no_op)
         with tf.control_dependencies([over]):
             return tf.nest.map_structure(tf.identity, take(batch))
 

@@ -26,10 +26,7 @@ def refused(name: str, kind: pa.DataType, *, nulls: bool, floats: bool) -> DataE
 
 
 def check_values(name: str, array: Any) -> None:
-    """Raise DataError if an array of strings, dates or times has nulls.
-
-    refused() cannot find all nulls in advance: with a filter, only the rows themselves show whether nulls remain.
-    """
+    """Raise DataError if an array of strings, dates or times has nulls, which refused() may not find in advance."""
     if array.dtype.kind == "O" and any(value is None for value in array.flat):
         raise DataError(f"column `{name}` has nulls, which no tensor can hold: {_filling(name, repr(''))}.")
     if array.dtype.kind in "mM" and np.isnat(array).any():
@@ -37,10 +34,7 @@ def check_values(name: str, array: Any) -> None:
 
 
 def as_int64(name: str, array: Any) -> Any:
-    """Return dates and times as int64 nanoseconds. Dates and timestamps count from 1970.
-
-    Raise DataError if the values do not fit into int64 as nanoseconds.
-    """
+    """Return dates and times as int64 nanoseconds (since 1970). Raise DataError if the values do not fit."""
     try:
         found = array.astype(f"{array.dtype.kind}8[ns]")
         fits = bool((found.astype(array.dtype) == array).all())

@@ -44,9 +44,8 @@ def as_torch(data: Shards, names: Sequence[str], workers: int) -> Any:
             here = torch.utils.data.get_worker_info()
             if here is None:
                 return (take(tensors(batch)) for batch in data.batches())
-            # A forked worker has inherited copies of its parent's objects, such as a connection to Spark. If the worker
-            # finalised such a copy, it could end a connection that its parent still uses. After freeze(), the worker's
-            # garbage collector ignores these objects.
+            # A forked worker has copies of its parent's objects. If it finalised the copy of a connection, such as that
+            # to Spark, it could end the connection of its parent. freeze() hides them from its garbage collector.
             gc.freeze()
             chunks = data.read(here.id, here.num_workers, whole=True)
             return (replace(chunk, data=tensors(chunk.data)) for chunk in chunks)
@@ -61,9 +60,8 @@ def as_torch(data: Shards, names: Sequence[str], workers: int) -> Any:
     def cut(tensors: dict[str, Any], begin: int) -> dict[str, Any]:
         return {name: tensor[begin : begin + size] for name, tensor in tensors.items()}
 
-    # Whenever an epoch is begun, torch draws a random seed for the workers. By default, torch would draw it from the
-    # training's generator, and so change the generator's state. But that state is restored from checkpoints, and must
-    # not depend on how often an epoch was begun. So the loader is given its own generator.
+    # Whenever an epoch is begun, torch draws a seed for the workers. The state of the training's generator, which is
+    # restored from checkpoints, must not depend on how often this happens, so the loader has its own generator.
     own = torch.Generator().manual_seed(data.start.seed + data.rank)
     # The items of the Reader are whole batches already, so torch must not collate them.
     return Loader(Reader(), batch_size=None, num_workers=workers, collate_fn=_as_it_is, generator=own)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import difflib
+import functools
 import operator
+import re
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -30,11 +32,9 @@ _COMPARED: dict[type[ast.cmpop], Any] = {
 def compile_where(where: Where, schema: pa.Schema) -> tuple[pc.Expression | None, str]:
     """Return the filter `where` as an Arrow expression and as text, or (None, '') if there is no filter.
 
-    A filter can be a string of comparisons, joined by `and`, `or` and `not`. A comparison compares a column of `schema`
-    with a number, a string or None, or with several values, as in `city in ('Ulm', 'Bonn')`. Dates are written as
-    strings: `day >= '2026-01-31'`. A filter can also be a list in the form of pyarrow's `filters`,
-    [('speed', '>', 3), …], or an Arrow expression. Raise DataError if the filter cannot be read; its message names the
-    part that is wrong.
+    A filter can be a string of comparisons of columns with values, joined by `and`, `or` and `not`. Dates are written
+    as strings: `day >= '2026-01-31'`. A filter can also be a list in the form of pyarrow's `filters`, or an Arrow
+    expression. Raise DataError if the filter cannot be read; its message names the part that is wrong.
     """
     if where is None or (isinstance(where, str) and not where.strip()):
         return None, ""
@@ -54,10 +54,7 @@ def compile_where(where: Where, schema: pa.Schema) -> tuple[pc.Expression | None
 
 
 def nearest(name: str, names: Sequence[str]) -> str:
-    """Return a hint for the end of an error message which says that the column `name` does not exist.
-
-    The hint is a similar name in `names` or, if there is none, all names.
-    """
+    """Return the end of an error about a column that does not exist: a similar name among `names`, or all of them."""
     close = difflib.get_close_matches(name, names, 1, 0.6)
     if close:
         return f"did you mean `{close[0]}`?"
@@ -74,31 +71,31 @@ class _Reader:
 
     def expression(self) -> pc.Expression:
         try:
-            tree = _Constants(self._schema.names).visit(ast.parse(self._text, mode="eval"))
+            tree = ast.parse(self._text, mode="eval")
         except (SyntaxError, ValueError) as error:
-            hint = " For equality write ==." if "=" in self._text else ""
+            hint = " For equality write ==." if re.search(r"(?<![=!<>])=(?!=)", self._text) else ""
             raise self._refused(f"{getattr(error, 'msg', error)}.{hint}") from None
         return self._condition(tree.body)
 
     def _refused(self, why: str) -> DataError:
         return DataError(f"the filter `{self._text}` cannot be read: {why}")
 
+    def _constant(self, node: ast.expr) -> ast.expr:
+        """Return the value of true, false, null or none, unless a column has that name; otherwise, return the node."""
+        if not isinstance(node, ast.Name) or node.id in self._schema.names or node.id.lower() not in _CONSTANTS:
+            return node
+        return ast.Constant(_CONSTANTS[node.id.lower()])
+
     def _condition(self, node: ast.expr) -> pc.Expression:
+        node = self._constant(node)
         match node:
             case ast.BoolOp(op=op, values=values):
-                found = self._condition(values[0])
-                for value in values[1:]:
-                    other = self._condition(value)
-                    found = found & other if isinstance(op, ast.And) else found | other
-                return found
+                join = operator.and_ if isinstance(op, ast.And) else operator.or_
+                return functools.reduce(join, map(self._condition, values))
             case ast.UnaryOp(op=ast.Not(), operand=operand):
                 return ~self._condition(operand)
             case ast.Compare(left=left, ops=ops, comparators=comparators):
-                sides = [left, *comparators]
-                found = self._compared(sides[0], ops[0], sides[1])
-                for at in range(1, len(ops)):
-                    found = found & self._compared(sides[at], ops[at], sides[at + 1])
-                return found
+                return functools.reduce(operator.and_, map(self._compared, [left, *comparators], ops, comparators))
             case ast.Name(id=name):
                 if pa.types.is_boolean(self._field(name).type):
                     return pc.field(name)
@@ -108,6 +105,7 @@ class _Reader:
         )
 
     def _compared(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> pc.Expression:
+        left, right = self._constant(left), self._constant(right)
         column = next((side.id for side in (left, right) if isinstance(side, ast.Name)), None)
         if column is None:
             raise self._refused(f"`{ast.unparse(left)}` is not compared with a column.")
@@ -133,7 +131,7 @@ class _Reader:
 
     def _value(self, node: ast.expr, kind: pa.DataType, column: str) -> pa.Scalar:
         try:
-            value = ast.literal_eval(node)
+            value = ast.literal_eval(self._constant(node))
         except ValueError:
             raise self._refused(f"`{ast.unparse(node)}` is neither a column nor a number or string.") from None
         if pa.types.is_dictionary(kind):
@@ -157,18 +155,6 @@ class _Reader:
                 f"{nearest(name, self._schema.names)}"
             )
         return self._schema.field(name)
-
-
-class _Constants(ast.NodeTransformer):
-    """Replaces the names true, false, null and none with their values, unless a column has that name."""
-
-    def __init__(self, columns: Sequence[str]) -> None:
-        self._columns = columns
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        if node.id in self._columns or node.id.lower() not in _CONSTANTS:
-            return node
-        return ast.Constant(_CONSTANTS[node.id.lower()])
 
 
 def _is_number(kind: pa.DataType) -> bool:

@@ -13,15 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 
-from sparkring.capture.packing import Packed, pack_call
 from sparkring.data.columns import is_object
 from sparkring.data.dataset import Dataset, open_dataset
-from sparkring.data.layout import Columns, Layout, Transform
-from sparkring.data.plan import in_order
-from sparkring.data.reader import windows
+from sparkring.data.layout import Columns, Transform
+from sparkring.data.reader import first_rows
 from sparkring.data.where import nearest
 from sparkring.engine.api import carry_out_items, open_items
 from sparkring.engine.background import BackgroundRun
@@ -35,13 +32,14 @@ from sparkring.engine.spec import Call
 from sparkring.errors import DataError, OptionsError
 from sparkring.history import describe
 from sparkring.inference import outputs
-from sparkring.inference import predict as frames
-from sparkring.inference.destination import MODEL, PARTS, Destination, File, Mode
-from sparkring.inference.inputs import Described
+from sparkring.inference.column import packed_scorer
+from sparkring.inference.destination import MODEL, PARTS, Destination, Mode
 from sparkring.inference.outputs import Output
-from sparkring.inference.parts import READ_BYTES, Job, Model, ModelProcess, Written, parts_of
-from sparkring.inference.scorer import OnError, Scorer
-from sparkring.launchers.archive import archive
+from sparkring.inference.parts import Job, Model, ModelProcess, Written, parts_of
+from sparkring.inference.predict import IDLE_S
+from sparkring.inference.predict import predict as predict_frame
+from sparkring.inference.scorer import OnError
+from sparkring.inference.settings import PROBED_ROWS, Saved, Settings, check_new
 from sparkring.runtime.storage import Location, root_for_ranks
 from sparkring.worker.member.process import cores
 
@@ -110,7 +108,7 @@ def predict(
     dtype: Any = None,
     on_error: OnError = "raise",
     probe: bool = True,
-    idle_s: float = frames.IDLE_S,
+    idle_s: float = IDLE_S,
     to: str | os.PathLike[str] | None = None,
     np: int | None = None,
     columns: Sequence[str] | None = None,
@@ -164,18 +162,9 @@ def predict(
     Raises DataError, OptionsError, PathError, CheckpointError, CaptureError; for files, also ItemsFailed if rows cannot
     be scored, and LaunchError.
     """
-    settings: dict[str, Any] = {
-        "inputs": inputs,
-        "returns": returns,
-        "which": which,
-        "batch_size": batch_size,
-        "transform": transform,
-        "fill": fill,
-        "raw": raw,
-        "dtype": dtype,
-        "on_error": on_error,
-        "probe": probe,
-    }
+    settings = Settings(
+        model, inputs, make_model, returns, which, batch_size, transform, fill, raw, dtype, on_error, probe
+    )
     if not _is_path(data):
         for_files = {"to": to, "np": np, "columns": columns, "mode": None if mode == "error" else mode}
         for name, value in {**for_files, "background": background or None}.items():
@@ -184,7 +173,7 @@ def predict(
                     f"{name}=… is only for Parquet files. For a DataFrame, predict() returns a DataFrame: write that "
                     "with .write.parquet(…), or pass the path of Parquet files instead of a DataFrame."
                 )
-        return frames.predict(data, model, make_model, **settings, idle_s=idle_s)
+        return predict_frame(data, settings, idle_s=idle_s)
     if to is None:
         raise OptionsError(
             "to=… is missing. With Parquet files as input, predict() writes the predictions to files: name a folder "
@@ -194,7 +183,7 @@ def predict(
         raise OptionsError(
             "np must not be 0: use np=-4 for four processes on this machine, or np=4 for four Spark tasks."
         )
-    scoring = _prepared(data, model, make_model, to, columns, mode, **settings)
+    scoring = _prepared(data, settings, to, columns, mode)
     run, process = _opened(scoring, -cores() if np is None else np, background=background)
     work = functools.partial(_carried_out, scoring, run, process)
     if background:
@@ -208,12 +197,11 @@ def predict(
 class _Scoring(NamedTuple):
     """What predict() has to do for Parquet files.
 
-    `settings` are the arguments of the Scorer. `model` is the name of the model, and `code` is the call to predict(),
-    both as text for the record of the run.
+    `scorer` has the arguments of the Scorer. `model` and `code` describe the model and the call in the run's record.
     """
 
     dataset: Dataset
-    settings: dict[str, Any]
+    scorer: dict[str, Any]
     used: tuple[str, ...]
     kept: tuple[str, ...]
     destination: Destination
@@ -221,85 +209,51 @@ class _Scoring(NamedTuple):
     model: str
     code: str
 
-    @property
-    def outputs(self) -> tuple[Output, ...]:
-        found: tuple[Output, ...] = self.settings["outputs"]
-        return found
-
 
 def _prepared(
-    data: Any,
-    model: Any,
-    make_model: Callable[[], Any] | None,
-    to: str | os.PathLike[str],
-    columns: Sequence[str] | None,
-    mode: Mode,
-    *,
-    inputs: Columns,
-    returns: Any,
-    which: Which,
-    batch_size: int,
-    transform: Transform | None,
-    fill: Mapping[str, Any] | None,
-    raw: Mapping[str, tuple[Any, Sequence[int]]] | None,
-    dtype: Any,
-    on_error: OnError,
-    probe: bool,
+    data: Any, settings: Settings, to: str | os.PathLike[str], columns: Sequence[str] | None, mode: Mode
 ) -> _Scoring:
     """Check what can be checked before a process is started. If `probe` is true, score the first rows here."""
-    groups = frames.checked(inputs, batch_size, on_error)
-    used = tuple(dict.fromkeys(name for members in groups.values() for name in members))
     destination = Destination(to, mode)
     refuse_shared(destination.unfinished.written)
+    used = settings.used
     dataset = _dataset(data, used, columns)
     _check_apart(dataset, destination.folder)
     kept = dataset.columns if columns is None else tuple(dict.fromkeys(columns))
-    layout = Layout(
-        dataset.name, groups, frames.making_of(used, fill, raw), None if dtype is None else np.dtype(dtype), transform
-    )
-    source = frames.source_of(model, make_model, which)
-    kinds, described, by_name = frames.kinds_of(returns), Described(layout), isinstance(inputs, Mapping)
+    inputs, source, kinds = settings.described(dataset.name), settings.source(), settings.kinds()
+    found = tuple(_output(name, kind, several=len(kinds) > 1) for name, kind in kinds.items())
     small = False
-    if probe:
-        rows = _first_rows(dataset, used)
-        results, small = frames.probed(source, described, rows, batch_size, by_name=by_name)
-        found = _outputs(results, kinds, len(rows))
-    elif kinds:
-        found = tuple(_output(name, kind, several=len(kinds) > 1) for name, kind in kinds.items())
-    else:
+    if settings.probe:
+        rows = first_rows(dataset, used, PROBED_ROWS)
+        results, small = settings.probed(source, inputs, rows)
+        if not found:
+            inferred = outputs.types_of(results, (), len(rows))
+            found = tuple(Output(name, kind, str(kind), len(inferred) > 1) for name, kind in inferred.items())
+        outputs.columns_of(results, found, len(rows))
+    elif not found:
         raise OptionsError(
             "the type of the predictions is not known, because with probe=False no row is looked at: set the type, as "
             "in returns='float'."
         )
-    for output in found:
-        if output.name.lower() in {name.lower() for name in kept}:
-            raise OptionsError(
-                f"the data already has a column `{output.name}`: give the predictions another name, as in "
-                f"returns={{'{output.name}_2': {output.written!r}}}, or leave the column out with columns=[…]."
-            )
-    settings = {
-        "model": source,
-        "inputs": described,
-        "outputs": found,
-        "by_name": by_name,
-        "batch_size": batch_size,
-        "on_error": on_error,
-        "small": small,
-    }
-    made, told = (make_model, source.told) if isinstance(source, frames.Saved) else (model, _name(model))
+    check_new(found, kept, "the data", ", or leave the column out with columns=[…]")
+    is_saved = isinstance(source, Saved)
+    name = source.told if isinstance(source, Saved) else _name(settings.model)
     belongs = {
         "data": dataset.version,
-        "model": version_of(made, told),
-        "transform": version_of(transform),
-        "settings": digest(groups, fill, raw, str(dtype), str(found), batch_size, on_error, kept),
-    }
-    code = f"sparkring.predict({dataset.name!r}, {told}, inputs={inputs!r}, to={destination.folder.written!r})"
+        "model": version_of(settings.make_model if is_saved else settings.model, name),
+        "transform": version_of(settings.transform),
+        "settings": digest(
+            settings.groups, settings.fill, settings.raw, str(settings.dtype), str(found), settings.batch_size,
+            settings.on_error, kept,
+        ),
+    }  # fmt: skip
+    code = f"sparkring.predict({dataset.name!r}, {name}, inputs={settings.inputs!r}, to={destination.folder.written!r})"
     version = f"# {dataset.rows:,} rows in {describe.counted(len(dataset.files), 'file')}, version {dataset.version}"
-    return _Scoring(dataset, settings, used, kept, destination, belongs, told, f"{code}\n{version}")
+    scorer = settings.scorer(source, inputs, found, small=small)
+    return _Scoring(dataset, scorer, used, kept, destination, belongs, name, f"{code}\n{version}")
 
 
 def _is_path(data: Any) -> bool:
-    """Return whether the data is a path or a list of paths. Anything else should be a DataFrame."""
     each = data if isinstance(data, list | tuple) else [data]
     return bool(each) and all(isinstance(path, str | os.PathLike) for path in each)
 
@@ -329,26 +283,6 @@ def _check_apart(dataset: Dataset, folder: Location) -> None:
         )
 
 
-def _first_rows(dataset: Dataset, used: Sequence[str]) -> pa.RecordBatch:
-    first = in_order(dataset.counts())[0]
-    first = first._replace(stop=min(first.stop, frames.PROBED_ROWS))
-    table = pa.Table.from_batches(next(windows(dataset, [first], first.rows, READ_BYTES)).batches)
-    (batch,) = table.select(used).combine_chunks().to_batches()
-    return batch
-
-
-def _outputs(results: Any, kinds: Mapping[str, Any], rows: int) -> tuple[Output, ...]:
-    """Return the columns of predictions. Raise DataError if the model's results for the first rows do not fit them."""
-    if kinds:
-        found = tuple(_output(name, kind, several=len(kinds) > 1) for name, kind in kinds.items())
-    else:
-        arrays = outputs.by_name(results, ())
-        inferred = {name: outputs.type_of(name, array, rows) for name, array in arrays.items()}
-        found = tuple(Output(name, kind, str(kind), len(inferred) > 1) for name, kind in inferred.items())
-    outputs.columns_of(results, found, rows)
-    return found
-
-
 def _output(name: str, kind: Any, *, several: bool) -> Output:
     written = kind if isinstance(kind, str) else getattr(kind, "simpleString", lambda: str(kind))()
     return Output(name, _arrow_type(written.replace(" ", "").lower(), written), written, several)
@@ -369,47 +303,41 @@ def _arrow_type(kind: str, written: str) -> pa.DataType:
 
 
 def _opened(scoring: _Scoring, np: int, *, background: bool) -> tuple[ForeachRun, ModelProcess]:
-    """Prepare the folder. Return the run that writes the parts to the folder, and the model process of this machine."""
-    destination, parts = scoring.destination, parts_of(scoring.dataset)
-    packed = pack_call(Scorer, scoring.settings, getattr(sys.modules.get("__main__"), "__dict__", {}))
-    destination.open(scoring.belongs)
-    at_once = min(abs(np), len(parts))
-    token = secrets.token_bytes(32)
-    order = {"key": secrets.token_hex(8), "path": [], "environment": root_for_ranks(), "idle_s": frames.IDLE_S}
+    """Prepare the folder. Return the run that writes the parts, and the model process of this machine."""
+    packed = packed_scorer(scoring.scorer)
+    scoring.destination.open(scoring.belongs)
+    try:
+        return _run_of(scoring, packed, np, background)
+    except BaseException:  # an interrupt, too, must not leave the folder behind
+        scoring.destination.release()
+        raise
+
+
+def _run_of(scoring: _Scoring, packed: Any, np: int, background: bool) -> tuple[ForeachRun, ModelProcess]:
+    unfinished, parts = scoring.destination.unfinished, parts_of(scoring.dataset)
+    order = {"key": secrets.token_hex(8), "path": [], "environment": root_for_ranks(), "idle_s": IDLE_S}
     if np < 0:
-        path = [os.path.abspath(entry) for entry in sys.path]
-        order |= {"path": path, "watch": os.getpid()}
-    job = Job(
-        replace(scoring.dataset, files=()),
-        scoring.used,
-        scoring.kept,
-        scoring.outputs,
-        scoring.settings["batch_size"],
-        (destination.unfinished / PARTS).written,
-        order,
-        token,
-        _written(packed, destination.unfinished / MODEL),
-    )
-    options = ForeachOptions(
-        np=-at_once if np < 0 else at_once,
-        fail_fast=True,
-        background=background,
-        checkpoint_dir=destination.unfinished.written,
-    )
+        order |= {"path": [os.path.abspath(entry) for entry in sys.path], "watch": os.getpid()}
+    process = order, secrets.token_bytes(32), _written(packed, unfinished / MODEL)
+    dataset, folder = replace(scoring.dataset, files=()), (unfinished / PARTS).written
+    outputs, batch_size = scoring.scorer["outputs"], scoring.scorer["batch_size"]
+    job = Job(dataset, scoring.used, scoring.kept, outputs, batch_size, folder, *process)
+    np = max(np, -len(parts)) if np < 0 else min(np, len(parts))
+    options = ForeachOptions(np=np, fail_fast=True, background=background, checkpoint_dir=unfinished.written)
     title = f"predict {scoring.dataset.name} with {scoring.model}"
     prepared = foreach_run.prepare(ForeachSpec(Call(job), parts, options, title=title, code=scoring.code))
     # The directory belongs to this run only, and is removed when the run has finished.
     prepared = prepared._replace(started=prepared.started._replace(checkpoint_dir="", captured=()), stay=True)
     assert prepared.kept is not None
-    prepared.kept.told_if_used = f"parts that an earlier run has written to {destination.unfinished.written} are used"
-    return open_items(prepared), ModelProcess(job.order, job.token, job.model)
+    prepared.kept.told_if_used = f"parts that an earlier run has written to {unfinished.written} are used"
+    return open_items(prepared), ModelProcess(*process)
 
 
-def _written(packed: Packed, target: Location) -> Model:
+def _written(packed: Any, target: Location) -> Model:
     """Write the packed model to a file, for the ranks."""
     with target.fs.open(target.path, "wb") as out:
         stream = _Digested(out)
-        pickle.dump((archive(with_nvml=False), packed.payload, *map(bytearray, packed.buffers)), stream, protocol=5)
+        pickle.dump(packed, stream, protocol=5)
     return Model(target.written, stream.digest.hexdigest())
 
 
@@ -431,15 +359,15 @@ def _name(model: Any) -> str:
 
 
 def _carried_out(scoring: _Scoring, run: ForeachRun, model: ModelProcess) -> Predictions:
-    """Carry out the run, and make its parts visible. Raise DataError, or an error of carry_out_items()."""
+    """Carry out the run, and make its parts visible. Raises DataError and the errors of carry_out_items()."""
     destination = scoring.destination
     written: dict[int, Written] = {}
 
     def finish(values: Mapping[int, Written]) -> None:
         written.update(values)
-        files = [File(values[number].file, values[number].size_bytes) for number in sorted(values)]
+        files = {part.file: part.size_bytes for _, part in sorted(values.items())}
         about = {"rows": scoring.dataset.rows, "data": scoring.dataset.name, "version": scoring.dataset.version}
-        destination.commit(files, {**about, "model": scoring.model, "files": [file.name for file in files]})
+        destination.commit(files, {**about, "model": scoring.model, "files": list(files)})
         run.recorder.notice(_summary(run.recorder.record, values))
 
     run.finish = finish
@@ -467,7 +395,7 @@ def _ran(record: RunRecord) -> list[int]:
 
 
 def _summary(record: RunRecord, values: Mapping[int, Written]) -> str:
-    """Return a line about the parts that this run has written: rows, time to load the model, and slowest part."""
+    """Return a line about the parts that this run has written."""
     ran = {number: values[number] for number in _ran(record)}
     if not ran:
         return "all parts were there already"

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
 from sparkring.capture.packing import pack_call
-from sparkring.cluster.partitions import arrow_schema, cast_it
 from sparkring.cluster.session import pandas_unused
+from sparkring.data.frames import serialized_schema
 from sparkring.errors import DataError, OptionsError
 from sparkring.inference.outputs import Output
 from sparkring.inference.scorer import Scorer
@@ -38,15 +38,14 @@ def scoring_udf(
 ) -> Any:
     """Return the UDF that scores its arguments with Scorer(**settings), and returns values of the Spark type `kind`.
 
-    `types` is the Arrow schema of the arguments, serialized; if it is None, the types are found from the rows. A model
-    process ends when no task has used it for `idle_s` seconds. Raise CaptureError if the model cannot be sent.
+    `types` is the Arrow schema of the arguments, serialized; if it is None, the types are found from the rows. Raise
+    CaptureError if the model cannot be sent.
     """
     import pandas
     from pyspark.sql.functions import pandas_udf
 
     context = session.sparkContext
-    packed = pack_call(Scorer, dict(settings), getattr(sys.modules.get("__main__"), "__dict__", {}))
-    model = context.broadcast((archive(with_nvml=False), packed.payload, *map(bytearray, packed.buffers)))
+    model = context.broadcast(packed_scorer(settings))
     threads = context.getConf().get(f"spark.executorEnv.{_THREADS}")
     order = {
         "key": secrets.token_hex(8),
@@ -62,13 +61,15 @@ def scoring_udf(
         return pandas_udf(score, kind)
 
 
+def packed_scorer(settings: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return sparkring's archive and the packed Scorer. Raise CaptureError if the model cannot be sent."""
+    packed = pack_call(Scorer, dict(settings), getattr(sys.modules.get("__main__"), "__dict__", {}))
+    return (archive(with_nvml=False), packed.payload, *map(bytearray, packed.buffers))
+
+
 def arrow_types(schema: StructType, session: SparkSession) -> pa.Schema:
     """Return the Arrow types of columns. Raise DataError if Arrow cannot represent one."""
-    try:
-        found = pa.ipc.read_schema(pa.py_buffer(arrow_schema(schema, session)))
-    except Exception as error:  # pyspark has several classes for this error
-        raise DataError(f"Arrow cannot represent a column of the DataFrame: {cast_it(error)}") from error
-    return found.remove_metadata()
+    return pa.ipc.read_schema(pa.py_buffer(serialized_schema(schema, session))).remove_metadata()
 
 
 def returned(kinds: Mapping[str, str | DataType], session: SparkSession, *, struct: bool) -> Returned:
@@ -89,15 +90,12 @@ def returned(kinds: Mapping[str, str | DataType], session: SparkSession, *, stru
     return Returned(schema if of_struct else next(iter(found.values())), outputs)
 
 
-def spark_types(names: Iterable[str], kinds: Sequence[pa.DataType]) -> dict[str, DataType]:
-    """Return a dict from the names of columns to the Spark types for their Arrow types.
-
-    Raise DataError if Spark has no type for one of them.
-    """
+def spark_types(kinds: Mapping[str, pa.DataType]) -> dict[str, DataType]:
+    """Return the Spark types for the Arrow types of columns. Raise DataError if Spark has no type for one of them."""
     from pyspark.sql.pandas.types import from_arrow_type
 
     found = {}
-    for name, kind in zip(names, kinds, strict=True):
+    for name, kind in kinds.items():
         try:
             found[name] = from_arrow_type(kind)
         except Exception as error:  # pyspark has several classes for this error

@@ -8,22 +8,21 @@
             results/            a file for each part that is complete
         run1/                   `parts` is renamed to this at the end, with _sparkring.json and _SUCCESS
 
-A local file system renames `parts` in one step. Object stores and some mounts cannot do this. There, the files are
+A local file system renames `parts` in one step. In object stores and some mounts, which cannot do this, the files are
 copied, and _SUCCESS is written last. If a run ends before that, a later run copies all files again.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import posixpath
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
 
 from sparkring.checkpointing.results import RESULTS
-from sparkring.data import owners
+from sparkring.data.folders import entries, has_ended, read_json, storage_errors, this_process, write_json
 from sparkring.errors import DataError, OptionsError
 from sparkring.runtime.storage import Location, locate
 
@@ -31,13 +30,6 @@ Mode = Literal["error", "overwrite"]
 STATE, SUCCESS = "_sparkring.json", "_SUCCESS"
 PARTS, REPLACED, MODEL = "parts", "replaced", "model"
 LAYOUT = 1
-
-
-class File(NamedTuple):
-    """A file of predictions."""
-
-    name: str
-    size_bytes: int
 
 
 class Destination:
@@ -57,12 +49,12 @@ class Destination:
         """Prepare the unfinished folder. Parts of an earlier run stay there if they need not be written again.
 
         `belongs` has a digest of each thing that the predictions depend on; its keys are the words that errors use. If
-        a digest differs from that of an earlier run, the parts of that run are removed in mode "overwrite"; in mode
-        "error", DataError is raised. DataError is also raised if the destination already has files, if another process
-        is writing to it, or if it cannot be written.
+        a digest differs from that of an earlier run, mode "overwrite" removes the parts of that run, and mode "error"
+        raises DataError. Raise DataError also if the destination already has files that are not to be replaced, if
+        another process is writing to it, or if it cannot be written.
         """
         with self._usable():
-            state = _read(self.unfinished / STATE)
+            state = read_json(self.unfinished / STATE, LAYOUT)
             there = self._names(self.folder)
             is_partial = bool(state) and state.get("copying") and SUCCESS not in there
             if there and not is_partial:
@@ -70,7 +62,7 @@ class Destination:
                     self._remove(self.unfinished)  # the run that finished was ended before it could remove this
                 self._check_replaceable(there)
             owner = state.get("owner")
-            if owner and owner != owners.me() and owners.has_ended(owner) is False:
+            if owner and owner != this_process() and has_ended(owner) is False:
                 raise DataError(
                     f"{self.folder.written}: process {owner['pid']} on {owner['host']} is writing predictions to this "
                     "folder: wait for it, or use another folder."
@@ -81,8 +73,8 @@ class Destination:
             self._write_state(belongs, copying=bool(is_partial))
 
     def _write_state(self, belongs: Mapping[str, Any], *, copying: bool) -> None:
-        content = {"layout": LAYOUT, "owner": owners.me(), "belongs": belongs, "copying": copying}
-        _write(self.unfinished / STATE, content)
+        content = {"owner": this_process(), "belongs": belongs, "copying": copying}
+        write_json(self.unfinished / STATE, LAYOUT, content)
 
     def _check_replaceable(self, names: Mapping[str, str]) -> None:
         """Raise DataError unless the mode is "overwrite" and the destination has only Parquet files."""
@@ -103,8 +95,9 @@ class Destination:
         before = state["belongs"]
         changed = [what for what, digest in belongs.items() if before.get(what) != digest]
         if changed and self._mode == "error":
+            other = ", ".join(changed) if len(changed) > 2 else " and ".join(changed)
             raise DataError(
-                f"{self.unfinished.written} has parts of a run that did not finish, with {_other(changed)}: use "
+                f"{self.unfinished.written} has parts of a run that did not finish, with other {other}: use "
                 'mode="overwrite" to remove these parts, or name another folder.'
             )
         return not changed
@@ -116,32 +109,32 @@ class Destination:
     def release(self) -> None:
         """Note in the folder that this process no longer writes. If no part is complete, remove the folder."""
         with contextlib.suppress(Exception):  # the run has ended, with an error of its own if there is one
-            state = _read(self.unfinished / STATE)
+            state = read_json(self.unfinished / STATE, LAYOUT)
             if state and self._has_parts():
-                _write(self.unfinished / STATE, {**state, "owner": None})
+                write_json(self.unfinished / STATE, LAYOUT, {**state, "owner": None})
             elif state:
                 self._remove(self.unfinished)
 
-    def commit(self, files: Sequence[File], about: Mapping[str, Any]) -> None:
-        """Make the parts visible in the destination. `about` says what they are.
+    def commit(self, files: Mapping[str, int], about: Mapping[str, Any]) -> None:
+        """Make the parts visible, with facts `about` them. `files` has the size of each file in bytes, by its name.
 
-        Raises DataError if a file is missing, or if the storage fails.
+        Raise DataError if a file is missing, or if the storage fails.
         """
         parts = self.unfinished / PARTS
         with self._usable():
-            sizes = self._sizes(parts)
-            for file in files:
-                if sizes.get(file.name) != file.size_bytes:
+            sizes = {name: int(entry["size"]) for name, entry in entries(parts).items() if entry["type"] == "file"}
+            for name, size_bytes in files.items():
+                if sizes.get(name) != size_bytes:
                     self._remove(self.unfinished)
                     raise DataError(
-                        f"{file.name} in {parts.written} was changed or removed, so the predictions are not complete. "
+                        f"{name} in {parts.written} was changed or removed, so the predictions are not complete. "
                         "All parts of this run have been removed: run the cell again."
                     )
-            for name in sizes.keys() - {file.name for file in files}:
+            for name in sizes.keys() - files.keys():
                 parts.fs.rm_file((parts / name).path)
-            _write(parts / STATE, {"layout": LAYOUT, "created": time.time(), **about})
+            write_json(parts / STATE, LAYOUT, {"created": time.time(), **about})
             if not (self.folder.local and self._renamed(parts)):
-                self._copy(parts, [*(file.name for file in files), STATE])
+                self._copy(parts, [*files, STATE])
             self._remove(self.unfinished)
 
     def _renamed(self, parts: Location) -> bool:
@@ -156,7 +149,7 @@ class Destination:
         return True
 
     def _copy(self, parts: Location, names: Sequence[str]) -> None:
-        state = _read(self.unfinished / STATE)
+        state = read_json(self.unfinished / STATE, LAYOUT)
         if not state.get("copying"):
             self._remove(self.folder)
             self._write_state(state.get("belongs", {}), copying=True)
@@ -171,50 +164,19 @@ class Destination:
         if folder.fs.isfile(folder.path):
             raise DataError(f"{folder.written} is a file: name a folder.")
         try:
-            found = list(folder.entries())
+            return {name: entry["type"] for name, entry in entries(folder).items()}
         except FileNotFoundError:
             return {}
-        return {posixpath.basename(entry["name"].rstrip("/")): entry["type"] for entry in found}
-
-    def _sizes(self, folder: Location) -> dict[str, int]:
-        folder.fs.invalidate_cache()
-        found = folder.fs.ls(folder.path, detail=True)
-        return {posixpath.basename(entry["name"]): int(entry["size"]) for entry in found if entry["type"] == "file"}
 
     def _remove(self, folder: Location) -> None:
         with contextlib.suppress(FileNotFoundError):
             folder.fs.rm(folder.path, recursive=True)
 
-    @contextlib.contextmanager
-    def _usable(self) -> Iterator[None]:
-        """A context that turns an error of the storage into a DataError that names the folder."""
-        try:
-            yield
-        except DataError:
-            raise
-        except Exception as error:  # each of fsspec's packages has its own errors
-            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            raise DataError(f"predictions cannot be written to {self.folder.written}: {reason}.") from error
+    def _usable(self) -> contextlib.AbstractContextManager[None]:
+        return storage_errors(f"predictions cannot be written to {self.folder.written}")
 
 
 def _is_ours(name: str, kind: str) -> bool:
-    """Return whether a name is one that predict() or Spark writes to a folder of Parquet files."""
+    """Return whether predict() or Spark writes a file of this name to a folder of Parquet files."""
     notes = (".", "_committed_", "_started_")
     return kind != "directory" and (name.endswith(".parquet") or name in (STATE, SUCCESS) or name.startswith(notes))
-
-
-def _other(changed: Sequence[str]) -> str:
-    return f"other {' and '.join(changed)}" if len(changed) < 3 else f"other {', '.join(changed)}"
-
-
-def _read(file: Location) -> dict[str, Any]:
-    """Return the content of a JSON file, or {} if the file is missing or incomplete, or has another LAYOUT."""
-    try:
-        found = json.loads(file.fs.cat_file(file.path))
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-        return {}
-    return found if isinstance(found, dict) and found.get("layout") == LAYOUT else {}
-
-
-def _write(file: Location, content: Mapping[str, Any]) -> None:
-    file.fs.pipe_file(file.path, json.dumps(content, indent=1).encode())

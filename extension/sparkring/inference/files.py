@@ -1,8 +1,8 @@
 """Reads rows of Parquet files in the model process.
 
-If the columns that the model uses are stored in Parquet files, Spark need not decode these columns and send them to
-Python. For each row, it sends only one integer, which stands for the file and the number of the row in it. This works
-even if the DataFrame has a filter, or computes columns that the model does not use.
+If the columns that the model uses are stored in Parquet files, Spark need not decode them and send them to Python. It
+sends only one integer for each row, which stands for the file and the number of the row in it. The DataFrame may have a
+filter, and columns that are computed but not used by the model.
 """
 
 from __future__ import annotations
@@ -49,10 +49,7 @@ class Files(NamedTuple):
     filtered: bool
 
     def first_rows(self, most: int) -> pa.RecordBatch | None:
-        """Return the first rows of the first file that has any; None if the first eight files have no rows.
-
-        Raise DataError if a file cannot be read.
-        """
+        """Return the first rows of the first file that has any; None if the first eight files have no rows."""
         for path in list(dict.fromkeys(self.paths.values()))[:8]:
             found = _OpenFile(path, self)
             if rows := min(most, found.rows):
@@ -68,7 +65,7 @@ class FileRows:
         self._local = threading.local()
 
     def read(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows that the integers in the only column stand for. Raise DataError if a file cannot be read."""
+        """Return the rows that the integers in the only column stand for."""
         numbers = rows.column(0).to_numpy()
         files, at = numbers >> _ROW_BITS, numbers & ((1 << _ROW_BITS) - 1)
         cuts = [0, *(np.flatnonzero(np.diff(files)) + 1).tolist(), len(numbers)]
@@ -177,10 +174,7 @@ class _OpenFile:
 
 
 def files_of(data: DataFrame, names: Sequence[str], types: pa.Schema) -> Files | None:
-    """Return the files in which the columns of the DataFrame are stored; None if Spark has to compute the columns.
-
-    `types` are the Arrow types of the columns.
-    """
+    """Return the files that store these columns, of these types in Arrow; None if Spark has to compute the columns."""
     try:
         return _files_of(data, names, types)
     except Exception:  # Spark's internal classes may differ in this version, or a file is unreadable

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
 
 import pyarrow as pa
 
 from sparkring.data.columns import Making, changes_with_nulls, holds_nulls, to_numpy
-from sparkring.data.layout import Batch, Layout
+from sparkring.data.layout import Array, Batch, Layout
 from sparkring.errors import DataError
-
-
-class Inputs(Protocol):
-    """Makes a model's inputs from rows."""
-
-    def arrays(self, batch: pa.RecordBatch) -> Batch:
-        """Return a dict of arrays [rows, …]. Raise DataError if the rows cannot become arrays."""
-        ...
 
 
 class Described:
@@ -32,6 +24,7 @@ class Described:
         return self.arrays(batch)
 
     def arrays(self, batch: pa.RecordBatch) -> Batch:
+        """Return a dict of arrays [rows, …]. Raise DataError if the rows cannot become arrays."""
         self._check_nulls(batch)
         if not self._layout.spec:  # there was no probe
             self._layout.learn(batch)
@@ -52,11 +45,16 @@ class Described:
                 )
 
 
-class AsTheyAre:
-    """Inputs in which each column becomes an array of the same name.
+def reshaped(array: Array, shape: Sequence[int], row: str) -> Array:
+    """Return an array with rows of this shape. If this is impossible, raise a DataError that begins with `row`."""
+    try:
+        return array.reshape(len(array), *shape)
+    except ValueError:
+        raise DataError(f"{row} has the shape {list(array.shape[1:])}, which cannot become {list(shape)}.") from None
 
-    predict_udf() uses this class, because the columns are not known before there are rows.
-    """
+
+class AsTheyAre:
+    """Inputs in which each column becomes an array of the same name, for predict_udf(), which has no Layout."""
 
     def arrays(self, batch: pa.RecordBatch) -> Batch:
         making = Making({}, {})

@@ -11,6 +11,8 @@ import pyarrow as pa
 
 from sparkring.errors import DataError
 
+DEFAULT_NAME = "prediction"  # of the column of predictions, if neither the user nor the model names it
+
 # What a model has returned: one array, a dict of arrays, or a sequence of arrays.
 Results = Any
 
@@ -37,8 +39,8 @@ def by_name(results: Results, names: Sequence[str]) -> dict[str, Any]:
             return dict(zip(names, found.values(), strict=True))
         if missing:
             raise DataError(
-                f"the model returned {_listed(found)}, but returns=… names `{missing[0]}`: in returns=…, use the names "
-                "of the model's outputs."
+                f"the model returned `{'`, `'.join(found)}`, but returns=… names `{missing[0]}`: in returns=…, use the "
+                "names of the model's outputs."
             )
         return {name: found[name] for name in names} if names else found
     if isinstance(results, list) and results and isinstance(results[0], Mapping):  # a dict for each row
@@ -46,7 +48,7 @@ def by_name(results: Results, names: Sequence[str]) -> dict[str, Any]:
     if isinstance(results, list | tuple) and results and all(hasattr(each, "shape") for each in results):
         arrays = [as_array(each) for each in results]
         if not names and len(arrays) == 1:
-            return {"prediction": arrays[0]}
+            return {DEFAULT_NAME: arrays[0]}
         if len(names) != len(arrays):
             raise DataError(
                 f"the model returned {len(arrays)} arrays without names: name them, in the same order, with "
@@ -58,7 +60,7 @@ def by_name(results: Results, names: Sequence[str]) -> dict[str, Any]:
             f"the model returned one array, but returns=… names {len(names)} columns ({', '.join(names)}): name only "
             "one."
         )
-    return {names[0] if names else "prediction": as_array(results)}
+    return {names[0] if names else DEFAULT_NAME: as_array(results)}
 
 
 def as_array(value: Any) -> Any:
@@ -70,8 +72,12 @@ def as_array(value: Any) -> Any:
     return np.asarray(value)
 
 
-def type_of(name: str, array: Any, rows: int) -> pa.DataType:
-    """Return the type of the column for an array that a model has returned for some rows."""
+def types_of(results: Results, names: Sequence[str], rows: int) -> dict[str, pa.DataType]:
+    """Return the types of the columns for a model's results for some rows. `names` are as in by_name()."""
+    return {name: _type_of(name, array, rows) for name, array in by_name(results, names).items()}
+
+
+def _type_of(name: str, array: Any, rows: int) -> pa.DataType:
     _check_rows(name, array, rows)
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]  # usual for models with one output
@@ -144,7 +150,3 @@ def _check_rows(name: str, array: Any, rows: int) -> None:
 def described(array: Any) -> str:
     """Return the type and the shape of an array in words."""
     return f"{array.dtype} of shape {['rows', *array.shape[1:]]}".replace("'", "")
-
-
-def _listed(found: Mapping[str, Any]) -> str:
-    return ", ".join(f"`{name}`" for name in found)

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from sparkring.data.dataset import DataFile, Dataset
 from sparkring.data.plan import RowRange
-from sparkring.data.reader import Ahead, windows
+from sparkring.data.reader import READ_BYTES, Ahead, windows
 from sparkring.errors import DataError
 from sparkring.history import describe
 from sparkring.inference.outputs import Output
@@ -34,7 +34,6 @@ from sparkring.worker.member import process
 # Data is divided into about PARTS parts, provided that each then has between LEAST_BYTES and MOST_BYTES before
 # compression. A part has at least one row group.
 PARTS, LEAST_BYTES, MOST_BYTES = 64, 4_000_000, 128_000_000
-READ_BYTES = 32_000_000  # the most bytes to decode at a time
 REQUEST_ROWS = 16_384  # the most rows to send to the model process at a time; fewer if the rows are large
 ROW_GROUP_BYTES = 32_000_000  # the size of the row groups that are written, before compression
 REPORT_EVERY_S = 1.0
@@ -42,7 +41,7 @@ END_S = 2.0  # a model process that was asked to end is killed after this time
 
 
 class Part(NamedTuple):
-    """The rows that become one file of predictions: row groups of `files`, in the order of the data."""
+    """The rows that become one file of predictions: row groups of `files`, in order."""
 
     number: int
     files: tuple[DataFile, ...]
@@ -123,8 +122,7 @@ class Model:
 class ModelProcess(Process):
     """A connection to the model process of this machine, for ranks that score parts.
 
-    On the notebook's machine, the notebook starts and ends the process. Elsewhere, a rank starts the process, and the
-    process ends with this rank.
+    On the notebook's machine, the notebook starts and ends the process. Elsewhere, a rank does.
     """
 
     def __init__(self, order: Mapping[str, Any], token: bytes, model: Model) -> None:
@@ -168,7 +166,7 @@ class ModelProcess(Process):
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _is_running(self) -> bool:
-        """Return whether the process is running: it is loading its model, with the folder locked, or is listening."""
+        """Return whether the process is loading its model, with the folder locked, or is listening."""
         lock = os.open(os.path.join(self._folder, "lock"), os.O_RDWR)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -273,7 +271,7 @@ class Job:
         dataset = replace(self.dataset, files=part.files)
         most = min(REQUEST_ROWS, int(READ_BYTES / max(1.0, dataset.row_bytes())))
         rows = max(1, most // self.batch_size) * self.batch_size
-        for window in windows(dataset, part.ranges, rows, READ_BYTES):
+        for window in windows(dataset, part.ranges, rows):
             yield pa.Table.from_batches(window.batches)
 
     def _scored(self, connection: ModelProcess, table: pa.Table) -> pa.Table:

@@ -17,9 +17,7 @@ from sparkring.errors import DataError
 Batch = dict[str, Any]
 Predict = Callable[[Batch], Any]
 
-# If a batch takes fewer operations, one thread is faster, because several threads spend more time on waiting for each
-# other.
-_SMALL_FLOP = 20e6
+_SMALL_FLOP = 20e6  # for fewer operations, one thread is faster than several, which wait for each other
 
 
 def is_model(value: Any) -> bool:
@@ -41,8 +39,7 @@ def is_keras(value: Any) -> bool:
 def settled(model: Any, *, small: bool = False) -> Any:
     """Prepare a model that belongs to this process for predictions, and return it.
 
-    A torch module is moved to the GPU if there is one, and computes no gradients. If it is `small`, one thread computes
-    it.
+    A torch module is moved to the GPU if there is one, and computes no gradients; one thread computes a `small` one.
     """
     if is_torch(model):
         import torch
@@ -72,8 +69,7 @@ def borrowed(model: Any) -> Iterator[None]:
 def is_small(model: Any, predict: Predict, batch: Batch, batch_size: int) -> bool:
     """Return whether one thread is enough for a torch module, judged by the operations that a few rows take.
 
-    Measured times are not used, because they differ from run to run: a repeated query might then use another number of
-    threads, and the last bits of predictions may depend on that number.
+    Measured times would differ from run to run, and the last bits of predictions may depend on the number of threads.
     """
     if not is_torch(model) or any(each.device.type != "cpu" for each in model.parameters()):
         return False
@@ -137,8 +133,7 @@ def _of_torch(module: Any, by_name: bool) -> Predict:
 
 
 def _of_keras(model: Any, by_name: bool) -> Predict:
-    # A model of a class that the user has written does not know its inputs before its first call, but it may take a
-    # dict.
+    # A model of the user's own class does not know its inputs before its first call, but it may take a dict.
     names = {tensor.name for tensor in getattr(model, "inputs", None) or ()}
 
     def predict(batch: Batch) -> Any:

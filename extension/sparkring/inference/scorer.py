@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from sparkring.errors import SparkringError
 from sparkring.inference.files import FileRows, Files
-from sparkring.inference.inputs import Inputs
+from sparkring.inference.inputs import AsTheyAre, Described
 from sparkring.inference.outputs import Output, columns_of
 from sparkring.inference.predictors import predictor_of, settled
 
@@ -42,15 +42,15 @@ class Source(Protocol):
 class Scorer:
     """Scores Arrow tables with the model that `model` loads.
 
-    `outputs` describes the columns of the results. If `by_name` is true, a model with several inputs gets them by their
-    names. If there are `files`, the tables have one column, whose integers stand for rows of these files. A `small`
-    model is computed by one thread.
+    `outputs` describes the columns of the results. With `by_name`, a model with several inputs gets them by name. If
+    there are `files`, the tables have one column, whose integers stand for rows of these files. One thread computes a
+    `small` model.
     """
 
     def __init__(
         self,
         model: Source,
-        inputs: Inputs,
+        inputs: Described | AsTheyAre,
         outputs: Sequence[Output],
         *,
         by_name: bool,
@@ -66,10 +66,7 @@ class Scorer:
         self._file_rows = None if files is None else FileRows(files)
 
     def score(self, rows: pa.Table) -> pa.RecordBatch:
-        """Return the predictions for rows, in batches of `batch_size`.
-
-        Raise RowsError if rows cannot be scored, and DataError if they cannot be read.
-        """
+        """Return the predictions. Raise RowsError if rows cannot be scored, and DataError if they cannot be read."""
         parts = []
         for begin in range(0, len(rows), self._batch_size):
             (batch,) = rows.slice(begin, self._batch_size).combine_chunks().to_batches()
@@ -108,9 +105,9 @@ class Scorer:
                 yield scored
 
     def _failing(self, batch: pa.RecordBatch) -> int | None:
-        """Search a batch that cannot be scored for the first row that cannot be scored even alone; return its number.
+        """Halve a batch that cannot be scored until one row is left, and return its number.
 
-        The search halves the batch repeatedly. Return None if a part fails, but neither of its halves does.
+        Return None if a part fails, but neither of its halves does.
         """
         begin = 0
         while len(batch) > 1:

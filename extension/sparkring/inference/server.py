@@ -77,22 +77,20 @@ class _Server:
                 os.utime(self._folder)  # for _newer()
 
     def _answer(self, connection: Any, request: bytes) -> None:
-        if self._problem:
-            connection.send_bytes(json.dumps({"error": self._problem, "row": None, "of_rows": False}).encode())
-            return
+        failed: dict[str, Any] = {"error": self._problem, "row": None, "of_rows": False} if self._problem else {}
         try:
-            rows = pa.ipc.open_stream(request).read_all().combine_chunks()
-            found = self._scorer.score(rows)
+            if not failed:
+                found = self._scorer.score(pa.ipc.open_stream(request).read_all().combine_chunks())
         except RowsError as error:
-            connection.send_bytes(json.dumps({"error": str(error), "row": error.row, "of_rows": True}).encode())
-            return
+            failed = {"error": str(error), "row": error.row, "of_rows": True}
         except DataError as error:  # a file cannot be read
-            connection.send_bytes(json.dumps({"error": str(error), "row": None, "of_rows": False}).encode())
+            failed = {"error": str(error), "row": None, "of_rows": False}
+        connection.send_bytes(json.dumps(failed).encode())
+        if failed:
             return
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, found.schema) as writer:
             writer.write_batch(found)
-        connection.send_bytes(b"{}")
         connection.send_bytes(sink.getvalue())
 
 

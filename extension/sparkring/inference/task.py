@@ -31,9 +31,8 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-# What the model process runs. The task starts a process that forks the model process and then ends at once, so that the
-# task need not wait for the model process. The order comes on stdin, so that the token in it is not in argv or in the
-# environment, where other processes could read it.
+# What the model process runs. The task starts a process that forks the model process and ends at once, so the task need
+# not wait for it. The order comes on stdin, because other processes could read the token in argv or the environment.
 _BOOT = (
     "import sys; sys.path[:] = [p for p in sys.path if p]; import json, os, pickle; "
     "order = json.loads(sys.stdin.buffer.readline()); pid = os.fork(); "
@@ -83,7 +82,7 @@ def scorer_for(
 def _requests(batches: Iterable[Any], schema: Any, batch_size: int) -> Iterator[Any]:
     """Yield the rows as Arrow tables whose lengths are multiples of `batch_size`, except for the last one.
 
-    So a row's batch depends only on the partition, and not on the size of Spark's batches or on other tasks.
+    So a row's batch depends only on the partition.
     """
     import pyarrow
 
@@ -101,10 +100,9 @@ def _requests(batches: Iterable[Any], schema: Any, batch_size: int) -> Iterator[
 
 
 def _as_arrow(batch: Any, schema: Any) -> Any:
-    """Return a pandas UDF's batch as Arrow columns.
+    """Return a pandas UDF's batch (a Series, a DataFrame for a struct, or a tuple of these) as Arrow columns.
 
-    The batch is a Series, a DataFrame (for a struct column), or a tuple of these. The names of the columns are those of
-    `schema`. Without a schema, the names are numbers; the names of a struct's fields have a dot.
+    Without a schema, the names of the columns are numbers; those of a struct's fields have a dot.
     """
     import pandas
     import pyarrow
@@ -115,11 +113,9 @@ def _as_arrow(batch: Any, schema: Any) -> Any:
             found.update((f"{number}.{at}", part.iloc[:, at]) for at in range(part.shape[1]))
         else:
             found[str(number)] = part
-    if schema is None:
-        columns = [_column(series, None) for series in found.values()]
-        return pyarrow.RecordBatch.from_arrays(columns, names=list(found))
-    columns = [_column(series, kind) for series, kind in zip(found.values(), schema.types, strict=True)]
-    return pyarrow.RecordBatch.from_arrays(columns, schema=schema)
+    kinds = [None] * len(found) if schema is None else schema.types
+    columns = [_column(series, kind) for series, kind in zip(found.values(), kinds, strict=True)]
+    return pyarrow.RecordBatch.from_arrays(columns, names=list(found) if schema is None else None, schema=schema)
 
 
 def _column(series: Any, kind: Any) -> Any:
@@ -154,10 +150,9 @@ def _as_pandas(batch: Any) -> Any:
 
 
 class Process:
-    """A connection to the model process of this machine.
+    """A connection to the model process of this machine. It is opened, or the process started, when first needed.
 
-    The connection is opened when it is first needed; if no model process is running then, one is started. A subclass
-    says where the model is, and how errors name the rows.
+    A subclass says where the model is, and how errors name the rows.
     """
 
     def __init__(self, order: dict[str, Any], token: bytes) -> None:
@@ -279,8 +274,7 @@ class Process:
         order = {**self._order, "model": self._model_file(), "folder": self._folder, "lock": lock}
         order["token"] = self._token.hex()
         order["path"] = [*sys.path, *self._order["path"]]
-        # The parent of a task's process is Spark's daemon, which lives as long as the executor. The process of the task
-        # may end earlier.
+        # The parent of a task's process is Spark's daemon, which lives as long as the executor.
         order.setdefault("watch", os.getppid())
         with open(os.path.join(self._folder, "log"), "wb") as log:
             process = subprocess.Popen(
@@ -332,9 +326,8 @@ def _temporary() -> str:
 
 
 def _threads() -> dict[str, str]:
-    """Return the settings that let the model process use all cores.
+    """Return the settings that let the model process use all cores, and not only those that Spark sets for a task.
 
-    Spark sets OMP_NUM_THREADS to the number of cores of a task, because it expects each task to compute by itself.
     Threads sleep while they wait for work, because the tasks need the cores meanwhile.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -11,7 +11,7 @@ import numpy as np
 from sparkring.cluster.session import find_session
 from sparkring.errors import DataError, OptionsError
 from sparkring.inference.column import returned, scoring_udf
-from sparkring.inference.inputs import AsTheyAre
+from sparkring.inference.inputs import AsTheyAre, reshaped
 from sparkring.runtime.kernel import tell
 
 if TYPE_CHECKING:
@@ -108,13 +108,5 @@ def _arguments(columns: dict[str, Any], expected: int, shapes: Sequence[list[int
 
 
 def _shaped(array: Any, shape: list[int] | None) -> Any:
-    """Return the array with rows of this shape. Raise DataError if the rows have another number of values."""
     array = np.require(array, requirements="W")  # frameworks expect writable arrays; Arrow's memory is read-only
-    if not shape:
-        return array
-    try:
-        return array.reshape(len(array), *shape)
-    except ValueError:
-        raise DataError(
-            f"input_tensor_shapes: a row has the shape {list(array.shape[1:])}, which cannot become {list(shape)}."
-        ) from None
+    return reshaped(array, shape, "input_tensor_shapes: a row") if shape else array

@@ -2,8 +2,8 @@
 
     from sparkring.ml import KerasEstimator
 
-Each name is imported only when it is first used. The reason is that this package also has the code that runs on the
-ranks, which must work without pyspark.
+Each name is imported when it is first used, because the package also has the code of the ranks, which must work without
+pyspark.
 """
 
 from __future__ import annotations
@@ -16,12 +16,7 @@ if TYPE_CHECKING:
     from sparkring.ml.model import KerasModel as KerasModel
     from sparkring.ml.model import TorchModel as TorchModel
 
-_HOMES = {
-    "KerasEstimator": "estimator",
-    "KerasModel": "model",
-    "TorchEstimator": "estimator",
-    "TorchModel": "model",
-}
+_HOMES = {"KerasEstimator": "estimator", "KerasModel": "model", "TorchEstimator": "estimator", "TorchModel": "model"}
 __all__ = sorted(_HOMES)
 
 

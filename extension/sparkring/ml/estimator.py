@@ -7,6 +7,7 @@ import itertools
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from pyspark.ml import Estimator
@@ -21,6 +22,7 @@ from sparkring.engine.foreach.meaning import meaning_of
 from sparkring.engine.options import Options, restarts
 from sparkring.engine.spec import Call, RunSpec
 from sparkring.engine.warm_gang import WarmGang
+from sparkring.inference.predictors import is_keras
 from sparkring.ml import keras, torch
 from sparkring.ml.frames import Rows, rows_of
 from sparkring.ml.model import Fitted, KerasModel, TorchModel
@@ -90,7 +92,7 @@ class _RingEstimator(Estimator[Fitted], Fitting, MLWritable, MLReadable):  # typ
 
     def _trained(self, rows: Rows, context: SparkContext) -> Trained:
         np, checkpoint_dir = self.value("num_proc"), self.value("checkpoint_dir")
-        told = _described({param.name: self.getOrDefault(param) for param in self.params if self.isDefined(param)})
+        told = _described({param.name: self.getOrDefault(param) for param in self.params})
         code = f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in told.items())}).fit(df)"
         with contextlib.ExitStack() as stack:
             directory = ""
@@ -108,7 +110,7 @@ class _RingEstimator(Estimator[Fitted], Fitting, MLWritable, MLReadable):  # typ
                 max_restarts=restarts(self.value("max_restarts"), directory),
             )
             values = {
-                "training": self._training(),
+                "training": Training(**{each.name: self.value(each.name) for each in fields(Training)}),
                 "model": self.value("model"),
                 "optimizer": self.value("optimizer"),
                 "data": rows.train,
@@ -118,20 +120,6 @@ class _RingEstimator(Estimator[Fitted], Fitting, MLWritable, MLReadable):  # typ
             title = f"{type(self).__name__}.fit"
             found: Trained = run_spec(RunSpec(call, options, self.framework, title, code, gang)).value
         return found
-
-    def _training(self) -> Training:
-        return Training(
-            features=tuple(self.value("feature_cols")),
-            labels=tuple(self.value("label_cols")),
-            weight=self.value("sample_weight_col") or "",
-            loss=self.value("loss"),
-            loss_weights=self.value("loss_weights"),
-            metrics=self.value("metrics"),
-            callbacks=self.value("callbacks"),
-            epochs=self.value("epochs"),
-            verbose=self.value("verbose"),
-            seed=self.value("random_seed"),
-        )
 
     def write(self) -> EstimatorWriter:
         """Return the writer. save(path) calls this method."""
@@ -215,7 +203,7 @@ _APART = {"checkpoint_dir", "max_restarts", "num_proc", "output_cols", "use_gpu"
 
 
 def _described(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return, as text, the parameters that determine a fit. The text is the same in every kernel."""
+    """Return the parameters that determine a fit, as text that is the same in every kernel."""
     return {name: _text(value) for name, value in values.items() if name not in _APART and value not in (None, [])}
 
 
@@ -224,7 +212,7 @@ def _text(value: Any) -> str:
         return f"[{', '.join(map(_text, value))}]"
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key}: {_text(each)}" for key, each in value.items()) + "}"
-    if keras.is_model(value):
+    if is_keras(value):
         return f"{type(value).__name__}({[tuple(each.shape) for each in value.weights]})"
     if hasattr(value, "get_config") and not isinstance(value, type):
         return f"{type(value).__name__}({value.get_config()})"
@@ -264,10 +252,7 @@ def _only_one(what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _unfinished(home: Location, key: str) -> Iterator[str]:
-    """Yield the directory of a fit below `home`: the first directory for this key in which no fit has finished.
-
-    When the block ends without an error, a file marks the directory as finished.
-    """
+    """Yield the first directory for this key in which no fit has finished. After the block, mark it as finished."""
     with _only_one((home / key).url):
         for number in itertools.count(1):
             mark = home / f"{key}-{number}.finished"
@@ -279,7 +264,7 @@ def _unfinished(home: Location, key: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _warm_gang(np: int) -> Iterator[WarmGang | None]:
-    """Yield the warm gang with this `np`, or None if there is none or a cell is using it. Wait while a fit uses it."""
+    """Yield the warm gang with this `np`; None if there is none, or a cell uses it. Wait while a fit uses it."""
     if not any(gang.wanted.np == np for gang in warm_gang.every()):
         yield None
         return
@@ -289,10 +274,9 @@ def _warm_gang(np: int) -> Iterator[WarmGang | None]:
 
 @contextlib.contextmanager
 def _room(np: int, context: SparkContext) -> Iterator[None]:
-    """Wait until Spark has slots for `np` ranks besides the ranks of other fits.
+    """Wait until Spark has slots for `np` ranks besides those of other fits; a barrier stage would not wait for long.
 
-    Without this, the barrier stage would wait for the slots, but only for a limited time. If Spark has fewer than `np`
-    slots in all, wait only until no other fit uses slots; the launch then raises an error.
+    If Spark has fewer than `np` slots in all, wait only until no other fit uses slots: the launch raises an error.
     """
     global _slots_in_use
     total = slots(context).total

@@ -12,7 +12,8 @@ import pyarrow.compute as pc
 from pyarrow import parquet
 from pyspark.sql import functions
 
-from sparkring.data.frames import for_arrays, quoted, session_of, version_of
+from sparkring.data.dataset import null_counts
+from sparkring.data.frames import for_arrays, name_of, quoted, session_of, version_of
 from sparkring.data.materialise import Copy, Form, in_form
 from sparkring.data.shards import Shards, shards
 from sparkring.errors import DataError
@@ -71,8 +72,7 @@ def rows_of(frame: DataFrame, fitting: Fitting, transform: Transform | None) -> 
             remainder=remainder,
             dtype="float32",
         )
-        shown = ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
-        found.layout.data = f"DataFrame[{shown}]"
+        found.layout.data = name_of(names)
         return replace(found, dataset=replace(found.dataset, name=found.layout.data, where=said))
 
     batch_size = fitting.value("batch_size")
@@ -123,28 +123,16 @@ def _written(frame: DataFrame, names: Sequence[str], validation: str | float | N
 
 
 def _facts(copy: Location) -> dict[str, Any]:
-    """Return how many rows are for training and for validation, and which columns have nulls, found from the files."""
+    """Return how many rows are for training and for validation, and the numbers of nulls in columns that have some."""
     nulls: Counter[str] = Counter()
     total = chosen = 0
-    for path in copy.fs.ls(copy.path, detail=False):
-        if not path.endswith(".parquet"):
-            continue
+    for path in (each for each in copy.fs.ls(copy.path, detail=False) if each.endswith(".parquet")):
         with copy.fs.open(path, "rb") as opened:
             file = parquet.ParquetFile(opened)
             total += file.metadata.num_rows
-            nulls.update(_nulls(file.metadata))
+            for name, count in null_counts(file.metadata).items():
+                nulls[name.partition(_ITEMS)[0]] += count
             if _SPLIT in file.schema_arrow.names:
                 chosen += pc.sum(file.read([_SPLIT]).column(0).cast("int64")).as_py() or 0
     return {"nulls": {name: count for name, count in nulls.items() if count},
             "rows": {"train": total - chosen, "validation": chosen}}  # fmt: skip
-
-
-def _nulls(metadata: parquet.FileMetaData) -> Counter[str]:
-    found: Counter[str] = Counter()
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        for at in range(metadata.num_columns):
-            column = group.column(at)
-            if column.statistics is not None and column.statistics.has_null_count:
-                found[column.path_in_schema.partition(_ITEMS)[0]] += column.statistics.null_count
-    return found

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sparkring.checkpointing import keras_3_state, tensorflow_state
 from sparkring.checkpointing.store import checkpoints
 from sparkring.errors import OptionsError
+from sparkring.inference.predictors import is_keras
 from sparkring.ml.training import History, Trained, Training
 from sparkring.runtime.report import numbers
 from sparkring.runtime.resume_point import here
@@ -26,9 +27,9 @@ def train(training: Training, model: Any, optimizer: Any, data: Shards, validati
     gpus = tf.config.list_physical_devices("GPU")
     if gpus:
         tf.config.set_visible_devices(gpus[hvd.local_rank() % len(gpus)], "GPU")
-    if training.seed is not None:
-        tf.keras.utils.set_random_seed(training.seed)
-    made = new_model(model, {name: data.spec[name] for name in training.features})
+    if training.random_seed is not None:
+        tf.keras.utils.set_random_seed(training.random_seed)
+    made = new_model(model, {name: data.spec[name] for name in training.feature_cols})
     keras = _keras_of(made)
     made.compile(
         optimizer=hvd.DistributedOptimizer(_optimizer(optimizer, keras)),
@@ -57,18 +58,13 @@ def train(training: Training, model: Any, optimizer: Any, data: Shards, validati
     return Trained(made.get_weights(), _history(fitted) if resume is None else resume.history)
 
 
-def is_model(value: Any) -> bool:
-    """Return whether a value is a model of Keras 2 or Keras 3."""
-    return tensorflow_state.is_model(value) or keras_3_state.is_model(value)
-
-
 def new_model(given: Any, specs: dict[str, Spec]) -> Any:
     """Return a new model that has weights. If `given` is a function, call it; if it is a model, copy it.
 
     `specs` has the shape and the dtype of the rows of each input.
     """
-    made = _keras_of(given).models.clone_model(given) if is_model(given) else given()
-    if not is_model(made):
+    made = _keras_of(given).models.clone_model(given) if is_keras(given) else given()
+    if not is_keras(made):
         raise OptionsError(f"model: the function returned a `{type(made).__name__}`, which is not a Keras model.")
     if not made.built:
         import tensorflow as tf
@@ -90,7 +86,7 @@ def _optimizer(given: Any, keras: Any) -> Any:
 
 
 def _batches(data: Shards, training: Training) -> Any:
-    features, labels, weight = training.features, training.labels, training.weight
+    features, labels, weight = training.feature_cols, training.label_cols, training.sample_weight_col
     if len(features) == len(labels) == 1:
         return data.as_tf(*features, *labels, *filter(None, [weight]))
 

@@ -14,6 +14,7 @@ from sparkring.data.layout import Spec
 from sparkring.inference import outputs, predictors
 from sparkring.inference.column import spark_types
 from sparkring.inference.predict import predict
+from sparkring.inference.settings import Settings
 from sparkring.ml import keras, torch
 from sparkring.ml.params import Columns
 from sparkring.ml.saving import ModelReader, ModelWriter
@@ -77,24 +78,18 @@ class Fitted(Model, Columns, MLWritable, MLReadable):  # type: ignore[misc]
         raise NotImplementedError
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
-        names = self.outputs()
-        return predict(
-            dataset,
-            self.getModel(),
-            inputs=self.value("feature_cols"),
-            returns=self._returns(names),
-            transform=reshaping(self.value("feature_cols"), self.value("input_shapes")),
-            dtype="float32",
-        )
+        features = self.value("feature_cols")
+        reshape = reshaping(features, self.value("input_shapes"))
+        settings = Settings(self.getModel(), features, returns=self._returns(), transform=reshape, dtype="float32")
+        return predict(dataset, settings)
 
-    def _returns(self, names: list[str]) -> dict[str, DataType]:
+    def _returns(self) -> dict[str, DataType]:
         """Return the types of the predictions, found by scoring rows of zeros."""
         model = self.getModel()
         rows = {name: np.zeros((_PROBED, *spec.shape), spec.dtype) for name, spec in self._specs.items()}
         with predictors.borrowed(model):
             results = predictors.predictor_of(model, by_name=False)(rows)
-        arrays = outputs.by_name(results, names)
-        return spark_types(names, [outputs.type_of(name, arrays[name], _PROBED) for name in names])
+        return spark_types(outputs.types_of(results, self.outputs(), _PROBED))
 
     def copy(self, extra: Any = None) -> Any:
         """Return a copy of this transformer with other parameters and the same model."""
@@ -142,4 +137,4 @@ class TorchModel(Fitted):
         return module.eval()
 
     def _rebuilt(self, made: Any) -> Any:
-        return (torch.filled(made) if torch.is_module(made) else torch.new_model(made)).eval()
+        return (torch.filled(made) if predictors.is_torch(made) else torch.new_model(made)).eval()

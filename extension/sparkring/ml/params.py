@@ -9,7 +9,7 @@ from pyspark.ml.param import Param, Params, TypeConverters
 from pyspark.sql import DataFrame
 from pyspark.sql.types import ArrayType, BooleanType, DataType, NumericType
 
-from sparkring.data.where import nearest
+from sparkring.data.frames import check_names
 from sparkring.errors import DataError, OptionsError
 
 
@@ -17,20 +17,17 @@ def _names(value: Any) -> list[str]:
     return [value] if isinstance(value, str) else list(TypeConverters.toListString(value))
 
 
-def _or_none(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda value: None if value is None else convert(value)
-
-
 def _shapes(value: Any) -> list[list[int]]:
     return [TypeConverters.toListInt(shape) for shape in value]
 
 
 def _param(name: str, what: str, convert: Callable[[Any], Any] | None = None) -> Param[Any]:
-    return Param(Params._dummy(), name, what, typeConverter=None if convert is None else _or_none(convert))
+    or_none = None if convert is None else lambda value: None if value is None else convert(value)
+    return Param(Params._dummy(), name, what, typeConverter=or_none)
 
 
 def camel(name: str) -> str:
-    """Return the name of a parameter as the names of its methods contain it: `batch_size` becomes `BatchSize`."""
+    """Return the name of a parameter as its methods have it: `batch_size` becomes `BatchSize`."""
     return "".join(part.capitalize() for part in name.split("_"))
 
 
@@ -76,11 +73,11 @@ class Columns(Params):  # type: ignore[misc]
                         setattr(cls, method, made)
 
     def value(self, name: str) -> Any:
-        """The value of a parameter: the one that was set, or the default."""
+        """Return the value of a parameter."""
         return self.getOrDefault(name)
 
     def outputs(self) -> list[str]:
-        """The names of the columns for predictions."""
+        """Return the names of the columns for predictions."""
         return list(self.value("output_cols") or [f"{label}__output" for label in self.value("label_cols")])
 
 
@@ -122,13 +119,9 @@ class Fitting(Columns):
                 f"{who}: np={self.value('num_proc')!r}: expected a number of ranks: use np=-2 for two processes on "
                 "this machine, or np=2 for two Spark tasks."
             )
-        for name, example in (
-            ("model", "model=make_model"),
-            ("optimizer", "optimizer=make_optimizer"),
-            ("loss", "loss='mse'"),
-            ("feature_cols", "feature_cols=['features']"),
-            ("label_cols", "label_cols=['label']"),
-        ):
+        columns = ("feature_cols=['features']", "label_cols=['label']")
+        for example in ("model=make_model", "optimizer=make_optimizer", "loss='mse'", *columns):
+            name = example.partition("=")[0]
             found = self.value(name)
             if found is None or (isinstance(found, list | tuple | str) and not found):
                 raise OptionsError(f"{who}: {name} is missing: set it, as in {example}.")
@@ -137,19 +130,14 @@ class Fitting(Columns):
             if number is not None and number < 1:
                 raise OptionsError(f"{who}: {name}={number}: expected at least 1.")
         features, labels = self.value("feature_cols"), self.value("label_cols")
-        for name, wanted in (("output_cols", labels), ("loss_weights", labels), ("input_shapes", features)):
-            found = self.value(name)
-            if found is not None and len(found) != len(wanted):
+        for name in ("output_cols", "loss", "loss_weights", "input_shapes"):
+            found, wanted = self.value(name), features if name == "input_shapes" else labels
+            allowed = {len(wanted), 1} if name == "loss" else {len(wanted)}  # one loss can be for all labels
+            if isinstance(found, list | tuple) and len(found) not in allowed:
                 raise OptionsError(
                     f"{who}: {name} has {len(found)} entries, but needs {len(wanted)}: one for each of "
                     f"{', '.join(wanted)}."
                 )
-        loss = self.value("loss")
-        if isinstance(loss, list | tuple) and len(loss) not in (1, len(labels)):
-            raise OptionsError(
-                f"{who}: loss has {len(loss)} entries, but needs one for each of the {len(labels)} labels: "
-                f"{', '.join(labels)}."
-            )
         share = self.value("validation")
         if isinstance(share, bool) or not (share is None or isinstance(share, str) or 0 <= share < 1):
             raise OptionsError(
@@ -167,21 +155,15 @@ class Fitting(Columns):
         }
         kinds = {field.name: field.dataType for field in frame.schema.fields}
         for param, names in columns.items():
+            check_names(frame, names, f"{param}: ")
             for name in names:
-                count = frame.columns.count(name)
-                if not count:
-                    raise DataError(f"{param}: the DataFrame has no column `{name}`: {nearest(name, frame.columns)}")
-                if count > 1:
-                    raise DataError(f"{param}: the DataFrame has {count} columns `{name}`: rename or drop all but one.")
-                if not _is_numeric(kinds[name], arrays=param in ("feature_cols", "label_cols")):
+                arrays = param in ("feature_cols", "label_cols")
+                if not _is_numeric(kinds[name], arrays=arrays):
                     raise DataError(
-                        f"{param}: column `{name}` is {kinds[name].simpleString()}, but the training needs "
-                        f"{_needed(param)}: convert it, for example with StringIndexer, VectorAssembler or cast()."
+                        f"{param}: column `{name}` is {kinds[name].simpleString()}, but the training needs numbers"
+                        f"{', arrays of numbers or vectors' * arrays}: convert it, for example with StringIndexer, "
+                        "VectorAssembler or cast()."
                     )
-
-
-def _needed(param: str) -> str:
-    return "numbers, arrays of numbers or vectors" if param in ("feature_cols", "label_cols") else "numbers"
 
 
 def _is_numeric(kind: DataType, *, arrays: bool) -> bool:

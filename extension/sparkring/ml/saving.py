@@ -8,8 +8,8 @@ PATH/files/code.pickle   only if needed: functions and classes that cannot be im
 from __future__ import annotations
 
 import contextlib
-import importlib
 import pickle
+import pkgutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import numpy as np
-from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
+from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter
 
 from sparkring.checkpointing.store import checkpoints
 from sparkring.data.layout import Spec
@@ -32,22 +32,21 @@ if TYPE_CHECKING:
 _FILES, _WEIGHTS, _CODE = "files", "weights", "code.pickle"
 
 
-class ModelWriter(MLWriter):  # type: ignore[misc]
+class ModelWriter(DefaultParamsWriter):  # type: ignore[misc]
     """Writes a KerasModel or a TorchModel."""
 
-    def __init__(self, fitted: Any) -> None:
-        super().__init__()
-        self._fitted = fitted
-
     def saveImpl(self, path: str) -> None:
-        """Write the model to `path`, which MLWriter.save() has checked."""
-        fitted, model = self._fitted, self._fitted.getModel()
+        """Write the model to `path`, which save() has checked."""
+        fitted, model = self.instance, self.instance.getModel()
         with tempfile.TemporaryDirectory(prefix="sparkring-") as folder:
             store = checkpoints(f"{folder}/{_WEIGHTS}", background=False)
             store.save(0, {"model": model})
             made = None
             if not (predictors.is_keras(model) and predictors.is_keras(store.load()["model"])):
-                made = _reference(self._maker(model), Path(folder, _CODE))
+                maker = self._maker(model)
+                made = _importable(maker)
+                if not made:
+                    _pickle(maker, Path(folder, _CODE), "how the model is made")
             extra = {
                 "made": made,
                 "history": fitted.history,
@@ -58,7 +57,7 @@ class ModelWriter(MLWriter):  # type: ignore[misc]
 
     def _maker(self, model: Any) -> Any:
         """Return what the reader needs to make a model for the weights: a function, or a module without weights."""
-        given = self._fitted._given
+        given = self.instance._given
         if given is not None and not predictors.is_model(given):
             return given
         if predictors.is_torch(model):
@@ -70,25 +69,18 @@ class ModelWriter(MLWriter):  # type: ignore[misc]
         )
 
 
-class ModelReader(MLReader):  # type: ignore[misc]
+class ModelReader(DefaultParamsReader):  # type: ignore[misc]
     """Reads a KerasModel or a TorchModel."""
-
-    def __init__(self, kind: Any) -> None:
-        super().__init__()
-        self._kind = kind
 
     def load(self, path: str) -> Any:
         """Return the model that was saved at `path`."""
-        metadata = DefaultParamsReader.loadMetadata(path, self.sc)
-        fitted = self._kind()
-        fitted._resetUid(metadata["uid"])
-        DefaultParamsReader.getAndSetParams(fitted, metadata)
+        fitted, metadata = _with_params(self, path)
         fitted._history = metadata["history"]
         fitted._specs = {name: Spec(tuple(shape), np.dtype(kind)) for name, (shape, kind) in metadata["inputs"].items()}
         with _files(self.sc, path) as folder:
             store, made = checkpoints(f"{folder}/{_WEIGHTS}"), metadata["made"]
             if made is not None:
-                fitted._given = _referred(made, folder / _CODE)
+                fitted._given = pkgutil.resolve_name(made) if made else pickle.loads((folder / _CODE).read_bytes())
                 fitted._model = fitted._rebuilt(fitted._given)
                 store.load_model(fitted._model)
                 return fitted
@@ -101,64 +93,47 @@ class ModelReader(MLReader):  # type: ignore[misc]
         return fitted
 
 
-class EstimatorWriter(MLWriter):  # type: ignore[misc]
+class EstimatorWriter(DefaultParamsWriter):  # type: ignore[misc]
     """Writes an estimator that has not been fitted."""
 
-    def __init__(self, estimator: Any) -> None:
-        super().__init__()
-        self._estimator = estimator
-
     def saveImpl(self, path: str) -> None:
-        """Write the estimator to `path`, which MLWriter.save() has checked."""
-        values = {param.name: value for param, value in self._estimator._paramMap.items()}
+        """Write the estimator to `path`, which save() has checked."""
+        values = {param.name: value for param, value in self.instance._paramMap.items()}
         plain = {name: value for name, value in values.items() if _is_plain(value)}
         named = {name: _importable(value) for name, value in values.items() if name not in plain}
         rest = {name: values[name] for name, found in named.items() if not found}
         with tempfile.TemporaryDirectory(prefix="sparkring-") as folder:
             if rest:
-                _pickled(rest, Path(folder, _CODE), ", ".join(f"`{name}`" for name in rest))
+                _pickle(rest, Path(folder, _CODE), ", ".join(f"`{name}`" for name in rest))
             extra = {"imported": {name: found for name, found in named.items() if found}, "pickled": bool(rest)}
-            DefaultParamsWriter.saveMetadata(self._estimator, path, self.sc, extra, plain)
+            DefaultParamsWriter.saveMetadata(self.instance, path, self.sc, extra, plain)
             if rest:
                 _copy(self.sc, _local(folder), f"{path}/{_FILES}")
 
 
-class EstimatorReader(MLReader):  # type: ignore[misc]
+class EstimatorReader(DefaultParamsReader):  # type: ignore[misc]
     """Reads an estimator."""
-
-    def __init__(self, kind: Any) -> None:
-        super().__init__()
-        self._kind = kind
 
     def load(self, path: str) -> Any:
         """Return the estimator that was saved at `path`."""
-        metadata = DefaultParamsReader.loadMetadata(path, self.sc)
-        estimator = self._kind()
-        estimator._resetUid(metadata["uid"])
-        DefaultParamsReader.getAndSetParams(estimator, metadata)
-        estimator._set(**{name: _imported(found) for name, found in metadata["imported"].items()})
+        estimator, metadata = _with_params(self, path)
+        estimator._set(**{name: pkgutil.resolve_name(found) for name, found in metadata["imported"].items()})
         if metadata["pickled"]:
             with _files(self.sc, path) as folder:
                 estimator._set(**pickle.loads((folder / _CODE).read_bytes()))
         return estimator
 
 
+def _with_params(reader: Any, path: str) -> tuple[Any, dict[str, Any]]:
+    """Return a new object of the reader's class with the parameters that were saved at `path`, and the metadata."""
+    metadata = DefaultParamsReader.loadMetadata(path, reader.sc)
+    made = reader.cls()
+    made._resetUid(metadata["uid"])
+    DefaultParamsReader.getAndSetParams(made, metadata)
+    return made, metadata
+
+
 # ── Code ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _reference(value: Any, file: Path) -> str:
-    """Return the name under which the function `value` can be imported.
-
-    If there is no such name, or `value` is a module without weights, write `value` to `file` and return ''.
-    """
-    found = _importable(value)
-    if not found:
-        _pickled(value, file, "how the model is made")
-    return found
-
-
-def _referred(found: str, file: Path) -> Any:
-    return _imported(found) if found else pickle.loads(file.read_bytes())
 
 
 def _importable(value: Any) -> str:
@@ -167,21 +142,13 @@ def _importable(value: Any) -> str:
     if not module or not name or module == "__main__":
         return ""
     try:
-        found = _imported(f"{module}:{name}")
-    except (ImportError, AttributeError):
+        found = pkgutil.resolve_name(f"{module}:{name}")
+    except (ImportError, AttributeError, ValueError):
         return ""
     return f"{module}:{name}" if found is value else ""
 
 
-def _imported(name: str) -> Any:
-    module, _, path = name.partition(":")
-    found: Any = importlib.import_module(module)
-    for part in path.split("."):
-        found = getattr(found, part)
-    return found
-
-
-def _pickled(value: Any, file: Path, what: str) -> None:
+def _pickle(value: Any, file: Path, what: str) -> None:
     try:
         file.write_bytes(cloudpickle.dumps(value))
     except Exception as error:  # whatever an object raises when it is pickled

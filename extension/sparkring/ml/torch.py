@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkring.checkpointing.store import checkpoints
 from sparkring.errors import OptionsError
+from sparkring.inference.predictors import is_torch
 from sparkring.ml.training import Trained, Training
 from sparkring.runtime import report
 from sparkring.runtime.resume_point import here
@@ -38,11 +39,10 @@ def train(training: Training, model: Any, optimizer: Any, data: Shards, validati
     own = not dist.is_initialized()
     if own:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    if training.seed is not None:
-        torch.manual_seed(training.seed)
-    # If a module was sent, this rank has its own copy, and an optimizer that was sent with it refers to that copy's
-    # parameters. So do not copy the module again.
-    module = (model if is_module(model) else new_model(model)).to(device)
+    if training.random_seed is not None:
+        torch.manual_seed(training.random_seed)
+    # A module that was sent is not copied again: an optimizer that was sent with it refers to its parameters.
+    module = (model if is_torch(model) else new_model(model)).to(device)
     found = _Loop(training, module, _optimizer(optimizer, module), device).run(data, validation)
     if own:
         dist.barrier()  # without it, PyTorch 2.1 can hang in destroy_process_group()
@@ -51,19 +51,19 @@ def train(training: Training, model: Any, optimizer: Any, data: Shards, validati
 
 
 class _Loop:
-    """Trains for the epochs that remain: all, or those after the checkpoint from which the run resumes."""
+    """Trains for the epochs that remain after the checkpoint from which the run resumes, if there is one."""
 
     def __init__(self, training: Training, module: Any, optimizer: Any, device: Any) -> None:
         self._training = training
         self._module, self._optimizer, self._device = module, optimizer, device
-        self._losses = [_loss(each, bool(training.weight)) for each in _listed(training.loss)]
+        self._losses = [_loss(each, bool(training.sample_weight_col)) for each in _listed(training.loss)]
         floats = [each.dtype for each in module.parameters() if each.is_floating_point()]
         self._dtype = floats[0] if floats else None
-        several = len(training.labels) > 1
+        several = len(training.label_cols) > 1
         self._names = [
             f"{label}_{_name_of(metric)}" if several else _name_of(metric)
             for metric in training.metrics
-            for label in training.labels
+            for label in training.label_cols
         ]
 
     def run(self, data: Shards, validation: Shards | None) -> Trained | None:
@@ -129,16 +129,16 @@ class _Loop:
 
         training = self._training
         tensors = {name: tensor.to(self._device) for name, tensor in batch.items()}
-        inputs = [tensors[name] for name in training.features]
+        inputs = [tensors[name] for name in training.feature_cols]
         outputs = model(*(each.to(self._dtype) if each.is_floating_point() else each for each in inputs))
         outputs = outputs if isinstance(outputs, list | tuple) else [outputs]
-        if len(outputs) != len(training.labels):
+        if len(outputs) != len(training.label_cols):
             raise OptionsError(
-                f"the model returned {len(outputs)} outputs, but label_cols names {len(training.labels)}: "
-                f"{', '.join(training.labels)}."
+                f"the model returned {len(outputs)} outputs, but label_cols names {len(training.label_cols)}: "
+                f"{', '.join(training.label_cols)}."
             )
-        labels = [_as_label(tensors[name], output) for name, output in zip(training.labels, outputs, strict=True)]
-        row_weights = tensors[training.weight] if training.weight else None
+        labels = [_as_label(tensors[name], output) for name, output in zip(training.label_cols, outputs, strict=True)]
+        row_weights = tensors[training.sample_weight_col] if training.sample_weight_col else None
         losses = self._losses * len(labels) if len(self._losses) == 1 else self._losses
         shares = training.loss_weights or [1.0] * len(labels)
         loss = sum(
@@ -150,7 +150,7 @@ class _Loop:
         return loss, metrics, len(inputs[0])
 
     def _any(self, votes: Sequence[bool]) -> bool:
-        """Return whether a callback of any rank votes to stop. All ranks get the same answer, and stop together."""
+        """Return whether a callback of any rank votes to stop: all ranks stop together."""
         import torch
         import torch.distributed as dist
 
@@ -176,17 +176,10 @@ def check(loss: Any, optimizer: Any) -> None:
         )
 
 
-def is_module(value: Any) -> bool:
-    """Return whether a value is a torch module."""
-    import torch
-
-    return isinstance(value, torch.nn.Module)
-
-
 def new_model(given: Any) -> Any:
     """Return a new module. If `given` is a function, call it; if it is a module, copy it."""
-    made = copy.deepcopy(given) if is_module(given) else given()
-    if not is_module(made):
+    made = copy.deepcopy(given) if is_torch(given) else given()
+    if not is_torch(made):
         raise OptionsError(f"model: the function returned a `{type(made).__name__}`, which is not a torch module.")
     return made
 
@@ -225,10 +218,9 @@ def _replaced(module: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _optimizer(given: Any, module: Any) -> Any:
-    """Return an optimizer for the module's parameters.
+    """Return an optimizer for the module's parameters. `given` is one, or a function that takes the parameters.
 
-    `given` is an optimizer, or a function that takes the parameters and returns one. If the optimizer has parameters of
-    another module, return a new optimizer with the same settings.
+    If the optimizer has parameters of another module, return a new optimizer with the same settings.
     """
     import torch
 
@@ -244,8 +236,8 @@ def _optimizer(given: Any, module: Any) -> Any:
 def _as_label(label: Any, output: Any) -> Any:
     """Return a label in the form that losses expect for its output.
 
-    A label with as many numbers as the output gets the shape and the type of the output. Class numbers, which have one
-    dimension less than the output, become int64, because StringIndexer returns them as floating-point numbers.
+    A label with as many numbers gets the shape and the type of the output. Class numbers, with one dimension less,
+    become int64, because StringIndexer returns them as floating-point numbers.
     """
     if label.numel() == output.numel():
         return label.reshape(output.shape).to(output.dtype)
@@ -263,11 +255,11 @@ def _loss(given: Any, weighted: bool) -> Measure:
         given = getattr(torch.nn.functional, given)
     if not weighted:
         return lambda output, label, weights: given(output, label)
-    if is_module(given):
+    if is_torch(given):
         given.reduction = "none"
 
     def weigh(output: Any, label: Any, weights: Any) -> Any:
-        losses = given(output, label) if is_module(given) else given(output, label, reduction="none")
+        losses = given(output, label) if is_torch(given) else given(output, label, reduction="none")
         return (losses.reshape(len(weights), -1).mean(1) * weights).mean()
 
     return weigh

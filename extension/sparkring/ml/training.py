@@ -6,28 +6,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sparkring.errors import DataError
+from sparkring.inference.inputs import reshaped
 
 History = dict[str, list[float]]
 
 
 @dataclass(frozen=True)
 class Training:
-    """How to train: the columns of a batch, what to minimize, and for how long.
+    """The parameters of an estimator that the ranks need."""
 
-    `loss`, `loss_weights`, `metrics` and `callbacks` are as the user gave them.
-    """
-
-    features: tuple[str, ...]
-    labels: tuple[str, ...]
-    weight: str
+    feature_cols: Sequence[str]
+    label_cols: Sequence[str]
+    sample_weight_col: str | None
     loss: Any
     loss_weights: Sequence[float] | None
     metrics: Sequence[Any]
     callbacks: Sequence[Any]
     epochs: int
     verbose: int
-    seed: int | None
+    random_seed: int | None
 
 
 class Trained(NamedTuple):
@@ -38,25 +35,15 @@ class Trained(NamedTuple):
 
 
 class Reshape:
-    """Reshapes the rows of some columns. It is the `transform` of the data, both in training and in prediction."""
+    """Reshapes the rows of some columns: the `transform` of the data, in training and in prediction."""
 
     def __init__(self, shapes: Mapping[str, Sequence[int]]) -> None:
         self._shapes = dict(shapes)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        return {name: self._reshaped(name, array) for name, array in batch.items()}
-
-    def _reshaped(self, name: str, array: Any) -> Any:
-        shape = self._shapes.get(name)
-        if shape is None:
-            return array
-        try:
-            return array.reshape(len(array), *shape)
-        except ValueError:
-            raise DataError(
-                f"input_shapes: a row of `{name}` has the shape {list(array.shape[1:])}, which cannot become "
-                f"{list(shape)}."
-            ) from None
+        made = {name: reshaped(batch[name], shape, f"input_shapes: a row of `{name}`")
+                for name, shape in self._shapes.items() if name in batch}  # fmt: skip
+        return {**batch, **made}
 
 
 def reshaping(names: Sequence[str], shapes: Sequence[Sequence[int]] | None) -> Reshape | None:

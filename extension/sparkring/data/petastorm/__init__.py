@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from sparkring.data.petastorm.readers import make_batch_reader as make_batch_reader
     from sparkring.data.petastorm.readers import make_reader as make_reader
 
-# The names of this package, and the module from which each name comes. A module is imported only when one of its names
-# is used: every rank imports this package for its module `quiet`, and should not load the other modules as well.
+# The module of each name. It is imported when the name is first used: every rank imports this package, for `quiet`.
 _HOMES = {
     "SparkDatasetConverter": "sparkring.data.petastorm.converter",
     "make_spark_converter": "sparkring.data.petastorm.converter",
@@ -38,7 +37,7 @@ _HOMES = {
     "check_transform": "sparkring.data.petastorm.readers",
     "make_batch_reader": "sparkring.data.petastorm.readers",
     "make_reader": "sparkring.data.petastorm.readers",
-    # These two are Petastorm's own, unchanged, so that a notebook can import all names from this package.
+    # These two are Petastorm's own, for notebooks that import all names from this package.
     "NoDataAvailableError": "petastorm.errors",
     "TransformSpec": "petastorm.transform",
 }

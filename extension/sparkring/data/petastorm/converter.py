@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sparkring.data import owners
+from sparkring.data.folders import has_ended, read_json, this_process, write_json
 from sparkring.data.petastorm.plan import Path, Plan, plan_reader
 from sparkring.data.petastorm.quiet import silence
 from sparkring.data.petastorm.source import in_words
 from sparkring.data.petastorm.watching import watch
 from sparkring.errors import OptionsError
-from sparkring.runtime.storage import Location, locate
+from sparkring.runtime.storage import locate
 from sparkring.runtime.world import world
 
 _PARENT_CACHE_DIR_URL = "petastorm.spark.converter.parentCacheDirUrl"
-# This file in a converter's folder names the process that made the folder. Spark and Petastorm ignore the file. When
-# the process ends normally, Petastorm removes the folder. If the process was killed, the folder stays until another
-# process on this host makes a converter, learns from this file that the owner has ended, and removes the folder.
-_OWNER = "_sparkring_owner.json"
+# This file, which Spark and Petastorm ignore, names the process that made a converter's folder. Petastorm removes the
+# folder when the process ends normally. If it was killed, the next process on this host that makes a converter does.
+_OWNER, _LAYOUT = "_sparkring_owner.json", 1
 _NAME = re.compile(r"\d{14}-appid-.+")  # the names that Petastorm gives to converters' folders
 
 
@@ -54,7 +52,8 @@ def make_spark_converter(
     settings.set(_PARENT_CACHE_DIR_URL, url)
     _remove_abandoned(url)
     made = real(df, *arguments, **options)
-    _claim(made.cache_dir_url)
+    with contextlib.suppress(Exception):  # each of fsspec's packages has its own errors
+        write_json(locate(made.cache_dir_url) / _OWNER, _LAYOUT, this_process())
     return SparkDatasetConverter(made.cache_dir_url, tuple(made.file_urls), made.dataset_size)
 
 
@@ -75,7 +74,6 @@ class SparkDatasetConverter:
     def __len__(self) -> int:
         return self.dataset_size
 
-    @contextlib.contextmanager
     def make_tf_dataset(
         self,
         batch_size: int | None = None,
@@ -84,8 +82,8 @@ class SparkDatasetConverter:
         workers_count: int | None = None,
         shuffling_queue_capacity: int | None = None,
         **reader_options: Any,
-    ) -> Iterator[Any]:
-        """A context manager that yields a tf.data.Dataset: `with converter.make_tf_dataset() as dataset`.
+    ) -> contextlib.AbstractContextManager[Any]:
+        """Return a context manager that yields a tf.data.Dataset: `with converter.make_tf_dataset() as dataset`.
 
         Each batch is a namedtuple of tensors. A `batch_size` of None means 32, and a `num_epochs` of None means no
         limit. The last batch of the last epoch may be smaller. `reader_options` and errors are those of
@@ -96,10 +94,8 @@ class SparkDatasetConverter:
         manager = self._petastorms().make_tf_dataset(
             batch_size, prefetch, num_epochs, workers_count, shuffling_queue_capacity, **plan.chosen(reader_options)
         )
-        with _entered(manager, plan) as dataset:
-            yield dataset
+        return _entered(manager, plan)
 
-    @contextlib.contextmanager
     def make_torch_dataloader(
         self,
         batch_size: int = 32,
@@ -108,8 +104,8 @@ class SparkDatasetConverter:
         shuffling_queue_capacity: int = 0,
         data_loader_fn: Callable[..., Any] | None = None,
         **reader_options: Any,
-    ) -> Iterator[Any]:
-        """A context manager that yields a loader, whose batches are dicts of torch tensors.
+    ) -> contextlib.AbstractContextManager[Any]:
+        """Return a context manager that yields a loader, whose batches are dicts of torch tensors.
 
         An argument that make_tf_dataset has, too, means the same as it does there.
         """
@@ -118,8 +114,7 @@ class SparkDatasetConverter:
             batch_size, num_epochs, workers_count, shuffling_queue_capacity, data_loader_fn,
             **plan.chosen(reader_options),
         )  # fmt: skip
-        with _entered(manager, plan) as loader:
-            yield loader
+        return _entered(manager, plan)
 
     def delete(self) -> None:
         """Remove the folder with the Parquet files.
@@ -154,7 +149,7 @@ class SparkDatasetConverter:
 
 
 def _cache_url(path: Path) -> str:
-    """Return `path` as a URL that both Spark and Petastorm accept. On Databricks, dbfs:/x becomes file:///dbfs/x."""
+    """Return `path` as a URL for both Spark and Petastorm. On Databricks, dbfs:/x becomes file:///dbfs/x."""
     written = os.fspath(path)
     if written.startswith("hdfs:"):
         return written
@@ -162,41 +157,25 @@ def _cache_url(path: Path) -> str:
     return f"file://{found.path}" if found.local else found.for_spark()
 
 
-def _claim(cache_dir_url: str) -> None:
-    """Write the file _OWNER to the folder, to name this process as the folder's owner. Errors are ignored."""
-    with contextlib.suppress(Exception):  # each of fsspec's packages has its own errors
-        folder = locate(cache_dir_url)
-        folder.fs.pipe_file((folder / _OWNER).path, json.dumps(owners.me()).encode())
-
-
 def _remove_abandoned(parent_url: str) -> None:
-    """Remove converters' folders from the parent folder if their owners ran on this host and have ended."""
+    """Remove the folders of converters whose processes ran on this host and have ended."""
     with contextlib.suppress(Exception):  # a folder that stays only takes up space
         parent = locate(parent_url)
         for path in parent.fs.ls(parent.path, detail=False):
             folder = parent / os.path.basename(path.rstrip("/"))
-            if _NAME.fullmatch(os.path.basename(folder.path)) and _abandoned(folder):
+            owner = read_json(folder / _OWNER, _LAYOUT) if _NAME.fullmatch(os.path.basename(folder.path)) else {}
+            if owner and has_ended(owner):
                 folder.fs.rm(folder.path, recursive=True)
-
-
-def _abandoned(folder: Location) -> bool:
-    try:
-        return owners.has_ended(json.loads(folder.fs.cat_file((folder / _OWNER).path))) is True
-    except (OSError, ValueError, KeyError, TypeError):  # not made by sparkring, or half-written: keep the folder
-        return False
 
 
 @contextlib.contextmanager
 def _entered(manager: Any, plan: Plan) -> Iterator[Any]:
-    """Enter Petastorm's context manager, watch its reader, and yield what Petastorm's context manager yields.
-
-    If entering fails, Petastorm leaves the reader's workers running, so they are ended here.
-    """
+    """Enter Petastorm's context manager, watch its reader, and yield what the context manager yields."""
     with contextlib.ExitStack() as stack:
         try:
             with in_words(plan.source.name):
                 made = stack.enter_context(manager)
-        except Exception:  # raised again, after the workers of the unfinished reader have ended
+        except Exception:  # raised again, after the workers of the reader, which Petastorm leaves running, have ended
             reader = getattr(manager, "reader", None)
             if reader is not None:
                 reader.stop()

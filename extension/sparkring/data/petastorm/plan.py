@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 from sparkring.data.petastorm import transform
 from sparkring.data.petastorm.quiet import silence
-from sparkring.data.petastorm.source import Source, open_source, some
+from sparkring.data.petastorm.source import Source, open_source
 from sparkring.errors import DataError, OptionsError, PathError
+from sparkring.history.describe import counted
 from sparkring.runtime.storage import locate
 from sparkring.runtime.world import world
 
@@ -21,10 +22,7 @@ Path = str | os.PathLike[str]
 
 
 def row_group_shard(row_group_rows: Sequence[int], shard_count: int) -> list[int]:
-    """Return how many rows each of Petastorm's `shard_count` shards has, if row group i has `row_group_rows[i]` rows.
-
-    Petastorm assigns row group i to shard i modulo `shard_count`. Seed and shuffling do not change this.
-    """
+    """Return the number of rows of each of Petastorm's shards. Row group i is in shard i modulo `shard_count`."""
     return [sum(row_group_rows[shard::shard_count]) for shard in range(shard_count)]
 
 
@@ -142,14 +140,13 @@ def _check_shards(plan: Plan) -> None:
     if len(source.rows) < count:
         smaller = max(1, sum(source.sizes_bytes) // (2 * count))
         raise DataError(
-            f"{source.name} has {some(len(source.rows), 'row group')} in {some(len(source.groups_in), 'file')}, too "
-            f"few for {count} ranks: Petastorm assigns whole row groups. Write it with smaller ones "
+            f"{source.name} has {counted(len(source.rows), 'row group')} in {counted(len(source.groups_in), 'file')}, "
+            f"too few for {count} ranks: Petastorm assigns whole row groups. Write it with smaller ones "
             f"(make_spark_converter(df.repartition({2 * count}), …) or parquet_row_group_size_bytes={smaller}), or use "
             "sparkring.shards, which splits row groups."
         )
     epochs = plan.options["num_epochs"]
-    # Only the first rank warns. There is nothing to compare if the numbers of steps are unknown, or if they are without
-    # limit because the epochs never end.
+    # Only the first rank warns, and only if the numbers of steps are known and finite.
     if plan.options["cur_shard"] or not plan.batch_size or not plan.counted or epochs is None:
         return
     steps = [math.ceil(rows * epochs / plan.batch_size) for rows in row_group_shard(source.rows, count)]

@@ -12,10 +12,9 @@ import sys
 import warnings
 from typing import Any
 
-# A reader's workers can be processes, to which this process's filters do not apply. So silence() also names these
-# modules in PYTHONWARNINGS, which the workers inherit.
+# The modules of a reader's workers. If these are processes, they inherit filters only from PYTHONWARNINGS.
 _WORKERS = ("petastorm.arrow_reader_worker", "petastorm.py_dict_reader_worker", "petastorm.fs_utils", "petastorm.utils")
-# If a message in the log of Petastorm's Spark converter begins with one of these strings, the message is hidden.
+# Messages of Petastorm's Spark converter that begin with one of these strings are hidden.
 _TOLD_ANYWAY = ("Converting floating-point columns to", "The median size ")
 
 
@@ -39,13 +38,13 @@ def silence() -> None:
 
 
 def silence_when_imported() -> None:
-    """Arrange that silence() is called when this process imports Petastorm. Until then, it costs nothing."""
+    """Call silence() when this process imports Petastorm. Until then, this costs nothing."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
 
 class _Finder:
-    """An import finder that finds nothing. Python asks it before all others, so it notices an import of Petastorm."""
+    """A finder that finds nothing, but notices an import of Petastorm, since Python asks it first."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
         if fullname == "petastorm":
@@ -53,17 +52,14 @@ class _Finder:
 
 
 def _let_functions_go() -> None:
-    """Remove the destructor of TensorFlow's functions, since it can fail while Python exits.
-
-    The destructor updates a count of references, and by then the modules that it needs may no longer exist.
-    """
+    """Remove the destructor of TensorFlow's functions: while Python exits, it may need modules that are gone."""
     module: Any = sys.modules.get("tensorflow.python.eager.polymorphic_function.atomic_function")
     if hasattr(getattr(module, "AtomicFunction", None), "__del__"):
         del module.AtomicFunction.__del__
 
 
 def _not_of_petastorm(record: Any) -> bool:
-    """Whether to show a warning of TensorFlow's logger: false if it is about a deprecated call in Petastorm's code."""
+    """Return false for a warning of TensorFlow about a deprecated call in Petastorm's code."""
     return "petastorm" not in str(record.args[0] if record.args else "")
 
 

@@ -46,9 +46,8 @@ class Source(NamedTuple):
 def open_source(options: dict[str, Any], name: str = "") -> Source:
     """Read the footers of the files that `options` name, through the file system that Petastorm will use.
 
-    `options` are the arguments of Petastorm's function, as bound() returns them; the first is the URL or the URLs.
-    `name` is the data's name in messages; the default is its URL. Raise DataError if the data cannot be read or has
-    no rows.
+    `options` are those of bound(). `name` is the data's name in messages; the default is its URL. Raise DataError if
+    the data cannot be read or has no rows.
     """
     from petastorm.errors import NoDataAvailableError
     from petastorm.etl import dataset_metadata
@@ -95,7 +94,7 @@ def open_source(options: dict[str, Any], name: str = "") -> Source:
 
 
 def _footers(fs: Any, paths: list[str]) -> dict[str, Any]:
-    """Return the footer of every file, by its path. Raise a DataError that names the file if a footer is unreadable."""
+    """Return the footers of files, by their paths. Raise a DataError that names a file whose footer is unreadable."""
     from pyarrow import parquet
 
     def read(path: str) -> Any:
@@ -127,10 +126,7 @@ def in_words(name: str, also: tuple[type[Exception], ...] = ()) -> Iterator[None
 
 
 def _as_seen_here() -> str:
-    """Return the end of the message for a missing path, or '' if there is only one rank.
-
-    With several ranks, the message names the node that does not see the path, since other nodes may see it.
-    """
+    """Return the end of the message for a missing path: with several ranks, the node, since other nodes may see it."""
     here = world()
     if here.size == 1:
         return ""
@@ -141,8 +137,3 @@ def first_line(error: BaseException) -> str:
     """Return the type of an exception and the first line of its text."""
     text = str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
-
-
-def some(count: int, noun: str) -> str:
-    """Return the count with the noun in singular or plural: `1 row group`, `3 row groups`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -1,7 +1,7 @@
 """Calls a TransformSpec on the first rows, before a worker starts, to check that it returns what it declares.
 
-Without this check, a wrong shape or dtype would raise an error later, in a worker's thread. With TensorFlow, a wrong
-dtype may raise no error at all: TensorFlow casts the values to the declared dtype, and fractions are lost.
+Otherwise, a wrong shape or dtype would raise an error in a worker's thread, or even none with TensorFlow, which casts
+the values to the declared dtype, so that fractions are lost.
 """
 
 from __future__ import annotations
@@ -94,11 +94,7 @@ def _declared(spec: Any, before: Any, name: str) -> Any:
 
 
 def _sample(source: Source, before: Any, batched: bool) -> Any:
-    """Return what Petastorm's workers would pass to the spec's function for the first rows.
-
-    With `batched`, this is a DataFrame of up to _BATCH_ROWS rows (make_batch_reader), otherwise one row as a dict
-    (make_reader).
-    """
+    """Return what the spec's function would get for the first rows: a DataFrame if `batched`, otherwise a dict."""
     import pyarrow as pa
     from petastorm.utils import decode_row
     from pyarrow import parquet
@@ -140,7 +136,7 @@ def _apply(function: Any, sample: Any, name: str, batched: bool) -> Any:
 
 
 def _columns(rows: Any, batched: bool) -> dict[str, list[Any]]:
-    """Return a list of values for each field: the column of a DataFrame, or the single value that a dict has."""
+    """Return the values of each field, in a DataFrame or in a dict of single values."""
     if not batched:
         return {str(name): [value] for name, value in rows.items()}
     return {str(name): [rows[name].iloc[number] for number in range(len(rows))] for name in rows.columns}

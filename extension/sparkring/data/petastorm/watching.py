@@ -1,7 +1,6 @@
 """Watches a reader while it reads: reports its progress, and notices when its workers have died.
 
-For this, the module replaces attributes of the reader that are not part of Petastorm's API. Other versions may not
-have these attributes, so Petastorm 0.12 is pinned.
+The module replaces attributes of the reader that are not part of Petastorm's API, so Petastorm 0.12 is pinned.
 """
 
 from __future__ import annotations
@@ -22,19 +21,14 @@ from sparkring.wire.messages import Piece
 if TYPE_CHECKING:
     from petastorm.reader import Reader
 
-# When a worker has died, other workers' results may still arrive. So the reader reads on for this time before it raises
-# an error.
+# For this time after the death of a worker, other workers' results may still arrive, and the reader reads on.
 _DEAD_AND_SILENT_S = 0.3  # if no result is arriving
 _DEAD_S = 1.5  # if results are still arriving
 _ROWS_AT_ONCE = 32  # counting each row by itself would add a fifth to Petastorm's time
 
 
 def watch(reader: Reader, plan: Plan) -> None:
-    """Count what `reader` returns, and raise an error if its workers have died.
-
-    To count, wrap the queue from which the reader takes its results. Dead workers are looked for whenever the reader
-    waits for a result.
-    """
+    """Count what `reader` takes from its queue of results, and look for dead workers whenever it waits for a result."""
     source, options = plan.source, plan.options
     progress = Progress(
         name=source.name,
@@ -57,10 +51,7 @@ def watch(reader: Reader, plan: Plan) -> None:
 
 
 class Results:
-    """Wraps the reader's queue of results, and counts what is read from it.
-
-    If reading has failed once, every later read raises a DataError.
-    """
+    """The reader's queue of results. It counts what is read; after a failure, every read raises a DataError."""
 
     def __init__(self, real: Any, tally: Tally) -> None:
         self._real = real
@@ -90,9 +81,8 @@ class Results:
 class Tally:
     """Counts the rows that a reader returns in each epoch, and reports the counts.
 
-    Petastorm's epochs overlap: its workers begin the next epoch before the last row group of the current epoch has
-    arrived. So this class ends an epoch when it has counted as many rows as the shard has. If this number is not known
-    from the footers, all rows count as one epoch.
+    Petastorm's epochs overlap: its workers begin the next one before the last row group has arrived. So an epoch ends
+    here after as many rows as the shard has. If this number is unknown, all rows count as one epoch.
     """
 
     def __init__(self, progress: Progress, plan: Plan) -> None:
@@ -147,7 +137,7 @@ class Tally:
             rows, self._waited_s = rows - taken, 0.0
 
     def end(self) -> None:
-        """Count the pending rows, and report the end of the epoch. Called when there is nothing more to read."""
+        """Count the pending rows, and report the end of the epoch: there is nothing more to read."""
         self._count(self._pending, 0, "")
         self._pending = 0
         if 0 < self._done < self._rows:
@@ -162,17 +152,15 @@ def _route(plan: Plan) -> Route | None:
         return None
     source, files = plan.source, {path: number for number, path in enumerate(plan.source.groups_in)}
     pieces = [Piece(files[source.pieces[at].path], source.pieces[at].row_group, source.rows[at]) for at in plan.groups]
-    # If row groups are shuffled, or if rows may be dropped or added, it is not known which row group comes next. So the
-    # route is one window of all rows, because a route says nothing about the order within a window.
+    # If the order is not known, the route is one window: a route says nothing about the order within a window.
     in_order = plan.counted and not plan.options["shuffle_row_groups"]
     return Route(pieces, list(files).__getitem__, window=0 if in_order else max(1, sum(piece.rows for piece in pieces)))
 
 
 class Deaths:
-    """Raises an error if workers have ended without an exception.
+    """Raises an error if workers have ended without an exception: by sys.exit() in a transform, or by a signal.
 
-    Petastorm notices an exception in a worker. It does not notice that a transform has called sys.exit(), or that the
-    system has killed a worker's process, and then waits for the worker's results forever.
+    Petastorm does not notice this, and waits for their results forever.
     """
 
     def __init__(self, name: str, pool: Any) -> None:
@@ -181,10 +169,7 @@ class Deaths:
         self._since = 0.0
 
     def look(self, *, silent: bool) -> None:
-        """Raise DataError if a worker has been dead for a while.
-
-        The error comes sooner if `silent` is true, which means that no result of any worker is arriving.
-        """
+        """Raise DataError if a worker has been dead for a while, or sooner if no result is arriving (`silent`)."""
         dead = [self._ended(worker) for worker in self._pool._workers]
         reasons = [reason for reason in dead if reason]
         if not reasons:

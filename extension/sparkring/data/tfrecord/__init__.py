@@ -2,10 +2,10 @@
 
     PATH/part-00007.tfrecord        or PATH/3f0a/part-00007.tfrecord, if files are spread over several folders, for
             an object store. A file has one tf.train.Example (a record) per batch, in which each column is one bytes
-            feature. For numbers, the feature's only value is the array's memory, little-endian and in C order, which
-            tf.io.decode_raw can read. For strings, the feature has one value per string.
-    PATH/_schema.json               the columns, the files and the number of rows. This file is written last: a folder
-            without it is incomplete, and is not read.
+            feature. For numbers, the feature's only value is the array's memory, little-endian and in C order, as for
+            tf.io.decode_raw. For strings, the feature has one value per string.
+    PATH/_schema.json               the columns, the files and the number of rows; written last: a folder without it
+            is incomplete, and is not read.
 
 Record number i is in file number i modulo the number of files, so files differ by at most one record.
 """

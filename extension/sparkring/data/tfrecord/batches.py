@@ -76,12 +76,11 @@ def _words(column: Column | None) -> str:
 
 
 def _chunks(source: Any, called: str) -> Generator[Batch, None, None]:
-    """Yield the source's rows as dicts of arrays, in the chunks in which the source itself yields them."""
+    """Yield the source's rows as dicts of arrays, in the source's own chunks."""
     with contextlib.ExitStack() as stack:
         if isinstance(source, Shards):
             source = source.as_numpy()
-            # close() ends the thread that reads. Without this, a traceback that refers to the iterator would keep the
-            # thread alive.
+            # close() ends the thread that reads. Otherwise, a traceback that has the iterator would keep it alive.
             stack.callback(source.close)
         elif hasattr(source, "iloc"):
             source = {column: source[column].to_numpy() for column in source.columns}
@@ -129,9 +128,9 @@ def _of_strings(array: Array) -> bool:
 
 
 def _stacked(array: Array, what: str) -> Array:
-    """Combine the objects in an array, which are Python values or arrays, into one array.
+    """Combine the values or arrays in an array of objects into one array.
 
-    Raise DataError if some objects are None, and ValueError if the shapes of the objects differ.
+    Raise DataError if one of them is None, and ValueError if their shapes differ.
     """
     nulls = sum(value is None for value in array.flat)
     if nulls:

@@ -32,10 +32,7 @@ def encoded(batch: Batch, called: str) -> bytes:
 
 
 def decoded(record: Any, columns: Sequence[Column], batch_size: int, *, pad: bool) -> dict[str, Any]:
-    """Return the given columns of a record as tensors [batch, …].
-
-    If `pad` is true and the record has fewer than `batch_size` rows, the tensors repeat its rows to fill the batch.
-    """
+    """Return columns of a record as tensors [batch, …]. With `pad`, rows are repeated to fill the batch."""
     tf = tensorflow()
     text = tf.io.FixedLenSequenceFeature([], tf.string, allow_missing=True)
     one = tf.io.FixedLenFeature([], tf.string)

@@ -180,7 +180,7 @@ class Records:
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
     def _path(self, index: int) -> str:
-        """Return the path or URL of file number `index`. Raise DataError if TensorFlow cannot read from there."""
+        """Return the path or URL of a file for TensorFlow. Raise DataError if TensorFlow cannot read it."""
         location = self.folder / self.schema.files[index].name
         if location.local:
             return location.path
@@ -193,7 +193,7 @@ class Records:
         return location.url
 
     def _taken(self, batch: dict[str, Any], names: Sequence[str]) -> Any:
-        """Apply the transform to a batch, and return the part of the result that `names` ask for."""
+        """Return the transformed batch, or the parts of it that `names` ask for."""
         found = batch if self.transform is None else self.transform(batch)
         if names and not isinstance(found, Mapping):
             raise OptionsError(f"as_tf({', '.join(names)}): transform returned a `{type(found).__name__}`, not a dict.")
@@ -204,7 +204,7 @@ class Records:
         return taken[0] if len(taken) == 1 else taken or found
 
     def _damaged(self) -> DataError | None:
-        """Look for damage in this rank's files. Return a DataError about the first damaged file, or None."""
+        """Return a DataError about the first of this rank's files that is damaged, or None."""
         tf = tensorflow()
         for index in sorted({part.file for part in self.share().parts}):
             count = 0

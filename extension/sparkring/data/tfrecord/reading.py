@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,8 +15,6 @@ from sparkring.runtime import report
 from sparkring.wire.messages import Piece
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from sparkring.data.tfrecord.read import Records
 
 # Several files are open at a time, and one record is read from each in turn. With shuffling, at most MOST_OPEN files
@@ -24,10 +23,7 @@ MOST_OPEN, OPEN_IN_ORDER = 16, 256
 
 
 class Reading:
-    """How one rank reads its share.
-
-    The object is made on the rank, when it is first used, since only the rank knows which share it has.
-    """
+    """How one rank reads its share. It is made on the rank, since only the rank knows which share it has."""
 
     def __init__(self, records: Records) -> None:
         schema = records.schema
@@ -66,21 +62,16 @@ class Reading:
         return np.array(order, np.int64)
 
     def _route(self, order: Sequence[int]) -> Route:
-        """Return the route of an epoch: the files in the order in which they are opened.
-
-        The route's `window` is the number of rows in the first files, which are read together, one record from each in
-        turn.
-        """
+        """Return the files in the order in which they are opened. A window has the files that are read together."""
         parts = [self.share.parts[at] for at in order]
         pieces = [Piece(part.file, -1, part.take * self._rows) for part in parts]
         window = sum(piece.rows for piece in pieces[: self.at_once]) if self.at_once > 1 else 0
         return Route(pieces, lambda file: self._files[file].name, window=window)
 
     def counted(self, before: Any, batch: Any) -> tuple[Any, Any]:
-        """Count one more batch. Return the new number of batches and the batch itself.
+        """Count one more batch than `before`. Return the new number and the batch.
 
-        `before` is the number of batches counted so far. The new number is reported once in `_every` batches, and after
-        the last batch.
+        The number is reported once in `_every` batches, and after the last batch.
         """
         tf = tensorflow()
         steps = before + 1

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal, NamedTuple
 
+from sparkring.data.folders import write_json
 from sparkring.errors import DataError
 from sparkring.runtime.storage import Location, locate
 
@@ -20,10 +21,7 @@ Remainder = Literal["drop", "pad"]
 
 
 class Column(NamedTuple):
-    """A column of a batch. `shape` is the shape of one row.
-
-    `dtype` is NumPy's name of the column's type, or "string", which stands for bytes of any length.
-    """
+    """A column of a batch: NumPy's name of its type, or "string" for bytes of any length, and the shape of one row."""
 
     name: str
     dtype: str
@@ -31,11 +29,7 @@ class Column(NamedTuple):
 
 
 class RecordFile(NamedTuple):
-    """One file. `name` is its path in the folder.
-
-    Each record has as many rows as the schema's `batch_size` says. Only the last record of the last file may have
-    fewer rows.
-    """
+    """One file. `name` is its path in the folder. Only the last record of the last file may be smaller than a batch."""
 
     name: str
     records: int
@@ -55,12 +49,10 @@ class Schema:
 
     @property
     def records(self) -> int:
-        """The number of records in all files."""
         return sum(file.records for file in self.files)
 
     @property
     def size_bytes(self) -> int:
-        """The size of all files together."""
         return sum(file.size_bytes for file in self.files)
 
 
@@ -73,9 +65,9 @@ class Part(NamedTuple):
 
 
 class Share(NamedTuple):
-    """What one rank reads in an epoch: `steps` records from `parts`. The parts may contain more records than that.
+    """What one rank reads in an epoch: `steps` records from `parts`, which may have more.
 
-    `split` says whether files are divided between ranks, so that a rank reads only parts of some files.
+    `split` says whether ranks read parts of files.
     """
 
     parts: tuple[Part, ...]
@@ -112,10 +104,7 @@ def share_out(schema: Schema, rank: int, size: int, remainder: Remainder = "drop
 
 
 def _run_of(full: Sequence[int], start: int, stop: int) -> list[Part]:
-    """Return the parts that contain the records from `start` up to, but not including, `stop`.
-
-    The records are numbered from 0, through all files in order. `full` has the number of records of each file.
-    """
+    """Return the parts with records `start` to `stop` (not included) of all files. `full` has each file's records."""
     parts, before = [], 0
     for file, count in enumerate(full):
         first, last = max(start - before, 0), min(stop - before, count)
@@ -126,9 +115,8 @@ def _run_of(full: Sequence[int], start: int, stop: int) -> list[Part]:
 
 
 def write_schema(schema: Schema, folder: Location) -> None:
-    """Write the schema into the folder of the files. Only then is the folder complete, and can be read."""
-    text = json.dumps({"layout": LAYOUT, **asdict(schema)}, indent=1)
-    folder.fs.pipe_file((folder / SCHEMA).path, text.encode())
+    """Write the schema to the folder of the files. Without it, the folder counts as incomplete."""
+    write_json(folder / SCHEMA, LAYOUT, asdict(schema))
 
 
 def read_schema(path: str | os.PathLike[str]) -> Schema:
@@ -169,6 +157,5 @@ def _check_files(schema: Schema, folder: Location) -> None:
         size = found[location.path]["size"]
         if size != file.size_bytes:
             raise DataError(
-                f"{location.written} has {size:,} bytes instead of {file.size_bytes:,}: it is damaged. Write the data "
-                "again."
+                f"{location.written} has {size:,} bytes instead of {file.size_bytes:,}: write the data again."
             )

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from sparkring.data.folders import storage_errors
 from sparkring.data.materialise import materialise
 from sparkring.data.shards import Shards, shards
 from sparkring.data.tfrecord.batches import Batch, batches, columns_of
@@ -95,10 +96,7 @@ def write_tfrecord(
 
 
 def _refuse_nulls(frame: Shards, called: str) -> None:
-    """Raise DataError if a column of the DataFrame has nulls.
-
-    Without this check, nulls in some types of columns would be written as NaN, without any error.
-    """
+    """Raise DataError if a column of the DataFrame has nulls. In some types, they would be written as NaN."""
     for name, count in frame.dataset.nulls.items():
         if count:
             raise DataError(
@@ -114,8 +112,7 @@ def _write(
     tf = tensorflow()
     columns: tuple[Column, ...] = ()
     records, rows = [0] * len(names), [0] * len(names)
-    # The batches are appended to the files one by one, but remote files cannot be appended to. So files for a remote
-    # folder are written on this machine first, and then copied there whole.
+    # Batches are appended one by one, which remote files do not allow. So these are first written on this machine.
     here = target.path if target.local else tempfile.mkdtemp(prefix="sparkring-tfrecord-")
     paths = [os.path.join(here, name) for name in names]
     writers: list[Any] = []
@@ -144,8 +141,7 @@ def _write(
         return columns, tuple(map(RecordFile, names, records, rows, sizes))
     finally:
         for writer in writers:
-            # A file is still open here only if an error is being raised. If close() fails as well, its error must not
-            # replace that error.
+            # A file is still open here only if an error is being raised, which an error of close() must not replace.
             with contextlib.suppress(OSError, tf.errors.OpError):
                 writer.close()
         if not target.local:
@@ -160,16 +156,12 @@ def _names(count: int, prefixes: int) -> list[str]:
     names = [f"part-{index:05d}.tfrecord" for index in range(count)]
     if not prefixes:
         return names
-    hashes = (hashlib.sha256(str(index).encode()).hexdigest()[:4] for index in range(2 * MOST_PREFIXES))
-    spread = list(dict.fromkeys(hashes))
+    spread = list(dict.fromkeys(hashlib.sha256(b"%d" % at).hexdigest()[:4] for at in range(2 * MOST_PREFIXES)))
     return [f"{spread[index % prefixes]}/{name}" for index, name in enumerate(names)]
 
 
 def _told(found: Iterable[Batch], target: Location, say: Say | None) -> Iterator[Batch]:
-    """Yield the batches of `found`.
-
-    If writing takes a long time, call `say` with the number of rows, at growing intervals.
-    """
+    """Yield the batches of `found`, and call `say` with the number of rows at growing intervals."""
     began, due_s, rows = time.monotonic(), FIRST_WORD_S, 0
     for batch in found:
         rows += _rows(batch)
@@ -182,10 +174,7 @@ def _told(found: Iterable[Batch], target: Location, say: Say | None) -> Iterator
 
 @contextlib.contextmanager
 def _new(target: Location) -> Iterator[None]:
-    """Make the folder, which must be new or empty, for a `with` block that writes to it.
-
-    If the block fails or is stopped, remove what the block has written.
-    """
+    """Make the folder, which must be new or empty. If the block fails or is stopped, remove what it has written."""
     fs, path = target.fs, target.path
     with _usable(target):
         there = fs.exists(path)
@@ -202,13 +191,5 @@ def _new(target: Location) -> Iterator[None]:
         raise
 
 
-@contextlib.contextmanager
-def _usable(target: Location) -> Iterator[None]:
-    """Turn an error that the file system or TensorFlow raises in a `with` block into a DataError."""
-    try:
-        yield
-    except (OSError, tensorflow().errors.OpError) as error:
-        reason = getattr(error, "strerror", None) or getattr(error, "message", None) or error
-        raise DataError(
-            f"{target.written} cannot be written: {reason}. Free up some space, or use another folder."
-        ) from error
+def _usable(target: Location) -> contextlib.AbstractContextManager[None]:
+    return storage_errors(f"{target.written} cannot be written", " Free up some space, or use another folder.")

@@ -1,0 +1,85 @@
+"""Folders that sparkring writes: their entries, their JSON files, and the processes that write them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import posixpath
+import socket
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from sparkring.errors import DataError
+from sparkring.runtime.storage import Location
+
+
+def entries(folder: Location) -> dict[str, dict[str, Any]]:
+    """Return what the file system now knows about each file and folder in a folder, by their names.
+
+    Raise FileNotFoundError if the folder does not exist.
+    """
+    folder.fs.invalidate_cache()
+    return {posixpath.basename(entry["name"].rstrip("/")): entry for entry in folder.entries()}
+
+
+def read_json(file: Location, layout: int) -> dict[str, Any]:
+    """Return the content of a JSON file, or {} if the file is missing, incomplete, or of another layout."""
+    try:
+        found = json.loads(file.fs.cat_file(file.path))
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return {}
+    return found if isinstance(found, dict) and found.get("layout") == layout else {}
+
+
+def write_json(file: Location, layout: int, content: Mapping[str, Any]) -> None:
+    """Write a JSON file for read_json()."""
+    file.fs.pipe_file(file.path, json.dumps({"layout": layout, **content}, indent=1).encode())
+
+
+@contextlib.contextmanager
+def storage_errors(failed: str, advice: str = "") -> Iterator[None]:
+    """A context manager that turns an error of the storage into a DataError: what has `failed`, why, and `advice`."""
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:  # each of fsspec's packages has its own errors
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise DataError(f"{failed}: {reason}.{advice}") from error
+
+
+def this_process() -> dict[str, Any]:
+    """Return a description of this process in JSON values, for has_ended()."""
+    return {"host": socket.gethostname(), "pid": os.getpid(), "started": _started(os.getpid())}
+
+
+def has_ended(owner: dict[str, Any]) -> bool | None:
+    """Whether the process that this_process() described has ended. None means unknown: it ran on another host."""
+    if owner["host"] != socket.gethostname():
+        return None
+    return bool(owner["started"] != _started(owner["pid"]))
+
+
+def _started(pid: int) -> str:
+    """Return when the process `pid` began, in clock ticks, or '' if the process has ended.
+
+    A later process may get the same pid, but it began at another time.
+    """
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            state, *fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return "" if os.path.isdir("/proc/self") else _answers(pid)
+    return "" if state in "ZX" else fields[18]
+
+
+def _answers(pid: int) -> str:
+    """Return 'running', or '' if the process `pid` has ended. Used on systems without /proc."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return ""
+    except OSError:
+        pass  # the process runs, but belongs to another user
+    return "running"
