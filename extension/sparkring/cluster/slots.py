@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from sparkring.cluster.jobs import stage_ids
 from sparkring.cluster.session import made_here, or_here
 from sparkring.errors import LaunchError, SlotsError
 
@@ -63,9 +64,7 @@ class Stage:
 
     def ids(self) -> set[int]:
         """Spark's ids of the stage and of the stages that it depends on."""
-        tracker = self.context.statusTracker()
-        jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(self.group)]
-        return {stage for job in jobs if job is not None for stage in job.stageIds}
+        return stage_ids(self.context, self.group)
 
     def active_tasks(self) -> int:
         """How many tasks Spark runs now for the stage; 0 if all of them wait for slots."""

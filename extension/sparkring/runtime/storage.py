@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 DBFS_MOUNT = "/dbfs"
 DBFS_ROOT = "SPARKRING_DBFS_ROOT"
+_MOUNTED = re.compile(rf"{DBFS_MOUNT}(?:/+(.*))?$", re.DOTALL)
 # Hadoop's names for schemes that have other names in fsspec.
 _HADOOP = {"s3": "s3a", "gcs": "gs"}
 
@@ -84,8 +85,7 @@ def locate(path: str | os.PathLike[str]) -> Location:
         raise PathError("the path is empty.")
     if "\0" in written:
         raise PathError(f"{written!r}: a path cannot contain the character NUL.")
-    mistaken = re.match(r"dbfs://([^/].*)", written)
-    if mistaken:
+    if mistaken := re.match(r"dbfs://([^/].*)", written):
         raise PathError(
             f"{written}: dbfs: must be followed by one slash or three; here, the first folder would be read as a host. "
             f"Write dbfs:/{mistaken[1]}"
@@ -93,14 +93,14 @@ def locate(path: str | os.PathLike[str]) -> Location:
     here = re.sub(r"^file:(//(?=/))?", "", written)
     if here.startswith("//") and written.startswith("file:"):
         raise PathError(f"{written}: file: must be followed by one slash or three. Write file:/{here.lstrip('/')}")
-    on_dbfs = re.match(r"dbfs:/*(.*)", here, re.DOTALL) or re.match(rf"{DBFS_MOUNT}(?:/+(.*))?$", here, re.DOTALL)
+    on_dbfs = re.match(r"dbfs:/*(.*)", here, re.DOTALL) or _MOUNTED.match(here)
     if not on_dbfs and ("://" in here or here.startswith("memory:")):
         return _remote(here, written)
     import fsspec
 
     if not on_dbfs:
         here = os.path.abspath(os.path.expanduser(here))
-        on_dbfs = re.match(rf"{DBFS_MOUNT}(?:/+(.*))?$", here, re.DOTALL)
+        on_dbfs = _MOUNTED.match(here)
     return Location(fsspec.filesystem("file"), _on_dbfs(on_dbfs[1] or "", written) if on_dbfs else here, written)
 
 
@@ -172,8 +172,7 @@ def _remote(url: str, written: str) -> Location:
 
 def protocols(fs: Any) -> tuple[str, ...]:
     """Return the names by which fsspec knows a file system, such as 'file' or 's3'."""
-    found = fs.protocol
-    return (found,) if isinstance(found, str) else tuple(found)
+    return (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
 
 
 def _inside(path: str, folder: str) -> bool:
