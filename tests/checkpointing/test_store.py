@@ -440,7 +440,7 @@ def test_after_a_fork(moody, tmp_path):
     (tmp_path / "file").touch()
     failed = checkpoints(tmp_path / "file")
     failed.save(1, state())
-    failed._flight._thread.join()
+    failed._pending._thread.join()
     go = threading.Event()
     moody.on(write=lambda path: go.wait(60))
     found = checkpoints(moody.directory)

@@ -11,6 +11,7 @@ attempts have larger stamps, so the newest checkpoint has the largest (STAMP, NU
 from __future__ import annotations
 
 import datetime
+import math
 import re
 from typing import Any, Literal, NamedTuple
 
@@ -122,15 +123,13 @@ def newest(entries: list[Entry] | tuple[Entry, ...]) -> Entry | None:
 
 
 def best(entries: list[Entry] | tuple[Entry, ...], metric: str, mode: Literal["min", "max"]) -> Entry | None:
-    """The newest committed checkpoint with the best value of `metric`; None if no checkpoint has a value."""
+    """The newest committed checkpoint with the best value of `metric`; None if all values are missing or NaN."""
     sign = 1 if mode == "max" else -1
     scored = [
         (sign * entry.commit.metrics[metric], entry.parsed.age, entry)
         for entry in entries
         if entry.state == "committed"
         and entry.commit is not None
-        # This skips checkpoints that have no value, and those whose value is NaN, because NaN cannot be compared with
-        # other values.
-        and entry.commit.metrics.get(metric, float("nan")) == entry.commit.metrics.get(metric)
+        and not math.isnan(entry.commit.metrics.get(metric, math.nan))
     ]
     return max(scored)[2] if scored else None

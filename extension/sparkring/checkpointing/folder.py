@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from sparkring.checkpointing import tensors
 from sparkring.checkpointing.digests import ALGORITHM, digest_of
 from sparkring.checkpointing.entries import COMMIT, TIMES, Commit, Entry, File, Name, changed_at
-from sparkring.errors import CheckpointDamagedError, CheckpointStorageError, SparkringError
+from sparkring.errors import CheckpointDamagedError, CheckpointError, CheckpointStorageError, SparkringError
 from sparkring.runtime.storage import Location, protocols
 
 LAYOUT = 1
@@ -126,8 +126,8 @@ def check(directory: Location, entry: Entry) -> str:
         return f"it was not completed: it has no {COMMIT}"
     try:
         for file in read_commit(directory, entry.name).files:
-            tensors.check_size(directory / entry.name / file.name, file)
             path = directory / entry.name / file.name
+            tensors.check_size(path, file)
             with in_words(f"{path.written} cannot be read"):
                 tensors.check_digest(path, file)
     except FileNotFoundError:
@@ -142,10 +142,8 @@ def read_commit(directory: Location, name: str) -> Commit:
 
     Raises FileNotFoundError if the checkpoint has no commit.json, and CheckpointDamagedError if the file is damaged.
     """
-    path = (directory / name / COMMIT).path
     with in_words(f"the checkpoint {name} in {directory.written} cannot be read"):
-        data = directory.fs.cat_file(path)
-        content = _opened(data)
+        content = _opened(directory.fs.cat_file((directory / name / COMMIT).path))
         if content is None:
             raise CheckpointDamagedError(f"{COMMIT} does not match its digest")
         if content.get("layout") != LAYOUT:
@@ -240,7 +238,9 @@ def in_words(what: str) -> Iterator[None]:
 
 
 def told(error: Exception) -> str:
-    """Describe a file system's error in a sentence, followed by advice on what the user can do."""
+    """Describe an error of a file system in a sentence, followed by advice. A CheckpointError describes itself."""
+    if isinstance(error, CheckpointError):
+        return str(error)
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     number = getattr(error, "errno", None)
     if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
@@ -283,11 +283,8 @@ def _listed(directory: Location) -> Iterator[dict[str, Any]]:
 
 def _write_sealed(file: Location, content: dict[str, Any]) -> None:
     text = json.dumps(content, separators=(",", ":")).encode()
-    with file.fs.open(file.path, "wb") as out:
+    with tensors.open_synced(file) as out:
         out.write(b'{"digest": "%s", "content": %s}\n' % (digest_of(text).encode(), text))
-        if file.local:
-            out.flush()
-            tensors.sync(out.fileno())
 
 
 def _opened(sealed: bytes) -> dict[str, Any] | None:

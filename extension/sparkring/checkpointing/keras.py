@@ -90,11 +90,9 @@ def resume(store: Store, model: Any, data: Shards | None = None, every: str | in
         # With the current number of ranks, the rest of the epoch is too small for a batch: go on with the next epoch.
         data.ended(data.epoch)
         state.update(epoch=state["epoch"] + 1, batch=0)
-    if is_keras_3:
-        bases: tuple[type, ...] = (ResumeKeras3, sys.modules["keras"].callbacks.Callback)
-    else:
-        bases = (ResumeKeras2, tensorflow_state.keras_of(model).callbacks.Callback)
-    kind: Any = type("Resume", bases, {})
+    keras = sys.modules["keras"] if is_keras_3 else tensorflow_state.keras_of(model)
+    base = ResumeKeras3 if is_keras_3 else ResumeKeras2
+    kind: Any = type("Resume", (base, keras.callbacks.Callback), {})
     return kind(store, model, data, every, step, state)
 
 

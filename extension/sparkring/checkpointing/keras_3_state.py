@@ -16,7 +16,7 @@ import numpy as np
 
 from sparkring.checkpointing.tensorflow_state import or_none
 from sparkring.checkpointing.tree import Raw
-from sparkring.checkpointing.variables import Variables, raw_or_array
+from sparkring.checkpointing.variables import Variables, check_compiled, optimizer_advice, raw_or_array
 from sparkring.errors import CheckpointError
 from sparkring.runtime import world
 
@@ -32,28 +32,27 @@ def backend() -> str:
 
 def is_layer(value: Any) -> bool:
     """Whether a value is a layer or a model."""
-    return _made_by_keras(value, "layers", "Layer")
+    return _is(value, "Layer")
 
 
 def is_model(value: Any) -> bool:
     """Whether a value is a model."""
-    return _made_by_keras(value, "models", "Model")
+    return _is(value, "Model")
 
 
 def is_optimizer(value: Any) -> bool:
     """Whether a value is an optimizer."""
-    return _made_by_keras(value, "optimizers", "Optimizer")
+    return _is(value, "Optimizer")
 
 
 def is_variable(value: Any) -> bool:
     """Whether a value is a keras.Variable."""
-    keras = sys.modules.get("keras")
-    return _is_keras_3(keras) and isinstance(value, keras.Variable)  # type: ignore[union-attr]
+    return _is(value, "Variable")
 
 
-def _made_by_keras(value: Any, home: str, name: str) -> bool:
+def _is(value: Any, name: str) -> bool:
     keras = sys.modules.get("keras")
-    return _is_keras_3(keras) and isinstance(value, getattr(getattr(keras, home), name))
+    return _is_keras_3(keras) and isinstance(value, getattr(keras, name))
 
 
 def _is_keras_3(module: Any) -> bool:
@@ -85,11 +84,6 @@ VARIABLES = Variables(
     leaf=leaf,
     array=array,
 )
-
-
-def put_variable(variable: Any, found: Any, path: str) -> None:
-    """Assign a leaf to a variable. CheckpointError if it does not fit."""
-    VARIABLES.assign([(variable, found)], path, "the state")
 
 
 # ── layers, models and optimizers ─────────────────────────────────────────────
@@ -129,11 +123,7 @@ def put_layer(layer: Any, tree: dict[str, Any], path: str) -> None:
         variable.assign(np.array([before[0], leaf(variable)[1]], before.dtype))
     optimizer = getattr(layer, "optimizer", None)
     if is_optimizer(optimizer):
-        if tree["optimizer"] is None:
-            raise CheckpointError(
-                f"{path}: the model is compiled, but was not when it was saved, so the checkpoint has no state for its "
-                "optimizer. Compile it after restore(), or start over."
-            )
+        check_compiled(tree, path)
         put_optimizer(optimizer, tree["optimizer"], path, layer.trainable_variables)
 
 
@@ -193,12 +183,7 @@ def put_optimizer(optimizer: Any, tree: dict[str, Any], path: str, trainable: Se
     """Assign what take_optimizer() took. If the optimizer is not built yet, first build it for `trainable`."""
     if trainable is not None and not optimizer.built and len(tree["values"]) != len(optimizer.variables):
         optimizer.build(trainable)
-    advice = (
-        "Use the same optimizer with the same trainable layers, or start over"
-        if trainable is not None
-        else "Call optimizer.build(variables) with the trained variables before restore(), or use the same optimizer"
-    )
-    VARIABLES.put(optimizer.variables, tree, path, "the optimizer", advice)
+    VARIABLES.put(optimizer.variables, tree, path, "the optimizer", optimizer_advice(trainable))
 
 
 def _seeds(layer: Any) -> list[Any]:

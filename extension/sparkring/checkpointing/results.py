@@ -19,7 +19,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -110,13 +110,13 @@ class Results:
                 content["value"] = base64.b64encode(b"".join(result.parts)).decode()
             else:
                 digest = hashlib.sha256()
-                with self._writing(f"{key}.bin") as out:
+                with tensors.open_synced(self._folder / f"{key}.bin") as out:
                     for part in result.parts:
                         digest.update(part)
                         out.write(part)
                 content["digest"] = digest.hexdigest()
             text = json.dumps(content).encode()
-            with self._writing(f"{key}.json") as out:
+            with tensors.open_synced(self._folder / f"{key}.json") as out:
                 out.write(b'{"hmac": "%s", "content": %s}\n' % (self._sign(text).encode(), text))
             folder.sync_folder(self._folder)
 
@@ -154,16 +154,6 @@ class Results:
     def _cat(self, name: str) -> bytes:
         found: bytes = self._folder.fs.cat_file((self._folder / name).path)
         return found
-
-    @contextlib.contextmanager
-    def _writing(self, name: str) -> Iterator[Any]:
-        """Open a file for writing. If the storage is local, the file is synced to the disk at the end of the block."""
-        file = self._folder / name
-        with file.fs.open(file.path, "wb") as out:
-            yield out
-            if file.local:
-                out.flush()
-                tensors.sync(out.fileno())
 
     def _listed(self, name: str) -> list[tuple[str, str]]:
         """Return the names in one of the two folders, each with its kind; none if the folder does not exist."""

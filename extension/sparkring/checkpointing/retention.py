@@ -38,8 +38,8 @@ def of_lineage(entries: Sequence[Entry], lineage: str) -> list[Entry]:
     return [entry for entry in entries if entry.commit is not None and entry.commit.lineage == lineage]
 
 
-def superfluous(entries: Sequence[Entry], policy: Policy) -> list[Entry]:
-    """The checkpoints of the policy's lineage that may be removed. The newest complete one is never among them."""
+def expired(entries: Sequence[Entry], policy: Policy) -> list[Entry]:
+    """Return the checkpoints of the policy's lineage that may be removed, but never the newest complete one."""
     ours = of_lineage(entries, policy.lineage)
     whole = sorted((entry for entry in ours if entry.state == "committed"), key=lambda entry: entry.parsed.age)
     if policy.keep is None or not whole:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkring.checkpointing import folder, parts, tensors, tree, writing
-from sparkring.checkpointing.background import Flight
+from sparkring.checkpointing.background import PendingSave
 from sparkring.checkpointing.entries import Commit, Entry, Name, best, newest
 from sparkring.checkpointing.retention import Mode, Policy, of_lineage
 from sparkring.checkpointing.tree import Leaf
@@ -115,7 +115,7 @@ class Store:
         self._location = locate(self.directory)
         self._stamp = time.time_ns() // 1_000_000
         self._arena = np.empty(0, np.uint8)
-        self._flight: Flight | None = None
+        self._pending: PendingSave | None = None
 
     # ── writing ───────────────────────────────────────────────────────────────
 
@@ -144,29 +144,32 @@ class Store:
             return
         leaves, metadata = self._apart(state)
         layout = tensors.lay_out(leaves)
+        commit = self._commit(number, values, parts.versions(state))
         name = Name(number, self._stamp_now(), len(steps) - 1)
-        save = self._as_save(name, values, rank, layout, metadata, parts.versions(state), began)
+        save = Save(
+            self._location, str(name), rank, layout, metadata, commit, self._policy(commit.lineage), began, None
+        )
         if not self.background:
             writing.carry_out(save, tensors.in_order(layout, leaves))
             return
         if len(self._arena) < layout.size_bytes:
             self._arena = np.empty(0, np.uint8)  # free the old one before the new one is allocated
             self._arena = np.empty(layout.size_bytes, np.uint8)
-        flight = Flight()
+        pending = PendingSave()
         try:
             copy = tensors.copy_into(self._arena, layout, leaves)
-        except BaseException:  # an interrupt, too: without depart(), the flight's thread would wait forever
-            flight.depart(None)
+        except BaseException:  # an interrupt, too: without start(), the thread of the save would wait forever
+            pending.start(None)
             raise
         save = save._replace(blocked_s=time.monotonic() - began)
-        self._flight = flight
-        flight.depart(lambda: writing.carry_out(save, (copy,)))
+        self._pending = pending
+        pending.start(lambda: writing.carry_out(save, (copy,)))
 
     def wait(self) -> None:
         """Wait until the current save is complete. CheckpointError if it failed."""
-        if self._flight is not None:
-            self._flight.wait()
-            self._flight = None
+        if self._pending is not None:
+            self._pending.wait()
+            self._pending = None
 
     # ── restoring ─────────────────────────────────────────────────────────────
 
@@ -188,12 +191,12 @@ class Store:
         if found is None:
             return 0
         entry, held = found
-        saved = tree.rebuild(held.state, held.leaves_of("state"))
+        saved = held.tree("state")
         parts.put_back(state, saved, "state")
         parts.check_shared(state, saved)
         rank = world.world().rank
         if held.commit.sharded or rank == 0:
-            parts.set_random_states(tree.rebuild(held.random, held.leaves_of("random")))
+            parts.set_random_states(held.tree("random"))
         else:
             parts.seed_from(entry.name, rank)  # with rank 0's states, all ranks would draw the same numbers
         self.history = held.history
@@ -209,12 +212,7 @@ class Store:
         always means the newest checkpoint of list(): in a run with --fresh, restore() ignores earlier checkpoints, but
         load() does not. CheckpointError if there is none.
         """
-        self.wait()
-        found = self._read(which, {})
-        if found is None:
-            raise CheckpointError(f"there is no checkpoint in {self.directory}. {self._there()}")
-        held = found[1]
-        return parts.plain(tree.rebuild(held.state, held.leaves_of("state")))
+        return parts.plain(self._loaded(which)[1])
 
     def load_model(self, model: Any, which: Which = "latest") -> None:
         """Restore only a model, in place, from the `model` of a saved state, or from the only value of the state.
@@ -222,16 +220,11 @@ class Store:
         The state's other values, such as the optimizer, need not exist. Random states are left as they are. `which` is
         as in load(). CheckpointError if there is no checkpoint, or if it does not fit the model.
         """
-        self.wait()
-        found = self._read(which, {})
-        if found is None:
-            raise CheckpointError(f"there is no checkpoint in {self.directory}. {self._there()}")
-        held = found[1]
-        saved = tree.rebuild(held.state, held.leaves_of("state"))
+        entry, saved = self._loaded(which)
         key = "model" if "model" in saved or len(saved) != 1 else next(iter(saved))
         if key not in saved:
             raise CheckpointError(
-                f"the checkpoint {found[0].name} in {self.directory} has no `model`, but "
+                f"the checkpoint {entry.name} in {self.directory} has no `model`, but "
                 f"{', '.join(map(repr, saved))}: save the model as `model`, as in {{'model': model, …}}."
             )
         parts.put_back({key: model}, {key: saved[key]}, "state")
@@ -297,7 +290,7 @@ class Store:
         else:
             entry, told = self._named(which)
         if entry is None:
-            raise CheckpointError(f"there is no {told} in {self.directory}. {self._there()}")
+            raise self._missing(told)
         return entry
 
     def keras(self, model: Any, data: Any = None, every: str | int = "epoch") -> Any:
@@ -316,9 +309,7 @@ class Store:
         return f"<checkpoints in {self.directory}: keeps {kept}{top}>"
 
     def __getstate__(self) -> dict[str, Any]:
-        # These attributes are valid only in this process, so they are not pickled: the location, the stamp of saves,
-        # the memory for the copy of a state, and the save in progress.
-        own = ("_location", "_stamp", "_arena", "_flight")
+        own = ("_location", "_stamp", "_arena", "_pending")  # those that __post_init__() sets
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, found: dict[str, Any]) -> None:
@@ -336,20 +327,12 @@ class Store:
         leaves.update((f"random/{name}", leaf) for name, leaf in others.items())
         return leaves, {"layout": LAYOUT, "state": skeleton, "random": random, "history": self.history}
 
-    def _as_save(
-        self,
-        name: Name,
-        metrics: dict[str, float],
-        rank: int,
-        layout: tensors.Layout,
-        metadata: dict[str, Any],
-        data: dict[str, str],
-        began: float,
-    ) -> Save:
-        now, location = here(), self._location
+    def _commit(self, step: int, metrics: dict[str, float], data: dict[str, str]) -> Commit:
+        """Return the commit of a new checkpoint, which has no files yet."""
+        now = here()
         self._lineage = now.lineage or self._lineage or secrets.token_hex(8)
-        commit = Commit(
-            step=name.step,
+        return Commit(
+            step=step,
             time=time.time(),
             files=(),
             metrics=metrics,
@@ -360,11 +343,11 @@ class Store:
             code=now.code,
             data=data,
         )
+
+    def _policy(self, lineage: str) -> Policy:
         alone = self._is_here()
-        policy = Policy(
-            self.keep, self.metric, self.mode, self._lineage, now.resume if alone else "", name.stamp, alone
-        )
-        return Save(location, str(name), rank, layout, metadata, commit, policy, began, None)
+        resume = here().resume if alone else ""
+        return Policy(self.keep, self.metric, self.mode, lineage, resume, self._stamp_now(), alone)
 
     def _values(self, metrics: Mapping[str, Any]) -> dict[str, float]:
         values = {str(name): _number(str(name), value) for name, value in metrics.items()}
@@ -385,11 +368,8 @@ class Store:
 
     def _is_here(self) -> bool:
         """Whether the store's directory is the run's --checkpoint-dir."""
-        directory = here().directory
-        if not directory:
-            return False
-        there = locate(directory)
-        return (there.fs, there.path) == (self._location.fs, self._location.path)
+        there = locate(here().directory) if here().directory else None
+        return there is not None and (there.fs, there.path) == (self._location.fs, self._location.path)
 
     def _resumed(self, room: Room) -> tuple[Entry, Held] | None:
         """Read the checkpoint that the driver has chosen for all ranks; None if there is none."""
@@ -405,6 +385,15 @@ class Store:
                 f"the checkpoint {name} in {self.directory}, from which this run continues, is damaged: {error}. The "
                 "ranks restart and continue from the one before it."
             ) from error
+
+    def _loaded(self, which: Which) -> tuple[Entry, Any]:
+        """Read a checkpoint. Return it with the tree of its state. CheckpointError if there is none."""
+        self.wait()
+        found = self._read(which, {})
+        if found is None:
+            raise self._missing("checkpoint")
+        entry, held = found
+        return entry, held.tree("state")
 
     def _read(self, which: Which, room: Room) -> tuple[Entry, Held] | None:
         if which not in ("latest", "best"):
@@ -454,7 +443,7 @@ class Store:
     def _asked_for(self, which: int | str | Entry, room: Room) -> tuple[Entry, Held]:
         entry, told = self._named(which)
         if entry is None:
-            raise CheckpointError(f"there is no {told} in {self.directory}. {self._there()}")
+            raise self._missing(told)
         try:
             return entry, self._held(entry, room)
         except CheckpointDamagedError as error:
@@ -510,6 +499,9 @@ class Store:
         writing.tell_damaged(self._location, entry, reason)
         tell(f"skipped the checkpoint of step {entry.step:,} in {self.directory}, which is damaged: {reason}")
 
+    def _missing(self, what: str) -> CheckpointError:
+        return CheckpointError(f"there is no {what} in {self.directory}. {self._there()}")
+
     def _there(self) -> str:
         """Return a sentence that names the complete checkpoints in the directory."""
         names = [entry.name for entry in self.list() if entry.state == "committed"]
@@ -520,9 +512,10 @@ class Store:
 
 
 class Held(NamedTuple):
-    """What was read from a checkpoint: its commit, its history, and two trees, for the state and for the random states.
+    """What was read from a checkpoint.
 
-    `state` and `random` are the skeletons of the two trees. `leaves` has the arrays of both.
+    `state` and `random` are the skeletons of two trees, for the state and for the random states. `leaves` has the
+    arrays of both.
     """
 
     commit: Commit
@@ -531,10 +524,11 @@ class Held(NamedTuple):
     history: History
     leaves: dict[str, Leaf]
 
-    def leaves_of(self, which: Literal["state", "random"]) -> dict[str, Leaf]:
-        """The arrays of one of the two trees, by the names that flatten() gave them."""
+    def tree(self, which: Literal["state", "random"]) -> Any:
+        """Put one of the two trees together."""
         start = f"{which}/"
-        return {name.removeprefix(start): leaf for name, leaf in self.leaves.items() if name.startswith(start)}
+        leaves = {name.removeprefix(start): leaf for name, leaf in self.leaves.items() if name.startswith(start)}
+        return tree.rebuild(self.state if which == "state" else self.random, leaves)
 
 
 def _check_state(state: Any) -> None:

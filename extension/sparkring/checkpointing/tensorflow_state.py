@@ -18,7 +18,7 @@ import numpy as np
 
 from sparkring.capture.reducers.tensorflow import seeds_of, variables_of
 from sparkring.checkpointing.tree import Raw
-from sparkring.checkpointing.variables import Variables, raw_or_array
+from sparkring.checkpointing.variables import Variables, check_compiled, optimizer_advice, raw_or_array
 from sparkring.errors import CheckpointError
 from sparkring.runtime import world
 
@@ -113,11 +113,6 @@ VARIABLES = Variables(
 )
 
 
-def put_variable(variable: Any, found: Any, path: str) -> None:
-    """Assign a leaf to a variable. CheckpointError if it does not fit."""
-    VARIABLES.assign([(variable, found)], path, "the state")
-
-
 def put_module(module: Any, tree: dict[str, Any], path: str) -> None:
     """Assign a module's saved variables. CheckpointError if they do not fit."""
     VARIABLES.put(variables_of(module), tree, path, "the module", "Build the module, or call it once, before restore()")
@@ -146,15 +141,11 @@ def take_optimizer(optimizer: Any) -> dict[str, Any]:
 def put_optimizer(optimizer: Any, tree: dict[str, Any], path: str, trainable: Sequence[Any] | None = None) -> None:
     """Assign what take_optimizer() returned. With `trainable`, first build the optimizer if it is not built yet."""
     if trainable is not None:
-        build_optimizer(optimizer, trainable)
+        # A legacy optimizer has no build().
+        (optimizer.build if hasattr(optimizer, "build") else optimizer._create_all_weights)(trainable)
     if tree["inner"] is not None and hasattr(optimizer, "inner_optimizer"):
         put_optimizer(optimizer.inner_optimizer, tree["inner"], path)
-    advice = (
-        "Use the same optimizer with the same trainable layers, or start over"
-        if trainable is not None
-        else "Call optimizer.build(variables) with the trained variables before restore(), or use the same optimizer"
-    )
-    VARIABLES.put(variables_of(optimizer), tree, path, "the optimizer", advice)
+    VARIABLES.put(variables_of(optimizer), tree, path, "the optimizer", optimizer_advice(trainable))
     here = _settings(optimizer)
     known = [(here[name], found) for name, found in tree["settings"].items() if name in here]
     VARIABLES.assign(known, path, "the optimizer")
@@ -167,14 +158,6 @@ def put_optimizer(optimizer: Any, tree: dict[str, Any], path: str, trainable: Se
                 helper.locally_aggregated_grads[key].assign(array(found))
             else:  # Horovod makes this variable in the first step, unless it exists by then
                 helper.locally_aggregated_grads[key] = tf.Variable(array(found), trainable=False)
-
-
-def build_optimizer(optimizer: Any, trainable: Sequence[Any]) -> None:
-    """Create the variables that an optimizer needs to train `trainable`, if they do not exist yet."""
-    if hasattr(optimizer, "build"):
-        optimizer.build(trainable)
-    else:
-        optimizer._create_all_weights(trainable)  # a legacy optimizer
 
 
 def _settings(optimizer: Any) -> dict[str, Any]:
@@ -231,11 +214,7 @@ def put_model(model: Any, tree: dict[str, Any], path: str) -> None:
         )
         optimizer = getattr(model, "optimizer", None)
         if is_optimizer(optimizer):
-            if tree["optimizer"] is None:
-                raise CheckpointError(
-                    f"{path}: the model is compiled, but was not when it was saved, so the checkpoint has no state for "
-                    "its optimizer. Compile it after restore(), or start over."
-                )
+            check_compiled(tree, path)
             put_optimizer(optimizer, tree["optimizer"], path, model.trainable_variables)
         sources = _random_sources(model)
         if len(sources) == len(tree["random"]):
@@ -253,9 +232,8 @@ def plain_model(tree: dict[str, Any]) -> Any:
     by_name = VARIABLES.by_name(tree)
     if tree["architecture"] is None:
         return by_name
-    import tensorflow as tf
+    from tensorflow import keras
 
-    keras = tf.keras
     # From a configuration of Keras 2, Keras 3 would make a different model.
     if not _is_keras_2(sys.modules[keras.Model.__module__.partition(".")[0]]):
         return by_name

@@ -66,6 +66,22 @@ class Variables:
             variable.assign(found)
 
 
+def optimizer_advice(trainable: Sequence[Any] | None) -> str:
+    """Say what to do if an optimizer's variables do not fit. `trainable` is None for an optimizer without a model."""
+    if trainable is None:
+        return "Call optimizer.build(variables) with the trained variables before restore(), or use the same optimizer"
+    return "Use the same optimizer with the same trainable layers, or start over"
+
+
+def check_compiled(tree: dict[str, Any], path: str) -> None:
+    """Raise CheckpointError if the model in `tree` was saved without an optimizer."""
+    if tree["optimizer"] is None:
+        raise CheckpointError(
+            f"{path}: the model is compiled, but was not when it was saved, so the checkpoint has no state for its "
+            "optimizer. Compile it after restore(), or start over."
+        )
+
+
 def _fits(shape: Sequence[int | None] | None, found: tuple[int, ...]) -> bool:
     return shape is None or (
         len(shape) == len(found) and all(here in (None, length) for here, length in zip(shape, found, strict=True))
