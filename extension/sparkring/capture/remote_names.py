@@ -21,17 +21,13 @@ _PLAIN_ELSEWHERE = (("numpy", "ndarray"), ("pandas", "DataFrame"), ("pandas", "S
 
 
 class Held:
-    """The names that the ranks have bound, each with a fingerprint of a value.
-
-    This is the value that the name had in the notebook when the ranks bound the name.
-    """
+    """The names that the ranks have bound, each with a fingerprint of the value that it then had in the notebook."""
 
     def __init__(self) -> None:
         self._ranks_with: dict[str, set[int]] = {}
         self._notebook: Mapping[str, Any] = {}
         self._seen: dict[str, _Print] = {}
-        # The fingerprints that were made since the last call of beside(). They are kept, because it would take a while
-        # to make the fingerprint of a large value again.
+        # The fingerprints made since the last call of beside(): to make that of a large value again would take a while.
         self._now: dict[str, _Print] = {}
         self._asked_for: frozenset[int] = frozenset()
 
@@ -41,10 +37,7 @@ class Held:
         return set(self._ranks_with)
 
     def beside(self, notebook: Mapping[str, Any], ranks: Iterable[int]) -> Container[str]:
-        """Return a container of the names whose values on `ranks` are to be used instead of those in `notebook`.
-
-        The operator `in` computes whether a name is in the container.
-        """
+        """Return a container of the names whose values on `ranks` are to be used instead of those in `notebook`."""
         self._notebook, self._asked_for = notebook, frozenset(ranks)
         self._now.clear()
         return self
@@ -87,7 +80,7 @@ class _Print:
 
     def is_of(self, value: Any) -> bool:
         """Return whether this is a fingerprint of the object `value` itself."""
-        return (self._identity() is value) if isinstance(self._identity, weakref.ref) else self._identity == id(value)
+        return self._identity() is value if isinstance(self._identity, weakref.ref) else self._identity == id(value)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, _Print) or self._content != other._content:
@@ -103,7 +96,7 @@ class _Print:
 def _content(value: Any) -> bytes:
     """Return a digest of a plain value, or of the plain attributes of an object whose class the notebook defines.
 
-    Return b'' for other values, and for values that cannot be pickled.
+    Returns b'' for other values, and for values that cannot be pickled.
     """
     if not _is_plain(value):
         if type(value).__module__ != "__main__" or isinstance(value, type):

@@ -44,7 +44,7 @@ def find_script(
     if not target:
         raise OptionsError("name a script, as in `%run train.py --lr 0.1`")
     written = expand(_unquoted(target))
-    inside, any_exit, patterns = ("i" in flags, "e" in flags, "G" not in flags)
+    inside = "i" in flags
     if "m" in flags:
         if inside:
             raise OptionsError("-m runs a module in its own namespace: leave -i out")
@@ -59,8 +59,8 @@ def find_script(
         arguments=arguments,
         name=name,
         inside=inside or is_for_ipython(found.path),
-        any_exit=any_exit,
-        patterns=patterns,
+        any_exit="e" in flags,
+        patterns="G" not in flags,
     )
 
 
@@ -172,10 +172,7 @@ def _checked(name: str, source: str) -> str:
 
 
 def _cells(path: str, data: bytes) -> list[tuple[str, str, bool]]:
-    """Return the code cells of a notebook.
-
-    For each cell, the list has a name for tracebacks, the code, and whether the cell has the tag `parameters`.
-    """
+    """Return a notebook's code cells: a name for tracebacks, the code, and whether it has the tag `parameters`."""
     try:
         return [
             (f"{path} cell {number}", "".join(cell["source"]), "parameters" in cell.get("metadata", {}).get("tags", ()))

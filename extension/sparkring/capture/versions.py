@@ -27,10 +27,7 @@ _PACKAGES = {
 
 @functools.cache  # the search takes some milliseconds, which would slow a short cell on a warm gang
 def versions() -> tuple[tuple[str, str], ...]:
-    """Return the names and versions of Python, sparkring and the installed packages of `_MODULES`.
-
-    The packages are not imported.
-    """
+    """Return the names and versions of Python, sparkring and the installed packages, without importing them."""
     found = ((name, _version_of(name)) for name in _MODULES)
     ours = ("python", platform.python_version()), ("sparkring", sparkring.__version__)
     return (*ours, *((name, version) for name, version in found if version))
@@ -82,11 +79,8 @@ def _home(value: object) -> str:
 
 @functools.cache  # it searches all installed packages
 def installed() -> dict[str, str]:
-    """Map each top-level module that this Python's packages provide to the version of its package.
-
-    metadata.packages_distributions() parses a file of each package twice, and takes ten times as long. On Spark, every
-    member would do so.
-    """
+    """Map each top-level module that this Python's packages provide to the version of its package."""
+    # metadata.packages_distributions() takes ten times as long, and on Spark, every member does this.
     found: dict[str, str] = {}
     packages: set[str] = set()
     for folder in map(Path, sys.path):

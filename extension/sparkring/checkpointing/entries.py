@@ -13,6 +13,7 @@ from __future__ import annotations
 import datetime
 import math
 import re
+from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
 
 State = Literal["committed", "partial", "corrupt"]
@@ -116,13 +117,12 @@ def changed_at(info: dict[str, Any]) -> float:
     return max((float(moment) for moment in times if isinstance(moment, int | float)), default=0.0)
 
 
-def newest(entries: list[Entry] | tuple[Entry, ...]) -> Entry | None:
+def newest(entries: Iterable[Entry]) -> Entry | None:
     """The committed checkpoint that was saved last."""
-    whole = [entry for entry in entries if entry.state == "committed"]
-    return max(whole, key=lambda entry: entry.parsed.age, default=None)
+    return max((each for each in entries if each.state == "committed"), key=lambda each: each.parsed.age, default=None)
 
 
-def best(entries: list[Entry] | tuple[Entry, ...], metric: str, mode: Literal["min", "max"]) -> Entry | None:
+def best(entries: Iterable[Entry], metric: str, mode: Literal["min", "max"]) -> Entry | None:
     """The newest committed checkpoint with the best value of `metric`; None if all values are missing or NaN."""
     sign = 1 if mode == "max" else -1
     scored = [

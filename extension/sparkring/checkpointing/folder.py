@@ -48,11 +48,9 @@ class Folder(NamedTuple):
 def listing(directory: Location) -> list[Entry]:
     """Return the checkpoints in `directory`, newest first; [] if the directory is missing. Other files are skipped.
 
-    A checkpoint counts as complete if its files have the sizes that its commit.json lists. The contents of the files
-    are read by check(), not here. On a mount, a file that another machine has just written may not be visible yet, so a
-    complete checkpoint may not be listed as complete at first.
-
-    Raises CheckpointError if the directory cannot be read.
+    A checkpoint counts as complete if its files have the sizes that its commit.json lists; check() also reads them. On
+    a mount, a file that another machine has just written may not be visible yet, so a complete checkpoint may not be
+    listed as complete at first. Raises CheckpointError if the directory cannot be read.
     """
     key = directory.url
     known, now = _remembered.get(key, {}), {}
@@ -138,10 +136,7 @@ def check(directory: Location, entry: Entry) -> str:
 
 
 def read_commit(directory: Location, name: str) -> Commit:
-    """Return the contents of commit.json.
-
-    Raises FileNotFoundError if the checkpoint has no commit.json, and CheckpointDamagedError if the file is damaged.
-    """
+    """Return the contents of commit.json. Raises FileNotFoundError if there is none, and CheckpointDamagedError."""
     with in_words(f"the checkpoint {name} in {directory.written} cannot be read"):
         content = _opened(directory.fs.cat_file((directory / name / COMMIT).path))
         if content is None:
@@ -210,8 +205,7 @@ def remove(directory: Location, entry: Entry) -> None:
     folder = directory / entry.name
     files = [file.name for file in entry.commit.files] if entry.commit else [data(0)]
     parts = [part(rank) for rank in range(1, len(files))]
-    # The files are removed one by one. rm() of the folder would first list the files, and if this listing is stale,
-    # rm() stops at the first file that no longer exists.
+    # One by one: rm() of the folder would stop at a file that no longer exists, but is in a stale listing.
     for name in (COMMIT, *files, *parts):
         with contextlib.suppress(FileNotFoundError):
             folder.fs.rm_file((folder / name).path)
@@ -225,10 +219,7 @@ def remove(directory: Location, entry: Entry) -> None:
 
 @contextlib.contextmanager
 def in_words(what: str) -> Iterator[None]:
-    """Turn any error of a file system into a CheckpointError that says `what`, the reason, and what to do.
-
-    A FileNotFoundError is raised unchanged, because a missing file is often expected.
-    """
+    """Turn any error of a file system, except FileNotFoundError, into one that says `what`, the reason and advice."""
     try:
         yield
     except (SparkringError, FileNotFoundError):
@@ -308,10 +299,7 @@ def content_of(commit: Commit) -> dict[str, Any]:
 
 
 def commit_of(content: dict[str, Any]) -> Commit:
-    """Return the commit from which content_of() made `content`.
-
-    Raises KeyError, TypeError or ValueError if `content` does not describe a commit.
-    """
+    """Return the commit from which content_of() made `content`. Raises KeyError, TypeError or ValueError."""
     files = tuple(File(str(name), int(size), str(digest)) for name, size, digest in content["files"])
     for file in files:
         if not _DATA.fullmatch(file.name) or not file.digest.startswith(f"{ALGORITHM}:"):

@@ -61,10 +61,7 @@ def directory_of(value: Any, name: str) -> Location:
 
 
 def names_directory(value: Any) -> bool:
-    """Whether to suggest a variable with this value as a directory.
-
-    Strings are never suggested, although they can be paths: most strings in a notebook are something else.
-    """
+    """Whether to suggest a variable with this value as a directory. Most strings in a notebook are no paths."""
     return isinstance(value, os.PathLike) or type(value).__name__ == "Store"
 
 
@@ -95,8 +92,7 @@ def inventory(
 def _checked(location: Location, entries: list[Entry], say: Callable[[int, int, int, int], None]) -> list[Entry]:
     """Read all bytes of the committed `entries`, and return `entries` with the damaged ones marked as "corrupt".
 
-    A run may remove a checkpoint while it is read, which looks like damage. Therefore a damaged checkpoint is left out
-    of the result if it no longer exists.
+    A checkpoint that a run removes while it is read looks damaged, so damaged ones that are gone are left out.
     """
     from sparkring.checkpointing import folder
 

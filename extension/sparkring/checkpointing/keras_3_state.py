@@ -1,7 +1,6 @@
 """Saves the state of Keras 3's models, layers, optimizers and variables, on any of its backends, and restores it.
 
-For Keras 2 and tf-keras, tensorflow_state.py does this. Importing this module does not import Keras, because a process
-that has an object of Keras has imported Keras already. Tested with Keras 3.15 on TensorFlow.
+Importing this module does not import Keras. Tested with Keras 3.15 on TensorFlow.
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ VARIABLES = Variables(
 
 
 def take_layer(layer: Any, path: str) -> dict[str, Any]:
-    """Return a layer's variables, including those of random layers, and the state of a compiled model's optimizer."""
+    """Return the variables of a layer or model, and the state of a compiled model's optimizer."""
     if not layer.built:
         raise CheckpointError(
             f"{path}: the {_called(layer)} is not built yet, so it has no weights. Build it, or call it once."
@@ -113,8 +112,7 @@ def put_layer(layer: Any, tree: dict[str, Any], path: str) -> None:
             f"{path}: the {_called(layer)} is not built yet, so the checkpoint's weights cannot be loaded. Build it, "
             "or call it once."
         )
-    # A rank that restores the state of another rank keeps its own seeds. With equal seeds, the Dropout layers of both
-    # ranks would drop the same units.
+    # A rank that restores another rank's state keeps its own seeds, or Dropout would drop the same units on both.
     own_seeds = [] if tree["rank"] == world.world().rank else _seeds(layer)
     kept = [leaf(variable) for variable in own_seeds]
     what = f"the {_called(layer)}"
@@ -128,12 +126,11 @@ def put_layer(layer: Any, tree: dict[str, Any], path: str) -> None:
 
 
 def plain_layer(tree: dict[str, Any]) -> Any:
-    """Make a new model from what was saved, and return it. It is compiled if the saved model was compiled.
+    """Return a new model made from what was saved, compiled if the saved model was.
 
-    Return the saved arrays by name instead if only a layer was saved, if the model's configuration was not saved, or if
-    Keras 3 is not installed. Also return the arrays if the configuration names a class or function that is neither
-    Keras' own nor registered with Keras, because a checkpoint must not run code. Then a warning names this class or
-    function.
+    Return the arrays by name instead if the configuration was not saved, or if Keras 3 is not installed. A checkpoint
+    must not run code, so also return the arrays, and warn, if the configuration names a class or function that is
+    neither Keras' own nor registered with it.
     """
     by_name = VARIABLES.by_name(tree)
     architecture = tree.get("architecture")  # version 0.1 did not save it

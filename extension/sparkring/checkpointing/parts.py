@@ -2,8 +2,7 @@
 
 A state is what a training run needs to continue: dicts, lists and tuples of models, optimizers, data, numbers. The tree
 of a state has the same structure, but in place of each object it has a dict: what is saved of the object, and the name
-of the object's kind under the key MARK. Trees contain only what `tree.flatten()` accepts. A tree that is read from a
-file is checked against the existing objects.
+of its kind under the key MARK. Trees contain only what `tree.flatten()` accepts.
 """
 
 from __future__ import annotations
@@ -57,10 +56,8 @@ class Kind(NamedTuple):
 
 
 def tree_of(value: Any, path: str = _CALLED) -> Any:
-    """Return the tree of a state.
+    """Return the tree of a state. Its arrays share the memory of the state's objects wherever possible.
 
-    The tree's arrays share the memory of the state's objects wherever possible. If the objects change, these arrays
-    change too, so copy the arrays before that.
     Raises CheckpointError, with the path, for an object whose state cannot be read.
     """
     if isinstance(value, _AT_ONCE):
@@ -134,8 +131,7 @@ def plain(tree: Any) -> Any:
 def memory_of(value: Any) -> dict[str, npt.NDArray[Any]]:
     """Return the arrays of a state into which a file can be read directly, by the names that flatten() gives them.
 
-    These are arrays of NumPy and tensors of torch. If TensorFlow is imported, there are none, because the state's tree
-    may then contain arrays for TensorFlow's variables, which are not the variables' own memory.
+    There are none if TensorFlow is imported, because the tree's arrays for TensorFlow's variables are copies.
     """
     if "tensorflow" in sys.modules:
         return {}
@@ -238,8 +234,7 @@ def _put_items(value: list[Any] | tuple[Any, ...], tree: list[Any] | tuple[Any, 
 def _made_anew(tree: Any, path: str) -> Any:
     """Return plain(tree), for a tree that cannot be restored into an object of the state.
 
-    CheckpointError if the tree has a piece of a tensor that was spread over the ranks: a piece can be restored only
-    into a tensor that is spread in the same way.
+    CheckpointError if it has a piece of a tensor, which can be restored only into a tensor that is spread alike.
     """
     return plain(_with_pieces(tree, lambda piece, keys, path: torch_state.joined(piece, None, path), path))
 
@@ -350,10 +345,7 @@ def _put_state_dict(value: Any, tree: dict[str, Any], path: str) -> None:
 
 
 def _for_object(value: Any, tree: Any, path: str) -> Any:
-    """Prepare a saved state_dict() for being loaded into the object `value`.
-
-    Each piece of a tensor in it becomes a tensor that is spread over the ranks in the same way as the object's own.
-    """
+    """Prepare a saved state_dict() for `value`: make each piece of a tensor in it a tensor that is spread."""
     counterpart, spread = torch_state.counterparts(value), torch_state.has_pieces(value)
 
     def leave(whole: dict[str, Any], keys: tuple[Any, ...], path: str) -> Any:
@@ -370,11 +362,10 @@ def _for_object(value: Any, tree: Any, path: str) -> Any:
 
 
 def random_states() -> Any:
-    """Return the states of the global random generators of Python and NumPy, and of some packages if they are imported.
+    """Return the states of the global random generators of Python, NumPy and, if imported, torch, TensorFlow and Keras.
 
-    These packages are torch (CPU and every GPU in use), TensorFlow and Keras. If a tf.function uses TensorFlow's random
-    operations without a generator, the state of these operations cannot be read, so a run that continues from a
-    checkpoint gets other random numbers from them. tensorflow_state.keep_random() prevents this for Keras' layers.
+    The state of TensorFlow's random operations that a tf.function uses without a generator cannot be read: after a
+    restore, they draw other numbers. tensorflow_state.keep_random() prevents this for Keras' layers.
     """
     found: dict[str, Any] = {"python": _of_random(random._inst), "numpy": np.random.get_state(legacy=False)}
     torch = sys.modules.get("torch")
@@ -499,7 +490,7 @@ _KINDS = {
         lambda tree: torch_state.tensor(tree["value"]),
         replaceable=True,
     ),
-    "variable": _variables(tensorflow_state.is_variable, tensorflow_state.VARIABLES),
+    "variable": _variables(partial(tensorflow_state.is_of_tf, "Variable"), tensorflow_state.VARIABLES),
     "tensor": Kind(
         partial(tensorflow_state.is_of_tf, "Tensor"),
         lambda value, path: {"value": tensorflow_state.leaf(value)},

@@ -5,8 +5,7 @@
     items/KEY/          the item's own checkpoints
 
 Unpickling can run code. So each KEY.json is signed (HMAC-SHA-256) with a secret that only this user has, and contains
-the value or its digest. If anybody else has written or changed a value, its signature or its digest is wrong, and the
-value is not unpickled.
+the value or its digest. A value that anybody else has written or changed is not unpickled.
 """
 
 from __future__ import annotations
@@ -96,10 +95,7 @@ class Results:
         return {name for name, kind in self._listed(ITEMS) if kind == "directory"}
 
     def write(self, key: str, result: Result) -> None:
-        """Write a result.
-
-        If a crash interrupts this, read() treats the result as missing, and never returns a part of a value.
-        """
+        """Write a result. If a crash interrupts this, read() treats the result as missing."""
         with folder.in_words(f"a result cannot be kept in {self.directory.written}"):
             if not self._is_made:
                 folder.make(self.directory, RESULTS)

@@ -52,8 +52,7 @@ def expired(entries: Sequence[Entry], policy: Policy) -> list[Entry]:
     resumed = Name.of(policy.resume)
     if resumed is not None and sum(entry.parsed.age > resumed.age for entry in whole) < 2:
         kept.add(policy.resume)
-    # Of the damaged checkpoints, only those older than `recent` are removed. Newer ones may look damaged only because a
-    # listing is stale.
+    # Damaged checkpoints that are newer than `recent` stay: they may look damaged only because a listing is stale.
     oldest = recent[0].parsed.age
     return [entry for entry in ours if entry.name not in kept and entry.parsed.age < oldest]
 
@@ -64,11 +63,9 @@ def abandoned(changed: Mapping[str, float], policy: Policy, now: float) -> list[
     A folder is abandoned if it belongs to an earlier attempt, and either no other run writes to the directory, or the
     folder has not changed for an hour.
     """
-    found = []
-    for name, when in changed.items():
-        parsed = Name.of(name)
-        if parsed is None or parsed.stamp >= policy.stamp:
-            continue
-        if policy.alone or (when and now - when > ABANDONED_AFTER_S):
-            found.append(name)
-    return found
+    return [
+        name
+        for name, when in changed.items()
+        if (parsed := Name.of(name)) and parsed.stamp < policy.stamp
+        if policy.alone or (when and now - when > ABANDONED_AFTER_S)
+    ]

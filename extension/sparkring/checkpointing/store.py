@@ -8,7 +8,7 @@ import operator
 import os
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -398,19 +398,14 @@ class Store:
     def _read(self, which: Which, room: Room) -> tuple[Entry, Held] | None:
         if which not in ("latest", "best"):
             return self._asked_for(which, room)
-        entries = self.list()
-        damaged = [entry for entry in entries if entry.state == "corrupt" and which == "latest"]
         passed = False
-        while True:
-            entry = newest(entries) if which == "latest" else self._best(entries)
-            while damaged and (entry is None or damaged[0].parsed.age > entry.parsed.age):
-                lost = damaged.pop(0)
-                # A checkpoint whose commit cannot be read may never have been complete. So if there are only such
-                # checkpoints, the result is None, as in an empty directory, and not an error.
-                passed = passed or lost.commit is not None
-                self._pass_over(lost, lost.reason)
-            if entry is None:
-                break
+        for entry in self._candidates(which):
+            if entry.state == "corrupt":
+                # A checkpoint whose commit cannot be read may never have been complete. If there are only such
+                # checkpoints, the result is None, as in an empty directory.
+                passed = passed or entry.commit is not None
+                self._pass_over(entry, entry.reason)
+                continue
             try:
                 return entry, self._held(entry, room)
             except CheckpointDamagedError as error:
@@ -422,13 +417,22 @@ class Store:
                     ) from error
                 passed = True
                 self._pass_over(entry, str(error))
-                entries.remove(entry)
         if passed:
             raise CheckpointError(
                 f"no checkpoint in {self.directory} can be used: all are damaged. Use another directory, or remove "
                 "them to start over."
             )
         return None
+
+    def _candidates(self, which: Which) -> Iterator[Entry]:
+        """Yield the checkpoints to try, best first. For "latest", damaged ones are among them."""
+        entries = self.list()
+        if which == "latest":
+            yield from (entry for entry in entries if entry.state != "partial")
+            return
+        while (entry := self._best(entries)) is not None:
+            yield entry
+            entries.remove(entry)
 
     def _named(self, which: Which) -> tuple[Entry | None, str]:
         """Return the checkpoint of a step or a name, None if there is none; and what errors call it."""

@@ -1,8 +1,7 @@
 """Saves the state of TensorFlow's and Keras 2's objects to a checkpoint's tree, and restores it.
 
 These objects are Keras models (with their optimizers, even if Horovod has wrapped them), layers, optimizers without
-a model, modules, variables and tensors. Importing this module does not import TensorFlow: a process that has
-such an object has already imported it.
+a model, modules, variables and tensors. Importing this module does not import TensorFlow.
 """
 
 from __future__ import annotations
@@ -36,11 +35,6 @@ def is_model(value: Any) -> bool:
 def is_optimizer(value: Any) -> bool:
     """Whether a value is one of Keras 2's optimizers, new or legacy."""
     return _made_by_keras(value, "optimizers.Optimizer", "optimizers.legacy.Optimizer")
-
-
-def is_variable(value: Any) -> bool:
-    """Whether a value is a tf.Variable (mirrored ones included)."""
-    return is_of_tf("Variable", value)
 
 
 def is_of_tf(name: str, value: Any) -> bool:
@@ -122,11 +116,7 @@ def put_module(module: Any, tree: dict[str, Any], path: str) -> None:
 
 
 def take_optimizer(optimizer: Any) -> dict[str, Any]:
-    """Return the state of an optimizer.
-
-    The state consists of the optimizer's variables, the settings that are variables (such as the learning rate), and
-    the gradients that Horovod has accumulated on this rank.
-    """
+    """Return an optimizer's variables and variable settings, and the gradients that Horovod has accumulated."""
     helper = getattr(optimizer, "_agg_helper", None)
     gradients = getattr(helper, "locally_aggregated_grads", None)
     return {
@@ -172,7 +162,7 @@ def _settings(optimizer: Any) -> dict[str, Any]:
         "passes": getattr(helper, "counter", None),
         **(getattr(optimizer, "_hyper", None) or {}),
     }
-    return {name: value for name, value in found.items() if is_variable(value)}
+    return {name: value for name, value in found.items() if is_of_tf("Variable", value)}
 
 
 def _optimizer_config(optimizer: Any) -> dict[str, Any]:
@@ -235,10 +225,8 @@ def plain_model(tree: dict[str, Any]) -> Any:
     from tensorflow import keras
 
     # From a configuration of Keras 2, Keras 3 would make a different model.
-    if not _is_keras_2(sys.modules[keras.Model.__module__.partition(".")[0]]):
-        return by_name
-    architecture = json.loads(tree["architecture"])
-    if not _known(architecture, keras):
+    is_keras_2 = _is_keras_2(sys.modules[keras.Model.__module__.partition(".")[0]])
+    if not is_keras_2 or not _known(json.loads(tree["architecture"]), keras):
         return by_name
     model = keras.models.model_from_json(tree["architecture"])
     if not model.built:
@@ -257,8 +245,7 @@ def _compile(model: Any, config: dict[str, Any]) -> None:
     try:
         model.compile_from_config(config)
     except AttributeError:
-        # The last thing that Keras 2.13 does here is to call optimizer.build(). Legacy optimizers lack this method, and
-        # do not need it.
+        # Keras 2.13 finally calls optimizer.build(), which legacy optimizers lack, and do not need.
         if hasattr(model.optimizer, "build"):
             raise
 
@@ -369,10 +356,9 @@ def _random_state(source: Any) -> Any:
 
 
 def _set_random_state(source: Any, state: Any, ranks_on: int) -> None:
-    """Make a source continue from a saved state.
+    """Make a source continue from a saved state, in this rank's random stream.
 
-    `ranks_on` is this rank's number minus that of the rank that saved the state. If the difference is not 0, skip to
-    this rank's own random stream.
+    `ranks_on` is this rank's number minus that of the rank that saved the state.
     """
     _draw_from_generator(source)
     if source._generator is not None:

@@ -167,10 +167,9 @@ def read(
 ) -> tuple[dict[str, Any], dict[str, Leaf]]:
     """Read the metadata and the arrays of a file, and check that its size and digest are those in `written`.
 
-    With `room`, a local file is read twice. The first time, only its digest is checked, so that a damaged file does not
-    change `room`. The second time, each array is read into the array of the same name in `room`, if it fits, because
-    this takes less time than allocating memory. Every other array gets new memory.
-    Raises CheckpointDamagedError, which says what is wrong with the file, and OSError.
+    With `room`, a local file is read twice: first to check its digest, so that a damaged file does not change `room`,
+    then to read each array into the array of the same name in `room`, if it fits. This is faster than allocating new
+    memory. Raises CheckpointDamagedError, which says what is wrong with the file, and OSError.
     """
     check_size(file, written)
     if room and file.local:
@@ -280,8 +279,10 @@ def _bytes_of(leaf: Leaf) -> memoryview:
 
 
 class _Reading:
-    """A file that is being read from its beginning to its end. Everything in its header is checked before use, because
-    the file's digest can be checked only at the end. `digest` is None if the file's digest has been checked before.
+    """A file that is being read from its beginning to its end.
+
+    Everything in its header is checked before use, because its digest is known only at the end. `digest` is None if the
+    digest has been checked before.
     """
 
     def __init__(self, source: Any, digest: Digest | None, size_bytes: int, name: str) -> None:
@@ -352,20 +353,16 @@ class _Reading:
 
 
 def _room(size_bytes: int) -> npt.NDArray[np.uint8]:
-    """Return new memory, without the huge pages that NumPy asks for.
-
-    Linux allocates huge pages slowly when cached files fill the memory.
-    """
+    """Return new memory without huge pages, which Linux allocates slowly when cached files fill the memory."""
     if size_bytes < CHUNK_BYTES:
         return np.empty(size_bytes, np.uint8)
     return np.frombuffer(mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
 
 
 def _meant(info: TensorInfo) -> tuple[str, np.dtype[Any] | None]:
-    """Return two descriptions of an array's dtype: a name and a NumPy dtype.
+    """Return an array's dtype: '' and a NumPy dtype, or, if NumPy lacks it, its name and a NumPy dtype of its size.
 
-    If NumPy has the array's dtype, the name is '', and the NumPy dtype is the array's dtype. If NumPy lacks it, the
-    name is the dtype's name, and the NumPy dtype is one of the same size, or None if the size is unknown.
+    If the size of such a dtype is unknown, the NumPy dtype is None.
     """
     if min(info.shape, default=0) < 0:
         raise ValueError(info.name)

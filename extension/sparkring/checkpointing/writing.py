@@ -47,15 +47,13 @@ def carry_out(save: Save, buffers: Iterable[memoryview]) -> None:
         files = _written(save, buffers)
         if files is None:
             return
-        # Listing the directory takes time. It is listed before the commit, so that the commit can be reported at once.
+        # Listing the directory takes time, so it is listed before the commit, which can then be reported at once.
         others, unfinished = _others(save)
         commit = save.commit._replace(files=files, time=time.time())
         folder.write_commit(save.directory, save.name, commit)
     except BaseException as error:  # an interrupt as well: remove what has been written
         if not save.commit.sharded:
-            # Without a commit, these files are useless. If they cannot be removed, this second error is ignored, so
-            # that the error of the save is raised.
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception):  # the error of the save is the one to raise
                 folder.remove(save.directory, Entry(save.name, "partial"))
         if not isinstance(error, Exception):
             raise
