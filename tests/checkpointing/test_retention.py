@@ -73,9 +73,14 @@ def test_damaged_ones():
 
 def test_unfinished():
     """An earlier attempt's unfinished checkpoint is removed at once if nobody else writes, otherwise after an hour."""
-    earlier, own, later = (str(Name(1, stamp, 0)) for stamp in (STAMP - 1, STAMP, STAMP + 1))
     now = 1e9
-    assert abandoned({earlier: now, own: now, later: now}, policy(), now) == [earlier]
-    alone = policy(alone=False)
-    for changed, gone in ((now, []), (now - ABANDONED_AFTER_S - 1, [earlier]), (0.0, [])):
-        assert abandoned({earlier: changed, own: changed, later: changed}, alone, now) == gone
+
+    def left(changed):
+        names = [
+            str(Name(1, stamp, 0)) for stamp in (STAMP - 1, STAMP, STAMP + 1)
+        ]  # an earlier, this and a later attempt
+        return [*(Entry(name, "partial", changed=changed) for name in names), entry(0, stamp=STAMP - 1)]
+
+    assert abandoned(left(now), policy(), now) == left(now)[:1]
+    for changed, gone in ((now, 0), (now - ABANDONED_AFTER_S - 1, 1), (0.0, 0)):
+        assert abandoned(left(changed), policy(alone=False), now) == left(changed)[:gone]

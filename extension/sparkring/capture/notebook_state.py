@@ -8,6 +8,7 @@ secrets.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import sys
@@ -230,12 +231,8 @@ def import_path(own: Sequence[str], notebook: Sequence[Sequence[str]], *, same_p
     """
     known = {entry for entry, _ in notebook}
     kinds = {entry: kind_of_entry(entry) for entry in own}
-    found: list[str] = []
-    for entry in own:
-        if kinds[entry] == "stdlib":
-            break
-        if entry not in known:
-            found.append(entry)
+    shipped = itertools.takewhile(lambda entry: kinds[entry] != "stdlib", own)
+    found = [entry for entry in shipped if entry not in known]
     if "" not in known:
         found.append("")
     placed: set[str] = set()

@@ -43,14 +43,9 @@ def show_versions(*modules: str) -> None:
     if modules:
         found = (
             ("python", platform.python_version()),
-            *((name, _version_of(name) or _by_files(name)) for name in modules),
+            *((name, _version_of(name) or (installed().get(name, "") if find_spec(name) else "")) for name in modules),
         )
     print(" · ".join(f"{name} {version or 'not installed'}" for name, version in found))  # noqa: T201  meant to print
-
-
-def _by_files(module: str) -> str:
-    """The version of the package that has the module among its files; '' if the module cannot be imported."""
-    return installed().get(module, "") if find_spec(module) else ""
 
 
 class Difference(NamedTuple):
@@ -127,12 +122,9 @@ def _minor(version: str) -> list[str]:
 
 
 def _version_of(module: str) -> str:
-    """The version of the package that provides the module, or an empty string if none is installed."""
-    return next(filter(None, map(_version, _PACKAGES.get(module, (module,)))), "")
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package) or ""  # None if the package's metadata is broken
-    except metadata.PackageNotFoundError:
-        return ""
+    """The version of the package that has the module's name or a name in `_PACKAGES`; '' if none is installed."""
+    for package in _PACKAGES.get(module, (module,)):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            if version := metadata.version(package):  # None if the package's metadata is broken
+                return version
+    return ""

@@ -86,6 +86,7 @@ class Entry(NamedTuple):
     state: State
     commit: Commit | None = None
     reason: str = ""  # why it is corrupt
+    changed: float = 0.0  # if it is partial: when it last changed, in Unix seconds; 0.0 for unknown
 
     @property
     def parsed(self) -> Name:

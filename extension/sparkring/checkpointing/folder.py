@@ -57,7 +57,7 @@ def listing(directory: Location) -> list[Entry]:
     entries = []
     for name, folder in folders(directory).items():
         if folder.commit is None:
-            entries.append(Entry(name, "partial"))
+            entries.append(Entry(name, "partial", changed=folder.changed))
             continue
         commit = known[name][1] if name in known and known[name][0] == folder.commit else None
         try:
@@ -93,11 +93,6 @@ def folders(directory: Location) -> dict[str, Folder]:
                     folder = folder._replace(commit=tuple(str(info.get(name)) for name in ("size", *TIMES, "etag")))
             found[parts[0]] = folder._replace(changed=max(folder.changed, changed_at(info)))
     return found
-
-
-def unfinished(directory: Location) -> dict[str, float]:
-    """Map the name of each folder without a commit.json to the time of its last change, as in `Folder.changed`."""
-    return {name: found.changed for name, found in folders(directory).items() if found.commit is None}
 
 
 def look(directory: Location, name: str) -> Entry | None:

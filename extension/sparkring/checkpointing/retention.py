@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from sparkring.checkpointing.entries import Entry, Name, best
@@ -57,15 +57,14 @@ def expired(entries: Sequence[Entry], policy: Policy) -> list[Entry]:
     return [entry for entry in ours if entry.name not in kept and entry.parsed.age < oldest]
 
 
-def abandoned(changed: Mapping[str, float], policy: Policy, now: float) -> list[str]:
-    """The folders of abandoned saves. `changed` has the time when each unfinished folder last changed, 0.0 if unknown.
+def abandoned(entries: Sequence[Entry], policy: Policy, now: float) -> list[Entry]:
+    """Return the partial checkpoints of earlier attempts that nothing completes any more.
 
-    A folder is abandoned if it belongs to an earlier attempt, and either no other run writes to the directory, or the
-    folder has not changed for an hour.
+    A partial checkpoint is abandoned if no other run writes to the directory, or if it has not changed for an hour.
     """
     return [
-        name
-        for name, when in changed.items()
-        if (parsed := Name.of(name)) and parsed.stamp < policy.stamp
-        if policy.alone or (when and now - when > ABANDONED_AFTER_S)
+        entry
+        for entry in entries
+        if entry.state == "partial" and entry.parsed.stamp < policy.stamp
+        if policy.alone or (entry.changed and now - entry.changed > ABANDONED_AFTER_S)
     ]

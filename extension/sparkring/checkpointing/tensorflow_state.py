@@ -342,12 +342,11 @@ def _random_sources(model: Any) -> list[Any]:
 
 def _draw_from_generator(source: Any) -> bool:
     """If a source draws from older operations, make it draw from a generator. Return whether it was changed."""
-    if source._rng_type != source.RNG_LEGACY_STATEFUL:
-        source._maybe_init()
-        return False
-    source._rng_type, source._built = source.RNG_STATEFUL, False
+    is_legacy: bool = source._rng_type == source.RNG_LEGACY_STATEFUL
+    if is_legacy:
+        source._rng_type, source._built = source.RNG_STATEFUL, False
     source._maybe_init()
-    return True
+    return is_legacy
 
 
 def _random_state(source: Any) -> Any:

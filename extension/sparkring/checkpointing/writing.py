@@ -48,7 +48,7 @@ def carry_out(save: Save, buffers: Iterable[memoryview]) -> None:
         if files is None:
             return
         # Listing the directory takes time, so it is listed before the commit, which can then be reported at once.
-        others, unfinished = _others(save)
+        others = _others(save)
         commit = save.commit._replace(files=files, time=time.time())
         folder.write_commit(save.directory, save.name, commit)
     except BaseException as error:  # an interrupt as well: remove what has been written
@@ -65,7 +65,7 @@ def carry_out(save: Save, buffers: Iterable[memoryview]) -> None:
             tell(message)
         of_the_state = isinstance(error, CheckpointError) and not isinstance(error, CheckpointStorageError)
         raise (CheckpointError if of_the_state else CheckpointStorageError)(message) from error
-    _committed(save, commit, others, unfinished)
+    _committed(save, commit, others)
 
 
 def tell_damaged(directory: Location, entry: Entry, reason: str) -> None:
@@ -112,18 +112,16 @@ def _of_others(save: Save) -> list[File]:
         pause_s = min(2 * pause_s, _LOOK_LAST_S)
 
 
-def _others(save: Save) -> tuple[list[Entry], dict[str, float]]:
-    """Return the directory's other checkpoints, and the time when each unfinished folder last changed."""
+def _others(save: Save) -> list[Entry]:
+    """Return the directory's other checkpoints."""
     try:
-        entries = [entry for entry in folder.listing(save.directory) if entry.name != save.name]
-        begun = any(entry.state == "partial" for entry in entries)
-        return entries, folder.unfinished(save.directory) if begun else {}
+        return [entry for entry in folder.listing(save.directory) if entry.name != save.name]
     except (CheckpointError, OSError) as error:
         _complain(save.directory, error)
-        return [], {}
+        return []
 
 
-def _committed(save: Save, commit: Commit, others: list[Entry], unfinished: dict[str, float]) -> None:
+def _committed(save: Save, commit: Commit, others: list[Entry]) -> None:
     """Report the new checkpoint, and remove those that need not be kept now. No error here makes the save fail."""
     found = [Entry(save.name, "committed", commit), *others]
     top = save.policy.best(found)
@@ -143,12 +141,12 @@ def _committed(save: Save, commit: Commit, others: list[Entry], unfinished: dict
     for entry in retention.expired(found, save.policy):
         if _removed(save.directory, entry):
             report.tell(CheckpointRemoved(save.directory.written, entry.name))
-    for name in retention.abandoned(unfinished, save.policy, time.time()):
-        if _never_finished(save.directory, name):
-            _removed(save.directory, Entry(name, "partial"))
+    for entry in retention.abandoned(others, save.policy, time.time()):
+        if _has_no_commit(save.directory, entry.name):
+            _removed(save.directory, entry)
 
 
-def _never_finished(directory: Location, name: str) -> bool:
+def _has_no_commit(directory: Location, name: str) -> bool:
     """Whether a checkpoint really has no commit. It is looked up by name, because a listing may be stale."""
     try:
         return folder.look(directory, name) is None
