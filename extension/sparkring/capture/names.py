@@ -36,11 +36,6 @@ def instructions(code: types.CodeType) -> Iterator[tuple[dis.Instruction, int]]:
         yield instruction, line
 
 
-def is_class_body(code: types.CodeType) -> bool:
-    """Whether code is a class body, not a function. A class body runs at once and keeps its names in a dict."""
-    return not code.co_flags & inspect.CO_OPTIMIZED
-
-
 def global_names(code: types.CodeType) -> GlobalNames:
     """Find the module-level names that a function's or class body's code, or any code inside it, reads and writes."""
     reads: dict[str, int] = {}
@@ -362,7 +357,7 @@ class _Reader:
 
     def inner(self, code: types.CodeType, known: frozenset[str], deferred: bool) -> None:
         """Follow nested code. A class body or a comprehension runs immediately; a function runs when it is called."""
-        if is_class_body(code) or code.co_name.startswith("<generic parameters"):
+        if not code.co_flags & inspect.CO_OPTIMIZED or code.co_name.startswith("<generic parameters"):  # a class body
             self.code(code, known, deferred=deferred, own=set())
         elif code.co_name in ("<listcomp>", "<setcomp>", "<dictcomp>"):  # until 3.11; later, they are inline
             for name, line in global_names(code).reads.items():

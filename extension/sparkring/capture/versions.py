@@ -49,10 +49,7 @@ def show_versions(*modules: str) -> None:
 
 
 class Difference(NamedTuple):
-    """A module whose package has different versions in this Python (`here`) and in another Python (`there`).
-
-    A version is '' if the package is missing.
-    """
+    """A module whose package has different versions, or '' if it is missing, in this Python and in another one."""
 
     module: str
     here: str

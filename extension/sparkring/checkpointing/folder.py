@@ -35,9 +35,9 @@ _remembered: dict[str, dict[str, tuple[tuple[str, ...], Commit]]] = {}
 class Folder(NamedTuple):
     """A checkpoint's folder as the storage lists it.
 
-    `sizes` maps the names of the files in the folder to their sizes. `commit` has the size, times and etag of
-    commit.json, or is None if the folder has no commit.json. `changed` is the last time at which something in the
-    folder changed, in Unix seconds; it is 0.0 if the storage does not tell.
+    `sizes` maps the names of its files to their sizes. `commit` has the size, times and etag of commit.json, or is None
+    if there is no commit.json. `changed` is when something in the folder last changed, in Unix seconds; 0.0 if the
+    storage does not tell.
     """
 
     sizes: dict[str, int]
@@ -111,10 +111,7 @@ def look(directory: Location, name: str) -> Entry | None:
 
 
 def check(directory: Location, entry: Entry) -> str:
-    """Read every byte of a checkpoint. Return what is wrong with it, or '' if nothing is wrong.
-
-    Raises CheckpointError if the checkpoint cannot be read.
-    """
+    """Read every byte of a checkpoint, and return what is wrong with it or ''. CheckpointError if it cannot be read."""
     if entry.state == "partial":
         return f"it was not completed: it has no {COMMIT}"
     try:

@@ -202,10 +202,7 @@ class ResumeKeras2(Resume):
         return epoch, batch
 
     def _end_epoch_in_time(self) -> None:
-        """Make Keras end an epoch after its last step.
-
-        Otherwise, Keras would try one more step, and random layers would draw random numbers in this step.
-        """
+        """Make Keras end an epoch after its last step: in one more step, random layers would draw random numbers."""
         step = getattr(self.model.train_function, "_sparkring", self.model.train_function)
 
         def step_if_any(iterator: Any) -> Any:
@@ -231,8 +228,7 @@ _EPOCH_ENDS = object()
 class ResumeKeras3(Resume):
     """Makes fit() of Keras 3 start at the checkpoint's position.
 
-    Keras 3 cannot begin within an epoch: it counts the steps of the continued epoch from 0. So this class ends that
-    epoch early.
+    Keras 3 counts the steps of the continued epoch from 0, so this class ends that epoch early.
     """
 
     model: Any  # Keras sets it

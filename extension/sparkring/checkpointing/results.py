@@ -52,10 +52,7 @@ class Result(NamedTuple):
 
 
 def user_secret(home: Path) -> bytes:
-    """Return the secret with which this user's results are signed, from a file in `home`. If it is missing, make it.
-
-    Raises CheckpointError if the file cannot be made or read, or is damaged.
-    """
+    """Return the secret that signs this user's results, from a file in `home`, which is made if it is missing."""
     path = home / "results.secret"
     try:
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -117,10 +114,7 @@ class Results:
             folder.sync_folder(self._folder)
 
     def read(self, key: str) -> Result | None:
-        """Return the result of an item; None if it is damaged or missing.
-
-        Raises CheckpointError if the result was signed with another secret.
-        """
+        """Return an item's result; None if it is damaged or missing. CheckpointError if another secret signed it."""
         with folder.in_words(f"the results in {self.directory.written} cannot be read"):
             try:
                 signed = _SIGNED.fullmatch(self._cat(f"{key}.json"))

@@ -208,9 +208,9 @@ class Store:
     def load(self, which: Which = "latest") -> Any:
         """The contents of a checkpoint as new objects: arrays, tensors, models with a saved configuration.
 
-        It needs no existing model or optimizer. `which` is as in restore(), except that "latest"
-        always means the newest checkpoint of list(): in a run with --fresh, restore() ignores earlier checkpoints, but
-        load() does not. CheckpointError if there is none.
+        It needs no existing model or optimizer. `which` is as in restore(), except that "latest" always means the
+        newest checkpoint of list(): after --fresh, restore() ignores earlier checkpoints, but load() does not.
+        CheckpointError if there is none.
         """
         return parts.plain(self._loaded(which)[1])
 
@@ -256,9 +256,8 @@ class Store:
 
         In a run with --checkpoint-dir, all ranks of an attempt get the same result: the checkpoint that restore() would
         restore, or None after --fresh. Once this rank has called save(), the result is the newest complete checkpoint
-        of this attempt, if there is one. Rank 0 completes each checkpoint, and save() on other ranks does not
-        wait for that. So after a save(), ranks get the same result only if all of them have first called wait() and
-        then a collective.
+        of this attempt, if there is one. Rank 0 completes each checkpoint, and save() on other ranks does not wait for
+        that. So after a save(), ranks get the same result only if all of them first call wait() and then a collective.
         """
         if not self._is_here():
             return newest(self.list())
@@ -516,11 +515,7 @@ class Store:
 
 
 class Held(NamedTuple):
-    """What was read from a checkpoint.
-
-    `state` and `random` are the skeletons of two trees, for the state and for the random states. `leaves` has the
-    arrays of both.
-    """
+    """What was read from a checkpoint: `state` and `random` are skeletons of trees, and `leaves` has their arrays."""
 
     commit: Commit
     state: Any

@@ -109,10 +109,7 @@ def put_piece(value: Any, found: dict[str, Any], path: str) -> None:
 
 
 def joined(found: dict[str, Any], like: Any, path: str) -> Any:
-    """Make a spread tensor from this rank's saved piece; `like` is a tensor that is spread in the same way.
-
-    Raises CheckpointError, with the path, if the saved tensor was not spread in the same way.
-    """
+    """Make a spread tensor from this rank's saved piece. CheckpointError if it was not spread as `like` is."""
     from torch.distributed.tensor import DTensor
 
     saved = Layout(*found["layout"])

@@ -17,8 +17,7 @@ class Variables:
     """How the properties and values of a framework's variables are read, and how values are assigned."""
 
     name: Callable[[Any], str]
-    # Returns a variable's shape, in which None stands for a dimension of any length. Returns None if the variable may
-    # have any number of dimensions.
+    # In a shape, None stands for a dimension of any length. In place of a shape, it stands for any shape.
     shape: Callable[[Any], Sequence[int | None] | None]
     dtype: Callable[[Any], str]
     leaf: Callable[[Any], Any]

@@ -26,8 +26,8 @@ _complained: set[str] = set()
 class Save(NamedTuple):
     """What is to be written, and how. `commit` has no files yet.
 
-    `began` is when save() was called (time.monotonic()); `blocked_s` is how long a save in the
-    background held up the training; None if the training waits for the whole save.
+    `began` is when save() was called (time.monotonic()); `blocked_s` is how long a save in the background held up the
+    training; None if the training waits for the whole save.
     """
 
     directory: Location

@@ -75,10 +75,9 @@ class Data(NamedTuple):
 
 
 def arrow_schema(schema: StructType, session: SparkSession) -> bytes:
-    """Return the Arrow schema of rows with this Spark `schema`, serialized.
+    """Return the Arrow schema of rows with this Spark `schema`, serialized. Raises if Arrow cannot represent a column.
 
-    Its metadata says how toPandas() converts the columns to Python with the settings of the session. Raises various
-    errors if Arrow cannot represent a column.
+    Its metadata says how toPandas() converts the columns to Python with the settings of the session.
     """
     import cloudpickle
     from pyspark.sql.pandas.types import to_arrow_schema

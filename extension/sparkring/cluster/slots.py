@@ -76,10 +76,7 @@ running: set[Stage] = set()
 
 
 def slots(context: SparkContext, *, apart_from: Collection[int] = ()) -> Slots:
-    """Return how many tasks Spark can run at once in this session, and what it runs now.
-
-    Tasks of the stages whose ids are in `apart_from` are not counted as running.
-    """
+    """Return the slots of this session. Tasks of the stages whose ids are in `apart_from` do not count as running."""
     assert context._jsc is not None
     jvm_context = context._jsc.sc()
     profile = jvm_context.resourceProfileManager().defaultResourceProfile()
@@ -202,10 +199,7 @@ def _refuse_dynamic_allocation(context: SparkContext) -> None:
 
 
 def waiting(context: SparkContext, mine: Collection[int]) -> dict[int, str]:
-    """Return the stages that are ready to run tasks but run none now, with their names in Spark, by stage id.
-
-    The stages whose ids are in `mine` are left out.
-    """
+    """Return the names of the stages, except `mine`, that are ready to run tasks but run none now, by stage id."""
     tracker = context.statusTracker()
     found = {stage: tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds() if stage not in mine}
     return {stage: str(info.name) for stage, info in found.items() if info is not None and not info.numActiveTasks}

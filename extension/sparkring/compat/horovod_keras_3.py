@@ -2,8 +2,7 @@
 
 Keras 3 calls none of the methods that Horovod's DistributedOptimizer overrides, so each rank would train on its own,
 without an error. The optimizer that this module makes averages in `apply()`, which Keras 3 calls in every `fit()` and
-`apply_gradients()`.
-For Keras 2 and tf-keras, Horovod's functions stay as they are. Tested with Keras 3.15 on TensorFlow 2.21.
+`apply_gradients()`. For Keras 2 and tf-keras, Horovod's functions stay as they are. Tested with Keras 3.15.
 """
 
 from __future__ import annotations
@@ -139,8 +138,8 @@ def _scales_loss(optimizer: Any) -> bool:
 def _distribute(optimizer: Any, reduce: Any, local_divisor: int) -> Any:
     """Change a Keras 3 optimizer so that it averages its gradients, and return it.
 
-    The optimizer gets a new class. This class has the name of the old one, because models are saved with that name.
-    Gradients of variables that are registered as local are not averaged, but divided by `local_divisor`.
+    Its new class has the name of the old one, because models are saved with that name. Gradients of variables that are
+    registered as local are not averaged, but divided by `local_divisor`.
     """
     base = type(optimizer)
     local: set[Any] = set()

@@ -48,15 +48,11 @@ class Location(NamedTuple):
         return Location(self.fs, f"{self.path.rstrip('/')}/{name}", f"{self.written.rstrip('/')}/{name}")
 
     def entries(self) -> Iterator[dict[str, Any]]:
-        """Yield what fsspec knows about each file and folder in this folder.
-
-        Raise FileNotFoundError if this folder does not exist.
-        """
+        """Yield what fsspec knows about each file and folder in this folder. FileNotFoundError if it does not exist."""
         if not self.local:
             yield from self.fs.ls(self.path, detail=True)
             return
-        # The entries are looked up one by one, because fsspec before 2024.12 could not list them all with their details
-        # if an entry was removed meanwhile: it then listed nothing at all.
+        # One by one, because fsspec before 2024.12 listed nothing at all if an entry was removed meanwhile.
         for name in self.fs.ls(self.path, detail=False):
             with contextlib.suppress(FileNotFoundError):
                 yield self.fs.info(name)
@@ -76,10 +72,7 @@ class Location(NamedTuple):
 
 
 def locate(path: str | os.PathLike[str]) -> Location:
-    """Return the Location of `path`, whether or not anything exists there.
-
-    Raise PathError, which says why, if the path cannot be used.
-    """
+    """Return the Location of `path`, whether or not anything exists there. PathError if the path cannot be used."""
     written = os.fspath(path)
     if not written.strip():
         raise PathError("the path is empty.")
@@ -123,10 +116,7 @@ def root_for_ranks() -> dict[str, str]:
 
 
 def _on_dbfs(rest: str, written: str) -> str:
-    """Return the path of `rest` in the folder for dbfs:/. `written` is the whole path, as the user wrote it.
-
-    Raise PathError if the path leads out of the folder, or if the folder cannot be created.
-    """
+    """Return the path of `rest` in the folder for dbfs:/. PathError if it leads out, or the folder cannot be made."""
     for part in rest.split("/"):
         if _decoded(part) in ("..", "."):
             raise PathError(f"{written}: write the path without `{part}`, which DBFS does not resolve.")
@@ -147,10 +137,7 @@ def _on_dbfs(rest: str, written: str) -> str:
 
 
 def _decoded(part: str) -> str:
-    """Return a part of a path with all percent-encoding undone.
-
-    Code that treats the path as a URL may decode it later, so that a part such as `%2e%2e` would become `..`.
-    """
+    """Return a part of a path without percent-encoding: code that takes the path for a URL turns `%2e%2e` into `..`."""
     from urllib.parse import unquote
 
     while (again := unquote(part)) != part:

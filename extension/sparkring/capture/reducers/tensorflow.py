@@ -207,11 +207,10 @@ def _model_recipe(model: Any, keras: Any, custom: dict[str, Any]) -> tuple[Any, 
 
 
 def _config(model: Any, keras: Any) -> dict[str, Any]:
-    """Return the configuration of a model.
+    """Return the configuration of a model. Raises ValueError if it lacks the arguments that `__init__()` was given.
 
-    Raises ValueError if the configuration lacks the arguments that `__init__()` was given. In Keras 3, up to 3.15, a
-    subclass of Model that defines `__init__()` but no get_config() has a configuration with default values in place of
-    these arguments.
+    In Keras 3, up to 3.15, a subclass of Model that defines `__init__()` but no get_config() has default values in
+    their place.
     """
     config: dict[str, Any] = model.get_config()
     cls = type(model)
@@ -287,8 +286,8 @@ def _is_frameworks(value: Any) -> bool:
     return value.__module__.partition(".")[0] in ("keras", "tf_keras", "tensorflow", "horovod", "torch", "jax", "numpy")
 
 
-# Whether a class or function belongs to a framework or to the standard library. The builtins do not count.
 def _is_theirs(value: Any) -> bool:
+    """Whether a class or function belongs to a framework or to the standard library; builtins do not count."""
     root = value.__module__.partition(".")[0]
     return _is_frameworks(value) or (root in sys.stdlib_module_names and root != "builtins")
 
@@ -391,8 +390,8 @@ def _preprocessing(
     return layer
 
 
-# Returns what a preprocessing layer has learned in adapt(): its variables, and the contents of its vocabulary's files.
 def _learned(layer: Any) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Return what a layer has learned in adapt(): its variables, and the contents of its vocabulary's files."""
     variables: dict[str, Any] = {}
     if not layer.built and not hasattr(layer, "get_vocabulary"):
         return {}, {}
@@ -408,7 +407,7 @@ def _learn(layer: Any, variables: dict[str, Any], files: dict[str, bytes]) -> No
     if variables:
         layer.load_own_variables(variables)
         if hasattr(layer, "bin_boundaries"):
-            # The load_own_variables() of other layers calls finalize_state(), but that of Discretization does not.
+            # The load_own_variables() of other layers does this, but that of Discretization does not.
             layer.finalize_state()
     if files:
         with tempfile.TemporaryDirectory() as folder:
