@@ -103,7 +103,7 @@ def capture(
     if not dry_run:
         _raise(missing)
 
-    values = {name: namespace[name] for name in sorted(wanted, key=lambda name: _turn(namespace[name]))}
+    values = {name: namespace[name] for name in sorted(wanted, key=lambda name: _packing_order(namespace[name]))}
     packed = pack(values, namespace, stays, bound=wanted, submodules=submodules)
     rebound = {name for name in packed.problems if wanted[name].via and name in cell.bound}
     if rebound:  # only functions use these names, and the cell itself binds them on the ranks, so they need not be sent
@@ -197,7 +197,7 @@ def _used_by(names: Iterable[str], namespace: Namespace) -> tuple[dict[str, str]
     return used, hints, written
 
 
-def _turn(value: object) -> int:
+def _packing_order(value: object) -> int:
     """Return the sort key for packing: data first, so that its size does not count for a function that uses it."""
     if isinstance(value, (type, types.FunctionType)):
         return 2

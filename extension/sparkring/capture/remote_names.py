@@ -20,15 +20,15 @@ _PLAIN = (bool, int, float, complex, str, bytes, bytearray, type(None), list, tu
 _PLAIN_ELSEWHERE = (("numpy", "ndarray"), ("pandas", "DataFrame"), ("pandas", "Series"), ("torch", "Tensor"))
 
 
-class Held:
+class RemoteNames:
     """The names that the ranks have bound, each with a fingerprint of the value that it then had in the notebook."""
 
     def __init__(self) -> None:
         self._ranks_with: dict[str, set[int]] = {}
         self._notebook: Mapping[str, Any] = {}
-        self._seen: dict[str, _Print] = {}
+        self._seen: dict[str, _Fingerprint] = {}
         # The fingerprints made since the last call of beside(): to make that of a large value again would take a while.
-        self._now: dict[str, _Print] = {}
+        self._now: dict[str, _Fingerprint] = {}
         self._asked_for: frozenset[int] = frozenset()
 
     @property
@@ -48,12 +48,12 @@ class Held:
         if name not in self._notebook:
             return True
         seen = self._seen.get(name)
-        return seen is not None and seen.is_of(self._notebook[name]) and seen == self._print(name)
+        return seen is not None and seen.is_of(self._notebook[name]) and seen == self._fingerprint(name)
 
     def bound(self, names: Iterable[str], ranks: Iterable[int]) -> None:
         """Record that `ranks` have bound or received `names`; the notebook's current values do not count as newer."""
         for name in names:
-            now = self._print(name) if name in self._notebook else None
+            now = self._fingerprint(name) if name in self._notebook else None
             there = self._ranks_with.setdefault(name, set())
             if self._seen.get(name) != now:
                 there.clear()  # the other ranks have an older value
@@ -61,14 +61,14 @@ class Held:
             if now is not None:
                 self._seen[name] = now
 
-    def _print(self, name: str) -> _Print:
+    def _fingerprint(self, name: str) -> _Fingerprint:
         value = self._notebook[name]
         if name not in self._now or not self._now[name].is_of(value):
-            self._now[name] = _Print(value)
+            self._now[name] = _Fingerprint(value)
         return self._now[name]
 
 
-class _Print:
+class _Fingerprint:
     """A fingerprint of a value: which object it was, and a digest of its content, if the content can be compared."""
 
     def __init__(self, value: Any) -> None:
@@ -83,7 +83,7 @@ class _Print:
         return self._identity() is value if isinstance(self._identity, weakref.ref) else self._identity == id(value)
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Print) or self._content != other._content:
+        if not isinstance(other, _Fingerprint) or self._content != other._content:
             return False
         if isinstance(self._identity, weakref.ref) and isinstance(other._identity, weakref.ref):
             mine = self._identity()

@@ -68,7 +68,7 @@ def listing(directory: Location) -> list[Entry]:
             entries.append(Entry(name, "corrupt", None, str(error)))
             continue
         now[name] = folder.commit, commit
-        reason = _unlike(commit, folder.sizes)
+        reason = _mismatch(commit, folder.sizes)
         entries.append(Entry(name, "corrupt" if reason else "committed", commit, reason))
     _remembered[key] = now
     return sorted(entries, key=lambda entry: entry.parsed.age, reverse=True)
@@ -130,7 +130,7 @@ def check(directory: Location, entry: Entry) -> str:
 def read_commit(directory: Location, name: str) -> Commit:
     """Return the contents of commit.json. Raises FileNotFoundError if there is none, and CheckpointDamagedError."""
     with in_words(f"the checkpoint {name} in {directory.written} cannot be read"):
-        content = _opened(directory.fs.cat_file((directory / name / COMMIT).path))
+        content = _unsealed(directory.fs.cat_file((directory / name / COMMIT).path))
         if content is None:
             raise CheckpointDamagedError(f"{COMMIT} does not match its digest")
         if content.get("layout") != LAYOUT:
@@ -176,7 +176,7 @@ def read_part(directory: Location, name: str, rank: int) -> File | None:
     if not directory.fs.exists(path):
         return None
     try:
-        content = _opened(directory.fs.cat_file(path))
+        content = _unsealed(directory.fs.cat_file(path))
     except FileNotFoundError:
         return None
     return File(*content["file"]) if content and content.get("layout") == LAYOUT else None
@@ -217,10 +217,10 @@ def in_words(what: str) -> Iterator[None]:
     except (SparkringError, FileNotFoundError):
         raise
     except Exception as error:  # each of fsspec's packages has errors of its own
-        raise CheckpointStorageError(f"{what}: {told(error)}") from error
+        raise CheckpointStorageError(f"{what}: {described(error)}") from error
 
 
-def told(error: Exception) -> str:
+def described(error: Exception) -> str:
     """Describe an error of a file system in a sentence, followed by advice. A CheckpointError describes itself."""
     if isinstance(error, CheckpointError):
         return str(error)
@@ -270,7 +270,7 @@ def _write_sealed(file: Location, content: dict[str, Any]) -> None:
         out.write(b'{"digest": "%s", "content": %s}\n' % (digest_of(text).encode(), text))
 
 
-def _opened(sealed: bytes) -> dict[str, Any] | None:
+def _unsealed(sealed: bytes) -> dict[str, Any] | None:
     """The content that _write_sealed() wrote; None if it does not match its digest."""
     found = _SEALED.fullmatch(sealed)
     if found is None or digest_of(found[2]).encode() != found[1]:
@@ -301,11 +301,11 @@ def commit_of(content: dict[str, Any]) -> Commit:
     return Commit(**{**known, "files": files, "metrics": metrics})
 
 
-def _unlike(commit: Commit, sizes: dict[str, int]) -> str:
+def _mismatch(commit: Commit, sizes: dict[str, int]) -> str:
     """Say which file of `commit` is missing from `sizes` or has a different size there; '' if there is no such file."""
     for file in commit.files:
         if file.name not in sizes:
             return f"{file.name} is missing"
         if sizes[file.name] != file.size_bytes:
-            return tensors.other_size(file, sizes[file.name])
+            return tensors.size_mismatch(file, sizes[file.name])
     return ""

@@ -187,20 +187,20 @@ class Store:
         _check_state(state)
         self.wait()
         room = parts.memory_of(state)
-        found = self._resumed(room) if which == "latest" and self._is_here() else self._read(which, room)
+        found = self._read_resume_point(room) if which == "latest" and self._is_here() else self._read(which, room)
         if found is None:
             return 0
-        entry, held = found
-        saved = held.tree("state")
+        entry, contents = found
+        saved = contents.tree("state")
         parts.put_back(state, saved, "state")
         parts.check_shared(state, saved)
         rank = world.world().rank
-        if held.commit.sharded or rank == 0:
-            parts.set_random_states(held.tree("random"))
+        if contents.commit.sharded or rank == 0:
+            parts.set_random_states(contents.tree("random"))
         else:
             parts.seed_from(entry.name, rank)  # with rank 0's states, all ranks would draw the same numbers
-        self.history = held.history
-        self._lineage = held.commit.lineage
+        self.history = contents.history
+        self._lineage = contents.commit.lineage
         took_s = time.monotonic() - began
         report.tell(CheckpointRestored(self._location.written, entry.name, entry.step, took_s))
         return entry.step
@@ -370,14 +370,14 @@ class Store:
         there = locate(here().directory) if here().directory else None
         return there is not None and (there.fs, there.path) == (self._location.fs, self._location.path)
 
-    def _resumed(self, room: Room) -> tuple[Entry, Held] | None:
+    def _read_resume_point(self, room: Room) -> tuple[Entry, Contents] | None:
         """Read the checkpoint that the driver has chosen for all ranks; None if there is none."""
         name = here().resume
         if not name:
             return None
         entry = Entry(name, "committed")
         try:
-            return entry, self._held(entry, room)
+            return entry, self._read_contents(entry, room)
         except CheckpointDamagedError as error:
             writing.tell_damaged(self._location, entry, str(error))
             raise CheckpointDamagedError(
@@ -391,22 +391,22 @@ class Store:
         found = self._read(which, {})
         if found is None:
             raise self._missing("checkpoint")
-        entry, held = found
-        return entry, held.tree("state")
+        entry, contents = found
+        return entry, contents.tree("state")
 
-    def _read(self, which: Which, room: Room) -> tuple[Entry, Held] | None:
+    def _read(self, which: Which, room: Room) -> tuple[Entry, Contents] | None:
         if which not in ("latest", "best"):
-            return self._asked_for(which, room)
+            return self._read_named(which, room)
         passed = False
         for entry in self._candidates(which):
             if entry.state == "corrupt":
                 # A checkpoint whose commit cannot be read may never have been complete. If there are only such
                 # checkpoints, the result is None, as in an empty directory.
                 passed = passed or entry.commit is not None
-                self._pass_over(entry, entry.reason)
+                self._skip_damaged(entry, entry.reason)
                 continue
             try:
-                return entry, self._held(entry, room)
+                return entry, self._read_contents(entry, room)
             except CheckpointDamagedError as error:
                 if entry.commit is not None and entry.commit.sharded and world.world().size > 1:
                     # This rank must not skip the checkpoint: ranks whose own files are intact would still restore it.
@@ -415,7 +415,7 @@ class Store:
                         f"its name, on all ranks. {self._there()}"
                     ) from error
                 passed = True
-                self._pass_over(entry, str(error))
+                self._skip_damaged(entry, str(error))
         if passed:
             raise CheckpointError(
                 f"no checkpoint in {self.directory} can be used: all are damaged. Use another directory, or remove "
@@ -443,17 +443,17 @@ class Store:
             raise CheckpointError(f'which={which!r}: expected "latest", "best", a step, or a name from list().')
         return newest([entry for entry in self.list() if entry.step == step]), f"checkpoint of step {step:,}"
 
-    def _asked_for(self, which: int | str | Entry, room: Room) -> tuple[Entry, Held]:
+    def _read_named(self, which: int | str | Entry, room: Room) -> tuple[Entry, Contents]:
         entry, told = self._named(which)
         if entry is None:
             raise self._missing(told)
         try:
-            return entry, self._held(entry, room)
+            return entry, self._read_contents(entry, room)
         except CheckpointDamagedError as error:
             writing.tell_damaged(self._location, entry, str(error))
             raise CheckpointError(f"the {told} in {self.directory} cannot be used: {error}. {self._there()}") from error
 
-    def _held(self, entry: Entry, room: Room) -> Held:
+    def _read_contents(self, entry: Entry, room: Room) -> Contents:
         """Read this rank's file of a checkpoint. An array that has a fitting array in `room` is read into that array.
 
         Raises CheckpointDamagedError, which says what is wrong with the file. In that case, `room` is unchanged.
@@ -488,7 +488,7 @@ class Store:
                 "it with that one."
             )
         history = [(int(step), dict(values)) for step, values in metadata["history"]]
-        return Held(commit, metadata["state"], metadata["random"], history, leaves)
+        return Contents(commit, metadata["state"], metadata["random"], history, leaves)
 
     def _best(self, entries: Entries) -> Entry | None:
         if not self.metric:
@@ -498,7 +498,7 @@ class Store:
         lineage = here().lineage or self._lineage
         return best(of_lineage(entries, lineage) if lineage else entries, self.metric, self.mode)
 
-    def _pass_over(self, entry: Entry, reason: str) -> None:
+    def _skip_damaged(self, entry: Entry, reason: str) -> None:
         writing.tell_damaged(self._location, entry, reason)
         tell(f"skipped the checkpoint of step {entry.step:,} in {self.directory}, which is damaged: {reason}")
 
@@ -514,7 +514,7 @@ class Store:
         return f"There {'are' if len(names) > 1 else 'is'} {', '.join(names[:_NAMED])}{more}."
 
 
-class Held(NamedTuple):
+class Contents(NamedTuple):
     """What was read from a checkpoint: `state` and `random` are skeletons of trees, and `leaves` has their arrays."""
 
     commit: Commit

@@ -182,7 +182,7 @@ def read(
         arrays, metadata = reading.header()
         leaves = {info.name: reading.array(info, room.get(info.name)) for info in arrays}
     if digest is not None and str(digest) != written.digest:
-        raise CheckpointDamagedError(other_bytes(written.name))
+        raise CheckpointDamagedError(digest_mismatch(written.name))
     return _json(metadata.get(_OURS, "{}"), written.name), leaves
 
 
@@ -193,7 +193,7 @@ def check_digest(file: Location, written: File) -> None:
         while count := source.readinto(room):
             digest.add(room[:count])
     if str(digest) != written.digest:
-        raise CheckpointDamagedError(other_bytes(written.name))
+        raise CheckpointDamagedError(digest_mismatch(written.name))
 
 
 def check_size(file: Location, written: File) -> None:
@@ -203,15 +203,15 @@ def check_size(file: Location, written: File) -> None:
     except FileNotFoundError:
         raise CheckpointDamagedError(f"{written.name} is missing") from None
     if size != written.size_bytes:
-        raise CheckpointDamagedError(other_size(written, size))
+        raise CheckpointDamagedError(size_mismatch(written, size))
 
 
-def other_size(written: File, size: int) -> str:
+def size_mismatch(written: File, size: int) -> str:
     """Say what is wrong with a file that now has this size."""
     return f"{written.name} has {size:,} bytes instead of {written.size_bytes:,}"
 
 
-def other_bytes(name: str) -> str:
+def digest_mismatch(name: str) -> str:
     """Say what is wrong with a file of the right size but another digest."""
     return f"{name} does not match its digest"
 
@@ -299,11 +299,11 @@ class _Reading:
             raise self.damaged()
         header = _json(self.take(np.empty(length, np.uint8)).tobytes(), self.name)
         try:
-            return self._understood(header)
+            return self._parsed(header)
         except Exception as error:  # a damaged header may contain anything
             raise self.damaged() from error
 
-    def _understood(self, header: dict[str, Any]) -> tuple[list[TensorInfo], dict[str, str]]:
+    def _parsed(self, header: dict[str, Any]) -> tuple[list[TensorInfo], dict[str, str]]:
         metadata = dict(header.pop(_METADATA, {}))
         dtypes = _json(metadata.get(_DTYPES, "{}"), self.name)
         arrays, begun = [], 0
@@ -320,7 +320,7 @@ class _Reading:
 
     def array(self, info: TensorInfo, room: npt.NDArray[Any] | None) -> Leaf:
         try:
-            raw, dtype = _meant(info)
+            raw, dtype = _dtype_of(info)
             size = info.stop - info.start
             if dtype is not None and size != math.prod(info.shape) * dtype.itemsize:
                 raise ValueError(info.name)
@@ -349,7 +349,7 @@ class _Reading:
         return room
 
     def damaged(self) -> CheckpointDamagedError:
-        return CheckpointDamagedError(other_bytes(self.name))
+        return CheckpointDamagedError(digest_mismatch(self.name))
 
 
 def _room(size_bytes: int) -> npt.NDArray[np.uint8]:
@@ -359,7 +359,7 @@ def _room(size_bytes: int) -> npt.NDArray[np.uint8]:
     return np.frombuffer(mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
 
 
-def _meant(info: TensorInfo) -> tuple[str, np.dtype[Any] | None]:
+def _dtype_of(info: TensorInfo) -> tuple[str, np.dtype[Any] | None]:
     """Return an array's dtype: '' and a NumPy dtype, or, if NumPy lacks it, its name and a NumPy dtype of its size.
 
     If the size of such a dtype is unknown, the NumPy dtype is None.
@@ -383,7 +383,7 @@ def _json(text: str | bytes, name: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise CheckpointDamagedError(other_bytes(name)) from error
+        raise CheckpointDamagedError(digest_mismatch(name)) from error
     if not isinstance(found, dict):
-        raise CheckpointDamagedError(other_bytes(name))
+        raise CheckpointDamagedError(digest_mismatch(name))
     return found

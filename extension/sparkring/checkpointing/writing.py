@@ -57,7 +57,7 @@ def carry_out(save: Save, buffers: Iterable[memoryview]) -> None:
                 folder.remove(save.directory, Entry(save.name, "partial"))
         if not isinstance(error, Exception):
             raise
-        reason = folder.told(error)
+        reason = folder.described(error)
         written = save.directory.written
         report.tell(CheckpointFailed(written, save.commit.step, reason))
         message = f"the checkpoint of step {save.commit.step:,} could not be saved in {written}: {reason}"
@@ -167,4 +167,5 @@ def _complain(directory: Location, error: Exception) -> None:
     """Say that old checkpoints cannot be removed, but say it only once per directory, not again after each save."""
     if directory.written not in _complained:
         _complained.add(directory.written)
-        tell(f"old checkpoints in {directory.written} cannot be removed, so the directory grows: {folder.told(error)}")
+        reason = folder.described(error)
+        tell(f"old checkpoints in {directory.written} cannot be removed, so the directory grows: {reason}")
