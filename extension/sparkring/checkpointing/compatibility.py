@@ -51,6 +51,6 @@ def meaning(code: str) -> str:
 
 
 def _difference(before: list[str], now: list[str]) -> str:
-    shown = [line for line in difflib.unified_diff(before, now, n=0, lineterm="") if line[:3] not in ("---", "+++")]
+    shown = list(difflib.unified_diff(before, now, n=0, lineterm=""))[2:]  # without the two lines that name files
     found = [f"    {line}" for line in shown if not line.startswith("@@")]
     return "\n".join(found[:_LINES] + (["    …"] if len(found) > _LINES else []))
