@@ -80,13 +80,12 @@ def read_script(written: str, transform: Callable[[str], str] | None = None, giv
     except OSError as error:
         raise OptionsError(f"{path} cannot be read: {error.strerror}") from None
     if not is_for_ipython(path):
-        return Script("", written, path, ((path, _checked(path, _decoded(path, data))),))
-    if transform is None:
+        transform = str
+    elif transform is None:
         raise OptionsError(f"{path} is not a Python script")
-    if not path.lower().endswith(".ipynb"):
-        return Script("", written, path, ((path, _checked(path, transform(_decoded(path, data)))),))
     parts: list[tuple[str, str]] = []
-    for name, source, has_parameters in _cells(path, data):
+    is_notebook = path.lower().endswith(".ipynb")
+    for name, source, has_parameters in _cells(path, data) if is_notebook else [(path, _decoded(path, data), False)]:
         code = _checked(name, transform(source))
         parts.append((name, _without_defaults(code, given) if has_parameters else code))
     return Script("", written, path, tuple(parts))

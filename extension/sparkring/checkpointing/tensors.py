@@ -90,11 +90,12 @@ class Layout(NamedTuple):
 def lay_out(leaves: Mapping[str, Leaf]) -> Layout:
     """Return the place of each of `leaves` in the file."""
     found, start = [], 0
+    stored = [(name, leaf, *_stored(leaf)) for name, leaf in leaves.items()]
     # Arrays with large elements come first, so that each array is aligned for its dtype. A program that maps the file
     # into its memory may need this.
-    for name, leaf in sorted(leaves.items(), key=lambda item: -_alignment(item[1])):
-        stop = start + _size(leaf)
-        found.append(_info(name, leaf, start, stop))
+    for name, leaf, code, dtype, _ in sorted(stored, key=lambda each: -each[4]):
+        stop = start + (memoryview(leaf.buffer).nbytes if isinstance(leaf, Raw) else leaf.nbytes)
+        found.append(TensorInfo(name, code, tuple(leaf.shape), start, stop, dtype))
         start = stop
     return Layout(tuple(found), start)
 
@@ -219,24 +220,14 @@ def digest_mismatch(name: str) -> str:
 # ── Laying out ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _info(name: str, leaf: Leaf, start: int, stop: int) -> TensorInfo:
+def _stored(leaf: Leaf) -> tuple[str, str, int]:
+    """Return how an array is stored: `code` and `dtype` as in TensorInfo, and its alignment in bytes."""
     if isinstance(leaf, Raw):
-        if leaf.dtype_name in _RAW_CODES:
-            return TensorInfo(name, _RAW_CODES[leaf.dtype_name], tuple(leaf.shape), start, stop)
-        return TensorInfo(name, "U8", tuple(leaf.shape), start, stop, f"raw:{leaf.dtype_name}")
+        code = _RAW_CODES.get(leaf.dtype_name)
+        return (code, "", _RAW[code][1]) if code else ("U8", f"raw:{leaf.dtype_name}", 1)
     if leaf.dtype.name in _CODES and leaf.dtype.str[0] in "<|":
-        return TensorInfo(name, _CODES[leaf.dtype.name], leaf.shape, start, stop)
-    return TensorInfo(name, "U8", leaf.shape, start, stop, repr(_npy.dtype_to_descr(leaf.dtype)))
-
-
-def _alignment(leaf: Leaf) -> int:
-    if isinstance(leaf, Raw):
-        return _RAW[_RAW_CODES[leaf.dtype_name]][1] if leaf.dtype_name in _RAW_CODES else 1
-    return leaf.dtype.itemsize if leaf.dtype.name in _CODES else 1
-
-
-def _size(leaf: Leaf) -> int:
-    return memoryview(leaf.buffer).nbytes if isinstance(leaf, Raw) else leaf.nbytes
+        return _CODES[leaf.dtype.name], "", leaf.dtype.itemsize
+    return "U8", repr(_npy.dtype_to_descr(leaf.dtype)), 1
 
 
 def _pairs(room: npt.NDArray[np.uint8], leaf: Leaf) -> Iterator[tuple[Array, Array]]:
