@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import uuid
+from dataclasses import replace
 
 import fsspec
 import numpy as np
@@ -844,7 +845,7 @@ def test_a_listing_that_lacks_a_commit(tmp_path, run, monkeypatch):
     (name,) = os.listdir(tmp_path)
     listed = folder.folders
     monkeypatch.setattr(
-        folder, "folders", lambda place: {key: found._replace(commit=None) for key, found in listed(place).items()}
+        folder, "folders", lambda place: {key: replace(found, commit=None) for key, found in listed(place).items()}
     )
     run(tmp_path)
     saved(checkpoints(), 2)

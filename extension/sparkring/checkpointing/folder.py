@@ -13,7 +13,8 @@ import math
 import os
 import re
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 from sparkring.checkpointing import tensors
 from sparkring.checkpointing.digests import ALGORITHM, digest_of
@@ -32,7 +33,8 @@ _DATA = re.compile(r"rank-\d+\.safetensors")
 _remembered: dict[str, dict[str, tuple[tuple[str, ...], Commit]]] = {}
 
 
-class Folder(NamedTuple):
+@dataclass
+class Folder:
     """A checkpoint's folder as the storage lists it.
 
     `sizes` maps the names of its files to their sizes. `commit` has the size, times and etag of commit.json, or is None
@@ -40,9 +42,9 @@ class Folder(NamedTuple):
     storage does not tell.
     """
 
-    sizes: dict[str, int]
-    commit: tuple[str, ...] | None
-    changed: float
+    sizes: dict[str, int] = field(default_factory=dict)
+    commit: tuple[str, ...] | None = None
+    changed: float = 0.0
 
 
 def listing(directory: Location) -> list[Entry]:
@@ -86,12 +88,12 @@ def folders(directory: Location) -> dict[str, Folder]:
                 continue
             if len(parts) == 1 and info["type"] != "directory":
                 continue  # this is a file, although it has the name of a checkpoint
-            folder = found.get(parts[0], Folder({}, None, 0.0))
+            folder = found.setdefault(parts[0], Folder())
+            folder.changed = max(folder.changed, changed_at(info))
             if len(parts) == 2 and info["type"] == "file":
                 folder.sizes[parts[1]] = int(info["size"])
                 if parts[1] == COMMIT:
-                    folder = folder._replace(commit=tuple(str(info.get(name)) for name in ("size", *TIMES, "etag")))
-            found[parts[0]] = folder._replace(changed=max(folder.changed, changed_at(info)))
+                    folder.commit = tuple(str(info.get(name)) for name in ("size", *TIMES, "etag"))
     return found
 
 

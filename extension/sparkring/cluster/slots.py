@@ -7,6 +7,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Collection
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from sparkring.cluster.jobs import stage_ids
@@ -48,6 +49,7 @@ class Slots(NamedTuple):
         return set(self.hosts[1:] or self.hosts)
 
 
+@dataclass(eq=False)
 class Stage:
     """A stage that sparkring has submitted, and that may be running.
 
@@ -55,12 +57,11 @@ class Stage:
     its slots until it is stopped, as a warm gang does.
     """
 
-    def __init__(self, context: SparkContext, title: str, size: int, *, persistent: bool) -> None:
-        self.context = context
-        self.title = title
-        self.size = size
-        self.persistent = persistent
-        self.group = f"sparkring-{uuid.uuid4().hex[:12]}"
+    context: SparkContext
+    title: str
+    size: int
+    persistent: bool = field(kw_only=True)
+    group: str = field(init=False, default_factory=lambda: f"sparkring-{uuid.uuid4().hex[:12]}")
 
     def ids(self) -> set[int]:
         """Spark's ids of the stage and of the stages that it depends on."""

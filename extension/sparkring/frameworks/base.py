@@ -86,7 +86,6 @@ class Framework(ABC):
 
     def __init__(self, host: str, bind_host: str, endpoints: list[Endpoint]) -> None:
         self.host = host
-        self.bind_host = bind_host
         self.endpoints = endpoints
 
     @abstractmethod
