@@ -254,8 +254,8 @@ class _Reader:
                 self.run(node, known)
                 return None
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                # What the body reads is noted where the name of the function or class is read, because it may be called
-                # there. A decorator may call it at once, so with a decorator, this is noted here.
+                # A body runs when it is called, so what it reads is noted where the name of the function or class is
+                # read. If there is a decorator, which may call the body at once, it is noted here.
                 return self.run(node, known, deferred=not node.decorator_list)
         return self.run(node, known)
 

@@ -103,8 +103,8 @@ def _logging() -> tuple[dict[str, Logger], int]:
     root = logging.getLogger()
     found: dict[str, Logger] = {}
     for name, logger in {"": root, **root.manager.loggerDict}.items():
-        # A module makes a logger of a class of its own when it is imported. If the rank had already made a logger of
-        # that name, the module would get that one, which is of the wrong class.
+        # A module with its own class of loggers makes its logger when it is imported. If the rank had already made a
+        # logger of that name, the module would get this one, which is of the wrong class.
         if not isinstance(logger, logging.Logger) or type(logger) not in (logging.Logger, logging.RootLogger):
             continue
         # A module that is imported on a rank sets up its logger's handlers itself.

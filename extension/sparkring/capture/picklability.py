@@ -52,8 +52,7 @@ _CUDA = Kind("a tensor in a GPU's memory", "move it with `.cpu()`, and back with
 _IPYTHON = ("IPython", "ipykernel", "dbruntime")  # dbruntime has Databricks' display()
 
 # A key has the first part of the name of a class's module, and the name of the class. So a class is recognised without
-# an import, and one key stands for the SparkSession of Spark 3 and of Spark 4, classic and connect. Subclasses count,
-# too.
+# an import, and one key stands for the SparkSession of Spark 3 and 4, classic and connect. Subclasses count, too.
 _KINDS: dict[tuple[str, str], Kind] = {
     ("pyspark", "SparkSession"): Kind("a SparkSession", _DRIVER),
     ("pyspark", "SparkContext"): Kind("a SparkContext", _DRIVER),
@@ -75,7 +74,7 @@ _KINDS: dict[tuple[str, str], Kind] = {
     ("torch", "Tensor"): _CUDA,  # kind_of() returns it only for a tensor that is in a GPU's memory
     ("IPython", "InteractiveShell"): Kind("the notebook's own shell", "call `get_ipython()` in the cell"),
 }
-# Pickle writes a value of one of these types as its name and that of its module, by which it is found when loaded.
+# Pickle writes only the name and the module of a value of one of these types, and looks the value up when it loads it.
 FOUND_BY_NAME = (type, types.FunctionType, functools._lru_cache_wrapper, typing.NewType, typing.TypeVar)
 _IN_MEMORY = {("_io", "StringIO"), ("_io", "BytesIO")}  # files that are plain data
 

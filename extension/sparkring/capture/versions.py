@@ -49,7 +49,7 @@ def show_versions(*modules: str) -> None:
 
 
 class Difference(NamedTuple):
-    """A module whose package has different versions, or '' if it is missing, in this Python and in another one."""
+    """A module whose package has one version `here` and another one `there`; '' stands for a missing package."""
 
     module: str
     here: str

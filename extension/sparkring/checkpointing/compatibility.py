@@ -31,7 +31,7 @@ def saved_words(entry: Entry, now: float) -> str:
 
 
 def stamp_after(stamps: list[int]) -> int:
-    """Return the stamp of an attempt that begins now: the time in ms since 1970, or more if `stamps` are larger."""
+    """Return the stamp of an attempt that begins now: the ms since 1970, or one more than the largest of `stamps`."""
     return max([int(time.time() * 1000), *(stamp + 1 for stamp in stamps)])
 
 

@@ -202,7 +202,7 @@ class ResumeKeras2(Resume):
         return epoch, batch
 
     def _end_epoch_in_time(self) -> None:
-        """Make Keras end an epoch after its last step: in one more step, random layers would draw random numbers."""
+        """Make Keras end an epoch after its last step. Otherwise, random layers would draw numbers in one more step."""
         step = getattr(self.model.train_function, "_sparkring", self.model.train_function)
 
         def step_if_any(iterator: Any) -> Any:

@@ -345,7 +345,7 @@ def _put_state_dict(value: Any, tree: dict[str, Any], path: str) -> None:
 
 
 def _for_object(value: Any, tree: Any, path: str) -> Any:
-    """Prepare a saved state_dict() for `value`: make each piece of a tensor in it a tensor that is spread."""
+    """Prepare a saved state_dict() for loading into `value`: turn each piece of a tensor into a spread tensor."""
     counterpart, spread = torch_state.counterparts(value), torch_state.has_pieces(value)
 
     def leave(whole: dict[str, Any], keys: tuple[Any, ...], path: str) -> Any:

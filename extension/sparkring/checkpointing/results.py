@@ -52,7 +52,10 @@ class Result(NamedTuple):
 
 
 def user_secret(home: Path) -> bytes:
-    """Return the secret that signs this user's results, from a file in `home`, which is made if it is missing."""
+    """Return the secret that signs this user's results, from a file in `home`. Make it if it is missing.
+
+    Raises CheckpointError if the file cannot be made or read, or is damaged.
+    """
     path = home / "results.secret"
     try:
         home.mkdir(parents=True, exist_ok=True, mode=0o700)

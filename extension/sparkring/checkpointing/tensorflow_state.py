@@ -245,7 +245,7 @@ def _compile(model: Any, config: dict[str, Any]) -> None:
     try:
         model.compile_from_config(config)
     except AttributeError:
-        # Keras 2.13 finally calls optimizer.build(), which legacy optimizers lack, and do not need.
+        # Keras 2.13 calls optimizer.build() last. Legacy optimizers lack this method, and do not need it.
         if hasattr(model.optimizer, "build"):
             raise
 

@@ -39,7 +39,7 @@ class Interrupts:
 
     @contextlib.contextmanager
     def let_through(self) -> Iterator[None]:
-        """Let the handler that was set before handle interrupts in this block, which runs code of the user."""
+        """In this block, which runs the user's code, let the handler that was set before handle interrupts."""
         if self._before is None:
             yield
             return

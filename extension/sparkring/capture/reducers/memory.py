@@ -28,8 +28,8 @@ class Block:
     def __init__(self, start: int, end: int, owner: object) -> None:
         start = _aligned(start)
         self.start, self.end = start, end
-        # A NumPy array, because the garbage collector, which does not track it, cannot clear it while it is being read.
-        # It tracks memoryviews and ctypes arrays.
+        # The garbage collector tracks memoryviews and ctypes arrays, and could clear one that is still being read. It
+        # does not track NumPy arrays.
         self._content = _numpy().asarray(_Memory(Layout(start, 1, (end - start,), (1,)), "|u1", owner))
 
     def __contains__(self, layout: Layout) -> bool:

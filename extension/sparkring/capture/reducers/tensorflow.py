@@ -88,7 +88,7 @@ def _refuse(kind: Kind, value: object) -> Reduced:
 
 
 def _names(cls: type) -> set[str]:
-    """Return a type's bases in TensorFlow, as `module.Class`. Other parts of the module's name differ by version."""
+    """Return a type's bases in TensorFlow, as `module.Class`; `module` is the last part, which all versions share."""
     return {
         f"{base.__module__.rpartition('.')[2]}.{base.__name__}"
         for base in cls.__mro__
@@ -261,7 +261,7 @@ def _remade(recipe: tuple[Any, ...], weights: list[Any], adapted: list[tuple[int
 
 
 def _custom_objects(owners: Iterable[Any], keras: Any) -> dict[str, Any]:
-    """Return the classes and functions that Keras objects use and ranks cannot import, by name in configurations."""
+    """Return the classes and functions that Keras objects use and ranks lack, by their names in configurations."""
     parts = [part for owner in owners for part in (type(owner), *vars(owner).values())]
     found: dict[str, Any] = {}
     # What a framework's object holds is not searched: a tf.function holds wrappers with the name of its function.
