@@ -9,6 +9,7 @@ import json
 import sys
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,33 +30,19 @@ def backend() -> str:
     return str(sys.modules["keras"].backend.backend())
 
 
-def is_layer(value: Any) -> bool:
-    """Whether a value is a layer or a model."""
-    return _is(value, "Layer")
-
-
-def is_model(value: Any) -> bool:
-    """Whether a value is a model."""
-    return _is(value, "Model")
-
-
-def is_optimizer(value: Any) -> bool:
-    """Whether a value is an optimizer."""
-    return _is(value, "Optimizer")
-
-
-def is_variable(value: Any) -> bool:
-    """Whether a value is a keras.Variable."""
-    return _is(value, "Variable")
-
-
-def _is(value: Any, name: str) -> bool:
+def _is(name: str, value: Any) -> bool:
     keras = sys.modules.get("keras")
     return _is_keras_3(keras) and isinstance(value, getattr(keras, name))
 
 
 def _is_keras_3(module: Any) -> bool:
     return str(getattr(module, "__version__", "")).startswith("3.")
+
+
+is_layer = partial(_is, "Layer")  # models are layers, too
+is_model = partial(_is, "Model")
+is_optimizer = partial(_is, "Optimizer")
+is_variable = partial(_is, "Variable")
 
 
 # ── variables ─────────────────────────────────────────────────────────────────

@@ -9,7 +9,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -308,8 +308,7 @@ class Store:
         return f"<checkpoints in {self.directory}: keeps {kept}{top}>"
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("_location", "_stamp", "_arena", "_pending")  # those that __post_init__() sets
-        return {name: value for name, value in self.__dict__.items() if name not in own}
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
     def __setstate__(self, found: dict[str, Any]) -> None:
         self.__dict__.update(found)

@@ -40,7 +40,7 @@ def adapt_callbacks(module: types.ModuleType) -> None:
     """Adapt `horovod._keras.callbacks` to Keras 3."""
     broadcast, schedule = module.BroadcastGlobalVariablesCallbackImpl, module.LearningRateScheduleCallbackImpl
     _replace(broadcast, "on_batch_end", _broadcast, lambda callback, *_, **__: _is_model(callback.model))
-    _replace(broadcast, "register_local_var", _register_local, lambda _, var: _is_of_keras_3(var, "Variable"))
+    _replace(broadcast, "register_local_var", _register_local, lambda callback, var: _is_variable(var))
     _replace(schedule, "_adjust_learning_rate", _adjust, lambda callback, _: _is_optimizer(callback.model.optimizer))
 
 
@@ -63,19 +63,15 @@ def _replace(owner: Any, name: str, adapted: Callable[..., Any], applies: Callab
     setattr(owner, name, chosen)
 
 
-def _is_model(value: Any) -> bool:
-    return _is_of_keras_3(value, "Model")
-
-
-def _is_optimizer(value: Any) -> bool:
-    return _is_of_keras_3(value, "Optimizer")
-
-
-def _is_of_keras_3(value: Any, name: str) -> bool:
+def _is_of_keras_3(name: str, value: Any) -> bool:
     keras = sys.modules.get("keras")
     # The module `keras` may also be Keras 2.
     return keras is not None and keras.__version__.startswith("3.") and isinstance(value, getattr(keras, name))
 
+
+_is_model = functools.partial(_is_of_keras_3, "Model")
+_is_optimizer = functools.partial(_is_of_keras_3, "Optimizer")
+_is_variable = functools.partial(_is_of_keras_3, "Variable")
 
 # The options of create_distributed_optimizer() that _make_allreduce_grads_fn() has, too.
 _REDUCING = (
