@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparkring.capture.remote_names import Held
+from sparkring.capture.remote_names import RemoteNames
 
 ALL = range(4)
 
@@ -23,9 +23,9 @@ class Thing:
 Thing.__module__ = "__main__"
 
 
-def sent(value: Any) -> tuple[Held, dict[str, Any]]:
+def sent(value: Any) -> tuple[RemoteNames, dict[str, Any]]:
     """Return what the ranks hold after `x = value` was sent to them, and the notebook."""
-    held, notebook = Held(), {"x": value}
+    held, notebook = RemoteNames(), {"x": value}
     held.beside(notebook, ALL)
     held.bound(["x"], ALL)
     return held, notebook

@@ -67,10 +67,10 @@ def run(monkeypatch):
 def nothing_on_its_way():
     """Fails a test that leaves an unfinished save, which would otherwise fail the next one."""
     yield
-    left = list(background._on_their_way)
-    for flight in left:
-        flight._thread.join()
-    background._on_their_way.clear()
+    left = list(background._unfinished)
+    for save in left:
+        save._thread.join()
+    background._unfinished.clear()
     assert not left, "the test left a save unfinished, or its error unraised"
 
 

@@ -29,6 +29,13 @@ def test_a_changed_line_is_shown():
     )
 
 
+def test_a_changed_line_that_looks_like_part_of_a_diff():
+    """A line that begins with dashes or plus signs is shown, too."""
+    query = '%%x\nquery = """\n-- {}\n"""'
+    told = changes(entry(code=query.format("old")), query.format("new"), {})
+    assert told.splitlines()[1:] == ["    --- old", "    +-- new"]
+
+
 def test_a_cell_that_is_not_python_alone():
     """Lines for IPython are compared as text."""
     shell = CELL + "!ls\n"

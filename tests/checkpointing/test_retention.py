@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkring.checkpointing.entries import Commit, Entry, Name
-from sparkring.checkpointing.retention import ABANDONED_AFTER_S, Policy, abandoned, superfluous
+from sparkring.checkpointing.retention import ABANDONED_AFTER_S, Policy, abandoned, expired
 
 STAMP = 1_700_000_000_000
 
@@ -40,7 +40,7 @@ def test_what_stays(found, keep, mode, resumed, shuffled):
     listed = list(found)
     shuffled.shuffle(listed)
     rules = policy(keep=keep, mode=mode, resume=resume)
-    gone = superfluous(listed, rules)
+    gone = expired(listed, rules)
     left = [each for each in found if each not in gone]
     assert all(each in ours for each in gone)
     assert all(each in left for each in whole[-keep:])
@@ -54,28 +54,33 @@ def test_what_stays(found, keep, mode, resumed, shuffled):
         assert resume not in {each.name for each in gone}
     # … and no others
     assert sum(each in left for each in whole) <= keep + 1 + bool(resume)
-    assert not superfluous(left, rules)
+    assert not expired(left, rules)
 
 
 def test_all_of_them():
     """keep=None removes no checkpoint."""
-    assert superfluous([entry(number) for number in range(9)], policy(keep=None)) == []
+    assert expired([entry(number) for number in range(9)], policy(keep=None)) == []
 
 
 def test_damaged_ones():
     """Damaged checkpoints are removed once enough good ones are newer; one with a torn commit may not be ours."""
     found = [entry(1, state="corrupt"), entry(2), entry(3, state="corrupt"), entry(4), entry(5, state="corrupt")]
-    assert superfluous(found, policy()) == [found[0]]
+    assert expired(found, policy()) == [found[0]]
     torn = Entry(str(Name(0, STAMP, 0)), "corrupt", None, "torn")
-    assert superfluous([torn, entry(1), entry(2), entry(3)], policy()) == [entry(1)]
-    assert superfluous(found[:1], policy()) == []  # there is no good checkpoint
+    assert expired([torn, entry(1), entry(2), entry(3)], policy()) == [entry(1)]
+    assert expired(found[:1], policy()) == []  # there is no good checkpoint
 
 
 def test_unfinished():
     """An earlier attempt's unfinished checkpoint is removed at once if nobody else writes, otherwise after an hour."""
-    earlier, own, later = (str(Name(1, stamp, 0)) for stamp in (STAMP - 1, STAMP, STAMP + 1))
     now = 1e9
-    assert abandoned({earlier: now, own: now, later: now}, policy(), now) == [earlier]
-    alone = policy(alone=False)
-    for changed, gone in ((now, []), (now - ABANDONED_AFTER_S - 1, [earlier]), (0.0, [])):
-        assert abandoned({earlier: changed, own: changed, later: changed}, alone, now) == gone
+
+    def left(changed):
+        names = [
+            str(Name(1, stamp, 0)) for stamp in (STAMP - 1, STAMP, STAMP + 1)
+        ]  # an earlier, this and a later attempt
+        return [*(Entry(name, "partial", changed=changed) for name in names), entry(0, stamp=STAMP - 1)]
+
+    assert abandoned(left(now), policy(), now) == left(now)[:1]
+    for changed, gone in ((now, 0), (now - ABANDONED_AFTER_S - 1, 1), (0.0, 0)):
+        assert abandoned(left(changed), policy(alone=False), now) == left(changed)[:gone]

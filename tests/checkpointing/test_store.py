@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import uuid
+from dataclasses import replace
 
 import fsspec
 import numpy as np
@@ -440,7 +441,7 @@ def test_after_a_fork(moody, tmp_path):
     (tmp_path / "file").touch()
     failed = checkpoints(tmp_path / "file")
     failed.save(1, state())
-    failed._flight._thread.join()
+    failed._pending._thread.join()
     go = threading.Event()
     moody.on(write=lambda path: go.wait(60))
     found = checkpoints(moody.directory)
@@ -844,7 +845,7 @@ def test_a_listing_that_lacks_a_commit(tmp_path, run, monkeypatch):
     (name,) = os.listdir(tmp_path)
     listed = folder.folders
     monkeypatch.setattr(
-        folder, "folders", lambda place: {key: found._replace(commit=None) for key, found in listed(place).items()}
+        folder, "folders", lambda place: {key: replace(found, commit=None) for key, found in listed(place).items()}
     )
     run(tmp_path)
     saved(checkpoints(), 2)

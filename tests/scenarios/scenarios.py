@@ -27,7 +27,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
 import sparkring
-from sparkring.capture.remote_names import Held
+from sparkring.capture.remote_names import RemoteNames
 from sparkring.engine import warm_gang
 from sparkring.errors import CaptureError
 
@@ -116,6 +116,6 @@ def main(files: list[str]) -> None:
                 with contextlib.redirect_stdout(io.StringIO()):
                     shell.run_cell(_FORGET)
                 for gang in warm_gang.every():
-                    gang.held = Held()
+                    gang.held = RemoteNames()
         if on_gang:
             shell.run_line_magic("gang", "stop")

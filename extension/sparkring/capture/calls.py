@@ -1,8 +1,4 @@
-"""Checks a call of the user's function before ranks are started.
-
-The function must accept the arguments, and no keyword may be both an option of sparkring and a parameter of the
-function.
-"""
+"""Checks a call of the user's function before ranks are started."""
 
 from __future__ import annotations
 
@@ -32,10 +28,7 @@ def source_of(function: Callable[..., Any]) -> str:
 
 
 def names_of(function: Callable[..., Any], args: Sequence[Any]) -> list[str]:
-    """Return the parameter name of each positional argument in `args`.
-
-    The arguments that go to a parameter `*rest` are called `rest[0]`, `rest[1]` and so on.
-    """
+    """Return the parameter name of each positional argument; for a parameter `*rest`, `rest[0]`, `rest[1]` …"""
     names: list[str] = []
     rest = "argument"
     for parameter in _parameters(function).values():
@@ -49,8 +42,7 @@ def names_of(function: Callable[..., Any], args: Sequence[Any]) -> list[str]:
 def check_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Raise OptionsError if the function cannot be called with these arguments."""
     try:
-        # If a decorator has replaced the function by a wrapper, the wrapper is called, and it may take other arguments
-        # than the original function in its `__wrapped__`. So this looks at the wrapper's signature.
+        # The wrapper that a decorator returns may take other arguments than the function in its `__wrapped__`.
         signature = inspect.signature(function, follow_wrapped=False)
     except (ValueError, TypeError):  # some functions written in C have no signature
         return
@@ -61,10 +53,9 @@ def check_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mappin
 
 
 def options_apart(run: Callable[P, R]) -> Callable[P, R]:
-    """Decorate `run`, a function that is called as `run(function, *args, **kwargs)` and has keyword-only options.
+    """Decorate `run`, which is called as `run(function, *args, **kwargs)` and has keyword-only options.
 
-    The decorated `run` raises OptionsError if a keyword is ambiguous, that is, if it names both an option of `run` and
-    a parameter of `function`.
+    The decorated `run` raises OptionsError if a keyword names both an option of `run` and a parameter of `function`.
     """
     first, *others = inspect.signature(run).parameters.values()
     options = [each.name for each in others if each.kind is each.KEYWORD_ONLY]

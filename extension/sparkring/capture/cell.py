@@ -1,7 +1,6 @@
 """Captures what a cell reads: finds the names, packs their values, and says which values cannot be sent.
 
-`--dry-run` shows the result as a table. names.py finds the names that a cell reads; picklability.py says which values
-can be sent.
+`--dry-run` shows the result as a table.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class Captured(NamedTuple):
 
     names: one row for each name; first the names whose values cannot be sent, then the others, largest first.
     payload, buffers: the packed values, which `unpack_names` loads on the ranks.
-    left_out: the names whose values cannot be sent, but which the cell may not need.
+    left_out: the rows of `names` whose values cannot be sent, but which the cell may not need.
     binds: the names that the cell binds when it runs to its end.
     scripts: the scripts that the cell runs; they are sent separately from the payload.
     """
@@ -77,33 +76,23 @@ def capture(
 ) -> Captured:
     """Find the names in `namespace` that a cell reads or that its functions use, and pack their values.
 
-    `provided`: names that a rank defines unless the notebook does. `reserved`: names that a rank always defines.
-    `also`: names to send even if the cell does not read them. `on_ranks`: names that earlier cells have bound on the
-    ranks. `held`: names whose values the ranks already have, so that they are not sent again. `scripts`: the scripts
-    that the cell runs.
+    provided: names that a rank defines unless the notebook does.
+    reserved: names that a rank always defines.
+    also: names to send even if the cell does not read them.
+    held: names whose values the ranks already have, so that they are not sent again.
+    on_ranks: names that earlier cells have bound on the ranks.
+    scripts: the scripts that the cell runs.
 
-    Raise SyntaxError if the cell is not valid Python. Raise CaptureError if names are defined nowhere: one error lists
-    all of them. If every name is defined, raise one CaptureError for all names that the cell needs and whose values
-    cannot be sent. With `dry_run`, raise no CaptureError.
+    Raises SyntaxError if the cell is not valid Python. Raises one CaptureError for all names that are defined nowhere,
+    or else one for all names that the cell needs and whose values cannot be sent; with `dry_run`, neither.
     """
     cell = names_read(source)
-    in_strings = names_in_strings(ast.parse(source), namespace) if MARKS.search(source) else []
     for script in scripts:
         for _, part in script.parts:
             cell = cell.with_script(names_read(part), inside=script.inside)
     hidden = ipython_names(namespace, provided).union(reserved)
-    wanted = {name: _Wanted(True, cell.required.get(name)) for name in (*also, *cell.required)}
-    wanted |= {name: _Wanted(False, line) for name, line in cell.optional.items() if name not in wanted}
-    wanted |= {name: _Wanted(False, line) for name, line in in_strings if name not in wanted}
-    wanted = {name: want for name, want in wanted.items() if name in namespace and name not in hidden}
-    may_want = {name: _Wanted(False) for name in names_in_hints(source) if name in namespace and name not in hidden}
-    wanted = may_want | wanted
-    used, hints, written = _used_by(list(wanted), namespace)
-    for name, via in [*hints.items(), *used.items()]:
-        if name not in hidden | IMPLICIT and name not in wanted and via in wanted:
-            wanted[name] = _Wanted(wanted[via].required and name in used, via=via)
-    modules = {name: namespace[name] for name in wanted}
-    submodules = imported_submodules(cell.chains, modules.get)
+    wanted, written = _wanted(source, cell, namespace, hidden, also)
+    submodules = imported_submodules(cell.chains, {name: namespace[name] for name in wanted}.get)
 
     def stays(name: str) -> bool:
         """Whether the value of `name` stays in the notebook, even if a function that reads the name is sent."""
@@ -114,7 +103,7 @@ def capture(
     if not dry_run:
         _raise(missing)
 
-    values = {name: namespace[name] for name in sorted(wanted, key=lambda name: _turn(namespace[name]))}
+    values = {name: namespace[name] for name in sorted(wanted, key=lambda name: _packing_order(namespace[name]))}
     packed = pack(values, namespace, stays, bound=wanted, submodules=submodules)
     rebound = {name for name in packed.problems if wanted[name].via and name in cell.bound}
     if rebound:  # only functions use these names, and the cell itself binds them on the ranks, so they need not be sent
@@ -132,8 +121,26 @@ def capture(
         _raise([_sentence(row, wanted[row.name].line) for row in cannot if row.required])
     undefined = [CapturedName(name, "", None, "cannot", what, None, True) for _, name, what in missing]
     left_out = tuple(row for row in cannot if not row.required)
-    files = tuple(_script_row(script) for script in scripts)
+    files = tuple(map(_script_row, scripts))
     return Captured((*undefined, *rows), packed.payload, left_out, cell.bound, packed.buffers, files)
+
+
+def _wanted(
+    source: str, cell: CellNames, namespace: Namespace, hidden: Collection[str], also: Collection[str]
+) -> tuple[dict[str, _Wanted], set[str]]:
+    """Return the notebook's names that the cell may use, except those in `hidden`, and the names that functions set."""
+    wanted = {name: _Wanted(True, cell.required.get(name)) for name in (*also, *cell.required)}
+    in_strings = names_in_strings(ast.parse(source), namespace) if MARKS.search(source) else []
+    for name, line in (*cell.optional.items(), *in_strings):
+        wanted.setdefault(name, _Wanted(False, line))
+    for name in sorted(names_in_hints(source)):
+        wanted.setdefault(name, _Wanted(False))
+    wanted = {name: want for name, want in wanted.items() if name in namespace and name not in hidden}
+    used, hints, written = _used_by(wanted, namespace)
+    for name, via in (*hints.items(), *used.items()):
+        if name not in hidden and name not in IMPLICIT and name not in wanted and via in wanted:
+            wanted[name] = _Wanted(wanted[via].required and name in used, via=via)
+    return wanted, written
 
 
 def _script_row(script: Script) -> CapturedName:
@@ -167,11 +174,10 @@ def captured_call(
 
 
 def _used_by(names: Iterable[str], namespace: Namespace) -> tuple[dict[str, str], dict[str, str], set[str]]:
-    """Find the notebook's names that the values of `names` use, through functions and annotations in these values.
+    """Find the notebook's names that functions and annotations in the values of `names` use.
 
-    Return three things: the names that the functions read, the names in annotations that are written as text, and the
-    names that the functions set. The first two are dicts. They map each name that was found to the name whose value
-    uses it.
+    Return the names that the functions read, the names in annotations that are strings, and the names that the
+    functions set. The first two are dicts from each name to the name whose value uses it.
     """
     used: dict[str, str] = {}
     hints: dict[str, str] = {}
@@ -191,12 +197,8 @@ def _used_by(names: Iterable[str], namespace: Namespace) -> tuple[dict[str, str]
     return used, hints, written
 
 
-def _turn(value: object) -> int:
-    """Return the sort key for packing: data first, then functions and classes.
-
-    If a function uses a value, the value's size counts for whichever of the two is packed first. Data is packed first,
-    so that its size counts for its own name, not for that of the function.
-    """
+def _packing_order(value: object) -> int:
+    """Return the sort key for packing: data first, so that its size does not count for a function that uses it."""
     if isinstance(value, (type, types.FunctionType)):
         return 2
     return 0 if by_reference(type(value)) else 1
@@ -208,8 +210,7 @@ _Complaint: TypeAlias = tuple[int, str, str]  # line (0 if none), name, what is 
 def _missing(cell: CellNames, defined: set[str], later: set[str], also: Iterable[str]) -> list[_Complaint]:
     """Return a complaint for each name that is not defined anywhere when the cell needs it.
 
-    `defined`: the notebook's names. `later`: names that are defined on the ranks, by a rank, an earlier cell or a
-    function. `also`: names to send even if the cell does not read them.
+    `defined` are the notebook's names, `later` those that are defined on the ranks. `also` is as in capture().
     """
     missing = [(0, name, f"`{name}` should be sent to the ranks, but the notebook does not define it")
                for name in also if name not in defined]  # fmt: skip
@@ -240,5 +241,5 @@ def _sentence(row: CapturedName, line: int | None) -> _Complaint:
 
 def _raise(complaints: list[_Complaint]) -> None:
     if complaints:
-        message = "\n".join(what for _, _, what in sorted(complaints))
-        raise CaptureError(message, line=next((line for line, *_ in sorted(complaints) if line), None))
+        lines, _, sentences = zip(*sorted(complaints), strict=True)
+        raise CaptureError("\n".join(sentences), line=next(filter(None, lines), None))

@@ -28,7 +28,8 @@ def first_imports(source: str) -> list[str]:
         except SyntaxError:  # the ranks raise it
             return []
     names = itertools.takewhile(_is_installed, _imported(tree.body))
-    return list(dict.fromkeys(prefix for name in names for prefix in itertools.accumulate(name.split("."), _join)))
+    join = "{}.{}".format
+    return list(dict.fromkeys(prefix for name in names for prefix in itertools.accumulate(name.split("."), join)))
 
 
 def _imported(statements: list[ast.stmt]) -> Iterator[str]:
@@ -46,7 +47,3 @@ def _is_installed(name: str) -> bool:
     with contextlib.suppress(ImportError, ValueError):
         found = importlib.util.find_spec(package)
     return package in {*sys.stdlib_module_names, "sparkring"} or bool(found and _INSTALLED(found.origin or ""))
-
-
-def _join(package: str, name: str) -> str:
-    return f"{package}.{name}"

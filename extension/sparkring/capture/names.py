@@ -36,11 +36,6 @@ def instructions(code: types.CodeType) -> Iterator[tuple[dis.Instruction, int]]:
         yield instruction, line
 
 
-def is_class_body(code: types.CodeType) -> bool:
-    """Whether code is a class body, not a function. A class body runs at once and keeps its names in a dict."""
-    return not code.co_flags & inspect.CO_OPTIMIZED
-
-
 def global_names(code: types.CodeType) -> GlobalNames:
     """Find the module-level names that a function's or class body's code, or any code inside it, reads and writes."""
     reads: dict[str, int] = {}
@@ -95,10 +90,7 @@ class Call(NamedTuple):
 
 
 def method_calls(source: str, name: str) -> list[Call]:
-    """Find the calls in a cell to methods of the notebook's object `name`.
-
-    Return an empty list if the cell binds the name.
-    """
+    """Find the calls in a cell to methods of the notebook's object `name`; none if the cell binds the name."""
     nodes = list(ast.walk(ast.parse(source)))
     bound = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
     bound |= {node.arg for node in nodes if isinstance(node, ast.arg)}
@@ -173,17 +165,17 @@ def names_read(source: str) -> CellNames:
         for name, line in _in_commands(tree):
             reader.optional.setdefault(name, line)
     required = {name: line for name, line in reader.required.items() if name not in IMPLICIT}
-    optional = {name: line for name, line in reader.optional.items() if name not in {*required, *IMPLICIT}}
+    optional = {name: line for name, line in reader.optional.items() if name not in (required.keys() | IMPLICIT)}
     immediate = {name: line for name, line in reader.immediate.items() if name in required}
     bound = frozenset(reader.bound - IMPLICIT)
     return CellNames(required, optional, immediate, bound, reader.unseen, frozenset(reader.chains))
 
 
 class _Reader:
-    """Analyses definite assignment in the statements of one cell.
+    """Analyses definite assignment on every path through a cell.
 
-    It follows every path through the cell. Most methods take, as `known`, the names that are certainly bound before a
-    piece of code, and return those that are certainly bound after it.
+    Most methods take, as `known`, the names that are certainly bound before a piece of code, and return those that are
+    certainly bound after it.
     """
 
     def __init__(self, tree: ast.Module) -> None:
@@ -262,17 +254,13 @@ class _Reader:
                 self.run(node, known)
                 return None
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                # A body runs when it is called, so what the body reads is noted where the name of the function or class
-                # is read. But a decorator may call the body at once, so if there is a decorator, what the body reads is
-                # noted here.
+                # A body runs when it is called, so what it reads is noted where the name of the function or class is
+                # read. If there is a decorator, which may call the body at once, it is noted here.
                 return self.run(node, known, deferred=not node.decorator_list)
         return self.run(node, known)
 
     def try_(self, node: ast.Try, known: frozenset[str]) -> _Known:
-        """Follow `try`.
-
-        A handler may start after any part of the body, so it can rely only on names that are bound before the `try`.
-        """
+        # A handler may start after any part of the body, so it can rely only on names that are bound before the `try`.
         broken = known - _unbound(node.body)
         after = self.guarded(node.body, known, any(map(_catches_name_error, node.handlers)))
         after = self.block(node.orelse, after)
@@ -369,7 +357,7 @@ class _Reader:
 
     def inner(self, code: types.CodeType, known: frozenset[str], deferred: bool) -> None:
         """Follow nested code. A class body or a comprehension runs immediately; a function runs when it is called."""
-        if is_class_body(code) or code.co_name.startswith("<generic parameters"):
+        if not code.co_flags & inspect.CO_OPTIMIZED or code.co_name.startswith("<generic parameters"):  # a class body
             self.code(code, known, deferred=deferred, own=set())
         elif code.co_name in ("<listcomp>", "<setcomp>", "<dictcomp>"):  # until 3.11; later, they are inline
             for name, line in global_names(code).reads.items():
@@ -382,10 +370,7 @@ class _Reader:
                     self.read_later(name, line, known, set())
 
     def read(self, name: str, line: int, known: frozenset[str]) -> None:
-        """Record that `name` is read.
-
-        If a function or class has this name, also record what its code reads, because it may be called now.
-        """
+        """Record that `name` is read, and what the function or class of this name reads, as it may be called now."""
         if name not in known and name in (self.bound if self.guards else self.possible):
             self.optional.setdefault(name, line)
         elif name not in known:
@@ -423,10 +408,7 @@ def _unbound(statements: Iterable[ast.stmt]) -> set[str]:
 
 
 def _in_commands(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """Yield the names in `!` and `%` commands, each with its line.
-
-    These names are written as `{name}` or `$name`, or stand in the code after `%time`.
-    """
+    """Yield the names in `!` and `%` commands, such as `{name}`, `$name` and those in `%time`, each with its line."""
     for node in ast.walk(tree):
         match node:
             case ast.Call(ast.Attribute(ast.Call(ast.Name("get_ipython")), method), [*arguments]):

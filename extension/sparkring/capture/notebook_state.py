@@ -8,6 +8,7 @@ secrets.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import sys
@@ -66,10 +67,7 @@ _ever_changed: set[str] = set()
 
 
 def _environment() -> dict[str, str | None]:
-    """Return the variables that have changed since this process started, with None as the value of a deleted variable.
-
-    Variables that match `_NOT_OURS` are left out.
-    """
+    """Return the variables that have changed since this process started; the value of a deleted variable is None."""
     now: dict[str, str] = {**os.environ, **_mlflow_run()}
     if now.get("MPLBACKEND", "").startswith("module://"):
         del now["MPLBACKEND"]  # such a backend of Matplotlib draws into the notebook, and is of no use on a rank
@@ -79,20 +77,21 @@ def _environment() -> dict[str, str | None]:
 
 
 def _mlflow_run() -> dict[str, str]:
-    """Return the variables that make MLflow in another process continue the notebook's active run.
-
-    Return an empty dict if the notebook has no active run.
-    """
-    mlflow = sys.modules.get("mlflow")
-    active_run = getattr(mlflow, "active_run", None)
-    run = active_run() if active_run is not None else None
-    if mlflow is None or run is None:
+    """Return the variables that make MLflow in another process continue the notebook's active run, if it has one."""
+    run = _active_run()
+    if run is None:
         return {}
     return {
         "MLFLOW_RUN_ID": str(run.info.run_id),
         "MLFLOW_EXPERIMENT_ID": str(run.info.experiment_id),
-        "MLFLOW_TRACKING_URI": str(mlflow.get_tracking_uri()),
+        "MLFLOW_TRACKING_URI": str(sys.modules["mlflow"].get_tracking_uri()),
     }
+
+
+def _active_run() -> Any:
+    """Return the active run of MLflow; None if there is none, or if MLflow is not imported."""
+    active_run = getattr(sys.modules.get("mlflow"), "active_run", None)
+    return None if active_run is None else active_run()
 
 
 def _logging() -> tuple[dict[str, Logger], int]:
@@ -104,11 +103,11 @@ def _logging() -> tuple[dict[str, Logger], int]:
     root = logging.getLogger()
     found: dict[str, Logger] = {}
     for name, logger in {"": root, **root.manager.loggerDict}.items():
-        # Skip a logger of a class other than Python's own. A module makes such a logger when the module is imported. If
-        # the rank had already made a logger of that name, the module would get this one, which is of the wrong class.
+        # A module with its own class of loggers makes its logger when it is imported. If the rank had already made a
+        # logger of that name, the module would get this one, which is of the wrong class.
         if not isinstance(logger, logging.Logger) or type(logger) not in (logging.Logger, logging.RootLogger):
             continue
-        # A module that is imported on a rank sets up its logger's handlers itself, so these handlers are not sent.
+        # A module that is imported on a rank sets up its logger's handlers itself.
         of_module = name.partition(".")[0] in sys.modules and name != "__main__"
         # `level` and `propagate` are plain attributes, which users may set to anything: `propagate = 0` is common.
         told = Logger(_level(logger.level), bool(logger.propagate), None if of_module else _handlers(logger))
@@ -179,8 +178,7 @@ class RankState:
 
         Otherwise, MLflow would end the run when this process exits, while the notebook still uses the run.
         """
-        active_run = getattr(sys.modules.get("mlflow"), "active_run", None)
-        run = active_run() if active_run is not None else None
+        run = _active_run()
         if run is not None and run.info.run_id == self._told.environment.get("MLFLOW_RUN_ID"):
             sys.modules["mlflow"].end_run("RUNNING")
 
@@ -233,12 +231,8 @@ def import_path(own: Sequence[str], notebook: Sequence[Sequence[str]], *, same_p
     """
     known = {entry for entry, _ in notebook}
     kinds = {entry: kind_of_entry(entry) for entry in own}
-    found: list[str] = []
-    for entry in own:
-        if kinds[entry] == "stdlib":
-            break
-        if entry not in known:
-            found.append(entry)
+    shipped = itertools.takewhile(lambda entry: kinds[entry] != "stdlib", own)
+    found = [entry for entry in shipped if entry not in known]
     if "" not in known:
         found.append("")
     placed: set[str] = set()

@@ -85,8 +85,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._files: dict[str, _CodeFile] = {}
         self._memory = memory
         self._reducers: dict[type, tuple[Reducer, ...]] = {}
-        # Stand-ins for closure cells, by the id of the cell. Two functions that share a cell in the notebook get the
-        # same stand-in, so that they also share a cell on the rank.
+        # Stand-ins for closure cells, by the id of the cell: functions that share a cell in the notebook share one on
+        # the rank, too.
         self._cells: dict[int, StandIn] = {}
         if namespace is not None:
             # This tells cloudpickle which dict the functions get as their globals when they are loaded.
@@ -156,8 +156,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
                 carried[name] = function.__globals__[name]
         submodules = {module.__name__ for module in state["_cloudpickle_submodules"]}
         submodules |= imported_submodules(attribute_chains(code), function.__globals__.get)
-        # These are stand-ins instead of modules, because the function must load even if a submodule is missing on the
-        # rank.
+        # Stand-ins, because the function must load even if the rank lacks a submodule.
         state["_cloudpickle_submodules"] = [StandIn(import_submodule, name) for name in sorted(submodules)]
         if function.__globals__.get("__name__") == "__main__" and code.co_filename not in self._files:
             self._files[code.co_filename] = _CodeFile(code.co_filename)
@@ -169,11 +168,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def _complete_class(cls: type, reduced: tuple[Any, ...]) -> None:
-    """Add to the packed class `reduced` what cloudpickle drops.
-
-    cloudpickle drops the original `__slots__`. If the class is defined inside another class, cloudpickle also drops the
-    name of the outer class.
-    """
+    """Add to the packed class `reduced` what cloudpickle drops: `__slots__`, and the name of an outer class."""
     _, (*_, options, _, _), (attributes, _), *_ = reduced
     if "." in cls.__qualname__:
         attributes["__qualname__"] = cls.__qualname__
@@ -351,13 +346,11 @@ def _load(payload: Buffer, namespace: Namespace, buffers: Iterable[Buffer]) -> I
 
 
 def unpack_names(payload: Buffer, namespace: Namespace, buffers: Iterable[Buffer] = ()) -> None:
-    """Load, on a rank, the values that pack() has packed. Put them into `namespace`, the dict of the rank's `__main__`.
+    """Load, on a rank, the values that pack() has packed, into `namespace`, the dict of the rank's `__main__`.
 
-    Raises CaptureError, with the name of the value, if a value cannot be loaded, for example because a module is
-    missing on the rank.
+    Raises CaptureError, which names the value, if one cannot be loaded, for example because a module is missing.
     """
-    for name, value in _load(payload, namespace, buffers):
-        namespace[name] = value
+    namespace.update(_load(payload, namespace, buffers))
 
 
 def unpack_values(payload: Buffer, buffers: Iterable[Buffer] = ()) -> list[Any]:
@@ -368,7 +361,7 @@ def unpack_values(payload: Buffer, buffers: Iterable[Buffer] = ()) -> list[Any]:
 def unpack_call(payload: Buffer, buffers: Iterable[Buffer] = ()) -> tuple[Callable[..., Any], dict[str, Any]]:
     """Load, on a rank, a call that pack_call() has packed. Raises the same errors as unpack_names().
 
-    Returns the function, with its positional arguments bound to it, and the keyword arguments.
+    Returns the function with its positional arguments bound, and the keyword arguments.
     """
     (_, function), *arguments, (_, positional) = _load(payload, rank_namespace(), buffers)
     args = [value for _, value in arguments[:positional]]

@@ -51,9 +51,8 @@ _CUDA = Kind("a tensor in a GPU's memory", "move it with `.cpu()`, and back with
 
 _IPYTHON = ("IPython", "ipykernel", "dbruntime")  # dbruntime has Databricks' display()
 
-# A key has two parts: the first part of the name of a class's module, and the name of the class. So a class is
-# recognised without an import, and the same key stands for the SparkSession of Spark 3 and of Spark 4, in its classic
-# and in its connect form. The class of a value may also be a subclass of one that is listed.
+# A key has the first part of the name of a class's module, and the name of the class. So a class is recognised without
+# an import, and one key stands for the SparkSession of Spark 3 and 4, classic and connect. Subclasses count, too.
 _KINDS: dict[tuple[str, str], Kind] = {
     ("pyspark", "SparkSession"): Kind("a SparkSession", _DRIVER),
     ("pyspark", "SparkContext"): Kind("a SparkContext", _DRIVER),
@@ -75,8 +74,7 @@ _KINDS: dict[tuple[str, str], Kind] = {
     ("torch", "Tensor"): _CUDA,  # kind_of() returns it only for a tensor that is in a GPU's memory
     ("IPython", "InteractiveShell"): Kind("the notebook's own shell", "call `get_ipython()` in the cell"),
 }
-# For a value of one of these types, pickle writes only the name of the value and the name of its module. When the
-# pickle is loaded, the value is looked up by these two names.
+# Pickle writes only the name and the module of a value of one of these types, and looks the value up when it loads it.
 FOUND_BY_NAME = (type, types.FunctionType, functools._lru_cache_wrapper, typing.NewType, typing.TypeVar)
 _IN_MEMORY = {("_io", "StringIO"), ("_io", "BytesIO")}  # files that are plain data
 
@@ -100,10 +98,7 @@ def _root(module: str) -> str:
 
 
 def type_name(value: object) -> str:
-    """Return the name of a value's type as its users know it.
-
-    Examples are `numpy.ndarray`, `list` and, for a class of the notebook, `Net`.
-    """
+    """Return the name of a value's type as users know it, such as `numpy.ndarray`, `list` or the notebook's `Net`."""
     cls = type(value)
     if issubclass(cls, types.ModuleType):
         return "module"  # even for a lazily loaded module, whose type is a subclass of ModuleType
@@ -113,8 +108,7 @@ def type_name(value: object) -> str:
 def by_reference(value: object) -> bool:
     """Return whether a value is a module, or a function or class that the rank can import by its name."""
     if issubclass(type(value), types.ModuleType):
-        # `from tensorflow import keras` gives a module that is loaded lazily. getattr() finds the `__name__` of such a
-        # module, but vars() does not have it.
+        # Of a lazily loaded module, such as that of `from tensorflow import keras`, vars() has no `__name__`.
         return sys.modules.get(getattr(value, "__name__", "")) is not None
     if not issubclass(type(value), (type, types.FunctionType, types.BuiltinFunctionType)):
         return False
@@ -126,10 +120,9 @@ def by_reference(value: object) -> bool:
 
 
 def name_in_main(value: object, namespace: Namespace | None) -> str | None:
-    """Find the name in the notebook under which pickle looks for `value`, whose type is one of FOUND_BY_NAME.
+    """Return the notebook's name under which pickle looks for `value`, whose type is one of FOUND_BY_NAME.
 
-    For a value inside a class, this is the name of the outermost class. Return None if `value` is not found in
-    the notebook.
+    For a value inside a class, this is the name of the outermost class. Return None if pickle would not find it.
     """
     if namespace is None or getattr(value, "__module__", None) != "__main__":
         return None
@@ -142,7 +135,7 @@ def name_in_main(value: object, namespace: Namespace | None) -> str | None:
 
 
 def ipython_names(namespace: Namespace, names: Iterable[str] = ()) -> frozenset[str]:
-    """Find the builtins (`open`, `exit`), and the names in `names`, that IPython itself redefined in the notebook.
+    """Return the builtins, such as `open`, and those of `names`, that IPython has redefined in the notebook.
 
     IPython's values refer to the notebook's shell, or need IPython on the rank. The rank has its own values.
     """
@@ -193,28 +186,23 @@ def walk(root: object, *, limit: int, enters: Callable[[object], bool] = lambda 
     """
     steps = [Step(root, -1, "root", "")]
     seen = {id(root)}
-    at = 0
-    while at < len(steps):
-        yield steps[at]
-        if not enters(steps[at].value):
-            at += 1
+    for at, step in enumerate(steps):  # the list grows during the loop
+        yield step
+        if not enters(step.value):
             continue
         with contextlib.suppress(RuntimeError):  # another thread changed the container: go on with the next object
-            for how, label, child in _children(steps[at].value):
+            for how, label, child in _children(step.value):
                 if len(steps) >= limit:
                     break
                 if id(child) not in seen and type(child) not in _ATOMS:
                     seen.add(id(child))
                     steps.append(Step(child, at, how, label))
-        at += 1
 
 
 def _children(value: Any) -> Iterator[_Child]:
     # isinstance() would ask a proxy object for its class, and get that of another object; type() gets the real class.
     cls = type(value)
-    # A value of a kind that must not be packed is itself the cause that is searched for. So the objects that it holds
-    # are not searched. A SparkSession, for example, holds very many objects.
-    if kind_of(value):
+    if kind_of(value):  # it is itself the cause, and may hold very many objects, as a SparkSession does
         return
     if issubclass(cls, types.FunctionType):
         if not by_reference(value):
@@ -284,10 +272,10 @@ def _short(key: object) -> str:
 
 
 def _path(name: str, root: object, culprit: object) -> tuple[list[str], str]:
-    """Find how `culprit` is reached from `root`, which is the value of `name`.
+    """Find how `culprit` is reached from `root`, the value of `name`.
 
-    Returns clauses, such as "`train` uses the notebook's `state`", and a path, such as `state.lock`. The path begins at
-    the last object that the clauses mention, and ends at the culprit. It is empty if the culprit is not found.
+    Returns clauses, such as "`train` uses the notebook's `state`", and the path from the last object that they mention
+    to the culprit, such as `state.lock`. The path is empty if the culprit is not found.
     """
     steps: list[Step] = []
     for step in walk(root, limit=200_000):

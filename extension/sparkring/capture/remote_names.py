@@ -20,19 +20,15 @@ _PLAIN = (bool, int, float, complex, str, bytes, bytearray, type(None), list, tu
 _PLAIN_ELSEWHERE = (("numpy", "ndarray"), ("pandas", "DataFrame"), ("pandas", "Series"), ("torch", "Tensor"))
 
 
-class Held:
-    """The names that the ranks have bound, each with a fingerprint of a value.
-
-    This is the value that the name had in the notebook when the ranks bound the name.
-    """
+class RemoteNames:
+    """The names that the ranks have bound, each with a fingerprint of the value that it then had in the notebook."""
 
     def __init__(self) -> None:
         self._ranks_with: dict[str, set[int]] = {}
         self._notebook: Mapping[str, Any] = {}
-        self._seen: dict[str, _Print] = {}
-        # The fingerprints that were made since the last call of beside(). They are kept, because it would take a while
-        # to make the fingerprint of a large value again.
-        self._now: dict[str, _Print] = {}
+        self._seen: dict[str, _Fingerprint] = {}
+        # The fingerprints made since the last call of beside(): to make that of a large value again would take a while.
+        self._now: dict[str, _Fingerprint] = {}
         self._asked_for: frozenset[int] = frozenset()
 
     @property
@@ -41,10 +37,7 @@ class Held:
         return set(self._ranks_with)
 
     def beside(self, notebook: Mapping[str, Any], ranks: Iterable[int]) -> Container[str]:
-        """Return a container of the names whose values on `ranks` are to be used instead of those in `notebook`.
-
-        The operator `in` computes whether a name is in the container.
-        """
+        """Return a container of the names whose values on `ranks` are to be used instead of those in `notebook`."""
         self._notebook, self._asked_for = notebook, frozenset(ranks)
         self._now.clear()
         return self
@@ -55,12 +48,12 @@ class Held:
         if name not in self._notebook:
             return True
         seen = self._seen.get(name)
-        return seen is not None and seen.is_of(self._notebook[name]) and seen == self._print(name)
+        return seen is not None and seen.is_of(self._notebook[name]) and seen == self._fingerprint(name)
 
     def bound(self, names: Iterable[str], ranks: Iterable[int]) -> None:
         """Record that `ranks` have bound or received `names`; the notebook's current values do not count as newer."""
         for name in names:
-            now = self._print(name) if name in self._notebook else None
+            now = self._fingerprint(name) if name in self._notebook else None
             there = self._ranks_with.setdefault(name, set())
             if self._seen.get(name) != now:
                 there.clear()  # the other ranks have an older value
@@ -68,14 +61,14 @@ class Held:
             if now is not None:
                 self._seen[name] = now
 
-    def _print(self, name: str) -> _Print:
+    def _fingerprint(self, name: str) -> _Fingerprint:
         value = self._notebook[name]
         if name not in self._now or not self._now[name].is_of(value):
-            self._now[name] = _Print(value)
+            self._now[name] = _Fingerprint(value)
         return self._now[name]
 
 
-class _Print:
+class _Fingerprint:
     """A fingerprint of a value: which object it was, and a digest of its content, if the content can be compared."""
 
     def __init__(self, value: Any) -> None:
@@ -87,10 +80,10 @@ class _Print:
 
     def is_of(self, value: Any) -> bool:
         """Return whether this is a fingerprint of the object `value` itself."""
-        return (self._identity() is value) if isinstance(self._identity, weakref.ref) else self._identity == id(value)
+        return self._identity() is value if isinstance(self._identity, weakref.ref) else self._identity == id(value)
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Print) or self._content != other._content:
+        if not isinstance(other, _Fingerprint) or self._content != other._content:
             return False
         if isinstance(self._identity, weakref.ref) and isinstance(other._identity, weakref.ref):
             mine = self._identity()
@@ -103,7 +96,7 @@ class _Print:
 def _content(value: Any) -> bytes:
     """Return a digest of a plain value, or of the plain attributes of an object whose class the notebook defines.
 
-    Return b'' for other values, and for values that cannot be pickled.
+    Returns b'' for other values, and for values that cannot be pickled.
     """
     if not _is_plain(value):
         if type(value).__module__ != "__main__" or isinstance(value, type):

@@ -44,7 +44,7 @@ def find_script(
     if not target:
         raise OptionsError("name a script, as in `%run train.py --lr 0.1`")
     written = expand(_unquoted(target))
-    inside, any_exit, patterns = ("i" in flags, "e" in flags, "G" not in flags)
+    inside = "i" in flags
     if "m" in flags:
         if inside:
             raise OptionsError("-m runs a module in its own namespace: leave -i out")
@@ -59,8 +59,8 @@ def find_script(
         arguments=arguments,
         name=name,
         inside=inside or is_for_ipython(found.path),
-        any_exit=any_exit,
-        patterns=patterns,
+        any_exit="e" in flags,
+        patterns="G" not in flags,
     )
 
 
@@ -80,13 +80,12 @@ def read_script(written: str, transform: Callable[[str], str] | None = None, giv
     except OSError as error:
         raise OptionsError(f"{path} cannot be read: {error.strerror}") from None
     if not is_for_ipython(path):
-        return Script("", written, path, ((path, _checked(path, _decoded(path, data))),))
-    if transform is None:
+        transform = str
+    elif transform is None:
         raise OptionsError(f"{path} is not a Python script")
-    if not path.lower().endswith(".ipynb"):
-        return Script("", written, path, ((path, _checked(path, transform(_decoded(path, data)))),))
     parts: list[tuple[str, str]] = []
-    for name, source, has_parameters in _cells(path, data):
+    is_notebook = path.lower().endswith(".ipynb")
+    for name, source, has_parameters in _cells(path, data) if is_notebook else [(path, _decoded(path, data), False)]:
         code = _checked(name, transform(source))
         parts.append((name, _without_defaults(code, given) if has_parameters else code))
     return Script("", written, path, tuple(parts))
@@ -172,10 +171,7 @@ def _checked(name: str, source: str) -> str:
 
 
 def _cells(path: str, data: bytes) -> list[tuple[str, str, bool]]:
-    """Return the code cells of a notebook.
-
-    For each cell, the list has a name for tracebacks, the code, and whether the cell has the tag `parameters`.
-    """
+    """Return a notebook's code cells: a name for tracebacks, the code, and whether it has the tag `parameters`."""
     try:
         return [
             (f"{path} cell {number}", "".join(cell["source"]), "parameters" in cell.get("metadata", {}).get("tags", ()))

@@ -22,18 +22,14 @@ def source_text(filename: str) -> str:
 
 
 def keep_lines(filename: str, text: str) -> None:
-    """Put the lines of `filename` into linecache.
-
-    The entry has no modification time, because linecache.checkcache() would otherwise look for the file, and drop the
-    entry.
-    """
+    """Put the lines of `filename` into linecache."""
+    # With a modification time, linecache.checkcache() would look for the file, and drop the entry.
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
 
 
 def code_with_lines(lines: None, make: Callable[..., types.CodeType], parts: tuple[Any, ...]) -> types.CodeType:
     """Make a code object with `make(*parts)`, after pickle has put its source lines into linecache.
 
-    The argument `lines` is packed as a stand-in for a call of keep_lines(). Pickle unpacks the arguments of a function
-    before it calls the function, so it calls keep_lines() first, and then passes the None that keep_lines() returned.
+    `lines` is packed as a stand-in for a call of keep_lines(). Pickle unpacks arguments before it calls the function.
     """
     return make(*parts)

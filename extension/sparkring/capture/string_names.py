@@ -1,8 +1,7 @@
 """Finds names of the notebook in text: in strings that are evaluated as code, in templates, and in annotations.
 
-A string is searched only if code uses it in a way that reads the notebook's variables. For example, the string may be
-an argument of eval(), or of `query()` in `df.query("x > @limit")`. So a word in a docstring or in printed text does not
-cause data to be sent.
+A string is searched only if code uses it in a way that reads variables, for example as an argument of eval(), or in
+`df.query("x > @limit")`. So a word in a docstring or in printed text does not cause data to be sent.
 
 An annotation may be a string, too. `typing.get_type_hints` looks up the names in this string on the ranks.
 """
@@ -23,8 +22,6 @@ from sparkring.capture.names import IMPLICIT, names_read
 # Code that contains none of these words need not be searched.
 MARKS = re.compile(r"\b(?:eval|exec|query|evaluate|globals|locals|vars)\b")
 
-# A call of one of these functions returns a dict of variables.
-_SCOPES = ("globals", "locals", "vars")
 _AT = re.compile(r"(?<![\w@])@([A-Za-z_]\w*)")  # a variable in a query of pandas: `@limit`
 _PERCENT = re.compile(r"%\(([A-Za-z_]\w*)\)")  # a variable in a template: `%(limit)s`
 
@@ -45,10 +42,7 @@ def names_in_strings(tree: ast.AST, values: Mapping[str, object]) -> list[String
 
 
 class _Strings:
-    """The strings of one tree, and the names in them.
-
-    A string may be a literal in the tree, a literal that the tree assigns to a name, or a variable of the notebook.
-    """
+    """The strings that a tree uses: literals, those that it assigns to a name, and variables of the notebook."""
 
     def __init__(self, tree: ast.AST, values: Mapping[str, object]) -> None:
         self.nodes = list(ast.walk(tree))
@@ -114,10 +108,10 @@ class _Strings:
 
 
 def _is_scope(node: ast.AST) -> bool:
-    """Return whether a node is a call of `globals()`, `locals()` or `vars()`."""
+    """Return whether a node is a call that returns a dict of variables, such as `globals()`."""
     match node:
-        case ast.Call(ast.Name(name), [], []):
-            return name in _SCOPES
+        case ast.Call(ast.Name("globals" | "locals" | "vars"), [], []):
+            return True
     return False
 
 
@@ -141,10 +135,7 @@ def _in_format(text: str) -> Iterable[str]:
 
 
 def names_in_hints_of(value: object) -> set[str]:
-    """Return the names in the strings in the annotations of a function or a class.
-
-    An annotation may itself be such a string, or may contain one.
-    """
+    """Return the names in strings that are, or are part of, the annotations of a function or a class."""
     if not isinstance(value, (type, types.FunctionType)):
         return set()
     try:
@@ -156,10 +147,7 @@ def names_in_hints_of(value: object) -> set[str]:
 
 
 def names_in_hints(source: str) -> set[str]:
-    """Return the names in those annotations of a cell that are strings.
-
-    With `from __future__ import annotations`, all annotations are strings.
-    """
+    """Return the names in those annotations of a cell that are strings, as all are with the __future__ import."""
     found: set[str] = set()
     tree = ast.parse(source)
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == "__future__"]

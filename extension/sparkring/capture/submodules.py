@@ -1,8 +1,7 @@
 """Finds the submodules that code uses through their package, such as `a.b` in code that reads `a.b.x`.
 
-Only the names of modules are sent to the ranks, which then import the modules. When a rank imports the package `a`,
-this does not always import `a.b`, even if the notebook has imported both. So the names of such submodules are sent as
-well.
+Ranks get the names of modules, and import them. The import of the package `a` does not always import `a.b`, so the
+names of such submodules are sent, too.
 """
 
 from __future__ import annotations

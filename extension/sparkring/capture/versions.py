@@ -27,10 +27,7 @@ _PACKAGES = {
 
 @functools.cache  # the search takes some milliseconds, which would slow a short cell on a warm gang
 def versions() -> tuple[tuple[str, str], ...]:
-    """Return the names and versions of Python, sparkring and the installed packages of `_MODULES`.
-
-    The packages are not imported.
-    """
+    """Return the names and versions of Python, sparkring and the installed packages, without importing them."""
     found = ((name, _version_of(name)) for name in _MODULES)
     ours = ("python", platform.python_version()), ("sparkring", sparkring.__version__)
     return (*ours, *((name, version) for name, version in found if version))
@@ -46,21 +43,13 @@ def show_versions(*modules: str) -> None:
     if modules:
         found = (
             ("python", platform.python_version()),
-            *((name, _version_of(name) or _by_files(name)) for name in modules),
+            *((name, _version_of(name) or (installed().get(name, "") if find_spec(name) else "")) for name in modules),
         )
     print(" · ".join(f"{name} {version or 'not installed'}" for name, version in found))  # noqa: T201  meant to print
 
 
-def _by_files(module: str) -> str:
-    """The version of the package that has the module among its files; '' if the module cannot be imported."""
-    return installed().get(module, "") if find_spec(module) else ""
-
-
 class Difference(NamedTuple):
-    """A module whose package has different versions in this Python (`here`) and in another Python (`there`).
-
-    A version is '' if the package is missing.
-    """
+    """A module whose package has one version `here` and another one `there`; '' stands for a missing package."""
 
     module: str
     here: str
@@ -82,11 +71,8 @@ def _home(value: object) -> str:
 
 @functools.cache  # it searches all installed packages
 def installed() -> dict[str, str]:
-    """Map each top-level module that this Python's packages provide to the version of its package.
-
-    metadata.packages_distributions() parses a file of each package twice, and takes ten times as long. On Spark, every
-    member would do so.
-    """
+    """Map each top-level module that this Python's packages provide to the version of its package."""
+    # metadata.packages_distributions() takes ten times as long, and on Spark, every member does this.
     found: dict[str, str] = {}
     packages: set[str] = set()
     for folder in map(Path, sys.path):
@@ -133,12 +119,9 @@ def _minor(version: str) -> list[str]:
 
 
 def _version_of(module: str) -> str:
-    """The version of the package that provides the module, or an empty string if none is installed."""
-    return next(filter(None, map(_version, _PACKAGES.get(module, (module,)))), "")
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package) or ""  # None if the package's metadata is broken
-    except metadata.PackageNotFoundError:
-        return ""
+    """The version of the package that has the module's name or a name in `_PACKAGES`; '' if none is installed."""
+    for package in _PACKAGES.get(module, (module,)):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            if version := metadata.version(package):  # None if the package's metadata is broken
+                return version
+    return ""

@@ -8,34 +8,34 @@ import os
 import threading
 from collections.abc import Callable
 
-_on_their_way: dict[Flight, None] = {}  # oldest first; a failed save stays here until its error is raised
+_unfinished: dict[PendingSave, None] = {}  # oldest first; a failed save stays here until its error is raised
 
 
-class Flight:
+class PendingSave:
     """One save in a thread of its own. If the save fails, wait() raises its error.
 
-    The thread is started at once, and then waits for depart(). Starting a thread in depart() would delay the training,
-    because a new thread takes the GIL.
+    The thread exists before start() is called: making it there would delay the training, because a new thread takes the
+    GIL.
     """
 
     def __init__(self) -> None:
         self.error: Exception | None = None
         self._pid = os.getpid()
         self._save: Callable[[], None] | None = None
-        self._departed = threading.Lock()
-        self._departed.acquire()
+        self._may_run = threading.Lock()
+        self._may_run.acquire()
         self._thread = threading.Thread(target=self._run, name="sparkring-checkpoint", daemon=True)
         self._thread.start()
 
-    def depart(self, save: Callable[[], None] | None) -> None:
+    def start(self, save: Callable[[], None] | None) -> None:
         """Begin to run `save`; None cancels the save."""
         self._save = save
         if save is not None:
-            _on_their_way[self] = None
-        self._departed.release()
+            _unfinished[self] = None
+        self._may_run.release()
 
     def _run(self) -> None:
-        self._departed.acquire()
+        self._may_run.acquire()
         if self._save is None:
             return
         try:
@@ -43,14 +43,14 @@ class Flight:
         except Exception as error:  # whatever it is, wait() raises it in the training's own thread
             self.error = error
         else:
-            _on_their_way.pop(self, None)
+            _unfinished.pop(self, None)
 
     def wait(self) -> None:
         """Wait until the save is done, and raise its error unless it was raised before."""
         if self._pid != os.getpid():
             return  # a forked child has a copy of its parent's memory, but not the parent's threads
         self._thread.join()
-        _on_their_way.pop(self, None)
+        _unfinished.pop(self, None)
         error, self.error = self.error, None
         if error is not None:
             raise error
@@ -59,9 +59,9 @@ class Flight:
 def finish() -> None:
     """Wait for the saves of all stores, and raise the first error not reported yet; called at the end of a cell."""
     errors = []
-    for flight in list(_on_their_way):
+    for save in list(_unfinished):
         try:
-            flight.wait()
+            save.wait()
         except Exception as error:  # the other saves must still be waited for
             errors.append(error)
     if errors:

@@ -17,12 +17,10 @@ def changes(entry: Entry, code: str, data: Mapping[str, str]) -> str:
     """What has changed since the checkpoint was saved, in words; '' if nothing has."""
     commit = entry.commit
     assert commit is not None
-    told = []
+    changed = sorted(name for name in commit.data.keys() & data.keys() if commit.data[name] != data[name])
+    told = [f"the data of {name} has changed since then." for name in changed]
     if commit.code and code and meaning(commit.code) != meaning(code):
-        told.append(f"the cell has changed since then:\n{_difference(_body(commit.code), _body(code))}")
-    for name in sorted(commit.data.keys() & data.keys()):
-        if commit.data[name] != data[name]:
-            told.append(f"the data of {name} has changed since then.")
+        told.insert(0, f"the cell has changed since then:\n{_difference(_body(commit.code), _body(code))}")
     return "\n".join(told)
 
 
@@ -33,11 +31,7 @@ def saved_words(entry: Entry, now: float) -> str:
 
 
 def stamp_after(stamps: list[int]) -> int:
-    """Return the stamp of an attempt that begins now: the time in ms since 1970.
-
-    The stamp is always larger than all of `stamps`. So if the clock was set back, the stamp is later than the time that
-    the clock shows.
-    """
+    """Return the stamp of an attempt that begins now: the ms since 1970, or one more than the largest of `stamps`."""
     return max([int(time.time() * 1000), *(stamp + 1 for stamp in stamps)])
 
 
@@ -57,6 +51,6 @@ def meaning(code: str) -> str:
 
 
 def _difference(before: list[str], now: list[str]) -> str:
-    shown = [line for line in difflib.unified_diff(before, now, n=0, lineterm="") if line[:3] not in ("---", "+++")]
+    shown = list(difflib.unified_diff(before, now, n=0, lineterm=""))[2:]  # without the two lines that name files
     found = [f"    {line}" for line in shown if not line.startswith("@@")]
     return "\n".join(found[:_LINES] + (["    …"] if len(found) > _LINES else []))

@@ -32,8 +32,8 @@ class Directory:
     def last(self, record: RunRecord) -> Last:
         """Return the newest complete checkpoint of this training.
 
-        A checkpoint counts as complete if a listing of the directory shows that it is, or if the ranks reported it and
-        the run has not since removed it or found it damaged.
+        A checkpoint is complete if a listing of the directory says so, or if the ranks reported it and the run has not
+        since removed it or found it damaged.
         """
         gone = {each.saved.name for each in record.checkpoints if each.state != "committed"}
         known = {
@@ -44,8 +44,8 @@ class Directory:
         if self.first is not None:
             known.add(self.first.name)
         entries: dict[str, Entry] = {}
-        # If the directory cannot be listed, only the checkpoints that are known without a listing count. If the ranks
-        # cannot read the directory either, they will fail with an error of their own.
+        # Without a listing, only the known checkpoints count. If the ranks cannot read the directory either, they raise
+        # an error of their own.
         with contextlib.suppress(OSError, CheckpointError):
             entries = {entry.name: entry for entry in folder.listing(self.location)}
         there = tuple(sorted({*known, *entries} - gone))
@@ -86,11 +86,9 @@ def open_directory(
 ) -> Directory:
     """Return the directory at `path`, for a run of `size` ranks. `data` maps the cell's data sets to their versions.
 
-    With `fresh`, the run does not continue from a checkpoint. Without `fresh`, it continues from the newest one, and
-    CheckpointError is raised if that checkpoint has shards for another number of ranks. CheckpointError is also raised
-    if the cell or its data have changed since the checkpoint was saved, unless `resume` is set.
-
-    Raises CheckpointError if the directory cannot be read, and PathError if `path` is invalid.
+    The run continues from the newest checkpoint; with `fresh`, from none. Raises CheckpointError if that checkpoint has
+    shards for another number of ranks, if, without `resume`, the cell or its data have changed since it was saved, or
+    if the directory cannot be read. Raises PathError if `path` is invalid.
     """
     location = locate(path)
     try:
@@ -112,8 +110,7 @@ def open_directory(
             f"{saved}, in {commit.size} shards: {size} ranks cannot continue from it. "
             f"Run the cell with {commit.size} ranks, or with --fresh to start over."
         )
-    changed = "" if resume else changes(found, code, data)
-    if changed:
+    if not resume and (changed := changes(found, code, data)):
         raise CheckpointError(
             f"{saved}, and {changed}\nRun the cell with --resume to continue from it anyway, or with --fresh to start "
             "over (existing checkpoints are kept)."

@@ -11,7 +11,9 @@ attempts have larger stamps, so the newest checkpoint has the largest (STAMP, NU
 from __future__ import annotations
 
 import datetime
+import math
 import re
+from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
 
 State = Literal["committed", "partial", "corrupt"]
@@ -84,6 +86,7 @@ class Entry(NamedTuple):
     state: State
     commit: Commit | None = None
     reason: str = ""  # why it is corrupt
+    changed: float = 0.0  # if it is partial: when it last changed, in Unix seconds; 0.0 for unknown
 
     @property
     def parsed(self) -> Name:
@@ -115,22 +118,19 @@ def changed_at(info: dict[str, Any]) -> float:
     return max((float(moment) for moment in times if isinstance(moment, int | float)), default=0.0)
 
 
-def newest(entries: list[Entry] | tuple[Entry, ...]) -> Entry | None:
+def newest(entries: Iterable[Entry]) -> Entry | None:
     """The committed checkpoint that was saved last."""
-    whole = [entry for entry in entries if entry.state == "committed"]
-    return max(whole, key=lambda entry: entry.parsed.age, default=None)
+    return max((each for each in entries if each.state == "committed"), key=lambda each: each.parsed.age, default=None)
 
 
-def best(entries: list[Entry] | tuple[Entry, ...], metric: str, mode: Literal["min", "max"]) -> Entry | None:
-    """The newest committed checkpoint with the best value of `metric`; None if no checkpoint has a value."""
+def best(entries: Iterable[Entry], metric: str, mode: Literal["min", "max"]) -> Entry | None:
+    """The newest committed checkpoint with the best value of `metric`; None if all values are missing or NaN."""
     sign = 1 if mode == "max" else -1
     scored = [
         (sign * entry.commit.metrics[metric], entry.parsed.age, entry)
         for entry in entries
         if entry.state == "committed"
         and entry.commit is not None
-        # This skips checkpoints that have no value, and those whose value is NaN, because NaN cannot be compared with
-        # other values.
-        and entry.commit.metrics.get(metric, float("nan")) == entry.commit.metrics.get(metric)
+        and not math.isnan(entry.commit.metrics.get(metric, math.nan))
     ]
     return max(scored)[2] if scored else None

@@ -13,12 +13,13 @@ import math
 import os
 import re
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 from sparkring.checkpointing import tensors
 from sparkring.checkpointing.digests import ALGORITHM, digest_of
 from sparkring.checkpointing.entries import COMMIT, TIMES, Commit, Entry, File, Name, changed_at
-from sparkring.errors import CheckpointDamagedError, CheckpointStorageError, SparkringError
+from sparkring.errors import CheckpointDamagedError, CheckpointError, CheckpointStorageError, SparkringError
 from sparkring.runtime.storage import Location, protocols
 
 LAYOUT = 1
@@ -32,34 +33,33 @@ _DATA = re.compile(r"rank-\d+\.safetensors")
 _remembered: dict[str, dict[str, tuple[tuple[str, ...], Commit]]] = {}
 
 
-class Folder(NamedTuple):
+@dataclass
+class Folder:
     """A checkpoint's folder as the storage lists it.
 
-    `sizes` maps the names of the files in the folder to their sizes. `commit` has the size, times and etag of
-    commit.json, or is None if the folder has no commit.json. `changed` is the last time at which something in the
-    folder changed, in Unix seconds; it is 0.0 if the storage does not tell.
+    `sizes` maps the names of its files to their sizes. `commit` has the size, times and etag of commit.json, or is None
+    if there is no commit.json. `changed` is when something in the folder last changed, in Unix seconds; 0.0 if the
+    storage does not tell.
     """
 
-    sizes: dict[str, int]
-    commit: tuple[str, ...] | None
-    changed: float
+    sizes: dict[str, int] = field(default_factory=dict)
+    commit: tuple[str, ...] | None = None
+    changed: float = 0.0
 
 
 def listing(directory: Location) -> list[Entry]:
     """Return the checkpoints in `directory`, newest first; [] if the directory is missing. Other files are skipped.
 
-    A checkpoint counts as complete if its files have the sizes that its commit.json lists. The contents of the files
-    are read by check(), not here. On a mount, a file that another machine has just written may not be visible yet, so a
-    complete checkpoint may not be listed as complete at first.
-
-    Raises CheckpointError if the directory cannot be read.
+    A checkpoint counts as complete if its files have the sizes that its commit.json lists; check() also reads them. On
+    a mount, a file that another machine has just written may not be visible yet, so a complete checkpoint may not be
+    listed as complete at first. Raises CheckpointError if the directory cannot be read.
     """
     key = directory.url
     known, now = _remembered.get(key, {}), {}
     entries = []
     for name, folder in folders(directory).items():
         if folder.commit is None:
-            entries.append(Entry(name, "partial"))
+            entries.append(Entry(name, "partial", changed=folder.changed))
             continue
         commit = known[name][1] if name in known and known[name][0] == folder.commit else None
         try:
@@ -70,7 +70,7 @@ def listing(directory: Location) -> list[Entry]:
             entries.append(Entry(name, "corrupt", None, str(error)))
             continue
         now[name] = folder.commit, commit
-        reason = _unlike(commit, folder.sizes)
+        reason = _mismatch(commit, folder.sizes)
         entries.append(Entry(name, "corrupt" if reason else "committed", commit, reason))
     _remembered[key] = now
     return sorted(entries, key=lambda entry: entry.parsed.age, reverse=True)
@@ -88,18 +88,13 @@ def folders(directory: Location) -> dict[str, Folder]:
                 continue
             if len(parts) == 1 and info["type"] != "directory":
                 continue  # this is a file, although it has the name of a checkpoint
-            folder = found.get(parts[0], Folder({}, None, 0.0))
+            folder = found.setdefault(parts[0], Folder())
+            folder.changed = max(folder.changed, changed_at(info))
             if len(parts) == 2 and info["type"] == "file":
                 folder.sizes[parts[1]] = int(info["size"])
                 if parts[1] == COMMIT:
-                    folder = folder._replace(commit=tuple(str(info.get(name)) for name in ("size", *TIMES, "etag")))
-            found[parts[0]] = folder._replace(changed=max(folder.changed, changed_at(info)))
+                    folder.commit = tuple(str(info.get(name)) for name in ("size", *TIMES, "etag"))
     return found
-
-
-def unfinished(directory: Location) -> dict[str, float]:
-    """Map the name of each folder without a commit.json to the time of its last change, as in `Folder.changed`."""
-    return {name: found.changed for name, found in folders(directory).items() if found.commit is None}
 
 
 def look(directory: Location, name: str) -> Entry | None:
@@ -118,16 +113,13 @@ def look(directory: Location, name: str) -> Entry | None:
 
 
 def check(directory: Location, entry: Entry) -> str:
-    """Read every byte of a checkpoint. Return what is wrong with it, or '' if nothing is wrong.
-
-    Raises CheckpointError if the checkpoint cannot be read.
-    """
+    """Read every byte of a checkpoint, and return what is wrong with it or ''. CheckpointError if it cannot be read."""
     if entry.state == "partial":
         return f"it was not completed: it has no {COMMIT}"
     try:
         for file in read_commit(directory, entry.name).files:
-            tensors.check_size(directory / entry.name / file.name, file)
             path = directory / entry.name / file.name
+            tensors.check_size(path, file)
             with in_words(f"{path.written} cannot be read"):
                 tensors.check_digest(path, file)
     except FileNotFoundError:
@@ -138,14 +130,9 @@ def check(directory: Location, entry: Entry) -> str:
 
 
 def read_commit(directory: Location, name: str) -> Commit:
-    """Return the contents of commit.json.
-
-    Raises FileNotFoundError if the checkpoint has no commit.json, and CheckpointDamagedError if the file is damaged.
-    """
-    path = (directory / name / COMMIT).path
+    """Return the contents of commit.json. Raises FileNotFoundError if there is none, and CheckpointDamagedError."""
     with in_words(f"the checkpoint {name} in {directory.written} cannot be read"):
-        data = directory.fs.cat_file(path)
-        content = _opened(data)
+        content = _unsealed(directory.fs.cat_file((directory / name / COMMIT).path))
         if content is None:
             raise CheckpointDamagedError(f"{COMMIT} does not match its digest")
         if content.get("layout") != LAYOUT:
@@ -191,7 +178,7 @@ def read_part(directory: Location, name: str, rank: int) -> File | None:
     if not directory.fs.exists(path):
         return None
     try:
-        content = _opened(directory.fs.cat_file(path))
+        content = _unsealed(directory.fs.cat_file(path))
     except FileNotFoundError:
         return None
     return File(*content["file"]) if content and content.get("layout") == LAYOUT else None
@@ -212,8 +199,7 @@ def remove(directory: Location, entry: Entry) -> None:
     folder = directory / entry.name
     files = [file.name for file in entry.commit.files] if entry.commit else [data(0)]
     parts = [part(rank) for rank in range(1, len(files))]
-    # The files are removed one by one. rm() of the folder would first list the files, and if this listing is stale,
-    # rm() stops at the first file that no longer exists.
+    # One by one: rm() of the folder would stop at a file that no longer exists, but is in a stale listing.
     for name in (COMMIT, *files, *parts):
         with contextlib.suppress(FileNotFoundError):
             folder.fs.rm_file((folder / name).path)
@@ -227,20 +213,19 @@ def remove(directory: Location, entry: Entry) -> None:
 
 @contextlib.contextmanager
 def in_words(what: str) -> Iterator[None]:
-    """Turn any error of a file system into a CheckpointError that says `what`, the reason, and what to do.
-
-    A FileNotFoundError is raised unchanged, because a missing file is often expected.
-    """
+    """Turn any error of a file system, except FileNotFoundError, into one that says `what`, the reason and advice."""
     try:
         yield
     except (SparkringError, FileNotFoundError):
         raise
     except Exception as error:  # each of fsspec's packages has errors of its own
-        raise CheckpointStorageError(f"{what}: {told(error)}") from error
+        raise CheckpointStorageError(f"{what}: {described(error)}") from error
 
 
-def told(error: Exception) -> str:
-    """Describe a file system's error in a sentence, followed by advice on what the user can do."""
+def described(error: Exception) -> str:
+    """Describe an error of a file system in a sentence, followed by advice. A CheckpointError describes itself."""
+    if isinstance(error, CheckpointError):
+        return str(error)
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     number = getattr(error, "errno", None)
     if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
@@ -283,14 +268,11 @@ def _listed(directory: Location) -> Iterator[dict[str, Any]]:
 
 def _write_sealed(file: Location, content: dict[str, Any]) -> None:
     text = json.dumps(content, separators=(",", ":")).encode()
-    with file.fs.open(file.path, "wb") as out:
+    with tensors.open_synced(file) as out:
         out.write(b'{"digest": "%s", "content": %s}\n' % (digest_of(text).encode(), text))
-        if file.local:
-            out.flush()
-            tensors.sync(out.fileno())
 
 
-def _opened(sealed: bytes) -> dict[str, Any] | None:
+def _unsealed(sealed: bytes) -> dict[str, Any] | None:
     """The content that _write_sealed() wrote; None if it does not match its digest."""
     found = _SEALED.fullmatch(sealed)
     if found is None or digest_of(found[2]).encode() != found[1]:
@@ -311,10 +293,7 @@ def content_of(commit: Commit) -> dict[str, Any]:
 
 
 def commit_of(content: dict[str, Any]) -> Commit:
-    """Return the commit from which content_of() made `content`.
-
-    Raises KeyError, TypeError or ValueError if `content` does not describe a commit.
-    """
+    """Return the commit from which content_of() made `content`. Raises KeyError, TypeError or ValueError."""
     files = tuple(File(str(name), int(size), str(digest)) for name, size, digest in content["files"])
     for file in files:
         if not _DATA.fullmatch(file.name) or not file.digest.startswith(f"{ALGORITHM}:"):
@@ -324,11 +303,11 @@ def commit_of(content: dict[str, Any]) -> Commit:
     return Commit(**{**known, "files": files, "metrics": metrics})
 
 
-def _unlike(commit: Commit, sizes: dict[str, int]) -> str:
+def _mismatch(commit: Commit, sizes: dict[str, int]) -> str:
     """Say which file of `commit` is missing from `sizes` or has a different size there; '' if there is no such file."""
     for file in commit.files:
         if file.name not in sizes:
             return f"{file.name} is missing"
         if sizes[file.name] != file.size_bytes:
-            return tensors.other_size(file, sizes[file.name])
+            return tensors.size_mismatch(file, sizes[file.name])
     return ""

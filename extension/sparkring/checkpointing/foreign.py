@@ -20,8 +20,7 @@ _SUFFIXES: tuple[tuple[str, Kind], ...] = (
 )
 _SHARD = re.compile(r"(.+)\.data-(\d{5})-of-(\d{5})")
 _SAVED_MODEL = ("saved_model.pb", "saved_model.pbtxt")
-# Keras' BackupAndRestore saves its checkpoints in the folder that the user gave it, for example as chief/ckpt-1 or
-# worker_0/ckpt-1. It continues from such a checkpoint.
+# Keras' BackupAndRestore saves its checkpoints in the user's folder, for example as chief/ckpt-1 or worker_0/ckpt-1.
 _BACKUP = re.compile(r"(?:(.*)/)?(?:chief|worker_\d+)/ckpt-\d+")
 
 
@@ -69,10 +68,7 @@ def recognised(files: Iterable[Seen]) -> list[Other]:
 
 
 def _prefix(prefix: str, parts: list[Seen]) -> Other | None:
-    """Return the TensorFlow checkpoint whose files, `parts`, begin with `prefix`.
-
-    Return None if there is only an .index file, because any tool may have written it.
-    """
+    """Return the TensorFlow checkpoint whose files, `parts`, begin with `prefix`; None if there is only an .index."""
     shards = [shard for part in parts if (shard := _SHARD.fullmatch(part.path))]
     if not shards:
         return None
@@ -80,8 +76,7 @@ def _prefix(prefix: str, parts: list[Seen]) -> Other | None:
     note = f"{missing} of {int(shards[0][3])} .data files are missing" if missing > 0 else ""
     if len(shards) == len(parts):
         note = "its .index file is missing"
-    backup = _BACKUP.fullmatch(prefix)
-    return _together("BackupAndRestore" if backup else "TensorFlow", prefix, parts, note)
+    return _together("BackupAndRestore" if _BACKUP.fullmatch(prefix) else "TensorFlow", prefix, parts, note)
 
 
 def _together(kind: Kind, name: str, files: list[Seen], note: str = "") -> Other:

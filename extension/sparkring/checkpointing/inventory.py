@@ -61,10 +61,7 @@ def directory_of(value: Any, name: str) -> Location:
 
 
 def names_directory(value: Any) -> bool:
-    """Whether to suggest a variable with this value as a directory.
-
-    Strings are never suggested, although they can be paths: most strings in a notebook are something else.
-    """
+    """Whether to suggest a variable with this value as a directory. Strings are left out: most are not paths."""
     return isinstance(value, os.PathLike) or type(value).__name__ == "Store"
 
 
@@ -95,27 +92,22 @@ def inventory(
 def _checked(location: Location, entries: list[Entry], say: Callable[[int, int, int, int], None]) -> list[Entry]:
     """Read all bytes of the committed `entries`, and return `entries` with the damaged ones marked as "corrupt".
 
-    A run may remove a checkpoint while it is read, which looks like damage. Therefore a damaged checkpoint is left out
-    of the result if it no longer exists.
+    A checkpoint that a run removes while it is read looks damaged, so damaged ones that are gone are left out.
     """
-    from sparkring.checkpointing.folder import check as what_is_wrong
-    from sparkring.checkpointing.folder import listing
+    from sparkring.checkpointing import folder
 
-    sizes = [entry.commit.size_bytes for entry in entries if entry.state == "committed" and entry.commit]
-    done = read_bytes = 0
+    sizes = {entry.name: entry.commit.size_bytes for entry in entries if entry.state == "committed" and entry.commit}
+    read_bytes = 0
     damaged: dict[str, str] = {}
-    for entry in entries:
-        if entry.state != "committed" or entry.commit is None:
-            continue
-        say(done, len(sizes), read_bytes, sum(sizes))
-        reason = what_is_wrong(location, entry)
-        if reason:
+    for done, entry in enumerate(entry for entry in entries if entry.name in sizes):
+        say(done, len(sizes), read_bytes, sum(sizes.values()))
+        if reason := folder.check(location, entry):
             damaged[entry.name] = reason
-        done, read_bytes = done + 1, read_bytes + entry.commit.size_bytes
-    say(done, len(sizes), read_bytes, sum(sizes))
+        read_bytes += sizes[entry.name]
+    say(len(sizes), len(sizes), read_bytes, read_bytes)
     if not damaged:
         return entries
-    left = {entry.name for entry in listing(location)}
+    left = {entry.name for entry in folder.listing(location)}
     return [
         entry._replace(state="corrupt", reason=damaged[entry.name]) if entry.name in damaged else entry
         for entry in entries

@@ -42,27 +42,45 @@ def resume(store: Store, model: Any, data: Shards | None = None, every: str | in
     every: "epoch", or a number of batches. A save that is due at an epoch's last batch is made at the epoch's end. With
         "epoch", a checkpoint has the metrics of the epoch, including validation; otherwise, the metrics so far.
 
-    Pass the callback's `initial_epoch` to fit(). (fit() would begin at this epoch even without it, because the callback
-    tells Keras where to begin.) The callback's `history` has the metrics of all epochs by name. If training continues
-    within an epoch, fit() reads only the rest of this epoch, and the epoch's metrics cover only this rest. If you pass
-    `steps_per_epoch`, repeat() the data set, because otherwise Keras could expect more batches than are left.
+    Pass the callback's `initial_epoch` to fit(), although the callback also tells Keras where to begin. Its
+    `history` has the metrics of all epochs by name. If training continues within an epoch, fit() reads only the rest of
+    this epoch, and the epoch's metrics cover only this rest. If you pass `steps_per_epoch`, repeat() the data set, or
+    Keras could expect more batches than are left.
 
-    The training continues with exactly the numbers that it would have had without the interruption. For this, a
-    checkpoint has the weights, the optimizer with its learning rate and loss scale, and the states of the generators
-    from which Dropout and similar layers draw. Every row of the epoch is read once. In three cases, the numbers differ,
-    but the training is just as good: the model or its data use tf.random in a tf.function without a generator;
-    operations add numbers in varying order, as on GPUs; or the number of ranks has changed. On ranks that do not save,
-    random layers draw numbers of their own, not those of the rank that saved. Without `data`, the data set that is
-    passed to fit() decides what is read in the rest of an epoch. Under a strategy with several replicas, `data` is
-    refused, and random layers are not changed. With Keras 3, the backend must be TensorFlow, callbacks count the
-    batches of a continued epoch from 0, and fit() must be given `data.as_tf(…)` itself, not a data set made from it
-    with map().
+    The training continues with exactly the numbers that it would have had without the interruption, and reads every row
+    of the epoch once. For this, a checkpoint has the weights, the optimizer with its learning rate and loss scale, and
+    the states of the generators from which Dropout and similar layers draw. The numbers differ, but the training is
+    just as good, if the model or its data use tf.random in a tf.function without a generator, if operations add numbers
+    in varying order, as on GPUs, or if the number of ranks has changed. On ranks that do not save, random layers draw
+    numbers of their own. Without `data`, the data set that is passed to fit() decides what is read in the rest of an
+    epoch. Under a strategy with several replicas, `data` is refused, and random layers are not changed. With Keras 3,
+    the backend must be TensorFlow, callbacks count the batches of a continued epoch from 0, and fit() must be given
+    `data.as_tf(…)` itself, not a data set made from it with map().
 
     Raises OptionsError, CheckpointError.
     """
+    is_keras_3 = keras_3_state.is_model(model)
+    _check(model, is_keras_3, data, every)
+    if not is_keras_3:  # Keras 3's random layers keep their states in variables already
+        tensorflow_state.keep_random(model)
+    state: dict[str, Any] = {"model": model, "epoch": 0, "batch": 0, "history": {}}
+    if data is not None:
+        state["data"] = data
+    step = store.restore(state)
+    if data is not None and data.start.legs and not data.steps:
+        # With the current number of ranks, the rest of the epoch is too small for a batch: go on with the next epoch.
+        data.ended(data.epoch)
+        state.update(epoch=state["epoch"] + 1, batch=0)
+    keras = sys.modules["keras"] if is_keras_3 else tensorflow_state.keras_of(model)
+    base = ResumeKeras3 if is_keras_3 else ResumeKeras2
+    kind: Any = type("Resume", (base, keras.callbacks.Callback), {})
+    return kind(store, model, data, every, step, state)
+
+
+def _check(model: Any, is_keras_3: bool, data: Shards | None, every: str | int) -> None:
+    """Raise OptionsError or CheckpointError if resume() does not accept its arguments."""
     if every != "epoch" and (not isinstance(every, int) or isinstance(every, bool) or every < 1):
         raise OptionsError(f'every={every!r}: expected "epoch" or a number of batches, at least 1.')
-    is_keras_3 = keras_3_state.is_model(model)
     if not (is_keras_3 or tensorflow_state.is_model(model)):
         raise CheckpointError(
             f"keras() is for a Keras model, not a `{type(model).__name__}`: use restore(state) and save(step, state)."
@@ -80,22 +98,6 @@ def resume(store: Store, model: Any, data: Shards | None = None, every: str | in
             f"the model trains on {tensorflow_state.replicas(model)} replicas, among which TensorFlow splits each "
             "batch, so their position in the data is unknown: leave data out of store.keras(), and save by epoch."
         )
-    if not is_keras_3:  # Keras 3's random layers keep their states in variables already
-        tensorflow_state.keep_random(model)
-    state: dict[str, Any] = {"model": model, "epoch": 0, "batch": 0, "history": {}}
-    if data is not None:
-        state["data"] = data
-    step = store.restore(state)
-    if data is not None and data.start.legs and not data.steps:
-        # With the current number of ranks, the rest of the epoch is too small for a batch: go on with the next epoch.
-        data.ended(data.epoch)
-        state.update(epoch=state["epoch"] + 1, batch=0)
-    if is_keras_3:
-        bases: tuple[type, ...] = (ResumeKeras3, sys.modules["keras"].callbacks.Callback)
-    else:
-        bases = (ResumeKeras2, tensorflow_state.keras_of(model).callbacks.Callback)
-    kind: Any = type("Resume", bases, {})
-    return kind(store, model, data, every, step, state)
 
 
 class Resume:
@@ -200,10 +202,7 @@ class ResumeKeras2(Resume):
         return epoch, batch
 
     def _end_epoch_in_time(self) -> None:
-        """Make Keras end an epoch after its last step.
-
-        Otherwise, Keras would try one more step, and random layers would draw random numbers in this step.
-        """
+        """Make Keras end an epoch after its last step. Otherwise, random layers would draw numbers in one more step."""
         step = getattr(self.model.train_function, "_sparkring", self.model.train_function)
 
         def step_if_any(iterator: Any) -> Any:
@@ -229,8 +228,7 @@ _EPOCH_ENDS = object()
 class ResumeKeras3(Resume):
     """Makes fit() of Keras 3 start at the checkpoint's position.
 
-    Keras 3 cannot begin within an epoch: it counts the steps of the continued epoch from 0. So this class ends that
-    epoch early.
+    Keras 3 counts the steps of the continued epoch from 0, so this class ends that epoch early.
     """
 
     model: Any  # Keras sets it

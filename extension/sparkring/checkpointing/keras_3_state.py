@@ -1,7 +1,6 @@
 """Saves the state of Keras 3's models, layers, optimizers and variables, on any of its backends, and restores it.
 
-For Keras 2 and tf-keras, tensorflow_state.py does this. Importing this module does not import Keras, because a process
-that has an object of Keras has imported Keras already. Tested with Keras 3.15 on TensorFlow.
+Importing this module does not import Keras. Tested with Keras 3.15 on TensorFlow.
 """
 
 from __future__ import annotations
@@ -10,13 +9,14 @@ import json
 import sys
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from sparkring.checkpointing.tensorflow_state import or_none
 from sparkring.checkpointing.tree import Raw
-from sparkring.checkpointing.variables import Variables, raw_or_array
+from sparkring.checkpointing.variables import Variables, check_compiled, optimizer_advice, raw_or_array
 from sparkring.errors import CheckpointError
 from sparkring.runtime import world
 
@@ -30,34 +30,19 @@ def backend() -> str:
     return str(sys.modules["keras"].backend.backend())
 
 
-def is_layer(value: Any) -> bool:
-    """Whether a value is a layer or a model."""
-    return _made_by_keras(value, "layers", "Layer")
-
-
-def is_model(value: Any) -> bool:
-    """Whether a value is a model."""
-    return _made_by_keras(value, "models", "Model")
-
-
-def is_optimizer(value: Any) -> bool:
-    """Whether a value is an optimizer."""
-    return _made_by_keras(value, "optimizers", "Optimizer")
-
-
-def is_variable(value: Any) -> bool:
-    """Whether a value is a keras.Variable."""
+def _is(name: str, value: Any) -> bool:
     keras = sys.modules.get("keras")
-    return _is_keras_3(keras) and isinstance(value, keras.Variable)  # type: ignore[union-attr]
-
-
-def _made_by_keras(value: Any, home: str, name: str) -> bool:
-    keras = sys.modules.get("keras")
-    return _is_keras_3(keras) and isinstance(value, getattr(getattr(keras, home), name))
+    return _is_keras_3(keras) and isinstance(value, getattr(keras, name))
 
 
 def _is_keras_3(module: Any) -> bool:
     return str(getattr(module, "__version__", "")).startswith("3.")
+
+
+is_layer = partial(_is, "Layer")  # models are layers, too
+is_model = partial(_is, "Model")
+is_optimizer = partial(_is, "Optimizer")
+is_variable = partial(_is, "Variable")
 
 
 # ── variables ─────────────────────────────────────────────────────────────────
@@ -87,16 +72,11 @@ VARIABLES = Variables(
 )
 
 
-def put_variable(variable: Any, found: Any, path: str) -> None:
-    """Assign a leaf to a variable. CheckpointError if it does not fit."""
-    VARIABLES.assign([(variable, found)], path, "the state")
-
-
 # ── layers, models and optimizers ─────────────────────────────────────────────
 
 
 def take_layer(layer: Any, path: str) -> dict[str, Any]:
-    """Return a layer's variables, including those of random layers, and the state of a compiled model's optimizer."""
+    """Return the variables of a layer or model, and the state of a compiled model's optimizer."""
     if not layer.built:
         raise CheckpointError(
             f"{path}: the {_called(layer)} is not built yet, so it has no weights. Build it, or call it once."
@@ -119,8 +99,7 @@ def put_layer(layer: Any, tree: dict[str, Any], path: str) -> None:
             f"{path}: the {_called(layer)} is not built yet, so the checkpoint's weights cannot be loaded. Build it, "
             "or call it once."
         )
-    # A rank that restores the state of another rank keeps its own seeds. With equal seeds, the Dropout layers of both
-    # ranks would drop the same units.
+    # A rank that restores another rank's state keeps its own seeds, or Dropout would drop the same units on both.
     own_seeds = [] if tree["rank"] == world.world().rank else _seeds(layer)
     kept = [leaf(variable) for variable in own_seeds]
     what = f"the {_called(layer)}"
@@ -129,21 +108,16 @@ def put_layer(layer: Any, tree: dict[str, Any], path: str) -> None:
         variable.assign(np.array([before[0], leaf(variable)[1]], before.dtype))
     optimizer = getattr(layer, "optimizer", None)
     if is_optimizer(optimizer):
-        if tree["optimizer"] is None:
-            raise CheckpointError(
-                f"{path}: the model is compiled, but was not when it was saved, so the checkpoint has no state for its "
-                "optimizer. Compile it after restore(), or start over."
-            )
+        check_compiled(tree, path)
         put_optimizer(optimizer, tree["optimizer"], path, layer.trainable_variables)
 
 
 def plain_layer(tree: dict[str, Any]) -> Any:
-    """Make a new model from what was saved, and return it. It is compiled if the saved model was compiled.
+    """Return a new model made from what was saved, compiled if the saved model was.
 
-    Return the saved arrays by name instead if only a layer was saved, if the model's configuration was not saved, or if
-    Keras 3 is not installed. Also return the arrays if the configuration names a class or function that is neither
-    Keras' own nor registered with Keras, because a checkpoint must not run code. Then a warning names this class or
-    function.
+    Return the arrays by name instead if the configuration was not saved, or if Keras 3 is not installed. A checkpoint
+    must not run code, so also return the arrays, and warn, if the configuration names a class or function that is
+    neither Keras' own nor registered with it.
     """
     by_name = VARIABLES.by_name(tree)
     architecture = tree.get("architecture")  # version 0.1 did not save it
@@ -193,12 +167,7 @@ def put_optimizer(optimizer: Any, tree: dict[str, Any], path: str, trainable: Se
     """Assign what take_optimizer() took. If the optimizer is not built yet, first build it for `trainable`."""
     if trainable is not None and not optimizer.built and len(tree["values"]) != len(optimizer.variables):
         optimizer.build(trainable)
-    advice = (
-        "Use the same optimizer with the same trainable layers, or start over"
-        if trainable is not None
-        else "Call optimizer.build(variables) with the trained variables before restore(), or use the same optimizer"
-    )
-    VARIABLES.put(optimizer.variables, tree, path, "the optimizer", advice)
+    VARIABLES.put(optimizer.variables, tree, path, "the optimizer", optimizer_advice(trainable))
 
 
 def _seeds(layer: Any) -> list[Any]:

@@ -2,8 +2,7 @@
 
 A state is what a training run needs to continue: dicts, lists and tuples of models, optimizers, data, numbers. The tree
 of a state has the same structure, but in place of each object it has a dict: what is saved of the object, and the name
-of the object's kind under the key MARK. Trees contain only what `tree.flatten()` accepts. A tree that is read from a
-file is checked against the existing objects.
+of its kind under the key MARK. Trees contain only what `tree.flatten()` accepts.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ import numpy.typing as npt
 from sparkring.checkpointing import keras_3_state, tensorflow_state, torch_state
 from sparkring.checkpointing import tree as tree_module
 from sparkring.checkpointing.tree import Raw
+from sparkring.checkpointing.variables import Variables
 from sparkring.errors import CheckpointError, SparkringError
 
 # NumPy 2 has moved byte_bounds().
@@ -43,9 +43,9 @@ _AT_ONCE = (type(None), bool, int, float, str, bytes, np.ndarray, Raw)
 class Kind(NamedTuple):
     """How objects of one kind are saved.
 
-    `take(value, path)` returns what is saved, a dict. `put(value, tree, path)` restores it, and returns the object or
-    its replacement. `plain(tree)` returns a form that can be used without the object. A `replaceable` object is treated
-    like a number: if what was saved does not fit into the object, a new object replaces it, without an error.
+    `take(value, path)` returns what is saved, a dict. `put(value, tree, path)` restores it into the object, and may
+    return a replacement for the object. `plain(tree)` returns a form that can be used without the object. A
+    `replaceable` object is treated like a number: if what was saved does not fit, a new object replaces it.
     """
 
     owns: Callable[[Any], bool]
@@ -56,10 +56,8 @@ class Kind(NamedTuple):
 
 
 def tree_of(value: Any, path: str = _CALLED) -> Any:
-    """Return the tree of a state.
+    """Return the tree of a state. Its arrays share the memory of the state's objects wherever possible.
 
-    The tree's arrays share the memory of the state's objects wherever possible. If the objects change, these arrays
-    change too, so copy the arrays before that.
     Raises CheckpointError, with the path, for an object whose state cannot be read.
     """
     if isinstance(value, _AT_ONCE):
@@ -95,7 +93,8 @@ def put_back(value: Any, tree: Any, path: str = _CALLED) -> Any:
                 f"{path} is a {type(value).__name__}, but the checkpoint has {_described(tree)} there. Make the state "
                 "the same as when it was saved, or start over."
             )
-        return _KINDS[name].put(value, tree, path)
+        made = _KINDS[name].put(value, tree, path)
+        return value if made is None else made
     inner = tree["value"] if saved == _ESCAPED else None if saved else tree
     if isinstance(value, dict) and isinstance(inner, dict):
         return _put_dict(value, inner, path)
@@ -120,10 +119,10 @@ def plain(tree: Any) -> Any:
     that dict, and Keras models are made anew if possible. The caller must not use the tree's arrays afterwards.
     """
     kind = _saved_kind(tree)
-    if kind:
-        return _KINDS[kind].plain(tree) if kind != _ESCAPED else _plain_items(tree["value"])
+    if kind and kind != _ESCAPED:
+        return _KINDS[kind].plain(tree)
     if isinstance(tree, dict):
-        return _plain_items(tree)
+        return {key: plain(item) for key, item in (tree["value"] if kind else tree).items()}
     if isinstance(tree, list | tuple):
         return type(tree)(plain(item) for item in tree)
     return tree
@@ -132,8 +131,7 @@ def plain(tree: Any) -> Any:
 def memory_of(value: Any) -> dict[str, npt.NDArray[Any]]:
     """Return the arrays of a state into which a file can be read directly, by the names that flatten() gives them.
 
-    These are arrays of NumPy and tensors of torch. If TensorFlow is imported, there are none, because the state's tree
-    may then contain arrays for TensorFlow's variables, which are not the variables' own memory.
+    There are none if TensorFlow is imported, because the tree's arrays for TensorFlow's variables are copies.
     """
     if "tensorflow" in sys.modules:
         return {}
@@ -236,8 +234,7 @@ def _put_items(value: list[Any] | tuple[Any, ...], tree: list[Any] | tuple[Any, 
 def _made_anew(tree: Any, path: str) -> Any:
     """Return plain(tree), for a tree that cannot be restored into an object of the state.
 
-    CheckpointError if the tree has a piece of a tensor that was spread over the ranks: a piece can be restored only
-    into a tensor that is spread in the same way.
+    CheckpointError if it has a piece of a tensor, which can be restored only into a tensor that is spread alike.
     """
     return plain(_with_pieces(tree, lambda piece, keys, path: torch_state.joined(piece, None, path), path))
 
@@ -265,10 +262,6 @@ def _with_pieces(
     return tree
 
 
-def _plain_items(tree: dict[Any, Any]) -> dict[Any, Any]:
-    return {key: plain(item) for key, item in tree.items()}
-
-
 def _holds_objects(value: Any) -> bool:
     """Whether a value is, or contains, an object that a saved value cannot replace."""
     if isinstance(value, _AT_ONCE):
@@ -293,10 +286,9 @@ def _fits(value: Any, saved: Any) -> bool:
 
 
 def _described(tree: Any) -> str:
-    kind = _saved_kind(tree)
-    if kind and kind != _ESCAPED:
+    if _saved_kind(tree) not in ("", _ESCAPED):
         return f"the state of a {tree['class']}"
-    return f"a value of type {dict.__name__ if kind else type(tree).__name__}"
+    return f"a value of type {type(tree).__name__}"
 
 
 def _saved_kind(tree: Any) -> str:
@@ -335,7 +327,7 @@ def _take_state_dict(value: Any, path: str) -> dict[str, Any]:
     return {"value": kept, "metadata": tree_of(dict(getattr(state, "_metadata", None) or {}), path)}
 
 
-def _put_state_dict(value: Any, tree: dict[str, Any], path: str) -> Any:
+def _put_state_dict(value: Any, tree: dict[str, Any], path: str) -> None:
     state: Any = plain(_for_object(value, tree["value"], path))
     if tree["metadata"]:  # it tells torch's modules which version of their class saved the state
         state = OrderedDict(state)
@@ -350,14 +342,10 @@ def _put_state_dict(value: Any, tree: dict[str, Any], path: str) -> Any:
             f"{path}: the saved state of a {tree['class']} does not fit this {type(value).__name__}: {told}. Make "
             "the object the same as when it was saved, or start over."
         ) from error
-    return value
 
 
 def _for_object(value: Any, tree: Any, path: str) -> Any:
-    """Prepare a saved state_dict() for being loaded into the object `value`.
-
-    Each piece of a tensor in it becomes a tensor that is spread over the ranks in the same way as the object's own.
-    """
+    """Prepare a saved state_dict() for loading into `value`: turn each piece of a tensor into a spread tensor."""
     counterpart, spread = torch_state.counterparts(value), torch_state.has_pieces(value)
 
     def leave(whole: dict[str, Any], keys: tuple[Any, ...], path: str) -> Any:
@@ -374,11 +362,10 @@ def _for_object(value: Any, tree: Any, path: str) -> Any:
 
 
 def random_states() -> Any:
-    """Return the states of the global random generators of Python and NumPy, and of some packages if they are imported.
+    """Return the states of the global random generators of Python, NumPy and, if imported, torch, TensorFlow and Keras.
 
-    These packages are torch (CPU and every GPU in use), TensorFlow and Keras. If a tf.function uses TensorFlow's random
-    operations without a generator, the state of these operations cannot be read, so a run that continues from a
-    checkpoint gets other random numbers from them. tensorflow_state.keep_random() prevents this for Keras' layers.
+    The state of TensorFlow's random operations that a tf.function uses without a generator cannot be read: after a
+    restore, they draw other numbers. tensorflow_state.keep_random() prevents this for Keras' layers.
     """
     found: dict[str, Any] = {"python": _of_random(random._inst), "numpy": np.random.get_state(legacy=False)}
     torch = sys.modules.get("torch")
@@ -461,7 +448,7 @@ def _take_source(value: Any, path: str) -> dict[str, Any]:
     return {"source": name, "value": _SOURCES[name].state(value)}
 
 
-def _put_source(value: Any, tree: dict[str, Any], path: str) -> Any:
+def _put_source(value: Any, tree: dict[str, Any], path: str) -> None:
     source = _SOURCES.get(tree["source"])
     try:
         if source is None or not source.owns(value):
@@ -472,18 +459,19 @@ def _put_source(value: Any, tree: dict[str, Any], path: str) -> Any:
             f"{path}: this {type(value).__name__} cannot load the saved state: {error}. Make it the same as when it "
             "was saved, or start over."
         ) from error
-    return value
 
 
 # ── all kinds ─────────────────────────────────────────────────────────────────
 
 
-def _returning(put: Callable[[Any, Any, str], None]) -> Callable[[Any, dict[str, Any], str], Any]:
-    def put_and_return(value: Any, tree: dict[str, Any], path: str) -> Any:
-        put(value, tree, path)
-        return value
-
-    return put_and_return
+def _variables(owns: Callable[[Any], bool], variables: Variables) -> Kind:
+    """Return the kind of a framework's variables."""
+    return Kind(
+        owns,
+        lambda value, path: {"value": variables.leaf(value)},
+        lambda value, tree, path: variables.assign([(value, tree["value"])], path, "the state"),
+        lambda tree: variables.array(tree["value"]),
+    )
 
 
 # The order matters, because the first kind that owns an object is used: for example, a Keras model is also a tf.Module,
@@ -492,7 +480,7 @@ _KINDS = {
     _PIECE: Kind(
         torch_state.is_spread,
         torch_state.piece,
-        _returning(torch_state.put_piece),
+        torch_state.put_piece,
         lambda tree: torch_state.tensor(tree["value"]),
     ),
     _WHOLE: Kind(
@@ -502,12 +490,7 @@ _KINDS = {
         lambda tree: torch_state.tensor(tree["value"]),
         replaceable=True,
     ),
-    "variable": Kind(
-        tensorflow_state.is_variable,
-        lambda value, path: {"value": tensorflow_state.leaf(value)},
-        _returning(lambda value, tree, path: tensorflow_state.put_variable(value, tree["value"], path)),
-        lambda tree: tensorflow_state.array(tree["value"]),
-    ),
+    "variable": _variables(partial(tensorflow_state.is_of_tf, "Variable"), tensorflow_state.VARIABLES),
     "tensor": Kind(
         partial(tensorflow_state.is_of_tf, "Tensor"),
         lambda value, path: {"value": tensorflow_state.leaf(value)},
@@ -516,39 +499,28 @@ _KINDS = {
         replaceable=True,
     ),
     "keras 3": Kind(
-        keras_3_state.is_layer,
-        keras_3_state.take_layer,
-        _returning(keras_3_state.put_layer),
-        keras_3_state.plain_layer,
+        keras_3_state.is_layer, keras_3_state.take_layer, keras_3_state.put_layer, keras_3_state.plain_layer
     ),
     "keras 3 optimizer": Kind(
         keras_3_state.is_optimizer,
         lambda value, path: keras_3_state.take_optimizer(value),
-        _returning(keras_3_state.put_optimizer),
+        keras_3_state.put_optimizer,
         keras_3_state.VARIABLES.by_name,
     ),
-    "keras 3 variable": Kind(
-        keras_3_state.is_variable,
-        lambda value, path: {"value": keras_3_state.leaf(value)},
-        _returning(lambda value, tree, path: keras_3_state.put_variable(value, tree["value"], path)),
-        lambda tree: keras_3_state.array(tree["value"]),
-    ),
+    "keras 3 variable": _variables(keras_3_state.is_variable, keras_3_state.VARIABLES),
     "keras": Kind(
-        tensorflow_state.is_model,
-        tensorflow_state.take_model,
-        _returning(tensorflow_state.put_model),
-        tensorflow_state.plain_model,
+        tensorflow_state.is_model, tensorflow_state.take_model, tensorflow_state.put_model, tensorflow_state.plain_model
     ),
     "optimizer": Kind(
         tensorflow_state.is_optimizer,
         lambda value, path: tensorflow_state.take_optimizer(value),
-        _returning(tensorflow_state.put_optimizer),
+        tensorflow_state.put_optimizer,
         tensorflow_state.VARIABLES.by_name,
     ),
     "module": Kind(
         partial(tensorflow_state.is_of_tf, "Module"),  # Keras' layers and metrics, too
         lambda value, path: tensorflow_state.VARIABLES.take(list(value.variables)),
-        _returning(tensorflow_state.put_module),
+        tensorflow_state.put_module,
         tensorflow_state.VARIABLES.by_name,
     ),
     "random": Kind(

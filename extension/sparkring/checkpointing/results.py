@@ -5,8 +5,7 @@
     items/KEY/          the item's own checkpoints
 
 Unpickling can run code. So each KEY.json is signed (HMAC-SHA-256) with a secret that only this user has, and contains
-the value or its digest. If anybody else has written or changed a value, its signature or its digest is wrong, and the
-value is not unpickled.
+the value or its digest. A value that anybody else has written or changed is not unpickled.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,7 +52,7 @@ class Result(NamedTuple):
 
 
 def user_secret(home: Path) -> bytes:
-    """Return the secret with which this user's results are signed, from a file in `home`. If it is missing, make it.
+    """Return the secret that signs this user's results, from a file in `home`. Make it if it is missing.
 
     Raises CheckpointError if the file cannot be made or read, or is damaged.
     """
@@ -96,10 +95,7 @@ class Results:
         return {name for name, kind in self._listed(ITEMS) if kind == "directory"}
 
     def write(self, key: str, result: Result) -> None:
-        """Write a result.
-
-        If a crash interrupts this, read() treats the result as missing, and never returns a part of a value.
-        """
+        """Write a result. If a crash interrupts this, read() treats the result as missing."""
         with folder.in_words(f"a result cannot be kept in {self.directory.written}"):
             if not self._is_made:
                 folder.make(self.directory, RESULTS)
@@ -110,21 +106,18 @@ class Results:
                 content["value"] = base64.b64encode(b"".join(result.parts)).decode()
             else:
                 digest = hashlib.sha256()
-                with self._writing(f"{key}.bin") as out:
+                with tensors.open_synced(self._folder / f"{key}.bin") as out:
                     for part in result.parts:
                         digest.update(part)
                         out.write(part)
                 content["digest"] = digest.hexdigest()
             text = json.dumps(content).encode()
-            with self._writing(f"{key}.json") as out:
+            with tensors.open_synced(self._folder / f"{key}.json") as out:
                 out.write(b'{"hmac": "%s", "content": %s}\n' % (self._sign(text).encode(), text))
             folder.sync_folder(self._folder)
 
     def read(self, key: str) -> Result | None:
-        """Return the result of an item; None if it is damaged or missing.
-
-        Raises CheckpointError if the result was signed with another secret.
-        """
+        """Return an item's result; None if it is damaged or missing. CheckpointError if another secret signed it."""
         with folder.in_words(f"the results in {self.directory.written} cannot be read"):
             try:
                 signed = _SIGNED.fullmatch(self._cat(f"{key}.json"))
@@ -154,16 +147,6 @@ class Results:
     def _cat(self, name: str) -> bytes:
         found: bytes = self._folder.fs.cat_file((self._folder / name).path)
         return found
-
-    @contextlib.contextmanager
-    def _writing(self, name: str) -> Iterator[Any]:
-        """Open a file for writing. If the storage is local, the file is synced to the disk at the end of the block."""
-        file = self._folder / name
-        with file.fs.open(file.path, "wb") as out:
-            yield out
-            if file.local:
-                out.flush()
-                tensors.sync(out.fileno())
 
     def _listed(self, name: str) -> list[tuple[str, str]]:
         """Return the names in one of the two folders, each with its kind; none if the folder does not exist."""

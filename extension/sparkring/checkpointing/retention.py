@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from sparkring.checkpointing.entries import Entry, Name, best
@@ -38,8 +38,8 @@ def of_lineage(entries: Sequence[Entry], lineage: str) -> list[Entry]:
     return [entry for entry in entries if entry.commit is not None and entry.commit.lineage == lineage]
 
 
-def superfluous(entries: Sequence[Entry], policy: Policy) -> list[Entry]:
-    """The checkpoints of the policy's lineage that may be removed. The newest complete one is never among them."""
+def expired(entries: Sequence[Entry], policy: Policy) -> list[Entry]:
+    """Return the checkpoints of the policy's lineage that may be removed, but never the newest complete one."""
     ours = of_lineage(entries, policy.lineage)
     whole = sorted((entry for entry in ours if entry.state == "committed"), key=lambda entry: entry.parsed.age)
     if policy.keep is None or not whole:
@@ -52,23 +52,19 @@ def superfluous(entries: Sequence[Entry], policy: Policy) -> list[Entry]:
     resumed = Name.of(policy.resume)
     if resumed is not None and sum(entry.parsed.age > resumed.age for entry in whole) < 2:
         kept.add(policy.resume)
-    # Of the damaged checkpoints, only those older than `recent` are removed. Newer ones may look damaged only because a
-    # listing is stale.
+    # Damaged checkpoints that are newer than `recent` stay: they may look damaged only because a listing is stale.
     oldest = recent[0].parsed.age
     return [entry for entry in ours if entry.name not in kept and entry.parsed.age < oldest]
 
 
-def abandoned(changed: Mapping[str, float], policy: Policy, now: float) -> list[str]:
-    """The folders of abandoned saves. `changed` has the time when each unfinished folder last changed, 0.0 if unknown.
+def abandoned(entries: Sequence[Entry], policy: Policy, now: float) -> list[Entry]:
+    """Return the partial checkpoints of earlier attempts that nothing completes any more.
 
-    A folder is abandoned if it belongs to an earlier attempt, and either no other run writes to the directory, or the
-    folder has not changed for an hour.
+    A partial checkpoint is abandoned if no other run writes to the directory, or if it has not changed for an hour.
     """
-    found = []
-    for name, when in changed.items():
-        parsed = Name.of(name)
-        if parsed is None or parsed.stamp >= policy.stamp:
-            continue
-        if policy.alone or (when and now - when > ABANDONED_AFTER_S):
-            found.append(name)
-    return found
+    return [
+        entry
+        for entry in entries
+        if entry.state == "partial" and entry.parsed.stamp < policy.stamp
+        if policy.alone or (entry.changed and now - entry.changed > ABANDONED_AFTER_S)
+    ]

@@ -8,15 +8,15 @@ import operator
 import os
 import secrets
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from sparkring.checkpointing import folder, parts, tensors, tree, writing
-from sparkring.checkpointing.background import Flight
+from sparkring.checkpointing.background import PendingSave
 from sparkring.checkpointing.entries import Commit, Entry, Name, best, newest
 from sparkring.checkpointing.retention import Mode, Policy, of_lineage
 from sparkring.checkpointing.tree import Leaf
@@ -115,7 +115,7 @@ class Store:
         self._location = locate(self.directory)
         self._stamp = time.time_ns() // 1_000_000
         self._arena = np.empty(0, np.uint8)
-        self._flight: Flight | None = None
+        self._pending: PendingSave | None = None
 
     # ── writing ───────────────────────────────────────────────────────────────
 
@@ -144,29 +144,32 @@ class Store:
             return
         leaves, metadata = self._apart(state)
         layout = tensors.lay_out(leaves)
+        commit = self._commit(number, values, parts.versions(state))
         name = Name(number, self._stamp_now(), len(steps) - 1)
-        save = self._as_save(name, values, rank, layout, metadata, parts.versions(state), began)
+        save = Save(
+            self._location, str(name), rank, layout, metadata, commit, self._policy(commit.lineage), began, None
+        )
         if not self.background:
             writing.carry_out(save, tensors.in_order(layout, leaves))
             return
         if len(self._arena) < layout.size_bytes:
             self._arena = np.empty(0, np.uint8)  # free the old one before the new one is allocated
             self._arena = np.empty(layout.size_bytes, np.uint8)
-        flight = Flight()
+        pending = PendingSave()
         try:
             copy = tensors.copy_into(self._arena, layout, leaves)
-        except BaseException:  # an interrupt, too: without depart(), the flight's thread would wait forever
-            flight.depart(None)
+        except BaseException:  # an interrupt, too: without start(), the thread of the save would wait forever
+            pending.start(None)
             raise
         save = save._replace(blocked_s=time.monotonic() - began)
-        self._flight = flight
-        flight.depart(lambda: writing.carry_out(save, (copy,)))
+        self._pending = pending
+        pending.start(lambda: writing.carry_out(save, (copy,)))
 
     def wait(self) -> None:
         """Wait until the current save is complete. CheckpointError if it failed."""
-        if self._flight is not None:
-            self._flight.wait()
-            self._flight = None
+        if self._pending is not None:
+            self._pending.wait()
+            self._pending = None
 
     # ── restoring ─────────────────────────────────────────────────────────────
 
@@ -184,20 +187,20 @@ class Store:
         _check_state(state)
         self.wait()
         room = parts.memory_of(state)
-        found = self._resumed(room) if which == "latest" and self._is_here() else self._read(which, room)
+        found = self._read_resume_point(room) if which == "latest" and self._is_here() else self._read(which, room)
         if found is None:
             return 0
-        entry, held = found
-        saved = tree.rebuild(held.state, held.leaves_of("state"))
+        entry, contents = found
+        saved = contents.tree("state")
         parts.put_back(state, saved, "state")
         parts.check_shared(state, saved)
         rank = world.world().rank
-        if held.commit.sharded or rank == 0:
-            parts.set_random_states(tree.rebuild(held.random, held.leaves_of("random")))
+        if contents.commit.sharded or rank == 0:
+            parts.set_random_states(contents.tree("random"))
         else:
             parts.seed_from(entry.name, rank)  # with rank 0's states, all ranks would draw the same numbers
-        self.history = held.history
-        self._lineage = held.commit.lineage
+        self.history = contents.history
+        self._lineage = contents.commit.lineage
         took_s = time.monotonic() - began
         report.tell(CheckpointRestored(self._location.written, entry.name, entry.step, took_s))
         return entry.step
@@ -205,16 +208,11 @@ class Store:
     def load(self, which: Which = "latest") -> Any:
         """The contents of a checkpoint as new objects: arrays, tensors, models with a saved configuration.
 
-        It needs no existing model or optimizer. `which` is as in restore(), except that "latest"
-        always means the newest checkpoint of list(): in a run with --fresh, restore() ignores earlier checkpoints, but
-        load() does not. CheckpointError if there is none.
+        It needs no existing model or optimizer. `which` is as in restore(), except that "latest" always means the
+        newest checkpoint of list(): after --fresh, restore() ignores earlier checkpoints, but load() does not.
+        CheckpointError if there is none.
         """
-        self.wait()
-        found = self._read(which, {})
-        if found is None:
-            raise CheckpointError(f"there is no checkpoint in {self.directory}. {self._there()}")
-        held = found[1]
-        return parts.plain(tree.rebuild(held.state, held.leaves_of("state")))
+        return parts.plain(self._loaded(which)[1])
 
     def load_model(self, model: Any, which: Which = "latest") -> None:
         """Restore only a model, in place, from the `model` of a saved state, or from the only value of the state.
@@ -222,16 +220,11 @@ class Store:
         The state's other values, such as the optimizer, need not exist. Random states are left as they are. `which` is
         as in load(). CheckpointError if there is no checkpoint, or if it does not fit the model.
         """
-        self.wait()
-        found = self._read(which, {})
-        if found is None:
-            raise CheckpointError(f"there is no checkpoint in {self.directory}. {self._there()}")
-        held = found[1]
-        saved = tree.rebuild(held.state, held.leaves_of("state"))
+        entry, saved = self._loaded(which)
         key = "model" if "model" in saved or len(saved) != 1 else next(iter(saved))
         if key not in saved:
             raise CheckpointError(
-                f"the checkpoint {found[0].name} in {self.directory} has no `model`, but "
+                f"the checkpoint {entry.name} in {self.directory} has no `model`, but "
                 f"{', '.join(map(repr, saved))}: save the model as `model`, as in {{'model': model, …}}."
             )
         parts.put_back({key: model}, {key: saved[key]}, "state")
@@ -263,9 +256,8 @@ class Store:
 
         In a run with --checkpoint-dir, all ranks of an attempt get the same result: the checkpoint that restore() would
         restore, or None after --fresh. Once this rank has called save(), the result is the newest complete checkpoint
-        of this attempt, if there is one. Rank 0 completes each checkpoint, and save() on other ranks does not
-        wait for that. So after a save(), ranks get the same result only if all of them have first called wait() and
-        then a collective.
+        of this attempt, if there is one. Rank 0 completes each checkpoint, and save() on other ranks does not wait for
+        that. So after a save(), ranks get the same result only if all of them first call wait() and then a collective.
         """
         if not self._is_here():
             return newest(self.list())
@@ -297,7 +289,7 @@ class Store:
         else:
             entry, told = self._named(which)
         if entry is None:
-            raise CheckpointError(f"there is no {told} in {self.directory}. {self._there()}")
+            raise self._missing(told)
         return entry
 
     def keras(self, model: Any, data: Any = None, every: str | int = "epoch") -> Any:
@@ -316,10 +308,7 @@ class Store:
         return f"<checkpoints in {self.directory}: keeps {kept}{top}>"
 
     def __getstate__(self) -> dict[str, Any]:
-        # These attributes are valid only in this process, so they are not pickled: the location, the stamp of saves,
-        # the memory for the copy of a state, and the save in progress.
-        own = ("_location", "_stamp", "_arena", "_flight")
-        return {name: value for name, value in self.__dict__.items() if name not in own}
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
     def __setstate__(self, found: dict[str, Any]) -> None:
         self.__dict__.update(found)
@@ -336,20 +325,12 @@ class Store:
         leaves.update((f"random/{name}", leaf) for name, leaf in others.items())
         return leaves, {"layout": LAYOUT, "state": skeleton, "random": random, "history": self.history}
 
-    def _as_save(
-        self,
-        name: Name,
-        metrics: dict[str, float],
-        rank: int,
-        layout: tensors.Layout,
-        metadata: dict[str, Any],
-        data: dict[str, str],
-        began: float,
-    ) -> Save:
-        now, location = here(), self._location
+    def _commit(self, step: int, metrics: dict[str, float], data: dict[str, str]) -> Commit:
+        """Return the commit of a new checkpoint, which has no files yet."""
+        now = here()
         self._lineage = now.lineage or self._lineage or secrets.token_hex(8)
-        commit = Commit(
-            step=name.step,
+        return Commit(
+            step=step,
             time=time.time(),
             files=(),
             metrics=metrics,
@@ -360,11 +341,11 @@ class Store:
             code=now.code,
             data=data,
         )
+
+    def _policy(self, lineage: str) -> Policy:
         alone = self._is_here()
-        policy = Policy(
-            self.keep, self.metric, self.mode, self._lineage, now.resume if alone else "", name.stamp, alone
-        )
-        return Save(location, str(name), rank, layout, metadata, commit, policy, began, None)
+        resume = here().resume if alone else ""
+        return Policy(self.keep, self.metric, self.mode, lineage, resume, self._stamp_now(), alone)
 
     def _values(self, metrics: Mapping[str, Any]) -> dict[str, float]:
         values = {str(name): _number(str(name), value) for name, value in metrics.items()}
@@ -385,20 +366,17 @@ class Store:
 
     def _is_here(self) -> bool:
         """Whether the store's directory is the run's --checkpoint-dir."""
-        directory = here().directory
-        if not directory:
-            return False
-        there = locate(directory)
-        return (there.fs, there.path) == (self._location.fs, self._location.path)
+        there = locate(here().directory) if here().directory else None
+        return there is not None and (there.fs, there.path) == (self._location.fs, self._location.path)
 
-    def _resumed(self, room: Room) -> tuple[Entry, Held] | None:
+    def _read_resume_point(self, room: Room) -> tuple[Entry, Contents] | None:
         """Read the checkpoint that the driver has chosen for all ranks; None if there is none."""
         name = here().resume
         if not name:
             return None
         entry = Entry(name, "committed")
         try:
-            return entry, self._held(entry, room)
+            return entry, self._read_contents(entry, room)
         except CheckpointDamagedError as error:
             writing.tell_damaged(self._location, entry, str(error))
             raise CheckpointDamagedError(
@@ -406,24 +384,28 @@ class Store:
                 "ranks restart and continue from the one before it."
             ) from error
 
-    def _read(self, which: Which, room: Room) -> tuple[Entry, Held] | None:
+    def _loaded(self, which: Which) -> tuple[Entry, Any]:
+        """Read a checkpoint. Return it with the tree of its state. CheckpointError if there is none."""
+        self.wait()
+        found = self._read(which, {})
+        if found is None:
+            raise self._missing("checkpoint")
+        entry, contents = found
+        return entry, contents.tree("state")
+
+    def _read(self, which: Which, room: Room) -> tuple[Entry, Contents] | None:
         if which not in ("latest", "best"):
-            return self._asked_for(which, room)
-        entries = self.list()
-        damaged = [entry for entry in entries if entry.state == "corrupt" and which == "latest"]
+            return self._read_named(which, room)
         passed = False
-        while True:
-            entry = newest(entries) if which == "latest" else self._best(entries)
-            while damaged and (entry is None or damaged[0].parsed.age > entry.parsed.age):
-                lost = damaged.pop(0)
-                # A checkpoint whose commit cannot be read may never have been complete. So if there are only such
-                # checkpoints, the result is None, as in an empty directory, and not an error.
-                passed = passed or lost.commit is not None
-                self._pass_over(lost, lost.reason)
-            if entry is None:
-                break
+        for entry in self._candidates(which):
+            if entry.state == "corrupt":
+                # A checkpoint whose commit cannot be read may never have been complete. If there are only such
+                # checkpoints, the result is None, as in an empty directory.
+                passed = passed or entry.commit is not None
+                self._skip_damaged(entry, entry.reason)
+                continue
             try:
-                return entry, self._held(entry, room)
+                return entry, self._read_contents(entry, room)
             except CheckpointDamagedError as error:
                 if entry.commit is not None and entry.commit.sharded and world.world().size > 1:
                     # This rank must not skip the checkpoint: ranks whose own files are intact would still restore it.
@@ -432,14 +414,23 @@ class Store:
                         f"its name, on all ranks. {self._there()}"
                     ) from error
                 passed = True
-                self._pass_over(entry, str(error))
-                entries.remove(entry)
+                self._skip_damaged(entry, str(error))
         if passed:
             raise CheckpointError(
                 f"no checkpoint in {self.directory} can be used: all are damaged. Use another directory, or remove "
                 "them to start over."
             )
         return None
+
+    def _candidates(self, which: Which) -> Iterator[Entry]:
+        """Yield the checkpoints to try, best first. For "latest", damaged ones are among them."""
+        entries = self.list()
+        if which == "latest":
+            yield from (entry for entry in entries if entry.state != "partial")
+            return
+        while (entry := self._best(entries)) is not None:
+            yield entry
+            entries.remove(entry)
 
     def _named(self, which: Which) -> tuple[Entry | None, str]:
         """Return the checkpoint of a step or a name, None if there is none; and what errors call it."""
@@ -451,17 +442,17 @@ class Store:
             raise CheckpointError(f'which={which!r}: expected "latest", "best", a step, or a name from list().')
         return newest([entry for entry in self.list() if entry.step == step]), f"checkpoint of step {step:,}"
 
-    def _asked_for(self, which: int | str | Entry, room: Room) -> tuple[Entry, Held]:
+    def _read_named(self, which: int | str | Entry, room: Room) -> tuple[Entry, Contents]:
         entry, told = self._named(which)
         if entry is None:
-            raise CheckpointError(f"there is no {told} in {self.directory}. {self._there()}")
+            raise self._missing(told)
         try:
-            return entry, self._held(entry, room)
+            return entry, self._read_contents(entry, room)
         except CheckpointDamagedError as error:
             writing.tell_damaged(self._location, entry, str(error))
             raise CheckpointError(f"the {told} in {self.directory} cannot be used: {error}. {self._there()}") from error
 
-    def _held(self, entry: Entry, room: Room) -> Held:
+    def _read_contents(self, entry: Entry, room: Room) -> Contents:
         """Read this rank's file of a checkpoint. An array that has a fitting array in `room` is read into that array.
 
         Raises CheckpointDamagedError, which says what is wrong with the file. In that case, `room` is unchanged.
@@ -496,7 +487,7 @@ class Store:
                 "it with that one."
             )
         history = [(int(step), dict(values)) for step, values in metadata["history"]]
-        return Held(commit, metadata["state"], metadata["random"], history, leaves)
+        return Contents(commit, metadata["state"], metadata["random"], history, leaves)
 
     def _best(self, entries: Entries) -> Entry | None:
         if not self.metric:
@@ -506,9 +497,12 @@ class Store:
         lineage = here().lineage or self._lineage
         return best(of_lineage(entries, lineage) if lineage else entries, self.metric, self.mode)
 
-    def _pass_over(self, entry: Entry, reason: str) -> None:
+    def _skip_damaged(self, entry: Entry, reason: str) -> None:
         writing.tell_damaged(self._location, entry, reason)
         tell(f"skipped the checkpoint of step {entry.step:,} in {self.directory}, which is damaged: {reason}")
+
+    def _missing(self, what: str) -> CheckpointError:
+        return CheckpointError(f"there is no {what} in {self.directory}. {self._there()}")
 
     def _there(self) -> str:
         """Return a sentence that names the complete checkpoints in the directory."""
@@ -519,11 +513,8 @@ class Store:
         return f"There {'are' if len(names) > 1 else 'is'} {', '.join(names[:_NAMED])}{more}."
 
 
-class Held(NamedTuple):
-    """What was read from a checkpoint: its commit, its history, and two trees, for the state and for the random states.
-
-    `state` and `random` are the skeletons of the two trees. `leaves` has the arrays of both.
-    """
+class Contents(NamedTuple):
+    """What was read from a checkpoint: `state` and `random` are skeletons of trees, and `leaves` has their arrays."""
 
     commit: Commit
     state: Any
@@ -531,10 +522,11 @@ class Held(NamedTuple):
     history: History
     leaves: dict[str, Leaf]
 
-    def leaves_of(self, which: Literal["state", "random"]) -> dict[str, Leaf]:
-        """The arrays of one of the two trees, by the names that flatten() gave them."""
+    def tree(self, which: Literal["state", "random"]) -> Any:
+        """Put one of the two trees together."""
         start = f"{which}/"
-        return {name.removeprefix(start): leaf for name, leaf in self.leaves.items() if name.startswith(start)}
+        leaves = {name.removeprefix(start): leaf for name, leaf in self.leaves.items() if name.startswith(start)}
+        return tree.rebuild(self.state if which == "state" else self.random, leaves)
 
 
 def _check_state(state: Any) -> None:

@@ -1,8 +1,7 @@
 """Saves the state of TensorFlow's and Keras 2's objects to a checkpoint's tree, and restores it.
 
 These objects are Keras models (with their optimizers, even if Horovod has wrapped them), layers, optimizers without
-a model, modules, variables and tensors. Importing this module does not import TensorFlow: a process that has
-such an object has already imported it.
+a model, modules, variables and tensors. Importing this module does not import TensorFlow.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import numpy as np
 
 from sparkring.capture.reducers.tensorflow import seeds_of, variables_of
 from sparkring.checkpointing.tree import Raw
-from sparkring.checkpointing.variables import Variables, raw_or_array
+from sparkring.checkpointing.variables import Variables, check_compiled, optimizer_advice, raw_or_array
 from sparkring.errors import CheckpointError
 from sparkring.runtime import world
 
@@ -36,11 +35,6 @@ def is_model(value: Any) -> bool:
 def is_optimizer(value: Any) -> bool:
     """Whether a value is one of Keras 2's optimizers, new or legacy."""
     return _made_by_keras(value, "optimizers.Optimizer", "optimizers.legacy.Optimizer")
-
-
-def is_variable(value: Any) -> bool:
-    """Whether a value is a tf.Variable (mirrored ones included)."""
-    return is_of_tf("Variable", value)
 
 
 def is_of_tf(name: str, value: Any) -> bool:
@@ -113,11 +107,6 @@ VARIABLES = Variables(
 )
 
 
-def put_variable(variable: Any, found: Any, path: str) -> None:
-    """Assign a leaf to a variable. CheckpointError if it does not fit."""
-    VARIABLES.assign([(variable, found)], path, "the state")
-
-
 def put_module(module: Any, tree: dict[str, Any], path: str) -> None:
     """Assign a module's saved variables. CheckpointError if they do not fit."""
     VARIABLES.put(variables_of(module), tree, path, "the module", "Build the module, or call it once, before restore()")
@@ -127,11 +116,7 @@ def put_module(module: Any, tree: dict[str, Any], path: str) -> None:
 
 
 def take_optimizer(optimizer: Any) -> dict[str, Any]:
-    """Return the state of an optimizer.
-
-    The state consists of the optimizer's variables, the settings that are variables (such as the learning rate), and
-    the gradients that Horovod has accumulated on this rank.
-    """
+    """Return an optimizer's variables and variable settings, and the gradients that Horovod has accumulated."""
     helper = getattr(optimizer, "_agg_helper", None)
     gradients = getattr(helper, "locally_aggregated_grads", None)
     return {
@@ -146,15 +131,11 @@ def take_optimizer(optimizer: Any) -> dict[str, Any]:
 def put_optimizer(optimizer: Any, tree: dict[str, Any], path: str, trainable: Sequence[Any] | None = None) -> None:
     """Assign what take_optimizer() returned. With `trainable`, first build the optimizer if it is not built yet."""
     if trainable is not None:
-        build_optimizer(optimizer, trainable)
+        # A legacy optimizer has no build().
+        (optimizer.build if hasattr(optimizer, "build") else optimizer._create_all_weights)(trainable)
     if tree["inner"] is not None and hasattr(optimizer, "inner_optimizer"):
         put_optimizer(optimizer.inner_optimizer, tree["inner"], path)
-    advice = (
-        "Use the same optimizer with the same trainable layers, or start over"
-        if trainable is not None
-        else "Call optimizer.build(variables) with the trained variables before restore(), or use the same optimizer"
-    )
-    VARIABLES.put(variables_of(optimizer), tree, path, "the optimizer", advice)
+    VARIABLES.put(variables_of(optimizer), tree, path, "the optimizer", optimizer_advice(trainable))
     here = _settings(optimizer)
     known = [(here[name], found) for name, found in tree["settings"].items() if name in here]
     VARIABLES.assign(known, path, "the optimizer")
@@ -169,14 +150,6 @@ def put_optimizer(optimizer: Any, tree: dict[str, Any], path: str, trainable: Se
                 helper.locally_aggregated_grads[key] = tf.Variable(array(found), trainable=False)
 
 
-def build_optimizer(optimizer: Any, trainable: Sequence[Any]) -> None:
-    """Create the variables that an optimizer needs to train `trainable`, if they do not exist yet."""
-    if hasattr(optimizer, "build"):
-        optimizer.build(trainable)
-    else:
-        optimizer._create_all_weights(trainable)  # a legacy optimizer
-
-
 def _settings(optimizer: Any) -> dict[str, Any]:
     """Return the variables of an optimizer that `optimizer.variables` leaves out, by name."""
     scale = getattr(optimizer, "_loss_scale", None)
@@ -189,7 +162,7 @@ def _settings(optimizer: Any) -> dict[str, Any]:
         "passes": getattr(helper, "counter", None),
         **(getattr(optimizer, "_hyper", None) or {}),
     }
-    return {name: value for name, value in found.items() if is_variable(value)}
+    return {name: value for name, value in found.items() if is_of_tf("Variable", value)}
 
 
 def _optimizer_config(optimizer: Any) -> dict[str, Any]:
@@ -231,11 +204,7 @@ def put_model(model: Any, tree: dict[str, Any], path: str) -> None:
         )
         optimizer = getattr(model, "optimizer", None)
         if is_optimizer(optimizer):
-            if tree["optimizer"] is None:
-                raise CheckpointError(
-                    f"{path}: the model is compiled, but was not when it was saved, so the checkpoint has no state for "
-                    "its optimizer. Compile it after restore(), or start over."
-                )
+            check_compiled(tree, path)
             put_optimizer(optimizer, tree["optimizer"], path, model.trainable_variables)
         sources = _random_sources(model)
         if len(sources) == len(tree["random"]):
@@ -253,14 +222,11 @@ def plain_model(tree: dict[str, Any]) -> Any:
     by_name = VARIABLES.by_name(tree)
     if tree["architecture"] is None:
         return by_name
-    import tensorflow as tf
+    from tensorflow import keras
 
-    keras = tf.keras
     # From a configuration of Keras 2, Keras 3 would make a different model.
-    if not _is_keras_2(sys.modules[keras.Model.__module__.partition(".")[0]]):
-        return by_name
-    architecture = json.loads(tree["architecture"])
-    if not _known(architecture, keras):
+    is_keras_2 = _is_keras_2(sys.modules[keras.Model.__module__.partition(".")[0]])
+    if not is_keras_2 or not _known(json.loads(tree["architecture"]), keras):
         return by_name
     model = keras.models.model_from_json(tree["architecture"])
     if not model.built:
@@ -279,8 +245,7 @@ def _compile(model: Any, config: dict[str, Any]) -> None:
     try:
         model.compile_from_config(config)
     except AttributeError:
-        # The last thing that Keras 2.13 does here is to call optimizer.build(). Legacy optimizers lack this method, and
-        # do not need it.
+        # Keras 2.13 calls optimizer.build() last. Legacy optimizers lack this method, and do not need it.
         if hasattr(model.optimizer, "build"):
             raise
 
@@ -377,12 +342,11 @@ def _random_sources(model: Any) -> list[Any]:
 
 def _draw_from_generator(source: Any) -> bool:
     """If a source draws from older operations, make it draw from a generator. Return whether it was changed."""
-    if source._rng_type != source.RNG_LEGACY_STATEFUL:
-        source._maybe_init()
-        return False
-    source._rng_type, source._built = source.RNG_STATEFUL, False
+    is_legacy: bool = source._rng_type == source.RNG_LEGACY_STATEFUL
+    if is_legacy:
+        source._rng_type, source._built = source.RNG_STATEFUL, False
     source._maybe_init()
-    return True
+    return is_legacy
 
 
 def _random_state(source: Any) -> Any:
@@ -391,10 +355,9 @@ def _random_state(source: Any) -> Any:
 
 
 def _set_random_state(source: Any, state: Any, ranks_on: int) -> None:
-    """Make a source continue from a saved state.
+    """Make a source continue from a saved state, in this rank's random stream.
 
-    `ranks_on` is this rank's number minus that of the rank that saved the state. If the difference is not 0, skip to
-    this rank's own random stream.
+    `ranks_on` is this rank's number minus that of the rank that saved the state.
     """
     _draw_from_generator(source)
     if source._generator is not None:

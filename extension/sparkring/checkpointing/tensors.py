@@ -13,6 +13,7 @@ https://github.com/huggingface/safetensors
 from __future__ import annotations
 
 import ast
+import contextlib
 import errno
 import json
 import math
@@ -64,8 +65,8 @@ _CODES = {name: code for code, name in _NUMPY.items()}
 _RAW_CODES = {name: code for code, (name, _) in _RAW.items()}
 
 
-class Lies(NamedTuple):
-    """Where the bytes of an array are in a file: from `start` to `stop`, counted from the end of the header.
+class TensorInfo(NamedTuple):
+    """What the header says of an array, whose bytes are from `start` to `stop`, counted from the end of the header.
 
     `code` is the format's name for the array's dtype, and `dtype` is ''. If the format lacks the dtype, the array is
     stored as bytes: `code` is then "U8", and `dtype` describes the dtype.
@@ -82,25 +83,26 @@ class Lies(NamedTuple):
 class Layout(NamedTuple):
     """All arrays of a file, in the order of the file."""
 
-    arrays: tuple[Lies, ...]
+    arrays: tuple[TensorInfo, ...]
     size_bytes: int  # without the header
 
 
 def lay_out(leaves: Mapping[str, Leaf]) -> Layout:
     """Return the place of each of `leaves` in the file."""
     found, start = [], 0
+    stored = [(name, leaf, *_stored(leaf)) for name, leaf in leaves.items()]
     # Arrays with large elements come first, so that each array is aligned for its dtype. A program that maps the file
     # into its memory may need this.
-    for name, leaf in sorted(leaves.items(), key=lambda item: -_alignment(item[1])):
-        stop = start + _size(leaf)
-        found.append(_lies(name, leaf, start, stop))
+    for name, leaf, code, dtype, _ in sorted(stored, key=lambda each: -each[4]):
+        stop = start + (memoryview(leaf.buffer).nbytes if isinstance(leaf, Raw) else leaf.nbytes)
+        found.append(TensorInfo(name, code, tuple(leaf.shape), start, stop, dtype))
         start = stop
     return Layout(tuple(found), start)
 
 
 def copy_into(arena: npt.NDArray[np.uint8], layout: Layout, leaves: Mapping[str, Leaf]) -> memoryview:
     """Copy `leaves` to the beginning of `arena`, in the layout of the file; return that part of `arena`."""
-    pairs = iter([pair for lies in layout.arrays for pair in _pairs(arena[lies.start : lies.stop], leaves[lies.name])])
+    pairs = iter([pair for info in layout.arrays for pair in _pairs(arena[info.start : info.stop], leaves[info.name])])
 
     def copy() -> None:
         for room, found in pairs:
@@ -123,7 +125,7 @@ def copy_into(arena: npt.NDArray[np.uint8], layout: Layout, leaves: Mapping[str,
 
 def in_order(layout: Layout, leaves: Mapping[str, Leaf]) -> Iterator[memoryview]:
     """The bytes of `leaves` in the order of the file, copied only if they are not contiguous."""
-    return (_bytes_of(leaves[lies.name]) for lies in layout.arrays)
+    return (_bytes_of(leaves[info.name]) for info in layout.arrays)
 
 
 def write(file: Location, layout: Layout, metadata: Mapping[str, Any], buffers: Iterable[memoryview]) -> File:
@@ -133,16 +135,23 @@ def write(file: Location, layout: Layout, metadata: Mapping[str, Any], buffers: 
     """
     digest = Digest()
     header = _header(layout, metadata)
-    with file.fs.open(file.path, "wb") as out:
+    with open_synced(file) as out:
         for buffer in (memoryview(header), *buffers):
             for begin in range(0, len(buffer), CHUNK_BYTES):
                 piece = buffer[begin : begin + CHUNK_BYTES]
                 out.write(piece)
                 digest.add(piece)
+    return File(file.path.rpartition("/")[2], digest.size_bytes, str(digest))
+
+
+@contextlib.contextmanager
+def open_synced(file: Location) -> Iterator[Any]:
+    """Open a file for writing. At the end of the block, a local file is flushed to the disk."""
+    with file.fs.open(file.path, "wb") as out:
+        yield out
         if file.local:
             out.flush()
             sync(out.fileno())
-    return File(file.path.rpartition("/")[2], digest.size_bytes, str(digest))
 
 
 def sync(descriptor: int) -> None:
@@ -159,10 +168,9 @@ def read(
 ) -> tuple[dict[str, Any], dict[str, Leaf]]:
     """Read the metadata and the arrays of a file, and check that its size and digest are those in `written`.
 
-    With `room`, a local file is read twice. The first time, only its digest is checked, so that a damaged file does not
-    change `room`. The second time, each array is read into the array of the same name in `room`, if it fits, because
-    this takes less time than allocating memory. Every other array gets new memory.
-    Raises CheckpointDamagedError, which says what is wrong with the file, and OSError.
+    With `room`, a local file is read twice: first to check its digest, so that a damaged file does not change `room`,
+    then to read each array into the array of the same name in `room`, if it fits. This is faster than allocating new
+    memory. Raises CheckpointDamagedError, which says what is wrong with the file, and OSError.
     """
     check_size(file, written)
     if room and file.local:
@@ -173,9 +181,9 @@ def read(
     with file.fs.open(file.path, "rb") as source:
         reading = _Reading(source, digest, written.size_bytes, written.name)
         arrays, metadata = reading.header()
-        leaves = {lies.name: reading.array(lies, room.get(lies.name)) for lies in arrays}
+        leaves = {info.name: reading.array(info, room.get(info.name)) for info in arrays}
     if digest is not None and str(digest) != written.digest:
-        raise CheckpointDamagedError(other_bytes(written.name))
+        raise CheckpointDamagedError(digest_mismatch(written.name))
     return _json(metadata.get(_OURS, "{}"), written.name), leaves
 
 
@@ -186,7 +194,7 @@ def check_digest(file: Location, written: File) -> None:
         while count := source.readinto(room):
             digest.add(room[:count])
     if str(digest) != written.digest:
-        raise CheckpointDamagedError(other_bytes(written.name))
+        raise CheckpointDamagedError(digest_mismatch(written.name))
 
 
 def check_size(file: Location, written: File) -> None:
@@ -196,15 +204,15 @@ def check_size(file: Location, written: File) -> None:
     except FileNotFoundError:
         raise CheckpointDamagedError(f"{written.name} is missing") from None
     if size != written.size_bytes:
-        raise CheckpointDamagedError(other_size(written, size))
+        raise CheckpointDamagedError(size_mismatch(written, size))
 
 
-def other_size(written: File, size: int) -> str:
+def size_mismatch(written: File, size: int) -> str:
     """Say what is wrong with a file that now has this size."""
     return f"{written.name} has {size:,} bytes instead of {written.size_bytes:,}"
 
 
-def other_bytes(name: str) -> str:
+def digest_mismatch(name: str) -> str:
     """Say what is wrong with a file of the right size but another digest."""
     return f"{name} does not match its digest"
 
@@ -212,24 +220,14 @@ def other_bytes(name: str) -> str:
 # ── Laying out ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _lies(name: str, leaf: Leaf, start: int, stop: int) -> Lies:
+def _stored(leaf: Leaf) -> tuple[str, str, int]:
+    """Return how an array is stored: `code` and `dtype` as in TensorInfo, and its alignment in bytes."""
     if isinstance(leaf, Raw):
-        if leaf.dtype_name in _RAW_CODES:
-            return Lies(name, _RAW_CODES[leaf.dtype_name], tuple(leaf.shape), start, stop)
-        return Lies(name, "U8", tuple(leaf.shape), start, stop, f"raw:{leaf.dtype_name}")
+        code = _RAW_CODES.get(leaf.dtype_name)
+        return (code, "", _RAW[code][1]) if code else ("U8", f"raw:{leaf.dtype_name}", 1)
     if leaf.dtype.name in _CODES and leaf.dtype.str[0] in "<|":
-        return Lies(name, _CODES[leaf.dtype.name], leaf.shape, start, stop)
-    return Lies(name, "U8", leaf.shape, start, stop, repr(_npy.dtype_to_descr(leaf.dtype)))
-
-
-def _alignment(leaf: Leaf) -> int:
-    if isinstance(leaf, Raw):
-        return _RAW[_RAW_CODES[leaf.dtype_name]][1] if leaf.dtype_name in _RAW_CODES else 1
-    return leaf.dtype.itemsize if leaf.dtype.name in _CODES else 1
-
-
-def _size(leaf: Leaf) -> int:
-    return memoryview(leaf.buffer).nbytes if isinstance(leaf, Raw) else leaf.nbytes
+        return _CODES[leaf.dtype.name], "", leaf.dtype.itemsize
+    return "U8", repr(_npy.dtype_to_descr(leaf.dtype)), 1
 
 
 def _pairs(room: npt.NDArray[np.uint8], leaf: Leaf) -> Iterator[tuple[Array, Array]]:
@@ -244,11 +242,11 @@ def _pairs(room: npt.NDArray[np.uint8], leaf: Leaf) -> Iterator[tuple[Array, Arr
 
 
 def _header(layout: Layout, metadata: Mapping[str, Any]) -> bytes:
-    dtypes = {lies.name: [lies.dtype, list(lies.shape)] for lies in layout.arrays if lies.dtype}
+    dtypes = {info.name: [info.dtype, list(info.shape)] for info in layout.arrays if info.dtype}
     header: dict[str, Any] = {_METADATA: {_OURS: json.dumps(metadata), _DTYPES: json.dumps(dtypes)}}
-    for lies in layout.arrays:
-        shape = [lies.stop - lies.start] if lies.dtype else list(lies.shape)
-        header[lies.name] = {"dtype": lies.code, "shape": shape, "data_offsets": [lies.start, lies.stop]}
+    for info in layout.arrays:
+        shape = [info.stop - info.start] if info.dtype else list(info.shape)
+        header[info.name] = {"dtype": info.code, "shape": shape, "data_offsets": [info.start, info.stop]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     if len(text) > HEADER_BYTES:
@@ -272,8 +270,10 @@ def _bytes_of(leaf: Leaf) -> memoryview:
 
 
 class _Reading:
-    """A file that is being read from its beginning to its end. Everything in its header is checked before use, because
-    the file's digest can be checked only at the end. `digest` is None if the file's digest has been checked before.
+    """A file that is being read from its beginning to its end.
+
+    Everything in its header is checked before use, because its digest is known only at the end. `digest` is None if the
+    digest has been checked before.
     """
 
     def __init__(self, source: Any, digest: Digest | None, size_bytes: int, name: str) -> None:
@@ -282,7 +282,7 @@ class _Reading:
         self.left = size_bytes
         self.name = name
 
-    def header(self) -> tuple[list[Lies], dict[str, str]]:
+    def header(self) -> tuple[list[TensorInfo], dict[str, str]]:
         if self.left < _LENGTH.size:
             raise self.damaged()
         (length,) = _LENGTH.unpack(self.take(np.empty(_LENGTH.size, np.uint8)).tobytes())
@@ -290,11 +290,11 @@ class _Reading:
             raise self.damaged()
         header = _json(self.take(np.empty(length, np.uint8)).tobytes(), self.name)
         try:
-            return self._understood(header)
+            return self._parsed(header)
         except Exception as error:  # a damaged header may contain anything
             raise self.damaged() from error
 
-    def _understood(self, header: dict[str, Any]) -> tuple[list[Lies], dict[str, str]]:
+    def _parsed(self, header: dict[str, Any]) -> tuple[list[TensorInfo], dict[str, str]]:
         metadata = dict(header.pop(_METADATA, {}))
         dtypes = _json(metadata.get(_DTYPES, "{}"), self.name)
         arrays, begun = [], 0
@@ -303,24 +303,24 @@ class _Reading:
             if start != begun or stop < start:
                 raise ValueError(name)
             dtype, shape = dtypes.get(name, ["", found["shape"]])
-            arrays.append(Lies(name, found["dtype"], tuple(map(operator.index, shape)), start, stop, dtype))
+            arrays.append(TensorInfo(name, found["dtype"], tuple(map(operator.index, shape)), start, stop, dtype))
             begun = stop
         if begun != self.left:
             raise ValueError("length")
         return arrays, metadata
 
-    def array(self, lies: Lies, room: npt.NDArray[Any] | None) -> Leaf:
+    def array(self, info: TensorInfo, room: npt.NDArray[Any] | None) -> Leaf:
         try:
-            raw, dtype = _meant(lies)
-            size = lies.stop - lies.start
-            if dtype is not None and size != math.prod(lies.shape) * dtype.itemsize:
-                raise ValueError(lies.name)
+            raw, dtype = _dtype_of(info)
+            size = info.stop - info.start
+            if dtype is not None and size != math.prod(info.shape) * dtype.itemsize:
+                raise ValueError(info.name)
             if raw:
-                return Raw(raw, lies.shape, self.take(_room(size)))
-            if room is not None and (room.shape, room.dtype) == (lies.shape, dtype):
+                return Raw(raw, info.shape, self.take(_room(size)))
+            if room is not None and (room.shape, room.dtype) == (info.shape, dtype):
                 found = room
             else:
-                found = _room(size).view(dtype).reshape(lies.shape) if size else np.empty(lies.shape, dtype)
+                found = _room(size).view(dtype).reshape(info.shape) if size else np.empty(info.shape, dtype)
         except Exception as error:  # a damaged header may describe an impossible array
             raise self.damaged() from error
         if size:
@@ -340,45 +340,41 @@ class _Reading:
         return room
 
     def damaged(self) -> CheckpointDamagedError:
-        return CheckpointDamagedError(other_bytes(self.name))
+        return CheckpointDamagedError(digest_mismatch(self.name))
 
 
 def _room(size_bytes: int) -> npt.NDArray[np.uint8]:
-    """Return new memory, without the huge pages that NumPy asks for.
-
-    Linux allocates huge pages slowly when cached files fill the memory.
-    """
+    """Return new memory without huge pages, which Linux allocates slowly when cached files fill the memory."""
     if size_bytes < CHUNK_BYTES:
         return np.empty(size_bytes, np.uint8)
     return np.frombuffer(mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
 
 
-def _meant(lies: Lies) -> tuple[str, np.dtype[Any] | None]:
-    """Return two descriptions of an array's dtype: a name and a NumPy dtype.
+def _dtype_of(info: TensorInfo) -> tuple[str, np.dtype[Any] | None]:
+    """Return an array's dtype: '' and a NumPy dtype, or, if NumPy lacks it, its name and a NumPy dtype of its size.
 
-    If NumPy has the array's dtype, the name is '', and the NumPy dtype is the array's dtype. If NumPy lacks it, the
-    name is the dtype's name, and the NumPy dtype is one of the same size, or None if the size is unknown.
+    If the size of such a dtype is unknown, the NumPy dtype is None.
     """
-    if min(lies.shape, default=0) < 0:
-        raise ValueError(lies.name)
-    if lies.dtype.startswith("raw:"):
-        return lies.dtype.removeprefix("raw:"), None
-    if lies.dtype:
-        dtype: np.dtype[Any] = _npy.descr_to_dtype(ast.literal_eval(lies.dtype))
+    if min(info.shape, default=0) < 0:
+        raise ValueError(info.name)
+    if info.dtype.startswith("raw:"):
+        return info.dtype.removeprefix("raw:"), None
+    if info.dtype:
+        dtype: np.dtype[Any] = _npy.descr_to_dtype(ast.literal_eval(info.dtype))
         if dtype.hasobject:  # NumPy would take the file's bytes for addresses of objects
-            raise ValueError(lies.dtype)
+            raise ValueError(info.dtype)
         return "", dtype
-    if lies.code in _RAW:
-        name, itemsize = _RAW[lies.code]
+    if info.code in _RAW:
+        name, itemsize = _RAW[info.code]
         return name, np.dtype(f"V{itemsize}")
-    return "", np.dtype(_NUMPY[lies.code])
+    return "", np.dtype(_NUMPY[info.code])
 
 
 def _json(text: str | bytes, name: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise CheckpointDamagedError(other_bytes(name)) from error
+        raise CheckpointDamagedError(digest_mismatch(name)) from error
     if not isinstance(found, dict):
-        raise CheckpointDamagedError(other_bytes(name))
+        raise CheckpointDamagedError(digest_mismatch(name))
     return found

@@ -109,10 +109,7 @@ def put_piece(value: Any, found: dict[str, Any], path: str) -> None:
 
 
 def joined(found: dict[str, Any], like: Any, path: str) -> Any:
-    """Make a spread tensor from this rank's saved piece; `like` is a tensor that is spread in the same way.
-
-    Raises CheckpointError, with the path, if the saved tensor was not spread in the same way.
-    """
+    """Make a spread tensor from this rank's saved piece. CheckpointError if it was not spread as `like` is."""
     from torch.distributed.tensor import DTensor
 
     saved = Layout(*found["layout"])
@@ -148,10 +145,10 @@ def refuse_whole(saved: Any, like: Any, path: str) -> None:
 
 
 def counterparts(value: Any) -> Callable[[tuple[Any, ...]], Any]:
-    """Return a function that finds an object's own tensor, given the keys that lead to it in the object's state_dict().
+    """Return a function from keys in an object's state_dict() to the object's own tensor, or None if there is none.
 
-    The function returns None if there is no tensor. For an optimizer, it returns the parameter whose state
-    the keys lead to, because the optimizer has no tensors of its own before its first step.
+    For an optimizer, it returns the parameter whose state the keys lead to, because the optimizer has no tensors of its
+    own before its first step.
     """
     if hasattr(value, "param_groups"):
         parameters = dict(enumerate(parameter for group in value.param_groups for parameter in group["params"]))
@@ -214,9 +211,8 @@ _GATHER = (
 def _layout(tensor: Any) -> Layout:
     mesh = tensor.device_mesh
     at = mesh.get_coordinate()
-    return Layout(
-        tuple(tensor.shape), tuple(mesh.shape), None if at is None else tuple(at), tuple(map(str, tensor.placements))
-    )
+    placements = tuple(map(str, tensor.placements))
+    return Layout(tuple(tensor.shape), tuple(mesh.shape), None if at is None else tuple(at), placements)
 
 
 def _layout_words(layout: Layout | None) -> str:

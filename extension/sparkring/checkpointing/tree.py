@@ -45,10 +45,9 @@ Leaf = Array | Raw
 def flatten(state: Any, called: str = "state") -> tuple[Any, dict[str, Leaf]]:
     """Split `state` into a skeleton of JSON values and its arrays. The arrays are not copied.
 
-    Each array is named by its path in the state, for example "model/0.weight". Subclasses are not kept: in place of an
-    instance of a subclass of dict, list, tuple, str, int or float, rebuild() returns an instance of the built-in class.
-    Raises CheckpointError for a value that cannot be saved; the error names the path to the value, which begins with
-    `called`.
+    Each array is named by its path in the state, for example "model/0.weight". Subclasses are not kept: for an instance
+    of a subclass of dict, list, tuple, str, int or float, rebuild() returns an instance of the built-in class. Raises
+    CheckpointError for a value that cannot be saved, with its path, which begins with `called`.
     """
     taking = _Taking(called)
     return taking.apart(state, ()), taking.leaves

@@ -17,8 +17,7 @@ class Variables:
     """How the properties and values of a framework's variables are read, and how values are assigned."""
 
     name: Callable[[Any], str]
-    # Returns a variable's shape, in which None stands for a dimension of any length. Returns None if the variable may
-    # have any number of dimensions.
+    # In a shape, None stands for a dimension of any length. In place of a shape, it stands for any shape.
     shape: Callable[[Any], Sequence[int | None] | None]
     dtype: Callable[[Any], str]
     leaf: Callable[[Any], Any]
@@ -64,6 +63,22 @@ class Variables:
                 )
         for variable, found in ready:
             variable.assign(found)
+
+
+def optimizer_advice(trainable: Sequence[Any] | None) -> str:
+    """Say what to do if an optimizer's variables do not fit. `trainable` is None for an optimizer without a model."""
+    if trainable is None:
+        return "Call optimizer.build(variables) with the trained variables before restore(), or use the same optimizer"
+    return "Use the same optimizer with the same trainable layers, or start over"
+
+
+def check_compiled(tree: dict[str, Any], path: str) -> None:
+    """Raise CheckpointError if the model in `tree` was saved without an optimizer."""
+    if tree["optimizer"] is None:
+        raise CheckpointError(
+            f"{path}: the model is compiled, but was not when it was saved, so the checkpoint has no state for its "
+            "optimizer. Compile it after restore(), or start over."
+        )
 
 
 def _fits(shape: Sequence[int | None] | None, found: tuple[int, ...]) -> bool:

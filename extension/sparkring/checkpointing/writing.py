@@ -15,12 +15,7 @@ from sparkring.errors import CheckpointError, CheckpointStorageError
 from sparkring.runtime import report
 from sparkring.runtime.kernel import tell
 from sparkring.runtime.storage import Location
-from sparkring.wire.messages import (
-    CheckpointDamaged,
-    CheckpointFailed,
-    CheckpointRemoved,
-    CheckpointSaved,
-)
+from sparkring.wire.messages import CheckpointDamaged, CheckpointFailed, CheckpointRemoved, CheckpointSaved
 
 OTHERS_LIMIT_S = 600.0  # how long to wait for the next file of another rank
 _LOOK_FIRST_S, _LOOK_LAST_S = 0.02, 1.0  # the first and the longest pause between two checks for these files
@@ -31,8 +26,8 @@ _complained: set[str] = set()
 class Save(NamedTuple):
     """What is to be written, and how. `commit` has no files yet.
 
-    `began` is when save() was called (time.monotonic()); `blocked_s` is how long a save in the
-    background held up the training; None if the training waits for the whole save.
+    `began` is when save() was called (time.monotonic()); `blocked_s` is how long a save in the background held up the
+    training; None if the training waits for the whole save.
     """
 
     directory: Location
@@ -46,32 +41,23 @@ class Save(NamedTuple):
     blocked_s: float | None
 
 
-class There(NamedTuple):
-    """What the directory held before a save: checkpoints, and the times when unfinished folders last changed."""
-
-    entries: list[Entry]
-    unfinished: dict[str, float]
-
-
 def carry_out(save: Save, buffers: Iterable[memoryview]) -> None:
     """Write this rank's file; rank 0 then commits, reports, and removes old checkpoints. Raises CheckpointError."""
     try:
         files = _written(save, buffers)
         if files is None:
             return
-        # Listing the directory takes time. It is listed before the commit, so that the commit can be reported at once.
-        there = _look_around(save)
+        # Listing the directory takes time, so it is listed before the commit, which can then be reported at once.
+        others = _others(save)
         commit = save.commit._replace(files=files, time=time.time())
         folder.write_commit(save.directory, save.name, commit)
     except BaseException as error:  # an interrupt as well: remove what has been written
         if not save.commit.sharded:
-            # Without a commit, these files are useless. If they cannot be removed, this second error is ignored, so
-            # that the error of the save is raised.
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception):  # the error of the save is the one to raise
                 folder.remove(save.directory, Entry(save.name, "partial"))
         if not isinstance(error, Exception):
             raise
-        reason = str(error) if isinstance(error, CheckpointError) else folder.told(error)
+        reason = folder.described(error)
         written = save.directory.written
         report.tell(CheckpointFailed(written, save.commit.step, reason))
         message = f"the checkpoint of step {save.commit.step:,} could not be saved in {written}: {reason}"
@@ -79,7 +65,7 @@ def carry_out(save: Save, buffers: Iterable[memoryview]) -> None:
             tell(message)
         of_the_state = isinstance(error, CheckpointError) and not isinstance(error, CheckpointStorageError)
         raise (CheckpointError if of_the_state else CheckpointStorageError)(message) from error
-    _committed(save, commit, there)
+    _committed(save, commit, others)
 
 
 def tell_damaged(directory: Location, entry: Entry, reason: str) -> None:
@@ -126,19 +112,18 @@ def _of_others(save: Save) -> list[File]:
         pause_s = min(2 * pause_s, _LOOK_LAST_S)
 
 
-def _look_around(save: Save) -> There:
+def _others(save: Save) -> list[Entry]:
+    """Return the directory's other checkpoints."""
     try:
-        entries = [entry for entry in folder.listing(save.directory) if entry.name != save.name]
-        begun = any(entry.state == "partial" for entry in entries)
-        return There(entries, folder.unfinished(save.directory) if begun else {})
+        return [entry for entry in folder.listing(save.directory) if entry.name != save.name]
     except (CheckpointError, OSError) as error:
         _complain(save.directory, error)
-        return There([], {})
+        return []
 
 
-def _committed(save: Save, commit: Commit, there: There) -> None:
-    """Report the new checkpoint, and remove those that it makes superfluous. No error here makes the save fail."""
-    found = [Entry(save.name, "committed", commit), *there.entries]
+def _committed(save: Save, commit: Commit, others: list[Entry]) -> None:
+    """Report the new checkpoint, and remove those that need not be kept now. No error here makes the save fail."""
+    found = [Entry(save.name, "committed", commit), *others]
     top = save.policy.best(found)
     took_s = time.monotonic() - save.began
     report.tell(
@@ -153,15 +138,15 @@ def _committed(save: Save, commit: Commit, there: There) -> None:
             best=top is not None and top.name == save.name,
         )
     )
-    for entry in retention.superfluous(found, save.policy):
+    for entry in retention.expired(found, save.policy):
         if _removed(save.directory, entry):
             report.tell(CheckpointRemoved(save.directory.written, entry.name))
-    for name in retention.abandoned(there.unfinished, save.policy, time.time()):
-        if _never_finished(save.directory, name):
-            _removed(save.directory, Entry(name, "partial"))
+    for entry in retention.abandoned(others, save.policy, time.time()):
+        if _has_no_commit(save.directory, entry.name):
+            _removed(save.directory, entry)
 
 
-def _never_finished(directory: Location, name: str) -> bool:
+def _has_no_commit(directory: Location, name: str) -> bool:
     """Whether a checkpoint really has no commit. It is looked up by name, because a listing may be stale."""
     try:
         return folder.look(directory, name) is None
@@ -182,5 +167,5 @@ def _complain(directory: Location, error: Exception) -> None:
     """Say that old checkpoints cannot be removed, but say it only once per directory, not again after each save."""
     if directory.written not in _complained:
         _complained.add(directory.written)
-        reason = str(error) if isinstance(error, CheckpointError) else folder.told(error)
+        reason = folder.described(error)
         tell(f"old checkpoints in {directory.written} cannot be removed, so the directory grows: {reason}")

@@ -8,10 +8,7 @@ REASONS = ("Error", "Exception")  # a line that contains one of these says why s
 
 
 def line_with(text: str, *words: str) -> str:
-    """From a long Java message, return a line that contains one of `words`, or the first line if no line does.
-
-    The line is cut to a readable length.
-    """
+    """Return a message's first line, or the first line after it that has one of `words`; cut to 400 characters."""
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith("at ")]
     for line in lines[1:] if len(lines) > 1 else lines:
         if any(word in line for word in words):
@@ -26,17 +23,12 @@ def root_cause(text: str) -> str:
     """
     _, traceback, stack = text.rpartition("Traceback (most recent call last):\n")
     if traceback:
-        return _first_line("\n".join(line for line in stack.splitlines() if not line.startswith((" ", "\t"))))
+        return line_with("\n".join(line for line in stack.splitlines() if not line.startswith((" ", "\t"))))
     causes = [line.strip() for line in text.splitlines() if line.strip().startswith("Caused by: ")]
     if causes:
         return _plain(causes[-1].removeprefix("Caused by: "))
     _, barrier_task, reason = text.partition("finished unsuccessfully.\n")
-    return _plain(_first_line(reason) if barrier_task else line_with(text, *REASONS))
-
-
-def _first_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return (lines[0] if lines else "no reason given")[:400]
+    return _plain(line_with(reason) if barrier_task else line_with(text, *REASONS))
 
 
 def _plain(line: str) -> str:

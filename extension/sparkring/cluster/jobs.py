@@ -60,10 +60,14 @@ def interruptibly(
 
 def _tasks(context: SparkContext, group: str) -> str:
     """Return, in words, how many tasks of the group's jobs are done; '' if Spark does not know."""
+    stages = [info for stage in stage_ids(context, group) if (info := context.statusTracker().getStageInfo(stage))]
+    if not stages:
+        return ""
+    return f", {sum(stage.numCompletedTasks for stage in stages)} of {sum(stage.numTasks for stage in stages)} tasks"
+
+
+def stage_ids(context: SparkContext, group: str) -> set[int]:
+    """Return Spark's ids of the stages of a group's jobs, and of the stages that these depend on."""
     tracker = context.statusTracker()
     jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group)]
-    stages = [tracker.getStageInfo(stage) for job in jobs if job for stage in job.stageIds]
-    known = [stage for stage in stages if stage]
-    if not known:
-        return ""
-    return f", {sum(stage.numCompletedTasks for stage in known)} of {sum(stage.numTasks for stage in known)} tasks"
+    return {stage for job in jobs if job is not None for stage in job.stageIds}

@@ -75,10 +75,9 @@ class Data(NamedTuple):
 
 
 def arrow_schema(schema: StructType, session: SparkSession) -> bytes:
-    """Return the Arrow schema of rows with this Spark `schema`, serialized.
+    """Return the Arrow schema of rows with this Spark `schema`, serialized. Raises if Arrow cannot represent a column.
 
-    Its metadata says how toPandas() converts the columns to Python with the settings of the session. Raises various
-    errors if Arrow cannot represent a column.
+    Its metadata says how toPandas() converts the columns to Python with the settings of the session.
     """
     import cloudpickle
     from pyspark.sql.pandas.types import to_arrow_schema
@@ -95,18 +94,15 @@ def arrow_schema(schema: StructType, session: SparkSession) -> bytes:
     # these types, but not contain them.
     told = cloudpickle.dumps((schema, setting("spark.sql.session.timeZone"), by_arrow, structs))
     with pandas_unused():
-        described = to_arrow_schema(schema, **_time_zone(to_arrow_schema))
+        # From pyspark 4.3 on, the time zone is an argument; before, it is always UTC.
+        has_zone = "timezone" in inspect.signature(to_arrow_schema).parameters
+        described = to_arrow_schema(schema, **({"timezone": "UTC"} if has_zone else {}))
     return bytes(described.with_metadata({SPARK_SCHEMA: told}).serialize())
 
 
 def cast_it(error: Exception) -> str:
     """Return the end of a message: why Arrow cannot represent a column, and what to do."""
     return f"{line_with(str(error))} Cast it, or select the other columns."
-
-
-def _time_zone(to_arrow_schema: Callable[..., Any]) -> dict[str, str]:
-    """Return the argument that makes to_arrow_schema() use UTC; {} if pyspark is older than 4.3 and always uses UTC."""
-    return {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
 
 
 def find_data(name: str, namespace: Mapping[str, Any], *, counted: bool) -> Data:

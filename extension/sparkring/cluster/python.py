@@ -20,8 +20,7 @@ _changing = threading.Lock()
 def executed_by_this_python(context: SparkContext) -> Iterator[None]:
     """Within this context, have local executors run Python functions with this kernel's Python.
 
-    Otherwise, they would use PYSPARK_PYTHON or `python3`, which may be another Python. If the master is not local,
-    nothing changes. At the end, the session's own setting is restored for other jobs.
+    Otherwise, they would use PYSPARK_PYTHON or `python3`, which may be another Python.
     """
     if not context.master.startswith("local"):
         yield

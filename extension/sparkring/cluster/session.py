@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -43,8 +44,7 @@ def find_session(size: int, say: Callable[[str], None], *, here: bool = True) ->
             f"{size} Spark tasks need pyspark, which is not installed here: `pip install 'sparkring[spark]'`"
             f"{or_here(size, here)}."
         ) from error
-    connect = only_connect()
-    if connect:
+    if connect := only_connect():
         raise LaunchError(f"{connect}{or_here(size, here)}.")
     try:
         session = _running_session()
@@ -206,14 +206,10 @@ def find_java() -> str:
 
 def _java_version(java: str, *options: str) -> int:
     """Return the main version number of the program `java`, or 0 if it cannot be started with `options`."""
+    command = [java, *options, "-version"]
     try:
-        text = subprocess.run(
-            [java, *options, "-version"], capture_output=True, text=True, timeout=20, check=False
-        ).stderr
+        text = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False).stderr
     except (OSError, subprocess.TimeoutExpired):
         return 0
-    _, _, rest = text.partition('"')
-    numbers = rest.partition('"')[0].split(".")
-    if numbers[:1] == ["1"]:  # 1.8 is Java 8
-        numbers = numbers[1:]
-    return int(numbers[0]) if numbers and numbers[0].isdigit() else 0
+    found = re.search(r'"(?:1\.)?(\d+)', text)  # 1.8 is Java 8
+    return int(found[1]) if found else 0

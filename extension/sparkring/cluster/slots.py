@@ -7,8 +7,10 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Collection
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from sparkring.cluster.jobs import stage_ids
 from sparkring.cluster.session import made_here, or_here
 from sparkring.errors import LaunchError, SlotsError
 
@@ -47,6 +49,7 @@ class Slots(NamedTuple):
         return set(self.hosts[1:] or self.hosts)
 
 
+@dataclass(eq=False)
 class Stage:
     """A stage that sparkring has submitted, and that may be running.
 
@@ -54,18 +57,15 @@ class Stage:
     its slots until it is stopped, as a warm gang does.
     """
 
-    def __init__(self, context: SparkContext, title: str, size: int, *, persistent: bool) -> None:
-        self.context = context
-        self.title = title
-        self.size = size
-        self.persistent = persistent
-        self.group = f"sparkring-{uuid.uuid4().hex[:12]}"
+    context: SparkContext
+    title: str
+    size: int
+    persistent: bool = field(kw_only=True)
+    group: str = field(init=False, default_factory=lambda: f"sparkring-{uuid.uuid4().hex[:12]}")
 
     def ids(self) -> set[int]:
         """Spark's ids of the stage and of the stages that it depends on."""
-        tracker = self.context.statusTracker()
-        jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(self.group)]
-        return {stage for job in jobs if job is not None for stage in job.stageIds}
+        return stage_ids(self.context, self.group)
 
     def active_tasks(self) -> int:
         """How many tasks Spark runs now for the stage; 0 if all of them wait for slots."""
@@ -77,10 +77,7 @@ running: set[Stage] = set()
 
 
 def slots(context: SparkContext, *, apart_from: Collection[int] = ()) -> Slots:
-    """Return how many tasks Spark can run at once in this session, and what it runs now.
-
-    Tasks of the stages whose ids are in `apart_from` are not counted as running.
-    """
+    """Return the slots of this session. Tasks of the stages whose ids are in `apart_from` do not count as running."""
     assert context._jsc is not None
     jvm_context = context._jsc.sc()
     profile = jvm_context.resourceProfileManager().defaultResourceProfile()
@@ -203,10 +200,7 @@ def _refuse_dynamic_allocation(context: SparkContext) -> None:
 
 
 def waiting(context: SparkContext, mine: Collection[int]) -> dict[int, str]:
-    """Return the stages that are ready to run tasks but run none now, with their names in Spark, by stage id.
-
-    The stages whose ids are in `mine` are left out.
-    """
+    """Return the names of the stages, except `mine`, that are ready to run tasks but run none now, by stage id."""
     tracker = context.statusTracker()
     found = {stage: tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds() if stage not in mine}
     return {stage: str(info.name) for stage, info in found.items() if info is not None and not info.numActiveTasks}

@@ -2,15 +2,16 @@
 
 Keras 3 calls none of the methods that Horovod's DistributedOptimizer overrides, so each rank would train on its own,
 without an error. The optimizer that this module makes averages in `apply()`, which Keras 3 calls in every `fit()` and
-`apply_gradients()`.
-For Keras 2 and tf-keras, Horovod's functions stay as they are. Tested with Keras 3.15 on TensorFlow 2.21.
+`apply_gradients()`. For Keras 2 and tf-keras, Horovod's functions stay as they are. Tested with Keras 3.15.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import types
+from collections.abc import Callable
 from typing import Any
 
 from sparkring.errors import SparkringError
@@ -22,99 +23,101 @@ class HorovodKerasError(SparkringError):
 
 def adapt(module: types.ModuleType) -> None:
     """Adapt `horovod._keras` to Keras 3: both horovod.keras and horovod.tensorflow.keras call its functions."""
-    module.create_distributed_optimizer = _create(module)  # type: ignore[attr-defined]
-    module.load_model = _load_model(module.load_model)  # type: ignore[attr-defined]
+    signature = inspect.signature(module.create_distributed_optimizer)
+
+    def create(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs)
+        given.apply_defaults()
+        return _create(module.hvd, given.arguments)
+
+    _replace(
+        module, "create_distributed_optimizer", create, lambda keras, optimizer, *_, **__: _is_optimizer(optimizer)
+    )
+    _replace(module, "load_model", _load_model, lambda keras, *_, **__: keras.__version__.startswith("3."))
 
 
 def adapt_callbacks(module: types.ModuleType) -> None:
     """Adapt `horovod._keras.callbacks` to Keras 3."""
     broadcast, schedule = module.BroadcastGlobalVariablesCallbackImpl, module.LearningRateScheduleCallbackImpl
-    broadcast.on_batch_end = _broadcast(broadcast.on_batch_end)
-    broadcast.register_local_var = _register_local(broadcast.register_local_var)
-    schedule._adjust_learning_rate = _adjust_learning_rate(schedule._adjust_learning_rate)
+    _replace(broadcast, "on_batch_end", _broadcast, lambda callback, *_, **__: _is_model(callback.model))
+    _replace(broadcast, "register_local_var", _register_local, lambda callback, var: _is_variable(var))
+    _replace(schedule, "_adjust_learning_rate", _adjust, lambda callback, _: _is_optimizer(callback.model.optimizer))
 
 
 def adapt_elastic(module: types.ModuleType) -> None:
     """Adapt `horovod.tensorflow.elastic` to Keras 3, so that KerasState can save, restore and broadcast its models."""
     state = module.TensorFlowKerasState
-    state._save_model, state._load_model = _save(state._save_model), _load(state._load_model)
-    module._broadcast_model = _broadcast_model(module._broadcast_model)  # type: ignore[attr-defined]
+    _replace(state, "_save_model", _save, lambda state: _is_model(state.model))
+    _replace(state, "_load_model", _load, lambda state: _is_model(state.model))
+    _replace(module, "_broadcast_model", _broadcast_model, lambda model, *_, **__: _is_model(model))
 
 
-def _is_of_keras_3(value: Any, name: str) -> bool:
-    keras = sys.modules.get("keras")
-    # The module `keras` may also be Keras 2.
-    if keras is None or not keras.__version__.startswith("3."):
-        return False
-    kind = keras
-    for part in name.split("."):
-        kind = getattr(kind, part)
-    return isinstance(value, kind)  # type: ignore[arg-type]
-
-
-def _create(module: types.ModuleType) -> Any:
-    real, hvd = module.create_distributed_optimizer, module.hvd
+def _replace(owner: Any, name: str, adapted: Callable[..., Any], applies: Callable[..., bool]) -> None:
+    """Make `owner.name()` call `adapted()` if `applies()` is true of the arguments. Otherwise it works as before."""
+    real = getattr(owner, name)
 
     @functools.wraps(real)
-    def create(
-        keras: Any,
-        optimizer: Any,
-        name: str | None,
-        device_dense: str,
-        device_sparse: str,
-        compression: Any,
-        sparse_as_dense: bool,
-        gradient_predivide_factor: float,
-        op: Any,
-        backward_passes_per_step: int = 1,
-        average_aggregated_gradients: bool = False,
-        groups: Any = None,
-        process_set: Any = hvd.global_process_set,
-        scale_local_gradients: bool = True,
-    ) -> Any:
-        # The order is that of the parameters of _make_allreduce_grads_fn(), which is called with them below.
-        reducing = (device_dense, device_sparse, compression, sparse_as_dense, op, gradient_predivide_factor, groups)
-        if not _is_of_keras_3(optimizer, "optimizers.Optimizer"):
-            return real(
-                keras,
-                optimizer,
-                name,
-                *reducing[:4],
-                gradient_predivide_factor,
-                op,
-                backward_passes_per_step,
-                average_aggregated_gradients,
-                groups,
-                process_set,
-                scale_local_gradients,
-            )
-        backend = sys.modules["keras"].backend.backend()
-        if backend != "tensorflow":
-            raise HorovodKerasError(
-                f"horovod.tensorflow.keras averages TensorFlow's gradients, but Keras computes with {backend}: "
-                "set KERAS_BACKEND=tensorflow, or average torch's gradients with horovod.torch."
-            )
-        if backward_passes_per_step != 1:
-            raise HorovodKerasError(
-                f"backward_passes_per_step={backward_passes_per_step} is not supported for Keras 3's optimizers: give "
-                f"the optimizer itself gradient_accumulation_steps={backward_passes_per_step}, which averages the "
-                "gradients."
-            )
-        if _scales_loss(optimizer):
-            raise HorovodKerasError(
-                "under the policy mixed_float16, ranks have to agree on whether a step is skipped: give "
-                "DistributedOptimizer a keras.optimizers.LossScaleOptimizer around the optimizer."
-            )
-        label = name or f"Distributed{type(optimizer).__name__}"
-        reduce = hvd._make_allreduce_grads_fn(label, *reducing, process_set=process_set)
-        if getattr(type(optimizer), "_sparkring_distributed", False):
-            raise HorovodKerasError(
-                f"the optimizer `{type(optimizer).__name__}` is already a DistributedOptimizer: wrap it only once."
-            )
-        made = type(optimizer).from_config(optimizer.get_config())
-        return _distribute(made, reduce, process_set.size() if scale_local_gradients else 1)
+    def chosen(*args: Any, **kwargs: Any) -> Any:
+        return (adapted if applies(*args, **kwargs) else real)(*args, **kwargs)
 
-    return create
+    setattr(owner, name, chosen)
+
+
+def _is_of_keras_3(name: str, value: Any) -> bool:
+    keras = sys.modules.get("keras")
+    # The module `keras` may also be Keras 2.
+    return keras is not None and keras.__version__.startswith("3.") and isinstance(value, getattr(keras, name))
+
+
+_is_model = functools.partial(_is_of_keras_3, "Model")
+_is_optimizer = functools.partial(_is_of_keras_3, "Optimizer")
+_is_variable = functools.partial(_is_of_keras_3, "Variable")
+
+# The options of create_distributed_optimizer() that _make_allreduce_grads_fn() has, too.
+_REDUCING = (
+    "device_dense",
+    "device_sparse",
+    "compression",
+    "sparse_as_dense",
+    "op",
+    "gradient_predivide_factor",
+    "groups",
+    "process_set",
+)
+
+
+def _create(hvd: Any, options: dict[str, Any]) -> Any:
+    """Return an optimizer that averages its gradients, made from an optimizer of Keras 3."""
+    optimizer = options["optimizer"]
+    _check(optimizer, options["backward_passes_per_step"])
+    label = options["name"] or f"Distributed{type(optimizer).__name__}"
+    reduce = hvd._make_allreduce_grads_fn(name=label, **{name: options[name] for name in _REDUCING})
+    made = type(optimizer).from_config(optimizer.get_config())
+    return _distribute(made, reduce, options["process_set"].size() if options["scale_local_gradients"] else 1)
+
+
+def _check(optimizer: Any, backward_passes_per_step: int) -> None:
+    """Raise HorovodKerasError if gradients cannot be averaged for this optimizer."""
+    backend = sys.modules["keras"].backend.backend()
+    if backend != "tensorflow":
+        raise HorovodKerasError(
+            f"horovod.tensorflow.keras averages TensorFlow's gradients, but Keras computes with {backend}: "
+            "set KERAS_BACKEND=tensorflow, or average torch's gradients with horovod.torch."
+        )
+    if backward_passes_per_step != 1:
+        raise HorovodKerasError(
+            f"backward_passes_per_step={backward_passes_per_step} is not supported for Keras 3's optimizers: give the "
+            f"optimizer itself gradient_accumulation_steps={backward_passes_per_step}, which averages the gradients."
+        )
+    if _scales_loss(optimizer):
+        raise HorovodKerasError(
+            "under the policy mixed_float16, ranks have to agree on whether a step is skipped: give "
+            "DistributedOptimizer a keras.optimizers.LossScaleOptimizer around the optimizer."
+        )
+    if getattr(type(optimizer), "_sparkring_distributed", False):
+        raise HorovodKerasError(
+            f"the optimizer `{type(optimizer).__name__}` is already a DistributedOptimizer: wrap it only once."
+        )
 
 
 def _scales_loss(optimizer: Any) -> bool:
@@ -131,8 +134,8 @@ def _scales_loss(optimizer: Any) -> bool:
 def _distribute(optimizer: Any, reduce: Any, local_divisor: int) -> Any:
     """Change a Keras 3 optimizer so that it averages its gradients, and return it.
 
-    The optimizer gets a new class. This class has the name of the old one, because models are saved with that name.
-    Gradients of variables that are registered as local are not averaged, but divided by `local_divisor`.
+    Its new class has the name of the old one, because models are saved with that name. Gradients of variables that are
+    registered as local are not averaged, but divided by `local_divisor`.
     """
     base = type(optimizer)
     local: set[Any] = set()
@@ -165,46 +168,65 @@ def _distribute(optimizer: Any, reduce: Any, local_divisor: int) -> Any:
     return optimizer
 
 
-def _load_model(real: Any) -> Any:
-    @functools.wraps(real)
-    def load_model(
-        keras: Any,
-        wrap_optimizer: Any,
-        filepath: Any,
-        custom_optimizers: Any,
-        custom_objects: Any,
-        legacy_opts: bool = False,
-    ) -> Any:
-        if not keras.__version__.startswith("3."):
-            return real(keras, wrap_optimizer, filepath, custom_optimizers, custom_objects, legacy_opts)
-        classes = {kind.__name__: kind for kind in custom_optimizers or ()}
-        model = keras.models.load_model(filepath, custom_objects={**classes, **(custom_objects or {})})
-        if getattr(model, "optimizer", None) is not None:
-            # wrap_optimizer() makes a new optimizer, which lacks the state of the loaded one. So the model keeps the
-            # loaded optimizer, which only gets the class of the new one.
-            stateless = type(model.optimizer).from_config(model.optimizer.get_config())
-            model.optimizer.__class__ = type(wrap_optimizer(lambda: stateless)())
-        return model
-
-    return load_model
+def _load_model(
+    keras: Any,
+    wrap_optimizer: Any,
+    filepath: Any,
+    custom_optimizers: Any,
+    custom_objects: Any,
+    legacy_opts: Any = False,
+) -> Any:
+    classes = {kind.__name__: kind for kind in custom_optimizers or ()}
+    model = keras.models.load_model(filepath, custom_objects={**classes, **(custom_objects or {})})
+    if getattr(model, "optimizer", None) is not None:
+        # wrap_optimizer() makes a new optimizer, which lacks the state of the loaded one. So the model keeps the loaded
+        # optimizer, which only gets the class of the new one.
+        stateless = type(model.optimizer).from_config(model.optimizer.get_config())
+        model.optimizer.__class__ = type(wrap_optimizer(lambda: stateless)())
+    return model
 
 
-def _broadcast(real: Any) -> Any:
-    @functools.wraps(real)
-    def on_batch_end(self: Any, batch: Any, logs: Any = None) -> None:
-        if self.broadcast_done or not _is_of_keras_3(self.model, "Model"):
-            real(self, batch, logs)
-            return
-        import horovod.tensorflow as hvd
-        import tensorflow as tf
+def _broadcast(callback: Any, batch: Any, logs: Any = None) -> None:
+    if callback.broadcast_done:
+        return
+    import horovod.tensorflow as hvd
+    import tensorflow as tf
 
-        values = _shared_values(self.model, self.model.optimizer)
-        with tf.device(self.device):
-            shared = [value for value in values if value.ref() not in self._local_vars]
-            hvd.broadcast_variables(shared, root_rank=self.root_rank)
-        self.broadcast_done = True
+    values = _shared_values(callback.model, callback.model.optimizer)
+    with tf.device(callback.device):
+        shared = [value for value in values if value.ref() not in callback._local_vars]
+        hvd.broadcast_variables(shared, root_rank=callback.root_rank)
+    callback.broadcast_done = True
 
-    return on_batch_end
+
+def _register_local(callback: Any, var: Any) -> None:
+    callback._local_vars.add(var.value.ref())
+
+
+def _adjust(callback: Any, epoch: float) -> None:
+    """Set the learning rate of an epoch."""
+    optimizer = callback.model.optimizer
+    if callback.momentum_correction and getattr(optimizer, "momentum", 0):
+        raise HorovodKerasError(
+            f"{type(callback).__name__} cannot correct the momentum of Keras 3's `{type(optimizer).__name__}`, which "
+            "is a constant: give the callback momentum_correction=False."
+        )
+    optimizer.learning_rate = callback.initial_lr * callback.multiplier(epoch)
+
+
+def _save(state: Any) -> None:
+    state._saved = [variable.numpy() for variable in _variables(state.model, state.optimizer)]
+
+
+def _load(state: Any) -> None:
+    for variable, saved in zip(_variables(state.model, state.optimizer), state._saved, strict=True):
+        variable.assign(saved)
+
+
+def _broadcast_model(model: Any, optimizer: Any, backend: Any) -> None:
+    import horovod.tensorflow as hvd
+
+    hvd.broadcast_variables(_shared_values(model, optimizer), root_rank=0)
 
 
 def _variables(model: Any, optimizer: Any) -> list[Any]:
@@ -214,66 +236,5 @@ def _variables(model: Any, optimizer: Any) -> list[Any]:
 
 
 def _shared_values(model: Any, optimizer: Any) -> list[Any]:
-    """The values that all ranks begin with. Seeds are left out, so that dropout drops different units on each rank."""
+    """Return the values that all ranks begin with. Seeds are left out, so Dropout drops other units on each rank."""
     return [variable.value for variable in _variables(model, optimizer) if variable.name != "seed_generator_state"]
-
-
-def _save(real: Any) -> Any:
-    @functools.wraps(real)
-    def save_model(self: Any) -> None:
-        if not _is_of_keras_3(self.model, "Model"):
-            real(self)
-            return
-        self._saved = [variable.numpy() for variable in _variables(self.model, self.optimizer)]
-
-    return save_model
-
-
-def _load(real: Any) -> Any:
-    @functools.wraps(real)
-    def load_model(self: Any) -> None:
-        if not _is_of_keras_3(self.model, "Model"):
-            real(self)
-            return
-        for variable, saved in zip(_variables(self.model, self.optimizer), self._saved, strict=True):
-            variable.assign(saved)
-
-    return load_model
-
-
-def _broadcast_model(real: Any) -> Any:
-    @functools.wraps(real)
-    def broadcast_model(model: Any, optimizer: Any, backend: Any) -> None:
-        if not _is_of_keras_3(model, "Model"):
-            real(model, optimizer, backend)
-            return
-        import horovod.tensorflow as hvd
-
-        hvd.broadcast_variables(_shared_values(model, optimizer), root_rank=0)
-
-    return broadcast_model
-
-
-def _register_local(real: Any) -> Any:
-    @functools.wraps(real)
-    def register_local_var(self: Any, var: Any) -> None:
-        real(self, getattr(var, "value", var) if _is_of_keras_3(var, "Variable") else var)
-
-    return register_local_var
-
-
-def _adjust_learning_rate(real: Any) -> Any:
-    @functools.wraps(real)
-    def adjust(self: Any, epoch: float) -> None:
-        optimizer = self.model.optimizer
-        if not _is_of_keras_3(optimizer, "optimizers.Optimizer"):
-            real(self, epoch)
-            return
-        if self.momentum_correction and getattr(optimizer, "momentum", 0):
-            raise HorovodKerasError(
-                f"{type(self).__name__} cannot correct the momentum of Keras 3's `{type(optimizer).__name__}`, where "
-                "it is a constant: give the callback momentum_correction=False."
-            )
-        optimizer.learning_rate = self.initial_lr * self.multiplier(epoch)
-
-    return adjust

@@ -54,7 +54,10 @@ def _finder(module: str) -> Any:
 def _log_callback() -> type[Any]:
     from tensorflow import keras
 
-    from sparkring.runtime.report import log_to_driver
+    from sparkring.runtime.report import log_to_driver, numbers
+
+    def values(logs: Any) -> str:
+        return ", ".join(f"{name} {value:.4g}" for name, value in numbers(logs).items())
 
     class LogCallback(keras.callbacks.Callback):  # type: ignore[misc]
         """Sends a line to the notebook at the start and the end of each epoch.
@@ -73,14 +76,10 @@ def _log_callback() -> type[Any]:
 
         def on_batch_end(self, batch: int, logs: Any = None) -> None:
             if self.per_batch_log:
-                log_to_driver(f"batch {batch + 1}: {_values(logs)}")
+                log_to_driver(f"batch {batch + 1}: {values(logs)}")
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             took = time.monotonic() - self._began
-            log_to_driver(f"epoch {epoch + 1} ends after {took:.1f} s: {_values(logs)}")
+            log_to_driver(f"epoch {epoch + 1} ends after {took:.1f} s: {values(logs)}")
 
     return LogCallback
-
-
-def _values(logs: Any) -> str:
-    return ", ".join(f"{name} {float(value):.4g}" for name, value in (logs or {}).items())

@@ -15,7 +15,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 
-from sparkring.capture.remote_names import Held
+from sparkring.capture.remote_names import RemoteNames
 from sparkring.engine.options import GangOptions
 from sparkring.engine.polling import poll_until
 from sparkring.engine.recorder import Recorder
@@ -49,7 +49,7 @@ class WarmGang:
     def __init__(self, wanted: GangOptions, gang: Gang, tell: Tell) -> None:
         self.wanted = wanted
         self.gang = gang
-        self.held = Held()
+        self.held = RemoteNames()
         self.ended = ""
         self.started = self.used = time.time()
         self.cells = 0

@@ -1,7 +1,7 @@
 """The interface of a framework, which connects the ranks of a gang.
 
-A framework makes environment variables for each rank. It also runs what the ranks need as long as the gang exists, for
-example a server through which they find each other.
+A framework makes environment variables for each rank. It also runs what the ranks need, for example a server through
+which they find each other.
 """
 
 from __future__ import annotations
@@ -57,10 +57,7 @@ class Timeline(NamedTuple):
 
 
 class Start(NamedTuple):
-    """A start of the ranks for the run `run_id`, which has been restarted `restarts` times.
-
-    `max_restarts` says how often the run may be restarted.
-    """
+    """A start of the ranks for the run `run_id`, which has been restarted `restarts` of `max_restarts` times."""
 
     run_id: str
     restarts: int
@@ -89,7 +86,6 @@ class Framework(ABC):
 
     def __init__(self, host: str, bind_host: str, endpoints: list[Endpoint]) -> None:
         self.host = host
-        self.bind_host = bind_host
         self.endpoints = endpoints
 
     @abstractmethod

@@ -12,10 +12,9 @@ from typing import Any
 def interrupted(what: str) -> KeyboardInterrupt:
     """Return a KeyboardInterrupt for the caller to raise. IPython shows it without sparkring's frames."""
     message = f"sparkring: interrupted, {what}"
-    error: Any = KeyboardInterrupt(message)
-    error._render_traceback_ = lambda: [f"KeyboardInterrupt: {message}"]
-    found: KeyboardInterrupt = error
-    return found
+    error = KeyboardInterrupt(message)
+    error._render_traceback_ = lambda: [f"KeyboardInterrupt: {message}"]  # type: ignore[attr-defined]
+    return error
 
 
 class Interrupts:
@@ -40,11 +39,7 @@ class Interrupts:
 
     @contextlib.contextmanager
     def let_through(self) -> Iterator[None]:
-        """Let interrupts raise KeyboardInterrupt in this block, as they did before. The block runs code of the user.
-
-        More exactly, in this block, interrupts are handled by the signal handler that was set before the block of
-        Interrupts.
-        """
+        """In this block, which runs the user's code, let the handler that was set before handle interrupts."""
         if self._before is None:
             yield
             return
@@ -64,10 +59,7 @@ class Interrupts:
 
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
-    """Hold back an interrupt that comes in the block.
-
-    After the block, the interrupt is raised again, and the handler that was set before the block handles it.
-    """
+    """Hold back an interrupt that comes in the block. It is raised again after the block."""
     with Interrupts() as interrupts:
         yield
     if interrupts.seen:

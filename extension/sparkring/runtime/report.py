@@ -1,7 +1,7 @@
 """What a rank reports to the notebook: numbers with log(), text with log_to_driver().
 
-On the driver, and in any other process that is not a rank, log() does nothing and log_to_driver()
-prints, so that the same function can be tried in the notebook first.
+In a process that is not a rank, such as the driver, log() does nothing and log_to_driver() prints, so the same function
+can be tried in the notebook first.
 """
 
 from __future__ import annotations
@@ -49,9 +49,8 @@ def log(
 ) -> None:
     """Report metrics of this rank: `log(step=3, loss=0.25)`.
 
-    Values are numbers or objects with a single number (a 0-d array or tensor). For the progress bar,
-    `steps` is the number of steps in an epoch, and `epochs` is the number of epochs. Raise TypeError if
-    a value is not a number.
+    Values are numbers or objects with a single number (a 0-d array or tensor). For the progress bar, `steps` is the
+    number of steps in an epoch, and `epochs` is the number of epochs. Raises TypeError if a value is not a number.
     """
     values = {name: _number(name, value) for name, value in metrics.items()}
     if _tell is not None:
@@ -59,10 +58,7 @@ def log(
 
 
 def numbers(logs: Any) -> dict[str, float]:
-    """Return those values in Keras' `logs` that are single numbers.
-
-    Other values are left out, because they cannot be shown in tables or used to choose the best checkpoint.
-    """
+    """Return those values in Keras' `logs` that are single numbers, which tables and `best=` need."""
     found = {}
     for name, value in (logs or {}).items():
         with contextlib.suppress(TypeError, ValueError):

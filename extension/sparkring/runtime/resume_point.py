@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 class Here(NamedTuple):
     """This attempt's directory of checkpoints, and the checkpoint that it continues from.
 
-    `directory` is as the user wrote it. `stamp` is when the attempt began (ms since 1970, on the driver's clock). The
-    stamp becomes part of the names of the attempt's checkpoints. So the names of two checkpoints from different
-    attempts show which checkpoint is newer, namely the one with the larger stamp.
-    `resume` is the name of the checkpoint that all ranks continue from, '' for none; `commit` is the content of this
-    checkpoint's commit.json, if the driver could read it. `there` has the names of all checkpoints that the driver has
-    seen in the directory. `lineage` is an id that is the same in all checkpoints of one training, from its first
-    attempt on. `code` is the cell's code, `run_id` the run's id.
+    directory: as the user wrote it.
+    stamp: when the attempt began (ms since 1970, on the driver's clock). It is part of the names of the attempt's
+        checkpoints: of two attempts, the newer one has the larger stamp.
+    resume: the name of the checkpoint that all ranks continue from, '' for none.
+    lineage: an id that all checkpoints of one training share, from its first attempt on.
+    code, run_id: the cell's code and the run's id.
+    there: the names of all checkpoints that the driver has seen in the directory.
+    commit: the content of the commit.json of `resume`, if the driver could read it.
     """
 
     directory: str = ""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 DBFS_MOUNT = "/dbfs"
 DBFS_ROOT = "SPARKRING_DBFS_ROOT"
+_MOUNTED = re.compile(rf"{DBFS_MOUNT}(?:/+(.*))?$", re.DOTALL)
 # Hadoop's names for schemes that have other names in fsspec.
 _HADOOP = {"s3": "s3a", "gcs": "gs"}
 
@@ -47,15 +48,11 @@ class Location(NamedTuple):
         return Location(self.fs, f"{self.path.rstrip('/')}/{name}", f"{self.written.rstrip('/')}/{name}")
 
     def entries(self) -> Iterator[dict[str, Any]]:
-        """Yield what fsspec knows about each file and folder in this folder.
-
-        Raise FileNotFoundError if this folder does not exist.
-        """
+        """Yield what fsspec knows about each file and folder in this folder. FileNotFoundError if it does not exist."""
         if not self.local:
             yield from self.fs.ls(self.path, detail=True)
             return
-        # The entries are looked up one by one, because fsspec before 2024.12 could not list them all with their details
-        # if an entry was removed meanwhile: it then listed nothing at all.
+        # One by one, because fsspec before 2024.12 listed nothing at all if an entry was removed meanwhile.
         for name in self.fs.ls(self.path, detail=False):
             with contextlib.suppress(FileNotFoundError):
                 yield self.fs.info(name)
@@ -75,17 +72,13 @@ class Location(NamedTuple):
 
 
 def locate(path: str | os.PathLike[str]) -> Location:
-    """Return the Location of `path`, whether or not anything exists there.
-
-    Raise PathError, which says why, if the path cannot be used.
-    """
+    """Return the Location of `path`, whether or not anything exists there. PathError if the path cannot be used."""
     written = os.fspath(path)
     if not written.strip():
         raise PathError("the path is empty.")
     if "\0" in written:
         raise PathError(f"{written!r}: a path cannot contain the character NUL.")
-    mistaken = re.match(r"dbfs://([^/].*)", written)
-    if mistaken:
+    if mistaken := re.match(r"dbfs://([^/].*)", written):
         raise PathError(
             f"{written}: dbfs: must be followed by one slash or three; here, the first folder would be read as a host. "
             f"Write dbfs:/{mistaken[1]}"
@@ -93,14 +86,14 @@ def locate(path: str | os.PathLike[str]) -> Location:
     here = re.sub(r"^file:(//(?=/))?", "", written)
     if here.startswith("//") and written.startswith("file:"):
         raise PathError(f"{written}: file: must be followed by one slash or three. Write file:/{here.lstrip('/')}")
-    on_dbfs = re.match(r"dbfs:/*(.*)", here, re.DOTALL) or re.match(rf"{DBFS_MOUNT}(?:/+(.*))?$", here, re.DOTALL)
+    on_dbfs = re.match(r"dbfs:/*(.*)", here, re.DOTALL) or _MOUNTED.match(here)
     if not on_dbfs and ("://" in here or here.startswith("memory:")):
         return _remote(here, written)
     import fsspec
 
     if not on_dbfs:
         here = os.path.abspath(os.path.expanduser(here))
-        on_dbfs = re.match(rf"{DBFS_MOUNT}(?:/+(.*))?$", here, re.DOTALL)
+        on_dbfs = _MOUNTED.match(here)
     return Location(fsspec.filesystem("file"), _on_dbfs(on_dbfs[1] or "", written) if on_dbfs else here, written)
 
 
@@ -123,10 +116,7 @@ def root_for_ranks() -> dict[str, str]:
 
 
 def _on_dbfs(rest: str, written: str) -> str:
-    """Return the path of `rest` in the folder for dbfs:/. `written` is the whole path, as the user wrote it.
-
-    Raise PathError if the path leads out of the folder, or if the folder cannot be created.
-    """
+    """Return the path of `rest` in the folder for dbfs:/. PathError if it leads out, or the folder cannot be made."""
     for part in rest.split("/"):
         if _decoded(part) in ("..", "."):
             raise PathError(f"{written}: write the path without `{part}`, which DBFS does not resolve.")
@@ -147,10 +137,7 @@ def _on_dbfs(rest: str, written: str) -> str:
 
 
 def _decoded(part: str) -> str:
-    """Return a part of a path with all percent-encoding undone.
-
-    Code that treats the path as a URL may decode it later, so that a part such as `%2e%2e` would become `..`.
-    """
+    """Return a part of a path without percent-encoding: code that takes the path for a URL turns `%2e%2e` into `..`."""
     from urllib.parse import unquote
 
     while (again := unquote(part)) != part:
@@ -172,8 +159,7 @@ def _remote(url: str, written: str) -> Location:
 
 def protocols(fs: Any) -> tuple[str, ...]:
     """Return the names by which fsspec knows a file system, such as 'file' or 's3'."""
-    found = fs.protocol
-    return (found,) if isinstance(found, str) else tuple(found)
+    return (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
 
 
 def _inside(path: str, folder: str) -> bool:

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-# Every member imports this module at start-up, so it has to be imported fast. World is therefore a NamedTuple and not a
-# dataclass: importing `dataclasses`, which imports `inspect`, would take a third of the start-up time. And there is no
-# `from __future__ import annotations`: it makes annotations strings, and typing would have to compile each of them.
+# Every member imports this module at start-up. Importing `dataclasses`, which imports `inspect`, would take a third of
+# the start-up time, so World is a NamedTuple. With `from __future__ import annotations`, annotations are strings, and
+# typing would compile each of them.
 
 
 class World(NamedTuple):
@@ -19,9 +19,7 @@ class World(NamedTuple):
     cross_size: int = 1
     node: str = "localhost"
     gpus: tuple[str, ...] = ()  # the GPUs assigned to this rank, written as in CUDA_VISIBLE_DEVICES
-    # The node's number among all nodes. `cross_rank` is its number among those nodes that have a rank with the same
-    # `local_rank`.
-    node_rank: int = 0
+    node_rank: int = 0  # the node's number among all nodes, even those that have no rank with this `local_rank`
     nodes: int = 1
 
 
@@ -42,10 +40,9 @@ def enter(place: World) -> None:
 def place_ranks(nodes: Sequence[str], gpus: Sequence[Sequence[str]] = (), *, by_node: bool = True) -> list[World]:
     """Return the World of each member. `nodes[i]` is the node that member i runs on, `gpus[i]` are its GPUs.
 
-    Ranks on one node are neighbours, as under mpirun: nodes are numbered in the order in which they
-    first appear, and members keep their order within a node. `cross_rank` counts the nodes that
-    have a rank with the same `local_rank`, as Horovod's cross communicator does.
-    If `by_node` is false, member i is rank i, whichever node it runs on; everything else is the same.
+    Ranks on one node are neighbours, as under mpirun: nodes are numbered in the order in which they first appear, and
+    members keep their order within a node. `cross_rank` counts the nodes that have a rank with the same `local_rank`,
+    as Horovod's cross communicator does. If `by_node` is false, member i is rank i, whichever node it runs on.
     """
     members_of: dict[str, list[int]] = {}
     for member, node in enumerate(nodes):
@@ -77,10 +74,9 @@ def share_gpus(addresses: Sequence[str], ranks: int, each: int) -> list[tuple[st
 def gpu_environments(worlds: Sequence[World]) -> dict[str, dict[str, str]]:
     """Return, for the name of each node, the environment variables that tell CUDA which GPUs the node's ranks see.
 
-    Each rank sees the GPUs of all ranks on its node, so that NCCL can copy between GPUs. The GPUs are listed in the
-    order of local ranks. So if each rank has one GPU, the GPU's number in the list is the rank's local rank, as code
-    for horovodrun and torchrun expects. A GPU that tasks share is listed once, because CUDA does not accept an address
-    twice.
+    Each rank sees the GPUs of all ranks on its node, so that NCCL can copy between GPUs, in the order of local ranks.
+    So if each rank has one GPU, the GPU's number is the rank's local rank, as code for horovodrun and torchrun expects.
+    A GPU that tasks share is listed once, because CUDA does not accept an address twice.
     """
     seen: dict[str, dict[str, None]] = {}
     for world in sorted(worlds):  # sorted by rank, and so, on each node, also by local rank

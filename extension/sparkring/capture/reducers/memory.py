@@ -15,11 +15,10 @@ from typing import Any, NamedTuple
 from sparkring.capture.reducers import torch
 from sparkring.capture.reducers.base import Layout, Reduced
 
-# Blocks start at multiples of this many bytes, because torch needs offsets in a block that are multiples of the size of
-# an element.
+# Blocks start at multiples of this, because torch needs offsets in a block that are multiples of an element's size.
 _ALIGNMENT = 16
-# How many candidates NumPy tries in the search for an element that two arrays have in common. If the search is not done
-# by then, the arrays are taken to have such an element.
+# How many candidates NumPy tries in the search for an element that two arrays have in common. If it needs more, the
+# arrays are taken to have one.
 _EFFORT = 10_000
 
 
@@ -29,8 +28,8 @@ class Block:
     def __init__(self, start: int, end: int, owner: object) -> None:
         start = _aligned(start)
         self.start, self.end = start, end
-        # The bytes are read through a NumPy array, because the garbage collector does not track these arrays, and so
-        # cannot clear one that is still being read. It does track memoryviews and ctypes arrays.
+        # The garbage collector tracks memoryviews and ctypes arrays, and could clear one that is still being read. It
+        # does not track NumPy arrays.
         self._content = _numpy().asarray(_Memory(Layout(start, 1, (end - start,), (1,)), "|u1", owner))
 
     def __contains__(self, layout: Layout) -> bool:
@@ -58,9 +57,9 @@ class _Array(NamedTuple):
 class Memory:
     """The memory of all arrays that are packed together.
 
-    The reducer reduce() packs an array that lies in one of `blocks` as a view of that block, and other arrays
-    separately. When all arrays are packed, shared() returns blocks for those that were packed separately although they
-    share memory. The caller then packs everything again with these blocks.
+    reduce() packs an array that lies in one of `blocks` as a view of that block, and other arrays separately. When all
+    arrays are packed, shared() returns blocks for those that were packed separately although they share memory. The
+    caller then packs everything again with these blocks.
     """
 
     def __init__(self, blocks: Sequence[Block] = ()) -> None:

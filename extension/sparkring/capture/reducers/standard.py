@@ -67,8 +67,8 @@ def _register(dispatcher: Any, implementations: Iterable[tuple[type, Callable[..
 def _has_unguarded_lookups(cls: type) -> bool:
     """Return whether pickle would call the `__getattr__` of the class on an object that has no attributes yet.
 
-    Pickle looks for hooks such as `__setstate__` on an object that it has just made. If the class does not define them,
-    the look-up calls `__getattr__`, which often fails, because it reads attributes that the object does not have yet.
+    Pickle looks for hooks such as `__setstate__` on an object that it has just made. If the class has none, this calls
+    `__getattr__`, which often fails, because it reads attributes that the object does not have yet.
     """
     own = [vars(base) for base in cls.__mro__[:-1]]
     if not any("__getattr__" in names for names in own) or any(hook in names for names in own for hook in _HOOKS):

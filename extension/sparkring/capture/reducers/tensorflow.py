@@ -1,8 +1,7 @@
 """Reducers for TensorFlow's and Keras' objects: models, layers, optimizers, `tf.function` and `tf.data`.
 
 A Keras model is rebuilt from its configuration and its weights, and from the notebook's classes and functions that the
-model uses. Only functions that run on ranks have to import TensorFlow, because a driver that has an object of
-TensorFlow or Keras has already imported the module that the object comes from.
+model uses. Only functions that run on ranks import TensorFlow, because a driver with such an object has imported it.
 """
 
 from __future__ import annotations
@@ -53,8 +52,7 @@ def reducer_for(cls: type) -> Reducer | None:
 def _reducer_of_keras_3(cls: type, keras: Any) -> Reducer | None:
     """Return the reducer for a type of Keras 3, if it needs one.
 
-    Keras 3's own `__reduce__` fails for classes that cannot be imported, such as those of the notebook, and loses the
-    state of an optimizer.
+    Keras 3's own `__reduce__` fails for classes of the notebook, and loses the state of an optimizer.
     """
     container = next((kind for kind in (list, dict, set) if issubclass(cls, kind)), None)
     if container is not None and _is_theirs(cls):
@@ -90,10 +88,7 @@ def _refuse(kind: Kind, value: object) -> Reduced:
 
 
 def _names(cls: type) -> set[str]:
-    """Return a type's bases in TensorFlow, as `module.Class`.
-
-    The module's name is cut to its last part, because the other parts differ between versions of TensorFlow.
-    """
+    """Return a type's bases in TensorFlow, as `module.Class`; `module` is the last part, which all versions share."""
     return {
         f"{base.__module__.rpartition('.')[2]}.{base.__name__}"
         for base in cls.__mro__
@@ -115,8 +110,8 @@ def _function(function: Any) -> Reduced:
     original = function.python_function
     bound: Any = getattr(original, "__original_wrapped__", None)
     if isinstance(bound, types.MethodType) and hasattr(bound.__self__, "weakrefself_target__"):
-        # `function` is a method of an object. TensorFlow makes such a method from the tf.function of the object's
-        # class when the object's attribute is first read. So on the rank, getattr() on the object makes the method.
+        # `function` is a method, which TensorFlow makes from the tf.function of the class when the object's
+        # attribute is first read. So on the rank, getattr() makes it.
         target: Any = bound.__self__
         return getattr, (target.target, bound.__func__.__name__)
     options = {
@@ -163,10 +158,7 @@ def _dataset_of(graph: bytes, element_spec: Any) -> Any:
 
 
 def registered_names(value: Any) -> dict[str, str]:
-    """Return a dict that maps the name of a Keras package to the name under which it has `value` registered.
-
-    `value` is a class or a function. Packages that have not been imported are left out.
-    """
+    """Map the name of each imported Keras package to the name under which the class or function is registered there."""
     found = {}
     for root in ("keras", "tf_keras"):
         saving = getattr(sys.modules.get(root), "saving", None)
@@ -198,8 +190,7 @@ def _model(model: Any) -> Reduced:
             (at, *_learned(layer)) for at, layer in enumerate(model._flatten_layers()) if hasattr(layer, "adapt")
         ]
         if custom or not all(_is_theirs(type(layer)) for layer in model._flatten_layers()):
-            # Rebuild the model once here, because this may fail if the model has classes that are not Keras' own. The
-            # user should see the error before the ranks are launched.
+            # Rebuild the model once here. If its classes make this fail, the user should see the error before a launch.
             with _same_random_numbers(keras):
                 _remade(recipe, weights, adapted)
             # Make the recipe again: from_config() may have changed the configuration in it.
@@ -216,11 +207,10 @@ def _model_recipe(model: Any, keras: Any, custom: dict[str, Any]) -> tuple[Any, 
 
 
 def _config(model: Any, keras: Any) -> dict[str, Any]:
-    """Return the configuration of a model.
+    """Return the configuration of a model. Raises ValueError if it lacks the arguments that `__init__()` was given.
 
-    Raises ValueError if the configuration lacks the arguments that `__init__()` was given. In Keras 3, up to 3.15, a
-    subclass of Model that defines `__init__()` but no get_config() has a configuration with default values in place of
-    these arguments.
+    In Keras 3, up to 3.15, a subclass of Model that defines `__init__()` but no get_config() has default values in
+    their place.
     """
     config: dict[str, Any] = model.get_config()
     cls = type(model)
@@ -249,21 +239,16 @@ def _refused_if_not_rebuilt(value: Any, noun: str) -> Iterator[None]:
         raise Refused(
             Kind(
                 f"a Keras {noun}, `{type(value).__name__}`, that cannot be rebuilt from its configuration "
-                f"({_short(reason)})",
+                f"({reason if len(reason) <= 200 else f'{reason[:199]}…'})",
                 "define a `get_config()` in each of its classes that returns the arguments of its `__init__()`"
                 f"{called}, or write a function that builds it and call that in the cell",
             )
         ) from error
 
 
-def _short(text: str, most: int = 200) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
-
-
 def _remade(recipe: tuple[Any, ...], weights: list[Any], adapted: list[tuple[int, Any, Any]]) -> Any:
     cls, config, build_config, custom, keras = recipe
-    __import__(keras)
-    with sys.modules[keras].utils.custom_object_scope(custom):
+    with importlib.import_module(keras).utils.custom_object_scope(custom):
         model = cls.from_config(config)
         if build_config is not None and not model.built:
             model.build_from_config(build_config)
@@ -276,14 +261,10 @@ def _remade(recipe: tuple[Any, ...], weights: list[Any], adapted: list[tuple[int
 
 
 def _custom_objects(owners: Iterable[Any], keras: Any) -> dict[str, Any]:
-    """Return the classes and functions that Keras objects use and that a rank cannot import.
-
-    The keys are the names by which the configurations of the objects refer to these classes and functions.
-    """
+    """Return the classes and functions that Keras objects use and ranks lack, by their names in configurations."""
     parts = [part for owner in owners for part in (type(owner), *vars(owner).values())]
     found: dict[str, Any] = {}
-    # What an object of a framework holds is not searched. A tf.function, for example, holds wrappers that have the same
-    # name as the function from which it was made.
+    # What a framework's object holds is not searched: a tf.function holds wrappers with the name of its function.
     walks = (
         walk(part, limit=_SEARCHED, enters=lambda value: not _is_frameworks(type(value)))
         for part in parts
@@ -305,8 +286,8 @@ def _is_frameworks(value: Any) -> bool:
     return value.__module__.partition(".")[0] in ("keras", "tf_keras", "tensorflow", "horovod", "torch", "jax", "numpy")
 
 
-# Whether a class or function belongs to a framework or to the standard library. The builtins do not count.
 def _is_theirs(value: Any) -> bool:
+    """Whether a class or function belongs to a framework or to the standard library; builtins do not count."""
     root = value.__module__.partition(".")[0]
     return _is_frameworks(value) or (root in sys.stdlib_module_names and root != "builtins")
 
@@ -315,7 +296,7 @@ def _is_theirs(value: Any) -> bool:
 def _named(custom: dict[str, Any]) -> Iterator[None]:
     """Name the objects in `custom` by their keys, and restore their names on exit.
 
-    Configurations refer to objects by name. Lambdas, and other objects that share a name, could not be told apart.
+    Configurations refer to objects by name, and several objects, such as lambdas, may share one.
     """
     own = {key: value.__name__ for key, value in custom.items() if ">" not in key and value.__name__ != key}
     try:
@@ -330,8 +311,7 @@ def _named(custom: dict[str, Any]) -> Iterator[None]:
 def _name_lambdas(config: Any, layers: dict[str, Any], custom: dict[str, Any]) -> None:
     """Make Lambda layers in `config` refer to their functions by name, and add the functions to `custom`.
 
-    Keras would put the byte code of a lambda into the configuration. On the rank, a function that is made from this
-    byte code would lack the globals that the lambda uses.
+    Keras would put the byte code of a lambda into the configuration, without the globals that the lambda uses.
     """
     if isinstance(config, list | tuple):
         for item in config:
@@ -351,10 +331,7 @@ def _name_lambdas(config: Any, layers: dict[str, Any], custom: dict[str, Any]) -
 
 
 def _compilation(model: Any) -> dict[str, Any] | None:
-    """Return the arguments of the last call of `compile()`, such as losses and metrics, with the model's optimizer.
-
-    Return None if the model has not been compiled.
-    """
+    """Return the arguments of the last `compile()`, with the model's optimizer; None if it has not been compiled."""
     # Keras 2 has `_is_compiled`, and Keras 3 has `compiled`. Both keep the arguments in `_compile_config`, up to 3.15.
     if not getattr(model, "_is_compiled", getattr(model, "compiled", False)):
         return None
@@ -369,10 +346,7 @@ def _compile(model: Any, arguments: dict[str, Any] | None) -> None:
 
 
 def seeds_of(keras: str) -> Any:
-    """Return the object from which layers of the package `keras` get their seeds.
-
-    Return None if the package has not been imported.
-    """
+    """Return the object from which layers of the package `keras` get their seeds; None if it is not imported."""
     return getattr(sys.modules.get(f"{keras}.src.backend"), "_SEED_GENERATOR", None)
 
 
@@ -416,8 +390,8 @@ def _preprocessing(
     return layer
 
 
-# Returns what a preprocessing layer has learned in adapt(): its variables, and the contents of its vocabulary's files.
 def _learned(layer: Any) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Return what a layer has learned in adapt(): its variables, and the contents of its vocabulary's files."""
     variables: dict[str, Any] = {}
     if not layer.built and not hasattr(layer, "get_vocabulary"):
         return {}, {}
@@ -433,7 +407,7 @@ def _learn(layer: Any, variables: dict[str, Any], files: dict[str, bytes]) -> No
     if variables:
         layer.load_own_variables(variables)
         if hasattr(layer, "bin_boundaries"):
-            # The load_own_variables() of other layers calls finalize_state(), but that of Discretization does not.
+            # The load_own_variables() of other layers does this, but that of Discretization does not.
             layer.finalize_state()
     if files:
         with tempfile.TemporaryDirectory() as folder:
@@ -464,8 +438,7 @@ def _recipe(value: Any, noun: str) -> tuple[Any, ...]:
     """Return the arguments with which _from_config() rebuilds an optimizer, metric or loss."""
     keras = _keras(type(value))
     kind = type(value)
-    # Horovod's DistributedOptimizer gives an optimizer of Keras 3 a new class, which cannot be imported. In place of
-    # this class, use its first base class that can be imported.
+    # The class that Horovod's DistributedOptimizer gives an optimizer of Keras 3 cannot be imported, but its base can.
     if _is_theirs(kind):
         kind = next(base for base in kind.__mro__ if by_reference(base))
     with _refused_if_not_rebuilt(value, noun):
@@ -473,7 +446,7 @@ def _recipe(value: Any, noun: str) -> tuple[Any, ...]:
         with _named(custom):
             config, tried = value.get_config(), value.get_config()
         if custom:
-            # Rebuild the object once here: if this fails, the user should see the error before the ranks are launched.
+            # Rebuild the object once here. If this fails, the user should see the error before a launch.
             _from_config(kind, tried, custom, keras.__name__)
     return kind, config, custom, keras.__name__
 
@@ -485,28 +458,22 @@ def _from_config(cls: Any, config: dict[str, Any], custom: dict[str, Any], keras
 
 def _assign(owner: Any, values: list[Any]) -> None:
     variables = variables_of(owner)
-    # A metric may create its variables only when it is first used. Until then, there are none to assign the values to,
-    # and so the metric starts from zero.
-    if variables:
+    if variables:  # a metric may create them only when it is first used, and then starts from zero
         for variable, value in zip(variables, values, strict=True):
             variable.assign(value)
 
 
 def variables_of(owner: Any) -> list[Any]:
-    """Return the variables of a layer or of an optimizer.
-
-    The attribute `variables` is a list in some classes, and a method that returns the list in others. Horovod's
-    optimizers have a list that can also be called like this method.
-    """
-    found = owner.variables
+    """Return the variables of a layer or of an optimizer."""
+    found = owner.variables  # a list, a method that returns it, or, of Horovod's optimizers, a list that can be called
     return list(found() if callable(found) else found)
 
 
 def _give_variables(optimizer: Any, values: list[Any]) -> None:
     """Make an optimizer assign `values` to its variables as soon as it has created them.
 
-    It creates most of its variables later, when it is given the model's weights. Only the number of iterations, which
-    comes first in `values`, is assigned at once.
+    It creates most of them later, when it is given the model's weights. The first value, the number of iterations, is
+    assigned at once.
     """
     # Legacy optimizers have `_create_all_weights()` in place of `build()`.
     name = "build" if hasattr(optimizer, "build") else "_create_all_weights"

@@ -46,10 +46,7 @@ def tensor_types() -> tuple[type, ...]:
 
 
 def layout(tensor: Any) -> Layout | None:
-    """Return the layout of a plain tensor in this machine's memory; None for other tensors, which torch packs itself.
-
-    For example, tensors in a GPU's memory, sparse tensors and empty tensors are packed by torch.
-    """
+    """Return the layout of a plain tensor in this machine's memory; None for tensors that torch packs itself."""
     torch = sys.modules["torch"]
     if (
         tensor.layout is not torch.strided
@@ -105,10 +102,7 @@ def _complete(tensor: Any, state: tuple[Any, dict[str, Any]]) -> None:
 
 
 def _compiled_function(function: types.FunctionType) -> Reduced | None:
-    """Pack the function that `torch.compile` was given; the rank compiles it on the first call.
-
-    Return None if `function` was not made by `torch.compile`.
-    """
+    """Pack the function that `torch.compile` was given, for the rank to compile; None for any other function."""
     attributes = vars(function)
     original = attributes.get("_torchdynamo_orig_callable")
     if original is None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
+from types import SimpleNamespace
 
 from packaging.version import Version
 from packaging.version import parse as parse_version
@@ -11,14 +12,8 @@ from packaging.version import parse as parse_version
 __all__ = ["Version", "iter_entry_points", "parse_version"]
 
 
-class _Resolving:
-    """An entry point with the attributes that TensorBoard uses: `name`, `load()` and `resolve()`."""
-
-    def __init__(self, found: EntryPoint) -> None:
-        self.resolve = self.load = found.load
-        self.name = found.name
-
-
-def iter_entry_points(group: str, name: str | None = None) -> Iterator[_Resolving]:
-    """The entry points of a group; if `name` is given, only those of that name."""
-    return (_Resolving(found) for found in entry_points(group=group) if name in (None, found.name))
+def iter_entry_points(group: str, name: str | None = None) -> Iterator[SimpleNamespace]:
+    """Yield the entry points of a group, or only those called `name`, with the attributes that TensorBoard uses."""
+    for found in entry_points(group=group):
+        if name in (None, found.name):
+            yield SimpleNamespace(name=found.name, load=found.load, resolve=found.load)
