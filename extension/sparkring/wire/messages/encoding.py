@@ -2,19 +2,21 @@
 
 import types
 from collections.abc import Callable, Container, Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from sparkring.wire.messages.fields import Buffer, Buffers
-from sparkring.wire.messages.kinds import Kept, Message
 from sparkring.wire.messages.orders import Run, Work
 from sparkring.wire.messages.rank_reports import Done
+
+if TYPE_CHECKING:
+    from sparkring.wire.messages import Message
 
 
 class MalformedMessage(ValueError):
     """A frame that is not a valid message."""
 
 
-def encode(message: Message) -> tuple[dict[str, Any], list[Buffer]]:
+def encode(message: "Message") -> tuple[dict[str, Any], list[Buffer]]:
     """Return the fields of the message's header, as JSON values, and the parts of its body."""
     plan = _plan(type(message))
     parts: list[Buffer] = []
@@ -24,7 +26,7 @@ def encode(message: Message) -> tuple[dict[str, Any], list[Buffer]]:
     return {name: getattr(message, name) for name in plan.converters}, parts
 
 
-def decode(kind: type[Message], fields: dict[str, Any], parts: Sequence[Buffer]) -> Message:
+def decode(kind: "type[Message]", fields: dict[str, Any], parts: Sequence[Buffer]) -> "Message":
     """Return the message. Raise MalformedMessage if the fields and parts are not those of a message of this kind."""
     plan = _plan(kind)
     if fields.keys() != plan.converters.keys():
@@ -67,7 +69,7 @@ _plans: dict[Any, _Plan] = {}  # for the kinds of messages that this process has
 def _plan(kind: Any) -> _Plan:
     if kind not in _plans:
         hints = get_type_hints(kind, include_extras=True)
-        if kind in get_args(Kept):
+        if "time" in hints:  # the record keeps these messages, and the driver sets the two fields
             del hints["time"], hints["rank"]
         binary = {name: hint == Buffers for name, hint in hints.items() if hint in (bytes, Buffers)}
         converters = {name: _converter(hint) for name, hint in hints.items() if name not in binary}
