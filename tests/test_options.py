@@ -541,6 +541,25 @@ def test_bad_runs_lines(line, words):
         parse_runs(line)
 
 
+@pytest.mark.parametrize(
+    ("start", "name", "value"),
+    [
+        (sparkring.foreach, "np_each", 0),
+        (sparkring.foreach, "fresh_after", 0),
+        (sparkring.foreach, "retries", -1),
+        (sparkring.foreach, "timeout_each_s", -1),
+        (sparkring.run, "timeout_s", -0.5),
+        (sparkring.run, "gpus", -1),
+        (sparkring.run, "max_restarts", -1),
+    ],
+)
+def test_numbers_that_are_too_small(start, name, value):
+    """The functions refuse what the options of a magic refuse."""
+    option = name.removesuffix("_s").replace("_", "-")
+    with pytest.raises(OptionsError, match=f"--{option} {value} is too small"):
+        start(print, *([[1]] if start is sparkring.foreach else []), **{name: value})
+
+
 def test_only_horovod_records_a_timeline():
     """Other frameworks record no timeline, and the ranks of a warm gang were started without one."""
     assert parse("horovod", "--timeline").timeline

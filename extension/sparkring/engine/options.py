@@ -12,6 +12,11 @@ LOGS: tuple[Logs, ...] = ("all", "rank0", "callbacks")
 RESTARTS = 3  # the default for a run with checkpoints
 
 
+def where(np: int) -> Literal["local", "spark"]:
+    """Return where the ranks of a run with this `np` are: on this machine or on Spark."""
+    return "local" if np < 0 else "spark"
+
+
 @dataclass(frozen=True)
 class Options:
     """How to run a cell.
@@ -22,7 +27,7 @@ class Options:
     `checkpoint_dir`: the directory of checkpoints. The run continues from the last checkpoint, unless `fresh` is set.
     With `resume`, the run continues even if the cell or its data has changed.
     `max_restarts`: how often all ranks may be restarted after a rank is lost.
-    `least`: the number of ranks that a restart needs at least; 0 means that it needs as many as the first start.
+    `least`: the least number of ranks for a restart; 0 means as many as at the first start.
     `background`: the notebook does not wait for the run.
     `timeline`: Horovod records a timeline. A recording can only begin when Horovod starts, so the run needs new ranks.
     """
@@ -103,6 +108,8 @@ def checked_foreach(who: str, found: ForeachOptions) -> ForeachOptions:
         raise OptionsError(
             f"{who} needs to know how many items run at once: -n -4 is four processes here, -n 4 four Spark tasks."
         )
+    _check_least(who, 1, np_each=found.each, fresh_after=found.fresh_after)
+    _check_least(who, 0, retries=found.retries, timeout_each=found.timeout_each_s)
     if found.each > 1 and found.framework == "plain":
         raise OptionsError(f"{who}: --np-each {found.each} needs a --framework that connects the ranks of an item.")
     if found.fresh and not found.checkpoint_dir:
@@ -118,23 +125,19 @@ def checked_foreach(who: str, found: ForeachOptions) -> ForeachOptions:
     return found
 
 
-def timeline(who: str, horovod: bool, asked: bool) -> bool:
-    """Whether to record a timeline. Raises OptionsError if a timeline is `asked` for on ranks without Horovod."""
-    if asked and not horovod:
-        raise OptionsError(f"{who}: --timeline is for Horovod only and needs new ranks: use %%horovod --timeline.")
-    return asked
-
-
 def restarts(asked: int | None, checkpoint_dir: str) -> int:
-    """Return how often a run may restart.
-
-    This is `asked`. If `asked` is None, it is RESTARTS for a run with checkpoints, and 0 for a run without.
-    """
+    """Return how often a run may restart. If `asked` is None, a run with checkpoints may restart RESTARTS times."""
     return asked if asked is not None else RESTARTS if checkpoint_dir else 0
 
 
-def checked(who: str, found: Options) -> Options:
-    """Return the options `found` if they can be combined; otherwise, raise an OptionsError that says why not."""
+def checked(who: str, found: Options, *, horovod: bool) -> Options:
+    """Return the options `found`. Raise OptionsError if one is invalid, or if two of them exclude each other.
+
+    `horovod` says whether the run starts ranks with Horovod. Only these can record a timeline.
+    """
+    _check_least(who, 0, timeout=found.timeout_s, gpus=found.gpus, max_restarts=found.max_restarts, min_np=found.least)
+    if found.timeline and not horovod:
+        raise OptionsError(f"{who}: --timeline is for Horovod only and needs new ranks: use %%horovod --timeline.")
     if (found.fresh or found.resume) and not found.checkpoint_dir:
         raise OptionsError(f"{who}: --{'fresh' if found.fresh else 'resume'} needs a --checkpoint-dir.")
     if found.background and found.dry_run:
@@ -148,6 +151,15 @@ def checked(who: str, found: Options) -> Options:
     if found.least and found.data:
         raise OptionsError(f"{who}: --min-np and --data cannot be combined: each partition needs a rank.")
     return found
+
+
+def _check_least(who: str, least: int, **given: float | None) -> None:
+    """Raise OptionsError if an option's number is less than `least`. The keywords are named like the options."""
+    for name, value in given.items():
+        if value is not None and value < least:
+            raise OptionsError(
+                f"{who}: --{name.replace('_', '-')} {value:g} is too small: it must be at least {least}."
+            )
 
 
 @dataclass(frozen=True)

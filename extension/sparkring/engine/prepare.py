@@ -17,7 +17,7 @@ from sparkring.capture.packing import pack_call
 from sparkring.capture.versions import modules_of, versions
 from sparkring.compat import legacy_keras
 from sparkring.engine import background
-from sparkring.engine.options import Options
+from sparkring.engine.options import Options, where
 from sparkring.engine.result import RunResult
 from sparkring.engine.spec import Call, Cell, RunSpec
 from sparkring.errors import CaptureError, CheckpointError
@@ -107,7 +107,7 @@ def prepare(spec: RunSpec) -> PreparedRun:
         packed.title,
         packed.code,
         size,
-        "local" if options.np < 0 else "spark",
+        where(options.np),
         spec.framework,
         options.logs,
         tuple(spec.ranks),

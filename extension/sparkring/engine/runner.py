@@ -9,7 +9,7 @@ from sparkring.engine.result import RunResult
 from sparkring.engine.spec import Outcome
 from sparkring.engine.supervisor import LiveRun, Supervisor, run_on_fresh_ranks
 from sparkring.errors import LaunchError, RunFailed, RunTimeout, SparkringError
-from sparkring.history import describe, events
+from sparkring.history import describe
 from sparkring.history.record import RunRecord
 from sparkring.history.view import View
 from sparkring.launchers import open_launcher
@@ -69,10 +69,10 @@ class Run:
 
 def _close(recorder: Recorder, outcome: Outcome) -> RunRecord:
     problems = outcome.results.problems
-    endings: dict[str, events.Ending] = {"interrupted": "interrupted", "timed out": "timed out"}
     if outcome.ending == "finished":
         return recorder.close("failed" if problems else "finished", "; ".join(problems))
-    return recorder.close(endings.get(outcome.ending, "failed"), outcome.reason, outcome.rank)
+    ending = outcome.ending if outcome.ending in ("interrupted", "timed out") else "failed"
+    return recorder.close(ending, outcome.reason, outcome.rank)
 
 
 def _error(outcome: Outcome, record: RunRecord) -> BaseException:

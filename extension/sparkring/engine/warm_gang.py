@@ -16,7 +16,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 
 from sparkring.capture.remote_names import Held
-from sparkring.engine.options import GangOptions
+from sparkring.engine.options import GangOptions, where
 from sparkring.engine.polling import poll_until
 from sparkring.engine.recorder import Recorder
 from sparkring.engine.supervisor import STACKS_WAIT_S, why_it_waits
@@ -64,8 +64,7 @@ class WarmGang:
 
     @property
     def where(self) -> str:
-        """`local` or `spark`."""
-        return _where(self.wanted.np)
+        return where(self.wanted.np)
 
     @property
     def lost(self) -> bool:
@@ -105,10 +104,8 @@ class WarmGang:
                 execution = self.gang.execution
                 stuck = execution.running if execution is not None else []
                 if self.gang.closed:
-                    late = (
-                        f"{describe.rank_list(stuck)} did not respond after the last cell" if stuck else "it was closed"
-                    )
-                    self.ended = self.ended or describe.deaths(self.gang.deaths) or late
+                    silent = f"{describe.rank_list(stuck)} did not respond after the last cell" if stuck else ""
+                    self.ended = self.ended or describe.deaths(self.gang.deaths) or silent or "it was closed"
                 elif stuck:
                     self._end("its last cell did not end properly")
                 elif execution is not None and execution is not before:
@@ -218,10 +215,7 @@ class _Kept:
 
 
 def _bytes(event: Event) -> int:
-    text = (
-        event.data if isinstance(event, events.Output) else event.text if isinstance(event, events.UserMessage) else ""
-    )
-    return EVENT_BYTES + len(text)
+    return EVENT_BYTES + len(getattr(event, "data", getattr(event, "text", "")))
 
 
 _gangs: list[WarmGang] = []  # in the order of their starts
@@ -276,9 +270,9 @@ def _wait_until_up(gang: Gang, interrupts: Interrupts, say: Tell) -> None:
         raise interrupted("before the ranks were up")
 
 
-def default_np() -> int | None:
-    """Return `np` for a cell without -n: the `np` of the gang that was started last; None if there is no gang."""
-    return _gangs[-1].wanted.np if _gangs else None
+def latest() -> WarmGang | None:
+    """Return the gang that was started last; None if there is no gang."""
+    return _gangs[-1] if _gangs else None
 
 
 def find(np: int, say: Tell) -> WarmGang | None:
@@ -296,7 +290,7 @@ def find(np: int, say: Tell) -> WarmGang | None:
         except LaunchError as error:
             raise LaunchError(f"{error} (%gang stop removes the {found.describe()}, which has ended.)") from error
         _gangs.remove(fresh)
-        _gangs.insert(place, fresh)  # so that default_np() stays the same
+        _gangs.insert(place, fresh)  # so that latest() is the same as before
         fresh.news.append(
             f"a new gang: the previous one has ended, and the variables of its cells are lost: {found.ended}"
         )
@@ -309,12 +303,12 @@ def every() -> list[WarmGang]:
     return list(_gangs)
 
 
-def stop(where: str = "") -> list[WarmGang]:
-    """Stop the gangs at `where` ('local' or 'spark'; '' means both), and return the gangs that were stopped.
+def stop(place: str = "") -> list[WarmGang]:
+    """Stop the gangs at `place` ('local' or 'spark'; '' means both), and return the gangs that were stopped.
 
     If the user interrupts stop(), KeyboardInterrupt is raised only after the gangs have ended.
     """
-    found = [gang for gang in _gangs if where in ("", gang.where)]
+    found = [gang for gang in _gangs if place in ("", gang.where)]
     with Interrupts() as interrupts:
         for gang in found:
             gang.stop()
@@ -327,8 +321,4 @@ def stop(where: str = "") -> list[WarmGang]:
 
 
 def _at(np: int) -> WarmGang | None:
-    return next((gang for gang in _gangs if gang.where == _where(np)), None)
-
-
-def _where(np: int) -> str:
-    return "local" if np < 0 else "spark"
+    return next((gang for gang in _gangs if gang.where == where(np)), None)

@@ -41,9 +41,7 @@ class Inbox:
     message has been queued.
     """
 
-    def __init__(
-        self, size: int, admit: Callable[[Hello, Connection], bool], on_arrival: Callable[[], object] = lambda: None
-    ) -> None:
+    def __init__(self, size: int, admit: Callable[[Hello, Connection], bool], on_arrival: Callable[[], object]) -> None:
         self._size = size
         self._admit = admit
         self._on_arrival = on_arrival
@@ -109,13 +107,11 @@ class Inbox:
                     raise ProtocolError(f"{type(report).__name__} is not for the driver")
                 self._put(Arrival(member, report))
         except ProtocolError as error:
-            self._put_end(member, f"a message from the member cannot be read: {error}")
+            end = f"a message from the member cannot be read: {error}"
         except ChannelClosed:
-            self._put_end(member, "its connection was lost")
-
-    def _put_end(self, member: int, how: str) -> None:
+            end = "its connection was lost"
         if member >= 0:
-            self._put(Arrival(member, None, how))
+            self._put(Arrival(member, None, end))
 
     def _put(self, arrival: Arrival) -> None:
         while not self._closed.is_set():

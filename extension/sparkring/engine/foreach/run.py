@@ -24,7 +24,7 @@ from sparkring.engine.foreach.pool import Pool
 from sparkring.engine.foreach.result import ForeachResult
 from sparkring.engine.foreach.schedule import Attempt, Schedule
 from sparkring.engine.foreach.slot import SlotSettings
-from sparkring.engine.options import ForeachOptions, Options
+from sparkring.engine.options import ForeachOptions, Options, where
 from sparkring.engine.prepare import PROVIDED, capture_cell, needs_legacy_keras, refuse_shared, validate
 from sparkring.engine.recorder import Recorder
 from sparkring.engine.spec import Call, Cell, RunSpec
@@ -121,7 +121,7 @@ def prepare(spec: ForeachSpec) -> Prepared:
         options.name or spec.title or packed.title,
         packed.code if spec.code is None else spec.code,
         (1 if options.plan else options.at_once) * options.each,
-        "local" if options.np < 0 else "spark",
+        where(options.np),
         options.framework,
         "all",
         checkpoint_dir=options.checkpoint_dir,
