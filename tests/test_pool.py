@@ -329,6 +329,38 @@ def test_processes_that_cannot_be_started(runs, monkeypatch):
     assert runs.view.record.outcome == "failed"
 
 
+def test_an_item_that_ends_when_the_last_start_fails(runs, monkeypatch, tmp_path):
+    """An item that has ended is recorded and kept, even if the run fails in the same moment."""
+    monkeypatch.setattr(slots, "STARTS_TRIED", 1)
+    monkeypatch.setattr(slots, "LOOK_EVERY_S", 0.0)  # each time, poll both slots
+    poll, ended = slot.Slot.poll, slot.Slot.ended
+    finished = []
+
+    def poll_or_fail(self):
+        if self.number == 1 and finished:
+            raise LaunchError("no more processes.")
+        return poll(self)
+
+    def note(self):
+        result = ended(self)
+        finished.extend([] if result is None else [self.number])
+        return result
+
+    monkeypatch.setattr(slot.Slot, "poll", poll_or_fail)
+    monkeypatch.setattr(slot.Slot, "ended", note)
+
+    def cell(rank: FakeRank, item: int) -> int:
+        if item == 1:
+            rank.ended.wait(60)
+        return item
+
+    options = {"checkpoint_dir": str(tmp_path / "kept")}
+    with pytest.raises(LaunchError, match="no more processes"):
+        runs(cell, [0, 1], **options)
+    assert api.last_result.table.state[0] == "finished"
+    assert list(runs(cell, [0], 1, **options).table.state) == ["kept"]
+
+
 def test_what_cannot_be_run():
     """Invalid arguments raise an error before anything starts."""
     for arguments, what in [

@@ -28,7 +28,7 @@ from sparkring.launchers import every_slot, open_launcher
 from sparkring.launchers.base import LaunchRequest
 from sparkring.runtime.kernel import tell
 from sparkring.runtime.storage import locate, root_for_ranks
-from sparkring.wire.messages import Buffers, Run
+from sparkring.wire.messages import Run
 
 if TYPE_CHECKING:
     from sparkring.checkpointing.directory import Directory
@@ -128,8 +128,8 @@ def prepare(spec: RunSpec) -> PreparedRun:
 def needs_legacy_keras(framework: str, env: Iterable[tuple[str, str]], code: str, modules: Collection[str]) -> bool:
     """Whether to set the variable that makes the ranks use Keras 2.
 
-    This is so if the ranks run Horovod, if `code` or `modules` use Keras 2, and if neither the environment of the
-    notebook nor `env` sets this variable.
+    It is set if the ranks run Horovod and `code` or `modules` use Keras 2, unless the notebook's environment or `env`
+    has it already.
     """
     return (
         framework == "horovod"
@@ -209,13 +209,12 @@ def _pack_call(spec: RunSpec, call: Call) -> _Packed:
     namespace = getattr(sys.modules.get("__main__"), "__dict__", None)
     title = spec.title or name_of(function)
     packed = pack_call(function, kwargs, namespace, args)
-    parts: Buffers = (packed.payload, *packed.buffers)
     run = Run(
         "call",
         autolog=spec.options.autolog,
         environment=root_for_ranks(),
         notebook=notebook_state.gather(),
-        parts=parts,
+        parts=(packed.payload, *packed.buffers),
     )
     modules = modules_of((function, *args, *kwargs.values()))
     size_bytes = len(packed.payload) + sum(buffer.nbytes for buffer in packed.buffers)
@@ -236,8 +235,7 @@ def _taking_part(spec: RunSpec) -> Iterable[int]:
 def validate(values: Iterable[tuple[str, Any]], source: str, size: int) -> None:
     """Call `__sparkring_validate__()` on the values that have this method.
 
-    `__sparkring_validate__()` raises an error if the value does not support `size` ranks, or if it does not support a
-    method that the cell calls on it.
+    The method raises an error if the value does not support `size` ranks, or a method that the cell calls on it.
     """
     for name, value in values:
         validate_value = getattr(type(value), "__sparkring_validate__", None)

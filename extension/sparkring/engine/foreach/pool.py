@@ -203,14 +203,16 @@ class Pool:
     def _listen(self, *, wait: bool = True) -> None:
         """Poll the slots with news, and record what has happened. With `wait`, wait a moment for news."""
         found: list[Event] = []
-        for slot in self._slots.with_news(wait=wait):
-            try:
-                while self._hear(slot, found):
-                    pass
-            except LaunchError as error:
-                self._not_started(slot, error)
-                self._take_back(slot)
-        self._tell(found)
+        try:
+            for slot in self._slots.with_news(wait=wait):
+                try:
+                    while self._hear(slot, found):
+                        pass
+                except LaunchError as error:
+                    self._not_started(slot, error)
+                    self._take_back(slot)
+        finally:  # even if the run ends because ranks cannot be started, other items may have ended
+            self._tell(found)
 
     def _hear(self, slot: Slot, found: list[Event]) -> bool:
         """Poll a slot, and add its events to `found`. Return whether one attempt has ended and another follows."""

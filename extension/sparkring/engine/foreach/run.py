@@ -103,18 +103,6 @@ def prepare(spec: ForeachSpec) -> Prepared:
 
         spec = spec._replace(iterable=items_of(spec.iterable))
     packed = _pack_cell(spec, spec.work) if isinstance(spec.work, Cell) else _pack_call(spec, spec.work)
-    work = packed.work
-    if needs_legacy_keras(options.framework, options.env, packed.code, packed.modules):
-        work = work._replace(environment={legacy_keras.VARIABLE: "1", **work.environment})
-    if options.gpus is not None:  # each process gets its own value of this variable, which names its GPUs
-        rest = {name: value for name, value in work.environment.items() if name != "CUDA_VISIBLE_DEVICES"}
-        work = work._replace(environment=rest)
-    if options.background:  # copy the arrays: the notebook may change them before they have been sent to all ranks
-        work = work._replace(parts=tuple(map(bytes, work.parts)))
-    environment = dict(options.env)
-    if options.np < 0:  # Spark itself sets OMP_NUM_THREADS for its tasks
-        share = max(1, process.cores() // (options.at_once * options.each))
-        environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(share)), **environment}
     started = events.RunStarted(
         time.time(),
         run_store.new_id(),
@@ -128,38 +116,64 @@ def prepare(spec: ForeachSpec) -> Prepared:
         captured=packed.captured[: events.CAPTURED_KEPT],
         versions=versions(),
     )
-    kept = None
-    planned_search = options.plan and packed.items.steering is not None  # a plan leaves the study of a search as it is
-    if options.checkpoint_dir and not planned_search:
-        refuse_shared(options.checkpoint_dir)
-        from sparkring.engine.foreach.kept import Kept  # imports NumPy
-
-        kept = Kept(options.checkpoint_dir, packed.meaning, options.each, fresh=options.fresh or options.plan)
-        packed.items.key_of = kept.key_of
+    kept = _kept(packed, options)
     total = packed.items.total
     if options.plan:
         packed.items.only_the_first()
-    launch = LaunchRequest(-options.each, options.each, environment, started.title)
-    if options.np > 0:
-        launch = launch._replace(np=options.each, at_once=options.at_once)
-    launches = pool_requests(launch, options.at_once, options.gpus)
-    if options.np > 0:
-        _try_spark(launches[0])
+    launches = _launches(options, started.title)
     large = [name for name in packed.captured if (name.size_bytes or 0) > LARGE_BYTES]
     notices = tuple(describe.large_value(name.name, name.size_bytes or 0) for name in large)
     if isinstance(spec.work, Cell):
         lost = changed_only(ast.parse(spec.work.source), spec.work.namespace)
         notices += tuple(map(describe.unread_change, lost))
+    work = _for_ranks(packed, options)
     return Prepared(options, packed.items, work, packed.modules, launches, started, notices, kept, total)
 
 
-def _try_spark(launch: LaunchRequest) -> None:
-    """Make a SparkSession if there is none, and raise LaunchError if the items could never run in its tasks."""
+def _for_ranks(packed: _Packed, options: ForeachOptions) -> messages.Work:
+    """Return the work, with the environment that the options ask for."""
+    environment, parts = packed.work.environment, packed.work.parts
+    if needs_legacy_keras(options.framework, options.env, packed.code, packed.modules):
+        environment = {legacy_keras.VARIABLE: "1", **environment}
+    if options.gpus is not None:  # each process gets its own value of this variable, which names its GPUs
+        environment = {name: value for name, value in environment.items() if name != "CUDA_VISIBLE_DEVICES"}
+    if options.background:  # copy the arrays: the notebook may change them before they have been sent to all ranks
+        parts = tuple(map(bytes, parts))
+    return packed.work._replace(environment=environment, parts=parts)
+
+
+def _kept(packed: _Packed, options: ForeachOptions) -> Kept | None:
+    """Open the directory of results, if there is one."""
+    planned_search = options.plan and packed.items.steering is not None  # a plan leaves the study of a search as it is
+    if not options.checkpoint_dir or planned_search:
+        return None
+    refuse_shared(options.checkpoint_dir)
+    from sparkring.engine.foreach.kept import Kept  # imports NumPy
+
+    kept = Kept(options.checkpoint_dir, packed.meaning, options.each, fresh=options.fresh or options.plan)
+    packed.items.key_of = kept.key_of
+    return kept
+
+
+def _launches(options: ForeachOptions, title: str) -> list[LaunchRequest]:
+    """Return the request of each slot.
+
+    On Spark, make a SparkSession if there is none, and raise LaunchError if the items could never run in its tasks.
+    """
+    environment, each = dict(options.env), options.each
+    if options.np < 0:  # Spark itself sets OMP_NUM_THREADS for its tasks
+        share = max(1, process.cores() // (options.at_once * each))
+        environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(share)), **environment}
+        launch = LaunchRequest(-each, each, environment, title)
+        return pool_requests(launch, options.at_once, options.gpus)
+    launch = LaunchRequest(each, each, environment, title, at_once=options.at_once)
+    launches = pool_requests(launch, options.at_once, options.gpus)
     try:
-        open_launcher(launch, tell)
+        open_launcher(launches[0], tell)
     except SlotsError:
-        if room(launch):  # if there are no executors, raise no error: the items wait for executors
+        if room(launches[0]):  # if there are no executors, raise no error: the items wait for executors
             raise
+    return launches
 
 
 class _Packed(NamedTuple):
@@ -263,24 +277,21 @@ class ForeachRun:
         be started, and KeyboardInterrupt if the run was stopped.
         """
         pool, recorder = self._pool(), self.recorder
-        problem: BaseException | None = None
         with self.interrupts:
             try:
                 pool.run()
+                problem = self._error(pool)
+                if problem is None:
+                    self.finish(pool.results.values)
             except BaseException as error:  # of any type: it is raised again below, when the record has been closed
                 problem = error
-            problem = problem or self._error(pool)
+            ended = describe.items(recorder.record, over=True)
             if problem is None:
-                try:
-                    self.finish(pool.results.values)
-                except SparkringError as error:
-                    problem = error
-            if problem is None:
-                recorder.close("finished", describe.items(recorder.record, over=True))
+                recorder.close("finished", ended)
             elif isinstance(problem, KeyboardInterrupt):
-                recorder.close("interrupted", describe.items(recorder.record, over=True))
+                recorder.close("interrupted", ended)
             elif isinstance(problem, ItemsFailed):
-                recorder.close("failed", describe.items(recorder.record, over=True))
+                recorder.close("failed", ended)
             else:
                 recorder.close("failed", str(problem) if isinstance(problem, SparkringError) else repr(problem))
         items, found = self.prepared.items, pool.results
@@ -313,17 +324,14 @@ class ForeachRun:
             queues=options.np > 0,
             ahead=options.each == 1 and self.prepared.items.steering is None,
         )
-        at_once = 1 if options.plan else options.at_once
-        schedule = Schedule(at_once, options.retries, fail_fast=options.fail_fast)
-        kept = self.prepared.kept
         return Pool(
             self.prepared.items,
-            schedule,
+            Schedule(1 if options.plan else options.at_once, options.retries, fail_fast=options.fail_fast),
             settings,
             self._request_for,
             recorder,
             self.interrupts,
-            kept,
+            self.prepared.kept,
             stay=self.prepared.stay,
         )
 
@@ -339,17 +347,16 @@ class ForeachRun:
 
     def _error(self, pool: Pool) -> BaseException | None:
         """Return the error to raise now that the pool has ended; None if all items have finished."""
-        record = self.recorder.record
-        values = pool.results.values
+        record, values = self.recorder.record, pool.results.values
         if self.interrupts.seen:
             done = describe.items(record, over=True)
             return interrupted(f"{done}. {self.kept_words or 'Their results are in sparkring.last_result.'}")
         if pool.error is not None:
             failure = as_failure(pool.error)
             taken = describe.counted(self.prepared.items.taken, "item")
-            told = f"the iterable raised {failure.summary} after {taken}; the results are in sparkring.last_result."
-            return RunFailed(f"{told}\n\n{failure.traceback}".rstrip(), record=record, values=values)
+            said = f"the iterable raised {failure.summary} after {taken}; the results are in sparkring.last_result."
+            return RunFailed(f"{said}\n\n{failure.traceback}".rstrip(), record=record, values=values)
         if pool.results.failures:
-            told = describe.explain_items(record, self.kept_words or _RESULTS)
-            return ItemsFailed(told, record=record, values=values)
+            said = describe.explain_items(record, self.kept_words or _RESULTS)
+            return ItemsFailed(said, record=record, values=values)
         return None
