@@ -1,7 +1,7 @@
 """The slots of a pool: starts and ends their gangs as items need them, and says which slots have news.
 
-One thread polls all slots. It waits at one queue for all of them: when there is something to poll, the slot's gang puts
-the number of the slot into this queue.
+One thread polls all slots. It waits at one queue, into which a slot's gang puts the number of the slot when there is
+something to poll.
 """
 
 from __future__ import annotations
