@@ -338,7 +338,9 @@ def test_gang_completions(line, expected):
             " x in y --np-each 2 --framework torch --env A=1 --push a,b --name 'my run' --background",
             "x",
             "y",
-            ForeachOptions(-1, 2, "torch", env=(("A", "1"),), push=("a", "b"), name="my run", background=True),
+            ForeachOptions(
+                -1, each=2, framework="torch", env=(("A", "1"),), push=("a", "b"), name="my run", background=True
+            ),
         ),
     ],
 )

@@ -18,7 +18,20 @@ def where(np: int) -> Literal["local", "spark"]:
 
 
 @dataclass(frozen=True)
-class Options:
+class _SharedOptions:
+    np: int = -1
+    push: tuple[str, ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+    autolog: bool = True
+    name: str = ""
+    quiet: bool = False
+    background: bool = False
+    checkpoint_dir: str = ""
+    fresh: bool = False
+
+
+@dataclass(frozen=True)
+class Options(_SharedOptions):
     """How to run a cell.
 
     `np`: if it is negative, the ranks are -np processes on this machine; if it is positive, they are np Spark tasks.
@@ -32,25 +45,16 @@ class Options:
     `timeline`: Horovod records a timeline. A recording can only begin when Horovod starts, so the run needs new ranks.
     """
 
-    np: int = -1
     timeout_s: float | None = None
-    push: tuple[str, ...] = ()
     pull: tuple[str, ...] = ()
-    env: tuple[tuple[str, str], ...] = ()
     gpus: int | None = None
     logs: Logs = "all"
-    autolog: bool = True
-    name: str = ""
     dry_run: bool = False
-    quiet: bool = False
     stall_s: float = 30.0
     data: str = ""
-    checkpoint_dir: str = ""
     max_restarts: int = 0
     least: int = 0
-    fresh: bool = False
     resume: bool = False
-    background: bool = False
     timeline: bool = False
 
     @property
@@ -65,19 +69,18 @@ class Options:
 
 
 @dataclass(frozen=True)
-class ForeachOptions:
-    """How to run independent items.
+class ForeachOptions(_SharedOptions):
+    """How to run independent items. Options that are not described here have the same meanings as in Options.
 
     If `np` is negative, at most -np items run at once, in processes on this machine; if it is positive, at most np
-    items run at once, in Spark tasks. Each item runs on `each` ranks, which
-    `framework` connects. `retries` is how often a failed item is tried again; None means once if its process died, and
-    never after an exception. A process runs at most `fresh_after` items; None means no limit. Each rank gets `gpus`
-    GPUs; if that is a fraction, items share a GPU. The random numbers of an item depend on `seed` and on the item's
-    number. Results are kept in `checkpoint_dir`. Items that already have a result there do not run, unless `fresh` is
-    set. With `plan`, only the first item runs, and is measured. The other options have the same meanings as in Options.
+    items run at once, in Spark tasks. Each item runs on `each` ranks, which `framework` connects. `retries` is how
+    often a failed item is tried again; None means once if its process died, and never after an exception. A process
+    runs at most `fresh_after` items; None means no limit. Each rank gets `gpus` GPUs; if that is a fraction, items
+    share a GPU. The random numbers of an item depend on `seed` and on the item's number. Results are kept in
+    `checkpoint_dir`. Items that already have a result there do not run, unless `fresh` is set. With `plan`, only the
+    first item runs, and is measured.
     """
 
-    np: int = -1
     each: int = 1
     framework: str = "plain"
     timeout_each_s: float | None = None
@@ -85,15 +88,7 @@ class ForeachOptions:
     fail_fast: bool = False
     fresh_after: int | None = None
     gpus: float | None = None
-    push: tuple[str, ...] = ()
-    env: tuple[tuple[str, str], ...] = ()
     seed: int = 0
-    autolog: bool = True
-    name: str = ""
-    quiet: bool = False
-    background: bool = False
-    checkpoint_dir: str = ""
-    fresh: bool = False
     plan: bool = False
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from sparkring.errors import OptionsError
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 Mode = Literal["min", "max"]
 
 
+@dataclass(eq=False, repr=False)
 class ForeachResult:
     """The result of foreach().
 
@@ -27,21 +29,12 @@ class ForeachResult:
     and `best(metric)` returns one of these rows. `record` is the RunRecord. `study` is the study of a search, or None.
     """
 
-    def __init__(
-        self,
-        record: RunRecord,
-        values: Mapping[int, Any],
-        errors: Mapping[int, Failure],
-        names: Sequence[str],
-        shown: Mapping[int, Mapping[str, Any]],
-        study: Any = None,
-    ) -> None:
-        self.record = record
-        self.study = study
-        self.by_item = dict(values)
-        self.errors = dict(sorted(errors.items()))
-        self._names = names
-        self._shown = shown
+    record: RunRecord
+    by_item: Mapping[int, Any]
+    errors: Mapping[int, Failure]
+    _names: Sequence[str]
+    _shown: Mapping[int, Mapping[str, Any]]
+    study: Any = None
 
     @property
     def values(self) -> list[Any]:
@@ -60,7 +53,7 @@ class ForeachResult:
         records = self._records()
         rows = [self._row(number, records.get(number)) for number in range(len(self._shown))]
         metrics = dict.fromkeys(name for record in records.values() for name in record.metrics)
-        table = pandas.DataFrame(rows, columns=[*self._columns(metrics).values()]).rename_axis("item")
+        table = pandas.DataFrame(rows, columns=list(self._columns(metrics).values())).rename_axis("item")
         # A column of objects: otherwise, pandas would turn whole numbers into floats if an item has no value.
         values = pandas.Series(self.values, table.index, dtype=object)
         return table.assign(value=values)

@@ -282,7 +282,7 @@ class ForeachRun:
                 pool.run()
                 problem = self._error(pool)
                 if problem is None:
-                    self.finish(pool.results.values)
+                    self.finish(pool.values)
             except BaseException as error:  # of any type: it is raised again below, when the record has been closed
                 problem = error
             ended = describe.items(recorder.record, over=True)
@@ -294,9 +294,10 @@ class ForeachRun:
                 recorder.close("failed", ended)
             else:
                 recorder.close("failed", str(problem) if isinstance(problem, SparkringError) else repr(problem))
-        items, found = self.prepared.items, pool.results
+        items = self.prepared.items
         study = None if items.steering is None else items.steering.study
-        self.result = ForeachResult(recorder.record, found.values, found.failures, items.names, items.shown, study)
+        errors = dict(sorted(pool.failures.items()))
+        self.result = ForeachResult(recorder.record, pool.values, errors, items.names, items.shown, study)
         if isinstance(problem, RunFailed):
             problem.record = recorder.record
         if problem is not None:
@@ -347,7 +348,7 @@ class ForeachRun:
 
     def _error(self, pool: Pool) -> BaseException | None:
         """Return the error to raise now that the pool has ended; None if all items have finished."""
-        record, values = self.recorder.record, pool.results.values
+        record, values = self.recorder.record, pool.values
         if self.interrupts.seen:
             done = describe.items(record, over=True)
             return interrupted(f"{done}. {self.kept_words or 'Their results are in sparkring.last_result.'}")
@@ -356,7 +357,7 @@ class ForeachRun:
             taken = describe.counted(self.prepared.items.taken, "item")
             said = f"the iterable raised {failure.summary} after {taken}; the results are in sparkring.last_result."
             return RunFailed(f"{said}\n\n{failure.traceback}".rstrip(), record=record, values=values)
-        if pool.results.failures:
+        if pool.failures:
             said = describe.explain_items(record, self.kept_words or _RESULTS)
             return ItemsFailed(said, record=record, values=values)
         return None

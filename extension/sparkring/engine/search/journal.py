@@ -38,7 +38,7 @@ class Journal:
             with _in_words(copy):
                 path.write_bytes(max(map(_read, _copies(copy)), key=len))
 
-    def study(self, name: str, mode: str, sampler: Any, pruner: Any) -> Any:
+    def study(self, name: str, mode: str, pruner: Any) -> Any:
         """Return the study called `name`. If the journal does not have this study, make it.
 
         Raises CheckpointError if the journal is damaged.
@@ -55,7 +55,6 @@ class Journal:
                     storage=optuna.storages.JournalStorage(_backend(self.path)),
                     study_name=name,
                     direction="minimize" if mode == "min" else "maximize",
-                    sampler=sampler,
                     pruner=pruner,
                     load_if_exists=True,
                 )
@@ -125,14 +124,11 @@ def _copies(copy: Location) -> tuple[Location, Location]:
 
 
 def _read(file: Location) -> bytes:
+    """Return the journal without its last line if that is incomplete."""
     try:
-        return _whole_lines(file.fs.cat_file(file.path))
+        journal: bytes = file.fs.cat_file(file.path)
     except FileNotFoundError:
         return b""
-
-
-def _whole_lines(journal: bytes) -> bytes:
-    """Return the journal without its last line if that is incomplete."""
     return journal[: journal.rfind(b"\n") + 1]
 
 

@@ -9,6 +9,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ NAMED = 8  # how many metrics a message names
 LEAST_TRIALS = 8  # with fewer finished trials, the importance of parameters would be chance
 
 
+@dataclass
 class _Running:
     """A trial that Optuna counts as running, and what its item has reported so far.
 
@@ -37,12 +39,11 @@ class _Running:
     the epoch is over.
     """
 
-    def __init__(self, trial: Any) -> None:
-        self.trial = trial
-        self.at = -1
-        self.reports = 0
-        self.last = math.nan
-        self.waiting: tuple[int, float] | None = None
+    trial: Any
+    at: int = -1
+    reports: int = 0
+    last: float = math.nan
+    waiting: tuple[int, float] | None = None
 
 
 class Trials:
@@ -76,10 +77,11 @@ class Trials:
         code = "" if place is None else place.key_of_code(search.metric, search.mode, search.space.described)
         self.study = search.study
         if self.study is None:
+            from optuna.pruners import NopPruner
+
             copy = None if place is None else place.location / JOURNAL
             self._journal = Journal(folder / JOURNAL, copy, fresh=place is not None and place.fresh)
-            pruner = search.pruner or _no_pruner()
-            self.study = self._journal.study(code or folder.name, search.mode, None, pruner)
+            self.study = self._journal.study(code or folder.name, search.mode, search.pruner or NopPruner())
         if code:
             self._attributes = {CODE: code}
             if not place.fresh:  # type: ignore[union-attr] # without a place, there is no code
@@ -212,12 +214,6 @@ class Trials:
 
 def _keyword(metric: str) -> str:
     return f"{metric}=…" if metric.isidentifier() else f"**{{{metric!r}: …}}"
-
-
-def _no_pruner() -> Any:
-    import optuna
-
-    return optuna.pruners.NopPruner()
 
 
 def _sampler(wanted: Any, seed: int) -> Any:

@@ -82,7 +82,7 @@ def _converter(hint: Any) -> Converter:
     if hint is Any:
         return lambda value: value
     if hint is float:
-        return _float
+        return _checked((float, int), "float", float)
     if isinstance(hint, type) and hasattr(hint, "_fields"):
         return _each(list(_plan(hint).converters.values()), hint.__name__, lambda items: hint(*items))
     origin, arguments = get_origin(hint), get_args(hint)
@@ -104,22 +104,17 @@ def _converter(hint: Any) -> Converter:
     return _checked(hint, hint.__name__)
 
 
-def _float(value: Any) -> float:
-    if type(value) not in (float, int):
-        raise _wrong(value, "float")
-    return float(value)
-
-
 def _checked(
-    kind: type[Any], expected: str, make: Converter | None = None, within: Container[Any] | None = None
+    kinds: type | tuple[type, ...], expected: str, make: Converter | None = None, within: Container[Any] | None = None
 ) -> Converter:
     """Return a converter that calls `make` with the value, or keeps the value if there is no `make`.
 
-    It raises ValueError if the value is not of type `kind`, or not in `within`.
+    It raises ValueError if the value is not of one of the types `kinds`, or not in `within`.
     """
+    allowed = kinds if isinstance(kinds, tuple) else (kinds,)
 
     def convert(value: Any) -> Any:
-        if type(value) is not kind or (within is not None and value not in within):
+        if type(value) not in allowed or (within is not None and value not in within):
             raise _wrong(value, expected)
         return value if make is None else make(value)
 
