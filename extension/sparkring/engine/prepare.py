@@ -85,9 +85,8 @@ def prepare(spec: RunSpec) -> PreparedRun:
     if packed.data is not None:
         options = replace(options, np=options.np or packed.data.ranks())
     validate(packed.values, packed.request.run.source, options.size)
-    values = [value for _, value in packed.values]
-    directory = _open_directory(options, "\n".join([packed.code, *packed.scripts]), values)
     size = options.size or every_slot()
+    directory = _open_directory(options, size, packed)
     here = spec.framework != "barrier"
     launch = LaunchRequest(options.np, size, dict(options.env), packed.title, options.gpus, packed.data, here)
     if options.background:
@@ -246,7 +245,7 @@ def validate(values: Iterable[tuple[str, Any]], source: str, size: int) -> None:
 # ── Checkpoints ───────────────────────────────────────────────────────────────
 
 
-def _open_directory(options: Options, code: str, values: Iterable[Any]) -> Directory | None:
+def _open_directory(options: Options, size: int, packed: _Packed) -> Directory | None:
     """Return the checkpoint directory, with the checkpoint to continue from; None if the run has no such directory.
 
     Raises CheckpointError if the run cannot use the directory, and PathError if its path is invalid.
@@ -257,8 +256,8 @@ def _open_directory(options: Options, code: str, values: Iterable[Any]) -> Direc
     from sparkring.checkpointing.directory import open_directory
     from sparkring.checkpointing.parts import versions as versions_of
 
-    data = versions_of([value for value in values if hasattr(type(value), "__sparkring_validate__")])
-    size = options.size or every_slot()
+    data = versions_of([value for _, value in packed.values if hasattr(type(value), "__sparkring_validate__")])
+    code = "\n".join([packed.code, *packed.scripts])
     return open_directory(options.checkpoint_dir, size, code, data, fresh=options.fresh, resume=options.resume)
 
 

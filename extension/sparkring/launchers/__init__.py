@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from sparkring.errors import SlotsError
 from sparkring.launchers.base import Launcher, LaunchRequest
-from sparkring.launchers.local import LocalLauncher, pool_shares, sharers
+from sparkring.launchers.local import LocalLauncher, pool_shares, sharers, visible_gpus
 from sparkring.worker.member import gpus, process
 
 
@@ -37,7 +37,7 @@ def pool_requests(request: LaunchRequest, slots: int, gpus: float | None) -> lis
     whole = request._replace(gpus=math.ceil(gpus))
     if request.np > 0 or gpus == 0:
         return [whole] * slots
-    shares = pool_shares(slots, request.size, gpus, _visible(request.environment))
+    shares = pool_shares(slots, request.size, gpus, visible_gpus(request.environment))
     return [whole._replace(environment={**whole.environment, "CUDA_VISIBLE_DEVICES": share}) for share in shares]
 
 
@@ -50,15 +50,14 @@ def default_at_once(size: int, gpus_each: float | None, environment: Mapping[str
     by_cores = process.cores() // size
     if not gpus_each:
         return max(1, by_cores)
-    return max(1, min(by_cores, _room_on_gpus(len(gpus.found(_visible(environment))), size, gpus_each)))
+    return max(1, min(by_cores, _room_on_gpus(len(gpus.found(visible_gpus(environment))), size, gpus_each)))
 
 
 class ItemRoom(NamedTuple):
     """What limits the number of items on each host, apart from the host's memory and cores.
 
-    `hosts` is the number of hosts. `tasks` is the number of items for which a host has enough of Spark's task slots,
-    and `gpus` is the number of items for which it has enough GPUs. Each of these two numbers is None if there is no
-    such limit. `gpu_free` says how much memory is free on each GPU.
+    `hosts` is the number of hosts. `tasks` and `gpus` are the numbers of items for which a host has enough of Spark's
+    task slots, and enough GPUs; None if there is no such limit. `gpu_free` says how much memory is free on each GPU.
     """
 
     hosts: int = 1
@@ -81,7 +80,7 @@ def item_room(request: LaunchRequest, each: float | None) -> ItemRoom:
             return ItemRoom()
         hosts = max(1, len(slots.executor_hosts))
         return ItemRoom(hosts, slots.total / hosts / request.size)
-    found = gpus.found(_visible(request.environment)) if each != 0 else []
+    found = gpus.found(visible_gpus(request.environment)) if each != 0 else []
     free = tuple((gpu.total_bytes or 0) - (gpu.used_bytes or 0) for gpu in found)
     if not each:
         return ItemRoom(gpu_free=free)
@@ -90,10 +89,6 @@ def item_room(request: LaunchRequest, each: float | None) -> ItemRoom:
 
 def _room_on_gpus(found: int, size: int, each: float) -> int:
     return found * sharers(each) if each < 1 else found // (size * int(each))
-
-
-def _visible(environment: Mapping[str, str]) -> str | None:
-    return {**os.environ, **environment}.get("CUDA_VISIBLE_DEVICES")
 
 
 def every_slot() -> int:

@@ -133,9 +133,9 @@ class SparkLauncher(Launcher):
                 f"Spark's executors run {self._python}, which differs from this notebook's Python, {sys.executable} "
                 f"({here}): {line_with(text, 'version')} {SET_PYTHON}"
             )
-        if _lacks(text):
+        if package := _lacks(text):
             return LaunchError(
-                f"Spark's executors run {self._python}, which has no {_lacks(text)}; this notebook runs "
+                f"Spark's executors run {self._python}, which has no {package}; this notebook runs "
                 f"{sys.executable}. {SET_PYTHON}"
             )
         if "RuntimeError: sparkring: " in text:
@@ -148,9 +148,8 @@ class SparkLauncher(Launcher):
             )
         if isinstance(self._error, LaunchError):
             return self._error
-        if not self._barrier:
-            return LaunchError(f"Spark ended the task of the item's process: {root_cause(text)}")
-        return LaunchError(f"Spark ended the barrier stage: {root_cause(text)}")
+        what = "barrier stage" if self._barrier else "task of the item's process"
+        return LaunchError(f"Spark ended the {what}: {root_cause(text)}")
 
     def _too_few(self) -> LaunchError | None:
         """Return an error if Spark has fewer slots left than there are members, otherwise None.
