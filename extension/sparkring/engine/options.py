@@ -109,12 +109,13 @@ def checked_foreach(who: str, found: ForeachOptions) -> ForeachOptions:
         raise OptionsError(f"{who}: --np-each {found.each} needs a --framework that connects the ranks of an item.")
     if found.fresh and not found.checkpoint_dir:
         raise OptionsError(f"{who}: --fresh needs a --checkpoint-dir.")
-    if found.gpus is not None and (found.gpus < 0 or (found.gpus > 1 and found.gpus != int(found.gpus))):
-        raise OptionsError(f"{who}: --gpus {found.gpus:g} is neither a number of GPUs nor a fraction of one.")
-    if found.gpus is not None and 0 < found.gpus < 1 and found.each > 1:
-        raise OptionsError(f"{who}: --gpus {found.gpus:g} with --np-each: the ranks of an item cannot share a GPU.")
-    if found.np > 0 and found.gpus is not None and 0 < found.gpus < 1:
-        raise OptionsError(f"{who}: Spark divides its GPUs itself: set spark.task.resource.gpu.amount={found.gpus:g}.")
+    gpus = found.gpus or 0
+    if gpus < 0 or (gpus > 1 and gpus != int(gpus)):
+        raise OptionsError(f"{who}: --gpus {gpus:g} is neither a number of GPUs nor a fraction of one.")
+    if 0 < gpus < 1 and found.each > 1:
+        raise OptionsError(f"{who}: --gpus {gpus:g} with --np-each: the ranks of an item cannot share a GPU.")
+    if 0 < gpus < 1 and found.np > 0:
+        raise OptionsError(f"{who}: Spark divides its GPUs itself: set spark.task.resource.gpu.amount={gpus:g}.")
     if found.plan and found.background:
         raise OptionsError(f"{who}: --plan runs one item and waits for it: leave --background out.")
     return found

@@ -219,17 +219,14 @@ def _bytes(event: Event) -> int:
 
 
 _gangs: list[WarmGang] = []  # in the order of their starts
-
-
-# A forked process has to forget the gangs, which belong to its parent. Otherwise, the forked process would call stop()
-# when it exits, and end its parent's gangs.
+# A forked process forgets the gangs. Otherwise, it would call stop() when it exits, and end its parent's gangs.
 os.register_at_fork(after_in_child=_gangs.clear)
 
 
 def start(wanted: GangOptions, say: Tell, tell: Tell) -> WarmGang:
     """Start a warm gang and wait until its ranks are up.
 
-    `say` is called to report what happens during the start, and `tell` to report what happens later, between cells.
+    `say` reports what happens during the start, and `tell` what happens later, between cells.
 
     Raises LaunchError if the gang cannot be started, and OptionsError if this machine, or Spark, already has a gang.
     """
@@ -291,9 +288,8 @@ def find(np: int, say: Tell) -> WarmGang | None:
             raise LaunchError(f"{error} (%gang stop removes the {found.describe()}, which has ended.)") from error
         _gangs.remove(fresh)
         _gangs.insert(place, fresh)  # so that latest() is the same as before
-        fresh.news.append(
-            f"a new gang: the previous one has ended, and the variables of its cells are lost: {found.ended}"
-        )
+        why = f"the previous one has ended, and the variables of its cells are lost: {found.ended}"
+        fresh.news.append(f"a new gang: {why}")
         return fresh
     return found
 

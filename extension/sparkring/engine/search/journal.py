@@ -1,7 +1,7 @@
 """The file of a study, in Optuna's journal format: optuna-dashboard can open it, even while the search runs.
 
-A journal is only appended to, and needs no database. It is in the run's folder, because not every file system can
-append to files. In the checkpoint directory, which may be on any storage, there is a copy.
+The file is only appended to. It is in the run's folder, because not every file system can append to files. The
+checkpoint directory, which may be on any storage, has a copy.
 """
 
 from __future__ import annotations
@@ -49,8 +49,7 @@ class Journal:
         with _in_words(self._copy), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # before Optuna 5, the journal counts as experimental
             try:
-                # Otherwise, Optuna would print that it has made a study.
-                optuna.logging.set_verbosity(optuna.logging.WARNING)
+                optuna.logging.set_verbosity(optuna.logging.WARNING)  # otherwise, it prints that it has made a study
                 return optuna.create_study(
                     storage=optuna.storages.JournalStorage(_backend(self.path)),
                     study_name=name,

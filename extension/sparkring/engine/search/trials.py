@@ -35,8 +35,8 @@ class _Running:
     """A trial that Optuna counts as running, and what its item has reported so far.
 
     `at` is the step or epoch of the last value that was passed to Optuna, and `reports` counts the reports of the
-    metric. `waiting` is an epoch and the last value that was reported within it. This value is passed to Optuna when
-    the epoch is over.
+    metric. `waiting` is an epoch and the last value that was reported in it, which is passed to Optuna when the epoch
+    is over.
     """
 
     trial: Any
@@ -49,8 +49,8 @@ class _Running:
 class Trials:
     """An iterator over the trials of a search, for the pool of a run. It implements `engine.foreach.steering.Steering`.
 
-    It first returns the trials that an earlier run of the same code has begun, and then asks Optuna for new ones, until
-    there are as many as the search wants. `study` is the Optuna study.
+    It first returns the trials that an earlier run of the same code has begun, and then asks Optuna for new ones.
+    `study` is the Optuna study.
     """
 
     def __init__(self, search: Search) -> None:
