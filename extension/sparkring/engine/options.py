@@ -12,13 +12,10 @@ LOGS: tuple[Logs, ...] = ("all", "rank0", "callbacks")
 RESTARTS = 3  # the default for a run with checkpoints
 
 
-def where(np: int) -> Literal["local", "spark"]:
-    """Return where the ranks of a run with this `np` are: on this machine or on Spark."""
-    return "local" if np < 0 else "spark"
-
-
 @dataclass(frozen=True)
-class _SharedOptions:
+class SharedOptions:
+    """The options that Options and ForeachOptions have in common."""
+
     np: int = -1
     push: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
@@ -31,7 +28,7 @@ class _SharedOptions:
 
 
 @dataclass(frozen=True)
-class Options(_SharedOptions):
+class Options(SharedOptions):
     """How to run a cell.
 
     `np`: if it is negative, the ranks are -np processes on this machine; if it is positive, they are np Spark tasks.
@@ -69,7 +66,7 @@ class Options(_SharedOptions):
 
 
 @dataclass(frozen=True)
-class ForeachOptions(_SharedOptions):
+class ForeachOptions(SharedOptions):
     """How to run independent items. Options that are not described here have the same meanings as in Options.
 
     If `np` is negative, at most -np items run at once, in processes on this machine; if it is positive, at most np

@@ -17,7 +17,7 @@ from sparkring.capture.packing import pack_call
 from sparkring.capture.versions import modules_of, versions
 from sparkring.compat import legacy_keras
 from sparkring.engine import background
-from sparkring.engine.options import Options, where
+from sparkring.engine.options import Options, SharedOptions
 from sparkring.engine.result import RunResult
 from sparkring.engine.spec import Call, Cell, RunSpec
 from sparkring.errors import CaptureError, CheckpointError
@@ -100,21 +100,8 @@ def prepare(spec: RunSpec) -> PreparedRun:
     if legacy:
         environment = {legacy_keras.VARIABLE: "1", **request.run.environment}
         request = request._replace(run=request.run._replace(environment=environment))
-    started = events.RunStarted(
-        time.time(),
-        run_store.new_id(),
-        packed.title,
-        packed.code,
-        size,
-        where(options.np),
-        spec.framework,
-        options.logs,
-        tuple(spec.ranks),
-        spec.gang is not None,
-        options.checkpoint_dir,
-        packed.captured[: events.CAPTURED_KEPT],
-        versions(),
-    )
+    started = run_started(options, packed.title, packed.code, size, spec.framework, packed.captured)
+    started = started._replace(logs=options.logs, ranks=tuple(spec.ranks), warm=spec.gang is not None)
     notices = [f"-n 0 (every task slot, {size} here) is deprecated: give the number of ranks"] if not options.np else []
     notices += [describe.large_value(name, size_bytes) for name, size_bytes in packed.large.items()]
     notices += [spec.notice] if spec.notice else []
@@ -122,6 +109,15 @@ def prepare(spec: RunSpec) -> PreparedRun:
     return PreparedRun(
         options, request, launch, started, tuple(notices), directory, spec.gang, tuple(spec.ranks), packed.on_result
     )
+
+
+def run_started(
+    options: SharedOptions, title: str, code: str, size: int, framework: str, captured: tuple[events.CapturedName, ...]
+) -> events.RunStarted:
+    """Return the first event of the record of a run that begins now."""
+    kept, place = captured[: events.CAPTURED_KEPT], "local" if options.np < 0 else "spark"
+    started = events.RunStarted(time.time(), run_store.new_id(), title, code, size, place, framework, "all")
+    return started._replace(checkpoint_dir=options.checkpoint_dir, captured=kept, versions=versions())
 
 
 def needs_legacy_keras(framework: str, env: Iterable[tuple[str, str]], code: str, modules: Collection[str]) -> bool:

@@ -22,10 +22,8 @@ class Run:
 
     def __init__(self, prepared: PreparedRun, view: View, interrupts: Interrupts) -> None:
         self.prepared = prepared
-        self.recorder = Recorder(view, prepared.started)
+        self.recorder = Recorder(view, prepared.started, prepared.notices)
         self.interrupts = interrupts
-        for notice in prepared.notices:
-            self.recorder.notice(notice)
 
     def to_the_end(self) -> RunResult:
         """Carry out the run and return its result. The result's `problems` say which values could not be returned.

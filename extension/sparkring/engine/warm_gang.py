@@ -16,7 +16,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 
 from sparkring.capture.remote_names import Held
-from sparkring.engine.options import GangOptions, where
+from sparkring.engine.options import GangOptions
 from sparkring.engine.polling import poll_until
 from sparkring.engine.recorder import Recorder
 from sparkring.engine.supervisor import STACKS_WAIT_S, why_it_waits
@@ -64,7 +64,7 @@ class WarmGang:
 
     @property
     def where(self) -> str:
-        return where(self.wanted.np)
+        return _where(self.wanted.np)
 
     @property
     def lost(self) -> bool:
@@ -317,4 +317,8 @@ def stop(place: str = "") -> list[WarmGang]:
 
 
 def _at(np: int) -> WarmGang | None:
-    return next((gang for gang in _gangs if gang.where == where(np)), None)
+    return next((gang for gang in _gangs if gang.where == _where(np)), None)
+
+
+def _where(np: int) -> str:
+    return "local" if np < 0 else "spark"

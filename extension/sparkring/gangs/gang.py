@@ -1,9 +1,8 @@
 """A gang: N ranks that are connected to the driver, whichever launcher started them.
 
-`Members` knows which members have connected, `Inbox` receives their messages, and `Outbox` sends messages to them.
-poll() returns what has happened, as events. A gang runs one request after another, each as an Execution: a cold gang
-runs one request, a warm gang many. A gang of one rank can be sent requests ahead, so that it need not wait for the next
-one.
+`Members` knows which members have connected, `Inbox` receives their messages, and `Outbox` sends messages to them. A
+gang runs one request after another, each as an Execution: a cold gang runs one request, a warm gang many. A gang of one
+rank can be sent requests ahead.
 """
 
 from __future__ import annotations
@@ -40,12 +39,12 @@ LOST_WAIT_S = 2.0  # wait this long for the reason of a member's loss, which Spa
 class Gang:
     """N ranks. start() has them started, submit() gives them a request, and close() ends them.
 
-    After each submit(), call poll() until the Execution is over. The first request can be submitted before start().
-    If more requests were submitted ahead, keep calling poll(): the call that returns the last events of one Execution
-    returns no events of the next.
+    After each submit(), call poll(), which returns what has happened as events, until the Execution is over. The first
+    request can be submitted before start(). If more requests were submitted ahead, keep calling poll(): the call that
+    returns the last events of one Execution returns no events of the next.
 
-    `on_arrival()` is called, in another thread, when there is something to poll. With it, a caller that has several
-    gangs can wait for all of them at once.
+    `on_arrival()` is called, in another thread, when there is something to poll, so that a caller can wait for several
+    gangs at once.
     """
 
     def __init__(self, launcher: Launcher, size: int, on_arrival: Callable[[], object] = lambda: None) -> None:
@@ -75,19 +74,16 @@ class Gang:
         try:
             port = self._inbox.open(launcher.bind_host, launcher.port, secret)
         except OSError as error:
-            raise LaunchError(
-                f"the driver cannot listen on {launcher.bind_host}:{launcher.port}: {error.strerror or error}. "
-                + (
-                    "Set spark.sparkring.driver.port to a free port, or leave it unset."
-                    if launcher.port
-                    else "Set spark.driver.host (or spark.driver.bindAddress) to an address of this machine."
-                )
-            ) from error
+            advice = "Set spark.driver.host (or spark.driver.bindAddress) to an address of this machine."
+            if launcher.port:
+                advice = "Set spark.sparkring.driver.port to a free port, or leave it unset."
+            where = f"{launcher.bind_host}:{launcher.port}"
+            raise LaunchError(f"the driver cannot listen on {where}: {error.strerror or error}. {advice}") from error
         self._started = time.monotonic()
         launcher.start(self.size, Ticket(-1, launcher.host, port, secret.hex(), [], [], sys.prefix))
 
     def submit(self, request: Request, ranks: Sequence[int] = ()) -> Execution:
-        """Have `ranks` (all if none is named) run `request` as soon as the gang is up; no other request may be running.
+        """Have `ranks` (all if empty) run `request` as soon as the gang is up; no other request may be running.
 
         Raise LaunchError if the ranks' Python lacks packages that the request needs, or has other versions of them. If
         members have yet to connect, poll() raises this error later.

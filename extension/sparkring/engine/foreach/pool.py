@@ -107,8 +107,7 @@ class Pool:
     def _begin(self) -> None:
         """Take items if there is room for them, and begin the attempts that wait.
 
-        Items are taken only for a moment at a time, because the iterable may need a long time for each item, and the
-        slots are to be polled in between.
+        The iterable may need a long time for each item, so items are taken only for a moment between two polls.
         """
         places, until = self._slots.places, time.monotonic() + TAKE_S
         while self._takes(places):
@@ -220,7 +219,7 @@ class Pool:
         return slot.attempt is not None
 
     def _take_back(self, slot: Slot) -> None:
-        """Give the attempts that the slot was given ahead but will not run back to the schedule, so that they wait."""
+        """Give the attempts that the slot will not run back to the schedule, where they wait again."""
         while slot.given_back:
             self._schedule.give_back(slot.given_back.pop())
 
@@ -265,7 +264,7 @@ class Pool:
         return [self._over(number, ended, ending)]
 
     def _over(self, number: int, ended: Ended, ending: events.ItemEnding) -> events.ItemEnded:
-        """Put the result of an attempt into `results`, and return the event that says how the attempt has ended."""
+        """Note the result of an attempt, and return the event that says how the attempt has ended."""
         if ending in ("finished", "pruned"):
             self.values[number] = ended.value
         elif ending == "failed":
@@ -323,8 +322,8 @@ class Pool:
         self._tell([self._over(item.item, Ended(), "stopped") for item in (items.running if items else ())])
         self._items.forget_from(self._begun_until)
         self._told(lambda steering: steering.close(), None)
-        summary = None if self._interrupts.seen else self._told(lambda steering: steering.summary(), None)
-        self._tell([] if summary is None else [summary])
+        if not self._interrupts.seen and (summary := self._told(lambda steering: steering.summary(), None)) is not None:
+            self._tell([summary])
 
 
 def _without_ours(traceback: types.TracebackType | None) -> types.TracebackType | None:

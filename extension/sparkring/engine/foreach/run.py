@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import os
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,7 +14,7 @@ from sparkring.capture.cell import LARGE_BYTES, captured_call
 from sparkring.capture.packing import pack_call
 from sparkring.capture.picklability import ipython_names
 from sparkring.capture.unread_changes import changed_only
-from sparkring.capture.versions import modules_of, versions
+from sparkring.capture.versions import modules_of
 from sparkring.compat import legacy_keras
 from sparkring.engine.foreach.items import Items, Targets, seed_of
 from sparkring.engine.foreach.meaning import meaning_of
@@ -24,13 +23,13 @@ from sparkring.engine.foreach.pool import Pool
 from sparkring.engine.foreach.result import ForeachResult
 from sparkring.engine.foreach.schedule import Attempt, Schedule
 from sparkring.engine.foreach.slot import SlotSettings
-from sparkring.engine.options import ForeachOptions, Options, where
-from sparkring.engine.prepare import PROVIDED, capture_cell, needs_legacy_keras, refuse_shared, validate
+from sparkring.engine.options import ForeachOptions, Options
+from sparkring.engine.prepare import PROVIDED, capture_cell, needs_legacy_keras, refuse_shared, run_started, validate
 from sparkring.engine.recorder import Recorder
 from sparkring.engine.spec import Call, Cell, RunSpec
 from sparkring.errors import ItemsFailed, OptionsError, RunFailed, SlotsError, SparkringError
 from sparkring.gangs.execution import Request
-from sparkring.history import describe, events, run_store
+from sparkring.history import describe, events
 from sparkring.history.view import View
 from sparkring.launchers import item_room, open_launcher, pool_requests, room
 from sparkring.launchers.base import LaunchRequest
@@ -103,24 +102,14 @@ def prepare(spec: ForeachSpec) -> Prepared:
 
         spec = spec._replace(iterable=items_of(spec.iterable))
     packed = _pack_cell(spec, spec.work) if isinstance(spec.work, Cell) else _pack_call(spec, spec.work)
-    started = events.RunStarted(
-        time.time(),
-        run_store.new_id(),
-        options.name or spec.title or packed.title,
-        packed.code if spec.code is None else spec.code,
-        (1 if options.plan else options.at_once) * options.each,
-        where(options.np),
-        options.framework,
-        "all",
-        checkpoint_dir=options.checkpoint_dir,
-        captured=packed.captured[: events.CAPTURED_KEPT],
-        versions=versions(),
-    )
+    title, code = options.name or spec.title or packed.title, packed.code if spec.code is None else spec.code
+    size = (1 if options.plan else options.at_once) * options.each
+    started = run_started(options, title, code, size, options.framework, packed.captured)
     kept = _kept(packed, options)
     total = packed.items.total
     if options.plan:
         packed.items.only_the_first()
-    launches = _launches(options, started.title)
+    launches = _launches(options, title)
     large = [name for name in packed.captured if (name.size_bytes or 0) > LARGE_BYTES]
     notices = tuple(describe.large_value(name.name, name.size_bytes or 0) for name in large)
     if isinstance(spec.work, Cell):
@@ -261,14 +250,12 @@ class ForeachRun:
 
     def __init__(self, prepared: Prepared, view: View, interrupts: Interrupts) -> None:
         self.prepared = prepared
-        self.recorder = Recorder(view, prepared.started)
+        self.recorder = Recorder(view, prepared.started, prepared.notices)
         self.interrupts = interrupts
         self.result: ForeachResult | None = None
         self.plan: Plan | None = None
         self.kept_words = ""
         self.finish: Callable[[Mapping[int, Any]], object] = lambda values: None
-        for notice in prepared.notices:
-            self.recorder.notice(notice)
 
     def to_the_end(self) -> ForeachResult:
         """Carry out the run, and return its result.
