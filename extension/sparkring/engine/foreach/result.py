@@ -65,13 +65,14 @@ class ForeachResult:
         item has reported the metric.
         """
         search = self.record.items.search if self.record.items is not None else None
-        if not metric and search is None:
+        if search is not None:
+            metric = metric or search.metric
+            mode = mode or (search.mode if metric == search.metric else None)
+        if not metric:
             raise OptionsError(
                 'best() needs the name of a metric, since the items are not those of a search: best("mape").'
             )
-        metric = metric or (search.metric if search is not None else "")
-        if mode is None:
-            mode = search.mode if search is not None and metric == search.metric else "min"
+        mode = "min" if mode is None else mode
         if mode not in get_args(Mode):
             raise OptionsError(f"best({metric!r}, mode={mode!r}): the mode is 'min' or 'max'.")
         measured = {
@@ -81,9 +82,7 @@ class ForeachResult:
         }
         if not measured:
             known = sorted({name for record in self._records().values() for name in record.metrics})
-            there = (
-                f"they have reported {', '.join(known)}" if known else "sparkring.log(mape=0.1) in an item reports one"
-            )
+            there = f"they have reported {', '.join(known)}" if known else "an item reports one with log(mape=0.1)"
             raise OptionsError(f"best({metric!r}): no finished item has reported this metric; {there}.")
         return self.table.loc[(min if mode == "min" else max)(measured, key=measured.__getitem__)]
 
@@ -97,14 +96,11 @@ class ForeachResult:
         If two columns would have the same name, the kind is added to one of them: `state (item)`, `lr (metric)`.
         """
         columns: dict[tuple[str, str], str] = {}
-        fixed = ("state", "attempts", "seconds", "place")
-        for kind, names in (("item", self._names), ("", fixed), ("metric", metrics), ("", ("value", "error"))):
+        first, last = ("state", "attempts", "seconds", "place"), ("value", "error")
+        for kind, names in (("item", self._names), ("", first), ("metric", metrics), ("", last)):
             for name in names:
-                columns[kind, name] = name
-        taken = [*fixed, "value", "error"]
-        for (kind, name), column in columns.items():
-            if kind and (column in taken or (kind == "metric" and name in self._names)):
-                columns[kind, name] = f"{name} ({kind})"
+                is_taken = kind and (name in (*first, *last) or (kind == "metric" and name in self._names))
+                columns[kind, name] = f"{name} ({kind})" if is_taken else name
         return columns
 
     def _row(self, number: int, record: ItemRecord | None) -> dict[str, Any]:
