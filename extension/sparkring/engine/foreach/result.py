@@ -67,7 +67,7 @@ class ForeachResult:
         search = self.record.items.search if self.record.items is not None else None
         if search is not None:
             metric = metric or search.metric
-            mode = mode or (search.mode if metric == search.metric else None)
+            mode = search.mode if mode is None and metric == search.metric else mode
         if not metric:
             raise OptionsError(
                 'best() needs the name of a metric, since the items are not those of a search: best("mape").'
@@ -82,7 +82,7 @@ class ForeachResult:
         }
         if not measured:
             known = sorted({name for record in self._records().values() for name in record.metrics})
-            there = f"they have reported {', '.join(known)}" if known else "an item reports one with log(mape=0.1)"
+            there = f"they have reported {', '.join(known)}" if known else "sparkring.log(mape=0.1) reports one"
             raise OptionsError(f"best({metric!r}): no finished item has reported this metric; {there}.")
         return self.table.loc[(min if mode == "min" else max)(measured, key=measured.__getitem__)]
 
