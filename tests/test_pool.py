@@ -20,9 +20,9 @@ from sparkring.engine.foreach.content import digest
 from sparkring.engine.foreach.items import Items, Targets
 from sparkring.engine.foreach.kept import Kept
 from sparkring.engine.foreach.meaning import meaning_of
-from sparkring.engine.foreach.run import ForeachSpec
+from sparkring.engine.foreach.run import ForeachSpec, prepare
 from sparkring.engine.options import ForeachOptions
-from sparkring.engine.spec import Cell
+from sparkring.engine.spec import Call, Cell
 from sparkring.errors import ItemsFailed, LaunchError, OptionsError, RunFailed
 from sparkring.history import describe, run_store
 from sparkring.history.record import RunRecord
@@ -359,6 +359,21 @@ def test_an_item_that_ends_when_the_last_start_fails(runs, monkeypatch, tmp_path
         runs(cell, [0, 1], **options)
     assert api.last_result.table.state[0] == "finished"
     assert list(runs(cell, [0], 1, **options).table.state) == ["kept"]
+
+
+def test_an_error_at_the_end_closes_the_record(runs):
+    """If what follows the last item raises an error of any type, the run has failed and has no open files."""
+    run = api.open_items(prepare(ForeachSpec(Call(len), [1], ForeachOptions(-1))), runs.view)
+    runs.launched.cell = lambda rank, item: item
+
+    def full(values: Any) -> None:
+        raise OSError("no space left")
+
+    run.finish = full
+    with pytest.raises(OSError, match="no space left"):
+        api.carry_out_items(run)
+    assert runs.view.record.outcome == "failed"
+    assert api.last_result.values == [1]
 
 
 def test_what_cannot_be_run():
