@@ -149,8 +149,9 @@ class SparkLauncher(Launcher):
             )
         if isinstance(self._error, LaunchError):
             return self._error
-        what = "barrier stage" if self._barrier else "task of the item's process"
-        return LaunchError(f"Spark ended the {what}: {root_cause(text)}")
+        if not self._barrier:
+            return LaunchError(f"Spark ended the task of the item's process: {root_cause(text)}")
+        return LaunchError(f"Spark ended the barrier stage: {root_cause(text)}")
 
     def _too_few(self) -> LaunchError | None:
         """Return an error if Spark has fewer slots left than there are members, otherwise None.

@@ -123,7 +123,7 @@ class Slots:
         elif time.monotonic() > self._short_at:
             self._short_told = True
             why = waiting.waits_for()
-            self._notice(f"{self.up} of {limit} at once for now, and more when task slots are free: {why}")
+            self._notice(f"{self.up} items run at once instead of {limit} until more task slots are free: {why}")
 
     # ── starts that fail ──────────────────────────────────────────────────────
 

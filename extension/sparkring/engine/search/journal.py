@@ -141,5 +141,5 @@ def _in_words(copy: Location | None) -> Any:
             raise
         raise CheckpointError(
             f"the study in {copy.written} cannot be read ({type(error).__name__}: {error}): remove the file to start "
-            "the search anew, or use another directory."
+            "a new search, or use another directory."
         ) from error
