@@ -209,9 +209,7 @@ class HorovodRunner:
         np = _whole(np)
         if np == 0:
             warnings.warn(
-                "np=0 (every task slot) is deprecated: give the number of ranks",
-                DeprecationWarning,
-                stacklevel=2,
+                "np=0 (every task slot) is deprecated: give the number of ranks", DeprecationWarning, stacklevel=2
             )
         self.num_processor = np
         self._logs = _logs(driver_log_verbosity)

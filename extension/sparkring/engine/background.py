@@ -39,11 +39,7 @@ class BackgroundRun(Generic[Result]):
     """
 
     def __init__(
-        self,
-        work: Callable[[], Result],
-        recorder: Recorder,
-        interrupts: Interrupts,
-        directory: Location | None = None,
+        self, work: Callable[[], Result], recorder: Recorder, interrupts: Interrupts, directory: Location | None = None
     ) -> None:
         self.run_id = recorder.record.run_id
         self._directory = directory
