@@ -93,10 +93,7 @@ def foreach_spec(spec: ForeachSpec, view: View | None = None) -> ForeachResult |
 
 
 def start_foreach(spec: ForeachSpec, view: View | None = None) -> BackgroundRun[ForeachResult]:
-    """Start running the items of a spec in a thread, and return the BackgroundRun.
-
-    Errors that can be found before the launch are raised at once.
-    """
+    """Start running the items of a spec in a thread. Errors that can be found before the launch are raised at once."""
     run = open_items(foreach_run.prepare(spec), view)
     kept = run.prepared.kept
     return BackgroundRun(

@@ -42,10 +42,7 @@ def _needs_own_ranks(options: Options) -> bool:
 
 
 def latest_gang(magic: str) -> WarmGang:
-    """Return the gang that was started last. If its ranks are lost, a new gang is started and returned instead.
-
-    Raises OptionsError if there is no gang, or if the gang is busy.
-    """
+    """Return the gang that was started last; a new one if its ranks are lost. Raises OptionsError if none is free."""
     latest = warm_gang.latest()
     gang = None if latest is None else warm_gang.find(latest.wanted.np, tell)
     if gang is None:

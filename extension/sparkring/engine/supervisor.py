@@ -58,10 +58,7 @@ class LiveRun(NamedTuple):
 
 
 def run_on_fresh_ranks(run: LiveRun, request: Request, launcher: Launcher, size: int) -> Outcome:
-    """Start a gang, run `request` on it, close the gang, and return the outcome.
-
-    The caller must have entered `run.interrupts`.
-    """
+    """Run `request` on a new gang, close the gang, and return the outcome. The caller has entered `run.interrupts`."""
     try:
         with contextlib.closing(Gang(launcher, size)) as gang:
             execution = gang.submit(request)
@@ -113,10 +110,7 @@ class Supervisor:
         return poll_until(condition, time.monotonic() + within_s, self._poll)
 
     def _ended_early(self) -> Outcome | None:
-        """If the execution was interrupted, failed, timed out or is called off, end it and return its outcome.
-
-        Return None if it goes on.
-        """
+        """If the execution is to end now, end it and return its outcome. Return None if it goes on."""
         if self.interrupts.seen:
             running = self.execution.running if self.gang.up else []
             return Outcome("interrupted", describe.interrupted(len(running), self._end_early(), warm=self.warm))

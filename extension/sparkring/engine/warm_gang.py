@@ -182,10 +182,7 @@ class WarmGang:
 
 
 class _Kept:
-    """Keeps what the ranks have printed and reported between cells: for each rank, only the last KEPT_BYTES.
-
-    `lossy` says whether something has been left out.
-    """
+    """Keeps the last KEPT_BYTES of what each rank sends between cells. `lossy`: whether something was left out."""
 
     def __init__(self) -> None:
         self.lossy = False

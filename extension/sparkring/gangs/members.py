@@ -68,10 +68,7 @@ class Members:
         }
 
     def check_packages(self, modules: Iterable[str]) -> None:
-        """Raise LaunchError if a member's Python is not the notebook's, and does not have the same `modules`.
-
-        A module may be missing in the member's Python, or may have a different version there.
-        """
+        """Raise LaunchError if a member's own Python lacks one of `modules`, or has another version of it."""
         for hello in self.hellos.values():
             if hello.packages is not None and (found := difference(modules, hello.packages)):
                 raise LaunchError(

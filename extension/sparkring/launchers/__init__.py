@@ -113,10 +113,7 @@ def gpus_of_a_rank(np: int, say: Callable[[str], None]) -> float:
 
 
 def room(request: LaunchRequest) -> int:
-    """Return how many ranks there is room for now, including the ranks that already run.
-
-    On this machine, there is always room for as many ranks as requested.
-    """
+    """Return how many ranks there is room for, including those that run; on this machine, as many as are requested."""
     if request.np < 0:
         return request.size
     from sparkring.cluster.slots import current_slots
@@ -126,10 +123,7 @@ def room(request: LaunchRequest) -> int:
 
 
 def slots_table() -> list[tuple[str, ...]]:
-    """Return a table of the places where ranks can run now, with the columns where, slots, busy and details.
-
-    This does not start a SparkSession.
-    """
+    """Return a table of where ranks can run: place, slots, busy slots and details. This starts no SparkSession."""
     load = f"load {os.getloadavg()[0]:.1f}"
     rows = [("this machine (n < 0)", f"{process.cores()} cores", "", load)]
     found = gpus.found(os.environ.get("CUDA_VISIBLE_DEVICES"))

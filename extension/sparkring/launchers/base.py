@@ -66,17 +66,11 @@ class Launcher(ABC):
 
     @abstractmethod
     def start(self, size: int, ticket: Ticket) -> None:
-        """Start `size` members, and return without waiting for them.
-
-        Each member gets a copy of `ticket` in which the field `member` is the member's number.
-        """
+        """Start `size` members, each with a copy of `ticket` that has the member's number, and do not wait for them."""
 
     @abstractmethod
     def problem(self, wait_s: float = 0.0) -> LaunchError | None:
-        """Return an error that says why members cannot start, or why they have ended.
-
-        Wait up to `wait_s` seconds for such an error; return None if there is none.
-        """
+        """Return why members cannot start or have ended; None if that is not known within `wait_s` seconds."""
 
     @abstractmethod
     def stop(self, grace_s: float) -> None:

@@ -23,10 +23,7 @@ from sparkring.worker.member import timeline
 
 
 class LocalLauncher(Launcher):
-    """Starts each member as a process, or has a spare process fork it.
-
-    Each process begins a new session of the operating system, so that Ctrl-C in the terminal does not reach the member.
-    """
+    """Starts each member as a process in a session of its own, so that Ctrl-C in the terminal does not reach it."""
 
     def __init__(self, environment: dict[str, str], size: int, gpus: int | None = None) -> None:
         self._size = size
@@ -176,11 +173,7 @@ def _shares(size: int, each: int | None, visible: str | None) -> list[tuple[str,
 
 
 def _found(needed: int, asked: str, fewer: str, visible: str | None) -> list[str]:
-    """Return the addresses of all GPUs. If fewer than `needed` are found, raise LaunchError.
-
-    The error's message contains `asked`, which says what the user has asked for. If no GPU is needed, none are looked
-    for.
-    """
+    """Return the addresses of all GPUs. If there are fewer than `needed` for what was `asked`, raise LaunchError."""
     found = nvml.found(visible) if needed else []
     if len(found) < needed:
         limit = " (no NVIDIA driver answers)" if not found else ""

@@ -18,10 +18,7 @@ from typing import TextIO
 
 
 class Progress:
-    """Shows progress. On a terminal, one line is rewritten.
-
-    Elsewhere, a line is written when a step begins, every ten seconds, and when the step ends.
-    """
+    """Shows progress: on a terminal, in one line; elsewhere, in a new line at least every ten seconds."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream, self._clock = stream, clock

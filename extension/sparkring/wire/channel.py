@@ -61,10 +61,7 @@ class ProtocolError(ChannelClosed):
 
 
 class Head(NamedTuple):
-    """A frame whose body has not been read yet.
-
-    `sizes` are the lengths of the body's parts in bytes. `raw` holds the frame's bytes up to the body, as they came.
-    """
+    """A frame's header. The body, in parts of these `sizes`, has yet to be read; `raw` has all bytes before it."""
 
     kind: type[Message]
     fields: dict[str, Any]
@@ -126,10 +123,7 @@ class Connection:
                 raise
 
     def receive(self) -> Message:
-        """Wait for one message, and return it.
-
-        Raise ChannelClosed at the end of the stream, and ProtocolError if the bytes are not a message.
-        """
+        """Wait for a message. Raise ChannelClosed at the end, and ProtocolError if the bytes are not a message."""
         return self.receive_body(self.receive_head())
 
     def receive_head(self) -> Head:
@@ -206,10 +200,7 @@ class Connection:
         self._sock.close()
 
     def release(self) -> None:
-        """Close the socket in this process only.
-
-        After a fork, the parent and the child both have the socket, and the other process continues to use it.
-        """
+        """Close the socket in this process only: after a fork, the other process continues to use it."""
         self._sock.close()
 
     def local_host(self) -> str:

@@ -43,10 +43,7 @@ class Targets:
         self._code = compile(clause, "<targets>", "exec")
 
     def bind(self, value: Any) -> dict[str, Any]:
-        """Return the value of each name when the item `value` is assigned to the targets.
-
-        Raises the errors of this assignment, for example if the item cannot be unpacked.
-        """
+        """Return each name's value when the item `value` is assigned to the targets; raise the assignment's errors."""
         found = {"_": [value]}
         exec(self._code, {"__builtins__": {}}, found)
         return {name: found[name] for name in self.names}

@@ -70,10 +70,7 @@ class Slots:
 
     @property
     def first(self) -> list[int]:
-        """The place for the first item, if ranks queue and no slot is open.
-
-        If ranks queue, slots are opened only when it is known that there is an item.
-        """
+        """The place for the first item if ranks queue: slots are opened only when it is known that there is an item."""
         return [0] if self._queues and not any(slot.open for slot in self._slots) else []
 
     # ── how many are open ─────────────────────────────────────────────────────
@@ -150,10 +147,7 @@ class Slots:
     # ── news ──────────────────────────────────────────────────────────────────
 
     def with_news(self, *, wait: bool) -> list[Slot]:
-        """Return the slots that have something to poll; every LOOK_EVERY_S, return all slots.
-
-        With `wait`, wait for news until it is time to return all slots.
-        """
+        """Return the slots with something to poll; every LOOK_EVERY_S, all slots. With `wait`, wait for either."""
         numbers: set[int] = set()
         with contextlib.suppress(queue.Empty):
             if wait:

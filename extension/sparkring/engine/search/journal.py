@@ -39,10 +39,7 @@ class Journal:
                 path.write_bytes(max(map(_read, _copies(copy)), key=len))
 
     def study(self, name: str, mode: str, pruner: Any) -> Any:
-        """Return the study called `name`. If the journal does not have this study, make it.
-
-        Raises CheckpointError if the journal is damaged.
-        """
+        """Return the study called `name`, which may be new. Raises CheckpointError if the journal is damaged."""
         import optuna
 
         level = optuna.logging.get_verbosity()

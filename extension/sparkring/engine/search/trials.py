@@ -153,10 +153,7 @@ class Trials:
         return before is not None and before[0] != report.epoch and self._told(found, *before)
 
     def _told(self, found: _Running, at: int, value: float) -> bool:
-        """Pass a value to Optuna, and return whether Optuna wants to prune the trial.
-
-        A second attempt of an item reports the same steps again. These reports are ignored.
-        """
+        """Pass a value to Optuna, unless an earlier attempt has. Return whether Optuna wants to prune the trial."""
         if at <= found.at:
             return False
         found.at = at

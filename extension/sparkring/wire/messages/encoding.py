@@ -107,10 +107,7 @@ def _converter(hint: Any) -> Converter:
 def _checked(
     kinds: type | tuple[type, ...], expected: str, make: Converter | None = None, within: Container[Any] | None = None
 ) -> Converter:
-    """Return a converter that calls `make` with the value, or keeps the value if there is no `make`.
-
-    It raises ValueError if the value is not of one of the types `kinds`, or not in `within`.
-    """
+    """Return a converter that checks the type of a value, and whether it is in `within`, and then calls `make`."""
     allowed = kinds if isinstance(kinds, tuple) else (kinds,)
 
     def convert(value: Any) -> Any:
@@ -122,11 +119,7 @@ def _checked(
 
 
 def _each(converters: Sequence[Converter], expected: str, make: Converter) -> Converter:
-    """Return a converter for lists, with a function from `converters` for each item.
-
-    The converter calls `make` with the list of converted items. It raises ValueError if the value is not a list, or if
-    the list does not have as many items as there are `converters`.
-    """
+    """Return a converter of lists with an item for each of `converters`; it passes the converted items to `make`."""
 
     def convert(value: Any) -> Any:
         if type(value) is not list or len(value) != len(converters):

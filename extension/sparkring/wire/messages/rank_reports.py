@@ -23,10 +23,7 @@ class RankNews(NamedTuple):
 
 
 class PackedValue(NamedTuple):
-    """A returned value. If it could not be packed, `error` says why.
-
-    `parts` is the number of the message's parts that belong to this value.
-    """
+    """A returned value. `parts` of the message's parts belong to it. If it could not be packed, `error` says why."""
 
     name: str
     type_name: str
