@@ -127,10 +127,7 @@ class BackgroundRun(Generic[Result]):
 
 
 def _empty_frames(error: BaseException | None) -> None:
-    """Clear the local variables in the tracebacks of the error and its causes.
-
-    They would keep in memory everything that was sent to the ranks, for as long as the error is kept.
-    """
+    """Clear the local variables in the tracebacks: they would keep in memory everything that was sent to ranks."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__context__

@@ -28,10 +28,7 @@ def open_launcher(request: LaunchRequest, say: Callable[[str], None]) -> Launche
 
 
 def pool_requests(request: LaunchRequest, slots: int, gpus: float | None) -> list[LaunchRequest]:
-    """Return the request of each slot of a pool that is launched like `request`. Each rank gets `gpus` GPUs.
-
-    Raise LaunchError if there are too few GPUs on this machine.
-    """
+    """Return each slot's request, with `gpus` GPUs for each rank. Raise LaunchError if this machine has too few."""
     if gpus is None:
         return [request] * slots
     whole = request._replace(gpus=math.ceil(gpus))

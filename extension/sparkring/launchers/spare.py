@@ -364,8 +364,5 @@ os.register_at_fork(after_in_child=spares.forget)
 
 
 def _is_possible() -> bool:
-    """Whether this machine has enough memory for a spare process, and no GPU.
-
-    It must have no GPU because it is known only after the start of a rank which GPUs the rank may use.
-    """
+    """Whether there is enough memory, and no GPU: which GPUs a rank may use is known only after its start."""
     return process.available_bytes() >= LEAST_BYTES and not gpus.found(None)

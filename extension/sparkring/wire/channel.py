@@ -352,10 +352,7 @@ class Listener:
 
 
 def wake(listening: socket.socket) -> None:
-    """Wake the thread that waits in accept() on a listening socket, by connecting to the socket.
-
-    On some systems, closing the socket would not wake the thread.
-    """
+    """Wake the thread that waits in accept(), by connecting. On some systems, closing the socket does not wake it."""
     try:
         socket.create_connection(listening.getsockname()[:2], timeout=1.0).close()
     except OSError:

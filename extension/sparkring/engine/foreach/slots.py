@@ -99,13 +99,11 @@ class Slots:
         self._tell_what_ranks_wait_for(limit)
 
     def _release(self, wanted: int) -> None:
-        """End the ranks for which there will be no item.
-
-        Those that wait for a place to run are ended first. Otherwise, they would get the places of the others.
-        """
+        """End the ranks for which there will be no item."""
         is_open = [slot for slot in self._slots if slot.open]
         spare = max(0, len(is_open) - wanted)
         idle = [slot for slot in is_open if slot.attempt is None]
+        # First those that wait for a place to run. Otherwise, they would get the places of the others.
         waiting = [slot for slot in idle if not slot.up][:spare]
         for slot in waiting or idle[: 0 if any(slot.ending for slot in self._slots) else spare]:
             slot.retire()

@@ -188,10 +188,7 @@ class CheckpointSaved(NamedTuple):
 
 
 class CheckpointFailed(NamedTuple):
-    """A checkpoint could not be saved.
-
-    If the save was in the background, the run does not fail now, but at the next save or at the end of the cell.
-    """
+    """A checkpoint could not be saved. A save in the background ends the run only at the next save, or at the end."""
 
     folder: str
     step: int
