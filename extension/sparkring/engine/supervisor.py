@@ -58,7 +58,7 @@ class LiveRun(NamedTuple):
 
 
 def run_on_fresh_ranks(run: LiveRun, request: Request, launcher: Launcher, size: int) -> Outcome:
-    """Run `request` on a new gang, close the gang, and return the outcome. The caller has entered `run.interrupts`."""
+    """Run `request` on a new gang, and return the outcome. The caller must have entered `run.interrupts`."""
     try:
         with contextlib.closing(Gang(launcher, size)) as gang:
             execution = gang.submit(request)

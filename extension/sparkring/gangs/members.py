@@ -22,7 +22,7 @@ class Members:
     `hellos` has the first message of each member that has joined. `worlds[i]` is the World of member i, which has its
     rank and its node, and `member_of[rank]` is the member of a rank; both are empty until all members have joined.
     `endpoints[i]` says where rank i can be reached. `exited` are the ranks whose processes have ended, and `deaths`
-    says why those ended that had not been asked to.
+    says why, for those that had not been asked to end.
     """
 
     def __init__(self, size: int) -> None:

@@ -219,7 +219,7 @@ class Pool:
         return slot.attempt is not None
 
     def _take_back(self, slot: Slot) -> None:
-        """Give the attempts that the slot will not run back to the schedule, where they wait again."""
+        """Give back to the schedule the attempts that the slot will not run."""
         while slot.given_back:
             self._schedule.give_back(slot.given_back.pop())
 

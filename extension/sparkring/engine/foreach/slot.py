@@ -146,7 +146,7 @@ class Slot:
         return attempt.item.number != self._failed_item and not (self._gang is not None and self._gang.deaths)
 
     def start_gang(self, request: Request | None = None) -> None:
-        """Start a gang, with its first request if there is one. If this fails, it or poll() raises LaunchError."""
+        """Start a gang, with its first request if there is one. If that fails, this or poll() raises LaunchError."""
         launcher = self._settings.launch(self.number)
         self._gang = Gang(launcher, self._settings.size, lambda: self._on_arrival(self.number))
         self._items = self._first_bytes = 0

@@ -145,7 +145,7 @@ class Slots:
     # ── news ──────────────────────────────────────────────────────────────────
 
     def with_news(self, *, wait: bool) -> list[Slot]:
-        """Return the slots with something to poll; every LOOK_EVERY_S, all slots. With `wait`, wait for either."""
+        """Return the slots with something to poll; every LOOK_EVERY_S, all slots. With `wait`, wait for that."""
         numbers: set[int] = set()
         with contextlib.suppress(queue.Empty):
             if wait:

@@ -188,7 +188,7 @@ class CheckpointSaved(NamedTuple):
 
 
 class CheckpointFailed(NamedTuple):
-    """A checkpoint could not be saved. A save in the background ends the run only at the next save, or at the end."""
+    """A checkpoint could not be saved. If it was saved in the background, the run fails at the next save or the end."""
 
     folder: str
     step: int
