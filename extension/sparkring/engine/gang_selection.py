@@ -20,7 +20,10 @@ def gang_for(options: Options) -> WarmGang | None:
 
     Raises OptionsError if the cell asks for a different number of GPUs than the gang's ranks have.
     """
-    if _needs_own_ranks(options):
+    # A dry run shows what sparkring would send to new ranks. With --data, Spark gives each rank its partition when it
+    # starts the rank. A restart needs new ranks. A timeline is complete only when the ranks have ended, but the ranks
+    # of a warm gang stay. A run in the background would keep the gang busy.
+    if options.dry_run or options.data or options.survives or options.timeline or options.background:
         return None
     gang = warm_gang.find(options.np, tell)
     if gang and options.gpus is not None and options.gpus != gang.wanted.gpus:
@@ -29,16 +32,6 @@ def gang_for(options: Options) -> WarmGang | None:
             f"it: %gang stop, then %gang start -n {options.np} --gpus {options.gpus}."
         )
     return gang
-
-
-def _needs_own_ranks(options: Options) -> bool:
-    """Whether a cell with these options cannot run on a warm gang.
-
-    A dry run shows what sparkring would send to new ranks. With --data, Spark gives each rank its partition when it
-    starts the rank. A restart needs new ranks. A timeline is complete only when the ranks have ended, but the ranks of
-    a warm gang stay. A run in the background would keep the gang busy.
-    """
-    return bool(options.dry_run or options.data or options.survives or options.timeline or options.background)
 
 
 def latest_gang(magic: str) -> WarmGang:

@@ -37,7 +37,8 @@ class Request(NamedTuple):
     def code(self) -> Code:
         """Return what the ranks will run. Large buffers are left out."""
         orders = [order for order in (self.run, self.work) if order is not None]
-        texts = [text.encode() for order in orders for text in (order.source, *_scripts(order))]
+        texts = [order.source.encode() for order in orders]
+        texts += [script.source.encode() for order in orders for script in order.scripts]
         texts += [bytes(order.parts[0]) for order in orders if order.parts]
         environment = {name: value for order in orders for name, value in order.environment.items()}
         imports = [name for order in orders for name in first_imports(order.source)]
@@ -46,10 +47,6 @@ class Request(NamedTuple):
     def going_on(self, here: Here) -> Request:
         """Return the same request, for ranks that save their checkpoints and continue as `here` says."""
         return self._replace(run=self.run._replace(checkpoints=here))
-
-
-def _scripts(order: Run | Work) -> list[str]:
-    return [source for script in order.scripts for _, source in script.parts]
 
 
 class Value(NamedTuple):

@@ -95,7 +95,9 @@ class SparkLauncher(Launcher):
         running.add(self._stage)
         schema = None if self._data is None else self._data.schema()
         with_nvml = gpus_per(self._context, "task") > 0
-        task = _task(ticket, self._environment, self._gpus, size if self._barrier else 0, schema, with_nvml=with_nvml)
+        make: Callable[..., Callable[..., Any]] = by_value("sparkring.worker", "spark_task.py")["task_for"]
+        ring = size if self._barrier else 0
+        task = make(archive(with_nvml), BOOT, ticket._asdict(), self._environment, self._gpus, ring, schema, ROWS_END)
         self._thread = InheritableThread(target=self._run, args=(size, task), name="sparkring-stage", daemon=True)
         self._thread.start()
 
@@ -234,11 +236,3 @@ def _lacks(text: str) -> str:
     """Return the package that, by the message of an error, Spark's own worker did not find; '' if none is named."""
     found = re.search(r"ModuleNotFoundError: No module named '(pyarrow|pandas|numpy|pyspark|py4j)\b", text)
     return found[1] if found else ""
-
-
-def _task(
-    ticket: Ticket, environment: dict[str, str], gpus: int | None, size: int, schema: bytes | None, *, with_nvml: bool
-) -> Callable[..., Any]:
-    """Return the function that each task runs."""
-    make: Callable[..., Callable[..., Any]] = by_value("sparkring.worker", "spark_task.py")["task_for"]
-    return make(archive(with_nvml), BOOT, ticket._asdict(), environment, gpus, size, schema, ROWS_END)

@@ -165,11 +165,9 @@ class Trials:
             return None
         verb = "minimizes" if self._search.mode == "min" else "maximizes"
         there = f"it reported {named(sorted(metrics), NAMED)}" if metrics else "it reported no metrics"
-        return Failure(
-            "code",
-            f"did not report {self.metric}, which the search {verb}",
-            advice=f"Call sparkring.log({_keyword(self.metric)}) in the item; {there}.",
-        )
+        keyword = f"{self.metric}=…" if self.metric.isidentifier() else f"**{{{self.metric!r}: …}}"
+        advice = f"Call sparkring.log({keyword}) in the item; {there}."
+        return Failure("code", f"did not report {self.metric}, which the search {verb}", advice=advice)
 
     def ended(self, number: int, ending: ItemEnding, metrics: Mapping[str, float]) -> None:
         from optuna.trial import TrialState
@@ -207,10 +205,6 @@ class Trials:
     def summary(self) -> SearchEnded | None:
         found = _importance(self.study, self.names) if self._complete >= LEAST_TRIALS else {}
         return SearchEnded(time.time(), found) if found else None
-
-
-def _keyword(metric: str) -> str:
-    return f"{metric}=…" if metric.isidentifier() else f"**{{{metric!r}: …}}"
 
 
 def _sampler(wanted: Any, seed: int) -> Any:
