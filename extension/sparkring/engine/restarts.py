@@ -77,8 +77,7 @@ class Restarts:
                     pause_s = 0.0 if outcome.rank is None else pause_after(attempts, self.recorder.record.checkpoints)
                 else:
                     return outcome
-                ended = events.AttemptEnded(time.time(), number, outcome.reason, outcome.rank, pause_s)
-                self.recorder.add([ended])
+                self.recorder.add([events.AttemptEnded(time.time(), number, outcome.reason, outcome.rank, pause_s)])
                 if outcome.ending == "failed":
                     self._tell_of_a_new_beginning(last)
                 if poll_until(lambda: self.interrupts.seen, time.monotonic() + pause_s):

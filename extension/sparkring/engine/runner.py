@@ -59,8 +59,7 @@ class Run:
                 return run_on_fresh_ranks(live, request, launcher, prepared.launch.size)
         try:
             with self.interrupts, prepared.gang.take(self.recorder) as gang:
-                execution = gang.submit(request, prepared.ranks)
-                return Supervisor(live, gang, execution, warm=True).watch()
+                return Supervisor(live, gang, gang.submit(request, prepared.ranks), warm=True).watch()
         except LaunchError as error:
             return Outcome("not started", str(error), error=error)
 

@@ -362,7 +362,8 @@ class Gang:
             self._watch_launch(now)
             return []
         if slept >= SILENT_LIMIT_S / 4:  # nobody called poll() for a while, or this process was suspended
-            self._members.forgive_silence()
+            for connection in list(self._members.connections.values()):
+                connection.heard_at = now
             return []
         found: list[Event] = []
         for member, silent_s in self._members.silences().items():

@@ -83,11 +83,6 @@ class Members:
         now = time.monotonic()
         return {member: now - connection.heard_at for member, connection in list(self.connections.items())}
 
-    def forgive_silence(self) -> None:
-        """Count every member's silence from now on, since the driver itself may not have listened until now."""
-        for connection in list(self.connections.values()):
-            connection.heard_at = time.monotonic()
-
     def exit(self, rank: int, failure: Failure | None) -> None:
         """Note that the rank's process has ended. `failure` says why; it is None if the process was asked to end."""
         self.exited.add(rank)
