@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import pickle
 import socket
@@ -298,6 +299,25 @@ def test_closing_ends_everything(watch):
         with pytest.raises(ChannelClosed):
             connection.receive()
     connection.close()
+
+
+def test_a_failed_accept_does_not_end_the_listener(watch, monkeypatch):
+    """After an error that a peer has caused, the listener accepts the next connection."""
+    accept, failures = socket.socket.accept, [ConnectionAbortedError(), OSError(errno.EMFILE, "Too many open files")]
+
+    def failing(sock):
+        if failures:
+            raise failures.pop()
+        return accept(sock)
+
+    monkeypatch.setattr(socket.socket, "accept", failing)
+    found = Door()
+    connection = dial("127.0.0.1", found.listener.port, SECRET)
+    connection.send(Beat())
+    assert connection.receive() == UserMessage("answer to Beat")
+    assert not failures
+    connection.close()
+    found.listener.close()
 
 
 def test_a_taken_port_leaves_no_socket(door):

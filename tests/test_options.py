@@ -338,7 +338,9 @@ def test_gang_completions(line, expected):
             " x in y --np-each 2 --framework torch --env A=1 --push a,b --name 'my run' --background",
             "x",
             "y",
-            ForeachOptions(-1, 2, "torch", env=(("A", "1"),), push=("a", "b"), name="my run", background=True),
+            ForeachOptions(
+                -1, each=2, framework="torch", env=(("A", "1"),), push=("a", "b"), name="my run", background=True
+            ),
         ),
     ],
 )
@@ -539,6 +541,25 @@ def test_runs_lines(line, expected):
 def test_bad_runs_lines(line, words):
     with pytest.raises(OptionsError, match=words):
         parse_runs(line)
+
+
+@pytest.mark.parametrize(
+    ("start", "name", "value"),
+    [
+        (sparkring.foreach, "np_each", 0),
+        (sparkring.foreach, "fresh_after", 0),
+        (sparkring.foreach, "retries", -1),
+        (sparkring.foreach, "timeout_each_s", -1),
+        (sparkring.run, "timeout_s", -0.5),
+        (sparkring.run, "gpus", -1),
+        (sparkring.run, "max_restarts", -1),
+    ],
+)
+def test_numbers_that_are_too_small(start, name, value):
+    """The functions refuse what the options of a magic refuse."""
+    option = name.removesuffix("_s").replace("_", "-")
+    with pytest.raises(OptionsError, match=f"--{option} {value} is too small"):
+        start(print, *([[1]] if start is sparkring.foreach else []), **{name: value})
 
 
 def test_only_horovod_records_a_timeline():

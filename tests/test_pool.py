@@ -20,9 +20,9 @@ from sparkring.engine.foreach.content import digest
 from sparkring.engine.foreach.items import Items, Targets
 from sparkring.engine.foreach.kept import Kept
 from sparkring.engine.foreach.meaning import meaning_of
-from sparkring.engine.foreach.run import ForeachSpec
+from sparkring.engine.foreach.run import ForeachSpec, prepare
 from sparkring.engine.options import ForeachOptions
-from sparkring.engine.spec import Cell
+from sparkring.engine.spec import Call, Cell
 from sparkring.errors import ItemsFailed, LaunchError, OptionsError, RunFailed
 from sparkring.history import describe, run_store
 from sparkring.history.record import RunRecord
@@ -327,6 +327,53 @@ def test_processes_that_cannot_be_started(runs, monkeypatch):
     with pytest.raises(LaunchError, match="no more processes"):
         runs(lambda rank, item: item, [1])
     assert runs.view.record.outcome == "failed"
+
+
+def test_an_item_that_ends_when_the_last_start_fails(runs, monkeypatch, tmp_path):
+    """An item that has ended is recorded and kept, even if the run fails in the same moment."""
+    monkeypatch.setattr(slots, "STARTS_TRIED", 1)
+    monkeypatch.setattr(slots, "LOOK_EVERY_S", 0.0)  # each time, poll both slots
+    poll, ended = slot.Slot.poll, slot.Slot.ended
+    finished = []
+
+    def poll_or_fail(self):
+        if self.number == 1 and finished:
+            raise LaunchError("no more processes.")
+        return poll(self)
+
+    def note(self):
+        result = ended(self)
+        finished.extend([] if result is None else [self.number])
+        return result
+
+    monkeypatch.setattr(slot.Slot, "poll", poll_or_fail)
+    monkeypatch.setattr(slot.Slot, "ended", note)
+
+    def cell(rank: FakeRank, item: int) -> int:
+        if item == 1:
+            rank.ended.wait(60)
+        return item
+
+    options = {"checkpoint_dir": str(tmp_path / "kept")}
+    with pytest.raises(LaunchError, match="no more processes"):
+        runs(cell, [0, 1], **options)
+    assert api.last_result.table.state[0] == "finished"
+    assert list(runs(cell, [0], 1, **options).table.state) == ["kept"]
+
+
+def test_an_error_at_the_end_closes_the_record(runs):
+    """If what follows the last item raises an error of any type, the run has failed and has no open files."""
+    run = api.open_items(prepare(ForeachSpec(Call(len), [1], ForeachOptions(-1))), runs.view)
+    runs.launched.cell = lambda rank, item: item
+
+    def full(values: Any) -> None:
+        raise OSError("no space left")
+
+    run.finish = full
+    with pytest.raises(OSError, match="no space left"):
+        api.carry_out_items(run)
+    assert runs.view.record.outcome == "failed"
+    assert api.last_result.values == [1]
 
 
 def test_what_cannot_be_run():

@@ -150,5 +150,5 @@ def test_fail_fast():
     assert begun(found, 0) == []
     assert not found.wants_item([0])
     found = Schedule(2, fail_fast=True)
-    found.failed()
+    found.has_failed = True
     assert not found.wants_item([0])

@@ -46,34 +46,25 @@ if TYPE_CHECKING:
     from sparkring.runtime.world import world as world
 
 __version__ = "0.1.0"
-_HOMES = {
-    "BackgroundRun": "engine.background",
-    "ForeachResult": "engine.foreach.result",
-    "HorovodRunner": "engine.api",
-    "MirroredStrategyRunner": "engine.distributors",
-    "Plan": "engine.foreach.plan",
-    "RunResult": "engine.result",
-    "TorchDistributor": "engine.distributors",
-    "last_result": "engine.api",
-    "World": "runtime.world",
-    "world": "runtime.world",
-    "checkpoints": "checkpointing.store",
-    "foreach": "engine.api",
-    "integer": "engine.search.space",
-    "log": "runtime.report",
-    "log_to_driver": "runtime.report",
-    "log_uniform": "engine.search.space",
-    "partitions": "data.parts",
-    "Predictions": "engine.predict",
-    "predict": "engine.predict",
-    "predict_udf": "inference.udf",
-    "run": "engine.api",
-    "search": "engine.search.search",
-    "shards": "data.shards",
-    "show_versions": "capture.versions",
-    "spark": "engine.api",
-    "uniform": "engine.search.space",
+_NAMES = {
+    "capture.versions": "show_versions",
+    "checkpointing.store": "checkpoints",
+    "data.parts": "partitions",
+    "data.shards": "shards",
+    "engine.api": "HorovodRunner foreach last_result run spark",
+    "engine.background": "BackgroundRun",
+    "engine.distributors": "MirroredStrategyRunner TorchDistributor",
+    "engine.foreach.plan": "Plan",
+    "engine.foreach.result": "ForeachResult",
+    "engine.predict": "Predictions predict",
+    "engine.result": "RunResult",
+    "engine.search.search": "search",
+    "engine.search.space": "integer log_uniform uniform",
+    "inference.udf": "predict_udf",
+    "runtime.report": "log log_to_driver",
+    "runtime.world": "World world",
 }
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = sorted([*_HOMES.keys() - {"last_result"}, "load_ipython_extension"])
 
 

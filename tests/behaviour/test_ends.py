@@ -255,7 +255,7 @@ def test_a_member_that_falls_silent(local, monkeypatch):
         found = silences(members)
         for member in found:
             with contextlib.suppress(psutil.NoSuchProcess):
-                rank = psutil.Process(members.pid_of(members.rank_of(member)))
+                rank = psutil.Process(members.hellos[member].pid)
                 if psutil.Process(rank.ppid()).status() == psutil.STATUS_STOPPED:
                     found[member] += 3600.0
         return found

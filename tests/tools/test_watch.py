@@ -90,7 +90,10 @@ def test_what_is_printed_is_read_while_the_command_runs(tmp_path: Path) -> None:
             return found
 
     pace = Release(tmp_path / "pace.json")
-    assert watch([sys.executable, "-c", code, str(go_on)], os.environ, log, Progress(io.StringIO()), pace=pace) == 0
+    assert (
+        watch([sys.executable, "-c", code, str(go_on)], os.environ, log, Progress(io.StringIO()), share_of=pace.read)
+        == 0
+    )
     pace.keep()
     assert set(json.loads((tmp_path / "pace.json").read_text())["shares"]) == {"7", "40", "42"}
 

@@ -18,7 +18,6 @@ from sparkring.engine.foreach.plan import Plan
 from sparkring.engine.foreach.result import ForeachResult
 from sparkring.engine.foreach.run import ForeachRun, ForeachSpec
 from sparkring.engine.options import ForeachOptions, Logs, Options, checked, checked_foreach, restarts
-from sparkring.engine.options import timeline as asked_timeline
 from sparkring.engine.prepare import prepare
 from sparkring.engine.result import RunResult
 from sparkring.engine.runner import Run
@@ -94,10 +93,7 @@ def foreach_spec(spec: ForeachSpec, view: View | None = None) -> ForeachResult |
 
 
 def start_foreach(spec: ForeachSpec, view: View | None = None) -> BackgroundRun[ForeachResult]:
-    """Start running the items of a spec in a thread, and return the BackgroundRun.
-
-    Errors that can be found before the launch are raised at once.
-    """
+    """Start running the items of a spec in a thread. Errors that can be found before the launch are raised at once."""
     run = open_items(foreach_run.prepare(spec), view)
     kept = run.prepared.kept
     return BackgroundRun(
@@ -158,9 +154,7 @@ def foreach(
     Raises ItemsFailed if items failed: the other items have run, and `sparkring.last_result` has all results. Raises
     OptionsError if an argument is invalid.
     """
-    if framework not in FRAMEWORKS or FRAMEWORKS[framework].in_task:
-        carried = ", ".join(name for name, each in FRAMEWORKS.items() if not each.in_task)
-        raise OptionsError(f"foreach(framework={framework!r}): expected one of {carried}.")
+    _check_framework("foreach", framework)
     options = ForeachOptions(
         np=-default_at_once(np_each, gpus, env or {}) if np is None else _whole(np),
         each=np_each,
@@ -212,9 +206,7 @@ class HorovodRunner:
         np = _whole(np)
         if np == 0:
             warnings.warn(
-                "np=0 (every task slot) is deprecated: give the number of ranks",
-                DeprecationWarning,
-                stacklevel=2,
+                "np=0 (every task slot) is deprecated: give the number of ranks", DeprecationWarning, stacklevel=2
             )
         self.num_processor = np
         self._logs = _logs(driver_log_verbosity)
@@ -268,9 +260,7 @@ def run(
 
     Raises the same errors as %%horovod, and OptionsError if an argument is invalid.
     """
-    if framework not in FRAMEWORKS or FRAMEWORKS[framework].in_task:
-        carried = ", ".join(name for name, each in FRAMEWORKS.items() if not each.in_task)
-        raise OptionsError(f"run(framework={framework!r}): expected one of {carried}.")
+    _check_framework("run", framework)
     directory = os.fspath(checkpoint_dir)
     options = Options(
         np=_whole(np),
@@ -283,10 +273,17 @@ def run(
         fresh=fresh,
         resume=resume,
         background=background,
-        timeline=asked_timeline("run()", framework == "horovod", timeline),
+        timeline=timeline,
     )
-    spec = RunSpec(Call(main, args, kwargs), checked("run()", options), framework)
+    options = checked("run()", options, horovod=framework == "horovod")
+    spec = RunSpec(Call(main, args, kwargs), options, framework)
     return start_spec(spec) if background else run_spec(spec)
+
+
+def _check_framework(who: str, framework: str) -> None:
+    known = [name for name, each in FRAMEWORKS.items() if not each.in_task]
+    if framework not in known:
+        raise OptionsError(f"{who}(framework={framework!r}): expected one of {', '.join(known)}.")
 
 
 def _whole(np: Any) -> int:

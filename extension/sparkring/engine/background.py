@@ -1,4 +1,4 @@
-"""The runs that are in the background. Each has its own thread, and the notebook does not wait for them.
+"""The runs in the background. Each has its own thread.
 
 An interrupt of the kernel reaches only the main thread, so it ends the cell that is running, but no background run.
 """
@@ -39,11 +39,7 @@ class BackgroundRun(Generic[Result]):
     """
 
     def __init__(
-        self,
-        work: Callable[[], Result],
-        recorder: Recorder,
-        interrupts: Interrupts,
-        directory: Location | None = None,
+        self, work: Callable[[], Result], recorder: Recorder, interrupts: Interrupts, directory: Location | None = None
     ) -> None:
         self.run_id = recorder.record.run_id
         self._directory = directory
@@ -54,8 +50,7 @@ class BackgroundRun(Generic[Result]):
         self._asked = False
         self._started_in = current_cell()
         self._over = threading.Event()
-        # If the thread were not a daemon, the interpreter would wait for the thread at exit. With a daemon thread, the
-        # interpreter calls stop_all() at exit instead.
+        # The thread is a daemon: otherwise, the interpreter would wait for it at exit, before it calls stop_all().
         self._thread = threading.Thread(target=self._carry_out, args=(work,), name="sparkring-background", daemon=True)
         _going[self.run_id] = self
         self._thread.start()
@@ -69,10 +64,7 @@ class BackgroundRun(Generic[Result]):
         return self._recorder.record
 
     def result(self, timeout_s: float | None = None) -> Result:
-        """Wait for the run, and return its result or raise its error.
-
-        Raise StillRunning if the run has not ended after `timeout_s` seconds.
-        """
+        """Wait for the run; return its result or raise its error, or StillRunning after `timeout_s` seconds."""
         self._asked = True
         try:
             over = self._over.wait(timeout_s)
@@ -109,17 +101,17 @@ class BackgroundRun(Generic[Result]):
         raise NotImplementedError  # this tells IPython to print the text of _repr_pretty_() as well
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Print the text for Out[]: the ranks' values, which the panel does not show, or how to wait for the values."""
+        """Print the text for Out[]: the ranks' values, which the panel does not show, or how to wait for them."""
         if len(printer.stack) > 1 or self._error is not None:
             printer.text(repr(self))
         elif self._result is not None:
             self._result._repr_pretty_(printer, cycle)
         else:
-            # This text stays in the notebook even after the run has ended, so it does not say how far the run has come.
+            # This text stays in the notebook, so it does not say how far the run has come.
             printer.text(f"run {self.run_id} in the background: .result() waits for its result, .stop() ends it")
 
     def _carry_out(self, work: Callable[[], Result]) -> None:
-        """Do the work, and keep its result or error. This is what the run's own thread executes."""
+        """In the run's thread: do the work, and keep its result or error."""
         try:
             self._result = work()
         except BaseException as error:  # catch every kind of error, because result() raises it again
@@ -135,10 +127,7 @@ class BackgroundRun(Generic[Result]):
 
 
 def _empty_frames(error: BaseException | None) -> None:
-    """Clear the local variables in the tracebacks of the error and its causes.
-
-    They would keep in memory everything that was sent to the ranks, for as long as the error is kept.
-    """
+    """Clear the local variables in the tracebacks: they would keep in memory everything that was sent to ranks."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__context__
@@ -147,7 +136,7 @@ def _empty_frames(error: BaseException | None) -> None:
 # The runs that have not ended, by id, in the order in which they were started.
 _going: dict[str, BackgroundRun[Any]] = {}
 
-# A forked process inherits `_going`. Empty it there: otherwise, the process would end its parent's runs when it exits.
+# A forked process inherits `_going`. Without this, it would end its parent's runs when it exits.
 os.register_at_fork(after_in_child=_going.clear)
 
 
@@ -171,10 +160,8 @@ def stop(name: str) -> BackgroundRun[Any]:
     found = find(name)
     if found is None:
         others = ", ".join(run.run_id for run in going())
-        raise OptionsError(
-            f"no run called {name!r} is running in the background of this notebook"
-            + (f"; running: {others}." if others else ", and there are no other runs.")
-        )
+        there = f"; running: {others}." if others else ", and there are no other runs."
+        raise OptionsError(f"no run called {name!r} is running in the background of this notebook{there}")
     found.stop()
     return found
 

@@ -1,8 +1,4 @@
-"""The classes TorchDistributor and MirroredStrategyRunner, which run a function or a script on a ring of ranks.
-
-Each class turns its arguments into the options of a run, and starts the run. The API of the classes is the one in the
-public documentation of pyspark.ml.torch.distributor and of spark-tensorflow-distributor.
-"""
+"""The classes TorchDistributor and MirroredStrategyRunner, which run a function or a script on a ring of ranks."""
 
 from __future__ import annotations
 
@@ -81,7 +77,7 @@ class TorchDistributor:
 class MirroredStrategyRunner:
     """Runs a function on the workers of one TensorFlow cluster, within a MultiWorkerMirroredStrategy.
 
-    num_slots: the number of ranks. But if each Spark task gets several GPUs, it is the number of GPUs of all ranks.
+    num_slots: the number of ranks; if each Spark task gets several GPUs, the number of GPUs of all ranks.
     local_mode, use_gpu: the same as for TorchDistributor.
     gpu_resource_name: Spark's name for the resource "GPU". The only name that is supported is "gpu".
     use_custom_strategy: whether the function makes a strategy itself. Otherwise, it is called in a strategy's scope.
@@ -136,9 +132,7 @@ def _at_least_one(name: str, value: Any) -> int:
 
 
 def _options(count: int, local_mode: bool, use_gpu: bool, *, several: bool = False) -> tuple[Options, str]:
-    """Return the options of a run, and a notice for the user.
-
-    The notice says that the ranks will have no GPUs although `use_gpu` is set. In all other cases, the notice is ''.
+    """Return the options of a run, and a notice if the ranks will have no GPUs although `use_gpu` is set; otherwise ''.
 
     `count` is the number of ranks. But if `several` is set and each Spark task gets several GPUs, `count` is the number
     of GPUs of all ranks.

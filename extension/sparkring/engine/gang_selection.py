@@ -10,11 +10,9 @@ from sparkring.runtime.kernel import tell
 
 
 def default_np() -> int:
-    """Return `np` for a cell without -n: the `np` of the gang that was started last.
-
-    If there is no gang, return -1, which stands for one rank on this machine.
-    """
-    return warm_gang.default_np() or -1
+    """Return `np` for a cell without -n: that of the gang that was started last, or -1 (one rank on this machine)."""
+    latest = warm_gang.latest()
+    return -1 if latest is None else latest.wanted.np
 
 
 def gang_for(options: Options) -> WarmGang | None:
@@ -22,7 +20,10 @@ def gang_for(options: Options) -> WarmGang | None:
 
     Raises OptionsError if the cell asks for a different number of GPUs than the gang's ranks have.
     """
-    if _needs_own_ranks(options):
+    # A dry run shows what sparkring would send to new ranks. With --data, Spark gives each rank its partition when it
+    # starts the rank. A restart needs new ranks. A timeline is complete only when the ranks have ended, but the ranks
+    # of a warm gang stay. A run in the background would keep the gang busy.
+    if options.dry_run or options.data or options.survives or options.timeline or options.background:
         return None
     gang = warm_gang.find(options.np, tell)
     if gang and options.gpus is not None and options.gpus != gang.wanted.gpus:
@@ -33,23 +34,10 @@ def gang_for(options: Options) -> WarmGang | None:
     return gang
 
 
-def _needs_own_ranks(options: Options) -> bool:
-    """Whether a cell with these options cannot run on a warm gang.
-
-    A dry run shows what sparkring would send to new ranks. With --data, the ranks must be new, because Spark gives each
-    rank its partition when it starts the rank. A restart needs new ranks, too. A timeline is complete only when the
-    ranks have ended, but the ranks of a warm gang stay. A run in the background would keep the gang busy.
-    """
-    return bool(options.dry_run or options.data or options.survives or options.timeline or options.background)
-
-
 def latest_gang(magic: str) -> WarmGang:
-    """Return the gang that was started last. If its ranks are lost, a new gang is started and returned instead.
-
-    Raises OptionsError if there is no gang, or if the gang is busy.
-    """
-    np = warm_gang.default_np()
-    gang = None if np is None else warm_gang.find(np, tell)
+    """Return the gang that was started last; a new one if its ranks are lost. Raises OptionsError if none is free."""
+    latest = warm_gang.latest()
+    gang = None if latest is None else warm_gang.find(latest.wanted.np, tell)
     if gang is None:
         raise OptionsError(
             f"{magic} needs a gang that is up and free: %gang start -n -4 starts one with four local ranks."
@@ -59,10 +47,9 @@ def latest_gang(magic: str) -> WarmGang:
 
 def latest_gang_alive(magic: str) -> WarmGang:
     """Return the gang that was started last, as latest_gang() does, but raise OptionsError if its ranks are lost."""
-    np = warm_gang.default_np()
-    ended = next((gang for gang in warm_gang.every() if gang.ended and gang.wanted.np == np), None)
-    if ended is not None:
-        raise OptionsError(f"the {ended.describe()} has ended: {ended.ended}. The next cell starts a new one.")
+    latest = warm_gang.latest()
+    if latest is not None and latest.ended:
+        raise OptionsError(f"the {latest.describe()} has ended: {latest.ended}. The next cell starts a new one.")
     return latest_gang(magic)
 
 

@@ -13,7 +13,22 @@ RESTARTS = 3  # the default for a run with checkpoints
 
 
 @dataclass(frozen=True)
-class Options:
+class SharedOptions:
+    """The options that Options and ForeachOptions have in common."""
+
+    np: int = -1
+    push: tuple[str, ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+    autolog: bool = True
+    name: str = ""
+    quiet: bool = False
+    background: bool = False
+    checkpoint_dir: str = ""
+    fresh: bool = False
+
+
+@dataclass(frozen=True)
+class Options(SharedOptions):
     """How to run a cell.
 
     `np`: if it is negative, the ranks are -np processes on this machine; if it is positive, they are np Spark tasks.
@@ -22,30 +37,21 @@ class Options:
     `checkpoint_dir`: the directory of checkpoints. The run continues from the last checkpoint, unless `fresh` is set.
     With `resume`, the run continues even if the cell or its data has changed.
     `max_restarts`: how often all ranks may be restarted after a rank is lost.
-    `least`: the number of ranks that a restart needs at least; 0 means that it needs as many as the first start.
+    `least`: the least number of ranks for a restart; 0 means as many as at the first start.
     `background`: the notebook does not wait for the run.
     `timeline`: Horovod records a timeline. A recording can only begin when Horovod starts, so the run needs new ranks.
     """
 
-    np: int = -1
     timeout_s: float | None = None
-    push: tuple[str, ...] = ()
     pull: tuple[str, ...] = ()
-    env: tuple[tuple[str, str], ...] = ()
     gpus: int | None = None
     logs: Logs = "all"
-    autolog: bool = True
-    name: str = ""
     dry_run: bool = False
-    quiet: bool = False
     stall_s: float = 30.0
     data: str = ""
-    checkpoint_dir: str = ""
     max_restarts: int = 0
     least: int = 0
-    fresh: bool = False
     resume: bool = False
-    background: bool = False
     timeline: bool = False
 
     @property
@@ -60,19 +66,18 @@ class Options:
 
 
 @dataclass(frozen=True)
-class ForeachOptions:
-    """How to run independent items.
+class ForeachOptions(SharedOptions):
+    """How to run independent items. Options that are not described here have the same meanings as in Options.
 
     If `np` is negative, at most -np items run at once, in processes on this machine; if it is positive, at most np
-    items run at once, in Spark tasks. Each item runs on `each` ranks, which
-    `framework` connects. `retries` is how often a failed item is tried again; None means once if its process died, and
-    never after an exception. A process runs at most `fresh_after` items; None means no limit. Each rank gets `gpus`
-    GPUs; if that is a fraction, items share a GPU. The random numbers of an item depend on `seed` and on the item's
-    number. Results are kept in `checkpoint_dir`. Items that already have a result there do not run, unless `fresh` is
-    set. With `plan`, only the first item runs, and is measured. The other options have the same meanings as in Options.
+    items run at once, in Spark tasks. Each item runs on `each` ranks, which `framework` connects. `retries` is how
+    often a failed item is tried again; None means once if its process died, and never after an exception. A process
+    runs at most `fresh_after` items; None means no limit. Each rank gets `gpus` GPUs; if that is a fraction, items
+    share a GPU. The random numbers of an item depend on `seed` and on the item's number. Results are kept in
+    `checkpoint_dir`. Items that already have a result there do not run, unless `fresh` is set. With `plan`, only the
+    first item runs, and is measured.
     """
 
-    np: int = -1
     each: int = 1
     framework: str = "plain"
     timeout_each_s: float | None = None
@@ -80,15 +85,7 @@ class ForeachOptions:
     fail_fast: bool = False
     fresh_after: int | None = None
     gpus: float | None = None
-    push: tuple[str, ...] = ()
-    env: tuple[tuple[str, str], ...] = ()
     seed: int = 0
-    autolog: bool = True
-    name: str = ""
-    quiet: bool = False
-    background: bool = False
-    checkpoint_dir: str = ""
-    fresh: bool = False
     plan: bool = False
 
     @property
@@ -103,38 +100,37 @@ def checked_foreach(who: str, found: ForeachOptions) -> ForeachOptions:
         raise OptionsError(
             f"{who} needs to know how many items run at once: -n -4 is four processes here, -n 4 four Spark tasks."
         )
+    _check_least(who, 1, np_each=found.each, fresh_after=found.fresh_after)
+    _check_least(who, 0, retries=found.retries, timeout_each=found.timeout_each_s)
     if found.each > 1 and found.framework == "plain":
         raise OptionsError(f"{who}: --np-each {found.each} needs a --framework that connects the ranks of an item.")
     if found.fresh and not found.checkpoint_dir:
         raise OptionsError(f"{who}: --fresh needs a --checkpoint-dir.")
-    if found.gpus is not None and (found.gpus < 0 or (found.gpus > 1 and found.gpus != int(found.gpus))):
-        raise OptionsError(f"{who}: --gpus {found.gpus:g} is neither a number of GPUs nor a fraction of one.")
-    if found.gpus is not None and 0 < found.gpus < 1 and found.each > 1:
-        raise OptionsError(f"{who}: --gpus {found.gpus:g} with --np-each: the ranks of an item cannot share a GPU.")
-    if found.np > 0 and found.gpus is not None and 0 < found.gpus < 1:
-        raise OptionsError(f"{who}: Spark divides its GPUs itself: set spark.task.resource.gpu.amount={found.gpus:g}.")
+    gpus = found.gpus or 0
+    if gpus < 0 or (gpus > 1 and gpus != int(gpus)):
+        raise OptionsError(f"{who}: --gpus {gpus:g} is neither a number of GPUs nor a fraction of one.")
+    if 0 < gpus < 1 and found.each > 1:
+        raise OptionsError(f"{who}: --gpus {gpus:g} with --np-each: the ranks of an item cannot share a GPU.")
+    if 0 < gpus < 1 and found.np > 0:
+        raise OptionsError(f"{who}: Spark divides its GPUs itself: set spark.task.resource.gpu.amount={gpus:g}.")
     if found.plan and found.background:
         raise OptionsError(f"{who}: --plan runs one item and waits for it: leave --background out.")
     return found
 
 
-def timeline(who: str, horovod: bool, asked: bool) -> bool:
-    """Whether to record a timeline. Raises OptionsError if a timeline is `asked` for on ranks without Horovod."""
-    if asked and not horovod:
-        raise OptionsError(f"{who}: --timeline is for Horovod only and needs new ranks: use %%horovod --timeline.")
-    return asked
-
-
 def restarts(asked: int | None, checkpoint_dir: str) -> int:
-    """Return how often a run may restart.
-
-    This is `asked`. If `asked` is None, it is RESTARTS for a run with checkpoints, and 0 for a run without.
-    """
+    """Return how often a run may restart. If `asked` is None, a run with checkpoints may restart RESTARTS times."""
     return asked if asked is not None else RESTARTS if checkpoint_dir else 0
 
 
-def checked(who: str, found: Options) -> Options:
-    """Return the options `found` if they can be combined; otherwise, raise an OptionsError that says why not."""
+def checked(who: str, found: Options, *, horovod: bool) -> Options:
+    """Return the options `found`. Raise OptionsError if one is invalid, or if two of them exclude each other.
+
+    `horovod` says whether the run starts ranks with Horovod. Only these can record a timeline.
+    """
+    _check_least(who, 0, timeout=found.timeout_s, gpus=found.gpus, max_restarts=found.max_restarts, min_np=found.least)
+    if found.timeline and not horovod:
+        raise OptionsError(f"{who}: --timeline is for Horovod only and needs new ranks: use %%horovod --timeline.")
     if (found.fresh or found.resume) and not found.checkpoint_dir:
         raise OptionsError(f"{who}: --{'fresh' if found.fresh else 'resume'} needs a --checkpoint-dir.")
     if found.background and found.dry_run:
@@ -148,6 +144,15 @@ def checked(who: str, found: Options) -> Options:
     if found.least and found.data:
         raise OptionsError(f"{who}: --min-np and --data cannot be combined: each partition needs a rank.")
     return found
+
+
+def _check_least(who: str, least: int, **given: float | None) -> None:
+    """Raise OptionsError if an option's number is less than `least`. The keywords are named like the options."""
+    for name, value in given.items():
+        if value is not None and value < least:
+            raise OptionsError(
+                f"{who}: --{name.replace('_', '-')} {value:g} is too small: it must be at least {least}."
+            )
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from sparkring.capture.packing import pack_call
 from sparkring.capture.versions import modules_of, versions
 from sparkring.compat import legacy_keras
 from sparkring.engine import background
-from sparkring.engine.options import Options
+from sparkring.engine.options import Options, SharedOptions
 from sparkring.engine.result import RunResult
 from sparkring.engine.spec import Call, Cell, RunSpec
 from sparkring.errors import CaptureError, CheckpointError
@@ -28,7 +28,7 @@ from sparkring.launchers import every_slot, open_launcher
 from sparkring.launchers.base import LaunchRequest
 from sparkring.runtime.kernel import tell
 from sparkring.runtime.storage import locate, root_for_ranks
-from sparkring.wire.messages import Buffers, Run
+from sparkring.wire.messages import Run
 
 if TYPE_CHECKING:
     from sparkring.checkpointing.directory import Directory
@@ -85,9 +85,8 @@ def prepare(spec: RunSpec) -> PreparedRun:
     if packed.data is not None:
         options = replace(options, np=options.np or packed.data.ranks())
     validate(packed.values, packed.request.run.source, options.size)
-    values = [value for _, value in packed.values]
-    directory = _open_directory(options, "\n".join([packed.code, *packed.scripts]), values)
     size = options.size or every_slot()
+    directory = _open_directory(options, size, packed)
     here = spec.framework != "barrier"
     launch = LaunchRequest(options.np, size, dict(options.env), packed.title, options.gpus, packed.data, here)
     if options.background:
@@ -101,21 +100,8 @@ def prepare(spec: RunSpec) -> PreparedRun:
     if legacy:
         environment = {legacy_keras.VARIABLE: "1", **request.run.environment}
         request = request._replace(run=request.run._replace(environment=environment))
-    started = events.RunStarted(
-        time.time(),
-        run_store.new_id(),
-        packed.title,
-        packed.code,
-        size,
-        "local" if options.np < 0 else "spark",
-        spec.framework,
-        options.logs,
-        tuple(spec.ranks),
-        spec.gang is not None,
-        options.checkpoint_dir,
-        packed.captured[: events.CAPTURED_KEPT],
-        versions(),
-    )
+    started = run_started(options, packed.title, packed.code, size, spec.framework, packed.captured)
+    started = started._replace(logs=options.logs, ranks=tuple(spec.ranks), warm=spec.gang is not None)
     notices = [f"-n 0 (every task slot, {size} here) is deprecated: give the number of ranks"] if not options.np else []
     notices += [describe.large_value(name, size_bytes) for name, size_bytes in packed.large.items()]
     notices += [spec.notice] if spec.notice else []
@@ -125,11 +111,20 @@ def prepare(spec: RunSpec) -> PreparedRun:
     )
 
 
+def run_started(
+    options: SharedOptions, title: str, code: str, size: int, framework: str, captured: tuple[events.CapturedName, ...]
+) -> events.RunStarted:
+    """Return the first event of the record of a run that begins now."""
+    kept, place = captured[: events.CAPTURED_KEPT], "local" if options.np < 0 else "spark"
+    started = events.RunStarted(time.time(), run_store.new_id(), title, code, size, place, framework, "all")
+    return started._replace(checkpoint_dir=options.checkpoint_dir, captured=kept, versions=versions())
+
+
 def needs_legacy_keras(framework: str, env: Iterable[tuple[str, str]], code: str, modules: Collection[str]) -> bool:
     """Whether to set the variable that makes the ranks use Keras 2.
 
-    This is so if the ranks run Horovod, if `code` or `modules` use Keras 2, and if neither the environment of the
-    notebook nor `env` sets this variable.
+    It is set if the ranks run Horovod and `code` or `modules` use Keras 2, unless the notebook's environment or `env`
+    has it already.
     """
     return (
         framework == "horovod"
@@ -209,13 +204,12 @@ def _pack_call(spec: RunSpec, call: Call) -> _Packed:
     namespace = getattr(sys.modules.get("__main__"), "__dict__", None)
     title = spec.title or name_of(function)
     packed = pack_call(function, kwargs, namespace, args)
-    parts: Buffers = (packed.payload, *packed.buffers)
     run = Run(
         "call",
         autolog=spec.options.autolog,
         environment=root_for_ranks(),
         notebook=notebook_state.gather(),
-        parts=parts,
+        parts=(packed.payload, *packed.buffers),
     )
     modules = modules_of((function, *args, *kwargs.values()))
     size_bytes = len(packed.payload) + sum(buffer.nbytes for buffer in packed.buffers)
@@ -236,8 +230,7 @@ def _taking_part(spec: RunSpec) -> Iterable[int]:
 def validate(values: Iterable[tuple[str, Any]], source: str, size: int) -> None:
     """Call `__sparkring_validate__()` on the values that have this method.
 
-    `__sparkring_validate__()` raises an error if the value does not support `size` ranks, or if it does not support a
-    method that the cell calls on it.
+    The method raises an error if the value does not support `size` ranks, or a method that the cell calls on it.
     """
     for name, value in values:
         validate_value = getattr(type(value), "__sparkring_validate__", None)
@@ -248,7 +241,7 @@ def validate(values: Iterable[tuple[str, Any]], source: str, size: int) -> None:
 # ── Checkpoints ───────────────────────────────────────────────────────────────
 
 
-def _open_directory(options: Options, code: str, values: Iterable[Any]) -> Directory | None:
+def _open_directory(options: Options, size: int, packed: _Packed) -> Directory | None:
     """Return the checkpoint directory, with the checkpoint to continue from; None if the run has no such directory.
 
     Raises CheckpointError if the run cannot use the directory, and PathError if its path is invalid.
@@ -259,8 +252,8 @@ def _open_directory(options: Options, code: str, values: Iterable[Any]) -> Direc
     from sparkring.checkpointing.directory import open_directory
     from sparkring.checkpointing.parts import versions as versions_of
 
-    data = versions_of([value for value in values if hasattr(type(value), "__sparkring_validate__")])
-    size = options.size or every_slot()
+    data = versions_of([value for _, value in packed.values if hasattr(type(value), "__sparkring_validate__")])
+    code = "\n".join([packed.code, *packed.scripts])
     return open_directory(options.checkpoint_dir, size, code, data, fresh=options.fresh, resume=options.resume)
 
 

@@ -15,12 +15,14 @@ from sparkring.history.view import View
 class Recorder:
     """Applies events to the record, saves them, and keeps the view up to date."""
 
-    def __init__(self, view: View, started: events.RunStarted) -> None:
+    def __init__(self, view: View, started: events.RunStarted, notices: Iterable[str] = ()) -> None:
         self._view = view
         self._shows = True
         self._folder = run_store.RunFolder(started.run_id)
         self.record = RunRecord(log_folder=str(self._folder.path))
         self.add([started])
+        for notice in notices:
+            self.notice(notice)
 
     def add(self, found: Iterable[Event]) -> None:
         for event in found:
@@ -30,8 +32,7 @@ class Recorder:
                 self.add(self._folder.take_timeline(event, len(self.record.attempts) or 1))
                 continue
             self.record = record.apply(self.record, event)
-            notice = self._folder.write(event)
-            if notice is not None:
+            if (notice := self._folder.write(event)) is not None:
                 self.record = record.apply(self.record, notice)
         self._folder.flush()
         if self._shows:

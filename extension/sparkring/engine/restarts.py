@@ -1,8 +1,7 @@
-"""A run that can restart: if a rank is lost, all ranks are restarted and continue from the last checkpoint.
+"""A run that can restart: if a rank is lost, the next attempt has new ranks, which continue from the last checkpoint.
 
-A run is a series of attempts. If a rank is lost, the attempt ends, and the next attempt has new ranks. If Spark then
-has fewer slots than before, the new ring is smaller, but has at least as many ranks as --min-np says. When the slots
-are available again, the run restarts with more ranks after the next checkpoint.
+If Spark then has fewer slots than before, the new ring is smaller, but has at least as many ranks as --min-np says.
+When the slots are available again, the run restarts with more ranks after the next checkpoint.
 """
 
 from __future__ import annotations
@@ -45,21 +44,19 @@ class Restarts:
     """
 
     def __init__(self, run: LiveRun, request: Request, launch: LaunchRequest, directory: Directory | None) -> None:
-        self.run = run
-        self.options, self.recorder, self.interrupts = run
+        self.run = run._replace(deadline=deadline_of(run.options), calls_off=self._can_be_larger)
+        self.options, self.recorder, self.interrupts, *_ = run
         self.request = request
         self.launch = launch
         self.directory = directory
         self._size = launch.size
-        self._deadline = deadline_of(run.options)
         self._look_at = 0.0
         self._room_since = 0.0  # the time since which there is room for more ranks; 0 if there is no room
 
     def outcome(self) -> Outcome:
         """Run the attempts. Return how the last one ended, or what ended the run between two of them."""
         number, slots_until = 0, 0.0
-        found = "" if self.directory is None else self.directory.words(time.time())
-        if found:
+        if self.directory is not None and (found := self.directory.words(time.time())):
             self.recorder.notice(found)
         last = self._last()
         with self.interrupts:
@@ -80,8 +77,7 @@ class Restarts:
                     pause_s = 0.0 if outcome.rank is None else pause_after(attempts, self.recorder.record.checkpoints)
                 else:
                     return outcome
-                ended = events.AttemptEnded(time.time(), number, outcome.reason, outcome.rank, pause_s)
-                self.recorder.add([ended])
+                self.recorder.add([events.AttemptEnded(time.time(), number, outcome.reason, outcome.rank, pause_s)])
                 if outcome.ending == "failed":
                     self._tell_of_a_new_beginning(last)
                 if poll_until(lambda: self.interrupts.seen, time.monotonic() + pause_s):
@@ -100,9 +96,7 @@ class Restarts:
             return Outcome("not started", str(error), error=error)
         self._room_since = 0.0
         request = self.request._replace(restarts=number - 1, max_restarts=self.options.max_restarts).going_on(here)
-        return run_on_fresh_ranks(
-            self.run, request, launcher, self._size, deadline=self._deadline, calls_off=self._can_be_larger
-        )
+        return run_on_fresh_ranks(self.run, request, launcher, self._size)
 
     def _last(self) -> Last:
         return Last() if self.directory is None else self.directory.last(self.recorder.record)
@@ -124,10 +118,9 @@ class Restarts:
             )
 
     def _attempts(self, outcome: Outcome) -> tuple[Attempt, ...]:
-        """Return all attempts of the run. The last attempt has the failure that has just ended it.
+        """Return all attempts of the run, the last one with the failure that has just ended it.
 
-        In the record, the last attempt has no failure yet, because the AttemptEnded event, which enters the failure in
-        the record, is added only later.
+        The record does not have this failure yet, because the AttemptEnded event is added only later.
         """
         record = self.recorder.record
         failure = None if outcome.rank is None else record.ranks[outcome.rank].failure

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from sparkring.history import values as value_texts
 from sparkring.history.record import RunRecord
 
 
+@dataclass(eq=False, repr=False)
 class RunResult:
     """The result of a run.
 
@@ -22,13 +24,10 @@ class RunResult:
     first of these ranks takes the place of rank 0.
     """
 
-    def __init__(
-        self, values: dict[int, Any], pulled: dict[str, Any], record: RunRecord, problems: tuple[str, ...] = ()
-    ) -> None:
-        self.by_rank = values
-        self.pulled = pulled
-        self.record = record
-        self.problems = problems
+    by_rank: dict[int, Any]
+    pulled: dict[str, Any]
+    record: RunRecord
+    problems: tuple[str, ...] = ()
 
     @property
     def value(self) -> Any:

@@ -9,7 +9,7 @@ from sparkring.engine.result import RunResult
 from sparkring.engine.spec import Outcome
 from sparkring.engine.supervisor import LiveRun, Supervisor, run_on_fresh_ranks
 from sparkring.errors import LaunchError, RunFailed, RunTimeout, SparkringError
-from sparkring.history import describe, events
+from sparkring.history import describe
 from sparkring.history.record import RunRecord
 from sparkring.history.view import View
 from sparkring.launchers import open_launcher
@@ -22,10 +22,8 @@ class Run:
 
     def __init__(self, prepared: PreparedRun, view: View, interrupts: Interrupts) -> None:
         self.prepared = prepared
-        self.recorder = Recorder(view, prepared.started)
+        self.recorder = Recorder(view, prepared.started, prepared.notices)
         self.interrupts = interrupts
-        for notice in prepared.notices:
-            self.recorder.notice(notice)
 
     def to_the_end(self) -> RunResult:
         """Carry out the run and return its result. The result's `problems` say which values could not be returned.
@@ -61,18 +59,17 @@ class Run:
                 return run_on_fresh_ranks(live, request, launcher, prepared.launch.size)
         try:
             with self.interrupts, prepared.gang.take(self.recorder) as gang:
-                execution = gang.submit(request, prepared.ranks)
-                return Supervisor(live, gang, execution, warm=True).watch()
+                return Supervisor(live, gang, gang.submit(request, prepared.ranks), warm=True).watch()
         except LaunchError as error:
             return Outcome("not started", str(error), error=error)
 
 
 def _close(recorder: Recorder, outcome: Outcome) -> RunRecord:
     problems = outcome.results.problems
-    endings: dict[str, events.Ending] = {"interrupted": "interrupted", "timed out": "timed out"}
     if outcome.ending == "finished":
         return recorder.close("failed" if problems else "finished", "; ".join(problems))
-    return recorder.close(endings.get(outcome.ending, "failed"), outcome.reason, outcome.rank)
+    ending = outcome.ending if outcome.ending in ("interrupted", "timed out") else "failed"
+    return recorder.close(ending, outcome.reason, outcome.rank)
 
 
 def _error(outcome: Outcome, record: RunRecord) -> BaseException:

@@ -43,31 +43,27 @@ STALL_EVERY_S = 1.0
 
 
 class LiveRun(NamedTuple):
-    """A run in progress: its options, its recorder, and the interrupts that stop it."""
+    """A run in progress: its options, its recorder, and what ends it early.
+
+    The run ends at an interrupt, and at the `deadline`, a time of time.monotonic(). If `deadline` is None, the run's
+    time limit counts from when its Supervisor is made. `calls_off` is called repeatedly: it returns why the execution
+    is to be called off, or '' if it is to go on.
+    """
 
     options: Options
     recorder: Recorder
     interrupts: Interrupts
+    deadline: float | None = None
+    calls_off: Callable[[], str] = str
 
 
-def run_on_fresh_ranks(
-    run: LiveRun,
-    request: Request,
-    launcher: Launcher,
-    size: int,
-    *,
-    deadline: float | None = None,
-    calls_off: Callable[[], str] = str,
-) -> Outcome:
-    """Start a gang, run `request` on it, close the gang, and return the outcome.
-
-    `deadline` and `calls_off` mean the same as for Supervisor. The caller must have entered `run.interrupts`.
-    """
+def run_on_fresh_ranks(run: LiveRun, request: Request, launcher: Launcher, size: int) -> Outcome:
+    """Run `request` on a new gang, and return the outcome. The caller must have entered `run.interrupts`."""
     try:
         with contextlib.closing(Gang(launcher, size)) as gang:
             execution = gang.submit(request)
             gang.start()
-            return Supervisor(run, gang, execution, deadline=deadline, calls_off=calls_off).watch()
+            return Supervisor(run, gang, execution).watch()
     except LaunchError as error:
         return Outcome("not started", str(error), error=error)
 
@@ -81,27 +77,15 @@ class Supervisor:
     """Watches one execution until it is over.
 
     With `warm`, the gang stays up after the execution, unless a rank died or did not respond to an interrupt. A
-    cold gang is always closed. The run times out at the `deadline`, a time of time.monotonic(). If `deadline` is None,
-    the run's time limit counts from when the Supervisor is made. `calls_off` is called repeatedly: it returns why the
-    execution is to be called off, or '' if it is to go on.
+    cold gang is always closed.
     """
 
-    def __init__(
-        self,
-        run: LiveRun,
-        gang: Gang,
-        execution: Execution,
-        *,
-        warm: bool = False,
-        deadline: float | None = None,
-        calls_off: Callable[[], str] = str,
-    ) -> None:
-        self.options, self.recorder, self.interrupts = run
+    def __init__(self, run: LiveRun, gang: Gang, execution: Execution, *, warm: bool = False) -> None:
+        self.options, self.recorder, self.interrupts, deadline, self.calls_off = run
         self.gang = gang
         self.execution = execution
         self.warm = warm
         self.deadline = deadline_of(run.options) if deadline is None else deadline
-        self.calls_off = calls_off
         self._slow_at = time.monotonic() + gang.launcher.slow_after_s
         self._look_at = 0.0
         self._told = ""
@@ -126,10 +110,7 @@ class Supervisor:
         return poll_until(condition, time.monotonic() + within_s, self._poll)
 
     def _ended_early(self) -> Outcome | None:
-        """If the execution was interrupted, failed, timed out or is called off, end it and return its outcome.
-
-        Return None if it goes on.
-        """
+        """If the execution is to end now, end it and return its outcome. Return None if it goes on."""
         if self.interrupts.seen:
             running = self.execution.running if self.gang.up else []
             return Outcome("interrupted", describe.interrupted(len(running), self._end_early(), warm=self.warm))

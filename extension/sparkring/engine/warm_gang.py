@@ -64,7 +64,6 @@ class WarmGang:
 
     @property
     def where(self) -> str:
-        """`local` or `spark`."""
         return _where(self.wanted.np)
 
     @property
@@ -105,10 +104,8 @@ class WarmGang:
                 execution = self.gang.execution
                 stuck = execution.running if execution is not None else []
                 if self.gang.closed:
-                    late = (
-                        f"{describe.rank_list(stuck)} did not respond after the last cell" if stuck else "it was closed"
-                    )
-                    self.ended = self.ended or describe.deaths(self.gang.deaths) or late
+                    silent = f"{describe.rank_list(stuck)} did not respond after the last cell" if stuck else ""
+                    self.ended = self.ended or describe.deaths(self.gang.deaths) or silent or "it was closed"
                 elif stuck:
                     self._end("its last cell did not end properly")
                 elif execution is not None and execution is not before:
@@ -185,10 +182,7 @@ class WarmGang:
 
 
 class _Kept:
-    """Keeps what the ranks have printed and reported between cells: for each rank, only the last KEPT_BYTES.
-
-    `lossy` says whether something has been left out.
-    """
+    """Keeps the last KEPT_BYTES of what each rank sends between cells. `lossy`: whether something was left out."""
 
     def __init__(self) -> None:
         self.lossy = False
@@ -218,24 +212,18 @@ class _Kept:
 
 
 def _bytes(event: Event) -> int:
-    text = (
-        event.data if isinstance(event, events.Output) else event.text if isinstance(event, events.UserMessage) else ""
-    )
-    return EVENT_BYTES + len(text)
+    return EVENT_BYTES + len(getattr(event, "data", getattr(event, "text", "")))
 
 
 _gangs: list[WarmGang] = []  # in the order of their starts
-
-
-# A forked process has to forget the gangs, which belong to its parent. Otherwise, the forked process would call stop()
-# when it exits, and end its parent's gangs.
+# A forked process forgets the gangs. Otherwise, it would call stop() when it exits, and end its parent's gangs.
 os.register_at_fork(after_in_child=_gangs.clear)
 
 
 def start(wanted: GangOptions, say: Tell, tell: Tell) -> WarmGang:
     """Start a warm gang and wait until its ranks are up.
 
-    `say` is called to report what happens during the start, and `tell` to report what happens later, between cells.
+    `say` reports what happens during the start, and `tell` what happens later, between cells.
 
     Raises LaunchError if the gang cannot be started, and OptionsError if this machine, or Spark, already has a gang.
     """
@@ -276,9 +264,9 @@ def _wait_until_up(gang: Gang, interrupts: Interrupts, say: Tell) -> None:
         raise interrupted("before the ranks were up")
 
 
-def default_np() -> int | None:
-    """Return `np` for a cell without -n: the `np` of the gang that was started last; None if there is no gang."""
-    return _gangs[-1].wanted.np if _gangs else None
+def latest() -> WarmGang | None:
+    """Return the gang that was started last; None if there is no gang."""
+    return _gangs[-1] if _gangs else None
 
 
 def find(np: int, say: Tell) -> WarmGang | None:
@@ -296,10 +284,9 @@ def find(np: int, say: Tell) -> WarmGang | None:
         except LaunchError as error:
             raise LaunchError(f"{error} (%gang stop removes the {found.describe()}, which has ended.)") from error
         _gangs.remove(fresh)
-        _gangs.insert(place, fresh)  # so that default_np() stays the same
-        fresh.news.append(
-            f"a new gang: the previous one has ended, and the variables of its cells are lost: {found.ended}"
-        )
+        _gangs.insert(place, fresh)  # so that latest() is the same as before
+        why = f"the previous one has ended, and the variables of its cells are lost: {found.ended}"
+        fresh.news.append(f"a new gang: {why}")
         return fresh
     return found
 
@@ -309,12 +296,12 @@ def every() -> list[WarmGang]:
     return list(_gangs)
 
 
-def stop(where: str = "") -> list[WarmGang]:
-    """Stop the gangs at `where` ('local' or 'spark'; '' means both), and return the gangs that were stopped.
+def stop(place: str = "") -> list[WarmGang]:
+    """Stop the gangs at `place` ('local' or 'spark'; '' means both), and return the gangs that were stopped.
 
     If the user interrupts stop(), KeyboardInterrupt is raised only after the gangs have ended.
     """
-    found = [gang for gang in _gangs if where in ("", gang.where)]
+    found = [gang for gang in _gangs if place in ("", gang.where)]
     with Interrupts() as interrupts:
         for gang in found:
             gang.stop()

@@ -21,8 +21,8 @@ class Request(NamedTuple):
 
     `sent` are the names whose values are sent, and `modules` are the packages that ranks import to rebuild values.
     `timeline` says whether the framework is to record a timeline. `restarts` is how often this run has been restarted
-    so far, and `max_restarts` is the limit. `work` is what the ranks run if the request is for an item. A gang
-    sends `work` to its ranks only once, before the first item.
+    so far, and `max_restarts` is the limit. If the request is for an item, `work` is what the ranks run; a gang sends
+    it only once, before the first item.
     """
 
     run: Run
@@ -37,7 +37,8 @@ class Request(NamedTuple):
     def code(self) -> Code:
         """Return what the ranks will run. Large buffers are left out."""
         orders = [order for order in (self.run, self.work) if order is not None]
-        texts = [text.encode() for order in orders for text in (order.source, *_scripts(order))]
+        texts = [order.source.encode() for order in orders]
+        texts += [script.source.encode() for order in orders for script in order.scripts]
         texts += [bytes(order.parts[0]) for order in orders if order.parts]
         environment = {name: value for order in orders for name, value in order.environment.items()}
         imports = [name for order in orders for name in first_imports(order.source)]
@@ -48,12 +49,8 @@ class Request(NamedTuple):
         return self._replace(run=self.run._replace(checkpoints=here))
 
 
-def _scripts(order: Run | Work) -> list[str]:
-    return [source for script in order.scripts for _, source in script.parts]
-
-
 class Value(NamedTuple):
-    """A value that a rank returned: `parts` are its packed parts. If it could not be packed, `error` says why."""
+    """A value that a rank returned, packed into `parts`. If it could not be packed, `error` says why."""
 
     type_name: str
     parts: Buffers
@@ -139,10 +136,9 @@ class Execution:
         return [RankFinished(time.time(), rank, done.repr)]
 
     def failed(self, rank: int, failure: Failure) -> list[Event]:
-        """Note that a rank has failed, and return the events.
+        """Note that a rank has failed, and return the events: none if it had already failed or been stopped.
 
-        If the rank had already failed or been stopped, there are no events. If a rank dies after it has finished the
-        request, it counts as failed: other ranks may still wait for it.
+        A rank that dies after it has finished the request counts as failed: other ranks may still wait for it.
         """
         if rank not in self.running and rank not in self.values:
             return []

@@ -1,9 +1,8 @@
 """A gang: N ranks that are connected to the driver, whichever launcher started them.
 
-`Members` knows which members have connected, `Inbox` receives their messages, and `Outbox` sends messages to them.
-poll() returns what has happened, as events. A gang runs one request after another, each as an Execution: a cold gang
-runs one request, a warm gang many. A gang of one rank can be sent requests ahead, so that it need not wait for the next
-one.
+`Members` knows which members have connected, `Inbox` receives their messages, and `Outbox` sends messages to them. A
+gang runs one request after another, each as an Execution: a cold gang runs one request, a warm gang many. A gang of one
+rank can be sent requests ahead.
 """
 
 from __future__ import annotations
@@ -40,12 +39,12 @@ LOST_WAIT_S = 2.0  # wait this long for the reason of a member's loss, which Spa
 class Gang:
     """N ranks. start() has them started, submit() gives them a request, and close() ends them.
 
-    After each submit(), call poll() until the Execution is over. The first request can be submitted before start().
-    If more requests were submitted ahead, keep calling poll(): the call that returns the last events of one Execution
-    returns no events of the next.
+    After each submit(), call poll(), which returns what has happened as events, until the Execution is over. The first
+    request can be submitted before start(). If more requests were submitted ahead, keep calling poll(): the call that
+    returns the last events of one Execution returns no events of the next.
 
-    `on_arrival()` is called, in another thread, when there is something to poll. With it, a caller that has several
-    gangs can wait for all of them at once.
+    `on_arrival()` is called, in another thread, when there is something to poll, so that a caller can wait for several
+    gangs at once.
     """
 
     def __init__(self, launcher: Launcher, size: int, on_arrival: Callable[[], object] = lambda: None) -> None:
@@ -75,19 +74,16 @@ class Gang:
         try:
             port = self._inbox.open(launcher.bind_host, launcher.port, secret)
         except OSError as error:
-            raise LaunchError(
-                f"the driver cannot listen on {launcher.bind_host}:{launcher.port}: {error.strerror or error}. "
-                + (
-                    "Set spark.sparkring.driver.port to a free port, or leave it unset."
-                    if launcher.port
-                    else "Set spark.driver.host (or spark.driver.bindAddress) to an address of this machine."
-                )
-            ) from error
+            advice = "Set spark.driver.host (or spark.driver.bindAddress) to an address of this machine."
+            if launcher.port:
+                advice = "Set spark.sparkring.driver.port to a free port, or leave it unset."
+            where = f"{launcher.bind_host}:{launcher.port}"
+            raise LaunchError(f"the driver cannot listen on {where}: {error.strerror or error}. {advice}") from error
         self._started = time.monotonic()
         launcher.start(self.size, Ticket(-1, launcher.host, port, secret.hex(), [], [], sys.prefix))
 
     def submit(self, request: Request, ranks: Sequence[int] = ()) -> Execution:
-        """Have `ranks` (all if none is named) run `request` as soon as the gang is up; no other request may be running.
+        """Have `ranks` (all if empty) run `request` as soon as the gang is up; no other request may be running.
 
         Raise LaunchError if the ranks' Python lacks packages that the request needs, or has other versions of them. If
         members have yet to connect, poll() raises this error later.
@@ -153,12 +149,12 @@ class Gang:
     @property
     def up(self) -> bool:
         """Whether all members have connected and have been given their World: their rank and its place."""
-        return self._members.up
+        return bool(self._members.worlds)
 
     @property
     def gone(self) -> bool:
         """Whether every rank's process has ended."""
-        return self._members.gone
+        return len(self._members.exited) == self.size
 
     @property
     def closed(self) -> bool:
@@ -186,7 +182,8 @@ class Gang:
 
     def place_of(self, rank: int) -> tuple[int, str, int]:
         """The rank, its node and its process id."""
-        return rank, self._members.world_of(rank).node, self._members.pid_of(rank)
+        member = self._members.member_of[rank]
+        return rank, self._members.worlds[member].node, self._members.hellos[member].pid
 
     # ── orders ────────────────────────────────────────────────────────────────
 
@@ -196,7 +193,7 @@ class Gang:
             for execution in (self.execution, *self._ahead):  # the next one may run already
                 execution.interrupted = True
             for rank in self.execution.running:
-                self._outbox.send(self._members.member_of(rank), messages.Interrupt())
+                self._outbox.send(self._members.member_of[rank], messages.Interrupt())
 
     def end_item(self) -> None:
         """Have the ranks end the item that they run. This is not a failure, no matter how the ranks end the item."""
@@ -232,14 +229,14 @@ class Gang:
         if not self.up:
             self._early.append(arrival)  # _enter_world() takes it again when the member has its rank
             return []
-        return self._reported(self._members.rank_of(arrival.member), arrival.report)
+        return self._reported(self._members.worlds[arrival.member].rank, arrival.report)
 
     def _joined(self, hello: messages.Hello) -> list[Event]:
-        self._members.join(hello)
+        self._members.hellos[hello.member] = hello
         joined: list[Event] = [events.MemberJoined(time.time(), hello.member, hello.host)]
         if self._stopping:  # the other members were told to stop before this one connected
             self._outbox.send(hello.member, messages.Stop(signal.SIGKILL, 0.0))
-        elif self._members.complete:
+        elif not self._members.missing:
             joined += self._enter_world()
         return joined
 
@@ -284,7 +281,8 @@ class Gang:
         return [event]
 
     def _heard(self, rank: int, news: messages.RankNews) -> None:
-        self._members.heard(rank, news)
+        endpoints = self._members.endpoints  # the port that was noted before may be in use by now
+        endpoints[rank] = endpoints[rank]._replace(port=news.port)
         self.launcher.note_imports(news.imported)
         if self.execution is not None:
             self.execution.heard(rank, news)
@@ -302,11 +300,11 @@ class Gang:
             self._outbox.send_all(request.work)
             self._work = request.work
         for rank in execution.ranks:
-            member = self._members.member_of(rank)
+            member = self._members.member_of[rank]
             if request.timeline and framework.timeline is not None:
                 self._outbox.send(member, messages.RecordTimeline(framework.timeline.variable, wanted=rank == 0))
             pull = request.run.pull if rank == execution.ranks[0] else ()
-            self._outbox.send(member, _order(request, framework, self._members.world_of(rank), pull))
+            self._outbox.send(member, _order(request, framework, self._members.worlds[member], pull))
 
     def _begun(self, execution: Execution) -> list[Event]:
         """Return the events that say that an execution begins."""
@@ -328,7 +326,7 @@ class Gang:
         return self.execution.failed(rank, failure)
 
     def _exited(self, rank: int, failure: Failure) -> list[Event]:
-        if self._members.has_exited(rank):
+        if rank in self._members.exited:
             return []
         asked_for = self._leaving or self._stopping
         self._members.exit(rank, None if asked_for else failure)
@@ -338,21 +336,21 @@ class Gang:
     def _lost(self, member: int, how: str) -> list[Event]:
         """Note that a lost member's rank has ended, unless its Exited message has come. `how` says how it was lost.
 
-        Raise LaunchError if the gang was not up yet and is not being stopped. If the launcher knows why members have
-        ended, the error says why. Otherwise, the error says that this member was lost.
+        Raise LaunchError if the gang was not up yet and is not being stopped: the launcher's error if the launcher
+        knows why members have ended, otherwise MemberLost.
         """
         if not self.up:
             if self._stopping:
                 return []
-            host = self._members.host_of(member)
+            host = self._members.hellos[member].host
             lost = MemberLost(f"member {member} on {host} was lost before all {self.size} ranks were up: {how}.")
             raise self.launcher.problem(LOST_WAIT_S) or lost
-        rank = self._members.rank_of(member)
-        if self._members.has_exited(rank):
+        world = self._members.worlds[member]
+        if world.rank in self._members.exited:
             return []  # its Exited message came first
-        said = f"{how} (the member on {self._members.world_of(rank).node} is gone)"
         reason = None if self._stopping else self.launcher.problem(LOST_WAIT_S)
-        return self._exited(rank, Failure("lost", f"lost: {said}", advice=str(reason or "")))
+        summary = f"lost: {how} (the member on {world.node} is gone)"
+        return self._exited(world.rank, Failure("lost", summary, advice=str(reason or "")))
 
     def _watch(self) -> list[Event]:
         """Check for what no message reports: that the launch has failed, or that a member has become silent."""
@@ -364,7 +362,8 @@ class Gang:
             self._watch_launch(now)
             return []
         if slept >= SILENT_LIMIT_S / 4:  # nobody called poll() for a while, or this process was suspended
-            self._members.forgive_silence()
+            for connection in list(self._members.connections.values()):
+                connection.heard_at = now
             return []
         found: list[Event] = []
         for member, silent_s in self._members.silences().items():

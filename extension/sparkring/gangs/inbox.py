@@ -36,14 +36,12 @@ _END = Arrival(-2, None)  # the last item of the queue
 class Inbox:
     """Accepts the members' connections, and queues what comes over them.
 
-    `admit(hello, connection)` is called in the connection's thread. It returns whether this is the first connection of
-    a member of this gang; if not, the connection is closed. `on_arrival()` is called, in the same thread, whenever a
-    message has been queued.
+    Two functions are called in the connection's thread. `admit(hello, connection)` returns whether this is the first
+    connection of a member of this gang; if not, the connection is closed. `on_arrival()` is called whenever a message
+    has been queued.
     """
 
-    def __init__(
-        self, size: int, admit: Callable[[Hello, Connection], bool], on_arrival: Callable[[], object] = lambda: None
-    ) -> None:
+    def __init__(self, size: int, admit: Callable[[Hello, Connection], bool], on_arrival: Callable[[], object]) -> None:
         self._size = size
         self._admit = admit
         self._on_arrival = on_arrival
@@ -76,8 +74,7 @@ class Inbox:
 
     def close(self, handle: Callable[[Arrival], object], end_members: Callable[[], None]) -> None:
         """Call `end_members()`, and meanwhile `handle(arrival)` for each arrival; then close all connections."""
-        # The gang no longer calls take(), so the queue could fill up, and members would wait instead of ending.
-        # Therefore a thread empties the queue.
+        # The gang no longer calls take(). If no thread emptied the queue, members would wait instead of ending.
         drain = threading.Thread(target=self._drain, args=(handle,), name="sparkring-drain", daemon=True)
         drain.start()
         try:
@@ -109,13 +106,11 @@ class Inbox:
                     raise ProtocolError(f"{type(report).__name__} is not for the driver")
                 self._put(Arrival(member, report))
         except ProtocolError as error:
-            self._put_end(member, f"a message from the member cannot be read: {error}")
+            end = f"a message from the member cannot be read: {error}"
         except ChannelClosed:
-            self._put_end(member, "its connection was lost")
-
-    def _put_end(self, member: int, how: str) -> None:
+            end = "its connection was lost"
         if member >= 0:
-            self._put(Arrival(member, None, how))
+            self._put(Arrival(member, None, end))
 
     def _put(self, arrival: Arrival) -> None:
         while not self._closed.is_set():

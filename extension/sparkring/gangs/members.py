@@ -13,26 +13,27 @@ from sparkring.frameworks.base import Endpoint
 from sparkring.history.events import Failure
 from sparkring.runtime.world import World, gpu_environments, place_ranks
 from sparkring.wire.channel import Connection
-from sparkring.wire.messages import EnterWorld, Hello, RankNews
+from sparkring.wire.messages import EnterWorld, Hello
 
 
 class Members:
     """The `size` members of a gang.
 
-    `worlds[i]` is the World of member i, which has its rank and its node; the list is empty until all members have
-    joined. `endpoints[i]` says where rank i can be reached. `deaths` says which ranks' processes ended without
-    being asked to, and why they ended.
+    `hellos` has the first message of each member that has joined. `worlds[i]` is the World of member i, which has its
+    rank and its node, and `member_of[rank]` is the member of a rank; both are empty until all members have joined.
+    `endpoints[i]` says where rank i can be reached. `exited` are the ranks whose processes have ended, and `deaths`
+    says why, for those that had not been asked to end.
     """
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.connections: dict[int, Connection] = {}
+        self.hellos: dict[int, Hello] = {}
         self.worlds: list[World] = []
+        self.member_of: dict[int, int] = {}
         self.endpoints: list[Endpoint] = []
+        self.exited: set[int] = set()
         self.deaths: dict[int, Failure] = {}
-        self._hellos: dict[int, Hello] = {}
-        self._member_of: dict[int, int] = {}  # by rank
-        self._exited: set[int] = set()  # ranks
         self._lock = threading.Lock()
 
     def admit(self, hello: Hello, connection: Connection) -> bool:
@@ -43,16 +44,10 @@ class Members:
             self.connections[hello.member] = connection
             return True
 
-    def join(self, hello: Hello) -> None:
-        self._hellos[hello.member] = hello
-
-    @property
-    def complete(self) -> bool:
-        return len(self._hellos) == self.size
-
     @property
     def missing(self) -> list[int]:
-        return [member for member in range(self.size) if member not in self._hellos]
+        """The members that have not joined."""
+        return [member for member in range(self.size) if member not in self.hellos]
 
     def place(self, *, by_node: bool, pins_gpus: bool) -> dict[int, EnterWorld]:
         """Give each member its rank. Return, for each member, the message that tells the member its rank.
@@ -60,11 +55,10 @@ class Members:
         With `by_node`, the ranks on one node have consecutive numbers; otherwise, member i has rank i. With
         `pins_gpus`, a rank sees only the GPUs that belong to the ranks on its node.
         """
-        hellos = [self._hellos[member] for member in range(self.size)]
+        hellos = [self.hellos[member] for member in range(self.size)]
         self.worlds = place_ranks(_nodes(hellos), [hello.gpus for hello in hellos], by_node=by_node)
-        self._member_of = {world.rank: member for member, world in enumerate(self.worlds)}
-        for rank in range(self.size):
-            member = self._member_of[rank]
+        self.member_of = {world.rank: member for member, world in enumerate(self.worlds)}
+        for _, member in sorted(self.member_of.items()):
             hello, peer = hellos[member], self.connections[member].peer_host()
             self.endpoints.append(Endpoint(hello.host, hello.address, hello.interface, peer, hello.port))
         gpus = gpu_environments(self.worlds) if pins_gpus else {}
@@ -74,11 +68,8 @@ class Members:
         }
 
     def check_packages(self, modules: Iterable[str]) -> None:
-        """Raise LaunchError if a member's Python is not the notebook's, and does not have the same `modules`.
-
-        A module may be missing in the member's Python, or may have a different version there.
-        """
-        for hello in self._hellos.values():
+        """Raise LaunchError if a member's own Python lacks one of `modules`, or has another version of it."""
+        for hello in self.hellos.values():
             if hello.packages is not None and (found := difference(modules, hello.packages)):
                 raise LaunchError(
                     f"the cell's values need {found.module} {found.here}, as in this notebook's Python "
@@ -87,52 +78,14 @@ class Members:
                     f"SparkSession is made, or install {found.module} there."
                 )
 
-    @property
-    def up(self) -> bool:
-        return bool(self.worlds)
-
-    def rank_of(self, member: int) -> int:
-        return self.worlds[member].rank
-
-    def member_of(self, rank: int) -> int:
-        return self._member_of[rank]
-
-    def host_of(self, member: int) -> str:
-        return self._hellos[member].host
-
-    def world_of(self, rank: int) -> World:
-        return self.worlds[self._member_of[rank]]
-
-    def pid_of(self, rank: int) -> int:
-        return self._hellos[self._member_of[rank]].pid
-
-    def heard(self, rank: int, news: RankNews) -> None:
-        """Note the free port in `news` for the framework of the rank's next request.
-
-        The port that was noted before may be in use by now.
-        """
-        self.endpoints[rank] = self.endpoints[rank]._replace(port=news.port)
-
     def silences(self) -> dict[int, float]:
         """Return, by member, for how many seconds nothing has been heard from the member."""
         now = time.monotonic()
         return {member: now - connection.heard_at for member, connection in list(self.connections.items())}
 
-    def forgive_silence(self) -> None:
-        """Count every member's silence from now on, since the driver itself may not have listened until now."""
-        for connection in list(self.connections.values()):
-            connection.heard_at = time.monotonic()
-
-    @property
-    def gone(self) -> bool:
-        return len(self._exited) == self.size
-
-    def has_exited(self, rank: int) -> bool:
-        return rank in self._exited
-
     def exit(self, rank: int, failure: Failure | None) -> None:
         """Note that the rank's process has ended. `failure` says why; it is None if the process was asked to end."""
-        self._exited.add(rank)
+        self.exited.add(rank)
         if failure is not None:
             self.deaths[rank] = failure
 

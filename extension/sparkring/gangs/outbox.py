@@ -15,8 +15,8 @@ SMALL_BYTES = 64 * 1024  # a payload of this size fits into the system's buffers
 class Outbox:
     """Sends messages to members, in order, without waiting for a member that is slow to take them.
 
-    Each large request is sent by a separate thread, so that several members get their requests at once, and the driver
-    goes on meanwhile. Later messages to the same member wait until the request is sent.
+    A large request is sent by a thread of its own, so that the driver goes on, and several members get their requests
+    at once. Later messages to the same member wait until the request is sent.
     """
 
     def __init__(self, connections: Mapping[int, Connection]) -> None:
@@ -35,7 +35,7 @@ class Outbox:
         return sender is not None and sender.is_alive()
 
     def send(self, member: int, message: Message) -> None:
-        """Send a message to a member. If its connection has ended, the connection's reading thread reports the end."""
+        """Send a message to a member. If its connection has ended, the thread that reads it reports the end."""
         with self._lock:
             if member in self._waiting:  # the member's thread sends the message later, or never if the rank is frozen
                 self._waiting[member].append(message)
@@ -68,5 +68,5 @@ class Outbox:
             self._post(member, message)
 
     def _post(self, member: int, message: Message) -> None:
-        with contextlib.suppress(ChannelClosed):  # the thread that reads the connection reports its end
+        with contextlib.suppress(ChannelClosed):
             self._connections[member].send(message)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from sparkring.errors import SlotsError
 from sparkring.launchers.base import Launcher, LaunchRequest
-from sparkring.launchers.local import LocalLauncher, pool_shares, sharers
+from sparkring.launchers.local import LocalLauncher, pool_shares, sharers, visible_gpus
 from sparkring.worker.member import gpus, process
 
 
@@ -28,16 +28,13 @@ def open_launcher(request: LaunchRequest, say: Callable[[str], None]) -> Launche
 
 
 def pool_requests(request: LaunchRequest, slots: int, gpus: float | None) -> list[LaunchRequest]:
-    """Return the request of each slot of a pool that is launched like `request`. Each rank gets `gpus` GPUs.
-
-    Raise LaunchError if there are too few GPUs on this machine.
-    """
+    """Return each slot's request, with `gpus` GPUs for each rank. Raise LaunchError if this machine has too few."""
     if gpus is None:
         return [request] * slots
     whole = request._replace(gpus=math.ceil(gpus))
     if request.np > 0 or gpus == 0:
         return [whole] * slots
-    shares = pool_shares(slots, request.size, gpus, _visible(request.environment))
+    shares = pool_shares(slots, request.size, gpus, visible_gpus(request.environment))
     return [whole._replace(environment={**whole.environment, "CUDA_VISIBLE_DEVICES": share}) for share in shares]
 
 
@@ -50,15 +47,14 @@ def default_at_once(size: int, gpus_each: float | None, environment: Mapping[str
     by_cores = process.cores() // size
     if not gpus_each:
         return max(1, by_cores)
-    return max(1, min(by_cores, _room_on_gpus(len(gpus.found(_visible(environment))), size, gpus_each)))
+    return max(1, min(by_cores, _room_on_gpus(len(gpus.found(visible_gpus(environment))), size, gpus_each)))
 
 
 class ItemRoom(NamedTuple):
     """What limits the number of items on each host, apart from the host's memory and cores.
 
-    `hosts` is the number of hosts. `tasks` is the number of items for which a host has enough of Spark's task slots,
-    and `gpus` is the number of items for which it has enough GPUs. Each of these two numbers is None if there is no
-    such limit. `gpu_free` says how much memory is free on each GPU.
+    `hosts` is the number of hosts. `tasks` and `gpus` are the numbers of items for which a host has enough of Spark's
+    task slots, and enough GPUs; None if there is no such limit. `gpu_free` says how much memory is free on each GPU.
     """
 
     hosts: int = 1
@@ -81,7 +77,7 @@ def item_room(request: LaunchRequest, each: float | None) -> ItemRoom:
             return ItemRoom()
         hosts = max(1, len(slots.executor_hosts))
         return ItemRoom(hosts, slots.total / hosts / request.size)
-    found = gpus.found(_visible(request.environment)) if each != 0 else []
+    found = gpus.found(visible_gpus(request.environment)) if each != 0 else []
     free = tuple((gpu.total_bytes or 0) - (gpu.used_bytes or 0) for gpu in found)
     if not each:
         return ItemRoom(gpu_free=free)
@@ -90,10 +86,6 @@ def item_room(request: LaunchRequest, each: float | None) -> ItemRoom:
 
 def _room_on_gpus(found: int, size: int, each: float) -> int:
     return found * sharers(each) if each < 1 else found // (size * int(each))
-
-
-def _visible(environment: Mapping[str, str]) -> str | None:
-    return {**os.environ, **environment}.get("CUDA_VISIBLE_DEVICES")
 
 
 def every_slot() -> int:
@@ -118,10 +110,7 @@ def gpus_of_a_rank(np: int, say: Callable[[str], None]) -> float:
 
 
 def room(request: LaunchRequest) -> int:
-    """Return how many ranks there is room for now, including the ranks that already run.
-
-    On this machine, there is always room for as many ranks as requested.
-    """
+    """Return how many ranks there is room for, including those that run; on this machine, as many as are requested."""
     if request.np < 0:
         return request.size
     from sparkring.cluster.slots import current_slots
@@ -131,10 +120,7 @@ def room(request: LaunchRequest) -> int:
 
 
 def slots_table() -> list[tuple[str, ...]]:
-    """Return a table of the places where ranks can run now, with the columns where, slots, busy and details.
-
-    This does not start a SparkSession.
-    """
+    """Return a table of where ranks can run: place, slots, busy slots and details. This starts no SparkSession."""
     load = f"load {os.getloadavg()[0]:.1f}"
     rows = [("this machine (n < 0)", f"{process.cores()} cores", "", load)]
     found = gpus.found(os.environ.get("CUDA_VISIBLE_DEVICES"))

@@ -1,7 +1,4 @@
-"""The interface of a launcher, which starts members and makes sure that they end.
-
-A launcher does not know what the members do.
-"""
+"""The interface of a launcher, which starts members and makes sure that they end."""
 
 from __future__ import annotations
 
@@ -57,7 +54,7 @@ class Launcher(ABC):
     on the same port. If `pins_gpus` is true, each rank sees only the GPUs that are assigned to the ranks on its node.
     If the start takes longer than `slow_after_s`, a notice says what it waits for. If some members have not connected
     after `give_up_after_s`, the start fails. The gang sets `code` to what the ranks will run first. In start(), `code`
-    is None if it is not known yet what the ranks will run, as for a warm gang.
+    is None if that is not known yet, as for a warm gang.
     """
 
     bind_host = host = "127.0.0.1"
@@ -69,35 +66,23 @@ class Launcher(ABC):
 
     @abstractmethod
     def start(self, size: int, ticket: Ticket) -> None:
-        """Start `size` members, and return without waiting for them.
-
-        Each member gets a copy of `ticket` in which the field `member` is the member's number.
-        """
+        """Start `size` members, each with a copy of `ticket` that has the member's number, and do not wait for them."""
 
     @abstractmethod
     def problem(self, wait_s: float = 0.0) -> LaunchError | None:
-        """Return an error that says why members cannot start, or why they have ended.
-
-        Return None if no such error is known after waiting up to `wait_s` seconds.
-        """
+        """Return why members cannot start or have ended; None if that is not known within `wait_s` seconds."""
 
     @abstractmethod
     def stop(self, grace_s: float) -> None:
         """Wait up to `grace_s` seconds for the members to end, then end those that still run."""
 
     def note_imports(self, modules: Sequence[str] | None) -> None:  # noqa: B027 - most launchers have no use for it
-        """Note the frameworks that a rank has imported.
-
-        `modules` is None if other ranks must not import frameworks ahead of time.
-        """
+        """Note the frameworks that a rank has imported; None if other ranks must not import any ahead of time."""
 
     def waits_for(self) -> str:
         """Return what a slow start may be waiting for; '' if that is not known."""
         return ""
 
     def warning(self) -> str:
-        """Return what the user should know while the members are up and idle.
-
-        Return '' if there is nothing to say, or if an earlier call has already returned the same warning.
-        """
+        """Return what the user should know while the members are up and idle; '' if there is nothing new to say."""
         return ""

@@ -8,11 +8,12 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import sparkring
 from sparkring.errors import LaunchError, MemberLost
+from sparkring.history.describe import counted, rank_count
 from sparkring.launchers.base import Launcher
 from sparkring.launchers.spare import ForkedMember, Setting, SpareProcess, setting_of, spares
 from sparkring.runtime.world import share_gpus
@@ -22,15 +23,12 @@ from sparkring.worker.member import timeline
 
 
 class LocalLauncher(Launcher):
-    """Starts each member as a process, or has a spare process fork it.
-
-    Each process begins a new session of the operating system, so that Ctrl-C in the terminal does not reach the member.
-    """
+    """Starts each member as a process in a session of its own, so that Ctrl-C in the terminal does not reach it."""
 
     def __init__(self, environment: dict[str, str], size: int, gpus: int | None = None) -> None:
         self._size = size
         self._environment = environment
-        self._gpus = _shares(size, gpus, {**os.environ, **environment}.get("CUDA_VISIBLE_DEVICES"))
+        self._gpus = _shares(size, gpus, visible_gpus(environment))
         self.pins_gpus = gpus is not None
         self._members: list[subprocess.Popen[bytes] | ForkedMember] = []
         self._waiting: list[Ticket] = []  # of the members that have not been started yet
@@ -139,14 +137,18 @@ def _start(environment: dict[str, str], ticket: Ticket) -> subprocess.Popen[byte
     return process
 
 
+def visible_gpus(environment: Mapping[str, str]) -> str | None:
+    """Return the value of CUDA_VISIBLE_DEVICES for ranks with this environment; None if it is not set."""
+    return {**os.environ, **environment}.get("CUDA_VISIBLE_DEVICES")
+
+
 def pool_shares(slots: int, size: int, each: float, visible: str | None) -> list[str]:
     """Return the value of CUDA_VISIBLE_DEVICES for each slot of a pool. Raise LaunchError if there are too few GPUs.
 
-    Each of the `size` ranks of a slot gets `each` GPUs. If `each` is a fraction, such as 0.5, `size` is 1, and several
-    slots share a GPU, as many as fit on it. The slots are then spread over all GPUs. `visible` is the same as in
-    _shares().
+    Each of the `size` ranks of a slot gets `each` GPUs. If `each` is a fraction, such as 0.5, `size` is 1, and as many
+    slots share a GPU as fit on it. The slots are then spread over all GPUs.
     """
-    asked = f"{slots} item{'s' if slots > 1 else ''} × {f'{size} ranks × ' if size > 1 else ''}{each:g}"
+    asked = f"{counted(slots, 'item')} × {f'{size} ranks × ' if size > 1 else ''}{each:g}"
     if 0 < each < 1:
         found = _found(math.ceil(slots / sharers(each)), asked, "items at once", visible)[:slots]
         return [found[slot % len(found)] for slot in range(slots)]
@@ -162,23 +164,16 @@ def sharers(each: float) -> int:
 def _shares(size: int, each: int | None, visible: str | None) -> list[tuple[str, ...]]:
     """Return the addresses of the GPUs for each of `size` ranks. Raise LaunchError if there are too few GPUs.
 
-    `each` is the number of GPUs for each rank. If `each` is None, this number is 1 if there are enough GPUs for all
-    ranks, and 0 if there are not. `visible` is the value of CUDA_VISIBLE_DEVICES, which limits the GPUs that may be
-    used; None if it is not set.
+    `each` is the number of GPUs for each rank; None means 1 if there are enough GPUs for all ranks, otherwise 0.
     """
     if each is None:
         found = [gpu.address for gpu in nvml.found(visible)]
         return share_gpus(found, size, 1 if len(found) >= size else 0)
-    asked = f"{size} rank{'s' if size > 1 else ''} × {each}"
-    return share_gpus(_found(size * each, asked, "ranks", visible), size, each)
+    return share_gpus(_found(size * each, f"{rank_count(size)} × {each}", "ranks", visible), size, each)
 
 
 def _found(needed: int, asked: str, fewer: str, visible: str | None) -> list[str]:
-    """Return the addresses of all GPUs. If there are fewer than `needed`, raise LaunchError.
-
-    The error's message contains `asked`, which says what the user has asked for. If no GPU is needed, this function
-    does not look for any.
-    """
+    """Return the addresses of all GPUs. If there are fewer than `needed` for what was `asked`, raise LaunchError."""
     found = nvml.found(visible) if needed else []
     if len(found) < needed:
         limit = " (no NVIDIA driver answers)" if not found else ""
@@ -186,7 +181,7 @@ def _found(needed: int, asked: str, fewer: str, visible: str | None) -> list[str
             limit = f" under CUDA_VISIBLE_DEVICES={visible!r}"
         names = ": " + ", ".join(map(str, found)) if found else ""
         raise LaunchError(
-            f"needs {needed} GPU{'s' if needed > 1 else ''} ({asked}), but {len(found)} found on this machine{limit}"
-            f"{names}. Use fewer {fewer}, fewer GPUs for each, or --gpus 0 for none."
+            f"needs {counted(needed, 'GPU')} ({asked}), but {len(found)} found on this machine{limit}{names}. "
+            f"Use fewer {fewer}, fewer GPUs for each, or --gpus 0 for none."
         )
     return [gpu.address for gpu in found]

@@ -1,9 +1,8 @@
 """Keeps one spare process, which has imported what ranks have imported before, and has it fork members.
 
 A spare process is started when all ranks on this machine have ended, or for the first launch if it is known what its
-ranks will import. It serves a launch only if everything that an import may depend on (see Setting) is the same for the
-processes of the launch as it was for the spare process. All other launches start new processes, and a spare process
-that does not fit the last launch is replaced after it.
+ranks will import. It serves a launch only if everything that an import may depend on (see Setting) is still the same.
+All other launches start new processes, and a spare process that does not fit the last launch is replaced after it.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import atexit
 import contextlib
 import os
 import re
+import resource
 import select
 import signal
 import socket
@@ -44,9 +44,8 @@ _CHANGES_ENVIRONMENT = [re.compile(sign) for sign in (rb"environb?(?!\w)", rb"pu
 class Setting(NamedTuple):
     """What the imports of a process may depend on.
 
-    `inherited` is what else a process inherits: limits, cores and priority. `installed` has the folders of
-    installed packages, each with the time when an entry of the folder was last added or removed. Whenever pip changes
-    a package, it adds or removes entries.
+    `inherited` is what else a process inherits: limits, cores and priority. `installed` has the folders of installed
+    packages, each with the time when an entry was last added or removed, as pip does whenever it changes a package.
     """
 
     python: str
@@ -57,21 +56,15 @@ class Setting(NamedTuple):
 
 def setting_of(environment: Mapping[str, str], size: int) -> Setting | None:
     """Return the Setting of `size` members that are started now with this environment; None if spares are off."""
-    if not _is_on():
+    if not process.LINUX or os.environ.get("SPARKRING_SPARE") == "0":
         return None
-    inherited = (_limits(), os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, 0))
+    limits = tuple(resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_"))
+    inherited = (limits, os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, 0))
     folders = [path for path in map(str, sys.path) if path.endswith(("site-packages", "dist-packages"))]
     installed = tuple((path, os.stat(path).st_mtime_ns) for path in folders if os.path.isdir(path))
     # Ranks set this variable before they import anything.
     threads = {"OMP_NUM_THREADS": str(process.fair_share(size)), **environment}
     return Setting(sys.executable, threads, inherited, installed)
-
-
-def _limits() -> tuple[tuple[int, int], ...]:
-    import resource  # not at the top, since Windows has no such module
-
-    names = [name for name in dir(resource) if name.startswith("RLIMIT_")]
-    return tuple(resource.getrlimit(getattr(resource, name)) for name in names)
 
 
 class Wanted(NamedTuple):
@@ -87,7 +80,7 @@ class Wanted(NamedTuple):
     def fits(self, code: Code) -> bool:
         """Whether ranks that are to run the code may have imported the modules already.
 
-        The answer is no if the code could change the environment before it imports a module. It is also no if the code
+        They may not if the code could change the environment before it imports a module. They also may not if the code
         names a framework that is not among the modules, because this framework would then share a process with
         frameworks that the code may not use. But code that imports all of the modules itself may name others, too.
         """
@@ -240,10 +233,10 @@ class Spares:
     """Decides when there is a spare process, and whether it serves a launch.
 
     begin() and end() enclose each launch of ranks whose code is known. A spare process for the next launch is started
-    only while no launch is under way. If this spare process is still importing when a launch begins, it is ended, so
-    that it does not slow the ranks down. If a launch finds no spare process, and it is known what the ranks of the
-    launch will import first, a spare process is started for the launch, and the launch waits for it. So the ranks of a
-    first launch, and all processes of a pool, need only one import.
+    only while no launch is under way. If it is still importing when a launch begins, it is ended, because it would slow
+    the ranks down. If a launch finds no spare process, and it is known what its ranks will import first, a spare
+    process is started for the launch, and the launch waits for it. So the ranks of a first launch, and all processes of
+    a pool, need only one import.
     """
 
     def __init__(self) -> None:
@@ -266,18 +259,21 @@ class Spares:
             self._launches += 1
             self._cancel()
             spare = self.spare
-            if spare is not None and not (
-                (spare.is_ready() or spare.is_importing()) and spare.wanted.setting == setting
+            if spare is not None and (
+                spare.wanted.setting != setting or not (spare.is_ready() or spare.is_importing())
             ):
                 self._dismiss()
-            fits = self.spare is not None and self.spare.wanted.fits(code)
+            if self.spare is not None and self.spare.wanted.fits(code):
+                return self.spare
             modules = tuple(dict.fromkeys(name for name in code.imports if name in FRAMEWORKS))
-            if not fits and setting is not None and modules and not self._changes:
-                wanted = Wanted(setting, modules)
-                if self._launches == 1 and wanted.fits(code):
-                    self._dismiss()
-                    fits = self._open(wanted, is_awaited=True)
-            return self.spare if fits else None
+            if setting is None or not modules or self._changes or self._launches > 1:
+                return None
+            wanted = Wanted(setting, modules)
+            if not wanted.fits(code):
+                return None
+            self._dismiss()
+            self._open(wanted, is_awaited=True)
+            return self.spare
 
     def end(self) -> None:
         """Note the end of a launch."""
@@ -322,8 +318,7 @@ class Spares:
         if self._launches:
             return
         if self._unfit:
-            self._wanted, self._unfit = None, False
-            self._changes = True
+            self._wanted, self._unfit, self._changes = None, False, True
         elif self._wanted is not None:
             self._changes = False
         spare, wanted = self.spare, self._wanted
@@ -343,16 +338,12 @@ class Spares:
             if not self._launches and self.spare is None and wanted is not None:
                 self._open(wanted)
 
-    def _open(self, wanted: Wanted, *, is_awaited: bool = False) -> bool:
-        """Start a spare process, unless this is impossible or an earlier one has refused what this one would import.
-
-        Return whether there is a spare process now.
-        """
+    def _open(self, wanted: Wanted, *, is_awaited: bool = False) -> None:
+        """Start a spare process, unless this is impossible or an earlier one has refused what this one would import."""
         if _is_possible() and (self._refused is None or not self._refused.covers(wanted)):
             with contextlib.suppress(OSError):  # no process can be started now
                 self.spare = SpareProcess(wanted, is_awaited=is_awaited)
                 atexit.register(self.stop)
-        return self.spare is not None
 
     def _cancel(self) -> None:
         if self._timer is not None:
@@ -372,13 +363,6 @@ spares = Spares()
 os.register_at_fork(after_in_child=spares.forget)
 
 
-def _is_on() -> bool:
-    return process.LINUX and os.environ.get("SPARKRING_SPARE") != "0"
-
-
 def _is_possible() -> bool:
-    """Whether this machine has enough memory for a spare process, and no GPU.
-
-    It must have no GPU because it is known only after the start of a rank which GPUs the rank may use.
-    """
+    """Whether there is enough memory, and no GPU: which GPUs a rank may use is known only after its start."""
     return process.available_bytes() >= LEAST_BYTES and not gpus.found(None)

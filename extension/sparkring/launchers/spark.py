@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparkring.cluster.java_errors import line_with, root_cause
 from sparkring.cluster.python import SET_PYTHON, executed_by_this_python, executors_python
@@ -32,6 +32,7 @@ from sparkring.wire.ticket import BOOT, ROWS_END, Ticket
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_Answer = TypeVar("_Answer")
 
 COUNT_EVERY_S = 1.0
 CANCEL_S, CANCEL_AGAIN_S = 10.0, 0.2  # for how long, and how often, stop() cancels the stage
@@ -94,7 +95,9 @@ class SparkLauncher(Launcher):
         running.add(self._stage)
         schema = None if self._data is None else self._data.schema()
         with_nvml = gpus_per(self._context, "task") > 0
-        task = _task(ticket, self._environment, self._gpus, size if self._barrier else 0, schema, with_nvml=with_nvml)
+        make: Callable[..., Callable[..., Any]] = by_value("sparkring.worker", "spark_task.py")["task_for"]
+        ring = size if self._barrier else 0
+        task = make(archive(with_nvml), BOOT, ticket._asdict(), self._environment, self._gpus, ring, schema, ROWS_END)
         self._thread = InheritableThread(target=self._run, args=(size, task), name="sparkring-stage", daemon=True)
         self._thread.start()
 
@@ -133,9 +136,9 @@ class SparkLauncher(Launcher):
                 f"Spark's executors run {self._python}, which differs from this notebook's Python, {sys.executable} "
                 f"({here}): {line_with(text, 'version')} {SET_PYTHON}"
             )
-        if _lacks(text):
+        if package := _lacks(text):
             return LaunchError(
-                f"Spark's executors run {self._python}, which has no {_lacks(text)}; this notebook runs "
+                f"Spark's executors run {self._python}, which has no {package}; this notebook runs "
                 f"{sys.executable}. {SET_PYTHON}"
             )
         if "RuntimeError: sparkring: " in text:
@@ -155,24 +158,20 @@ class SparkLauncher(Launcher):
     def _too_few(self) -> LaunchError | None:
         """Return an error if Spark has fewer slots left than there are members, otherwise None.
 
-        The slots have to be counted because Spark does not report that it has lost an executor: the stage just waits.
+        The slots are counted because Spark does not report that it has lost an executor: the stage just waits.
         """
         now = time.monotonic()
         if self._data is not None or not self._barrier or now < self._count_at:
             return None
         self._count_at = now + COUNT_EVERY_S
-        try:
-            total = slots(self._context).total
-        except Exception:  # py4j raises various errors if the session has been stopped
-            return None
+        total = _ask(lambda: slots(self._context).total, self._size)
         if total >= self._size:
             return None
         return SlotsError(f"Spark has {total} task slots left for {self._size} ranks: an executor was lost.")
 
     def waits_for(self) -> str:
-        try:
-            found = slots(self._context, apart_from=self._stage.ids())
-        except Exception:  # py4j raises various errors if the session has been stopped
+        found = _ask(lambda: slots(self._context, apart_from=self._stage.ids()), None)
+        if found is None:
             return "Spark does not say what its slots are used for"
         if not found.total:
             return "Spark has no executors"
@@ -188,13 +187,10 @@ class SparkLauncher(Launcher):
 
     def warning(self) -> str:
         """Return a warning if a Spark job of the user has begun to wait for slots that the gang holds; otherwise ''."""
-        if self._ended:
+        found = None if self._ended else _ask(lambda: slots(self._context), None)
+        if found is None:
             return ""
-        try:
-            found, mine = slots(self._context), self._stage.ids()
-            behind = {} if found.free else waiting(self._context, mine)
-        except Exception:  # py4j raises various errors if the session has been stopped
-            return ""
+        behind: dict[int, str] = {} if found.free else _ask(lambda: waiting(self._context, self._stage.ids()), {})
         # A stage that has just been submitted runs no tasks yet, so it looks like a stage that waits. Therefore a stage
         # counts only if the previous call also found it waiting.
         starving, self._starving = set(behind) & self._starving - self._warned_of, set(behind)
@@ -211,20 +207,21 @@ class SparkLauncher(Launcher):
         running.discard(self._stage)
         if self._thread is None:
             return
-        if self._thread.is_alive() and not self._only_waits():
+        # If all tasks wait for slots, no member can end on its own.
+        if self._thread.is_alive() and _ask(self._stage.active_tasks, 1):
             self._thread.join(grace_s)
         deadline = time.monotonic() + CANCEL_S
         while self._thread.is_alive() and time.monotonic() < deadline:
-            with contextlib.suppress(Exception):  # py4j raises various errors if the session has been stopped
-                self._context.cancelJobGroup(self._stage.group)  # this misses a job that has not begun yet
+            _ask(lambda: self._context.cancelJobGroup(self._stage.group), None)  # misses a job that has not begun yet
             self._thread.join(CANCEL_AGAIN_S)
 
-    def _only_waits(self) -> bool:
-        """Whether all tasks wait for slots, so that no member can end on its own."""
-        try:
-            return not self._stage.active_tasks()
-        except Exception:  # py4j raises various errors if the session has been stopped
-            return False
+
+def _ask(question: Callable[[], _Answer], otherwise: _Answer) -> _Answer:
+    """Return the answer to a question to Spark, or `otherwise` if Spark does not answer."""
+    try:
+        return question()
+    except Exception:  # py4j raises various errors if the session has been stopped
+        return otherwise
 
 
 def _free_port(host: str, first: int) -> int:
@@ -236,17 +233,6 @@ def _free_port(host: str, first: int) -> int:
 
 
 def _lacks(text: str) -> str:
-    """Return the package that Spark's own worker did not find when it started a task.
-
-    Return '' if `text`, the message of an error, says something else.
-    """
+    """Return the package that, by the message of an error, Spark's own worker did not find; '' if none is named."""
     found = re.search(r"ModuleNotFoundError: No module named '(pyarrow|pandas|numpy|pyspark|py4j)\b", text)
     return found[1] if found else ""
-
-
-def _task(
-    ticket: Ticket, environment: dict[str, str], gpus: int | None, size: int, schema: bytes | None, *, with_nvml: bool
-) -> Callable[..., Any]:
-    """Return the function that each task runs."""
-    make: Callable[..., Callable[..., Any]] = by_value("sparkring.worker", "spark_task.py")["task_for"]
-    return make(archive(with_nvml), BOOT, ticket._asdict(), environment, gpus, size, schema, ROWS_END)

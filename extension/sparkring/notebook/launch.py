@@ -6,7 +6,7 @@ import functools
 import textwrap
 from typing import Any
 
-from sparkring.engine.options import LOGS, Options, checked, restarts, timeline
+from sparkring.engine.options import LOGS, Options, checked, restarts
 from sparkring.errors import OptionsError
 from sparkring.frameworks import FRAMEWORKS
 from sparkring.notebook.cell_options import AUTOLOG, DRY_RUN, ENV, NAME, PUSH, QUIET, flattened
@@ -147,26 +147,19 @@ def options_table(magic: str) -> OptionsTable:
 
 def parse(magic: str, line: str, default_np: int = Options.np) -> Options:
     """Return the Options that the line of a launch magic asks for. Raise OptionsError if the line is not valid."""
-    who = f"%%{magic}"
     given = options_table(magic).parse(line)
     np = given["np"]
     if magic == "barrier":
         given["data"] = given["data"] or ""
         np = _barrier_np(np, given["data"], default_np)
-    return checked(
-        who,
-        Options(
-            **given
-            | {
-                "np": default_np if np is None else np,
-                "push": flattened(given["push"]),
-                "pull": flattened(given["pull"]),
-                "env": tuple(given["env"] or ()),
-                "max_restarts": restarts(given["max_restarts"], given["checkpoint_dir"]),
-                "timeline": timeline(who, magic == "horovod", given["timeline"]),
-            }
-        ),
-    )
+    options = given | {
+        "np": default_np if np is None else np,
+        "push": flattened(given["push"]),
+        "pull": flattened(given["pull"]),
+        "env": tuple(given["env"] or ()),
+        "max_restarts": restarts(given["max_restarts"], given["checkpoint_dir"]),
+    }
+    return checked(f"%%{magic}", Options(**options), horovod=magic == "horovod")
 
 
 def _barrier_np(np: int | None, data: str, default_np: int) -> int | None:

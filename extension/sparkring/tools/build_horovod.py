@@ -17,22 +17,23 @@ import sys
 import sysconfig
 import tarfile
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import platformdirs
 from packaging.version import Version
 
 from sparkring.errors import SparkringError
 from sparkring.tools.pace import Pace
-from sparkring.tools.watch import Progress, telling_lines, watch
+from sparkring.tools.watch import Progress, telling_lines, watch, why_failed
 
 HOROVOD = "0.28.1"
 # The recipe's number is part of a wheel's key, so that wheels of an older recipe are not used. Raise it when the edits
-# to the source, or the build's environment variables, change. TensorFlow 2.16 and later need different edits, so
-# their recipe has its own number.
+# to the source, or the build's environment variables, change. TensorFlow 2.16 and later need other edits, so their
+# recipe has a number of its own.
 RECIPE, RECIPE_WITH_KERAS_3 = 2, 3
 FIRST_TENSORFLOW_WITH_KERAS_3 = Version("2.16")
 # The names under which variants of the TensorFlow package are published.
@@ -42,8 +43,8 @@ OLDEST_CMAKE, FIRST_REFUSED_CMAKE = Version("3.13"), Version("4")
 FIRST_SETUPTOOLS_WITH_WHEEL = Version("70.1")
 # The first setuptools without pkg_resources.packaging, which PyTorch 2.1's build support imports.
 FIRST_SETUPTOOLS_WITHOUT_PACKAGING = Version("70")
-
-
+PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+AGAIN = "then run this command again."
 _WITHOUT_CUDA = (
     "horovod.torch takes tensors in the CPU's memory only, since no CUDA toolkit with headers and libraries was found. "
     "For tensors on GPUs, install such a toolkit and build again with --force --install."
@@ -67,12 +68,9 @@ class Target:
     @property
     def key(self) -> str:
         """The name of the folder in the cache that holds the wheel."""
-        frameworks = [
-            f"{name}{version}" for name, version in (("tf", self.tensorflow), ("torch", self.torch)) if version
-        ]
         recipe = RECIPE_WITH_KERAS_3 if self.has_keras_3 else RECIPE
-        parts = [f"horovod{HOROVOD}", self.python, self.platform, *frameworks, f"cxx{self.cxx_standard}", f"r{recipe}"]
-        return "-".join(parts)
+        built_for = [self.python, self.platform, *self._named("tf", "torch"), f"cxx{self.cxx_standard}"]
+        return "-".join([f"horovod{HOROVOD}", *built_for, f"r{recipe}"])
 
     @property
     def has_keras_3(self) -> bool:
@@ -82,15 +80,15 @@ class Target:
     @property
     def frameworks(self) -> list[str]:
         """The frameworks, by the names of Horovod's subpackages for them."""
-        return [name for name, version in (("tensorflow", self.tensorflow), ("torch", self.torch)) if version]
+        return [name for name in ("tensorflow", "torch") if getattr(self, name)]
+
+    def _named(self, tensorflow: str, torch: str) -> list[str]:
+        """Return the versions of the frameworks, each after the given name of its framework."""
+        return [name + version for name, version in ((tensorflow, self.tensorflow), (torch, self.torch)) if version]
 
     def __str__(self) -> str:
-        names = [
-            f"{name} {version}"
-            for name, version in (("TensorFlow", self.tensorflow), ("PyTorch", self.torch))
-            if version
-        ]
-        return f"Horovod {HOROVOD} for {' and '.join(names)} on {self.python}, {self.platform}"
+        frameworks = " and ".join(self._named("TensorFlow ", "PyTorch "))
+        return f"Horovod {HOROVOD} for {frameworks} on {self.python}, {self.platform}"
 
 
 @dataclass(frozen=True)
@@ -108,7 +106,7 @@ def detect() -> Target:
     if not tensorflow and not torch:
         raise BuildError(
             f"Neither TensorFlow nor PyTorch is installed in {sys.prefix}, so there is nothing to build Horovod for: "
-            "install one of them with pip, then run this command again."
+            f"install one of them with pip, {AGAIN}"
         )
     return Target(
         python=f"cp{sys.version_info.major}{sys.version_info.minor}",
@@ -194,74 +192,67 @@ def patch(source: Path, changes: Sequence[Edit]) -> None:
 
 def find_cmake() -> Path:
     """Return a cmake of a usable version: the environment's own or, failing that, the one on PATH."""
-    fix = f"run `{sys.executable} -m pip install 'cmake<4'`, then this command again."
+    fix = f"run `{sys.executable} -m pip install 'cmake<4'`, {AGAIN}"
     refused = None
     for folder in (sysconfig.get_path("scripts"), None):
-        found = shutil.which("cmake", path=folder)
-        version = _cmake_version(found) if found else None
-        if found is None or version is None:
+        cmake = shutil.which("cmake", path=folder)
+        if cmake is None:
             continue
-        if OLDEST_CMAKE <= version < FIRST_REFUSED_CMAKE:
-            return Path(found)
-        refused = refused or f"cmake {version} at {found}"
+        answer = subprocess.run([cmake, "--version"], capture_output=True, text=True, check=False)
+        version = re.search(r"cmake version (\d+(?:\.\d+)+)", answer.stdout)
+        if version is not None and OLDEST_CMAKE <= Version(version[1]) < FIRST_REFUSED_CMAKE:
+            return Path(cmake)
+        refused = refused or (version and f"cmake {version[1]} at {cmake}")
     if refused:
         raise BuildError(f"{refused} cannot configure Horovod, whose Gloo needs cmake 3.13 or later, below 4: {fix}")
     raise BuildError(f"No cmake was found in {sysconfig.get_path('scripts')} or on PATH: {fix}")
 
 
-def _cmake_version(cmake: str) -> Version | None:
-    answer = subprocess.run([cmake, "--version"], capture_output=True, text=True, check=False)
-    found = re.search(r"cmake version (\d+(?:\.\d+)+)", answer.stdout)
-    return Version(found[1]) if found else None
-
-
 def check_tools(target: Target) -> Path:
-    """Check that all tools that the build needs are installed; returns the cmake to use."""
+    """Check that all tools that the build needs are installed; return the cmake to use."""
     compiler = os.environ.get("CXX") or next(filter(shutil.which, ("c++", "g++", "clang++")), None)
     if compiler is None or shutil.which(compiler) is None:
         raise BuildError(
             f"No C++ compiler was found ({compiler or 'c++, g++ or clang++ on PATH'}): install one "
-            "(Debian and Ubuntu: `apt-get install g++`; macOS: `xcode-select --install`), then run this command again."
+            f"(Debian and Ubuntu: `apt-get install g++`; macOS: `xcode-select --install`), {AGAIN}"
         )
     probe = [compiler, f"-std=c++{target.cxx_standard}", "-x", "c++", "-fsyntax-only", os.devnull]
     if subprocess.run(probe, capture_output=True, check=False).returncode:
         raise BuildError(
             f"The C++ compiler {compiler} does not support C++{target.cxx_standard}, which the installed frameworks "
-            "need: install g++ 10 or later, set the variable CXX to it, then run this command again."
+            f"need: install g++ 10 or later, set the variable CXX to it, {AGAIN}"
         )
     cmake = find_cmake()
     if shutil.which("make") is None:
-        raise BuildError(
-            "No make was found on PATH: install it (Debian and Ubuntu: `apt-get install make`), "
-            "then run this command again."
-        )
+        raise BuildError(f"No make was found on PATH: install it (Debian and Ubuntu: `apt-get install make`), {AGAIN}")
     header = Path(sysconfig.get_path("include"), "Python.h")
     if not header.is_file():
-        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        package = f"python{sys.version_info.major}.{sys.version_info.minor}-dev"
         raise BuildError(
-            f"Python's headers are missing ({header}): install them "
-            f"(Debian and Ubuntu: `apt-get install python{version}-dev`), then run this command again."
+            f"Python's headers are missing ({header}): install them (Debian and Ubuntu: `apt-get install {package}`), "
+            f"{AGAIN}"
         )
     if _installed("pip") is None:
         raise BuildError(
-            f"{sys.prefix} has no pip, which builds the wheel: run `{sys.executable} -m ensurepip`, "
-            "then this command again."
+            f"{sys.prefix} has no pip, which builds the wheel: run `{sys.executable} -m ensurepip`, {AGAIN}"
         )
+    _check_setuptools(target.torch)
+    return cmake
+
+
+def _check_setuptools(torch: str | None) -> None:
     setuptools = _installed("setuptools")
     if setuptools is None or (Version(setuptools) < FIRST_SETUPTOOLS_WITH_WHEEL and _installed("wheel") is None):
         raise BuildError(
             f"Building a wheel needs setuptools {FIRST_SETUPTOOLS_WITH_WHEEL} or later, but {sys.prefix} has "
-            f"{setuptools or 'none'}: run `{sys.executable} -m pip install --upgrade setuptools`, then this command "
-            "again."
+            f"{setuptools or 'none'}: run `{sys.executable} -m pip install --upgrade setuptools`, {AGAIN}"
         )
-    wants_packaging = target.torch is not None and "from pkg_resources import packaging" in _torchs_build_support()
+    wants_packaging = torch is not None and "from pkg_resources import packaging" in _torchs_build_support()
     if wants_packaging and Version(setuptools) >= FIRST_SETUPTOOLS_WITHOUT_PACKAGING:
         raise BuildError(
-            f"Horovod cannot be built for PyTorch {target.torch} with setuptools {setuptools}: run "
-            f"`{sys.executable} -m pip install 'setuptools<{FIRST_SETUPTOOLS_WITHOUT_PACKAGING}' wheel`, "
-            "then this command again."
+            f"Horovod cannot be built for PyTorch {torch} with setuptools {setuptools}: run `{sys.executable} -m pip "
+            f"install 'setuptools<{FIRST_SETUPTOOLS_WITHOUT_PACKAGING}' wheel`, {AGAIN}"
         )
-    return cmake
 
 
 def build_environment(target: Target, cmake: Path) -> dict[str, str]:
@@ -296,26 +287,23 @@ def build(target: Target, cache: Path, progress: Progress, *, force: bool = Fals
     shelf.mkdir(parents=True, exist_ok=True)
     log = shelf / "build.log"
     log.write_text("")
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     # Without isolation, because the build has to see the frameworks that are installed here.
     plain = ["--no-deps", "--no-build-isolation"]
 
-    def run(step: str, command: Sequence[str], env: Mapping[str, str], failure: str, pace: Pace | None = None) -> None:
+    def run(step: str, command: Sequence[str], failure: str, **more: Any) -> None:
         progress.step(step)
-        if watch(command, env, log, progress, verbose=verbose, pace=pace):
+        if watch(command, build_environment(target, cmake), log, progress, verbose=verbose, **more):
             progress.close()
-            reasons = telling_lines(log.read_text(encoding="utf-8", errors="replace"))
-            raise BuildError("\n  ".join([failure, *reasons, f"The full log is {log}"]))
+            raise BuildError(why_failed(failure, log))
         progress.done()
 
     with tempfile.TemporaryDirectory(prefix="sparkring-horovod-") as name:
         work = Path(name)
-        env = build_environment(target, cmake)
         sdist = cache / f"horovod-{HOROVOD}.tar.gz"
         if force or not sdist.is_file():
-            fetch = [*pip, "download", "--no-binary", ":all:", *plain, "--dest", str(work), f"horovod=={HOROVOD}"]
+            fetch = [*PIP, "download", "--no-binary", ":all:", *plain, "--dest", str(work), f"horovod=={HOROVOD}"]
             failure = "Horovod's source could not be downloaded. Check pip's index, then run this command again:"
-            run(f"Downloading Horovod {HOROVOD}'s source", fetch, env, failure)
+            run(f"Downloading Horovod {HOROVOD}'s source", fetch, failure)
             _keep(work / sdist.name, sdist)
         with tarfile.open(sdist) as archive:
             # Python 3.10 before 3.10.12, and 3.11 before 3.11.4, have no tarfile.data_filter. There, no filter is used.
@@ -324,10 +312,10 @@ def build(target: Target, cache: Path, progress: Progress, *, force: bool = Fals
         source = work / f"horovod-{HOROVOD}"
         patch(source, edits(target))
         # Without --verbose, pip would not pass on the percentages that make prints.
-        make = [*pip, "wheel", "--verbose", *plain, "--wheel-dir", str(work / "out"), str(source)]
+        make = [*PIP, "wheel", "--verbose", *plain, "--wheel-dir", str(work / "out"), str(source)]
         failure = f"{target} could not be built. Correct these errors, then run this command again:"
         pace = Pace(cache / "pace.json")
-        run(f"Building {target}", make, env, failure, pace)
+        run(f"Building {target}", make, failure, share_of=pace.read)
         pace.keep()
         wheel = next((work / "out").glob("*.whl"))
         return _keep(wheel, shelf / wheel.name)
@@ -348,7 +336,7 @@ def _keep(made: Path, place: Path) -> Path:
 def install(wheel: Path, target: Target, progress: Progress) -> str:
     """Install the wheel and its dependencies, and import Horovod. Return a sentence on Horovod's limits, or ''."""
     limits = ""
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+    pip = [*PIP, "install", "--quiet"]
     if not _is_installed(wheel):
         progress.step("Installing the wheel")
         # Install the wheel first, and then its dependencies. A single call would either skip the wheel, if a Horovod of

@@ -14,14 +14,11 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, TextIO
+from typing import TextIO
 
 
 class Progress:
-    """Shows progress. On a terminal, one line is rewritten.
-
-    Elsewhere, a line is written when a step begins, every ten seconds, and when the step ends.
-    """
+    """Shows progress: on a terminal, in one line; elsewhere, in a new line at least every ten seconds."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream, self._clock = stream, clock
@@ -66,16 +63,6 @@ def _left(seconds: float) -> str:
     return f"about {10 * round(seconds / 10)} s left" if seconds < 95 else f"about {seconds / 60:.0f} min left"
 
 
-class Estimate(Protocol):
-    """Estimates, from the output of a command, how much of the command's time has passed."""
-
-    def read(self, fresh: str, passed_s: float) -> float | None:
-        """Return the share of the command's time that has passed, from 0 to 1; None if it is unknown.
-
-        `fresh` is the output since the last call, and `passed_s` is how many seconds have passed.
-        """
-
-
 def watch(
     command: Sequence[str],
     env: Mapping[str, str],
@@ -83,9 +70,12 @@ def watch(
     progress: Progress,
     *,
     verbose: bool = False,
-    pace: Estimate | None = None,
+    share_of: Callable[[str, float], float | None] = lambda fresh, passed_s: None,
 ) -> int:
     """Run a command with its output in `log`, and show how far it is. Return its exit status.
+
+    `share_of(fresh, passed_s)` returns the share of the command's time that has passed, from 0 to 1, or None if that is
+    unknown. `fresh` is the output since the last call, and `passed_s` is how many seconds have passed.
 
     The output is read from the growing log, because reading it from a pipe would block while the command is silent, and
     the elapsed time would not be updated.
@@ -105,7 +95,7 @@ def watch(
                 fresh = reader.read()
                 if verbose:
                     sys.stderr.write(fresh)
-                share = pace.read(fresh, time.monotonic() - begun) if pace is not None else None
+                share = share_of(fresh, time.monotonic() - begun)
                 if status is not None:
                     return status
                 if not verbose:
@@ -124,18 +114,20 @@ _ECHO = re.compile(r"subprocess-exited|did not run successfully|Failed (building
 
 
 def telling_lines(log: str, limit: int = 6) -> list[str]:
-    """Return the lines of `log` that say why the build failed, or its last lines if none says why.
-
-    The lines that say why are the first errors. Lines in which pip only repeats an error are left out.
-    """
-    lines = [line.strip() for line in log.splitlines()]
-    lines = [line for line in lines if line]
+    """Return the first errors in `log`, without those that pip only repeats; if there are none, the last lines."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
     chosen: list[str] = []
     for line, following in zip(lines, [*lines[1:], ""], strict=True):
         if _TELLING.search(line) and not _ECHO.search(line):
             # cmake writes the place of an error on one line, and the reason on the next.
             chosen += [line, following] if line.startswith("CMake Error") and following else [line]
     return list(dict.fromkeys(chosen))[:limit] or lines[-limit:]
+
+
+def why_failed(failure: str, log: Path) -> str:
+    """Return `failure`, and below it the lines of the log that say why."""
+    reasons = telling_lines(log.read_text(encoding="utf-8", errors="replace"))
+    return "\n  ".join([failure, *reasons, f"The full log is {log}"])
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -151,8 +143,7 @@ def main(arguments: Sequence[str]) -> int:
         return 130
     if status:
         progress.close()
-        reasons = telling_lines(file.read_text(encoding="utf-8", errors="replace"))
-        print("\n  ".join([f"{title} failed:", *reasons, f"The full log is {log}"]), file=sys.stderr)
+        print(why_failed(f"{title} failed:", file), file=sys.stderr)
     else:
         progress.done()
     return status

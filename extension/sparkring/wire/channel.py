@@ -6,15 +6,15 @@
       ── HMAC(secret, "driver", M, D) ────▶
       ◀──────────── frames, both ways ─────────▶
 
-A frame carries one of the messages in messages/. It is a length-prefixed JSON header (the message's `kind` and
-fields, and the parts' `sizes`) and a binary body in parts:
+A frame carries one of the messages in messages/. It has a header in JSON (the name of the `message`, its fields, and
+the `sizes` of the parts) and a binary body, which consists of the parts:
 
     header size  u32 │ body size  u64 │ header (JSON, UTF-8) │ body
 
 A frame that is not a message ends the connection, because the bytes after it cannot be trusted either.
 
-Until a peer has proved that it knows the gang's secret, only a fixed number of bytes is read from
-it. The proof authenticates the connection; it does not encrypt what follows.
+Until a peer has proved that it knows the gang's secret, only a fixed number of bytes is read from it. The connection is
+authenticated, but not encrypted.
 
 Members import this module at start-up, so it uses light parts of the standard library only.
 """
@@ -38,12 +38,13 @@ GREETING = b"sparkring/1\n"
 NONCE_BYTES = 32
 PROOF_BYTES = 32
 HANDSHAKE_TIMEOUT_S = 10.0
-# If a peer acknowledges nothing for this long, the connection ends, since the peer's host may have lost power, or the
-# network may be cut. Without this limit, the system would wait much longer.
+ACCEPT_AGAIN_S = 0.1
+# If a peer acknowledges nothing for this long, the connection ends: its host may have lost power, or the network may be
+# cut. Without this limit, the system would wait much longer.
 UNACKNOWLEDGED_LIMIT_MS = 30_000
 PREFIX = struct.Struct("!IQ")
-# The largest size of a header. If a peer sends text in place of frames, the text's first bytes are taken for a size,
-# which is much larger than this limit. Without the limit, receive() would wait for that many bytes.
+# The largest size of a header. If a peer sends text instead of frames, its first bytes are taken for a size, which is
+# much larger. Without this limit, receive() would wait for that many bytes.
 HEADER_BYTES = 1 << 28
 CHUNK_BYTES = 1 << 20
 RELAY_BYTES = 256 * 1024  # pass_on() copies this much at a time, which fits into the processor's cache
@@ -60,10 +61,7 @@ class ProtocolError(ChannelClosed):
 
 
 class Head(NamedTuple):
-    """A frame whose body has not been read yet.
-
-    `sizes` are the lengths of the body's parts in bytes. `raw` holds the frame's bytes up to the body, as they came.
-    """
+    """A frame's header. The body, in parts of these `sizes`, has yet to be read; `raw` has all bytes before it."""
 
     kind: type[Message]
     fields: dict[str, Any]
@@ -118,17 +116,14 @@ class Connection:
                         self._sock.sendall(view)
             except BaseException as error:  # raised again below
                 # Perhaps only part of the frame was sent, for example because of an interrupt. The peer would take the
-                # next frame for the rest of this one, so no other frame may follow.
+                # next frame for the rest of this one.
                 self._broken = True
                 if isinstance(error, OSError):
                     raise ChannelClosed(str(error)) from error
                 raise
 
     def receive(self) -> Message:
-        """Wait for one message, and return it.
-
-        Raise ChannelClosed at the end of the stream, and ProtocolError if the bytes are not a message.
-        """
+        """Wait for a message. Raise ChannelClosed at the end, and ProtocolError if the bytes are not a message."""
         return self.receive_body(self.receive_head())
 
     def receive_head(self) -> Head:
@@ -201,17 +196,11 @@ class Connection:
 
     def close(self) -> None:
         """Close both directions; a thread that waits in receive() is woken with ChannelClosed."""
-        try:
-            self._sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass  # the peer has already closed it
+        _shut_down(self._sock)
         self._sock.close()
 
     def release(self) -> None:
-        """Close the socket in this process only.
-
-        After a fork, the parent and the child both have the socket, and the other process continues to use it.
-        """
+        """Close the socket in this process only: after a fork, the other process continues to use it."""
         self._sock.close()
 
     def local_host(self) -> str:
@@ -229,8 +218,8 @@ class Connection:
             data = self._came[:size]
             del self._came[:size]
             return data
-        try:
-            view = _blank(size)
+        try:  # a bytearray would be written twice: first with zeros, and then with the data
+            view = memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
         except (OSError, OverflowError) as error:
             raise ChannelClosed(f"no memory for {size:,} bytes from the peer") from error
         filled = len(self._came)
@@ -253,9 +242,11 @@ class Connection:
         return got
 
 
-def _blank(size: int) -> memoryview:
-    """Return memory for a large part. A bytearray would be written twice: with zeros first, and then with the data."""
-    return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+def _shut_down(sock: socket.socket) -> None:
+    try:
+        sock.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass  # the peer has already closed it
 
 
 def pair() -> tuple[Connection, Connection]:
@@ -325,10 +316,7 @@ class Listener:
         self._acceptor.join()
         self._sock.close()
         for sock in open_now:
-            try:
-                sock.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
+            _shut_down(sock)
         for thread in self._threads:
             thread.join()
 
@@ -336,8 +324,11 @@ class Listener:
         while True:
             try:
                 sock, _ = self._sock.accept()
-            except OSError:
-                return
+            except OSError:  # the peer has gone, or this process has too many open files
+                if self._closed:
+                    return
+                time.sleep(ACCEPT_AGAIN_S)
+                continue
             with self._lock:
                 if self._closed:
                     sock.close()
@@ -361,10 +352,7 @@ class Listener:
 
 
 def wake(listening: socket.socket) -> None:
-    """Wake the thread that waits in accept() on a listening socket, by connecting to the socket.
-
-    On some systems, closing the socket would not wake the thread.
-    """
+    """Wake the thread that waits in accept(), by connecting. On some systems, closing the socket does not wake it."""
     try:
         socket.create_connection(listening.getsockname()[:2], timeout=1.0).close()
     except OSError:

@@ -35,28 +35,25 @@ class Targets:
 
     def __init__(self, written: str) -> None:
         self.written = written.strip()
-        target = _target(self.written)
+        clause = f"for {self.written} in _: pass"
+        target = _target(clause)
         if target is None or any(isinstance(node, ast.Attribute | ast.Subscript) for node in ast.walk(target)):
             raise OptionsError(f"`{self.written}` cannot be bound to items: write only names, as in `store, lr in …`.")
         self.names = tuple(node.id for node in ast.walk(target) if isinstance(node, ast.Name))
-        assignment = ast.Module([ast.Assign([target], ast.Name("_", ast.Load()))], [])
-        self._code = compile(ast.fix_missing_locations(assignment), "<targets>", "exec")
+        self._code = compile(clause, "<targets>", "exec")
 
     def bind(self, value: Any) -> dict[str, Any]:
-        """Return the value of each name when the item `value` is assigned to the targets.
-
-        Raises the errors of this assignment, for example if the item cannot be unpacked.
-        """
-        found = {"_": value}
+        """Return each name's value when the item `value` is assigned to the targets; raise the assignment's errors."""
+        found = {"_": [value]}
         exec(self._code, {"__builtins__": {}}, found)
         return {name: found[name] for name in self.names}
 
 
-def _target(written: str) -> ast.expr | None:
-    """Return the syntax tree of targets as they stand between `for` and `in`; None if `written` is something else."""
+def _target(clause: str) -> ast.expr | None:
+    """Return the syntax tree of the targets of a for statement; None if `clause` is not just one such statement."""
     try:
-        match ast.parse(f"for {written} in _: pass").body:
-            case [ast.For(target=target, iter=ast.Name("_"))]:
+        match ast.parse(clause).body:
+            case [ast.For(target=target, iter=ast.Name("_"), body=[ast.Pass()])]:
                 return target
     except SyntaxError:
         pass
@@ -74,13 +71,12 @@ class Problem(NamedTuple):
 class Items:
     """The items of a run, in their order.
 
-    Each item is bound to `targets`; without targets, it is the argument of a function. `total` is the number of items.
-    If the iterable has no length, `total` is None until all items have been taken. If an item contains functions whose
-    globals are `namespace`, these functions get the globals of the rank instead, and names for which `stays` is true
-    are not sent with them. `key_of` returns, for an item's values, the key under which its result is kept; set it if
-    results are kept. `scripts_of` returns, for an item's values, the scripts that only an item with these values runs,
-    and the notebook's names that these scripts read. `steering` is the iterator if it follows the progress of its
-    items; None for other iterators.
+    Each item is bound to `targets`; without targets, it is the argument of a function. `total` is the number of items;
+    if the iterable has no length, it is None until all items have been taken. Functions in an item whose globals are
+    `namespace` get the globals of the rank instead, and names for which `stays` is true are not sent with them.
+    `key_of` returns, for an item's values, the key under which its result is kept; set it if results are kept.
+    `scripts_of` returns, for an item's values, the scripts that only this item runs, and the notebook's names that they
+    read. `steering` is the iterator if it follows the progress of its items; None for other iterators.
 
     Raises OptionsError if `iterable` cannot be iterated over, or if it is a search that does not fit the targets.
     """
@@ -142,9 +138,10 @@ class Items:
                 summary = f"cannot be unpacked into `{self._targets.written}`: {error}"
                 self.shown[number] = {}
                 return Problem(number, short_repr(value, NAME_CHARACTERS), Failure("code", summary))
-        told = value._asdict() if isinstance(value, Parameters) else values
-        self.shown[number] = {name: _shown(each) for name, each in told.items()}
-        name = _name(told) if told is values else _described(told)
+        is_trial = isinstance(value, Parameters)
+        named = value._asdict() if is_trial else values
+        self.shown[number] = {name: _shown(each) for name, each in named.items()}
+        name = _described(named) if is_trial else _name(named)
         try:
             scripts, read = self._scripts_of(values)
         except CaptureError as error:
@@ -159,8 +156,7 @@ class Items:
             return Problem(number, name, failure)
         # Copy the buffers: before this item has been sent, the iterable may refill the same array for the next item.
         parts = (packed.payload, *map(bytes, packed.buffers))
-        parameters = _recorded(value) if isinstance(value, Parameters) else {}
-        return Item(number, name, parts, key, scripts, parameters)
+        return Item(number, name, parts, key, scripts, _recorded(named) if is_trial else {})
 
     def forget_from(self, number: int) -> None:
         """Forget the items from this number on: they were taken, but the run ended before any of them began."""
@@ -182,11 +178,11 @@ def _check_targets(targets: Targets, names: tuple[str, ...]) -> None:
         raise OptionsError(f"`{targets.written}`: the search has its parameters in another order: write `{written}`.")
 
 
-def _recorded(found: Parameters) -> dict[str, float | str]:
-    """Return what the record keeps of the parameters: numbers, and short texts of other values."""
+def _recorded(parameters: Mapping[str, Any]) -> dict[str, float | str]:
+    """Return what the record keeps of a trial's parameters: numbers, and short texts of other values."""
     return {
         name: value if type(value) in (int, float) and math.isfinite(value) else as_text(value)
-        for name, value in found._asdict().items()
+        for name, value in parameters.items()
     }
 
 
@@ -206,7 +202,7 @@ def seed_of(run_seed: int, number: int) -> int:
 def _name(values: Mapping[str, Any]) -> str:
     """Return a short text of an item's values: `store='a', lr=0.1`; for a function's argument, only the value.
 
-    If the item also has other values, DataFrames and their rows are left out, as in `store='a'`.
+    DataFrames and their rows are left out if the item also has other values.
     """
     values = {name: value for name, value in values.items() if not _is_rows(value)} or values
     if list(values) == [ITEM]:
@@ -245,7 +241,5 @@ def _shown(value: Any) -> Any:
         return value
     if isinstance(value, tuple) and len(value) <= 10:
         return tuple(map(_shown, value))
-    number = getattr(value, "item", None)  # NumPy's scalars
-    if type(value).__module__ == "numpy" and number is not None and getattr(value, "shape", None) == ():
-        return value
-    return short_repr(value)
+    is_numpy_scalar = type(value).__module__ == "numpy" and getattr(value, "shape", None) == ()
+    return value if is_numpy_scalar else short_repr(value)

@@ -29,14 +29,12 @@ class Plan:
     None if it is not known. `warning` is '' if the chosen number fits. `hosts` is 1 for processes on this machine; for
     Spark tasks, it is the number of hosts with executors, and the memory and the cores are those of each host.
 
-    The following attributes say what one item uses. `seconds` is its time. The time before that, `start_s`, is not
-    included. In `start_s`, each process needs `import_s` for imports of its own. `cpu_share` is the number of cores
+    The following attributes say what one item uses. `seconds` is its time, without the start of its processes, which
+    takes `start_s`; of this, each process needs `import_s` for imports of its own. `cpu_share` is the number of cores
     that the item keeps busy. `read_bytes` is what it reads with system calls, imports left out. `memory_bytes` is the
-    peak memory of all its processes, without `shared_bytes`. `shared_bytes` is the memory that all items on a host
-    share: libraries and other files that they map, and packages that one process has imported for all. `gpu_bytes` is
-    the GPU memory that the item uses.
-
-    `free_bytes`, `cores` and `gpus` are what there is.
+    peak memory of all its processes, without `shared_bytes`, the memory that all items on a host share: libraries and
+    other files that they map, and packages that one process has imported for all. `gpu_bytes` is the GPU memory that
+    the item uses. `free_bytes`, `cores` and `gpus` are what there is.
 
     `memory_at(k)` is the memory on each host if k items run at once, and `seconds_at(k)` the time of all items.
     `rule_bytes` is the rule of thumb for a network's memory, `parameters` × bytes × 2 × `batch_size` × steps held, for
@@ -67,17 +65,13 @@ class Plan:
     result: ForeachResult
 
     def memory_at(self, at_once: int) -> int:
-        """Return how much memory is needed on each host if `at_once` items run at once. Shared memory is counted once.
-
-        If there are fewer items than `at_once`, only those that exist are counted.
-        """
+        """Return how much memory each host needs if `at_once` items, or all if there are fewer, run at once."""
         return self.shared_bytes + math.ceil(self._running(at_once) / self.hosts) * self.memory_bytes
 
     def seconds_at(self, at_once: int, items: int | None = None) -> float | None:
-        """Return how long a number of items takes if `at_once` of them run at once.
+        """Return how long `items` items (by default, all) take if `at_once` of them run at once.
 
-        The number is `items`; without `items`, it is that of all items. Return None if that number is not known. The
-        time is estimated as if all items were like the first one.
+        Return None if the number of items is not known. The time is estimated as if all items were like the first one.
         """
         count = self.items if items is None else items
         if count is None:
@@ -94,14 +88,13 @@ class Plan:
         needed = self.memory_at(self.at_once)
         if self.free_bytes and needed > self.free_bytes:
             host = " on each host" if self.hosts > 1 else ""
-            there = f"{describe.size(needed)} of memory{host}, but only {describe.size(self.free_bytes)} are free"
-            return f"{self.at_once} at once need about {there}: use {self._option}."
+            memory = f"{describe.size(needed)} of memory{host}, but only {describe.size(self.free_bytes)} are free"
+            return f"{self.at_once} at once need about {memory}: use {self._option}."
         if self.at_once > self.fits and self.binds in ("GPUs", "GPU memory"):
             return f"{self.at_once} at once do not fit on {describe.counted(self.gpus, 'GPU')}: use {self._option}."
         if self.at_once > self.fits and self.binds == "task slots":
-            return (
-                f"there are task slots for {describe.counted(self.fits, 'item')}: use {self._option}, or add executors."
-            )
+            items = describe.counted(self.fits, "item")
+            return f"there are task slots for {items}: use {self._option}, or add executors."
         return ""
 
     @property
@@ -128,14 +121,11 @@ class Plan:
             return (name, *cells, *("" for _ in columns[len(cells) :]), available)
 
         memory = [describe.size(self.memory_at(k)) for k in columns]
+        free = f"{describe.size(self.free_bytes)} free" if self.free_bytes else ""
         cores = self.cores * self.hosts
         busy = [f"{min(cores, k * self.cpu_share):.2g}" for k in columns]
         rows = [
-            row(
-                f"memory{' of each host' if self.hosts > 1 else ''}, at the peak",
-                memory,
-                f"{describe.size(self.free_bytes)} free" if self.free_bytes else "",
-            ),
+            row(f"memory{' of each host' if self.hosts > 1 else ''}, at the peak", memory, free),
             row("of which shared", [describe.size(self.shared_bytes)]),
             row("cores kept busy", busy, str(cores)),
             row("reads", [describe.size(self.read_bytes)]),
@@ -156,8 +146,8 @@ class Plan:
         notes = [f"The time of {count} includes {start}. The times assume that all items are like the first one."]
         needed = self._running(self.at_once) * self.cpu_share
         if self.binds == "cores" and needed > self.cores * self.hosts:
-            more = f"With {self.at_once} at once, each item takes longer"
-            notes.append(f"{more}, since together they need {needed:.2g} cores.")
+            cores = f"together they need {needed:.2g} cores"
+            notes.append(f"With {self.at_once} at once, each item takes longer, since {cores}.")
         more_s, chosen_s = self.seconds_at(self.fits), self.seconds_at(self.at_once)
         if self.fits > self.at_once and more_s is not None and chosen_s is not None and more_s > chosen_s:
             imports = f"its own imports, which take {describe.duration(self.import_s)}"
@@ -187,13 +177,7 @@ class Plan:
 
 
 def plan(
-    result: ForeachResult,
-    ranks: Sequence[ItemMeasured],
-    room: ItemRoom,
-    *,
-    items: int | None,
-    np: int,
-    wall_s: float,
+    result: ForeachResult, ranks: Sequence[ItemMeasured], room: ItemRoom, *, items: int | None, np: int, wall_s: float
 ) -> Plan:
     """Return the plan that follows from the measurements of all ranks of the first item.
 

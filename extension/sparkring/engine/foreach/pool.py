@@ -6,7 +6,6 @@ import pickle
 import time
 import types
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -32,21 +31,13 @@ TAKE_S = 0.005  # take items for this time, then poll the slots
 STOP_GRACE_S = 0.5  # between the interrupt and the kill of ranks that run an item when the run ends
 
 
-@dataclass
-class Results:
-    """The values of the items that finished and the failures of those that failed, by number."""
-
-    values: dict[int, Any] = field(default_factory=dict)
-    failures: dict[int, Failure] = field(default_factory=dict)
-
-
 class Pool:
     """Runs `items` in the order that `schedule` decides. `request_for(attempt)` makes the request for an attempt.
 
-    `results` holds the results of the items that have ended so far, and `measured` is what ranks have measured. `error`
-    is the exception that the user's iterable raised, or None. Items whose results are in `kept`, from an earlier run,
-    do not run. If the items' iterator steers the run, as the iterator of a search does, it is told what items report
-    and how they end. With `stay`, no slot ends its ranks before all items have ended.
+    `values` and `failures` are those of the items that have ended so far, by number, and `measured` is what ranks have
+    measured. `error` is the exception that the user's iterable raised, or None. Items whose results are in `kept`, from
+    an earlier run, do not run. If the items' iterator steers the run, as the iterator of a search does, it is told what
+    items report and how they end. With `stay`, no slot ends its ranks before all items have ended.
     """
 
     def __init__(
@@ -61,7 +52,8 @@ class Pool:
         *,
         stay: bool = False,
     ) -> None:
-        self.results = Results()
+        self.values: dict[int, Any] = {}
+        self.failures: dict[int, Failure] = {}
         self.error: BaseException | None = None
         self.measured: list[events.ItemMeasured] = []
         self._items = items
@@ -115,8 +107,7 @@ class Pool:
     def _begin(self) -> None:
         """Take items if there is room for them, and begin the attempts that wait.
 
-        Items are taken only for a moment at a time, because the iterable may need a long time for each item, and the
-        slots are to be polled in between.
+        The iterable may need a long time for each item, so items are taken only for a moment between two polls.
         """
         places, until = self._slots.places, time.monotonic() + TAKE_S
         while self._takes(places):
@@ -142,7 +133,7 @@ class Pool:
         if found is None:
             self._schedule.exhausted = True
         elif isinstance(found, Problem):
-            self._schedule.failed()
+            self._schedule.has_failed = True
             begun = events.ItemStarted(time.time(), found.number, found.name, -1)
             self._tell([begun, self._over(found.number, Ended(failure=found.failure), "failed")])
         elif not self._was_kept(found):
@@ -154,7 +145,7 @@ class Pool:
         if found is None:
             return False
         value, result = found
-        self.results.values[item.number] = value
+        self.values[item.number] = value
         now = time.time()
         begun = events.ItemStarted(now, item.number, item.name, -1, parameters=item.parameters)
         over = events.ItemEnded(
@@ -203,14 +194,16 @@ class Pool:
     def _listen(self, *, wait: bool = True) -> None:
         """Poll the slots with news, and record what has happened. With `wait`, wait a moment for news."""
         found: list[Event] = []
-        for slot in self._slots.with_news(wait=wait):
-            try:
-                while self._hear(slot, found):
-                    pass
-            except LaunchError as error:
-                self._not_started(slot, error)
-                self._take_back(slot)
-        self._tell(found)
+        try:
+            for slot in self._slots.with_news(wait=wait):
+                try:
+                    while self._hear(slot, found):
+                        pass
+                except LaunchError as error:
+                    self._not_started(slot, error)
+                    self._take_back(slot)
+        finally:  # even if the run ends because ranks cannot be started, other items may have ended
+            self._tell(found)
 
     def _hear(self, slot: Slot, found: list[Event]) -> bool:
         """Poll a slot, and add its events to `found`. Return whether one attempt has ended and another follows."""
@@ -226,7 +219,7 @@ class Pool:
         return slot.attempt is not None
 
     def _take_back(self, slot: Slot) -> None:
-        """Give the attempts that the slot was given ahead but will not run back to the schedule, so that they wait."""
+        """Give back to the schedule the attempts that the slot will not run."""
         while slot.given_back:
             self._schedule.give_back(slot.given_back.pop())
 
@@ -264,21 +257,19 @@ class Pool:
         verdict = self._schedule.ended(attempt.slot, ended.failure)
         ending: events.ItemEnding = "pruned" if ended.pruned else verdict
         if self._schedule.limit < limit:
-            self._recorder.notice(
-                f"item {number} ran out of memory: from now on, "
-                f"{describe.counted(self._schedule.limit, 'item')} at once"
-            )
+            fewer = describe.counted(self._schedule.limit, "item")
+            self._recorder.notice(f"item {number} ran out of memory: from now on, {fewer} at once")
         if verdict == "finished" and self._kept is not None:
             self._unkept[number] = attempt.item, ended
         return [self._over(number, ended, ending)]
 
     def _over(self, number: int, ended: Ended, ending: events.ItemEnding) -> events.ItemEnded:
-        """Put the result of an attempt into `results`, and return the event that says how the attempt has ended."""
+        """Note the result of an attempt, and return the event that says how the attempt has ended."""
         if ending in ("finished", "pruned"):
-            self.results.values[number] = ended.value
+            self.values[number] = ended.value
         elif ending == "failed":
             assert ended.failure is not None
-            self.results.failures[number] = ended.failure
+            self.failures[number] = ended.failure
         if ending != "again":
             self._told(lambda steering: steering.ended(number, ending, ended.metrics), None)
         return events.ItemEnded(time.time(), number, ending, ended.text, ended.failure, seconds=ended.seconds)
@@ -331,8 +322,8 @@ class Pool:
         self._tell([self._over(item.item, Ended(), "stopped") for item in (items.running if items else ())])
         self._items.forget_from(self._begun_until)
         self._told(lambda steering: steering.close(), None)
-        summary = None if self._interrupts.seen else self._told(lambda steering: steering.summary(), None)
-        self._tell([] if summary is None else [summary])
+        if not self._interrupts.seen and (summary := self._told(lambda steering: steering.summary(), None)) is not None:
+            self._tell([summary])
 
 
 def _without_ours(traceback: types.TracebackType | None) -> types.TracebackType | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from sparkring.errors import OptionsError
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 Mode = Literal["min", "max"]
 
 
+@dataclass(eq=False, repr=False)
 class ForeachResult:
     """The result of foreach().
 
@@ -27,21 +29,12 @@ class ForeachResult:
     and `best(metric)` returns one of these rows. `record` is the RunRecord. `study` is the study of a search, or None.
     """
 
-    def __init__(
-        self,
-        record: RunRecord,
-        values: Mapping[int, Any],
-        errors: Mapping[int, Failure],
-        names: Sequence[str],
-        shown: Mapping[int, Mapping[str, Any]],
-        study: Any = None,
-    ) -> None:
-        self.record = record
-        self.study = study
-        self.by_item = dict(values)
-        self.errors = dict(sorted(errors.items()))
-        self._names = names
-        self._shown = shown
+    record: RunRecord
+    by_item: Mapping[int, Any]
+    errors: Mapping[int, Failure]
+    _names: Sequence[str]
+    _shown: Mapping[int, Mapping[str, Any]]
+    study: Any = None
 
     @property
     def values(self) -> list[Any]:
@@ -60,7 +53,7 @@ class ForeachResult:
         records = self._records()
         rows = [self._row(number, records.get(number)) for number in range(len(self._shown))]
         metrics = dict.fromkeys(name for record in records.values() for name in record.metrics)
-        table = pandas.DataFrame(rows, columns=[*self._columns(metrics).values()]).rename_axis("item")
+        table = pandas.DataFrame(rows, columns=list(self._columns(metrics).values())).rename_axis("item")
         # A column of objects: otherwise, pandas would turn whole numbers into floats if an item has no value.
         values = pandas.Series(self.values, table.index, dtype=object)
         return table.assign(value=values)
@@ -72,13 +65,14 @@ class ForeachResult:
         item has reported the metric.
         """
         search = self.record.items.search if self.record.items is not None else None
-        if not metric and search is None:
+        if search is not None:
+            metric = metric or search.metric
+            mode = search.mode if mode is None and metric == search.metric else mode
+        if not metric:
             raise OptionsError(
                 'best() needs the name of a metric, since the items are not those of a search: best("mape").'
             )
-        metric = metric or (search.metric if search is not None else "")
-        if mode is None:
-            mode = search.mode if search is not None and metric == search.metric else "min"
+        mode = "min" if mode is None else mode
         if mode not in get_args(Mode):
             raise OptionsError(f"best({metric!r}, mode={mode!r}): the mode is 'min' or 'max'.")
         measured = {
@@ -88,9 +82,7 @@ class ForeachResult:
         }
         if not measured:
             known = sorted({name for record in self._records().values() for name in record.metrics})
-            there = (
-                f"they have reported {', '.join(known)}" if known else "sparkring.log(mape=0.1) in an item reports one"
-            )
+            there = f"they have reported {', '.join(known)}" if known else "sparkring.log(mape=0.1) reports one"
             raise OptionsError(f"best({metric!r}): no finished item has reported this metric; {there}.")
         return self.table.loc[(min if mode == "min" else max)(measured, key=measured.__getitem__)]
 
@@ -104,14 +96,11 @@ class ForeachResult:
         If two columns would have the same name, the kind is added to one of them: `state (item)`, `lr (metric)`.
         """
         columns: dict[tuple[str, str], str] = {}
-        fixed = ("state", "attempts", "seconds", "place")
-        for kind, names in (("item", self._names), ("", fixed), ("metric", metrics), ("", ("value", "error"))):
+        first, last = ("state", "attempts", "seconds", "place"), ("value", "error")
+        for kind, names in (("item", self._names), ("", first), ("metric", metrics), ("", last)):
             for name in names:
-                columns[kind, name] = name
-        taken = [*fixed, "value", "error"]
-        for (kind, name), column in columns.items():
-            if kind and (column in taken or (kind == "metric" and name in self._names)):
-                columns[kind, name] = f"{name} ({kind})"
+                is_taken = kind and (name in (*first, *last) or (kind == "metric" and name in self._names))
+                columns[kind, name] = f"{name} ({kind})" if is_taken else name
         return columns
 
     def _row(self, number: int, record: ItemRecord | None) -> dict[str, Any]:

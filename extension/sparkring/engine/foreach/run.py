@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import os
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,7 +14,7 @@ from sparkring.capture.cell import LARGE_BYTES, captured_call
 from sparkring.capture.packing import pack_call
 from sparkring.capture.picklability import ipython_names
 from sparkring.capture.unread_changes import changed_only
-from sparkring.capture.versions import modules_of, versions
+from sparkring.capture.versions import modules_of
 from sparkring.compat import legacy_keras
 from sparkring.engine.foreach.items import Items, Targets, seed_of
 from sparkring.engine.foreach.meaning import meaning_of
@@ -25,12 +24,12 @@ from sparkring.engine.foreach.result import ForeachResult
 from sparkring.engine.foreach.schedule import Attempt, Schedule
 from sparkring.engine.foreach.slot import SlotSettings
 from sparkring.engine.options import ForeachOptions, Options
-from sparkring.engine.prepare import PROVIDED, capture_cell, needs_legacy_keras, refuse_shared, validate
+from sparkring.engine.prepare import PROVIDED, capture_cell, needs_legacy_keras, refuse_shared, run_started, validate
 from sparkring.engine.recorder import Recorder
 from sparkring.engine.spec import Call, Cell, RunSpec
 from sparkring.errors import ItemsFailed, OptionsError, RunFailed, SlotsError, SparkringError
 from sparkring.gangs.execution import Request
-from sparkring.history import describe, events, run_store
+from sparkring.history import describe, events
 from sparkring.history.view import View
 from sparkring.launchers import item_room, open_launcher, pool_requests, room
 from sparkring.launchers.base import LaunchRequest
@@ -103,63 +102,67 @@ def prepare(spec: ForeachSpec) -> Prepared:
 
         spec = spec._replace(iterable=items_of(spec.iterable))
     packed = _pack_cell(spec, spec.work) if isinstance(spec.work, Cell) else _pack_call(spec, spec.work)
-    work = packed.work
-    if needs_legacy_keras(options.framework, options.env, packed.code, packed.modules):
-        work = work._replace(environment={legacy_keras.VARIABLE: "1", **work.environment})
-    if options.gpus is not None:  # each process gets its own value of this variable, which names its GPUs
-        rest = {name: value for name, value in work.environment.items() if name != "CUDA_VISIBLE_DEVICES"}
-        work = work._replace(environment=rest)
-    if options.background:  # copy the arrays: the notebook may change them before they have been sent to all ranks
-        work = work._replace(parts=tuple(map(bytes, work.parts)))
-    environment = dict(options.env)
-    if options.np < 0:  # Spark itself sets OMP_NUM_THREADS for its tasks
-        share = max(1, process.cores() // (options.at_once * options.each))
-        environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(share)), **environment}
-    started = events.RunStarted(
-        time.time(),
-        run_store.new_id(),
-        options.name or spec.title or packed.title,
-        packed.code if spec.code is None else spec.code,
-        (1 if options.plan else options.at_once) * options.each,
-        "local" if options.np < 0 else "spark",
-        options.framework,
-        "all",
-        checkpoint_dir=options.checkpoint_dir,
-        captured=packed.captured[: events.CAPTURED_KEPT],
-        versions=versions(),
-    )
-    kept = None
-    planned_search = options.plan and packed.items.steering is not None  # a plan leaves the study of a search as it is
-    if options.checkpoint_dir and not planned_search:
-        refuse_shared(options.checkpoint_dir)
-        from sparkring.engine.foreach.kept import Kept  # imports NumPy
-
-        kept = Kept(options.checkpoint_dir, packed.meaning, options.each, fresh=options.fresh or options.plan)
-        packed.items.key_of = kept.key_of
+    title, code = options.name or spec.title or packed.title, packed.code if spec.code is None else spec.code
+    size = (1 if options.plan else options.at_once) * options.each
+    started = run_started(options, title, code, size, options.framework, packed.captured)
+    kept = _kept(packed, options)
     total = packed.items.total
     if options.plan:
         packed.items.only_the_first()
-    launch = LaunchRequest(-options.each, options.each, environment, started.title)
-    if options.np > 0:
-        launch = launch._replace(np=options.each, at_once=options.at_once)
-    launches = pool_requests(launch, options.at_once, options.gpus)
-    if options.np > 0:
-        _try_spark(launches[0])
+    launches = _launches(options, title)
     large = [name for name in packed.captured if (name.size_bytes or 0) > LARGE_BYTES]
     notices = tuple(describe.large_value(name.name, name.size_bytes or 0) for name in large)
     if isinstance(spec.work, Cell):
         lost = changed_only(ast.parse(spec.work.source), spec.work.namespace)
         notices += tuple(map(describe.unread_change, lost))
+    work = _for_ranks(packed, options)
     return Prepared(options, packed.items, work, packed.modules, launches, started, notices, kept, total)
 
 
-def _try_spark(launch: LaunchRequest) -> None:
-    """Make a SparkSession if there is none, and raise LaunchError if the items could never run in its tasks."""
+def _for_ranks(packed: _Packed, options: ForeachOptions) -> messages.Work:
+    """Return the work, with the environment that the options ask for."""
+    environment, parts = packed.work.environment, packed.work.parts
+    if needs_legacy_keras(options.framework, options.env, packed.code, packed.modules):
+        environment = {legacy_keras.VARIABLE: "1", **environment}
+    if options.gpus is not None:  # each process gets its own value of this variable, which names its GPUs
+        environment = {name: value for name, value in environment.items() if name != "CUDA_VISIBLE_DEVICES"}
+    if options.background:  # copy the arrays: the notebook may change them before they have been sent to all ranks
+        parts = tuple(map(bytes, parts))
+    return packed.work._replace(environment=environment, parts=parts)
+
+
+def _kept(packed: _Packed, options: ForeachOptions) -> Kept | None:
+    """Open the directory of results, if there is one."""
+    planned_search = options.plan and packed.items.steering is not None  # a plan leaves the study of a search as it is
+    if not options.checkpoint_dir or planned_search:
+        return None
+    refuse_shared(options.checkpoint_dir)
+    from sparkring.engine.foreach.kept import Kept  # imports NumPy
+
+    kept = Kept(options.checkpoint_dir, packed.meaning, options.each, fresh=options.fresh or options.plan)
+    packed.items.key_of = kept.key_of
+    return kept
+
+
+def _launches(options: ForeachOptions, title: str) -> list[LaunchRequest]:
+    """Return the request of each slot.
+
+    On Spark, make a SparkSession if there is none, and raise LaunchError if the items could never run in its tasks.
+    """
+    environment, each = dict(options.env), options.each
+    if options.np < 0:  # Spark itself sets OMP_NUM_THREADS for its tasks
+        share = max(1, process.cores() // (options.at_once * each))
+        environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(share)), **environment}
+        launch = LaunchRequest(-each, each, environment, title)
+        return pool_requests(launch, options.at_once, options.gpus)
+    launch = LaunchRequest(each, each, environment, title, at_once=options.at_once)
+    launches = pool_requests(launch, options.at_once, options.gpus)
     try:
-        open_launcher(launch, tell)
+        open_launcher(launches[0], tell)
     except SlotsError:
-        if room(launch):  # if there are no executors, raise no error: the items wait for executors
+        if room(launches[0]):  # if there are no executors, raise no error: the items wait for executors
             raise
+    return launches
 
 
 class _Packed(NamedTuple):
@@ -247,14 +250,12 @@ class ForeachRun:
 
     def __init__(self, prepared: Prepared, view: View, interrupts: Interrupts) -> None:
         self.prepared = prepared
-        self.recorder = Recorder(view, prepared.started)
+        self.recorder = Recorder(view, prepared.started, prepared.notices)
         self.interrupts = interrupts
         self.result: ForeachResult | None = None
         self.plan: Plan | None = None
         self.kept_words = ""
         self.finish: Callable[[Mapping[int, Any]], object] = lambda values: None
-        for notice in prepared.notices:
-            self.recorder.notice(notice)
 
     def to_the_end(self) -> ForeachResult:
         """Carry out the run, and return its result.
@@ -263,29 +264,27 @@ class ForeachRun:
         be started, and KeyboardInterrupt if the run was stopped.
         """
         pool, recorder = self._pool(), self.recorder
-        problem: BaseException | None = None
         with self.interrupts:
             try:
                 pool.run()
+                problem = self._error(pool)
+                if problem is None:
+                    self.finish(pool.values)
             except BaseException as error:  # of any type: it is raised again below, when the record has been closed
                 problem = error
-            problem = problem or self._error(pool)
+            ended = describe.items(recorder.record, over=True)
             if problem is None:
-                try:
-                    self.finish(pool.results.values)
-                except SparkringError as error:
-                    problem = error
-            if problem is None:
-                recorder.close("finished", describe.items(recorder.record, over=True))
+                recorder.close("finished", ended)
             elif isinstance(problem, KeyboardInterrupt):
-                recorder.close("interrupted", describe.items(recorder.record, over=True))
+                recorder.close("interrupted", ended)
             elif isinstance(problem, ItemsFailed):
-                recorder.close("failed", describe.items(recorder.record, over=True))
+                recorder.close("failed", ended)
             else:
                 recorder.close("failed", str(problem) if isinstance(problem, SparkringError) else repr(problem))
-        items, found = self.prepared.items, pool.results
+        items = self.prepared.items
         study = None if items.steering is None else items.steering.study
-        self.result = ForeachResult(recorder.record, found.values, found.failures, items.names, items.shown, study)
+        errors = dict(sorted(pool.failures.items()))
+        self.result = ForeachResult(recorder.record, pool.values, errors, items.names, items.shown, study)
         if isinstance(problem, RunFailed):
             problem.record = recorder.record
         if problem is not None:
@@ -313,17 +312,14 @@ class ForeachRun:
             queues=options.np > 0,
             ahead=options.each == 1 and self.prepared.items.steering is None,
         )
-        at_once = 1 if options.plan else options.at_once
-        schedule = Schedule(at_once, options.retries, fail_fast=options.fail_fast)
-        kept = self.prepared.kept
         return Pool(
             self.prepared.items,
-            schedule,
+            Schedule(1 if options.plan else options.at_once, options.retries, fail_fast=options.fail_fast),
             settings,
             self._request_for,
             recorder,
             self.interrupts,
-            kept,
+            self.prepared.kept,
             stay=self.prepared.stay,
         )
 
@@ -339,17 +335,16 @@ class ForeachRun:
 
     def _error(self, pool: Pool) -> BaseException | None:
         """Return the error to raise now that the pool has ended; None if all items have finished."""
-        record = self.recorder.record
-        values = pool.results.values
+        record, values = self.recorder.record, pool.values
         if self.interrupts.seen:
             done = describe.items(record, over=True)
             return interrupted(f"{done}. {self.kept_words or 'Their results are in sparkring.last_result.'}")
         if pool.error is not None:
             failure = as_failure(pool.error)
             taken = describe.counted(self.prepared.items.taken, "item")
-            told = f"the iterable raised {failure.summary} after {taken}; the results are in sparkring.last_result."
-            return RunFailed(f"{told}\n\n{failure.traceback}".rstrip(), record=record, values=values)
-        if pool.results.failures:
-            told = describe.explain_items(record, self.kept_words or _RESULTS)
-            return ItemsFailed(told, record=record, values=values)
+            said = f"the iterable raised {failure.summary} after {taken}; the results are in sparkring.last_result."
+            return RunFailed(f"{said}\n\n{failure.traceback}".rstrip(), record=record, values=values)
+        if pool.failures:
+            said = describe.explain_items(record, self.kept_words or _RESULTS)
+            return ItemsFailed(said, record=record, values=values)
         return None

@@ -46,22 +46,23 @@ class Schedule:
 
     A slot runs the first of its attempts, and the others follow it. `limit` is how many items may run at once.
     `retries` is how often a failed item is tried again. If `retries` is None, an item is tried again once if its
-    process died, and never after an exception. With `fail_fast`, no more items begin after an item has failed for good.
+    process died, and never after an exception. `has_failed` says whether an item has failed for good; the pool also
+    sets it for an item that could not begin. With `fail_fast`, no more items begin then.
     """
 
     def __init__(self, at_once: int, retries: int | None = None, *, fail_fast: bool = False) -> None:
         self.limit = at_once
         self.running: dict[int, list[Attempt]] = {}
         self.exhausted = False  # whether all items have been added
+        self.has_failed = False
         self._retries = retries
         self._fail_fast = fail_fast
         self._waiting: list[Attempt] = []
-        self._failed = False
 
     @property
     def called_off(self) -> bool:
         """Whether the run is over because an item has failed and `fail_fast` is set."""
-        return self._fail_fast and self._failed
+        return self._fail_fast and self.has_failed
 
     @property
     def over(self) -> bool:
@@ -127,14 +128,10 @@ class Schedule:
             # processes may be killed at about the same time, and that is to lower the limit only once.
             self.limit = max(1, (len(self.running) + 1) // 2)
         if not self._retried(attempt, failure):
-            self.failed()
+            self.has_failed = True
             return "failed"
         self._waiting.insert(0, attempt._replace(number=attempt.number + 1))
         return "again"
-
-    def failed(self) -> None:
-        """Note that an item has failed for good. The pool also calls this for an item that could not begin."""
-        self._failed = True
 
     def _retried(self, attempt: Attempt, failure: Failure) -> bool:
         """Whether the item of `attempt` is to be tried again after this failure."""

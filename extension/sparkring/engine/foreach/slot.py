@@ -1,7 +1,7 @@
 """One slot of the pool: a gang that runs one item after another, until it is replaced.
 
-If items are short, a rank would spend most of its time waiting for the next item. So while items are short, the gang is
-given the next items ahead. These items wait at the gang's member.
+While items are short, the gang is given the next items ahead, which wait at its member. Otherwise, a rank would spend
+most of its time waiting for the next item.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class SlotSettings(NamedTuple):
 
     `launch(number)` makes a launcher for a gang of `size` ranks in this slot. A gang runs at most `fresh_after` items,
     and an item may take at most `timeout_each_s`; None means no limit. A gang whose memory grows by more than
-    `growth_bytes` is replaced. With `queues`, the ranks of a gang may have to wait a long time before they can start.
-    So a gang is started without an item, and is given one when its ranks are up. With `ahead`, a gang that runs short
-    items is given the next items before the current one has ended.
+    `growth_bytes` is replaced. With `queues`, ranks may have to wait a long time before they can start, so a gang is
+    given an item only when its ranks are up. With `ahead`, a gang that runs short items is given the next items before
+    the current one has ended.
     """
 
     launch: Callable[[int], Launcher]
@@ -146,10 +146,7 @@ class Slot:
         return attempt.item.number != self._failed_item and not (self._gang is not None and self._gang.deaths)
 
     def start_gang(self, request: Request | None = None) -> None:
-        """Start a gang, with its first request if there is one already.
-
-        If the gang cannot be started, this method or a later poll() raises LaunchError.
-        """
+        """Start a gang, with its first request if there is one. If that fails, this or poll() raises LaunchError."""
         launcher = self._settings.launch(self.number)
         self._gang = Gang(launcher, self._settings.size, lambda: self._on_arrival(self.number))
         self._items = self._first_bytes = 0
@@ -166,7 +163,7 @@ class Slot:
         """
         if self.attempt is not None and self._gang is not None:
             self._ahead.append((attempt, self._gang.submit_ahead(request)))
-            if sum(map(len, attempt.item.parts)) > AHEAD_BYTES:
+            if _is_large(attempt):
                 self._depth = 1
             return
         if not self._can_run(attempt):
@@ -203,9 +200,8 @@ class Slot:
                 case _ if isinstance(event, Kept):
                     if isinstance(event, events.Metrics):
                         # In a ring, what the first rank reports counts more than what other ranks report.
-                        self._metrics = (
-                            {**event.values, **self._metrics} if event.rank else {**self._metrics, **event.values}
-                        )
+                        old, new = self._metrics, event.values
+                        self._metrics = {**new, **old} if event.rank else {**old, **new}
                     found.append(self._renumbered(event))
         while self._ahead and self._ahead[0][1].given_back:
             self.given_back.append(self._ahead.popleft()[0])
@@ -243,16 +239,14 @@ class Slot:
         is_used_up = self._is_used_up(execution)
         ended_well = found.failure is None and not is_used_up
         self._depth = self._next_depth(self.attempt, execution.seconds) if ended_well else 1
-        following = self._ahead.popleft() if self._ahead else (None, None)
-        self._begin(*following)
+        self._begin(*(self._ahead.popleft() if self._ahead else (None, None)))
         if is_used_up and not self.load:
             self.retire()
         return found
 
     def _next_depth(self, attempt: Attempt, seconds: float) -> int:
         """Return how many attempts the slot may have after `attempt`, which took `seconds`."""
-        large = sum(map(len, attempt.item.parts)) > AHEAD_BYTES
-        fit = int(AHEAD_S / seconds) if self._settings.ahead and seconds and not large else 1
+        fit = int(AHEAD_S / seconds) if self._settings.ahead and seconds and not _is_large(attempt) else 1
         self._short_ones = self._short_ones + 1 if fit > 1 else 0
         left = AHEAD_MOST if self._settings.fresh_after is None else self._settings.fresh_after - self._items
         return max(1, min(self._short_ones // 2, fit, left, AHEAD_MOST))
@@ -334,13 +328,11 @@ class Slot:
 
     def _finished(self, execution: Execution) -> Ended:
         first = execution.ranks[0]
-        execution.values = {
-            first: execution.values[first]
-        }  # drop the values of other ranks, so that they are not unpacked
+        execution.values = {first: execution.values[first]}  # the values of other ranks need not be unpacked
         packed = execution.values[first][""].parts
         values, _, problems = unpack_results(execution)
         if problems:
-            return Ended(failure=Failure("code", f"{problems[0].replace(' of rank 0', '')}", advice=_RETURN))
+            return Ended(failure=Failure("code", problems[0].replace(" of rank 0", ""), advice=_RETURN))
         seconds = execution.seconds or time.monotonic() - self._began
         return Ended(values.get(first), self._text, None, packed, self._metrics, seconds)
 
@@ -354,6 +346,10 @@ class Slot:
 
 
 _RETURN = "Return plain values or arrays, or save the object in the item and return its path."
+
+
+def _is_large(attempt: Attempt) -> bool:
+    return sum(map(len, attempt.item.parts)) > AHEAD_BYTES
 
 
 def _end(gang: Gang, kill: bool) -> None:

@@ -1,7 +1,7 @@
 """The slots of a pool: starts and ends their gangs as items need them, and says which slots have news.
 
-One thread polls all slots. It waits at one queue for all of them: when there is something to poll, the slot's gang puts
-the number of the slot into this queue.
+One thread polls all slots. It waits at one queue, into which a slot's gang puts the number of the slot when there is
+something to poll.
 """
 
 from __future__ import annotations
@@ -70,10 +70,7 @@ class Slots:
 
     @property
     def first(self) -> list[int]:
-        """The place for the first item, if ranks queue and no slot is open.
-
-        If ranks queue, slots are opened only when it is known that there is an item.
-        """
+        """The place for the first item if ranks queue: slots are opened only when it is known that there is an item."""
         return [0] if self._queues and not any(slot.open for slot in self._slots) else []
 
     # ── how many are open ─────────────────────────────────────────────────────
@@ -102,13 +99,11 @@ class Slots:
         self._tell_what_ranks_wait_for(limit)
 
     def _release(self, wanted: int) -> None:
-        """End the ranks for which there will be no item.
-
-        Those that wait for a place to run are ended first. Otherwise, they would get the places of the others.
-        """
+        """End the ranks for which there will be no item."""
         is_open = [slot for slot in self._slots if slot.open]
         spare = max(0, len(is_open) - wanted)
         idle = [slot for slot in is_open if slot.attempt is None]
+        # First those that wait for a place to run. Otherwise, they would get the places of the others.
         waiting = [slot for slot in idle if not slot.up][:spare]
         for slot in waiting or idle[: 0 if any(slot.ending for slot in self._slots) else spare]:
             slot.retire()
@@ -123,7 +118,7 @@ class Slots:
         elif time.monotonic() > self._short_at:
             self._short_told = True
             why = waiting.waits_for()
-            self._notice(f"{self.up} of {limit} at once for now, and more when task slots are free: {why}")
+            self._notice(f"{self.up} items run at once instead of {limit} until more task slots are free: {why}")
 
     # ── starts that fail ──────────────────────────────────────────────────────
 
@@ -150,10 +145,7 @@ class Slots:
     # ── news ──────────────────────────────────────────────────────────────────
 
     def with_news(self, *, wait: bool) -> list[Slot]:
-        """Return the slots that have something to poll; every LOOK_EVERY_S, return all slots.
-
-        With `wait`, wait for news until it is time to return all slots.
-        """
+        """Return the slots with something to poll; every LOOK_EVERY_S, all slots. With `wait`, wait for that."""
         numbers: set[int] = set()
         with contextlib.suppress(queue.Empty):
             if wait:

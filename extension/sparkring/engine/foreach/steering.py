@@ -30,9 +30,9 @@ class Place(Protocol):
 class Steering(Protocol):
     """An iterator that is told what its items report and how they end, and that may end items early.
 
-    Each item is known by its number: the first item that the iterator returns has the number 0. All methods are called
-    in the thread of the pool. `names` are the names of an item's values. The value of an item that was ended early is
-    the last value of `metric` that it reported. `study` is what the user may look at after the run.
+    Items are known by their numbers, from 0. All methods are called in the thread of the pool. `names` are the names of
+    an item's values. The value of an item that was ended early is the last value of `metric` that it reported. `study`
+    is what the user may look at after the run.
     """
 
     names: tuple[str, ...]

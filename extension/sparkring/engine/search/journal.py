@@ -1,7 +1,7 @@
 """The file of a study, in Optuna's journal format: optuna-dashboard can open it, even while the search runs.
 
-A journal is only appended to, and needs no database. It is in the run's folder, because not every file system can
-append to files. In the checkpoint directory, which may be on any storage, there is a copy.
+The file is only appended to. It is in the run's folder, because not every file system can append to files. The
+checkpoint directory, which may be on any storage, has a copy.
 """
 
 from __future__ import annotations
@@ -38,24 +38,19 @@ class Journal:
             with _in_words(copy):
                 path.write_bytes(max(map(_read, _copies(copy)), key=len))
 
-    def study(self, name: str, mode: str, sampler: Any, pruner: Any) -> Any:
-        """Return the study called `name`. If the journal does not have this study, make it.
-
-        Raises CheckpointError if the journal is damaged.
-        """
+    def study(self, name: str, mode: str, pruner: Any) -> Any:
+        """Return the study called `name`, which may be new. Raises CheckpointError if the journal is damaged."""
         import optuna
 
         level = optuna.logging.get_verbosity()
         with _in_words(self._copy), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # before Optuna 5, the journal counts as experimental
             try:
-                # Otherwise, Optuna would print that it has made a study.
-                optuna.logging.set_verbosity(optuna.logging.WARNING)
+                optuna.logging.set_verbosity(optuna.logging.WARNING)  # otherwise, it prints that it has made a study
                 return optuna.create_study(
                     storage=optuna.storages.JournalStorage(_backend(self.path)),
                     study_name=name,
                     direction="minimize" if mode == "min" else "maximize",
-                    sampler=sampler,
                     pruner=pruner,
                     load_if_exists=True,
                 )
@@ -125,14 +120,11 @@ def _copies(copy: Location) -> tuple[Location, Location]:
 
 
 def _read(file: Location) -> bytes:
+    """Return the journal without its last line if that is incomplete."""
     try:
-        return _whole_lines(file.fs.cat_file(file.path))
+        journal: bytes = file.fs.cat_file(file.path)
     except FileNotFoundError:
         return b""
-
-
-def _whole_lines(journal: bytes) -> bytes:
-    """Return the journal without its last line if that is incomplete."""
     return journal[: journal.rfind(b"\n") + 1]
 
 
@@ -146,5 +138,5 @@ def _in_words(copy: Location | None) -> Any:
             raise
         raise CheckpointError(
             f"the study in {copy.written} cannot be read ({type(error).__name__}: {error}): remove the file to start "
-            "the search anew, or use another directory."
+            "a new search, or use another directory."
         ) from error

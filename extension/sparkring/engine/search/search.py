@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from sparkring.engine.search.space import Space
@@ -16,28 +17,18 @@ TRIALS = 100  # by default
 _SAMPLERS = ("tpe", "random", "grid", "qmc")
 
 
+@dataclass(frozen=True, eq=False)
 class Search:
     """A search, for %%foreach or sparkring.foreach() to iterate over. Its items are the trials."""
 
-    def __init__(
-        self,
-        space: Space,
-        trials: int,
-        metric: str,
-        mode: Literal["min", "max"],
-        sampler: Any,
-        pruner: Any,
-        seed: int,
-        study: Any = None,
-    ) -> None:
-        self.space = space
-        self.trials = trials
-        self.metric = metric
-        self.mode = mode
-        self.sampler = sampler
-        self.pruner = pruner
-        self.seed = seed
-        self.study = study
+    space: Space
+    trials: int
+    metric: str
+    mode: Literal["min", "max"]
+    sampler: Any
+    pruner: Any
+    seed: int
+    study: Any = None
 
     def __len__(self) -> int:
         return self.trials
@@ -96,10 +87,9 @@ def search(
     for name, value in (("trials", trials), ("seed", seed)):
         if value is not None and not _is_count(value):
             raise OptionsError(f"search({name}={short_repr(value, 60)}): expected a whole number, at least 0.")
-    if not isinstance(minimize or maximize, str):
-        raise OptionsError(
-            f"search({mode}imize={short_repr(minimize or maximize, 60)}): expected the name of a metric."
-        )
+    metric = minimize or maximize
+    if not isinstance(metric, str):
+        raise OptionsError(f"search({mode}imize={short_repr(metric, 60)}): expected the name of a metric.")
     space = Space(parameters)
     if study is not None:
         if sampler is not None or not isinstance(prune, bool):
@@ -120,19 +110,11 @@ def search(
         raise OptionsError(f"search(prune={short_repr(prune, 60)}): expected True, False or one of Optuna's pruners.")
     if sampler == "grid":
         trials = min(filter(None, (trials, space.combinations())))
-    pruner = prune
+    trials = TRIALS if trials is None else int(trials)
+    pruner = prune or None
     if prune is True:
         pruner = optuna.pruners.SuccessiveHalvingPruner() if study is None else study.pruner
-    return Search(
-        space,
-        TRIALS if trials is None else int(trials),
-        minimize or maximize,
-        mode,
-        sampler or "tpe",
-        None if pruner is False else pruner,
-        int(seed),
-        study,
-    )
+    return Search(space, trials, metric, mode, sampler or "tpe", pruner, int(seed), study)
 
 
 def _is_count(value: Any) -> bool:

@@ -90,10 +90,9 @@ class Space:
                 "sparkring.uniform(0, 1), sparkring.log_uniform(1e-5, 1e-1) and sparkring.integer(1, 4)."
             )
         plain = all(isinstance(each, _PLAIN) for each in given)
-        labels = list(given) if plain else list(map(as_text, given))
-        kinds = {(type(label), label) for label in labels}
-        if len(kinds) < len(labels):
-            same = "have the same repr()" if not plain else "are equal"
+        labels = list(given if plain else map(as_text, given))
+        if len({(type(label), label) for label in labels}) < len(labels):
+            same = "are equal" if plain else "have the same repr()"
             raise OptionsError(f"search({name}=[…]): two of the choices {same}, so they cannot be told apart.")
         if not plain:
             self._choices[name] = dict(zip(labels, given, strict=True))
@@ -101,32 +100,27 @@ class Space:
 
     def values(self, params: Mapping[str, Any]) -> Parameters:
         """Return the values of the parameters in one of Optuna's trials."""
-        return Parameters(
-            self.names,
-            [self._choices[name][params[name]] if name in self._choices else params[name] for name in self.names],
-        )
+        values = [self._choices[name][params[name]] if name in self._choices else params[name] for name in self.names]
+        return Parameters(self.names, values)
 
     @property
     def described(self) -> tuple[Searched, ...]:
         """The parameters as views show them."""
-        found = []
-        for name, each in self.distributions.items():
-            choices = getattr(each, "choices", None)
-            if choices is not None:
-                found.append(Searched(name, choices=tuple(map(as_text, choices))))
-            else:
-                found.append(Searched(name, float(each.low), float(each.high), bool(each.log)))
-        return tuple(found)
+        return tuple(
+            Searched(name, choices=tuple(map(as_text, each.choices)))
+            if hasattr(each, "choices")
+            else Searched(name, float(each.low), float(each.high), bool(each.log))
+            for name, each in self.distributions.items()
+        )
 
     def combinations(self) -> int:
         """Return how many combinations a grid has. Raises OptionsError if a parameter has no list of values."""
         return math.prod(len(values) for values in self._listed().values())
 
     def grid(self) -> Iterator[dict[str, Any]]:
-        """Yield all combinations of values, as Optuna knows them."""
+        """Return an iterator over all combinations of values, as Optuna knows them."""
         listed = self._listed()
-        for values in itertools.product(*listed.values()):
-            yield dict(zip(listed, values, strict=True))
+        return (dict(zip(listed, values, strict=True)) for values in itertools.product(*listed.values()))
 
     def _listed(self) -> dict[str, Sequence[Any]]:
         found: dict[str, Sequence[Any]] = {}

@@ -9,6 +9,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,27 +30,27 @@ NAMED = 8  # how many metrics a message names
 LEAST_TRIALS = 8  # with fewer finished trials, the importance of parameters would be chance
 
 
+@dataclass
 class _Running:
     """A trial that Optuna counts as running, and what its item has reported so far.
 
     `at` is the step or epoch of the last value that was passed to Optuna, and `reports` counts the reports of the
-    metric. `waiting` is an epoch and the last value that was reported within it. This value is passed to Optuna when
-    the epoch is over.
+    metric. `waiting` is an epoch and the last value that was reported in it, which is passed to Optuna when the epoch
+    is over.
     """
 
-    def __init__(self, trial: Any) -> None:
-        self.trial = trial
-        self.at = -1
-        self.reports = 0
-        self.last = math.nan
-        self.waiting: tuple[int, float] | None = None
+    trial: Any
+    at: int = -1
+    reports: int = 0
+    last: float = math.nan
+    waiting: tuple[int, float] | None = None
 
 
 class Trials:
     """An iterator over the trials of a search, for the pool of a run. It implements `engine.foreach.steering.Steering`.
 
-    It first returns the trials that an earlier run of the same code has begun, and then asks Optuna for new ones, until
-    there are as many as the search wants. `study` is the Optuna study.
+    It first returns the trials that an earlier run of the same code has begun, and then asks Optuna for new ones.
+    `study` is the Optuna study.
     """
 
     def __init__(self, search: Search) -> None:
@@ -76,10 +77,11 @@ class Trials:
         code = "" if place is None else place.key_of_code(search.metric, search.mode, search.space.described)
         self.study = search.study
         if self.study is None:
+            from optuna.pruners import NopPruner
+
             copy = None if place is None else place.location / JOURNAL
             self._journal = Journal(folder / JOURNAL, copy, fresh=place is not None and place.fresh)
-            pruner = search.pruner or _no_pruner()
-            self.study = self._journal.study(code or folder.name, search.mode, None, pruner)
+            self.study = self._journal.study(code or folder.name, search.mode, search.pruner or NopPruner())
         if code:
             self._attributes = {CODE: code}
             if not place.fresh:  # type: ignore[union-attr] # without a place, there is no code
@@ -151,10 +153,7 @@ class Trials:
         return before is not None and before[0] != report.epoch and self._told(found, *before)
 
     def _told(self, found: _Running, at: int, value: float) -> bool:
-        """Pass a value to Optuna, and return whether Optuna wants to prune the trial.
-
-        A second attempt of an item reports the same steps again. These reports are ignored.
-        """
+        """Pass a value to Optuna, unless an earlier attempt has. Return whether Optuna wants to prune the trial."""
         if at <= found.at:
             return False
         found.at = at
@@ -166,11 +165,9 @@ class Trials:
             return None
         verb = "minimizes" if self._search.mode == "min" else "maximizes"
         there = f"it reported {named(sorted(metrics), NAMED)}" if metrics else "it reported no metrics"
-        return Failure(
-            "code",
-            f"did not report {self.metric}, which the search {verb}",
-            advice=f"Call sparkring.log({_keyword(self.metric)}) in the item; {there}.",
-        )
+        keyword = f"{self.metric}=…" if self.metric.isidentifier() else f"**{{{self.metric!r}: …}}"
+        advice = f"Call sparkring.log({keyword}) in the item; {there}."
+        return Failure("code", f"did not report {self.metric}, which the search {verb}", advice=advice)
 
     def ended(self, number: int, ending: ItemEnding, metrics: Mapping[str, float]) -> None:
         from optuna.trial import TrialState
@@ -208,16 +205,6 @@ class Trials:
     def summary(self) -> SearchEnded | None:
         found = _importance(self.study, self.names) if self._complete >= LEAST_TRIALS else {}
         return SearchEnded(time.time(), found) if found else None
-
-
-def _keyword(metric: str) -> str:
-    return f"{metric}=…" if metric.isidentifier() else f"**{{{metric!r}: …}}"
-
-
-def _no_pruner() -> Any:
-    import optuna
-
-    return optuna.pruners.NopPruner()
 
 
 def _sampler(wanted: Any, seed: int) -> Any:

@@ -6,7 +6,7 @@
     member  ── Hello, Output, GpuUsed, Beat, GivenBack, Exited, … ─────▶ driver
     rank    ── Done, Failed, Metrics, DataRead, … ───── passed on ─────▶ driver
 
-To add a message, write its class in one of the modules here, import it below, and name it in a union of `kinds.py`. Its
+To add a message, write its class in one of the modules here, import it below, and add it to one of the unions. Its
 annotations define how it is encoded and decoded: a field of type `bytes` is one part of the frame's body, a field of
 type `Buffers` is all of the body's parts, and other fields go into the header as JSON. `decode` refuses whatever the
 annotations do not allow.
@@ -16,29 +16,19 @@ messages are NamedTuples: importing `dataclasses` would take longer than everyth
 `from __future__ import annotations`: it makes annotations strings, and typing would have to compile each of them.
 """
 
+from typing import get_args
+
 from sparkring.wire.messages.encoding import MalformedMessage as MalformedMessage
 from sparkring.wire.messages.encoding import decode as decode
 from sparkring.wire.messages.encoding import encode as encode
 from sparkring.wire.messages.fields import Buffer as Buffer
 from sparkring.wire.messages.fields import Buffers as Buffers
 from sparkring.wire.messages.fields import CheckpointKind as CheckpointKind
-from sparkring.wire.messages.fields import Count as Count
 from sparkring.wire.messages.fields import DataKind as DataKind
 from sparkring.wire.messages.fields import DisplayType as DisplayType
 from sparkring.wire.messages.fields import FailureCause as FailureCause
 from sparkring.wire.messages.fields import PathKind as PathKind
-from sparkring.wire.messages.fields import Port as Port
-from sparkring.wire.messages.fields import SignalNumber as SignalNumber
 from sparkring.wire.messages.fields import Stream as Stream
-from sparkring.wire.messages.kinds import KINDS as KINDS
-from sparkring.wire.messages.kinds import Kept as Kept
-from sparkring.wire.messages.kinds import MemberOrder as MemberOrder
-from sparkring.wire.messages.kinds import MemberReport as MemberReport
-from sparkring.wire.messages.kinds import Message as Message
-from sparkring.wire.messages.kinds import RankOrder as RankOrder
-from sparkring.wire.messages.kinds import RankReport as RankReport
-from sparkring.wire.messages.kinds import Report as Report
-from sparkring.wire.messages.kinds import Told as Told
 from sparkring.wire.messages.member_reports import Beat as Beat
 from sparkring.wire.messages.member_reports import Exited as Exited
 from sparkring.wire.messages.member_reports import GivenBack as GivenBack
@@ -84,3 +74,27 @@ from sparkring.wire.messages.run_reports import ItemMeasured as ItemMeasured
 from sparkring.wire.messages.run_reports import Metrics as Metrics
 from sparkring.wire.messages.run_reports import Piece as Piece
 from sparkring.wire.messages.run_reports import UserMessage as UserMessage
+
+MemberOrder = Stop | Interrupt | TakeStack | RecordTimeline
+RankOrder = EnterWorld | Work | Run | Release | EndItem | Leave | SetEnvironment
+MemberReport = Hello | Beat | Output | GpuUsed | Stack | GivenBack | TimelinePart | Exited
+# What a rank reports while it runs a request.
+Told = (
+    UserMessage
+    | Metrics
+    | Displayed
+    | ItemMeasured
+    | DataOpened
+    | DataPlanned
+    | DataRead
+    | CheckpointSaved
+    | CheckpointFailed
+    | CheckpointDamaged
+    | CheckpointRestored
+    | CheckpointRemoved
+)
+RankReport = Done | Failed | Importing | CollectivesEnded | Told
+Report = MemberReport | RankReport
+Kept = Output | GpuUsed | TimelinePart | Told  # passed to the run's record unchanged
+Message = MemberOrder | RankOrder | Report
+KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in get_args(Message)}

@@ -2,19 +2,21 @@
 
 import types
 from collections.abc import Callable, Container, Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from sparkring.wire.messages.fields import Buffer, Buffers
-from sparkring.wire.messages.kinds import Kept, Message
 from sparkring.wire.messages.orders import Run, Work
 from sparkring.wire.messages.rank_reports import Done
+
+if TYPE_CHECKING:
+    from sparkring.wire.messages import Message
 
 
 class MalformedMessage(ValueError):
     """A frame that is not a valid message."""
 
 
-def encode(message: Message) -> tuple[dict[str, Any], list[Buffer]]:
+def encode(message: "Message") -> tuple[dict[str, Any], list[Buffer]]:
     """Return the fields of the message's header, as JSON values, and the parts of its body."""
     plan = _plan(type(message))
     parts: list[Buffer] = []
@@ -24,7 +26,7 @@ def encode(message: Message) -> tuple[dict[str, Any], list[Buffer]]:
     return {name: getattr(message, name) for name in plan.converters}, parts
 
 
-def decode(kind: type[Message], fields: dict[str, Any], parts: Sequence[Buffer]) -> Message:
+def decode(kind: "type[Message]", fields: dict[str, Any], parts: Sequence[Buffer]) -> "Message":
     """Return the message. Raise MalformedMessage if the fields and parts are not those of a message of this kind."""
     plan = _plan(kind)
     if fields.keys() != plan.converters.keys():
@@ -67,7 +69,7 @@ _plans: dict[Any, _Plan] = {}  # for the kinds of messages that this process has
 def _plan(kind: Any) -> _Plan:
     if kind not in _plans:
         hints = get_type_hints(kind, include_extras=True)
-        if kind in get_args(Kept):
+        if "time" in hints:  # the record keeps these messages, and the driver sets the two fields
             del hints["time"], hints["rank"]
         binary = {name: hint == Buffers for name, hint in hints.items() if hint in (bytes, Buffers)}
         converters = {name: _converter(hint) for name, hint in hints.items() if name not in binary}
@@ -80,7 +82,7 @@ def _converter(hint: Any) -> Converter:
     if hint is Any:
         return lambda value: value
     if hint is float:
-        return _float
+        return _checked((float, int), "float", float)
     if isinstance(hint, type) and hasattr(hint, "_fields"):
         return _each(list(_plan(hint).converters.values()), hint.__name__, lambda items: hint(*items))
     origin, arguments = get_origin(hint), get_args(hint)
@@ -102,22 +104,14 @@ def _converter(hint: Any) -> Converter:
     return _checked(hint, hint.__name__)
 
 
-def _float(value: Any) -> float:
-    if type(value) not in (float, int):
-        raise _wrong(value, "float")
-    return float(value)
-
-
 def _checked(
-    kind: type[Any], expected: str, make: Converter | None = None, within: Container[Any] | None = None
+    kinds: type | tuple[type, ...], expected: str, make: Converter | None = None, within: Container[Any] | None = None
 ) -> Converter:
-    """Return a converter that calls `make` with the value, or keeps the value if there is no `make`.
-
-    It raises ValueError if the value is not of type `kind`, or not in `within`.
-    """
+    """Return a converter that checks the type of a value, and whether it is in `within`, and then calls `make`."""
+    allowed = kinds if isinstance(kinds, tuple) else (kinds,)
 
     def convert(value: Any) -> Any:
-        if type(value) is not kind or (within is not None and value not in within):
+        if type(value) not in allowed or (within is not None and value not in within):
             raise _wrong(value, expected)
         return value if make is None else make(value)
 
@@ -125,11 +119,7 @@ def _checked(
 
 
 def _each(converters: Sequence[Converter], expected: str, make: Converter) -> Converter:
-    """Return a converter for lists, with a function from `converters` for each item.
-
-    The converter calls `make` with the list of converted items. It raises ValueError if the value is not a list, or if
-    the list does not have as many items as there are `converters`.
-    """
+    """Return a converter of lists with an item for each of `converters`; it passes the converted items to `make`."""
 
     def convert(value: Any) -> Any:
         if type(value) is not list or len(value) != len(converters):

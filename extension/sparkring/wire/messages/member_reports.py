@@ -41,10 +41,7 @@ class Output(NamedTuple):
 
 
 class GpuUsed(NamedTuple):
-    """How much all processes together use one of the rank's GPUs. It is sent when one of the numbers changes.
-
-    A number is None if NVML does not give it.
-    """
+    """How much all processes together use one of the rank's GPUs; sent when it changes. Unknown numbers are None."""
 
     address: str
     name: str

@@ -9,10 +9,9 @@ class RankNews(NamedTuple):
     """What the gang needs for the next request.
 
     `names_bound` are the names that are new in the rank's `__main__`. `loaded` says whether the rank has loaded all
-    values that were sent to it. `port` is a port that is free on the rank's address. `memory_bytes` is how much
-    memory the process holds after an item; 0 if that is not known. `imported` are the frameworks that the rank has
-    imported; None if the code has changed the environment on which their import depends. `seconds` is how long the
-    request has taken.
+    values that were sent to it. `port` is free on the rank's address. `memory_bytes` is how much memory the process
+    holds after an item; 0 if that is not known. `imported` are the frameworks that the rank has imported; None if the
+    code has changed the environment on which their import depends. `seconds` is how long the request has taken.
     """
 
     names_bound: tuple[str, ...]
@@ -24,10 +23,7 @@ class RankNews(NamedTuple):
 
 
 class PackedValue(NamedTuple):
-    """A returned value. If it could not be packed, `error` says why.
-
-    `parts` is the number of the message's parts that belong to this value.
-    """
+    """A returned value. `parts` of the message's parts belong to it. If it could not be packed, `error` says why."""
 
     name: str
     type_name: str
@@ -38,8 +34,8 @@ class PackedValue(NamedTuple):
 class Done(NamedTuple):
     """The rank has run the request. `repr` is the shortened repr() of the value that the request returned.
 
-    In `values`, the returned value is first, under the name ''. The values of the names to pull follow. If the rank
-    does not have one of these names, the name is in `missing` instead.
+    In `values`, the returned value is first, under the name ''. The values of the names to pull follow; names that the
+    rank does not have are in `missing`.
     """
 
     values: tuple[PackedValue, ...]
@@ -92,10 +88,7 @@ class Failure(NamedTuple):
 
     @property
     def is_exception(self) -> bool:
-        """Whether the rank's code raised an exception.
-
-        An exit does not count, nor does an exception that was raised only because another rank had ended.
-        """
+        """Whether the rank's code raised an exception, other than an exit or an echo of another rank's end."""
         return bool(self.error) and self.cause not in ("exit", "echo")
 
 

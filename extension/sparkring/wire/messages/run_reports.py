@@ -60,12 +60,11 @@ class ItemMeasured(NamedTuple):
 
     `seconds`, `cpu_s` and `read_bytes` leave out imports, which have taken `import_s`. `read_bytes` is what was read
     with system calls, from files and pipes, whether or not the system had it in memory.
-    `own_bytes` is the highest amount of memory that was not shared with processes of other items. It is the sum over
-    the rank's process, its member, and the processes that the rank has started. `shared_bytes` is the memory that can
-    be shared with processes of other items: mapped files, above all libraries, and what a spare process had imported.
-    `free_bytes` is the memory that was free on the machine before the item, together with what the spare process holds
-    of `shared_bytes`; 0 if that is not known. `cores` is the number of cores. `gpu_bytes` is the largest growth of the
-    memory in use on any one GPU.
+    `own_bytes` is the peak of the memory that was not shared with processes of other items: the sum over the rank's
+    process, its member, and the processes that the rank has started. `shared_bytes` is the memory that can be shared
+    with them: mapped files, above all libraries, and what a spare process had imported. `free_bytes` is the memory that
+    was free on the machine before the item, together with what the spare process holds of `shared_bytes`; 0 if that is
+    not known. `gpu_bytes` is the largest growth of the memory in use on any one GPU.
     If the item has made a model of Keras or PyTorch, `parameters` is the number of the largest model's parameters,
     which take `parameter_bytes`. `batch_size` is the value of this name in the cell, 0 if there is none.
     """
@@ -189,10 +188,7 @@ class CheckpointSaved(NamedTuple):
 
 
 class CheckpointFailed(NamedTuple):
-    """A checkpoint could not be saved.
-
-    If the save was in the background, the run does not fail now, but at the next save or at the end of the cell.
-    """
+    """A checkpoint could not be saved. If it was saved in the background, the run fails at the next save or the end."""
 
     folder: str
     step: int
