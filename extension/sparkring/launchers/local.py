@@ -13,7 +13,7 @@ from pathlib import Path
 
 import sparkring
 from sparkring.errors import LaunchError, MemberLost
-from sparkring.history.describe import counted, rank_count
+from sparkring.history.describe import counted
 from sparkring.launchers.base import Launcher
 from sparkring.launchers.spare import ForkedMember, Setting, SpareProcess, setting_of, spares
 from sparkring.runtime.world import share_gpus
@@ -169,7 +169,7 @@ def _shares(size: int, each: int | None, visible: str | None) -> list[tuple[str,
     if each is None:
         found = [gpu.address for gpu in nvml.found(visible)]
         return share_gpus(found, size, 1 if len(found) >= size else 0)
-    return share_gpus(_found(size * each, f"{rank_count(size)} × {each}", "ranks", visible), size, each)
+    return share_gpus(_found(size * each, f"{counted(size, 'rank')} × {each}", "ranks", visible), size, each)
 
 
 def _found(needed: int, asked: str, fewer: str, visible: str | None) -> list[str]:
