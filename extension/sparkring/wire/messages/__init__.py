@@ -5,6 +5,7 @@
     member  ── SetEnvironment ─────────────────────────────────────────▶ rank
     member  ── Hello, Output, GpuUsed, Beat, GivenBack, Exited, … ─────▶ driver
     rank    ── Done, Failed, Metrics, DataRead, … ───── passed on ─────▶ driver
+    model process of predict() ── ModelUsed ───────────────────────────▶ driver
 
 To add a message, write its class in one of the modules here, import it below, and name it in a union of `kinds.py`. Its
 annotations define how it is encoded and decoded: a field of type `bytes` is one part of the frame's body, a field of
@@ -47,6 +48,8 @@ from sparkring.wire.messages.member_reports import Hello as Hello
 from sparkring.wire.messages.member_reports import Output as Output
 from sparkring.wire.messages.member_reports import Stack as Stack
 from sparkring.wire.messages.member_reports import TimelinePart as TimelinePart
+from sparkring.wire.messages.model_reports import ModelUsed as ModelUsed
+from sparkring.wire.messages.model_reports import TaskScored as TaskScored
 from sparkring.wire.messages.orders import EndItem as EndItem
 from sparkring.wire.messages.orders import EnterWorld as EnterWorld
 from sparkring.wire.messages.orders import Handler as Handler

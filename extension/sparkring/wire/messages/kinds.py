@@ -3,6 +3,7 @@
 from typing import get_args
 
 from sparkring.wire.messages.member_reports import Beat, Exited, GivenBack, GpuUsed, Hello, Output, Stack, TimelinePart
+from sparkring.wire.messages.model_reports import ModelUsed
 from sparkring.wire.messages.orders import (
     EndItem,
     EnterWorld,
@@ -53,5 +54,5 @@ Told = (
 RankReport = Done | Failed | Importing | CollectivesEnded | Told
 Report = MemberReport | RankReport
 Kept = Output | GpuUsed | TimelinePart | Told  # passed to the run's record unchanged
-Message = MemberOrder | RankOrder | Report
+Message = MemberOrder | RankOrder | Report | ModelUsed
 KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in get_args(Message)}
