@@ -3,8 +3,9 @@
     model process ── ModelUsed ──▶ Listener ── a thread per connection ──▶ _Query ──▶ Recorder
 
 A DataFrame of predict() may be used at any time, so one listener waits as long as this process lives; it uses no time
-meanwhile. A query begins with the first report of a model process. It ends when all model processes have closed their
-connections, because no task was connected for a while, and Spark runs none of the query's stages any more.
+meanwhile. A query begins with the first report of a model process. It ends when Spark runs none of its stages any more,
+and either another query begins, or all model processes have closed their connections, because no task was connected for
+a while.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from sparkring.engine.recorder import Recorder
 from sparkring.errors import LaunchError
 from sparkring.history import describe, events, run_store
 from sparkring.launchers.spark import driver_address, free_port
-from sparkring.runtime.kernel import current_cell, tell
+from sparkring.runtime.kernel import tell
 from sparkring.wire.channel import ChannelClosed, Connection, Listener
 from sparkring.wire.messages import Failure, ModelUsed, TaskScored
 
@@ -78,10 +79,9 @@ class _Partition:
 
 
 class _Query:
-    """A query that is recorded and shown. Its tasks are those of one column, of one or more stages."""
+    """A query that is recorded and shown. Its tasks are those of one column, in one or more stages."""
 
     def __init__(self, column: _Column, *, warm: bool) -> None:
-        self.cell = current_cell()
         self._context = column.context
         self._last = time.time()
         self._at_once = self._slots()
@@ -106,18 +106,10 @@ class _Query:
         self.recorder = Recorder(background_view(), started)
         self.recorder.add([events.ItemsPlanned(self._last, self._at_once)])
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether no task is connected."""
-        return all(each.state != "running" for each in self._partitions.values())
-
-    def has(self, task: TaskScored) -> bool:
-        return task.stage in self._first_item
-
     def add(self, report: ModelUsed, tasks: list[TaskScored]) -> None:
         """Record what a model process has reported about these tasks."""
         self._last = time.time()
-        process = f"{report.host}:{report.pid}"
+        process = _process(report)
         self._note_load(process, report)
         for task in tasks:
             self._scored[process, task.connection] = task
@@ -129,6 +121,13 @@ class _Query:
             partition.connections[process, task.connection] = task
         for partition in [each for each in self._partitions.values() if each.connections and not each.is_over]:
             self._show(partition, report)
+
+    def lose(self, report: ModelUsed) -> None:
+        """Note that the process has disconnected. If it was killed, it cannot report the end of its tasks."""
+        for partition in self._partitions.values():
+            for key, each in partition.connections.items():
+                if key[0] == _process(report) and each.state == "running":
+                    partition.connections[key] = each._replace(state="closed")
 
     def _note_load(self, process: str, report: ModelUsed) -> None:
         if process in self._loads and self._loads[process] == report.load_s:
@@ -142,7 +141,7 @@ class _Query:
         self._loads[process] = report.load_s
 
     def _partition(self, task: TaskScored) -> _Partition:
-        if not self.has(task):
+        if task.stage not in self._first_item:
             info = self._stage(task.stage)
             self._first_item[task.stage] = self._items
             self._items += task.partition + 1 if info is None else info.numTasks
@@ -201,7 +200,9 @@ class _Query:
     # ── The end ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def is_active(self) -> bool:
-        """Whether Spark still runs one of the stages."""
+        """Whether a task is connected, or Spark still runs one of the stages."""
+        if any(each.state == "running" for each in self._partitions.values()):
+            return True
         with contextlib.suppress(Exception):  # py4j raises various errors if the session has been stopped
             return not self._first_item.keys().isdisjoint(self._context.statusTracker().getActiveStageIds())
         return False
@@ -260,6 +261,10 @@ class _Query:
         return 1
 
 
+def _process(report: ModelUsed) -> str:
+    return f"{report.host}:{report.pid}"
+
+
 # ── Listening ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -270,7 +275,7 @@ class _Watch:
         self._secret = secrets.token_bytes(32)
         self._listeners: dict[str, Listener] = {}  # by the address on which they listen
         self._columns: dict[str, _Column] = {}
-        self._queries: dict[str, _Query] = {}
+        self._queries: dict[str, dict[str | None, _Query]] = {}  # by column, and by Spark's id; None while loading
         self._connected: Counter[str] = Counter()  # the connections of each column's model processes
         self._changing = threading.Lock()
         self._closing = threading.Event()
@@ -295,59 +300,62 @@ class _Watch:
         self._closing.set()
         for listener in self._listeners.values():
             listener.close()
-        for query in self._queries.values():
-            query.end()
+        for queries in self._queries.values():
+            for query in queries.values():
+                query.end()
 
     def _hear(self, connection: Connection) -> None:
-        key = ""
+        heard: ModelUsed | None = None
         try:
             while isinstance(report := connection.receive(), ModelUsed) and report.column in self._columns:
                 with self._changing:
-                    self._connected[report.column] += not key
-                    key = report.column
+                    self._connected[report.column] += heard is None
+                    heard = report
                     self._add(report)
         except ChannelClosed:
             pass
         except LaunchError as error:  # the record cannot be saved
-            tell(f"queries of predict() are not shown: {error}")
-            del self._columns[key]
+            tell(f"the query is not shown: {error}")
         finally:
-            if key:
-                self._end(key)
+            if heard is not None:
+                self._disconnect(heard)
 
     def _add(self, report: ModelUsed) -> None:
-        """Pass the report to the column's query. In another cell, an idle column begins a new query."""
-        query, known, new = self._queries.get(report.column), list(report.tasks), list[TaskScored]()
-        if query is not None and query.cell != current_cell():
-            known, new = [each for each in known if query.has(each)], [each for each in known if not query.has(each)]
-        if query is None:
-            query = self._begin(report)
-        query.add(report, known)
-        if new:
-            if query.is_idle:
-                query.end()
-                query = self._begin(report)
-            query.add(report, new)
+        """Pass the report to the queries of its tasks. When a query begins, those that are over end."""
+        queries = self._queries.setdefault(report.column, {})
+        if not report.tasks:
+            if not queries:
+                queries[None] = self._begin(report)
+            list(queries.values())[-1].add(report, [])
+        for name in dict.fromkeys(task.query for task in report.tasks):
+            if None in queries:
+                queries[name] = queries.pop(None)
+            if name not in queries:
+                self._end_over(queries)
+                queries[name] = self._begin(report)
+            queries[name].add(report, [task for task in report.tasks if task.query == name])
 
     def _begin(self, report: ModelUsed) -> _Query:
-        query = _Query(self._columns[report.column], warm=report.load_s is not None)
-        self._queries[report.column] = query
-        return query
+        return _Query(self._columns[report.column], warm=report.load_s is not None)
 
-    def _end(self, key: str) -> None:
-        """End the query of a column, unless another model process is connected, or one connects in time."""
+    def _end_over(self, queries: dict[str | None, _Query]) -> None:
+        for name in [name for name, query in queries.items() if not query.is_active()]:
+            queries.pop(name).end()
+
+    def _disconnect(self, report: ModelUsed) -> None:
+        """Note that a model process has disconnected. After the last one, wait for the end of the column's queries."""
+        queries = self._queries[report.column]
         with self._changing:
-            self._connected[key] -= 1
-            query = self._queries.get(key)
-        while query and not self._connected[key] and not self._closing.is_set():
-            if query.is_active():
-                self._closing.wait(_LOOK_EVERY_S)
-                continue
+            self._connected[report.column] -= 1
+            for query in queries.values():
+                query.lose(report)
+        while not self._closing.is_set():
             with self._changing:
-                if not self._connected[key] and self._queries.get(key) is query:
-                    del self._queries[key]
-                    query.end()
-            return
+                if not self._connected[report.column]:
+                    self._end_over(queries)
+                if self._connected[report.column] or not queries:
+                    return
+            self._closing.wait(_LOOK_EVERY_S)
 
 
 _watch: _Watch | None = None

@@ -101,7 +101,7 @@ class Task:
     def __init__(self, reporter: Reporter, number: int) -> None:
         self.number = number
         self._reporter = reporter
-        self._place: tuple[int, int, int] | None = None
+        self._place: tuple[int, str, int, int] | None = None
         self._began = self._ended = 0.0
         self._rows = self._nulls = 0
         self._state: Literal["running", "finished", "failed", "closed"] = "running"
@@ -115,8 +115,8 @@ class Task:
         """Note a request with this schema."""
         about = (request.metadata or {}).get(TASK)
         if self._place is None and about is not None:
-            task, stage, partition = json.loads(about)
-            self._place, self._began = (task, stage, partition), time.monotonic()
+            task, query, stage, partition = json.loads(about)
+            self._place, self._began = (task, query, stage, partition), time.monotonic()
             self._reporter.changed(self)
 
     def scored(self, found: pa.RecordBatch) -> None:

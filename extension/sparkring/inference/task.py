@@ -314,7 +314,9 @@ class _OfPartition(Process):
         self._partition = context.partitionId() if context is not None else 0
         self._model = model
         if context is not None:
-            self._about = {TASK: json.dumps([context.taskAttemptId(), context.stageId(), self._partition]).encode()}
+            query = context.getLocalProperty("spark.sql.execution.id") or ""
+            place = [context.taskAttemptId(), query, context.stageId(), self._partition]
+            self._about = {TASK: json.dumps(place).encode()}
 
     def _model_file(self) -> str:
         path: str | None = getattr(self._model, "_path", None)

@@ -8,14 +8,15 @@ from sparkring.wire.messages.fields import Count
 class TaskScored(NamedTuple):
     """What has been scored for a Spark task over one connection.
 
-    `connection` is the number of the connection. `task` is Spark's id of the attempt of the task, and `stage` and
-    `partition` say what the task computes. `nulls` of the rows have no prediction. `seconds` is the time since the
-    first request. A task that is `finished` has sent all its rows. One that is `closed` has ended, or has been ended,
-    without that. If it has `failed`, `error` says why.
+    `connection` is the number of the connection. `task` is Spark's id of the attempt of the task. `query` is Spark's id
+    of the query, '' for none; `stage` and `partition` say which part of it the task computes. `nulls` of the rows have
+    no prediction. `seconds` is the time since the first request. A task that is `finished` has sent all its rows. One
+    that is `closed` has ended, or has been ended, without that. If it has `failed`, `error` says why.
     """
 
     connection: Count
     task: Count
+    query: str
     stage: Count
     partition: Count
     rows: Count
