@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -89,8 +90,13 @@ def test_without_a_listener(frame, monkeypatch):
     assert not run_store.saved()
 
 
+class Stage(NamedTuple):
+    numTasks: int
+    numCompletedTasks: int
+
+
 class Spark:
-    """What a query asks a SparkContext. Of a stage that is in `active`, not all tasks are complete."""
+    """What a query asks a SparkContext: `stages` has each stage by its id, and `active` those that are running."""
 
     master = "local[2]"
 
@@ -108,13 +114,7 @@ class Spark:
         return list(self.active)
 
     def getStageInfo(self, stage):
-        tasks = self.stages[stage]
-        return Stage(tasks, tasks - (stage in self.active))
-
-
-class Stage:
-    def __init__(self, tasks, complete):
-        self.numTasks, self.numCompletedTasks = tasks, complete
+        return self.stages[stage]
 
 
 @contextlib.contextmanager
@@ -135,13 +135,15 @@ def scored(connection, task, partition, state="running", *, stage=0, query="0", 
 
 def test_attempts_of_tasks():
     """A partition whose task has failed is tried again; one whose rows are not all needed has finished."""
-    spark = Spark({0: 3})
+    spark = Spark({0: Stage(3, 0)})
     with connected(spark) as report:
         report(load_s=None)
         report(scored(0, 0, 0), scored(1, 1, 1))
         report(scored(0, 0, 0, "failed", error="no"), scored(1, 1, 1, "closed", rows=30, seconds=5.0))
+        report(scored(4, 0, 0, "failed", rows=0, error="no"))  # its column is computed in two places
         report(scored(2, 2, 0), scored(3, 3, 2))
         report(scored(2, 2, 0, "finished"), scored(3, 3, 2, "finished"))
+        spark.stages[0] = Stage(3, 3)
         spark.active.clear()
     (record,) = ended(1)
     assert (record.items.total, record.items.finished, record.items.failed, record.items.again) == (3, 3, 0, 1)
@@ -151,14 +153,13 @@ def test_attempts_of_tasks():
 
 
 def test_a_query_that_is_stopped():
-    """Tasks that a killed process has not reported as ended are stopped, and another process goes on with theirs."""
-    spark = Spark({0: 2})
+    """A process that has been killed has not reported the end of its tasks."""
+    spark = Spark({0: Stage(4, 0)})
     with connected(spark) as report:
         report(scored(0, 0, 0), scored(1, 1, 1))
         report(scored(0, 0, 0, "finished"))
-        spark.active = {7}
-        spark.stages[0] = 4
-        spark.getStageInfo = lambda stage: Stage(4, 1)
+        spark.stages[0] = Stage(4, 1)
+        spark.active.clear()
     (record,) = ended(1)
     assert record.outcome == "interrupted"
     assert [item.state for item in record.items.known] == ["finished", "stopped"]

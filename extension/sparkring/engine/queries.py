@@ -91,6 +91,7 @@ class _Query:
         self._partitions: dict[tuple[int, int], _Partition] = {}
         self._scored: dict[tuple[str, int], TaskScored] = {}  # what has been scored, also by attempts that failed
         self._loads: dict[str, float | None] = {}
+        self._waiting: list[_Partition] = []  # partitions without a slot in the record
         started = events.RunStarted(
             self._last,
             run_store.new_id(),
@@ -104,13 +105,14 @@ class _Query:
             versions=versions(),
         )
         self.recorder = Recorder(background_view(), started)
-        self.recorder.add([events.ItemsPlanned(self._last, self._at_once)])
+        self._events: list[events.Event] = [events.ItemsPlanned(self._last, self._at_once)]
 
     def add(self, report: ModelUsed, tasks: list[TaskScored]) -> None:
         """Record what a model process has reported about these tasks."""
         self._last = time.time()
         process = _process(report)
         self._note_load(process, report)
+        changed = {id(each): each for each in self._waiting}
         for task in tasks:
             self._scored[process, task.connection] = task
             partition = self._partition(task)
@@ -119,8 +121,9 @@ class _Query:
                 partition.task, partition.connections = task.task, {}
                 partition.attempt += 1
             partition.connections[process, task.connection] = task
-        for partition in [each for each in self._partitions.values() if each.connections and not each.is_over]:
-            self._show(partition, report)
+            changed[id(partition)] = partition
+        self._waiting = [each for each in changed.values() if not each.is_over and not self._show(each, report)]
+        self._save()
 
     def lose(self, report: ModelUsed) -> None:
         """Note that the process has disconnected. If it was killed, it cannot report the end of its tasks."""
@@ -134,10 +137,10 @@ class _Query:
             return
         if report.load_s is None:
             text = f"{report.host} loads the model (process {report.pid})"
-            self.recorder.notice(text, until="heard")
+            self._events.append(events.Notice(self._last, text, "heard"))
         elif process in self._loads:
             text = f"{report.host} has loaded the model in {describe.duration(report.load_s)} (process {report.pid})"
-            self.recorder.notice(text)
+            self._events.append(events.Notice(self._last, text))
         self._loads[process] = report.load_s
 
     def _partition(self, task: TaskScored) -> _Partition:
@@ -145,7 +148,7 @@ class _Query:
             info = self._stage(task.stage)
             self._first_item[task.stage] = self._items
             self._items += task.partition + 1 if info is None else info.numTasks
-            self.recorder.add([events.ItemsPlanned(self._last, self._at_once, total=self._items)])
+            self._events.append(events.ItemsPlanned(self._last, self._at_once, total=self._items))
         place = task.stage, task.partition
         if place not in self._partitions:
             first = next(iter(self._first_item)) == task.stage
@@ -155,21 +158,22 @@ class _Query:
 
     # ── The items of the record ──────────────────────────────────────────────────────────────────────────────────────
 
-    def _show(self, partition: _Partition, report: ModelUsed) -> None:
-        """Record the state of a partition. While all slots are taken, it waits: there may be new executors."""
-        if partition.failure is not None and partition.state == "failed":
-            return
+    def _show(self, partition: _Partition, report: ModelUsed) -> bool:
+        """Record the state of a partition, and return True. If all slots are taken, return False."""
+        if partition.failure is not None and partition.state == "failed":  # another connection of the task has ended
+            return True
         if partition.slot is None and not self._enter(partition, report):
-            return
+            return False
         assert partition.slot is not None
         values = {"rows": float(partition.rows), "rows_per_s": partition.rows / max(partition.seconds, 1e-6)}
-        self.recorder.add([events.Metrics(values, time=self._last, rank=partition.slot)])
+        self._events.append(events.Metrics(values, time=self._last, rank=partition.slot))
         if partition.state == "finished":
             self._leave(partition, "finished")
         elif partition.state == "failed":
             error = next(each.error for each in partition.connections.values() if each.state == "failed")
             partition.failure = Failure("exception", error)
             self._leave(partition, "again")
+        return True
 
     def _enter(self, partition: _Partition, report: ModelUsed) -> bool:
         """Give the partition a slot in the record. Return whether there is one."""
@@ -178,8 +182,10 @@ class _Query:
                 self._leave(holder, "finished")  # Spark needed no more of its rows
             if self._holders[slot] is None:
                 self._holders[slot], partition.slot = partition, slot
-                started = events.ItemStarted(self._last, partition.item, partition.name, slot, partition.attempt)
-                self.recorder.add([events.RankStarted(self._last, slot, report.host, report.pid), started])
+                self._events += [
+                    events.RankStarted(self._last, slot, report.host, report.pid),
+                    events.ItemStarted(self._last, partition.item, partition.name, slot, partition.attempt),
+                ]
                 return True
         return False
 
@@ -194,8 +200,13 @@ class _Query:
     def _end_item(self, partition: _Partition, ending: events.ItemEnding) -> None:
         partition.is_over = ending != "again"
         failure = partition.failure if ending in ("failed", "again") else None
-        seconds = partition.seconds
-        self.recorder.add([events.ItemEnded(self._last, partition.item, ending, failure=failure, seconds=seconds)])
+        ended = events.ItemEnded(self._last, partition.item, ending, failure=failure, seconds=partition.seconds)
+        self._events.append(ended)
+
+    def _save(self) -> None:
+        """Pass the new events on to the record, all at once."""
+        found, self._events = self._events, []
+        self.recorder.add(found)
 
     # ── The end ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -215,7 +226,7 @@ class _Query:
             if each.is_over:
                 continue
             if each.slot is None:
-                self.recorder.add([events.ItemStarted(self._last, each.item, each.name, -1, each.attempt)])
+                self._events.append(events.ItemStarted(self._last, each.item, each.name, -1, each.attempt))
             each.slot = None
             self._end_item(each, "failed" if each.state == "failed" else "finished" if complete[stage] else "stopped")
         outcome: events.Ending = "finished"
@@ -223,7 +234,8 @@ class _Query:
             failed = any(each.failure and each.state == "failed" for each in self._partitions.values())
             outcome = "failed" if failed else "interrupted"
         elif self._partitions:  # without those that had no rows, which no model process has heard of
-            self.recorder.add([events.ItemsPlanned(self._last, self._at_once, total=len(self._partitions))])
+            self._events.append(events.ItemsPlanned(self._last, self._at_once, total=len(self._partitions)))
+        self._save()
         summary, seconds = self._summary(), self._last - self.recorder.record.started
         if outcome == "finished" and not (self.recorder.record.warm and seconds < describe.QUICK_S):
             self.recorder.notice(summary)
