@@ -87,6 +87,8 @@ EXAMPLES: list[Message] = [
     messages.CheckpointDamaged("dir", "00000001", 1, "cut"),
     messages.CheckpointRestored("dir", "00000001", 1, 0.5),
     messages.CheckpointRemoved("dir", "00000001"),
+    messages.ModelUsed("1f2e", "host", 4711, None, ()),
+    messages.ModelUsed("1f2e", "host", 4711, 0.5, (messages.TaskScored(3, 17, "5", 2, 9, 99, 1, 0.5, "failed", "no"),)),
 ]  # fmt: skip
 
 

@@ -18,7 +18,8 @@ NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 SOURCE_ROOT = str(Path(sparkring.__file__).parents[1])
 CELL_TIMEOUT_S = 300
 HAS_PETASTORM = sys.version_info < (3, 13)  # there are no builds of the pyarrow and NumPy that it needs
-WITH_SPARES = {"survive", "strategies", "images"}  # as users have them: here, several ranks on this machine import the same
+# With spare processes, as users have them: here, several ranks on this machine import the same.
+WITH_SPARES = {"survive", "strategies", "images"}
 PICTURES = {  # the cells that draw them
     "shards": ("data-picture", "picture"),
     "mixed_inputs": ("picture", "bars"),

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 
-from sparkring.engine import background
+from sparkring.engine import background, queries
 
 MARK = "SPARKRING_TEST"  # in the environment of every process that a test starts, and so in /proc
 SETTLE_S = 1.0  # what still exists after this time counts as left behind
@@ -242,6 +242,7 @@ def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     found = Watch(os.environ[MARK])
     yield found
     background.stop_all()
+    queries.close()
     complaints = found.complaints(SETTLE_S)
     for pid in marked(found.mark) if "processes" in complaints else ():
         with contextlib.suppress(OSError):

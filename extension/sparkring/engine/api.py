@@ -68,6 +68,11 @@ def _open_view(options: Options | ForeachOptions, interrupts: Interrupts) -> Vie
     return open_view(quiet=options.quiet, stop=interrupts.request, background=options.background)
 
 
+def background_view() -> View:
+    """Return a view for a run that threads record, without a Stop button."""
+    return open_view(background=True)
+
+
 def _carry_out(run: Run) -> RunResult:
     global last_result
     last_result = result = run.to_the_end()

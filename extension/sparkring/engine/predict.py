@@ -28,6 +28,7 @@ from sparkring.engine.foreach.run import ForeachRun, ForeachSpec
 from sparkring.engine.model_version import version_of
 from sparkring.engine.options import ForeachOptions
 from sparkring.engine.prepare import refuse_shared
+from sparkring.engine.queries import watch
 from sparkring.engine.spec import Call
 from sparkring.errors import DataError, OptionsError
 from sparkring.history import describe
@@ -173,7 +174,7 @@ def predict(
                     f"{name}=… is only for Parquet files. For a DataFrame, predict() returns a DataFrame: write that "
                     "with .write.parquet(…), or pass the path of Parquet files instead of a DataFrame."
                 )
-        return predict_frame(data, settings, idle_s=idle_s)
+        return predict_frame(data, settings, idle_s=idle_s, watch=watch)
     if to is None:
         raise OptionsError(
             "to=… is missing. With Parquet files as input, predict() writes the predictions to files: name a folder "
@@ -237,7 +238,7 @@ def _prepared(
         )
     check_new(found, kept, "the data", ", or leave the column out with columns=[…]")
     is_saved = isinstance(source, Saved)
-    name = source.told if isinstance(source, Saved) else _name(settings.model)
+    name = source.told
     belongs = {
         "data": dataset.version,
         "model": version_of(settings.make_model if is_saved else settings.model, name),
@@ -351,11 +352,6 @@ class _Digested:
     def write(self, data: Any) -> int:
         self.digest.update(data)
         return int(self._out.write(data))
-
-
-def _name(model: Any) -> str:
-    found: str = getattr(model, "__name__", None) or type(model).__name__
-    return "a function" if found == "<lambda>" else found
 
 
 def _carried_out(scoring: _Scoring, run: ForeachRun, model: ModelProcess) -> Predictions:

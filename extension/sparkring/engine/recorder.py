@@ -55,10 +55,13 @@ class Recorder:
         """Show the run in the current cell as well, since the user has asked for it."""
         self._show(self._view.again)
 
-    def close(self, ending: events.Ending, message: str = "", failed_rank: int | None = None) -> RunRecord:
+    def close(
+        self, ending: events.Ending, message: str = "", failed_rank: int | None = None, *, at: float | None = None
+    ) -> RunRecord:
+        """Note that the run has ended, now or at a time in the past (Unix seconds)."""
         try:
             self.add(self._folder.end_timeline(time.time()))
-            self.add([events.RunFinished(time.time(), ending, message, failed_rank)])
+            self.add([events.RunFinished(at or time.time(), ending, message, failed_rank)])
         finally:
             self._folder.close()
         if self._shows:

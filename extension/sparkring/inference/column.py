@@ -34,12 +34,18 @@ class Returned(NamedTuple):
 
 
 def scoring_udf(
-    session: SparkSession, settings: Mapping[str, Any], kind: DataType, types: bytes | None, *, idle_s: float
+    session: SparkSession,
+    settings: Mapping[str, Any],
+    kind: DataType,
+    types: bytes | None,
+    *,
+    idle_s: float,
+    report: Mapping[str, Any] | None = None,
 ) -> Any:
     """Return the UDF that scores its arguments with Scorer(**settings), and returns values of the Spark type `kind`.
 
-    `types` is the Arrow schema of the arguments, serialized; if it is None, the types are found from the rows. Raise
-    CaptureError if the model cannot be sent.
+    `types` is the Arrow schema of the arguments, serialized; if it is None, the types are found from the rows. `report`
+    says how the model processes reach the driver, as Reporter's order. Raise CaptureError if the model cannot be sent.
     """
     import pandas
     from pyspark.sql.functions import pandas_udf
@@ -52,6 +58,7 @@ def scoring_udf(
         "path": [os.path.abspath(entry) for entry in sys.path] if context.master.startswith("local") else [],
         "environment": {**root_for_ranks(), **({_THREADS: threads} if threads else {})},
         "idle_s": idle_s,
+        "report": report,
     }
     task = by_value("sparkring.inference", "task.py")["scorer_for"]
     score = task(order, secrets.token_bytes(32), model, types, settings["batch_size"])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -14,22 +15,30 @@ from sparkring.cluster.python import executed_by_this_python
 from sparkring.data.columns import is_object
 from sparkring.data.frames import check_names, for_array, for_arrays, quoted, session_of
 from sparkring.errors import DataError, OptionsError
+from sparkring.history.describe import counted, first_line
 from sparkring.inference import outputs
 from sparkring.inference.column import Returned, arrow_types, returned, scoring_udf, spark_types
 from sparkring.inference.files import Files, files_of, row_numbers
+from sparkring.inference.scorer import Source
 from sparkring.inference.settings import PROBED_ROWS, Settings, check_new
 from sparkring.runtime.interrupts import interrupted
 from sparkring.runtime.kernel import tell
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import Column, DataFrame, SparkSession
+
+    Watch = Callable[[SparkContext, str, str], Mapping[str, Any] | None]
 
 IDLE_S = 300.0  # for how long a process keeps the model when no task uses it
 
 
-def predict(data: DataFrame, settings: Settings, *, idle_s: float = IDLE_S) -> DataFrame:
+def predict(
+    data: DataFrame, settings: Settings, *, idle_s: float = IDLE_S, watch: Watch = lambda *_: None
+) -> DataFrame:
     """Return a DataFrame with the predictions of a model as one or more new columns.
 
+    `watch(context, title, code)` returns what the model processes need in order to report to the driver, or None.
     Raises DataError, OptionsError, CheckpointError, CaptureError.
     """
     if type(data).__module__.startswith("pyspark.sql.connect."):
@@ -57,7 +66,10 @@ def predict(data: DataFrame, settings: Settings, *, idle_s: float = IDLE_S) -> D
     check_new(result.outputs, data.columns, "the DataFrame")
     sent = types if files is None else pa.schema([("row", pa.int64())])
     scorer = settings.scorer(source, inputs, result.outputs, files=files, small=small)
-    udf = scoring_udf(session, scorer, result.kind, sent.serialize().to_pybytes(), idle_s=idle_s)
+    title, code = _described(data, files, settings, source, rows)
+    report = None if data.isStreaming else watch(session.sparkContext, title, code)
+    types_sent = sent.serialize().to_pybytes()
+    udf = scoring_udf(session, scorer, result.kind, types_sent, idle_s=idle_s, report=report)
     with executed_by_this_python(session.sparkContext):
         column = udf(*(_columns(data, types, settings.fill or {}) if files is None else [row_numbers()]))
     return _with(data, column, result)
@@ -116,6 +128,24 @@ def _first_rows(used: DataFrame, types: pa.Schema, files: Files | None, session:
         for at, field in enumerate(types)
     ]
     return pa.RecordBatch.from_arrays(columns, schema=types)
+
+
+def _described(
+    data: DataFrame, files: Files | None, settings: Settings, source: Source, rows: pa.RecordBatch | None
+) -> tuple[str, str]:
+    """Return what the records of queries say about the column: a title, and the call with what the data is."""
+    if files is not None:
+        paths = sorted(set(files.paths.values()))
+        name = paths[0] if len(paths) == 1 else os.path.commonpath(paths)
+        about = f"{counted(len(paths), 'file')} in {name}"
+    else:
+        name = "a DataFrame"
+        about = str(data._jdf.queryExecution().analyzed().toString()).partition("\n")[0]
+    probed = (
+        f"\n# The model has scored the first {counted(len(rows), 'row')} in the notebook." if rows is not None else ""
+    )
+    code = f"sparkring.predict({name}, {source.told}, inputs={settings.inputs!r})\n# {first_line(about, 300)}{probed}"
+    return f"predict {name} with {source.told}", code
 
 
 def _with(data: DataFrame, column: Column, result: Returned) -> DataFrame:

@@ -34,7 +34,10 @@ class RowsError(Exception):
 
 
 class Source(Protocol):
-    """Where a model comes from: load() returns it, in the process in which it is to be used."""
+    """Where a model comes from: load() returns it, in the process in which it is to be used. `told` names it."""
+
+    @property
+    def told(self) -> str: ...
 
     def load(self) -> Any: ...
 

@@ -34,6 +34,7 @@ import pyarrow as pa
 
 from sparkring.capture.packing import unpack_call
 from sparkring.errors import DataError
+from sparkring.inference.reporter import Reporter, Task
 from sparkring.inference.scorer import RowsError, told
 
 _LOOK_EVERY_S = 0.25
@@ -45,8 +46,9 @@ _SIGNALS = (signal.SIGTERM, signal.SIGHUP)  # Spark's daemon sends SIGHUP when t
 class _Server:
     """Serves connections until the process is to end. If the model could not be loaded, `problem` says why."""
 
-    def __init__(self, scorer: Any, problem: str, token: bytes, folder: str) -> None:
+    def __init__(self, scorer: Any, problem: str, token: bytes, folder: str, reporter: Reporter) -> None:
         self._scorer, self._problem, self._token, self._folder = scorer, problem, token, folder
+        self._reporter = reporter
         self._open = 0
         self._changing = threading.Lock()
         self._last_used = time.monotonic()
@@ -63,28 +65,36 @@ class _Server:
         threading.Thread(target=self._serve, args=(Connection(accepted.detach()),), daemon=True).start()
 
     def _serve(self, connection: Any) -> None:
+        task = self._reporter.task()
         try:
             with connection, contextlib.suppress(OSError, EOFError, AuthenticationError):
                 deliver_challenge(connection, self._token)
                 answer_challenge(connection, self._token)
-                while True:
-                    self._answer(connection, connection.recv_bytes())
+                while request := connection.recv_bytes():
+                    self._answer(connection, request, task)
+                task.finished()
         finally:
+            task.ended()
             with self._changing:
                 self._open -= 1
                 self._last_used = time.monotonic()
             with contextlib.suppress(OSError):
                 os.utime(self._folder)  # for _newer()
 
-    def _answer(self, connection: Any, request: bytes) -> None:
+    def _answer(self, connection: Any, request: bytes, task: Task) -> None:
         failed: dict[str, Any] = {"error": self._problem, "row": None, "of_rows": False} if self._problem else {}
         try:
+            rows = pa.ipc.open_stream(request).read_all().combine_chunks()
+            task.asks(rows.schema)
             if not failed:
-                found = self._scorer.score(pa.ipc.open_stream(request).read_all().combine_chunks())
+                found = self._scorer.score(rows)
+                task.scored(found)
         except RowsError as error:
             failed = {"error": str(error), "row": error.row, "of_rows": True}
         except DataError as error:  # a file cannot be read
             failed = {"error": str(error), "row": None, "of_rows": False}
+        if failed:
+            task.failed(failed["error"])
         connection.send_bytes(json.dumps(failed).encode())
         if failed:
             return
@@ -122,7 +132,7 @@ def _serve(order: dict[str, Any], parts: Sequence[bytearray]) -> None:
         signal.signal(number, _end)
     folder, lock = order["folder"], order["lock"]
     _remove_dead(folder)
-    scorer, problem, began = None, "", time.monotonic()
+    scorer, problem, began, reporter = None, "", time.monotonic(), Reporter(order.get("report"))
     try:
         payload, *buffers = parts
         function, settings = unpack_call(payload, buffers)
@@ -131,12 +141,14 @@ def _serve(order: dict[str, Any], parts: Sequence[bytearray]) -> None:
         problem = f"the model could not be loaded on {socket.gethostname()}: {told(error)}"
     with contextlib.suppress(FileNotFoundError):
         os.unlink(os.path.join(folder, "model"))  # a copy that a task has made for this process
-    Path(folder, "loaded").write_text(f"{time.monotonic() - began:.3f}")
+    load_s = time.monotonic() - began
+    reporter.loaded(load_s)
+    Path(folder, "loaded").write_text(f"{load_s:.3f}")
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(os.path.join(folder, "socket"))
     listener.listen(128)
     fcntl.flock(lock, fcntl.LOCK_UN)
-    server = _Server(scorer, problem, bytes.fromhex(order["token"]), folder)
+    server = _Server(scorer, problem, bytes.fromhex(order["token"]), folder, reporter)
     idle_s = min(order["idle_s"], _PROBLEM_S) if problem else order["idle_s"]
     while _is_alive(order["watch"]):
         if select.select([listener], [], [], _LOOK_EVERY_S)[0]:

@@ -33,6 +33,12 @@ class Live:
     def __init__(self, model: Any) -> None:
         self._model = model
 
+    @property
+    def told(self) -> str:
+        """The name of the model, in messages."""
+        found: str = getattr(self._model, "__name__", None) or type(self._model).__name__
+        return "a function" if found == "<lambda>" else found
+
     def load(self) -> Any:
         return self._model
 

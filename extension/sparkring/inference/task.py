@@ -44,6 +44,7 @@ _BOOT = (
     "sys.path[:0] = [path]; sys.path += [p for p in order['path'] if p not in sys.path]; del archive, file; "
     "from sparkring.inference.server import main; main(order, parts)"
 )
+TASK = b"sparkring.task"  # the key under which the metadata of a request says which task has sent it
 _ATTEMPTS = 3  # if the model process ends this many times during a request, the request's rows count as the cause
 _LOGGED = 600  # the largest number of characters of a log that an error quotes
 
@@ -70,6 +71,7 @@ def scorer_for(
         try:
             for request in _requests(batches, schema, batch_size):
                 yield _as_pandas(process.ask(request))
+            process.finish()
         finally:
             process.close()
 
@@ -160,6 +162,7 @@ class Process:
         self._folder = os.path.join(_temporary(), f"sparkring-model-{order['key']}")
         self._connection: Any = None
         self._rows = 0  # how many rows have been scored
+        self._about: dict[bytes, bytes] | None = None  # the Arrow metadata of each request
 
     def _model_file(self) -> str:
         """Return the path of the file with sparkring's archive and the packed model. The folder is locked."""
@@ -173,7 +176,7 @@ class Process:
         """Return the model's answer for an Arrow table, as an Arrow batch."""
         import pyarrow
 
-        sink = pyarrow.BufferOutputStream()
+        rows, sink = rows.replace_schema_metadata(self._about), pyarrow.BufferOutputStream()
         with pyarrow.ipc.new_stream(sink, rows.schema) as writer:
             writer.write_table(rows)
         sent = sink.getvalue()
@@ -204,6 +207,12 @@ class Process:
         row = told["row"]
         place = self._place(self._rows, rows) if row is None else self._place(self._rows + row, 1)
         return f"sparkring: {place}: {told['error']}"
+
+    def finish(self) -> None:
+        """Tell the process that all rows have been sent."""
+        if self._connection is not None:
+            with contextlib.suppress(OSError):
+                self._connection.send_bytes(b"")
 
     def close(self) -> None:
         if self._connection is not None:
@@ -304,6 +313,10 @@ class _OfPartition(Process):
         context = TaskContext.get()
         self._partition = context.partitionId() if context is not None else 0
         self._model = model
+        if context is not None:
+            query = context.getLocalProperty("spark.sql.execution.id") or ""
+            place = [context.taskAttemptId(), query, context.stageId(), self._partition]
+            self._about = {TASK: json.dumps(place).encode()}
 
     def _model_file(self) -> str:
         path: str | None = getattr(self._model, "_path", None)

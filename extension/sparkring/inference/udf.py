@@ -26,6 +26,10 @@ class Made:
     def __init__(self, make_predict_fn: Callable[[], Callable[..., Any]], shapes: Shapes | None) -> None:
         self._make, self._shapes = make_predict_fn, shapes
 
+    @property
+    def told(self) -> str:
+        return getattr(self._make, "__name__", "a function")
+
     def load(self) -> Callable[[dict[str, Any]], Any]:
         predict = self._make()
         expected = len(inspect.signature(predict).parameters)

@@ -30,6 +30,7 @@ from sparkring.launchers.base import Launcher, LaunchRequest
 from sparkring.wire.ticket import BOOT, ROWS_END, Ticket
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 _Answer = TypeVar("_Answer")
@@ -81,13 +82,9 @@ class SparkLauncher(Launcher):
             check(self._context, size, data, here=request.here)
         self._gpus = request.gpus
         self.pins_gpus = request.gpus == 0 or gpus_per(self._context, "task") > 0
-        setting = self._context.getConf().get
-        local = self._context.master.startswith("local")
-        self.host = LOOPBACK if local else str(setting("spark.driver.host", LOOPBACK))
-        self.bind_host = LOOPBACK if local else str(setting("spark.driver.bindAddress", self.host))
-        self.port = int(setting(PORT_SETTING, "0") or 0)
+        self.host, self.bind_host, self.port = driver_address(self._context)
         if self.port and request.at_once:
-            self.port = _free_port(self.bind_host, self.port)
+            self.port = free_port(self.bind_host, self.port)
 
     def start(self, size: int, ticket: Ticket) -> None:
         from pyspark import InheritableThread
@@ -224,7 +221,16 @@ def _ask(question: Callable[[], _Answer], otherwise: _Answer) -> _Answer:
         return otherwise
 
 
-def _free_port(host: str, first: int) -> int:
+def driver_address(context: SparkContext) -> tuple[str, str, int]:
+    """Return the host at which executors reach the driver, the address to listen on, and the port (0: any free one)."""
+    setting = context.getConf().get
+    local = context.master.startswith("local")
+    host = LOOPBACK if local else str(setting("spark.driver.host", LOOPBACK))
+    bind_host = LOOPBACK if local else str(setting("spark.driver.bindAddress", host))
+    return host, bind_host, int(setting(PORT_SETTING, "0") or 0)
+
+
+def free_port(host: str, first: int) -> int:
     """Return the first free port from `first` on, because each gang of a pool needs a port of its own."""
     for port in range(first, 1 << 16):
         with contextlib.suppress(OSError), socket.create_server((host, port)):

@@ -11,6 +11,7 @@ from pyspark.ml import Model
 from pyspark.ml.util import MLReadable, MLWritable
 
 from sparkring.data.layout import Spec
+from sparkring.engine.queries import watch
 from sparkring.inference import outputs, predictors
 from sparkring.inference.column import spark_types
 from sparkring.inference.predict import predict
@@ -81,7 +82,7 @@ class Fitted(Model, Columns, MLWritable, MLReadable):  # type: ignore[misc]
         features = self.value("feature_cols")
         reshape = reshaping(features, self.value("input_shapes"))
         settings = Settings(self.getModel(), features, returns=self._returns(), transform=reshape, dtype="float32")
-        return predict(dataset, settings)
+        return predict(dataset, settings, watch=watch)
 
     def _returns(self) -> dict[str, DataType]:
         """Return the types of the predictions, found by scoring rows of zeros."""

@@ -5,6 +5,7 @@
     member  ── SetEnvironment ─────────────────────────────────────────▶ rank
     member  ── Hello, Output, GpuUsed, Beat, GivenBack, Exited, … ─────▶ driver
     rank    ── Done, Failed, Metrics, DataRead, … ───── passed on ─────▶ driver
+    model process of predict() ── ModelUsed ───────────────────────────▶ driver
 
 To add a message, write its class in one of the modules here, import it below, and add it to one of the unions. Its
 annotations define how it is encoded and decoded: a field of type `bytes` is one part of the frame's body, a field of
@@ -37,6 +38,8 @@ from sparkring.wire.messages.member_reports import Hello as Hello
 from sparkring.wire.messages.member_reports import Output as Output
 from sparkring.wire.messages.member_reports import Stack as Stack
 from sparkring.wire.messages.member_reports import TimelinePart as TimelinePart
+from sparkring.wire.messages.model_reports import ModelUsed as ModelUsed
+from sparkring.wire.messages.model_reports import TaskScored as TaskScored
 from sparkring.wire.messages.orders import EndItem as EndItem
 from sparkring.wire.messages.orders import EnterWorld as EnterWorld
 from sparkring.wire.messages.orders import Handler as Handler
@@ -96,5 +99,5 @@ Told = (
 RankReport = Done | Failed | Importing | CollectivesEnded | Told
 Report = MemberReport | RankReport
 Kept = Output | GpuUsed | TimelinePart | Told  # passed to the run's record unchanged
-Message = MemberOrder | RankOrder | Report
+Message = MemberOrder | RankOrder | Report | ModelUsed
 KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in get_args(Message)}

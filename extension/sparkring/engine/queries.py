@@ -1,0 +1,402 @@
+"""The records of Spark queries that use a column of predictions. The items of such a run are the partitions.
+
+    model process ── ModelUsed ──▶ Listener ── a thread per connection ──▶ _Query ──▶ Recorder
+
+A DataFrame of predict() may be used at any time, so one listener waits as long as this process lives; it uses no time
+meanwhile. A query begins with the first report of a model process. It ends when Spark runs none of its stages any more,
+and either another query begins, or all model processes have closed their connections, because no task was connected for
+a while.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import secrets
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sparkring.capture.versions import versions
+from sparkring.cluster.slots import slots
+from sparkring.engine.api import background_view
+from sparkring.engine.recorder import Recorder
+from sparkring.errors import LaunchError
+from sparkring.history import describe, events, run_store
+from sparkring.history.record import QUICK_S
+from sparkring.launchers.spark import driver_address, free_port
+from sparkring.runtime.kernel import tell
+from sparkring.wire.channel import ChannelClosed, Connection, Listener
+from sparkring.wire.messages import Failure, ModelUsed, TaskScored
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+_MOST = 1_000  # how many model processes are listened to at once
+_LOOK_EVERY_S = 0.25
+
+
+class _Column(NamedTuple):
+    """A column of predictions. `title` and `code` are for the records of its queries."""
+
+    context: SparkContext
+    title: str
+    code: str
+
+
+@dataclass
+class _Partition:
+    """A partition of a stage, which is an item of the run.
+
+    `task` is Spark's id of its last attempt, and `connections` has what has been scored for this attempt, by process
+    and number of the connection. `slot` is None while the record does not show the item as running.
+    """
+
+    item: int
+    name: str
+    task: int = -1
+    attempt: int = 0
+    slot: int | None = None
+    is_over: bool = False
+    failure: Failure | None = None
+    connections: dict[tuple[str, int], TaskScored] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> int:
+        return sum(each.rows for each in self.connections.values())
+
+    @property
+    def seconds(self) -> float:
+        return max(each.seconds for each in self.connections.values())
+
+    @property
+    def state(self) -> str:
+        """The state of the attempt. A task has several connections if Spark computes the column in several places."""
+        found = {each.state for each in self.connections.values()}
+        return next(state for state in ("running", "failed", "closed", "finished") if state in found)
+
+
+class _Query:
+    """A query that is recorded and shown. Its tasks are those of one column, in one or more stages."""
+
+    def __init__(self, column: _Column, *, warm: bool) -> None:
+        self._context = column.context
+        self._last = time.time()
+        self._at_once = self._slots()
+        self._holders: list[_Partition | None] = [None] * self._at_once
+        self._first_item: dict[int, int] = {}  # the number of the item for partition 0, by stage
+        self._items = 0
+        self._partitions: dict[tuple[int, int], _Partition] = {}
+        self._scored: dict[tuple[str, int], TaskScored] = {}  # what has been scored, also by attempts that failed
+        self._loads: dict[str, float | None] = {}
+        self._waiting: list[_Partition] = []  # partitions without a slot in the record
+        started = events.RunStarted(
+            self._last,
+            run_store.new_id(),
+            column.title,
+            column.code,
+            self._at_once,
+            "spark",
+            "plain",
+            "all",
+            warm=warm,
+            versions=versions(),
+        )
+        self.recorder = Recorder(background_view(), started)
+        self._events: list[events.Event] = [events.ItemsPlanned(self._last, self._at_once)]
+
+    def add(self, report: ModelUsed, tasks: list[TaskScored]) -> None:
+        """Record what a model process has reported about these tasks."""
+        self._last = time.time()
+        process = _process(report)
+        self._note_load(process, report)
+        changed = {id(each): each for each in self._waiting}
+        for task in tasks:
+            self._scored[process, task.connection] = task
+            partition = self._partition(task)
+            if task.task != partition.task:
+                self._leave(partition, "again")
+                partition.task, partition.connections = task.task, {}
+                partition.attempt += 1
+            partition.connections[process, task.connection] = task
+            changed[id(partition)] = partition
+        self._waiting = [each for each in changed.values() if not each.is_over and not self._show(each, report)]
+        self._save()
+
+    def lose(self, report: ModelUsed) -> None:
+        """Note that the process has disconnected. If it was killed, it cannot report the end of its tasks."""
+        for partition in self._partitions.values():
+            for key, each in partition.connections.items():
+                if key[0] == _process(report) and each.state == "running":
+                    partition.connections[key] = each._replace(state="closed")
+
+    def _note_load(self, process: str, report: ModelUsed) -> None:
+        if process in self._loads and self._loads[process] == report.load_s:
+            return
+        if report.load_s is None:
+            text = f"{report.host} loads the model (process {report.pid})"
+            self._events.append(events.Notice(self._last, text, "heard"))
+        elif process in self._loads:
+            text = f"{report.host} has loaded the model in {describe.duration(report.load_s)} (process {report.pid})"
+            self._events.append(events.Notice(self._last, text))
+        self._loads[process] = report.load_s
+
+    def _partition(self, task: TaskScored) -> _Partition:
+        if task.stage not in self._first_item:
+            info = self._stage(task.stage)
+            self._first_item[task.stage] = self._items
+            self._items += task.partition + 1 if info is None else info.numTasks
+            self._events.append(events.ItemsPlanned(self._last, self._at_once, total=self._items))
+        place = task.stage, task.partition
+        if place not in self._partitions:
+            first = next(iter(self._first_item)) == task.stage
+            name = f"partition {task.partition}" if first else f"partition {task.partition} of stage {task.stage}"
+            self._partitions[place] = _Partition(self._first_item[task.stage] + task.partition, name)
+        return self._partitions[place]
+
+    # ── The items of the record ──────────────────────────────────────────────────────────────────────────────────────
+
+    def _show(self, partition: _Partition, report: ModelUsed) -> bool:
+        """Record the state of a partition, and return True. If all slots are taken, return False."""
+        if partition.failure is not None and partition.state == "failed":  # another connection of the task has ended
+            return True
+        if partition.slot is None and not self._enter(partition, report):
+            return False
+        assert partition.slot is not None
+        values = {"rows": float(partition.rows), "rows_per_s": partition.rows / max(partition.seconds, 1e-6)}
+        self._events.append(events.Metrics(values, time=self._last, rank=partition.slot))
+        if partition.state == "finished":
+            self._leave(partition, "finished")
+        elif partition.state == "failed":
+            error = next(each.error for each in partition.connections.values() if each.state == "failed")
+            partition.failure = Failure("exception", error)
+            self._leave(partition, "again")
+        return True
+
+    def _enter(self, partition: _Partition, report: ModelUsed) -> bool:
+        """Give the partition a slot in the record. Return whether there is one."""
+        for slot, holder in enumerate(self._holders):
+            if holder is not None and holder.state == "closed":
+                self._leave(holder, "finished")  # Spark needed no more of its rows
+            if self._holders[slot] is None:
+                self._holders[slot], partition.slot = partition, slot
+                self._events += [
+                    events.RankStarted(self._last, slot, report.host, report.pid),
+                    events.ItemStarted(self._last, partition.item, partition.name, slot, partition.attempt),
+                ]
+                return True
+        return False
+
+    def _leave(self, partition: _Partition, ending: events.ItemEnding) -> None:
+        """Record the end of the partition's attempt, if the record has its beginning."""
+        if partition.slot is None:
+            return
+        self._holders[partition.slot] = None
+        partition.slot = None
+        self._end_item(partition, ending)
+
+    def _end_item(self, partition: _Partition, ending: events.ItemEnding) -> None:
+        partition.is_over = ending != "again"
+        failure = partition.failure if ending in ("failed", "again") else None
+        ended = events.ItemEnded(self._last, partition.item, ending, failure=failure, seconds=partition.seconds)
+        self._events.append(ended)
+
+    def _save(self) -> None:
+        """Pass the new events on to the record, all at once."""
+        found, self._events = self._events, []
+        self.recorder.add(found)
+
+    # ── The end ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def is_active(self) -> bool:
+        """Whether a task is connected, or Spark still runs one of the stages."""
+        if any(each.state == "running" for each in self._partitions.values()):
+            return True
+        with contextlib.suppress(Exception):  # py4j raises various errors if the session has been stopped
+            return not self._first_item.keys().isdisjoint(self._context.statusTracker().getActiveStageIds())
+        return False
+
+    def end(self) -> None:
+        """Close the record. A task that was closed counts as finished if its stage is complete."""
+        infos = {stage: self._stage(stage) for stage in self._first_item}
+        complete = {stage: not info or info.numCompletedTasks >= info.numTasks for stage, info in infos.items()}
+        for (stage, _), each in self._partitions.items():
+            if each.is_over:
+                continue
+            if each.slot is None:
+                self._events.append(events.ItemStarted(self._last, each.item, each.name, -1, each.attempt))
+            each.slot = None
+            self._end_item(each, "failed" if each.state == "failed" else "finished" if complete[stage] else "stopped")
+        outcome: events.Ending = "finished"
+        if not all(complete.values()):
+            failed = any(each.failure and each.state == "failed" for each in self._partitions.values())
+            outcome = "failed" if failed else "interrupted"
+        elif self._partitions:  # without those that had no rows, which no model process has heard of
+            self._events.append(events.ItemsPlanned(self._last, self._at_once, total=len(self._partitions)))
+        self._save()
+        summary, seconds = self._summary(), self._last - self.recorder.record.started
+        if outcome == "finished" and not (self.recorder.record.warm and seconds < QUICK_S):
+            self.recorder.notice(summary)
+        errors = [each.failure.summary for each in self._partitions.values() if each.failure]
+        message = describe.dotted(summary, *errors[:1]) if outcome == "failed" else summary
+        self.recorder.close(outcome, message, at=self._last)
+
+    def _summary(self) -> str:
+        """Return a line about the whole query."""
+        seconds = max(self._last - self.recorder.record.started, 1e-6)
+        rows: Counter[str] = Counter()
+        for (process, _), task in self._scored.items():
+            rows[process.rpartition(":")[0]] += task.rows
+        nulls = sum(task.nulls for task in self._scored.values())
+        rates = ", ".join(f"{host} {count / seconds:,.0f}" for host, count in rows.items()) if len(rows) > 1 else ""
+        loads = [load_s for load_s in self._loads.values() if load_s is not None]
+        slowest = max(self._partitions.values(), key=lambda each: each.seconds, default=None)
+        return describe.dotted(
+            f"{describe.counted(rows.total(), 'row')} scored in {describe.duration(seconds)}",
+            f"{rows.total() / seconds:,.0f} rows/s" + (f" ({rates})" if rates else ""),
+            f"{nulls:,} without a prediction" if nulls else "",
+            f"model loaded in {', '.join(map(describe.duration, loads))}" if loads else "",
+            f"slowest: {slowest.name} ({describe.duration(slowest.seconds)})" if slowest else "",
+        )
+
+    def _stage(self, stage: int) -> Any:
+        """Return what Spark knows of a stage; None if it knows nothing."""
+        with contextlib.suppress(Exception):  # py4j raises various errors if the session has been stopped
+            return self._context.statusTracker().getStageInfo(stage)
+        return None
+
+    def _slots(self) -> int:
+        with contextlib.suppress(Exception):  # py4j raises various errors if the session has been stopped
+            return max(1, slots(self._context).total)
+        return 1
+
+
+def _process(report: ModelUsed) -> str:
+    return f"{report.host}:{report.pid}"
+
+
+# ── Listening ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class _Watch:
+    """Listens to the model processes of this process's queries."""
+
+    def __init__(self) -> None:
+        self._secret = secrets.token_bytes(32)
+        self._listeners: dict[str, Listener] = {}  # by the address on which they listen
+        self._columns: dict[str, _Column] = {}
+        self._queries: dict[str, dict[str | None, _Query]] = {}  # by column, and by Spark's id; None while loading
+        self._connected: Counter[str] = Counter()  # the connections of each column's model processes
+        self._changing = threading.Lock()
+        self._closing = threading.Event()
+
+    def order(self, column: _Column) -> dict[str, Any] | None:
+        """Return what the model processes of a column need to report; None if this process cannot listen."""
+        host, bind_host, port = driver_address(column.context)
+        with self._changing:
+            try:
+                if bind_host not in self._listeners:
+                    port = free_port(bind_host, port + 1) if port else 0  # gangs use the port itself
+                    self._listeners[bind_host] = Listener(bind_host, port, self._secret, self._hear, most=_MOST)
+            except OSError:
+                return None
+            key = secrets.token_hex(8)
+            self._columns[key] = column
+            port = self._listeners[bind_host].port
+        return {"host": host, "port": port, "secret": self._secret.hex(), "column": key}
+
+    def close(self) -> None:
+        """Stop listening, and end the queries that are under way."""
+        self._closing.set()
+        for listener in self._listeners.values():
+            listener.close()
+        for queries in self._queries.values():
+            for query in queries.values():
+                query.end()
+
+    def _hear(self, connection: Connection) -> None:
+        heard: ModelUsed | None = None
+        try:
+            while isinstance(report := connection.receive(), ModelUsed) and report.column in self._columns:
+                with self._changing:
+                    self._connected[report.column] += heard is None
+                    heard = report
+                    self._add(report)
+        except ChannelClosed:
+            pass
+        except LaunchError as error:  # the record cannot be saved
+            tell(f"the query is not shown: {error}")
+        finally:
+            if heard is not None:
+                self._disconnect(heard)
+
+    def _add(self, report: ModelUsed) -> None:
+        """Pass the report to the queries of its tasks. When a query begins, those that are over end."""
+        queries = self._queries.setdefault(report.column, {})
+        if not report.tasks:
+            if not queries:
+                queries[None] = self._begin(report)
+            list(queries.values())[-1].add(report, [])
+        for name in dict.fromkeys(task.query for task in report.tasks):
+            if None in queries:
+                queries[name] = queries.pop(None)
+            if name not in queries:
+                self._end_over(queries)
+                queries[name] = self._begin(report)
+            queries[name].add(report, [task for task in report.tasks if task.query == name])
+
+    def _begin(self, report: ModelUsed) -> _Query:
+        return _Query(self._columns[report.column], warm=report.load_s is not None)
+
+    def _end_over(self, queries: dict[str | None, _Query]) -> None:
+        for name in [name for name, query in queries.items() if not query.is_active()]:
+            queries.pop(name).end()
+
+    def _disconnect(self, report: ModelUsed) -> None:
+        """Note that a model process has disconnected. After the last one, wait for the end of the column's queries."""
+        queries = self._queries[report.column]
+        with self._changing:
+            self._connected[report.column] -= 1
+            for query in queries.values():
+                query.lose(report)
+        while not self._closing.is_set():
+            with self._changing:
+                if not self._connected[report.column]:
+                    self._end_over(queries)
+                if self._connected[report.column] or not queries:
+                    return
+            self._closing.wait(_LOOK_EVERY_S)
+
+
+_watch: _Watch | None = None
+
+
+def watch(context: SparkContext, title: str, code: str) -> dict[str, Any] | None:
+    """Record and show the queries of a new column. Return what its model processes need in order to report to us.
+
+    Return None if this process cannot listen: the queries are not shown then.
+    """
+    global _watch
+    _watch = _watch or _Watch()
+    return _watch.order(_Column(context, title, code))
+
+
+@atexit.register
+def close() -> None:
+    """Stop listening. Columns that have been made before are not shown any more."""
+    global _watch
+    if _watch is not None:
+        _watch.close()
+        _watch = None
+
+
+def _forget() -> None:
+    """Leave the listener to the parent of this forked process."""
+    global _watch
+    _watch = None
+
+
+os.register_at_fork(after_in_child=_forget)

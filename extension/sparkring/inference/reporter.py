@@ -1,0 +1,146 @@
+"""Reports to the driver what a model process has scored, for the record of the query.
+
+Only a thread talks to the driver, so predictions never wait for it. If the driver cannot be reached, nothing is
+reported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from sparkring.inference.task import TASK
+from sparkring.wire.channel import dial
+from sparkring.wire.messages import ModelUsed, TaskScored
+
+EVERY_S, SHORTEST_S = 1.0, 0.1  # the time between two reports; the shorter one if no task is left that may go on
+QUIET_S = 1.5  # the connection to the driver is closed when no task has been connected for this long
+_ERROR_CHARACTERS = 1_000
+
+
+class Reporter:
+    """Sends the changes in the model's tasks to the driver, in a thread; without an `order`, does nothing.
+
+    The `order` has the driver's address, the secret, and the key of the column.
+    """
+
+    def __init__(self, order: Mapping[str, Any] | None) -> None:
+        self._order = order
+        self._news = threading.Condition()
+        self._is_new = True
+        self._changed: dict[int, Task] = {}
+        self._open = 1  # the tasks that are connected; loading the model counts as one
+        self._load_s: float | None = None
+        self._numbers = itertools.count()
+        if order is not None:
+            threading.Thread(target=self._report, args=(order,), name="sparkring-reporter", daemon=True).start()
+
+    def loaded(self, seconds: float) -> None:
+        """Note that the model has been loaded, or that loading it has failed."""
+        with self._news:
+            self._load_s, self._is_new = seconds, True
+            self._open -= 1
+            self._news.notify_all()
+
+    def task(self) -> Task:
+        """Return a new connection of a task."""
+        found = Task(self, next(self._numbers))
+        self.changed(found, opened=1)
+        return found
+
+    def changed(self, task: Task, *, opened: int = 0) -> None:
+        """Note that the task has changed: 1 for `opened` means that it has connected, and -1 that it has ended."""
+        with self._news:
+            self._open += opened
+            if self._order is not None and task.is_known:
+                self._changed[task.number] = task
+                self._is_new = True
+            self._news.notify_all()
+
+    def _report(self, order: Mapping[str, Any]) -> None:
+        try:
+            while True:
+                with self._news:
+                    self._news.wait_for(lambda: self._is_new)
+                with contextlib.closing(dial(order["host"], order["port"], bytes.fromhex(order["secret"]))) as driver:
+                    self._tell(driver, order["column"])
+        except OSError:  # the driver cannot be reached, or has ended
+            with self._news:
+                self._order = None
+                self._changed.clear()
+
+    def _tell(self, driver: Any, column: str) -> None:
+        """Send reports until no task has been connected for a while."""
+        while True:
+            with self._news:
+                tasks = tuple(task.told() for task in self._changed.values())
+                self._changed.clear()
+                self._is_new = False
+                load_s = self._load_s
+            driver.send(ModelUsed(column, socket.gethostname(), os.getpid(), load_s, tasks))
+            time.sleep(SHORTEST_S)
+            with self._news:
+                self._news.wait_for(lambda: not self._open, EVERY_S - SHORTEST_S)
+                while not self._is_new:
+                    if not self._news.wait(None if self._open else QUIET_S):
+                        return
+
+
+class Task:
+    """What has been scored for a task over one connection. It is known which task it is after its first request."""
+
+    def __init__(self, reporter: Reporter, number: int) -> None:
+        self.number = number
+        self._reporter = reporter
+        self._place: tuple[int, str, int, int] | None = None
+        self._began = self._ended = 0.0
+        self._rows = self._nulls = 0
+        self._state: Literal["running", "finished", "failed", "closed"] = "running"
+        self._error = ""
+
+    @property
+    def is_known(self) -> bool:
+        return self._place is not None
+
+    def asks(self, request: pa.Schema) -> None:
+        """Note a request with this schema."""
+        about = (request.metadata or {}).get(TASK)
+        if self._place is None and about is not None:
+            task, query, stage, partition = json.loads(about)
+            self._place, self._began = (task, query, stage, partition), time.monotonic()
+            self._reporter.changed(self)
+
+    def scored(self, found: pa.RecordBatch) -> None:
+        self._rows += len(found)
+        self._nulls += max(column.null_count for column in found.columns)
+        self._reporter.changed(self)
+
+    def failed(self, error: str) -> None:
+        self._state, self._error = "failed", error[:_ERROR_CHARACTERS]
+
+    def finished(self) -> None:
+        """Note that the task has sent all its rows."""
+        if self._state == "running":
+            self._state = "finished"
+
+    def ended(self) -> None:
+        """Note the end of the connection."""
+        if self._state == "running":
+            self._state = "closed"
+        self._ended = time.monotonic()
+        self._reporter.changed(self, opened=-1)
+
+    def told(self) -> TaskScored:
+        assert self._place is not None
+        state = self._state if self._ended else "running"
+        seconds = (self._ended or time.monotonic()) - self._began
+        return TaskScored(self.number, *self._place, self._rows, self._nulls, seconds, state, self._error)

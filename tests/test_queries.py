@@ -1,0 +1,186 @@
+"""The records of queries that use a column of predictions."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from waiting import until
+
+import sparkring
+from sparkring.engine import queries
+from sparkring.history import run_store
+from sparkring.inference import reporter
+from sparkring.wire.channel import dial
+from sparkring.wire.messages import ModelUsed, TaskScored
+
+ROWS = 3000
+
+
+@pytest.fixture
+def frame(spark):
+    return spark.sql(f"SELECT id, cast(id AS double) AS x FROM range(0, {ROWS}, 1, 6)")
+
+
+def ended(count):
+    """The records of the `count` runs of the test, the first one first, when all of them have ended."""
+
+    def found():
+        records = [run_store.load(path) for path in run_store.saved()]
+        return records[::-1] if len(records) == count and all(each.outcome for each in records) else None
+
+    return until(found, f"{count} queries have ended")
+
+
+def rows_of(record):
+    return sum(item.metrics["rows"] for item in record.items.known)
+
+
+def test_a_query(frame):
+    """Each use of the column has a record of its own, whose items are the partitions."""
+
+    def model(batch):
+        time.sleep(0.01)
+        return batch["x"]
+
+    scored = sparkring.predict(frame, model, inputs=["x"], batch_size=50, idle_s=0.1)
+    assert not run_store.saved()  # nobody has used the column
+    assert scored.selectExpr("sum(prediction)").first()[0] == ROWS * (ROWS - 1) / 2
+    assert len(scored.limit(5).collect()) == 5
+    first, second = ended(2)
+    assert (first.outcome, first.title) == ("finished", "predict a DataFrame with model")
+    assert rows_of(first) == frame.count()
+    assert (first.items.total, first.items.finished, first.items.again) == (6, 6, 0)
+    assert [item.name for item in first.items.known] == [f"partition {number}" for number in range(6)]
+    assert all(item.host and item.seconds(0) > 0 for item in first.items.known)
+    assert "model loaded in" in first.message
+    assert "slowest: partition" in first.message
+    assert (second.outcome, second.items.total) == ("finished", 1)
+
+
+def test_rows_that_cannot_be_scored(frame):
+    def model(batch):
+        if (batch["x"] >= ROWS - 2).any():
+            raise ValueError("too large")
+        return batch["x"]
+
+    nulls = sparkring.predict(frame, model, inputs=["x"], on_error="null", idle_s=0.1)
+    assert nulls.where("prediction IS NULL").count() == 2
+    (record,) = ended(1)
+    assert "2 without a prediction" in record.message
+    with pytest.raises(Exception, match="too large"):
+        sparkring.predict(frame, model, inputs=["x"], idle_s=0.1).collect()
+    failed = ended(2)[1]
+    assert failed.outcome == "failed"
+    assert "ValueError: too large" in failed.message
+    assert "ValueError: too large" in failed.items.known[-1].failure.summary
+
+
+def test_without_a_listener(frame, monkeypatch):
+    """The predictions do not depend on the driver's listener."""
+    scored = sparkring.predict(frame, lambda batch: batch["x"] + 1, inputs=["x"], idle_s=0.1)
+    queries.close()
+    assert scored.selectExpr("sum(prediction)").first()[0] == ROWS * (ROWS + 1) / 2
+    monkeypatch.setattr(queries, "Listener", lambda *_, **__: (_ for _ in ()).throw(OSError))
+    scored = sparkring.predict(frame, lambda batch: batch["x"] + 1, inputs=["x"], idle_s=0.1)
+    assert scored.selectExpr("sum(prediction)").first()[0] == ROWS * (ROWS + 1) / 2
+    assert not run_store.saved()
+
+
+class Stage(NamedTuple):
+    numTasks: int
+    numCompletedTasks: int
+
+
+class Spark:
+    """What a query asks a SparkContext: `stages` has each stage by its id, and `active` those that are running."""
+
+    master = "local[2]"
+
+    def __init__(self, stages):
+        self.stages = stages
+        self.active = set(stages)
+
+    def getConf(self):
+        return {}
+
+    def statusTracker(self):
+        return self
+
+    def getActiveStageIds(self):
+        return list(self.active)
+
+    def getStageInfo(self, stage):
+        return self.stages[stage]
+
+
+@contextlib.contextmanager
+def connected(spark):
+    """A connection to the listener, and a function that reports tasks over it."""
+    order = queries.watch(spark, "predict data with model", "predict(…)")
+    with contextlib.closing(dial(order["host"], order["port"], bytes.fromhex(order["secret"]))) as connection:
+
+        def report(*tasks, host="here", load_s=0.5):
+            connection.send(ModelUsed(order["column"], host, 1, load_s, tasks))
+
+        yield report
+
+
+def scored(connection, task, partition, state="running", *, stage=0, query="0", rows=10, seconds=1.0, error=""):
+    return TaskScored(connection, task, query, stage, partition, rows, 0, seconds, state, error)
+
+
+def test_attempts_of_tasks():
+    """A partition whose task has failed is tried again; one whose rows are not all needed has finished."""
+    spark = Spark({0: Stage(3, 0)})
+    with connected(spark) as report:
+        report(load_s=None)
+        report(scored(0, 0, 0), scored(1, 1, 1))
+        report(scored(0, 0, 0, "failed", error="no"), scored(1, 1, 1, "closed", rows=30, seconds=5.0))
+        report(scored(4, 0, 0, "failed", rows=0, error="no"))  # its column is computed in two places
+        report(scored(2, 2, 0), scored(3, 3, 2))
+        report(scored(2, 2, 0, "finished"), scored(3, 3, 2, "finished"))
+        spark.stages[0] = Stage(3, 3)
+        spark.active.clear()
+    (record,) = ended(1)
+    assert (record.items.total, record.items.finished, record.items.failed, record.items.again) == (3, 3, 0, 1)
+    assert [item.attempt for item in record.items.known] == [2, 1, 1]
+    assert "60 rows scored" in record.message  # with those of the attempt that failed
+    assert "slowest: partition 1 (5.0 s)" in record.message
+
+
+def test_a_query_that_is_stopped():
+    """A process that has been killed has not reported the end of its tasks."""
+    spark = Spark({0: Stage(4, 0)})
+    with connected(spark) as report:
+        report(scored(0, 0, 0), scored(1, 1, 1))
+        report(scored(0, 0, 0, "finished"))
+        spark.stages[0] = Stage(4, 1)
+        spark.active.clear()
+    (record,) = ended(1)
+    assert record.outcome == "interrupted"
+    assert [item.state for item in record.items.known] == ["finished", "stopped"]
+
+
+def test_only_those_who_know_the_secret():
+    order = queries.watch(Spark({}), "", "")
+    with pytest.raises(ConnectionError):
+        dial(order["host"], order["port"], np.random.bytes(32))
+    with contextlib.closing(dial(order["host"], order["port"], bytes.fromhex(order["secret"]))) as connection:
+        connection.send(ModelUsed("another", "here", 1, None, ()))
+        with pytest.raises(ConnectionError):
+            connection.receive()
+    assert not run_store.saved()
+
+
+def test_the_reporter_gives_up_without_a_driver():
+    order = queries.watch(Spark({}), "", "")
+    queries.close()
+    found = reporter.Reporter(order)
+    until(lambda: found._order is None, "the thread has noticed")
+    task = found.task()
+    task.ended()
+    found.loaded(1.0)
