@@ -39,8 +39,8 @@ def rows_of(record):
     return sum(item.metrics["rows"] for item in record.items.known)
 
 
-def test_a_query(frame):
-    """Each use of the column has a record of its own, whose items are the partitions."""
+def test_a_query(frame, capsys):
+    """Each use of the column has a record of its own, whose items are the partitions. Scripts print nothing of it."""
 
     def model(batch):
         time.sleep(0.01)
@@ -58,6 +58,7 @@ def test_a_query(frame):
     assert all(item.host and item.seconds(0) > 0 for item in first.items.known)
     assert "model loaded in" in first.message
     assert "slowest: partition" in first.message
+    assert "rows/s" not in capsys.readouterr().out
     assert (second.outcome, second.items.total) == ("finished", 1)
 
 

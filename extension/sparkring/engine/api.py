@@ -27,7 +27,7 @@ from sparkring.frameworks import FRAMEWORKS
 from sparkring.history.view import View
 from sparkring.launchers import default_at_once
 from sparkring.runtime.interrupts import Interrupts
-from sparkring.runtime.kernel import tell
+from sparkring.runtime.kernel import in_notebook, tell
 from sparkring.views import open_view
 
 if TYPE_CHECKING:
@@ -69,8 +69,8 @@ def _open_view(options: Options | ForeachOptions, interrupts: Interrupts) -> Vie
 
 
 def background_view() -> View:
-    """Return a view for a run that threads record, without a Stop button."""
-    return open_view(background=True)
+    """Return a view for a run that threads record: in a notebook a panel without a Stop button, elsewhere nothing."""
+    return open_view(quiet=not in_notebook(), background=True)
 
 
 def _carry_out(run: Run) -> RunResult:
