@@ -20,7 +20,7 @@ from sparkring.frameworks import FRAMEWORKS
 @pytest.fixture
 def workers(watch, lasting_gangs):
     """Two warm ranks on this machine that import TensorFlow once for the tests of this file."""
-    return shared("local", watch, 2, framework="tensorflow")
+    return shared("local", watch, 2, framework="tensorflow", imports=("tensorflow", "keras"))
 
 
 # With Keras 3, fit() does not work among workers. Ranks then use Keras 2, as the error advises.
@@ -59,7 +59,7 @@ weights = [w.tolist() for w in model.get_weights()]
 @pytest.mark.slow
 @pytest.mark.standalone("the ranks meet at the executors' addresses")
 @pytest.mark.versions("of TensorFlow and Keras")
-def test_multi_worker_mirrored_strategy(ring, notebook_cell):
+def test_multi_worker_mirrored_strategy(ring, spares, notebook_cell):
     """Each rank is a worker of one cluster, the replicas are in sync, and their weights are equal.
 
     Functions of the notebook and of the cell become graphs, and so do their branches.

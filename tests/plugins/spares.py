@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
+import subprocess
+import sys
 from collections.abc import Iterator
+from unittest.mock import patch
 
 import pytest
 from leaks import Watch
 from waiting import until
 
-from sparkring.launchers import spare
-from sparkring.launchers.spare import Setting, SpareProcess, Spares
+from sparkring.launchers import local, spare
+from sparkring.launchers.spare import ForkedMember, Setting, SpareProcess, Spares, Wanted
+from sparkring.wire.ticket import Ticket
+from sparkring.worker.member import process
 
 
 @pytest.fixture
@@ -37,3 +44,30 @@ def ready(spares: Spares) -> SpareProcess:
     until(lambda: spares.spare is not None and spares.spare.is_ready(), "a spare process")
     assert spares.spare is not None
     return spares.spare
+
+
+_sources: list[SpareProcess] = []  # kept, because Python warns about a process that nobody waits for
+
+
+@contextlib.contextmanager
+def forked(size: int, *modules: str) -> Iterator[None]:
+    """Meanwhile, the `size` members of a gang on this machine are forked from one process.
+
+    This process has imported those of `modules` that are installed, so they are imported once instead of `size` times.
+    """
+    start = local._start
+    installed = tuple(name for name in modules if importlib.util.find_spec(name.partition(".")[0]))
+    begun: list[SpareProcess] = []
+
+    def fork(environment: dict[str, str], ticket: Ticket) -> subprocess.Popen[bytes] | ForkedMember:
+        if not begun:
+            threads = {"OMP_NUM_THREADS": str(process.fair_share(size)), **environment}
+            begun.append(SpareProcess(Wanted(Setting(sys.executable, threads, (), ()), installed), is_awaited=True))
+            until(lambda: begun[0].is_ready() or begun[0].ended, "the modules are imported, or cannot be")
+        return begun[0].fork(ticket) or start(environment, ticket)
+
+    with patch.object(local, "_start", fork):
+        yield
+    for source in begun:
+        source.close()  # it ends with its last member
+    _sources[:] = [source for source in [*_sources, *begun] if not source.ended]
