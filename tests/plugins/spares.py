@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,8 @@ from leaks import Watch
 from waiting import until
 
 from sparkring.launchers import local, spare
-from sparkring.launchers.spare import ForkedMember, Setting, SpareProcess, Spares, Wanted
+from sparkring.launchers.spare import ForkedMember, Setting, SpareProcess, Spares, Wanted, setting_of
+from sparkring.runtime import storage
 from sparkring.wire.ticket import Ticket
 from sparkring.worker.member import process
 
@@ -29,14 +31,11 @@ def spares(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> Iterator[Spares]:
     until(lambda: not spare.spares.leaving(), "the spare process ends with its last member")
 
 
-def also(spares: Spares, monkeypatch: pytest.MonkeyPatch, *modules: str) -> None:
-    """Spare processes import these modules, too, although spare processes for users import only frameworks."""
-    note = spares.note_imports
-
-    def note_more(setting: Setting | None, found: tuple[str, ...] | None) -> None:
-        note(setting, None if found is None else (*found, *modules))
-
-    monkeypatch.setattr(spares, "note_imports", note_more)
+def new(spares: Spares, size: int, *modules: str, **environment: str) -> SpareProcess:
+    """The spare process that follows a launch of `size` ranks that have imported `modules`."""
+    spares.note_imports(setting_of({**os.environ, **storage.root_for_ranks(), **environment}, size), modules)
+    found: SpareProcess = until(lambda: spares.spare, "a spare process")
+    return found
 
 
 def ready(spares: Spares) -> SpareProcess:
@@ -44,6 +43,12 @@ def ready(spares: Spares) -> SpareProcess:
     until(lambda: spares.spare is not None and spares.spare.is_ready(), "a spare process")
     assert spares.spare is not None
     return spares.spare
+
+
+def prepared(spares: Spares, size: int, *modules: str) -> SpareProcess:
+    """A spare process that serves the next launch of `size` ranks, if they import `modules`."""
+    new(spares, size, *modules)
+    return ready(spares)
 
 
 _sources: list[SpareProcess] = []  # kept, because Python warns about a process that nobody waits for
