@@ -20,7 +20,7 @@ from sparkring.frameworks import FRAMEWORKS
 @pytest.fixture
 def workers(watch, lasting_gangs):
     """Two warm ranks on this machine that import TensorFlow once for the tests of this file."""
-    return shared("local", watch, 2, framework="tensorflow", imports=("tensorflow", "keras"))
+    return shared("local", watch, 2, framework="tensorflow")
 
 
 # With Keras 3, fit() does not work among workers. Ranks then use Keras 2, as the error advises.

@@ -19,7 +19,7 @@ KINDS = {
     "cluster": {"brittle_cluster", "lonely_master", "gpu_cluster"},
     "spark": {"spark"},
     "driver": {"driver"},
-    "ring": {"ring", "local", "local_gang", "shared_local_gang", "pair", "workers", "fitting_workers"},
+    "ring": {"ring", "local", "local_gang", "shared_local_gang", "pair"},
 }
 # The kinds that compute and those that mostly wait, each in the order in which their groups begin.
 COMPUTING = ("spark", "browser", "kernel", "cluster", "driver")
