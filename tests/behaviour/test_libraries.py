@@ -96,8 +96,6 @@ def test_libraries_train_on_all_ranks(pair, tmp_path, monkeypatch, wait_until):
         assert first[2] == second[2], "the ranks train one model"
         assert (len(first[3]), sorted(first[3] + second[3])) == (16, [float(row) for row in range(32)])
         assert first[4] == second[4]
-        said = [line.text for line in pair.view.record.recent]
-        assert not any("which may be too late" in text for text in said), "Lightning's own variable is no mistake"
     # Other tests use these ranks afterwards, so the process group of the last library must not remain.
     pair.run("import torch\ntorch.distributed.destroy_process_group()", framework="torch")
 

@@ -59,7 +59,7 @@ weights = [w.tolist() for w in model.get_weights()]
 @pytest.mark.slow
 @pytest.mark.standalone("the ranks meet at the executors' addresses")
 @pytest.mark.versions("of TensorFlow and Keras")
-def test_multi_worker_mirrored_strategy(ring, spares, notebook_cell):
+def test_multi_worker_mirrored_strategy(ring, notebook_cell):
     """Each rank is a worker of one cluster, the replicas are in sync, and their weights are equal.
 
     Functions of the notebook and of the cell become graphs, and so do their branches.

@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import pytest
-from spares import prepared
 
 from sparkring import TorchDistributor
 from sparkring.errors import OptionsError
@@ -151,9 +150,8 @@ def train(learning_rate: float, *, steps: int) -> tuple[Any, ...]:
 
 
 @pytest.mark.slow
-def test_torch_distributor_with_a_function(local, spares):
+def test_torch_distributor_with_a_function(local):
     """The function gets the positional and keyword arguments, and rank 0's value is returned, even a model."""
-    prepared(spares, 2, "torch", "torch._dynamo")
     distributor = TorchDistributor(num_processes=2, local_mode=True, use_gpu=True)
     rank, size, model = distributor.run(train, 1e-3, steps=2)
     assert (rank, size) == (0, 2)

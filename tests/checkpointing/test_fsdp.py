@@ -5,7 +5,6 @@ import json
 
 import pytest
 from packaging.version import Version
-from spares import prepared
 from versions import TORCH
 
 from sparkring import checkpoints
@@ -72,7 +71,6 @@ def test_a_lost_rank(local, spares, tmp_path):
     def run(n):
         return local.run(TRAIN, n, framework="torch", checkpoint_dir=str(tmp_path), max_restarts=1)
 
-    prepared(spares, 2, "torch", "torch._dynamo", "torch.distributed.fsdp")
     result = run(2)
     assert len(result.record.attempts) == 2
     for begun, rough, calm in result.values:

@@ -183,7 +183,7 @@ def ring(request: pytest.FixtureRequest, watch: Watch) -> Ring:
     """A ring on one launcher; a test that takes it runs once on each."""
     if request.param != "local":
         request.getfixturevalue("spark")
-    return shared_pair(request.param, watch) if pair_at(request.node) else Ring(request.param, watch.mark)
+    return shared(request.param, watch, 2) if pair_at(request.node) else Ring(request.param, watch.mark)
 
 
 @pytest.fixture
@@ -282,12 +282,7 @@ def pair(watch: Watch) -> WarmRing:
     A test that takes `ring` and is marked `pair` uses two such ranks at each place. Sharing saves time: the imports
     need 4 s of processor time for TensorFlow, 2 s for PyTorch, and another second for PyTorch's first optimizer.
     """
-    return shared_pair("local", watch)
-
-
-def shared_pair(where: str, watch: Watch) -> WarmRing:
-    imports = ("tensorflow", "keras", "horovod.tensorflow.keras", "torch", "torch._dynamo", "horovod.torch")
-    return shared(where, watch, 2, imports=imports)
+    return shared("local", watch, 2)
 
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
