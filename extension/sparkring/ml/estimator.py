@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class _RingEstimator(Estimator[Fitted], Fitting, MLWritable, MLReadable):  # type: ignore[misc]
-    """What both estimators share; each has the function that its ranks call, and the class of its models."""
+    """The base of both estimators. Each defines the function that its ranks call, and the class of its models."""
 
     framework: str
     train: Callable[..., Trained | None]
@@ -180,7 +180,7 @@ class TorchEstimator(_RingEstimator):
     model: a torch module, or a function that returns one. The module is called with a tensor for each feature column.
     optimizer: an optimizer, or a function that takes the parameters and returns one, such as torch.optim.Adam.
     loss: a function of an output and its label, the name of a function in torch.nn.functional, or a list with one of
-        these for each label. A label with as many numbers as its output gets the shape and the type of the output;
+        these for each label. If a label has as many numbers as its output, it is given the output's shape and type;
         class numbers become int64.
     metrics: functions of an output and its label.
     callbacks: functions that are called on every rank with the number of the epoch, from 1, and a dict of its metrics.
@@ -196,9 +196,9 @@ class TorchEstimator(_RingEstimator):
         torch.check(self.value("loss"), self.value("optimizer"))
 
 
-# ── What a fit is ────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Identifying a fit ────────────────────────────────────────────────────────────────────────────────────────────────
 
-# These parameters do not change what is trained.
+# These parameters do not affect the training.
 _APART = {"checkpoint_dir", "max_restarts", "num_proc", "output_cols", "use_gpu", "verbose"}
 
 
@@ -238,7 +238,7 @@ _slots_in_use = 0
 
 @contextlib.contextmanager
 def _only_one(what: str) -> Iterator[None]:
-    """Wait until no other fit of this process uses a directory or gang."""
+    """Wait until no other fit of this process is using a directory or gang."""
     with _changed:
         _changed.wait_for(lambda: what not in _in_use)
         _in_use.add(what)
@@ -264,7 +264,7 @@ def _unfinished(home: Location, key: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _warm_gang(np: int) -> Iterator[WarmGang | None]:
-    """Yield the warm gang with this `np`; None if there is none, or a cell uses it. Wait while a fit uses it."""
+    """Yield the warm gang with this `np`, or None if there is none or a cell is using it. Wait for other fits first."""
     if not any(gang.wanted.np == np for gang in warm_gang.every()):
         yield None
         return
@@ -274,9 +274,10 @@ def _warm_gang(np: int) -> Iterator[WarmGang | None]:
 
 @contextlib.contextmanager
 def _room(np: int, context: SparkContext) -> Iterator[None]:
-    """Wait until Spark has slots for `np` ranks besides those of other fits; a barrier stage would not wait for long.
+    """Wait until Spark has slots for `np` ranks besides those of other fits. A barrier stage would not wait for long.
 
-    If Spark has fewer than `np` slots in all, wait only until no other fit uses slots: the launch raises an error.
+    If Spark has fewer than `np` slots in all, wait only until no other fit is using slots. The launch then raises an
+    error.
     """
     global _slots_in_use
     total = slots(context).total

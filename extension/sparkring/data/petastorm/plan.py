@@ -94,8 +94,7 @@ def plan_reader(
 
 
 def bound(function: str, arguments: tuple[Any, ...], given: dict[str, Any]) -> dict[str, Any]:
-    """Return all arguments of Petastorm's `function`, including the defaults, by name. Paths become Petastorm's URLs.
-    """
+    """Return all arguments of Petastorm's `function` by name, including the defaults. Paths become Petastorm's URLs."""
     import petastorm
 
     bound = inspect.signature(getattr(petastorm, function)).bind(*arguments, **given)
