@@ -411,8 +411,8 @@ def null_counts(metadata: pq.FileMetaData, columns: set[str] | None = None) -> C
 def _named_in(condition: pc.Expression, schema: pa.Schema) -> set[str]:
     """Return the names of the columns that a filter reads.
 
-    Arrow does not list them. So the filter is applied to empty tables that each lack one column. If this fails, the
-    filter reads this column.
+    Arrow does not list them. So the filter is applied to empty tables that each lack one column. If this fails for a
+    table, the filter reads the missing column.
     """
     found = set()
     for name in schema.names:

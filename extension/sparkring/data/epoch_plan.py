@@ -1,4 +1,4 @@
-"""What each rank will read in an epoch of a data set, computed from the footers before a launch."""
+"""Computes from the footers, before a launch, what each rank will read in an epoch of a data set."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GETS_PER_S = 5_500  # GETs that S3 serves for one prefix: Amazon S3 User Guide, 
 
 
 class Share(NamedTuple):
-    """What one rank reads in an epoch. Files and row groups of which it reads only a part are counted, too.
+    """What one rank reads in an epoch. Files and row groups that it reads only in part are counted, too.
 
     `size_bytes` is the compressed size of the columns that are read. If only some rows of a row group are read, its
     size counts in proportion.
@@ -54,9 +54,7 @@ class Requests(NamedTuple):
 
 
 class Outlook(NamedTuple):
-    """What each rank reads in an epoch: with the even split (`ours`), and with Petastorm's whole row groups
-    (`petastorms`).
-    """
+    """What each rank reads in an epoch: `ours` for the even split, `petastorms` for Petastorm's whole row groups."""
 
     dataset: Dataset
     batch_size: int

@@ -135,7 +135,7 @@ def serialized_schema(schema: StructType, session: SparkSession) -> bytes:
 
 
 def nested_types(frame: DataFrame) -> dict[str, DataType]:
-    """Return the Spark types of the columns that hold rows or maps, as for_arrays() returns these columns."""
+    """Return the Spark types of those columns of for_arrays(frame) that hold rows or maps."""
     return {field.name: field.dataType for field in for_arrays(frame).schema.fields if _is_nested(field.dataType)}
 
 
@@ -154,7 +154,7 @@ def _has_times(kind: DataType) -> bool:
 
 
 def _without_zone(kind: DataType) -> DataType:
-    """Return the type with timestamps that have no time zone. This includes timestamps in arrays, maps and rows."""
+    """Return the type without time zones in its timestamps, including timestamps in arrays, maps and rows."""
     from pyspark.sql.types import ArrayType, MapType, StructField, StructType, TimestampNTZType, TimestampType
 
     if isinstance(kind, ArrayType):
@@ -267,7 +267,7 @@ def _files(session: SparkSession, leaf: Any) -> list[str]:
 
 
 def _listed(session: SparkSession, folder: str) -> dict[str, str]:
-    """Ask for the size and modification time of each file in a folder, because Spark's own cache may be out of date."""
+    """Return the size and modification time of each file in a folder, without Spark's cache, which may be outdated."""
     jvm: Any = session._jvm
     path = jvm.org.apache.hadoop.fs.Path(folder)
     listed = path.getFileSystem(session.sparkContext._jsc.hadoopConfiguration()).listStatus(path)

@@ -70,8 +70,8 @@ class Layout:
 
         Also return the size of all rows in Arrow's memory, in bytes. The arrays are not yet transformed.
 
-        Each batch is copied before the next one is decoded. At this time, the batch is still in the processor's cache,
-        and the next batch can then reuse the batch's memory.
+        Each batch is copied before the next one is decoded, while it is still in the processor's cache. The next batch
+        can then reuse its memory.
         """
         place = None
         if order is not None:

@@ -2,9 +2,9 @@
 
     CACHE/<key>/<random>/
         _owner.json         the process that writes the folder; written first
-        part-*.parquet      what Spark writes
+        part-*.parquet      the rows, written by Spark
         _sparkring.json     the files, their rows and sizes; written last: a copy without this file is incomplete
-        _used               when the copy was last used
+        _used               the time at which the copy was last used
 
 The key is computed from the DataFrame's version (frames.py) and from the settings for writing it. The folder is not
 renamed when the copy is finished, because not every mount supports renaming. Before a process writes a copy, it removes

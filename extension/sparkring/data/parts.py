@@ -5,7 +5,7 @@ pandas.DataFrame when it is unpickled on a rank, so no rows go through the drive
 
     partitions      each partition is in one file; an empty partition may have no file
     groups          Spark sorts the rows by their keys, so that the rows of a group are neighbours in a file. The folder
-                    _groups has the index: for each group its key, its file, its first row and its number of rows.
+                    _groups has the index: the key, file, first row, last row and number of rows of each group.
 """
 
 from __future__ import annotations

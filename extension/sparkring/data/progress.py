@@ -51,7 +51,7 @@ class Progress:
         self._waited_s, self._began, self._place = 0.0, time.monotonic(), ""
 
     def batch(self, rows: int, size_bytes: int, waited_s: float = 0.0, place: str = "", steps: int = 1) -> None:
-        """Count `rows` rows as one batch, or as `steps` batches, and report them unless the last report was too recent.
+        """Count `rows` rows as one batch, or as `steps` batches, and report the progress if a report is due.
 
         `place` says where the last row is stored. `waited_s` is how long the rank's code has waited for the rows.
         """

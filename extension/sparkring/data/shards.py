@@ -56,7 +56,7 @@ class Buffer(NamedTuple):
 
 @dataclass(frozen=True)
 class Chunk(Generic[Held]):
-    """Rows to hand out, in whole batches except at the end of an epoch. `place` is where the last row is stored."""
+    """Rows to hand out, in whole batches except at the end of an epoch. `place` says where the last row is stored."""
 
     data: Held
     rows: int
@@ -209,7 +209,8 @@ class Shards:
     def spec(self) -> dict[str, Spec]:
         """For each column of a batch, the shape of one row and the dtype. They are found from the first rows."""
         if not self.layout.spec:
-            # The first rows of the whole data set, not of this rank's shard, so that all ranks find the same spec.
+            # These are the first rows of the whole data set, not of this rank's shard, so that all ranks find the same
+            # spec.
             self.layout.learn(first_rows(self.dataset, self.dataset.columns, PROBED_ROWS))
         return self.layout.spec
 
@@ -234,7 +235,7 @@ class Shards:
                 self.tensors(call.arguments)
 
     def _nulls(self, name: str) -> int:
-        """The number of nulls that a column of the batches is known to have, before any row is read; 0 if unknown."""
+        """Return how many nulls a column of the batches is known to have before any row is read, or 0 if unknown."""
         # `fill` replaces the nulls. A filter may leave out rows with nulls, so the number is then unknown.
         if name in self.layout.making.fill or self.dataset.condition is not None:
             return 0
@@ -305,8 +306,7 @@ class Shards:
 
         Count `step` from the beginning of the epoch or, if the epoch was resumed, from the call of resume(). `step`
         defaults to the number of batches that this rank has read. With TensorFlow, pass `step` unless you are between
-        two
-        epochs: TensorFlow reads ahead, and sparkring does not know how many of the batches the training has used.
+        two epochs: TensorFlow reads ahead, and sparkring does not know how many of the batches the training has used.
         """
         if step is None:
             step = self._steps

@@ -51,7 +51,7 @@ def as_tf(data: Shards, names: Sequence[str]) -> Any:
     options = tf.data.Options()
     # Batches that leave the pipeline count as handed out, so TensorFlow must not add a prefetch to its end.
     options.experimental_optimization.inject_prefetch = False
-    # TensorFlow must not divide the data among its workers, because it is only this rank's shard already.
+    # TensorFlow must not divide the data among its workers, because the data is already only this rank's shard.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     found = found.with_options(options)
     if data.start.legs:

@@ -64,7 +64,7 @@ def as_torch(data: Shards, names: Sequence[str], workers: int) -> Any:
     # At the beginning of each epoch, torch draws a seed for the workers. The state of the training's generator, which
     # is restored from checkpoints, must not depend on how often this happens, so the loader has its own generator.
     own = torch.Generator().manual_seed(data.start.seed + data.rank)
-    # The items of the Reader are whole batches already, so torch must not collate them.
+    # The items of the Reader are already whole batches, so torch must not collate them.
     return Loader(Reader(), batch_size=None, num_workers=workers, collate_fn=_as_it_is, generator=own)
 
 

@@ -154,7 +154,7 @@ def predict(
 
     The other arguments are for files only.
 
-    to: the folder to write. All machines must reach it.
+    to: the folder to write, which all machines must be able to reach.
     np: how many parts are scored at once. np=-4 means four processes on this machine; np=4 means four Spark tasks. The
         default is one process on this machine for each core.
     columns: the columns of the data that are written beside the predictions; all by default.

@@ -49,7 +49,7 @@ class _Column(NamedTuple):
 
 @dataclass
 class _Partition:
-    """A partition of a stage, which is an item of the run.
+    """A partition of a stage. It is an item of the record.
 
     `task` is Spark's id of the partition's last attempt. `connections` has the last report about this attempt from each
     connection, by process and number of the connection. `slot` is None while the record does not show the item as
@@ -289,7 +289,7 @@ class _Watch:
         self._secret = secrets.token_bytes(32)
         self._listeners: dict[str, Listener] = {}  # by the address on which they listen
         self._columns: dict[str, _Column] = {}
-        self._queries: dict[str, dict[str | None, _Query]] = {}  # by column, and by Spark's id; None while loading
+        self._queries: dict[str, dict[str | None, _Query]] = {}  # by column and by Spark's id (None during loading)
         self._connected: Counter[str] = Counter()  # how many model processes of each column are connected
         self._changing = threading.Lock()
         self._closing = threading.Event()
@@ -376,7 +376,7 @@ _watch: _Watch | None = None
 
 
 def watch(context: SparkContext, title: str, code: str) -> dict[str, Any] | None:
-    """Record and show the queries of a new column. Return what its model processes need in order to report to us.
+    """Record and show the queries of a new column. Return what its model processes need in order to report.
 
     Return None if this process cannot listen. The queries are then not shown.
     """

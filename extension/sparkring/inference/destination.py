@@ -1,4 +1,4 @@
-"""The folder to which predictions are written. A reader finds either all files in it or none.
+"""The folder to which predictions are written. A reader of the folder finds either all files or none.
 
     preds/
         _run1.unfinished/       exists during the run, and afterwards if the run did not finish

@@ -32,8 +32,8 @@ _RELATION = f"{_SPARK}execution.datasources.LogicalRelation"
 _LISTED = f"{_SPARK}execution.datasources.InMemoryFileIndex"
 _PARQUET = f"{_SPARK}execution.datasources.parquet.ParquetFileFormat"
 _MOST_FILES = 10_000  # the names of all files are sent to each machine
-_ROW_BITS = 31  # the bits of an integer that are the number of the row; the other bits stand for the file
-_READ_BYTES = 8 << 20  # about how much is decoded at once
+_ROW_BITS = 31  # the bits of an integer that hold the number of the row; the other bits stand for the file
+_READ_BYTES = 8 << 20  # about how many bytes are decoded at once
 
 
 class Files(NamedTuple):
@@ -233,7 +233,7 @@ def _files_of(data: DataFrame, names: Sequence[str], types: pa.Schema) -> Files 
 
 
 def _is_sure(kind: pa.DataType) -> bool:
-    """Return whether pyarrow is sure to read the same values of this type as Spark."""
+    """Return whether it is certain that pyarrow and Spark read the same values of this type."""
     types = pa.types
     if types.is_list(kind):
         return _is_sure(kind.value_type)

@@ -65,7 +65,7 @@ def by_name(results: Results, names: Sequence[str]) -> dict[str, Any]:
 
 def as_array(value: Any) -> Any:
     """Return an array or tensor of any framework as a NumPy array."""
-    if hasattr(value, "detach"):  # a tensor of torch
+    if hasattr(value, "detach"):  # a torch tensor
         value = value.detach().cpu()
         if str(value.dtype) == "torch.bfloat16":  # NumPy does not have this type
             value = value.float()
@@ -148,5 +148,5 @@ def _check_rows(name: str, array: Any, rows: int) -> None:
 
 
 def described(array: Any) -> str:
-    """Return the type and the shape of an array in words."""
+    """Return the type and the shape of an array as text."""
     return f"{array.dtype} of shape {['rows', *array.shape[1:]]}".replace("'", "")

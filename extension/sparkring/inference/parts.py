@@ -113,7 +113,10 @@ def _part(number: int, files: Sequence[DataFile], groups: Sequence[tuple[int, in
 
 @dataclass(frozen=True)
 class Model:
-    """The file with sparkring's archive and the packed model, and its SHA-256: loading an unknown file could run any code."""
+    """The file with sparkring's archive and the packed model, and the file's SHA-256.
+
+    The digest is checked before the file is loaded, because loading it runs its code.
+    """
 
     path: str
     digest: str
@@ -154,7 +157,7 @@ class ModelProcess(Process):
         return "", 0.0
 
     def end(self) -> None:
-        """End the process if it runs here, and remove its folder."""
+        """End the process if it is running on this machine, and remove its folder."""
         with contextlib.suppress(OSError, ValueError):
             pid, deadline = int(self._read("pid")), time.monotonic() + END_S
             if self._is_running():

@@ -76,7 +76,7 @@ def is_small(model: Any, predict: Predict, batch: Batch, batch_size: int) -> boo
     import torch
 
     log = logging.getLogger("torch.utils.flop_counter")
-    log.disabled = True  # the import warns if triton is missing, which only matters to kernels written in it
+    log.disabled = True  # the import warns if triton is missing, which matters only to kernels in Triton
     try:
         from torch.utils.flop_counter import FlopCounterMode
     finally:

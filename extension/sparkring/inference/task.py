@@ -7,10 +7,10 @@ Each model process has a folder that only this user can enter:
 
     sparkring-model-<key>/
         lock      locked while the process loads its model, or ends
-        socket    the process listens here; it answers only those who know the token
-        log       what the process prints
-        pid       its id
-        loaded    how many seconds the process took to load its model; written when the model has been loaded
+        socket    the process listens on it, and answers only tasks that know the token
+        log       the output of the process
+        pid       the id of the process
+        loaded    the seconds that loading the model took; written when the model has been loaded
 
 If no model process is running, the first task that notices this starts one, and the other tasks wait for the lock. The
 model process gets the lock from the task that starts it, so the lock is still held if this task is killed.

@@ -35,7 +35,7 @@ _writing = threading.Lock()
 
 
 class Rows(NamedTuple):
-    """The rows for training and, if there are any, those for validation. `version` identifies them."""
+    """The rows for training and, if there are any, those for validation. `version` identifies the rows."""
 
     train: Shards
     validation: Shards | None

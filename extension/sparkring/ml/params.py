@@ -27,7 +27,7 @@ def _param(name: str, what: str, convert: Callable[[Any], Any] | None = None) ->
 
 
 def camel(name: str) -> str:
-    """Return the name of a parameter in the names of its methods: `batch_size` becomes `BatchSize`."""
+    """Return the form of a parameter's name in the names of its methods: `batch_size` becomes `BatchSize`."""
     return "".join(part.capitalize() for part in name.split("_"))
 
 
