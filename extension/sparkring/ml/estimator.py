@@ -152,9 +152,10 @@ class KerasEstimator(_RingEstimator):
         rows.
     callbacks: Keras callbacks, which are called on every rank. They get metrics that are averages over the ranks.
     batch_size, val_batch_size: the number of rows in a batch of each rank.
-    epochs, shuffle, random_seed: as for fit().
+    epochs, shuffle: as for fit().
+    random_seed: the seed of the weights, the shuffling and the split.
     verbose: as for fit(), but only rank 0 prints. The default is 0, because the panel shows the metrics.
-    input_shapes: the shape of a row of each feature column, as in [[-1, 8, 8, 1]].
+    input_shapes: the shape of a row of each feature column, as in [[8, 8, 1]]. It may begin with -1, for the rows.
     output_cols: the columns for predictions; by default, <label>__output.
     use_gpu: whether ranks use GPUs, if there are any.
     checkpoint_dir: where to save a checkpoint after each epoch.

@@ -112,7 +112,7 @@ def _write(
     tf = tensorflow()
     columns: tuple[Column, ...] = ()
     records, rows = [0] * len(names), [0] * len(names)
-    # Batches are appended one by one. Remote files do not allow this, so they are first written on this machine.
+    # Batches are appended one by one. Remote files do not allow this, so the files are first written to a local disk.
     here = target.path if target.local else tempfile.mkdtemp(prefix="sparkring-tfrecord-")
     paths = [os.path.join(here, name) for name in names]
     writers: list[Any] = []
