@@ -1,7 +1,7 @@
 """Converts Arrow columns to NumPy arrays for models. All rows of an array have the same shape.
 
 numbers                        [rows]               as stored; integers with nulls become float64 with NaN
-booleans                       [rows]               as stored; with nulls, objects: bool or None
+booleans                       [rows]               as stored; with nulls, objects (True, False or None)
 strings, binary                [rows] of object     str or bytes
 dates and times                [rows] datetime64    with NaT for nulls
 decimals                       [rows] of object     decimal.Decimal
@@ -36,9 +36,9 @@ _VECTOR = {"type", "size", "indices", "values"}
 class Making:
     """How arrays are made from columns. This is the same for all batches of a data set, whatever rows they contain.
 
-    All mappings are by column name. `fill` has the values that replace nulls. `raw` has the dtype and shape of the
-    array that each row of a binary column holds. `nulls` names the columns whose arrays have another dtype because the
-    columns have nulls. `spark` has the Spark types of columns that hold rows or maps.
+    The keys of all mappings are column names. `fill` has the values that replace nulls. `raw` has the dtype and shape
+    of the array that each row of a binary column holds. `nulls` names the columns whose arrays have another dtype
+    because the columns have nulls. `spark` has the Spark types of columns that hold rows or maps.
     """
 
     fill: Mapping[str, Any]
@@ -157,7 +157,7 @@ def _array(array: pa.Array, name: str, *, exact: bool) -> Array:
 
 
 def _objects(array: pa.Array, spark: DataType | None) -> Array:
-    """Return rows, maps or lists of these as Python objects: those of toPandas() if their type in Spark is given."""
+    """Return rows, maps or lists of these as Python objects. If `spark` is given, they are those of toPandas()."""
     if spark is not None:
         return series_of(array, spark).to_numpy(object)
     rebuild, values = _rebuilding(array.type), array.to_pylist()
@@ -167,8 +167,8 @@ def _objects(array: pa.Array, spark: DataType | None) -> Array:
 def _rebuilding(kind: pa.DataType) -> Callable[[Any], Any] | None:
     """Return a function that turns the maps in a value of this type into dicts, or None if there are no such maps.
 
-    pyarrow returns a map as a list of pairs. If its keys are rows, maps or lists, which no dict can have as keys, it
-    stays a list. The function accepts None, too.
+    pyarrow returns a map as a list of pairs. A map whose keys are rows, maps or lists stays a list, because a dict
+    cannot have such keys. The function also accepts None.
     """
     if pa.types.is_map(kind) and not pa.types.is_nested(kind.key_type):
         make = _rebuilding(kind.item_type) or (lambda item: item)
@@ -232,7 +232,7 @@ def ragged(name: str, lengths: list[int]) -> DataError:
 
 
 def _vectors(array: pa.StructArray, name: str) -> Array:
-    """Return Spark ML's vectors as one array. Those of type 1 are dense; those of type 0 have a size and indices."""
+    """Return Spark ML's vectors as one array. Vectors of type 1 are dense, those of type 0 are sparse."""
     dense = np.asarray(array.field("type")) == 1
     values = array.field("values")
     if dense.all():

@@ -1,6 +1,6 @@
 """A Parquet data set as described by its footers: files, row groups, rows, columns.
 
-This module reads rows only to count those that pass a filter, and only if the footers are not enough to count them.
+Rows are read only to count the rows that pass a filter, and only if the footers do not contain enough information.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 Found = TypeVar("Found")
 Wanted = TypeVar("Wanted")
 
-AT_ONCE = 16  # how many footers are read at the same time: many, because a read mostly waits for the file system
+AT_ONCE = 16  # how many footers are read at the same time: many, because reading them is mostly waiting
 TELL_AFTER_S = 2.0
 LOCAL_BUFFER_BYTES, REMOTE_BUFFER_BYTES = 1 << 20, 8 << 20
 LARGE_BYTES = 128_000_000  # a remote row group above this size is not fetched whole
 _TABLES = {"_delta_log": "Delta", ".hoodie": "Hudi"}
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
-# What Arrow raises for files that are damaged or not Parquet, and what file systems raise.
+# The errors that Arrow raises for files that are damaged or not Parquet, and the errors of file systems.
 BROKEN = (pa.ArrowException, OSError, ValueError, EOFError)
 
 
 class RowGroup(NamedTuple):
     """One row group: `rows` of its `rows_in_file` rows pass the filter.
 
-    For the columns that are read, `size_bytes` is the compressed size, and `stored_bytes` the uncompressed size.
+    `size_bytes` is the compressed size of the columns that are read, and `stored_bytes` is their uncompressed size.
     """
 
     rows: int
@@ -61,7 +61,7 @@ class RowGroup(NamedTuple):
 
 
 class DataFile(NamedTuple):
-    """One Parquet file; `version` is a digest of its footer, `partitions` has the keys and values in its path."""
+    """One Parquet file. `version` is a digest of its footer, and `partitions` has the keys and values in its path."""
 
     path: str
     size_bytes: int
@@ -77,9 +77,9 @@ class Dataset:
     `version` is a digest of the footers, the partitions, the chosen columns and the filter. `schema` has the chosen
     columns, in the order in which they were chosen. `stored_schema` has all columns, from the files and from their
     paths. `reads` names the chosen columns and the columns that the filter reads. `where` is the filter as text.
-    `nulls` has the number of nulls of each column, as far as footers and paths tell; nulls in rows that do not pass the
-    filter are counted, too. If the data comes from a DataFrame, `spark` has the Spark types of the columns that hold
-    rows or maps.
+    `nulls` has the number of nulls of each column, as far as it can be found from footers and paths. It includes rows
+    that do not pass the filter. If the data comes from a DataFrame, `spark` has the Spark types of the columns that
+    hold rows or maps.
     """
 
     name: str
@@ -130,7 +130,7 @@ class Dataset:
 
 
 def open_dataset(source: Source, columns: Sequence[str] | None = None, where: Where = None) -> Dataset:
-    """Read the footers of a Parquet file, a folder of files (even with Hive partitions), a glob, or a list of these.
+    """Read the footers of a Parquet file, a folder (with or without Hive partitions), a glob, or a list of these.
 
     If there is a filter, the rows that pass it are counted, if necessary by reading the filter's columns.
     Raise DataError if there is no file or no row, if a file is damaged or not Parquet, if the columns of the files
@@ -184,7 +184,7 @@ def open_dataset(source: Source, columns: Sequence[str] | None = None, where: Wh
 
 
 def having_nulls(dataset: Dataset, columns: Iterable[str]) -> frozenset[str]:
-    """Return those of `columns` that have nulls in rows that pass the filter. This may have to read their values."""
+    """Return those `columns` that have nulls in rows that pass the filter. This may read the columns' values."""
     found = {name for name in columns if dataset.nulls.get(name)}
     if dataset.condition is None or not found:
         return frozenset(found)
@@ -193,7 +193,7 @@ def having_nulls(dataset: Dataset, columns: Iterable[str]) -> frozenset[str]:
 
 
 def arrow_file_system(fs: AbstractFileSystem) -> Any:
-    """Return the file system for Arrow. For local files, it is Arrow's own, which is the fastest."""
+    """Return `fs` as a file system for Arrow. For local files, this is Arrow's own, which is the fastest."""
     import pyarrow.fs
 
     if Location(fs, "", "").local:
@@ -206,8 +206,8 @@ def open_file(dataset: Dataset, file: int) -> pq.ParquetFile:
     known = dataset.files[file]
     try:
         # By default, Arrow reads whole columns of a row group before it decodes them. With a buffer, Arrow reads and
-        # decodes one piece after another, which is faster for local files. In remote storage, each piece is a request.
-        # So a buffer is used there only for large row groups, whose columns would need much memory.
+        # decodes one piece after another, which is faster for local files. In remote storage, each piece is a request,
+        # so a buffer is used only for large row groups, whose columns would otherwise need too much memory.
         if dataset.local:
             # With pre_buffer=True, the default in pyarrow 26, Arrow would read whole columns in spite of the buffer.
             found = pq.ParquetFile(known.path, buffer_size=LOCAL_BUFFER_BYTES, pre_buffer=False)
@@ -288,7 +288,7 @@ def _files(place: Location) -> list[_File]:
 
 
 def _similar(place: Location) -> str:
-    """Return the end of a message about a missing path: a similar path, or that its folder is missing, too."""
+    """Return the end of the message about a missing path: either a similar path, or that its folder is missing, too."""
     with contextlib.suppress(OSError, PathError):
         listed = place.fs.ls(posixpath.dirname(place.path), detail=False)
         beside = [posixpath.basename(str(each).rstrip("/")) for each in listed]
@@ -389,9 +389,9 @@ def _row_groups(metadata: pq.FileMetaData, columns: set[str]) -> tuple[RowGroup,
 
 
 def null_counts(metadata: pq.FileMetaData, columns: set[str] | None = None) -> Counter[str]:
-    """Return the numbers of nulls that a footer has, by the columns' paths.
+    """Return the number of nulls of each column, by the column's path, according to a footer.
 
-    If `columns` are given, only these are counted; their parts, if they are nested, are not.
+    If `columns` is given, only these columns are counted, and nested columns among them are left out.
     """
     paths = [metadata.schema.column(at).path for at in range(metadata.num_columns)]
     leaves = {path: at for at, path in enumerate(paths) if columns is None or path in columns}
@@ -409,9 +409,10 @@ def null_counts(metadata: pq.FileMetaData, columns: set[str] | None = None) -> C
 
 
 def _named_in(condition: pc.Expression, schema: pa.Schema) -> set[str]:
-    """Return the columns that a filter reads, which Arrow does not list.
+    """Return the names of the columns that a filter reads.
 
-    The filter is applied to empty tables, each of which lacks one column, and fails if it reads this column.
+    Arrow does not list them. So the filter is applied to empty tables that each lack one column. If this fails for a
+    table, the filter reads the missing column.
     """
     found = set()
     for name in schema.names:
@@ -428,7 +429,7 @@ def _named_in(condition: pc.Expression, schema: pa.Schema) -> set[str]:
 def _counted(dataset: Dataset) -> Dataset:
     """Return the data set with the numbers of rows that pass the filter.
 
-    Arrow finds them from the statistics in the footers if these are enough, and otherwise reads the rows.
+    Arrow computes these numbers from the statistics in the footers if possible, and otherwise reads the rows.
     """
     schema, fs, form = dataset.stored_schema, arrow_file_system(dataset.fs), ds.ParquetFileFormat()
 
@@ -456,7 +457,8 @@ def _counted(dataset: Dataset) -> Dataset:
 def _at_once(work: Callable[[Wanted], Found], items: Sequence[Wanted], doing: str) -> list[Found]:
     """Call `work` for all items, several at a time, and return the results in order.
 
-    If this takes a while, the number of finished items is reported from time to time. After an error, no call begins.
+    If this takes a while, the number of finished items is reported from time to time. After an error, no further call
+    is started.
     """
     found = []
     due = time.monotonic() + TELL_AFTER_S

@@ -1,4 +1,4 @@
-"""What each rank will read in an epoch of a data set, computed from the footers before a launch."""
+"""Computes from the footers, before a launch, what each rank will read in an epoch of a data set."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from sparkring.data.plan import Remainder, plan
 if TYPE_CHECKING:
     from sparkring.data.dataset import Dataset
 
-USD_PER_GET = 0.0004 / 1000  # what S3 (Standard, us-east-1) and GCS (Standard) charge for a GET
-GETS_PER_S = 5_500  # what S3 serves under one prefix: Amazon S3 User Guide, "Best practices design patterns"
+USD_PER_GET = 0.0004 / 1000  # the price of a GET at S3 (Standard, us-east-1) and GCS (Standard)
+GETS_PER_S = 5_500  # GETs that S3 serves for one prefix: Amazon S3 User Guide, "Best practices design patterns"
 
 
 class Share(NamedTuple):
-    """What one rank reads in an epoch. Files and row groups of which it reads only a part are counted, too.
+    """What one rank reads in an epoch. Files and row groups that it reads only in part are counted, too.
 
-    `size_bytes` is the compressed size of the columns that are read. A part of a row group counts in proportion to its
-    rows.
+    `size_bytes` is the compressed size of the columns that are read. If only some rows of a row group are read, its
+    size counts in proportion.
     """
 
     rows: int
@@ -31,11 +31,11 @@ class Share(NamedTuple):
 
 
 class Requests(NamedTuple):
-    """How many GET requests a data set in an object store needs: `opening`, for the footers, and `per_epoch`.
+    """The number of GET requests that a data set in an object store needs: `opening` for the footers, then `per_epoch`.
 
     In an epoch, each rank makes one request for each series of adjacent columns in each row group that it reads from.
     Readers that fetch in smaller pieces, or open each file again for every epoch, make more requests. `folder` is the
-    folder that gets the most requests, and `busiest` is their number in an epoch.
+    folder that receives the most requests, and `busiest` is the number of these requests in an epoch.
     """
 
     opening: int
@@ -44,17 +44,17 @@ class Requests(NamedTuple):
     folder: str
 
     def price_usd(self, epochs: int) -> float:
-        """Return the price of opening the data set once and of this number of epochs, in US dollars."""
+        """Return the price, in US dollars, of opening the data set once and reading it for `epochs` epochs."""
         return (self.opening + epochs * self.per_epoch) * USD_PER_GET
 
     @property
     def throttled_below_s(self) -> float:
-        """The shortest time of an epoch, in seconds, in which S3 serves all requests to the busiest folder."""
+        """The shortest duration of an epoch, in seconds, in which S3 can serve all requests to the busiest folder."""
         return self.busiest / GETS_PER_S
 
 
 class Outlook(NamedTuple):
-    """What each rank reads in an epoch: `ours` with the even split, `petastorms` with Petastorm's whole row groups."""
+    """What each rank reads in an epoch: `ours` for the even split, `petastorms` for Petastorm's whole row groups."""
 
     dataset: Dataset
     batch_size: int
@@ -70,7 +70,7 @@ class Outlook(NamedTuple):
 
     @property
     def stretches(self) -> tuple[tuple[int, int], ...]:
-        """For each rank, the first row of its shard in the even split and the row after the last, through all files."""
+        """For each rank, its first row in the even split and the row after its last. Rows are numbered across files."""
         return _stretches(self.ours)
 
     @property
@@ -91,9 +91,9 @@ class Outlook(NamedTuple):
 def outlook(dataset: Dataset, size: int, batch_size: int, *, remainder: Remainder = "drop", epochs: int = 1) -> Outlook:
     """Return what each of `size` ranks reads of `dataset` in an epoch, in batches of `batch_size` rows.
 
-    With Petastorm, rank i % size reads row group i, and its last batch may be smaller. sparkring's shards are those of
-    an epoch that is not shuffled; in a shuffled one, a rank may read from one more or one fewer row group. If there is
-    a filter, only the rows that pass it are counted, for Petastorm's shards, too.
+    With Petastorm, rank i % size reads row group i, and the last batch of a rank may be smaller. sparkring's shards are
+    computed without shuffling; with shuffling, a rank may read from one row group more or fewer. If there is a filter,
+    only the rows that pass it are counted, in Petastorm's shards as well.
     """
     ours, petastorms = _ours(dataset, size, batch_size, remainder), _petastorms(dataset, size, batch_size)
     return Outlook(dataset, batch_size, remainder, epochs, ours, petastorms, _requests(dataset, _stretches(ours)))
@@ -127,8 +127,8 @@ def _petastorms(dataset: Dataset, size: int, batch_size: int) -> tuple[Share, ..
 
 
 def _requests(dataset: Dataset, stretches: Iterable[tuple[int, int]]) -> Requests:
-    # A row group is requested by the rank that reads the group's first row, and by each rank whose shard begins further
-    # inside the group.
+    # A row group is requested by the rank that reads the group's first row, and by each rank whose shard begins later
+    # in the group.
     inside = iter(sorted({begin for begin, end in stretches if end > begin}))
     begin, next_cut = 0, next(inside, None)
     by_folder: Counter[str] = Counter()

@@ -15,7 +15,7 @@ from sparkring.runtime.storage import Location
 
 
 def entries(folder: Location) -> dict[str, dict[str, Any]]:
-    """Return what the file system now knows about each file and folder in a folder, by their names.
+    """Return the file system's current information about each file and folder in a folder, by name.
 
     Raise FileNotFoundError if the folder does not exist.
     """
@@ -39,7 +39,7 @@ def write_json(file: Location, layout: int, content: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def storage_errors(failed: str, advice: str = "") -> Iterator[None]:
-    """A context manager that turns an error of the storage into a DataError: what has `failed`, why, and `advice`."""
+    """A context manager that turns a storage error into a DataError with the text `failed`, the reason and `advice`."""
     try:
         yield
     except DataError:
@@ -55,7 +55,7 @@ def this_process() -> dict[str, Any]:
 
 
 def has_ended(owner: dict[str, Any]) -> bool | None:
-    """Whether the process that this_process() described has ended. None means unknown: it ran on another host."""
+    """Return whether the process that this_process() described has ended, or None if it ran on another host."""
     if owner["host"] != socket.gethostname():
         return None
     return bool(owner["started"] != _started(owner["pid"]))
@@ -64,7 +64,7 @@ def has_ended(owner: dict[str, Any]) -> bool | None:
 def _started(pid: int) -> str:
     """Return when the process `pid` began, in clock ticks, or '' if the process has ended.
 
-    A later process may get the same pid, but it began at another time.
+    A later process may have the same pid, but it has a different start time.
     """
     try:
         with open(f"/proc/{pid}/stat") as file:
@@ -81,5 +81,5 @@ def _answers(pid: int) -> str:
     except ProcessLookupError:
         return ""
     except OSError:
-        pass  # the process runs, but belongs to another user
+        pass  # the process is running, but belongs to another user
     return "running"

@@ -37,8 +37,7 @@ _UNTOLD = re.compile(
 )
 # Fields of a plan's JSON in which a null hides nothing that determines the rows. Some of these fields are optional, and
 # the values of others are in the plan's text. _files() describes `relation`, and the child plan describes `desc`. In
-# Spark 4.3, evalContext takes the place of evalMode. A null in any other field may hide something that determines the
-# rows.
+# Spark 4.3, evalContext replaces evalMode. A null in any other field may hide something that determines the rows.
 _EMPTY = {"evalMode", "evalContext", "relation", "desc", "timeZoneId", "condition", "filter", "catalogTable", "session",
           "hint", "value"}  # fmt: skip
 _IDS = re.compile(r"#\d+L?")
@@ -78,7 +77,7 @@ def check_names(frame: DataFrame, names: Iterable[str], option: str = "") -> Non
 
 
 def name_of(columns: Sequence[str]) -> str:
-    """Return how messages name a DataFrame: by its first columns."""
+    """Return the name of a DataFrame for messages. It is made from the names of the first columns."""
     return f"DataFrame[{', '.join(columns[:4])}{', …' if len(columns) > 4 else ''}]"
 
 
@@ -99,7 +98,7 @@ def for_arrays(frame: DataFrame) -> DataFrame:
 
 
 def for_array(field: StructField) -> Column | None:
-    """Return a column as for_arrays() changes it; None if it stays as it is."""
+    """Return the expression with which for_arrays() changes a column, or None if the column is not changed."""
     from pyspark.sql import functions
 
     column = functions.col(quoted(field.name))
@@ -128,7 +127,7 @@ def numbered(frame: DataFrame) -> DataFrame:
 
 
 def serialized_schema(schema: StructType, session: SparkSession) -> bytes:
-    """Return the Arrow schema of columns, serialized. Raise DataError if Arrow cannot represent one."""
+    """Return the serialized Arrow schema of columns. Raise DataError if Arrow cannot represent one of them."""
     try:
         return arrow_schema(schema, session)
     except Exception as error:  # pyspark has several classes for this error
@@ -136,7 +135,7 @@ def serialized_schema(schema: StructType, session: SparkSession) -> bytes:
 
 
 def nested_types(frame: DataFrame) -> dict[str, DataType]:
-    """Return the types of those columns of for_arrays() that hold rows or maps, so that they can be converted."""
+    """Return the Spark types of those columns of for_arrays(frame) that hold rows or maps."""
     return {field.name: field.dataType for field in for_arrays(frame).schema.fields if _is_nested(field.dataType)}
 
 
@@ -155,7 +154,7 @@ def _has_times(kind: DataType) -> bool:
 
 
 def _without_zone(kind: DataType) -> DataType:
-    """Return the type with timestamps that have no time zone, even within arrays, maps and rows."""
+    """Return the type without time zones in its timestamps, including timestamps in arrays, maps and rows."""
     from pyspark.sql.types import ArrayType, MapType, StructField, StructType, TimestampNTZType, TimestampType
 
     if isinstance(kind, ArrayType):
@@ -194,17 +193,17 @@ def _by_plan(frame: DataFrame) -> str:
 
 
 def _told(frame: DataFrame) -> list[str]:
-    """Return everything that determines the rows, in a fixed order; [] if the plan does not determine them."""
+    """Return everything that determines the rows, in a fixed order, or [] if the plan does not determine the rows."""
     execution, session = frame._jdf.queryExecution(), frame.sparkSession
     if "InMemoryRelation" in execution.withCachedData().toString():
-        return []  # what is in the cache may be older than the files
+        return []  # the cached rows may be older than the files
     plan = execution.analyzed()
     nodes = json.loads(plan.toJSON())
     if not all(_tells(node) for node in _nodes(nodes)):
         return []
     leaves = plan.collectLeaves()
     files = [line for index in range(leaves.size()) for line in _files(session, leaves.apply(index))]
-    # The plan's text contains some things that its JSON leaves out.
+    # The plan's text contains values that its JSON leaves out.
     text = _text(plan)
     seen: dict[str, str] = {}
     settings = [
@@ -250,7 +249,7 @@ def _tells(node: dict[str, Any]) -> bool:
 
 
 def _files(session: SparkSession, leaf: Any) -> list[str]:
-    """Return the file format and options of a leaf of the plan, and the path, size and time of change of each file.
+    """Return the file format and options of a leaf of the plan, and the path, size and modification time of each file.
 
     Return [] if the leaf reads no files. Raise LookupError if the format is not one of Spark's own.
     """
@@ -268,7 +267,7 @@ def _files(session: SparkSession, leaf: Any) -> list[str]:
 
 
 def _listed(session: SparkSession, folder: str) -> dict[str, str]:
-    """Return the size and time of change of each file in a folder. Spark's own cache of these may be out of date."""
+    """Return the size and modification time of each file in a folder, without Spark's cache, which may be outdated."""
     jvm: Any = session._jvm
     path = jvm.org.apache.hadoop.fs.Path(folder)
     listed = path.getFileSystem(session.sparkContext._jsc.hadoopConfiguration()).listStatus(path)
@@ -282,7 +281,7 @@ def _bare(path: str) -> str:
 
 
 def _renumbered(found: Any, seen: dict[str, str]) -> Any:
-    """Return a plan's JSON with expressions numbered in their order, and without ids that differ between processes."""
+    """Return a plan's JSON with expressions numbered as they occur, and without ids that differ between processes."""
     if isinstance(found, list):
         return [_renumbered(part, seen) for part in found]
     if not isinstance(found, dict):
@@ -335,7 +334,7 @@ def _hashable(field: StructField) -> list[Column]:
 
 
 def quoted(name: str) -> str:
-    """Return the name of a column for Spark's functions, in which a dot is a part of the name."""
+    """Return a column's name, quoted so that Spark's functions accept a dot as a part of the name."""
     return f"`{name.replace('`', '``')}`"
 
 

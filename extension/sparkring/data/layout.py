@@ -33,7 +33,8 @@ class Layout:
     """The columns of a batch, and how each is made: from one stored column, or from several side by side.
 
     learn() finds `spec` from the first rows; all other rows must match it. If the transform returns arrays of objects
-    other than str and bytes, `objects` has the type of one object of each. `data` is the data set's name in messages.
+    other than str and bytes, `objects` has the type of one object in each of these arrays. `data` is the data set's
+    name in messages.
     """
 
     data: str
@@ -47,8 +48,8 @@ class Layout:
     def learn(self, rows: pa.RecordBatch) -> None:
         """Find `spec` from some rows.
 
-        Raise DataError if the columns of these rows cannot become arrays, or if what the transform returns is not a
-        dict of arrays, each with the same number of rows as `rows`.
+        Raise DataError if the columns of these rows cannot become arrays, or if the transform does not return a dict of
+        arrays that all have as many rows as `rows`.
         """
         batch = self._columns(rows)
         if self.transform is not None:
@@ -69,8 +70,8 @@ class Layout:
 
         Also return the size of all rows in Arrow's memory, in bytes. The arrays are not yet transformed.
 
-        Each batch is copied to its place before the next one is decoded: it is still in the processor's cache, and
-        the next batch can reuse its memory.
+        Each batch is copied before the next one is decoded, while it is still in the processor's cache. The next batch
+        can then reuse its memory.
         """
         place = None
         if order is not None:
@@ -138,7 +139,7 @@ class Layout:
 
 
 def groups_of(columns: Columns | None, option: str = "columns") -> dict[str, tuple[str, ...]] | None:
-    """Return the columns of each array of a batch; None if `columns` is None. `option` is the name of the argument."""
+    """Return the columns of each array of a batch, or None if `columns` is None. `option` is the argument's name."""
     if columns is None:
         return None
     if isinstance(columns, str):
@@ -192,9 +193,10 @@ def _side_by_side(parts: Sequence[Array], members: Sequence[str], name: str) -> 
 def making_of(
     fill: Mapping[str, Any] | None, raw: Mapping[str, Any] | None, names: Sequence[str], called: str
 ) -> Making:
-    """Return how arrays are made with the options `fill` and `raw` of the user.
+    """Return the Making for the user's options `fill` and `raw`.
 
-    Raise DataError if one of them is invalid or names a column that is not among `names`, which messages call `called`.
+    Raise DataError if one of them is invalid or names a column that is not in `names`. Messages call these columns
+    `called`.
     """
     for option, named in (("fill", fill or {}), ("raw", raw or {})):
         for name in named:

@@ -2,13 +2,13 @@
 
     CACHE/<key>/<random>/
         _owner.json         the process that writes the folder; written first
-        part-*.parquet      what Spark writes
+        part-*.parquet      the rows, written by Spark
         _sparkring.json     the files, their rows and sizes; written last: a copy without this file is incomplete
-        _used               when the copy was last used
+        _used               the time at which the copy was last used
 
 The key is computed from the DataFrame's version (frames.py) and from the settings for writing it. The folder is not
 renamed when the copy is finished, because not every mount supports renaming. Before a process writes a copy, it removes
-copies that killed kernels left incomplete, and copies that have not been used for a month.
+the incomplete copies of kernels that were killed, and copies that have not been used for a month.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ Say = Callable[[str], None]
 class Copy(NamedTuple):
     """A DataFrame's rows as Parquet files, with the DataFrame's `version`.
 
-    `reused` is whether the files existed already. `files` has the name and the number of rows of each file, and `facts`
-    is what `note` of the copy's Form has returned.
+    `reused` says whether the files existed already. `files` has the name and the number of rows of each file, and
+    `facts` has the result of the `note` function of the copy's Form.
     """
 
     location: Location
@@ -68,12 +68,12 @@ class Copy(NamedTuple):
 
 
 class Form(NamedTuple):
-    """The form in which a copy has the rows. `kind` differs between forms: a DataFrame can have a copy in each.
+    """The form in which a copy stores the rows. Each form has its own `kind`: a DataFrame can have a copy in each form.
 
-    `version` computes the version of a DataFrame, and `written` makes the DataFrame that is written. After that, `note`
-    is called with this DataFrame and the folder, and returns facts to be kept with the copy, as plain values. The fact
-    BESIDE names files that `note` itself has written to the folder. `may_be_empty` is whether there can be a copy
-    without rows. `row_group_bytes` is the size of a row group before compression.
+    `version` computes the version of a DataFrame, and `written` makes the DataFrame that is written. After writing,
+    `note` is called with this DataFrame and the folder. It returns facts, as plain values, that are stored with the
+    copy. The fact BESIDE names the files that `note` has written to the folder. `may_be_empty` says whether there can
+    be a copy without rows. `row_group_bytes` is the size of a row group before compression.
     """
 
     kind: str
@@ -94,10 +94,10 @@ def materialise(
 ) -> Copy:
     """Return the copy of a Spark DataFrame in `cache`. If the cache has no copy yet, write one first.
 
-    `cache` is any path that both Spark's executors and this process can reach; cache_folder() has the default. Row
-    groups have about `row_group_bytes` bytes before compression. MLlib's vectors become arrays of doubles. Times are
-    in the session's time zone, as in toPandas(). `name` is the DataFrame's name in the notebook. `say` is called with
-    messages for the user. An interrupt ends Spark's job, and incomplete files are removed.
+    `cache` is any path that both Spark's executors and this process can reach; the default is that of cache_folder().
+    Row groups have about `row_group_bytes` bytes before compression. MLlib's vectors become arrays of doubles. Times
+    are in the session's time zone, as in toPandas(). `name` is the DataFrame's name in the notebook. `say` is called
+    with messages for the user. An interrupt ends Spark's job, and incomplete files are removed.
     Raise DataError if the DataFrame is empty or cannot be computed, or if the cache cannot be used.
     """
     called = f"`{name}`" if name else "the DataFrame"
@@ -117,7 +117,7 @@ def in_form(
     called: str = "the DataFrame",
     say: Say | None = None,
 ) -> Copy:
-    """Do what materialise() does, for a copy in this form. `called` is the DataFrame's name in messages."""
+    """Do what materialise() does, but for a copy in the form `form`. `called` is the DataFrame's name in messages."""
     tell: Say = say or (lambda text: None)
     session = session_of(frame, called)
     home = cache_folder(cache, session)
@@ -154,10 +154,10 @@ def cache_folder(cache: str | os.PathLike[str] | None = None, session: SparkSess
 
 
 def clean(home: Location) -> list[str]:
-    """Remove the copies in a cache that were not used for KEEP_DAYS days, and those that were never finished.
+    """Remove the copies in a cache that have not been used for KEEP_DAYS days, and abandoned unfinished copies.
 
-    Folders that materialise() has not made are kept, and so are folders to which a live process is writing. Return the
-    paths of the removed folders.
+    Other folders are kept, and so are unfinished copies whose process is still alive. Return the paths of the removed
+    folders.
     """
     gone = []
     for key in _folders(home, _KEY):
@@ -195,7 +195,7 @@ def _find(folder: Location, version: str, tell: Say) -> Copy | None:
 
 
 def _damage(copy: Location, commit: dict[str, Any]) -> str:
-    """Return what is wrong with a copy, in words, or '' if all its files are there in full size."""
+    """Return a description of the damage to a copy, or '' if no file is missing or has the wrong size."""
     sizes = _sizes(copy)
     for file in commit["files"]:
         size = sizes.get(file["name"])
@@ -241,8 +241,8 @@ def _write(frame: DataFrame, form: Form, home: Location, key: str, version: str,
         _check_executors(session, copy, home, called)
 
         def write() -> dict[str, Any]:
-            # By default, Spark refuses to write to a folder that exists, as this one does. Spark ignores _owner.json in
-            # it, as all files whose names begin with _.
+            # Without "append", Spark would refuse to write to this folder, because it exists. Spark ignores the file
+            # _owner.json in it, like all files whose names begin with _.
             written = form.written(frame)
             writer = written.write.mode("append").option("parquet.block.size", form.row_group_bytes)
             writer.parquet(copy.for_spark())
@@ -253,7 +253,8 @@ def _write(frame: DataFrame, form: Form, home: Location, key: str, version: str,
         with _usable(home):
             sizes = _sizes(copy)
             counts = [_rows(copy / name) for name in sizes]
-            # Spark's first task writes part-00000 even without rows. If the file is not here, it is on another disk.
+            # Spark's first task writes part-00000 even without rows. If this process does not see the file, it is on
+            # another disk.
             if not any(name.startswith("part-00000") for name in sizes):
                 raise _own_disks("an executor", home)
             rows, size_bytes = sum(counts), sum(sizes.values())
@@ -268,7 +269,7 @@ def _write(frame: DataFrame, form: Form, home: Location, key: str, version: str,
             write_json(copy / COMMIT, LAYOUT, commit)
         tell(f"wrote {rows:,} rows, {size(size_bytes)}, in {time.time() - started:.1f} s")
         return _copy(copy, version, commit, reused=False)
-    except BaseException:  # an interrupt as well
+    except BaseException:  # an interrupt, too, must not leave files behind
         with contextlib.suppress(OSError):
             _remove(copy)
         with contextlib.suppress(OSError):  # rmdir() fails if the folder still has another copy
@@ -310,7 +311,7 @@ def _check_columns(frame: DataFrame, called: str) -> None:
 
 
 def _check_executors(session: SparkSession, copy: Location, home: Location, called: str) -> None:
-    """Raise DataError if an executor does not see the folder `copy`, and so would write to a disk of its own."""
+    """Raise DataError if an executor does not see the folder `copy`, since it would then write to its own disk."""
     context = session.sparkContext
     if context.master.startswith("local") or not copy.for_spark().startswith("file:"):
         return
@@ -364,7 +365,7 @@ def _remove(copy: Location) -> None:
 
 
 def _abandoned(copy: Location) -> bool:
-    """Return whether the process that was writing this unfinished copy has ended, as far as this can be checked."""
+    """Return whether an unfinished copy's process has ended or, if this cannot be checked, whether the copy is old."""
     owner = read_json(copy / OWNER, LAYOUT)
     ended = has_ended(owner) if owner else None
     if ended is not None:
@@ -374,10 +375,10 @@ def _abandoned(copy: Location) -> bool:
 
 
 def _modified(copy: Location) -> float:
-    """Return when a folder last changed, in seconds since 1970; now if the file system does not know."""
+    """Return when a folder last changed, in seconds since 1970, or the current time if this is unknown."""
     try:
         return float(copy.fs.modified(copy.path).timestamp())
-    except Exception:  # many file systems do not know this, and each has its own errors
+    except Exception:  # many file systems cannot tell, and each raises its own errors
         return time.time()
 
 

@@ -1,11 +1,11 @@
 """The parts of a Spark DataFrame as items of independent runs: its partitions, or the groups of groupBy().
 
-Spark writes the rows to the cache, as for shards(). An item only refers to its rows there, and becomes a
-pandas.DataFrame where it is unpickled, that is, on a rank. So no rows go through the driver.
+Spark writes the rows to the cache, as for shards(). An item only refers to its rows in the cache. It becomes a
+pandas.DataFrame when it is unpickled on a rank, so no rows go through the driver.
 
     partitions      each partition is in one file; an empty partition may have no file
     groups          Spark sorts the rows by their keys, so that the rows of a group are neighbours in a file. The folder
-                    _groups has the index: for each group its key, its file, its first row and its number of rows.
+                    _groups has the index: the key, file, first row, last row and number of rows of each group.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _IN_PARTITION = (1 << 33) - 1  # the bits of monotonically_increasing_id() that 
 
 
 class Piece(NamedTuple):
-    """`rows` neighbouring rows of a file. `first` is the number that the first of these rows has in the file."""
+    """`rows` consecutive rows of a file. `first` is the number of the first one, counted from the start of the file."""
 
     file: str
     first: int
@@ -57,7 +57,7 @@ class Stored(NamedTuple):
 
 
 class Part:
-    """`rows` rows of a DataFrame. Unpickling a Part gives a pandas.DataFrame; to_pandas() reads the rows here.
+    """`rows` rows of a DataFrame. Unpickling a Part gives a pandas.DataFrame; to_pandas() reads them in this process.
 
     `content` identifies the rows: it is the same for equal rows in every kernel.
     """
@@ -86,7 +86,7 @@ class Partitions(list[Part]):
     """The partitions of a DataFrame, in their order."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return list, (list(self),)  # unpickling gives DataFrames, about which __repr__ knows nothing
+        return list, (list(self),)  # unpickled items are DataFrames, for which __repr__ would fail
 
     def __repr__(self) -> str:
         return f"<{len(self):,} partitions with {sum(part.rows for part in self):,} rows>"
@@ -123,7 +123,7 @@ def partitions(df: DataFrame, *, cache: str | os.PathLike[str] | None = None) ->
 
 
 def items_of(found: Any) -> Any:
-    """Return the items that an object of pyspark stands for, such as the groups of df.groupBy("store").
+    """Return the groups as items if `found` is the result of df.groupBy(…); otherwise, return `found` itself.
 
     Raise DataError for a DataFrame, which has no items.
     """
@@ -140,7 +140,7 @@ def items_of(found: Any) -> Any:
 
 def _groups(grouped: GroupedData) -> list[tuple[Any, Part]]:
     """Return pairs of a key and a Part, sorted by their keys. Null keys come last."""
-    frame: DataFrame = getattr(grouped, "_df")  # noqa: B009 - it is not among the attributes that pyspark declares
+    frame: DataFrame = getattr(grouped, "_df")  # noqa: B009 - pyspark does not declare this attribute
     _check(frame)
     kind = re.search(r"type: (\w+)\]?$", str(grouped._jgd.toString())) if hasattr(grouped, "_jgd") else None
     if kind is not None and kind[1] != "GroupBy":
@@ -219,7 +219,7 @@ def _key_columns(grouped: Any, frame: DataFrame) -> list[int]:
 
 
 def _count(written: DataFrame, copy: Location) -> dict[str, Any]:
-    """Note the number of partitions, which the files do not tell if the last partitions are empty."""
+    """Return the number of partitions, which the files do not show if the last partitions are empty."""
     # select() makes a new DataFrame, because `written` itself would not repeat a shuffle that was interrupted.
     return {"partitions": int(written.select("*").rdd.getNumPartitions())}
 
@@ -234,7 +234,7 @@ def _sorted(frame: DataFrame, keys: Sequence[str]) -> DataFrame:
 
 
 def _write_index(written: DataFrame, copy: Location, keys: Sequence[str]) -> dict[str, Any]:
-    """Have Spark write the index of the groups."""
+    """Let Spark write the index of the groups, and return the names of its files as the fact BESIDE."""
     from pyspark.sql import functions
 
     stored = written.sparkSession.read.schema(written.schema).parquet(copy.for_spark())
@@ -273,7 +273,7 @@ def _indexed(copy: Copy, stored: Stored, keys: Sequence[str], names: tuple[str, 
 
 
 def _keys(column: pa.ChunkedArray) -> list[Any]:
-    """Return the values of a column of keys as Python objects; times as pandas.Timestamp."""
+    """Return the values of a column of keys as Python objects, with times as pandas.Timestamp."""
     if pa.types.is_timestamp(column.type):
         import pandas
 
@@ -298,7 +298,7 @@ def _read(stored: Stored, pieces: Sequence[Piece]) -> Any:
 
 
 def _rows(file: Location, piece: Piece, names: Sequence[str]) -> pa.Table:
-    """Return the rows of a piece of a file. Only the row groups that have these rows are read."""
+    """Return the rows of a piece of a file. Only the row groups that contain these rows are read."""
     try:
         with file.fs.open(file.path, "rb") as opened:
             parquet = pq.ParquetFile(opened)

@@ -1,6 +1,6 @@
 """Which rank reads which rows: pure functions of the row groups' sizes, the number of ranks, a seed and a position.
 
-In an epoch, all row groups form one sequence. If rows are shuffled, each epoch has another order of row groups. The
+In an epoch, all row groups form one sequence. If rows are shuffled, each epoch has a different order of row groups. The
 sequence is cut into as many contiguous parts as there are ranks, and each rank reads one part. So every row is read
 once, the ranks' numbers of rows differ by at most one, and a row group is read by one rank or by neighbouring ranks.
 Within its part, a rank shuffles one window of rows at a time, to limit the memory that it needs.
@@ -35,7 +35,7 @@ class RowRange(NamedTuple):
 
 
 class Leg(NamedTuple):
-    """A part of an epoch that has been read: each of `size` ranks has read `rows` rows, in windows of `window` rows."""
+    """A part of an epoch that `size` ranks have read. Each has read `rows` rows, in windows of `window` rows."""
 
     size: int
     rows: int
@@ -105,8 +105,8 @@ def plan(
     - "drop": all ranks take the same number of steps: the number of full batches of the rank with the fewest rows.
     - "pad": all ranks take as many steps as the rank with the most rows needs. A rank whose own rows do not
       fill its last batch repeats some of them.
-    - "join": each rank takes as many steps as its own rows need. Its last batch may be smaller, and one rank may need a
-      step more than another (call `hvd.join()` after the epoch).
+    - "join": each rank takes as many steps as its own rows need. Its last batch may be smaller, and some ranks may need
+      one step more than others (call `hvd.join()` after the epoch).
     """
     position, read = begun(position or Position(), size, window)
     line = remaining(counts, position, window)
@@ -128,8 +128,8 @@ def plan(
 def begun(position: Position, size: int, window: int) -> tuple[Position, int]:
     """Return the position at which `size` ranks began to read with this window, and how many rows each has read since.
 
-    If the last leg had another size or window, the rows that remain are divided again: this is the position itself, and
-    0 rows.
+    If the last leg had another size or window, the remaining rows are divided anew, so the result is `position` itself
+    and 0 rows.
     """
     legs = position.legs
     if legs and (legs[-1].size, legs[-1].window) == (size, window):
@@ -162,7 +162,7 @@ def in_order(counts: Sequence[Sequence[int]]) -> list[RowRange]:
 def remaining(counts: Sequence[Sequence[int]], position: Position, window: int) -> list[RowRange]:
     """Return the rows of the epoch that no rank has read at `position`, as one sequence of ranges.
 
-    In each leg, each rank has read from its stretch of the rows that the earlier legs had left.
+    In each leg, each rank has read a part of its stretch of the rows that were left by the earlier legs.
     """
     line = epoch_order(counts, position.seed, position.epoch) if window else in_order(counts)
     for number, leg in enumerate(position.legs):
@@ -188,7 +188,7 @@ def stretch(line: Sequence[RowRange], size: int) -> Iterator[tuple[RowRange, ...
 
 
 def cut(line: Sequence[RowRange], begin: int, end: int) -> list[RowRange]:
-    """Return rows `begin` to `end` (not included) of a sequence of rows, counted from its first row."""
+    """Return rows `begin` to `end` (not included) of a sequence of rows, counted from 0."""
     found = []
     for each in line:
         start, stop = max(each.start, each.start + begin), min(each.stop, each.start + end)
@@ -234,7 +234,7 @@ def _after(ranges: Sequence[RowRange], leg: Leg, key: tuple[int, ...]) -> list[R
 
 
 def _rows_at(ranges: Sequence[RowRange], places: Any) -> list[RowRange]:
-    """Return the rows of `ranges` at `places` (sorted, counted from the first row). Adjacent rows form one range."""
+    """Return the rows of `ranges` at `places` (sorted, counted from 0). Adjacent rows form one range."""
     found: list[RowRange] = []
     begin = 0
     for each in ranges:

@@ -43,7 +43,7 @@ def preview(
 
 
 def can_be_previewed(value: Any) -> bool:
-    """Return whether to offer a preview of a variable. Strings, which may be paths, are too many to be offered."""
+    """Return whether to offer a preview of a variable. Strings could be paths, but there are too many of them."""
     kind = type(value)
     return isinstance(value, os.PathLike) or hasattr(kind, "sparkSession") or kind.__name__ in ("Shards", "Dataset")
 

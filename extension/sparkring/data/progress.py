@@ -1,4 +1,4 @@
-"""What a rank reports about its reading: which data it reads, and its progress."""
+"""Reports which data a rank reads, and how far it has read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sparkring.runtime import report, world
 from sparkring.wire.messages import DataOpened, DataPlanned, DataRead, Piece
 
 TELL_EVERY_S = 0.2
-# The largest number of pieces that one rank reports for an epoch, and that all ranks together report for an epoch.
+# The largest number of pieces that one rank reports for an epoch, and the largest number for all ranks together.
 PIECES, PIECES_OF_ALL = 500, 32_000
 FILES_NAMED, NAME_CHARACTERS = 100, 80  # how many files a rank names in a report, and how long a name may be
 
@@ -36,7 +36,7 @@ class Progress:
     """Reports the progress of one reader of this rank: at most a few times a second, and at the end of each epoch."""
 
     def __init__(self, **data: Any) -> None:
-        """Report a new reader. `data` are the fields of DataOpened except `reader`."""
+        """Report a new reader. `data` has the fields of DataOpened except `reader`."""
         self._reader = next(_numbers)
         self._due = 0.0
         self.begin(0)
@@ -51,9 +51,9 @@ class Progress:
         self._waited_s, self._began, self._place = 0.0, time.monotonic(), ""
 
     def batch(self, rows: int, size_bytes: int, waited_s: float = 0.0, place: str = "", steps: int = 1) -> None:
-        """Count `rows` rows as one batch, or as `steps` batches, and report if the last report is long enough ago.
+        """Count `rows` rows as one batch, or as `steps` batches, and report the progress if a report is due.
 
-        `place` is where the last row was read. `waited_s` is how long the rank's code has waited for the rows.
+        `place` says where the last row is stored. `waited_s` is how long the rank's code has waited for the rows.
         """
         self._rows += rows
         self._steps += steps
@@ -82,7 +82,7 @@ class Progress:
 
 
 def joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
-    """Merge consecutive pieces if they are of the same row group."""
+    """Merge consecutive pieces if they belong to the same row group."""
     for (file, row_group), same in itertools.groupby(pieces, key=operator.itemgetter(0, 1)):
         yield Piece(file, row_group, sum(piece.rows for piece in same))
 

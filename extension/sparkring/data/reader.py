@@ -1,4 +1,4 @@
-"""Reads a shard as Arrow record batches, one window of rows at a time. `Ahead` can do so in a thread, in advance."""
+"""Reads a shard as Arrow record batches, one window of rows at a time. `Ahead` reads in advance, in a thread."""
 
 from __future__ import annotations
 
@@ -23,11 +23,14 @@ Made = TypeVar("Made")
 
 READ_BYTES, READ_ROWS = 32_000_000, 65_536  # the most bytes and the most rows to decode at a time
 OPEN_FILES = 16  # the largest number of local files that are open at a time
-LOOK_EVERY_S = 0.2  # how often to check whether the thread that reads is alive
+LOOK_EVERY_S = 0.2  # how often to check whether the reading thread is alive
 
 
 class Window(NamedTuple):
-    """Some rows of a shard, and the place of the last. All windows share a stream: read one before taking the next."""
+    """Some rows of a shard. `place` says where the last row is stored.
+
+    All windows share one stream, so the rows of a window must be read before the next window is taken.
+    """
 
     batches: Iterator[pa.RecordBatch]
     rows: int
@@ -132,7 +135,7 @@ class _Files:
         there = file.schema_arrow.names
         keys = dict(dataset.files[wanted.file].partitions)
         stored = [name for name in dataset.reads if name in there]
-        # If all columns come from the file's path, the file's first column is read for the number of rows.
+        # If all columns come from the file's path, the file's first column is read to find the number of rows.
         columns = stored or there[:1]
         # Arrow decodes each column in a thread. For a single column, this only costs time.
         threads = len(columns) > 1 and pa.cpu_count() > 1
@@ -190,8 +193,8 @@ class Ahead(Generic[Made]):
 
     def _next(self) -> tuple[Made | None, BaseException | None]:
         while True:
-            # In the opposite order, the thread could put its last item into the queue and end between the two checks,
-            # and this item would be missed.
+            # The thread is checked before the queue. In the opposite order, the thread could put its last item into the
+            # queue and end between the two checks, and the item would be missed.
             alive = self._thread.is_alive()
             try:
                 return self._items.get(timeout=LOOK_EVERY_S) if alive else self._items.get_nowait()

@@ -56,7 +56,7 @@ class Buffer(NamedTuple):
 
 @dataclass(frozen=True)
 class Chunk(Generic[Held]):
-    """Rows to hand out, in whole batches except at the end of an epoch. `place` is where the last row is stored."""
+    """Rows to hand out, in whole batches except at the end of an epoch. `place` says where the last row is stored."""
 
     data: Held
     rows: int
@@ -116,7 +116,7 @@ def shards(
     rank, size: the rank whose shard to return, and the number of ranks to divide the data set among; default: those of
         this process. Give both or neither.
 
-    Raises DataError, PathError.
+    Raises DataError or PathError.
     """
     batch_size = _whole("batch_size", batch_size, 1, "the number of rows in a batch")
     seed = _whole("seed", seed, 0, "a number that is the same on all ranks")
@@ -142,7 +142,7 @@ class Shards:
     """A data set that is divided among the ranks. `len()` is the number of steps that this rank takes in an epoch.
 
     Each iteration with one of the `as_…` methods reads the next epoch. If an epoch was not read to its end, the next
-    iteration reads the same epoch again from its beginning. `position()` tells how far the ranks have read, and
+    iteration reads the same epoch again from its beginning. `position()` returns how far the ranks have read, and
     `resume()` continues from such a position.
     """
 
@@ -158,7 +158,7 @@ class Shards:
     _planned: tuple[int, Position, tuple[Shard, ...]] | None = field(default=None, repr=False)
     _progress: Progress | None = field(default=None, repr=False)
 
-    # ── what it is ────────────────────────────────────────────────────────────
+    # ── Properties ────────────────────────────────────────────────────────────
 
     @property
     def rank(self) -> int:
@@ -209,7 +209,8 @@ class Shards:
     def spec(self) -> dict[str, Spec]:
         """For each column of a batch, the shape of one row and the dtype. They are found from the first rows."""
         if not self.layout.spec:
-            # The first rows of the whole data set, not of this rank's shard, so that all ranks find the same spec.
+            # These are the first rows of the whole data set, not of this rank's shard, so that all ranks find the same
+            # spec.
             self.layout.learn(first_rows(self.dataset, self.dataset.columns, PROBED_ROWS))
         return self.layout.spec
 
@@ -234,8 +235,8 @@ class Shards:
                 self.tensors(call.arguments)
 
     def _nulls(self, name: str) -> int:
-        """The number of nulls that a column of the batches is known to have, before any row is read; 0 if unknown."""
-        # `fill` replaces the nulls. A filter may leave out the rows that have nulls, so then the number is not known.
+        """Return how many nulls a column of the batches is known to have before any row is read, or 0 if unknown."""
+        # `fill` replaces the nulls. A filter may leave out rows with nulls, so the number is then unknown.
         if name in self.layout.making.fill or self.dataset.condition is not None:
             return 0
         return self.dataset.nulls.get(name, 0)
@@ -253,7 +254,7 @@ class Shards:
         step = f"{steps} of {counted(self.batch_size, 'row')} per epoch"
         return f"<shards of {found.name}{where}: {lies}; {step}{ranks}>"
 
-    # ── reading it ────────────────────────────────────────────────────────────
+    # ── Reading ───────────────────────────────────────────────────────────────
 
     def as_numpy(self, *names: str) -> Iterator[Any]:
         """Yield the batches of one epoch as NumPy arrays.
@@ -276,7 +277,7 @@ class Shards:
 
             model.fit(data.as_tf("x", "y"))
 
-        Without `names`, its elements are dicts of tensors [rows, …]; with one name, they are tensors; with several
+        Without `names`, the elements are dicts of tensors [rows, …]; with one name, they are tensors; with several
         names, they are tuples of tensors in the order of the names (for Keras, inputs and targets). Shapes are static;
         dates are int64 nanoseconds since 1970. A column that no tensor can hold (decimals, rows, maps, None) raises
         DataError. In a fit under MultiWorkerMirroredStrategy, TensorFlow divides each batch among the ranks:
@@ -291,10 +292,10 @@ class Shards:
 
             for x, y in data.as_torch("x", "y"): …
 
-        Without `names`, its batches are dicts of tensors [rows, …]; with one name, they are tensors; with several
+        Without `names`, the batches are dicts of tensors [rows, …]; with one name, they are tensors; with several
         names, they are tuples of tensors. Strings are lists, and dates are int64 nanoseconds since 1970. A column that
-        no tensor can hold (decimals, rows, maps, None) raises DataError. `workers` is the number of processes that
-        read and transform rows; each process takes one buffer at a time.
+        no tensor can hold (decimals, rows, maps, None) raises DataError. `workers` is the number of processes that read
+        and transform rows; each process takes one buffer at a time.
         """
         from sparkring.data.torch_dataset import as_torch
 
@@ -303,9 +304,9 @@ class Shards:
     def position(self, step: int | None = None) -> Position:
         """Return the position of all ranks after `step` batches.
 
-        Count `step` from the beginning of the epoch or, if the epoch was resumed, from resume() on. `step` defaults to
-        the number of batches that this rank has read. With TensorFlow, pass `step` unless you are between two
-        epochs: TensorFlow reads ahead, and sparkring does not know how many of the batches the training has used.
+        Count `step` from the beginning of the epoch or, if the epoch was resumed, from the call of resume(). `step`
+        defaults to the number of batches that this rank has read. With TensorFlow, pass `step` unless you are between
+        two epochs: TensorFlow reads ahead, and sparkring does not know how many of the batches the training has used.
         """
         if step is None:
             step = self._steps
@@ -351,7 +352,7 @@ class Shards:
             )
         self.start, self._steps, self._progress = Position.of(state["position"]), 0, None
 
-    # ── for the as_… methods ──────────────────────────────────────────────────
+    # ── For the as_… methods ──────────────────────────────────────────────────
 
     def taking(self, names: Sequence[str]) -> Callable[[Mapping[str, Any]], Any]:
         """Return a function that takes a batch and returns the part of it that `names` ask for.
@@ -440,8 +441,8 @@ class Shards:
     def read(self, worker: int = 0, workers: int = 1, *, whole: bool = False) -> Generator[Chunk[Batch], None, None]:
         """Read one epoch of this rank in the calling thread or process, and yield it in chunks.
 
-        The worker with number `worker` (from 0) of `workers` reads every n-th buffer, where n is `workers`. A chunk has
-        the rows of one buffer. With a transform, a chunk is one batch, unless `whole` is true.
+        Of n = `workers` workers, the one with number `worker` (from 0) reads every n-th buffer. A chunk has the rows of
+        one buffer. With a transform, a chunk is one batch, unless `whole` is true.
         """
         layout, names = self.layout, list(self.spec)
         for window, order, rows, before in self._windows(worker, workers):

@@ -24,7 +24,7 @@ class Values:
         self._fields = found.fields
 
     def rows(self, batch: Any) -> list[Any]:
-        """Return each row of a batch as a pyspark.sql.Row, with times as local times of the session's time zone."""
+        """Return each row of a batch as a pyspark.sql.Row, with times in the session's time zone."""
         from pyspark.sql import Row
 
         make = Row(*batch.schema.names)
@@ -38,7 +38,7 @@ class Values:
         """Return a batch or table as the pandas.DataFrame that toPandas() returns with the session's settings."""
         import pandas
 
-        # Copies, because pandas could not write to the memory of Arrow.
+        # The series are copied, because pandas could not write to Arrow's memory.
         columns = [
             self._series(column, field).copy()
             for column, field in zip(_without_zones(found), self._fields, strict=True)

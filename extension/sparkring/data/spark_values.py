@@ -1,7 +1,7 @@
 """Converts pyarrow's values to Spark's Python values.
 
 pyarrow returns maps as lists of pairs, rows as dicts, and values of user-defined types, such as Spark ML's vectors, as
-they are stored. From the types in Spark's schema, the functions here make the values that Spark itself would return.
+they are stored. With the types in Spark's schema, these functions make the values that Spark itself would return.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def collected(column: Any, kind: DataType, *, zoned: bool) -> list[Any]:
 def series_of(column: Any, kind: DataType, convert: Callable[[Any], Any] | None = None) -> Any:
     """Return a column as DataFrame.toPandas() returns it if Arrow is not enabled in Spark.
 
-    `convert` is what converter() returns for the session's settings; the default is converter(kind).
+    `convert` is the result of converter() for the session's settings; the default is converter(kind).
     """
     import pandas
 

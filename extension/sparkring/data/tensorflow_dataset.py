@@ -1,4 +1,4 @@
-"""Makes a tf.data.Dataset of a shard. Small batches are passed to TensorFlow several at a time, and split there."""
+"""Makes a tf.data.Dataset of a shard. TensorFlow gets several small batches at a time, and splits them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def as_tf(data: Shards, names: Sequence[str]) -> Any:
         name: tf.TensorSpec([data.batch_size if whole else None, *spec.shape], kind(spec.dtype))
         for name, spec in specs.items()
     }
-    # Each call from TensorFlow into Python takes as long as copying a few hundred kB, so one call passes several small
+    # Each call from TensorFlow into Python takes as long as copying a few hundred kB, so one call returns several small
     # batches.
     row_bytes = sum(spec.dtype.itemsize * math.prod(spec.shape) for spec in specs.values())
     if data.batch_size * row_bytes < LARGE_BYTES:
@@ -51,12 +51,12 @@ def as_tf(data: Shards, names: Sequence[str]) -> Any:
     options = tf.data.Options()
     # Batches that leave the pipeline count as handed out, so TensorFlow must not add a prefetch to its end.
     options.experimental_optimization.inject_prefetch = False
-    # TensorFlow must not divide the data among its workers, because it is only this rank's shard already.
+    # TensorFlow must not divide the data among its workers, because the data is already only this rank's shard.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     found = found.with_options(options)
     if data.start.legs:
         # Keras 3 asks for the length once, for all epochs; if it is unknown, Keras counts the batches of the first
-        # epoch, which is only the rest of one here. The shorter first epoch still ends after its last row.
+        # epoch, which in this case is only the rest of an epoch. The shorter first epoch still ends after its last row.
         found.cardinality = lambda: tf.constant(whole_steps(data), tf.int64)
     return found
 
@@ -79,7 +79,7 @@ def _one_by_one(data: Shards, wanted: Iterable[str]) -> Iterator[Batch]:
 
 
 def _several_at_a_time(data: Shards, take: Any, batch: dict[str, Any]) -> Any:
-    """Return a dataset whose batches are passed to TensorFlow several at a time, and prefetched there.
+    """Return a dataset whose batches are passed to TensorFlow several at a time. TensorFlow prefetches them.
 
     When the dataset hands out the last batch of an epoch, it calls data.ended().
     """

@@ -51,7 +51,7 @@ def as_int64(name: str, array: Any) -> Any:
 
 
 def other_than_text(array: Any) -> str:
-    """Return the name of the type of the first value in `array` that is neither str nor bytes; '' if there is none."""
+    """Return the name of the type of the first value in `array` that is neither str nor bytes, or ''."""
     return next((type(value).__name__ for value in array.flat if not isinstance(value, str | bytes)), "")
 
 

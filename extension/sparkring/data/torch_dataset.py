@@ -44,8 +44,9 @@ def as_torch(data: Shards, names: Sequence[str], workers: int) -> Any:
             here = torch.utils.data.get_worker_info()
             if here is None:
                 return (take(tensors(batch)) for batch in data.batches())
-            # A forked worker has copies of its parent's objects. If it finalised the copy of a connection, such as that
-            # to Spark, it could end the connection of its parent. freeze() hides them from its garbage collector.
+            # A forked worker has copies of its parent's objects. If the worker's garbage collector finalised the copy
+            # of a connection, such as the one to Spark, the parent's connection could end. freeze() hides the copies
+            # from the garbage collector.
             gc.freeze()
             chunks = data.read(here.id, here.num_workers, whole=True)
             return (replace(chunk, data=tensors(chunk.data)) for chunk in chunks)
@@ -60,10 +61,10 @@ def as_torch(data: Shards, names: Sequence[str], workers: int) -> Any:
     def cut(tensors: dict[str, Any], begin: int) -> dict[str, Any]:
         return {name: tensor[begin : begin + size] for name, tensor in tensors.items()}
 
-    # Whenever an epoch is begun, torch draws a seed for the workers. The state of the training's generator, which is
-    # restored from checkpoints, must not depend on how often this happens, so the loader has its own generator.
+    # At the beginning of each epoch, torch draws a seed for the workers. The state of the training's generator, which
+    # is restored from checkpoints, must not depend on how often this happens, so the loader has its own generator.
     own = torch.Generator().manual_seed(data.start.seed + data.rank)
-    # The items of the Reader are whole batches already, so torch must not collate them.
+    # The items of the Reader are already whole batches, so torch must not collate them.
     return Loader(Reader(), batch_size=None, num_workers=workers, collate_fn=_as_it_is, generator=own)
 
 

@@ -44,7 +44,7 @@ def _content(root: Any) -> Iterator[Any]:
 
 
 def _is_holder(value: Any) -> bool:
-    """Return whether the digest covers what a value holds, not the value itself; meaning_of() covers its code."""
+    """Return whether the digest covers the objects that a value holds, not its pickle. meaning_of() covers its code."""
     if predictors.is_model(value):
         return False
     return isinstance(value, _HOLDERS) or type(value).__module__ == "__main__"

@@ -70,9 +70,9 @@ _TYPES = {
 class Predictions:
     """The Parquet files that predict() has written to the folder `path`.
 
-    There are `parts` files with `rows` rows in all. `nulls` of the rows have no prediction, because they could not be
-    scored. `seconds` is how long this run took. It scored `rows_scored` rows; earlier runs, which did not finish, had
-    scored the others. `record` is the RunRecord.
+    There are `parts` files with `rows` rows in all. Of these, `nulls` rows have no prediction, because they could not
+    be scored. This run took `seconds` and scored `rows_scored` rows; the other rows were scored by earlier runs that
+    did not finish. `record` is the RunRecord.
     """
 
     path: str
@@ -116,19 +116,19 @@ def predict(
     mode: Mode = "error",
     background: bool = False,
 ) -> DataFrame | Predictions | BackgroundRun[Predictions]:
-    """Add the predictions of a model to a DataFrame or to Parquet files, as a new column or as several.
+    """Add the predictions of a model to a DataFrame or to Parquet files, as one or more new columns.
 
         scored = sparkring.predict(df, "dbfs:/ml/run1", make_model, inputs=["pixels"])
         scored.select("label", "prediction").show()
 
         sparkring.predict("dbfs:/data/test", "dbfs:/ml/run1", make_model, inputs=["pixels"], to="dbfs:/preds", np=-4)
 
-    For a DataFrame, the result is a DataFrame, which is lazy: the model runs only for rows and columns that are used.
-    For files, predict() writes new files to the folder `to` and returns Predictions. The folder appears when all files
-    are complete. If the run is interrupted or killed, the same call continues with the parts that are missing.
+    For a DataFrame, the result is a lazy DataFrame: the model runs only for rows and columns that are used. For files,
+    predict() writes new files to the folder `to` and returns Predictions. The folder appears when all files are
+    complete. If the run is interrupted or killed, the same call continues with the missing parts.
 
-    On each machine, one process loads the model, and all tasks there send their rows to it. Before that, the model
-    scores the first rows in this process, so that errors in columns, shapes and types are raised at once.
+    On each machine, one process loads the model, and all tasks on the machine send their rows to it. Before that, the
+    model scores the first rows in this process, so that errors in columns, shapes and types are raised at once.
 
     data: a Spark DataFrame, which may be a stream; or the path of Parquet files as in shards(): a file, a folder, a
         glob, or a list of these.
@@ -142,26 +142,27 @@ def predict(
     returns: the Spark type of the predictions, as in "array<float>", or a dict from the names of the new columns to
         their types. By default, the types are those of the predictions for the first rows, and a single column is
         called `prediction`.
-    which: for checkpoints, "latest", "best" (of a store with a metric), a step, or a name. It is looked up once, now.
+    which: for checkpoints, "latest", "best" (of a store with a metric), a step, or a name. It is looked up once, during
+        this call.
     batch_size: the number of rows in each call to the model.
     transform: a function that is called with each batch before the model, as in shards().
     fill, raw, dtype: as in shards(). For a torch module, floating-point inputs get the type of its weights.
     on_error: "raise" ends the query or the run at a row that cannot be scored; "null" makes the row's prediction null.
     probe: whether the model scores the first rows in this process. To find the first rows of a DataFrame, Spark may
         have to run a job.
-    idle_s: for a DataFrame, for how many seconds a process keeps the model when no task uses it.
+    idle_s: for a DataFrame, how many seconds a process keeps the model while no task is using it.
 
     The other arguments are for files only.
 
-    to: the folder to write. All machines must reach it.
+    to: the folder to write, which all machines must be able to reach.
     np: how many parts are scored at once. np=-4 means four processes on this machine; np=4 means four Spark tasks. The
         default is one process on this machine for each core.
     columns: the columns of the data that are written beside the predictions; all by default.
     mode: "error" raises an error if `to` exists already; "overwrite" replaces it.
     background: whether to return a BackgroundRun at once.
 
-    Raises DataError, OptionsError, PathError, CheckpointError, CaptureError; for files, also ItemsFailed if rows cannot
-    be scored, and LaunchError.
+    Raises DataError, OptionsError, PathError, CheckpointError or CaptureError. For files, it also raises LaunchError,
+    and ItemsFailed if rows cannot be scored.
     """
     settings = Settings(
         model, inputs, make_model, returns, which, batch_size, transform, fill, raw, dtype, on_error, probe
@@ -192,11 +193,11 @@ def predict(
     return work()
 
 
-# ── What is given ────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── The arguments ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class _Scoring(NamedTuple):
-    """What predict() has to do for Parquet files.
+    """A call of predict() for Parquet files, after the arguments have been checked.
 
     `scorer` has the arguments of the Scorer. `model` and `code` describe the model and the call in the run's record.
     """
@@ -214,7 +215,7 @@ class _Scoring(NamedTuple):
 def _prepared(
     data: Any, settings: Settings, to: str | os.PathLike[str], columns: Sequence[str] | None, mode: Mode
 ) -> _Scoring:
-    """Check what can be checked before a process is started. If `probe` is true, score the first rows here."""
+    """Check the arguments as far as possible without starting a process. If `probe` is true, score the first rows."""
     destination = Destination(to, mode)
     refuse_shared(destination.unfinished.written)
     used = settings.used
@@ -276,7 +277,7 @@ def _dataset(data: Any, used: Sequence[str], columns: Sequence[str] | None) -> D
 
 
 def _check_apart(dataset: Dataset, folder: Location) -> None:
-    """Raise OptionsError if the files that are read are in the folder that is written."""
+    """Raise OptionsError if a file of the input is in the folder to be written."""
     inside = next((file.path for file in dataset.files if file.path.startswith(f"{folder.path}/")), None)
     if dataset.fs == folder.fs and inside is not None:
         raise OptionsError(
@@ -343,7 +344,7 @@ def _written(packed: Any, target: Location) -> Model:
 
 
 class _Digested:
-    """A file that computes the digest of what is written to it."""
+    """A file that computes the digest of the data that is written to it."""
 
     def __init__(self, out: Any) -> None:
         self._out = out

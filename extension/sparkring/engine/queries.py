@@ -1,11 +1,11 @@
-"""The records of Spark queries that use a column of predictions. The items of such a run are the partitions.
+"""The records of Spark queries that use a column of predictions. The items of such a record are the partitions.
 
     model process ── ModelUsed ──▶ Listener ── a thread per connection ──▶ _Query ──▶ Recorder
 
-A DataFrame of predict() may be used at any time, so one listener waits as long as this process lives; it uses no time
-meanwhile. A query begins with the first report of a model process. It ends when Spark runs none of its stages any more,
-and either another query begins, or all model processes have closed their connections, because no task was connected for
-a while.
+A DataFrame of predict() may be used at any time, so one listener waits as long as this process lives. Waiting takes no
+processor time. A query begins with the first report of a model process. It ends when Spark is no longer running any of
+its stages, and one of two things happens: another query begins, or all model processes close their connections because
+no task has been connected for a while.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from sparkring.wire.messages import Failure, ModelUsed, TaskScored
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-_MOST = 1_000  # how many model processes are listened to at once
+_MOST = 1_000  # how many model processes can be connected at once
 _LOOK_EVERY_S = 0.25
 
 
@@ -49,10 +49,11 @@ class _Column(NamedTuple):
 
 @dataclass
 class _Partition:
-    """A partition of a stage, which is an item of the run.
+    """A partition of a stage. It is an item of the record.
 
-    `task` is Spark's id of its last attempt, and `connections` has what has been scored for this attempt, by process
-    and number of the connection. `slot` is None while the record does not show the item as running.
+    `task` is Spark's id of the partition's last attempt. `connections` has the last report about this attempt from each
+    connection, by process and number of the connection. `slot` is None while the record does not show the item as
+    running.
     """
 
     item: int
@@ -80,7 +81,7 @@ class _Partition:
 
 
 class _Query:
-    """A query that is recorded and shown. Its tasks are those of one column, in one or more stages."""
+    """A query that is recorded and shown. Its tasks use one column, in one or more stages."""
 
     def __init__(self, column: _Column, *, warm: bool) -> None:
         self._context = column.context
@@ -90,7 +91,7 @@ class _Query:
         self._first_item: dict[int, int] = {}  # the number of the item for partition 0, by stage
         self._items = 0
         self._partitions: dict[tuple[int, int], _Partition] = {}
-        self._scored: dict[tuple[str, int], TaskScored] = {}  # what has been scored, also by attempts that failed
+        self._scored: dict[tuple[str, int], TaskScored] = {}  # the last reports, including those about failed attempts
         self._loads: dict[str, float | None] = {}
         self._waiting: list[_Partition] = []  # partitions without a slot in the record
         started = events.RunStarted(
@@ -109,7 +110,7 @@ class _Query:
         self._events: list[events.Event] = [events.ItemsPlanned(self._last, self._at_once)]
 
     def add(self, report: ModelUsed, tasks: list[TaskScored]) -> None:
-        """Record what a model process has reported about these tasks."""
+        """Record the report of a model process about these tasks."""
         self._last = time.time()
         process = _process(report)
         self._note_load(process, report)
@@ -177,10 +178,10 @@ class _Query:
         return True
 
     def _enter(self, partition: _Partition, report: ModelUsed) -> bool:
-        """Give the partition a slot in the record. Return whether there is one."""
+        """Give the partition a slot in the record. Return whether a slot was free."""
         for slot, holder in enumerate(self._holders):
             if holder is not None and holder.state == "closed":
-                self._leave(holder, "finished")  # Spark needed no more of its rows
+                self._leave(holder, "finished")  # Spark did not need the rest of its rows
             if self._holders[slot] is None:
                 self._holders[slot], partition.slot = partition, slot
                 self._events += [
@@ -191,7 +192,7 @@ class _Query:
         return False
 
     def _leave(self, partition: _Partition, ending: events.ItemEnding) -> None:
-        """Record the end of the partition's attempt, if the record has its beginning."""
+        """Record the end of the partition's attempt, if its beginning was recorded."""
         if partition.slot is None:
             return
         self._holders[partition.slot] = None
@@ -212,7 +213,7 @@ class _Query:
     # ── The end ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def is_active(self) -> bool:
-        """Whether a task is connected, or Spark still runs one of the stages."""
+        """Return whether a task is connected, or Spark is still running one of the stages."""
         if any(each.state == "running" for each in self._partitions.values()):
             return True
         with contextlib.suppress(Exception):  # py4j raises various errors if the session has been stopped
@@ -220,7 +221,7 @@ class _Query:
         return False
 
     def end(self) -> None:
-        """Close the record. A task that was closed counts as finished if its stage is complete."""
+        """Close the record. A task whose connection was closed counts as finished if its stage is complete."""
         infos = {stage: self._stage(stage) for stage in self._first_item}
         complete = {stage: not info or info.numCompletedTasks >= info.numTasks for stage, info in infos.items()}
         for (stage, _), each in self._partitions.items():
@@ -234,7 +235,7 @@ class _Query:
         if not all(complete.values()):
             failed = any(each.failure and each.state == "failed" for each in self._partitions.values())
             outcome = "failed" if failed else "interrupted"
-        elif self._partitions:  # without those that had no rows, which no model process has heard of
+        elif self._partitions:  # partitions without rows do not count, since no model process saw them
             self._events.append(events.ItemsPlanned(self._last, self._at_once, total=len(self._partitions)))
         self._save()
         summary, seconds = self._summary(), self._last - self.recorder.record.started
@@ -263,7 +264,7 @@ class _Query:
         )
 
     def _stage(self, stage: int) -> Any:
-        """Return what Spark knows of a stage; None if it knows nothing."""
+        """Return Spark's information about a stage, or None if there is none."""
         with contextlib.suppress(Exception):  # py4j raises various errors if the session has been stopped
             return self._context.statusTracker().getStageInfo(stage)
         return None
@@ -288,13 +289,13 @@ class _Watch:
         self._secret = secrets.token_bytes(32)
         self._listeners: dict[str, Listener] = {}  # by the address on which they listen
         self._columns: dict[str, _Column] = {}
-        self._queries: dict[str, dict[str | None, _Query]] = {}  # by column, and by Spark's id; None while loading
-        self._connected: Counter[str] = Counter()  # the connections of each column's model processes
+        self._queries: dict[str, dict[str | None, _Query]] = {}  # by column and by Spark's id (None during loading)
+        self._connected: Counter[str] = Counter()  # how many model processes of each column are connected
         self._changing = threading.Lock()
         self._closing = threading.Event()
 
     def order(self, column: _Column) -> dict[str, Any] | None:
-        """Return what the model processes of a column need to report; None if this process cannot listen."""
+        """Return what a column's model processes need in order to report, or None if this process cannot listen."""
         host, bind_host, port = driver_address(column.context)
         with self._changing:
             try:
@@ -334,7 +335,7 @@ class _Watch:
                 self._disconnect(heard)
 
     def _add(self, report: ModelUsed) -> None:
-        """Pass the report to the queries of its tasks. When a query begins, those that are over end."""
+        """Pass the report to the queries of its tasks. When a query begins, end the queries that are over."""
         queries = self._queries.setdefault(report.column, {})
         if not report.tasks:
             if not queries:
@@ -375,9 +376,9 @@ _watch: _Watch | None = None
 
 
 def watch(context: SparkContext, title: str, code: str) -> dict[str, Any] | None:
-    """Record and show the queries of a new column. Return what its model processes need in order to report to us.
+    """Record and show the queries of a new column. Return what its model processes need in order to report.
 
-    Return None if this process cannot listen: the queries are not shown then.
+    Return None if this process cannot listen. The queries are then not shown.
     """
     global _watch
     _watch = _watch or _Watch()
@@ -386,7 +387,7 @@ def watch(context: SparkContext, title: str, code: str) -> dict[str, Any] | None
 
 @atexit.register
 def close() -> None:
-    """Stop listening. Columns that have been made before are not shown any more."""
+    """Stop listening. Queries of the existing columns are no longer shown."""
     global _watch
     if _watch is not None:
         _watch.close()

@@ -27,7 +27,7 @@ _THREADS = "OMP_NUM_THREADS"
 
 
 class Returned(NamedTuple):
-    """The type of the UDF, and the columns that it has in Arrow."""
+    """The Spark type that a UDF returns, and the Arrow columns of this type."""
 
     kind: DataType
     outputs: tuple[Output, ...]
@@ -45,7 +45,8 @@ def scoring_udf(
     """Return the UDF that scores its arguments with Scorer(**settings), and returns values of the Spark type `kind`.
 
     `types` is the Arrow schema of the arguments, serialized; if it is None, the types are found from the rows. `report`
-    says how the model processes reach the driver, as Reporter's order. Raise CaptureError if the model cannot be sent.
+    is the order for Reporter, which says how the model processes can reach the driver. Raise CaptureError if the model
+    cannot be sent.
     """
     import pandas
     from pyspark.sql.functions import pandas_udf
@@ -75,7 +76,7 @@ def packed_scorer(settings: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def arrow_types(schema: StructType, session: SparkSession) -> pa.Schema:
-    """Return the Arrow types of columns. Raise DataError if Arrow cannot represent one."""
+    """Return the Arrow types of columns. Raise DataError if Arrow cannot represent one of them."""
     return pa.ipc.read_schema(pa.py_buffer(serialized_schema(schema, session))).remove_metadata()
 
 

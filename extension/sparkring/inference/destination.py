@@ -1,8 +1,8 @@
-"""The folder to which predictions are written. A reader finds either all files in it or none.
+"""The folder to which predictions are written. A reader of the folder finds either all files or none.
 
     preds/
         _run1.unfinished/       exists during the run, and afterwards if the run did not finish
-            _sparkring.json     what the parts belong to, and the process that writes them; written first
+            _sparkring.json     digests of the data, the model and the settings; the process that writes; written first
             model               the model that the ranks load
             parts/              the files of the parts; also files from attempts whose process died
             results/            a file for each part that is complete
@@ -46,10 +46,10 @@ class Destination:
         self.unfinished = Location(self.folder.fs, f"{parent.rstrip('/')}/_{name}.unfinished", written)
 
     def open(self, belongs: Mapping[str, str]) -> None:
-        """Prepare the unfinished folder. Parts of an earlier run stay there if they need not be written again.
+        """Prepare the unfinished folder. Parts of an earlier run are kept if they do not have to be written again.
 
-        `belongs` has a digest of each thing that the predictions depend on; its keys are the words that errors use. If
-        a digest differs from that of an earlier run, mode "overwrite" removes the parts of that run, and mode "error"
+        `belongs` has a digest of everything that the predictions depend on, by the name that errors use for it. If a
+        digest differs from that of an earlier run, mode "overwrite" removes the parts of that run, and mode "error"
         raises DataError. Raise DataError also if the destination already has files that are not to be replaced, if
         another process is writing to it, or if it cannot be written.
         """
@@ -59,7 +59,7 @@ class Destination:
             is_partial = bool(state) and state.get("copying") and SUCCESS not in there
             if there and not is_partial:
                 if SUCCESS in there and state and not self._has_parts():
-                    self._remove(self.unfinished)  # the run that finished was ended before it could remove this
+                    self._remove(self.unfinished)  # the run finished, but was ended before it could remove this folder
                 self._check_replaceable(there)
             owner = state.get("owner")
             if owner and owner != this_process() and has_ended(owner) is False:
@@ -107,8 +107,8 @@ class Destination:
         return bool(self._names(self.unfinished / PARTS) and self._names(self.unfinished / RESULTS))
 
     def release(self) -> None:
-        """Note in the folder that this process no longer writes. If no part is complete, remove the folder."""
-        with contextlib.suppress(Exception):  # the run has ended, with an error of its own if there is one
+        """Note in the folder that this process no longer writes to it. If no part is complete, remove the folder."""
+        with contextlib.suppress(Exception):  # the run has ended; its own error, if any, must not be replaced
             state = read_json(self.unfinished / STATE, LAYOUT)
             if state and self._has_parts():
                 write_json(self.unfinished / STATE, LAYOUT, {**state, "owner": None})
@@ -159,7 +159,7 @@ class Destination:
         self.folder.fs.pipe_file((self.folder / SUCCESS).path, b"")
 
     def _names(self, folder: Location) -> dict[str, str]:
-        """Return the names in a folder, each with its kind; none if the folder does not exist."""
+        """Return the kind of each entry of a folder by name, or {} if the folder does not exist."""
         folder.fs.invalidate_cache()
         if folder.fs.isfile(folder.path):
             raise DataError(f"{folder.written} is a file: name a folder.")

@@ -1,8 +1,8 @@
 """Reads rows of Parquet files in the model process.
 
-If the columns that the model uses are stored in Parquet files, Spark need not decode them and send them to Python. It
-sends only one integer for each row, which stands for the file and the number of the row in it. The DataFrame may have a
-filter, and columns that are computed but not used by the model.
+If the columns that the model uses are stored in Parquet files, Spark need not decode them and send them to Python.
+Instead, Spark sends only one integer for each row, which stands for the row's file and the row's number in this file.
+The DataFrame may have a filter, and may have computed columns that the model does not use.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _RELATION = f"{_SPARK}execution.datasources.LogicalRelation"
 _LISTED = f"{_SPARK}execution.datasources.InMemoryFileIndex"
 _PARQUET = f"{_SPARK}execution.datasources.parquet.ParquetFileFormat"
 _MOST_FILES = 10_000  # the names of all files are sent to each machine
-_ROW_BITS = 31  # the bits of an integer that are the number of the row; the other bits stand for the file
-_READ_BYTES = 8 << 20  # about how much is decoded at once
+_ROW_BITS = 31  # the bits of an integer that hold the number of the row; the other bits stand for the file
+_READ_BYTES = 8 << 20  # about how many bytes are decoded at once
 
 
 class Files(NamedTuple):
     """The files of a DataFrame: `paths` maps the checksum of each file's name in Spark to the file's path.
 
-    `types` are the Arrow types of the columns that the model uses. `exact` is whether names of columns are
-    case-sensitive. `filtered` is whether the DataFrame may lack some rows of the files.
+    `types` are the Arrow types of the columns that the model uses. `exact` says whether names of columns are
+    case-sensitive. `filtered` says whether the DataFrame may lack some rows of the files.
     """
 
     paths: Mapping[int, str]
@@ -49,7 +49,7 @@ class Files(NamedTuple):
     filtered: bool
 
     def first_rows(self, most: int) -> pa.RecordBatch | None:
-        """Return the first rows of the first file that has any; None if the first eight files have no rows."""
+        """Return the first rows of the first file that has any, or None if the first eight files have no rows."""
         for path in list(dict.fromkeys(self.paths.values()))[:8]:
             found = _OpenFile(path, self)
             if rows := min(most, found.rows):
@@ -125,7 +125,7 @@ class _OpenFile:
         return parts[0] if len(parts) == 1 else pa.concat_tables(parts)
 
     def _go_to(self, row: int) -> None:
-        """Decode the part of the file that has the row."""
+        """Decode the part of the file that contains the row."""
         group = int(np.searchsorted(self._begins, row, "right")) - 1
         if not self._begin <= row < self._end:
             group_begin = int(self._begins[group])
@@ -174,10 +174,10 @@ class _OpenFile:
 
 
 def files_of(data: DataFrame, names: Sequence[str], types: pa.Schema) -> Files | None:
-    """Return the files that store these columns, of these types in Arrow; None if Spark has to compute the columns."""
+    """Return the files that store these columns with these Arrow types, or None if Spark has to compute the columns."""
     try:
         return _files_of(data, names, types)
-    except Exception:  # Spark's internal classes may differ in this version, or a file is unreadable
+    except Exception:  # Spark's internal classes may differ in this version, or a file may be unreadable
         return None
 
 
@@ -192,10 +192,10 @@ def row_numbers() -> Column:
 def _files_of(data: DataFrame, names: Sequence[str], types: pa.Schema) -> Files | None:
     if data.isStreaming or not all(_is_sure(field.type) for field in types):
         return None
-    # A new DataFrame, because Spark remembers what was in the cache when it first looked.
+    # select() makes a new DataFrame, because Spark remembers what was in the cache when `data` was first used.
     execution, conf = data.select("*")._jdf.queryExecution(), data.sparkSession.conf
     if "InMemoryRelation" in execution.withCachedData().toString():
-        return None  # what is in the cache may be older than the files
+        return None  # the cached rows may be older than the files
     plan = leaf = execution.analyzed()
     filtered = False
     while (name := leaf.getClass().getName()) in _PLANS:
@@ -233,7 +233,7 @@ def _files_of(data: DataFrame, names: Sequence[str], types: pa.Schema) -> Files 
 
 
 def _is_sure(kind: pa.DataType) -> bool:
-    """Return whether pyarrow is sure to read the same values of this type as Spark."""
+    """Return whether it is certain that pyarrow and Spark read the same values of this type."""
     types = pa.types
     if types.is_list(kind):
         return _is_sure(kind.value_type)
@@ -243,7 +243,7 @@ def _is_sure(kind: pa.DataType) -> bool:
 
 
 def _stored_name(name: str, stored: pa.Schema, files: Files) -> str:
-    """Return the name that a column has in a file; "" if the file does not have the column."""
+    """Return the name that a column has in a file, or "" if the file does not have the column."""
     found = [each for each in stored.names if each == name or (not files.exact and each.lower() == name.lower())]
     if len(found) > 1:
         raise DataError(
@@ -263,7 +263,7 @@ def _check_types(types: pa.Schema, stored: pa.Schema, names: Mapping[str, str], 
 
 
 def _fits(found: pa.DataType, expected: pa.DataType) -> bool:
-    """Return whether all values of the type `found`, which a file has, are also values of the type `expected`."""
+    """Return whether values of the type `found`, as stored in a file, can be read as the type `expected`."""
     types = pa.types
     if types.is_dictionary(found):
         return _fits(found.value_type, expected)

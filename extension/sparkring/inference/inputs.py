@@ -1,4 +1,4 @@
-"""The arrays that a model is called with, made from Arrow columns."""
+"""Converts Arrow columns to the arrays that a model is called with."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sparkring.errors import DataError
 
 
 class Described:
-    """Inputs as a Layout describes them. All rows must have the shapes and types of the first ones."""
+    """Inputs as a Layout describes them. All rows must have the shapes and types of the first rows."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout

@@ -1,4 +1,4 @@
-"""What a model returns, as Arrow columns."""
+"""Converts a model's results to Arrow columns."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import pyarrow as pa
 
 from sparkring.errors import DataError
 
-DEFAULT_NAME = "prediction"  # of the column of predictions, if neither the user nor the model names it
+DEFAULT_NAME = "prediction"  # the column of predictions, if neither the user nor the model names it
 
-# What a model has returned: one array, a dict of arrays, or a sequence of arrays.
+# The value that a model has returned: one array, a dict of arrays, or a sequence of arrays.
 Results = Any
 
 
 class Output(NamedTuple):
-    """A column of predictions or, with `of_struct`, a field of a struct. `written` is its type as errors name it."""
+    """A column of predictions or, with `of_struct`, a field of a struct. `written` is its type in errors."""
 
     name: str
     kind: pa.DataType
@@ -65,15 +65,15 @@ def by_name(results: Results, names: Sequence[str]) -> dict[str, Any]:
 
 def as_array(value: Any) -> Any:
     """Return an array or tensor of any framework as a NumPy array."""
-    if hasattr(value, "detach"):  # a tensor of torch
+    if hasattr(value, "detach"):  # a torch tensor
         value = value.detach().cpu()
-        if str(value.dtype) == "torch.bfloat16":  # which NumPy does not have
+        if str(value.dtype) == "torch.bfloat16":  # NumPy does not have this type
             value = value.float()
     return np.asarray(value)
 
 
 def types_of(results: Results, names: Sequence[str], rows: int) -> dict[str, pa.DataType]:
-    """Return the types of the columns for a model's results for some rows. `names` are as in by_name()."""
+    """Return the types of the columns that can hold a model's results for `rows` rows. `names` are as in by_name()."""
     return {name: _type_of(name, array, rows) for name, array in by_name(results, names).items()}
 
 
@@ -99,7 +99,7 @@ def _type_of(name: str, array: Any, rows: int) -> pa.DataType:
 
 
 def columns_of(results: Results, outputs: Sequence[Output], rows: int) -> list[pa.Array]:
-    """Return a model's results for some rows as Arrow columns. Raise DataError if they do not fit `outputs`."""
+    """Return a model's results for `rows` rows as Arrow columns. Raise DataError if they do not fit `outputs`."""
     found = by_name(results, [output.name for output in outputs])
     return [_column(found[output.name], output, rows) for output in outputs]
 
@@ -148,5 +148,5 @@ def _check_rows(name: str, array: Any, rows: int) -> None:
 
 
 def described(array: Any) -> str:
-    """Return the type and the shape of an array in words."""
+    """Return the type and the shape of an array as text."""
     return f"{array.dtype} of shape {['rows', *array.shape[1:]]}".replace("'", "")

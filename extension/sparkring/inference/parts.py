@@ -1,4 +1,4 @@
-"""Predictions for Parquet files: divides the rows into parts; a rank scores a part and writes the predictions."""
+"""Predictions for Parquet files: the rows are divided into parts, and ranks score parts and write the predictions."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Part(NamedTuple):
         return f"{first}, {named}"
 
     def place(self, row: int) -> str:
-        """Return how errors name row `row` of this part, counted from 0: by its number in its file."""
+        """Return the name of row `row` of this part (counted from 0) in errors: the row's number in its file."""
         for each in self.ranges:
             if row < each.rows:
                 break
@@ -88,7 +88,7 @@ class Written(NamedTuple):
 
 
 def parts_of(dataset: Dataset) -> list[Part]:
-    """Divide a data set into parts. The parts depend only on the data set, so a later run has the same ones."""
+    """Divide a data set into parts. The parts depend only on the data set, so a later run has the same parts."""
     whole = sum(group.stored_bytes for file in dataset.files for group in file.row_groups)
     most = max(LEAST_BYTES, min(MOST_BYTES, whole // PARTS))
     parts: list[list[tuple[int, int]]] = []
@@ -113,7 +113,10 @@ def _part(number: int, files: Sequence[DataFile], groups: Sequence[tuple[int, in
 
 @dataclass(frozen=True)
 class Model:
-    """The file with sparkring's archive and the packed model, and its SHA-256: loading the file runs its code."""
+    """The file with sparkring's archive and the packed model, and the file's SHA-256.
+
+    The digest is checked before the file is loaded, because loading it runs its code.
+    """
 
     path: str
     digest: str
@@ -131,11 +134,11 @@ class ModelProcess(Process):
         self._part: Part | None = None
 
     def begin(self, part: Part) -> None:
-        """Count rows from the first one of this part on."""
+        """Count rows from the first row of this part on."""
         self._part, self._rows = part, 0
 
     def start(self) -> None:
-        """Start the process, and return before it has loaded the model. Ranks that connect wait for that."""
+        """Start the process, and return before it has loaded the model. Ranks that connect wait until it has."""
         lock = self._locked()
         try:
             self._start(lock)
@@ -154,7 +157,7 @@ class ModelProcess(Process):
         return "", 0.0
 
     def end(self) -> None:
-        """End the process if it runs here, and remove its folder."""
+        """End the process if it is running on this machine, and remove its folder."""
         with contextlib.suppress(OSError, ValueError):
             pid, deadline = int(self._read("pid")), time.monotonic() + END_S
             if self._is_running():
@@ -215,7 +218,7 @@ class Job:
     """Scores parts of `dataset`, and writes them to `folder`. Ranks call it with a part.
 
     `dataset` has no files, because each part has its own. The columns in `used` are sent to the model. The columns in
-    `kept` are written to the new files, and the predictions in `outputs` after them.
+    `kept` are written to the new files, followed by the predictions in `outputs`.
     """
 
     dataset: Dataset

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     Watch = Callable[[SparkContext, str, str], Mapping[str, Any] | None]
 
-IDLE_S = 300.0  # for how long a process keeps the model when no task uses it
+IDLE_S = 300.0  # how long a process keeps the model while no task is using it
 
 
 def predict(
@@ -39,7 +39,7 @@ def predict(
     """Return a DataFrame with the predictions of a model as one or more new columns.
 
     `watch(context, title, code)` returns what the model processes need in order to report to the driver, or None.
-    Raises DataError, OptionsError, CheckpointError, CaptureError.
+    Raises DataError, OptionsError, CheckpointError or CaptureError.
     """
     if type(data).__module__.startswith("pyspark.sql.connect."):
         raise DataError("predict() needs a classic SparkSession, but the DataFrame belongs to a Spark Connect session.")
@@ -91,7 +91,7 @@ def _columns(data: DataFrame, types: pa.Schema, fill: Mapping[str, Any]) -> list
     for name, kind in zip(types.names, types.types, strict=True):
         column = for_array(fields[name])
         column = functions.col(quoted(name)) if column is None else column
-        if name in fill and pa.types.is_floating(kind):  # pandas does not tell a null from a NaN
+        if name in fill and pa.types.is_floating(kind):  # pandas cannot distinguish a null from a NaN
             column = functions.coalesce(column, functions.lit(fill[name]).cast(fields[name].dataType))
         found.append(column)
     return found
@@ -109,9 +109,9 @@ def _types(used: DataFrame, session: SparkSession) -> pa.Schema:
 
 
 def _first_rows(used: DataFrame, types: pa.Schema, files: Files | None, session: SparkSession) -> pa.RecordBatch | None:
-    """Return the first rows that the model would get; None if the DataFrame is empty.
+    """Return the first rows that the model would get, or None if the DataFrame is empty.
 
-    If it is certain that the DataFrame has all rows of its files, the rows are read here, without a Spark job.
+    If it is certain that the DataFrame has all rows of its files, this process reads the rows without a Spark job.
     """
     if files is not None and not files.filtered and (found := files.first_rows(PROBED_ROWS)) is not None:
         return found
@@ -133,7 +133,7 @@ def _first_rows(used: DataFrame, types: pa.Schema, files: Files | None, session:
 def _described(
     data: DataFrame, files: Files | None, settings: Settings, source: Source, rows: pa.RecordBatch | None
 ) -> tuple[str, str]:
-    """Return what the records of queries say about the column: a title, and the call with what the data is."""
+    """Return a title and code for the records of queries. The code is a call of predict() with comments."""
     if files is not None:
         paths = sorted(set(files.paths.values()))
         name = paths[0] if len(paths) == 1 else os.path.commonpath(paths)

@@ -17,7 +17,7 @@ from sparkring.errors import DataError
 Batch = dict[str, Any]
 Predict = Callable[[Batch], Any]
 
-_SMALL_FLOP = 20e6  # for fewer operations, one thread is faster than several, which wait for each other
+_SMALL_FLOP = 20e6  # for fewer operations, one thread is faster than several threads that wait for each other
 
 
 def is_model(value: Any) -> bool:
@@ -39,7 +39,7 @@ def is_keras(value: Any) -> bool:
 def settled(model: Any, *, small: bool = False) -> Any:
     """Prepare a model that belongs to this process for predictions, and return it.
 
-    A torch module is moved to the GPU if there is one, and computes no gradients; one thread computes a `small` one.
+    A torch module is moved to the GPU if there is one, and computes no gradients. If it is `small`, it uses one thread.
     """
     if is_torch(model):
         import torch
@@ -55,7 +55,7 @@ def settled(model: Any, *, small: bool = False) -> Any:
 
 @contextlib.contextmanager
 def borrowed(model: Any) -> Iterator[None]:
-    """A context in which a model of the notebook predicts. After it, the model is as it was."""
+    """A context in which a model of the notebook can predict. Afterwards, the model is as it was before."""
     training = [each for each in model.modules() if each.training] if is_torch(model) else []
     if training:
         model.eval()
@@ -67,7 +67,7 @@ def borrowed(model: Any) -> Iterator[None]:
 
 
 def is_small(model: Any, predict: Predict, batch: Batch, batch_size: int) -> bool:
-    """Return whether one thread is enough for a torch module, judged by the operations that a few rows take.
+    """Return whether one thread is enough for a torch module, judged by the number of operations for a few rows.
 
     Measured times would differ from run to run, and the last bits of predictions may depend on the number of threads.
     """
@@ -76,13 +76,13 @@ def is_small(model: Any, predict: Predict, batch: Batch, batch_size: int) -> boo
     import torch
 
     log = logging.getLogger("torch.utils.flop_counter")
-    log.disabled = True  # the import warns if triton is missing, which only matters to kernels written in it
+    log.disabled = True  # the import warns if triton is missing, which matters only to kernels in Triton
     try:
         from torch.utils.flop_counter import FlopCounterMode
     finally:
         log.disabled = False
     if any(isinstance(each, torch.nn.RNNBase) for each in model.modules()):
-        return False  # PyTorch does not count the operations of these
+        return False  # PyTorch does not count the operations of these modules
     with FlopCounterMode(display=False) as counter:
         predict(batch)
     rows = len(next(iter(batch.values())))

@@ -1,7 +1,7 @@
 """Reports to the driver what a model process has scored, for the record of the query.
 
-Only a thread talks to the driver, so predictions never wait for it. If the driver cannot be reached, nothing is
-reported.
+A separate thread talks to the driver, so predictions never wait for the driver. If the driver cannot be reached,
+nothing is reported.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from sparkring.inference.task import TASK
 from sparkring.wire.channel import dial
 from sparkring.wire.messages import ModelUsed, TaskScored
 
-EVERY_S, SHORTEST_S = 1.0, 0.1  # the time between two reports; the shorter one if no task is left that may go on
+EVERY_S, SHORTEST_S = 1.0, 0.1  # the time between two reports; the shorter one if no task is connected any more
 QUIET_S = 1.5  # the connection to the driver is closed when no task has been connected for this long
 _ERROR_CHARACTERS = 1_000
 
 
 class Reporter:
-    """Sends the changes in the model's tasks to the driver, in a thread; without an `order`, does nothing.
+    """Sends the changes in the model's tasks to the driver, in a thread. Without an `order`, it does nothing.
 
     The `order` has the driver's address, the secret, and the key of the column.
     """
@@ -52,7 +52,7 @@ class Reporter:
             self._news.notify_all()
 
     def task(self) -> Task:
-        """Return a new connection of a task."""
+        """Return the Task of a new connection."""
         found = Task(self, next(self._numbers))
         self.changed(found, opened=1)
         return found
@@ -96,7 +96,7 @@ class Reporter:
 
 
 class Task:
-    """What has been scored for a task over one connection. It is known which task it is after its first request."""
+    """The rows that have been scored over one connection. The first request says which of Spark's tasks uses it."""
 
     def __init__(self, reporter: Reporter, number: int) -> None:
         self.number = number

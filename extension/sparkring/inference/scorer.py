@@ -25,7 +25,7 @@ STRUCT = {"struct": "1"}  # the metadata of a batch with several outputs, which 
 class RowsError(Exception):
     """Rows could not be scored.
 
-    `row` is the number of the first row that cannot be scored even alone, counted from 0; None if there is none.
+    `row` is the number (from 0) of the first row that cannot be scored even alone, or None if there is no such row.
     """
 
     def __init__(self, message: str, row: int | None) -> None:
@@ -34,7 +34,7 @@ class RowsError(Exception):
 
 
 class Source(Protocol):
-    """Where a model comes from: load() returns it, in the process in which it is to be used. `told` names it."""
+    """Where a model comes from. load() returns the model, in the process that uses it. `told` names it in messages."""
 
     @property
     def told(self) -> str: ...
@@ -46,8 +46,8 @@ class Scorer:
     """Scores Arrow tables with the model that `model` loads.
 
     `outputs` describes the columns of the results. With `by_name`, a model with several inputs gets them by name. If
-    there are `files`, the tables have one column, whose integers stand for rows of these files. One thread computes a
-    `small` model.
+    there are `files`, the tables have one column, whose integers stand for rows of these files. A `small` model uses
+    one thread.
     """
 
     def __init__(
@@ -132,5 +132,5 @@ class Scorer:
 
 
 def told(error: BaseException) -> str:
-    """Return an error in words."""
+    """Return the text of an error, with the error's type unless it is one of sparkring's errors."""
     return str(error) if isinstance(error, SparkringError) else f"{type(error).__name__}: {error}"

@@ -38,13 +38,13 @@ from sparkring.inference.reporter import Reporter, Task
 from sparkring.inference.scorer import RowsError, told
 
 _LOOK_EVERY_S = 0.25
-_PROBLEM_S = 5.0  # for how long a process that could not load its model stays, to tell the tasks why
-_KEPT = 3  # how many model processes without a task stay on a machine: the most recently used ones
+_PROBLEM_S = 5.0  # how long a process that could not load its model keeps running, to tell the tasks why
+_KEPT = 3  # how many model processes without a task keep running on a machine: the most recently used ones
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)  # Spark's daemon sends SIGHUP when the executor ends
 
 
 class _Server:
-    """Serves connections until the process is to end. If the model could not be loaded, `problem` says why."""
+    """Serves connections until the process must end. If the model could not be loaded, `problem` says why."""
 
     def __init__(self, scorer: Any, problem: str, token: bytes, folder: str, reporter: Reporter) -> None:
         self._scorer, self._problem, self._token, self._folder = scorer, problem, token, folder
@@ -105,7 +105,7 @@ class _Server:
 
 
 def main(order: dict[str, Any], parts: Sequence[bytearray]) -> NoReturn:
-    """Load the model, and serve until the process is to end. inference/task.py makes the `order`."""
+    """Load the model, and serve until the process must end. inference/task.py makes the `order`."""
     code = 0
     try:
         _serve(order, parts)
@@ -200,7 +200,7 @@ def _end(*_: object) -> NoReturn:
 
 
 def _ignore_signals() -> None:
-    """Let nothing interrupt the end of the process: Spark's daemon sends SIGHUP twice."""
+    """Ignore further signals while the process ends, because Spark's daemon sends SIGHUP twice."""
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 

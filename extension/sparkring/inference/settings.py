@@ -51,7 +51,7 @@ class Saved:
 
     @property
     def told(self) -> str:
-        """The model as messages name it: the checkpoint and its directory."""
+        """The name of the model in messages: the checkpoint and its directory."""
         return f"{self._name} of {self._directory}"
 
     def load(self) -> Any:
@@ -115,13 +115,16 @@ class Settings:
         return isinstance(self.inputs, Mapping)
 
     def described(self, data: str) -> Described:
-        """Return how arrays are made of the rows of `data`. Raise DataError if `fill` or `raw` names no input."""
+        """Return an object that makes arrays of rows. `data` is the name of the data in messages.
+
+        Raise DataError if `fill` or `raw` is invalid, or names a column that is not an input.
+        """
         making = making_of(self.fill, self.raw, self.used, "inputs")
         dtype = None if self.dtype is None else np.dtype(self.dtype)
         return Described(Layout(data, self.groups, making, dtype, self.transform))
 
     def source(self) -> Source:
-        """Return where the model comes from. Checkpoints are looked up now.
+        """Return the source of the model. Checkpoints are looked up during this call.
 
         Raise OptionsError if `model` is neither a model nor a directory of checkpoints.
         """
@@ -144,7 +147,7 @@ class Settings:
         return Live(model)
 
     def kinds(self) -> dict[str, Any]:
-        """Return the types of the predictions by the names of their columns; empty if they are not given."""
+        """Return the types of the predictions by the names of their columns, or {} if the types are not given."""
         if not isinstance(self.returns, Mapping):
             return {} if self.returns is None else {outputs.DEFAULT_NAME: self.returns}
         if not self.returns:
@@ -152,7 +155,7 @@ class Settings:
         return {str(name): kind for name, kind in self.returns.items()}
 
     def probed(self, source: Source, inputs: Described, rows: pa.RecordBatch) -> tuple[Any, bool]:
-        """Score the first rows here. Return the model's results, and whether the model is small."""
+        """Score the first rows in this process. Return the model's results, and whether the model is small."""
         try:
             arrays = inputs.learn(rows)
         except DataError:

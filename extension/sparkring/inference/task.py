@@ -7,13 +7,13 @@ Each model process has a folder that only this user can enter:
 
     sparkring-model-<key>/
         lock      locked while the process loads its model, or ends
-        socket    the process listens here; it answers only those who know the token
-        log       what the process prints
-        pid       its id
-        loaded    how many seconds the process took to load its model; written when the model has been loaded
+        socket    the process listens on it, and answers only tasks that know the token
+        log       the output of the process
+        pid       the id of the process
+        loaded    the seconds that loading the model took; written when the model has been loaded
 
-If no model process is running, the first task to notice starts one, and the other tasks wait for the lock. The model
-process gets the lock from the task that starts it, so the lock is still held if this task is killed.
+If no model process is running, the first task that notices this starts one, and the other tasks wait for the lock. The
+model process gets the lock from the task that starts it, so the lock is still held if this task is killed.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-# What the model process runs. The task starts a process that forks the model process and ends at once, so the task need
-# not wait for it. The order comes on stdin, because other processes could read the token in argv or the environment.
+# The program of the model process. The task starts a process that forks the model process and ends at once, so the task
+# need not wait for it. The order comes on stdin, because other processes could read the token in argv or the
+# environment.
 _BOOT = (
     "import sys; sys.path[:] = [p for p in sys.path if p]; import json, os, pickle; "
     "order = json.loads(sys.stdin.buffer.readline()); pid = os.fork(); "
@@ -84,7 +85,7 @@ def scorer_for(
 def _requests(batches: Iterable[Any], schema: Any, batch_size: int) -> Iterator[Any]:
     """Yield the rows as Arrow tables whose lengths are multiples of `batch_size`, except for the last one.
 
-    So a row's batch depends only on the partition.
+    This way, the batch of a row depends only on the partition.
     """
     import pyarrow
 
@@ -104,7 +105,7 @@ def _requests(batches: Iterable[Any], schema: Any, batch_size: int) -> Iterator[
 def _as_arrow(batch: Any, schema: Any) -> Any:
     """Return a pandas UDF's batch (a Series, a DataFrame for a struct, or a tuple of these) as Arrow columns.
 
-    Without a schema, the names of the columns are numbers; those of a struct's fields have a dot.
+    Without a schema, the names of the columns are numbers, and the names of a struct's fields contain a dot.
     """
     import pandas
     import pyarrow
@@ -152,7 +153,7 @@ def _as_pandas(batch: Any) -> Any:
 
 
 class Process:
-    """A connection to the model process of this machine. It is opened, or the process started, when first needed.
+    """A connection to the model process of this machine. It is opened when it is first needed.
 
     A subclass says where the model is, and how errors name the rows.
     """
@@ -169,7 +170,7 @@ class Process:
         raise NotImplementedError
 
     def _place(self, first: int, rows: int) -> str:
-        """Return how errors name `rows` rows from row `first` on."""
+        """Return the name, in errors, of `rows` rows from row `first` on."""
         raise NotImplementedError
 
     def ask(self, rows: Any) -> Any:
@@ -220,7 +221,7 @@ class Process:
             self._connection = None
 
     def _connected(self) -> Any:
-        """Return a connection to the model process. If the process is not running, start it.
+        """Return a connection to the model process. Start the process if it is not running.
 
         Raise _Ended, with the last output of the process, if the process ends before it listens.
         """
@@ -294,7 +295,7 @@ class Process:
                 env={**os.environ, **_threads(), **self._order["environment"]},
                 pass_fds=[lock],
             )
-        # If this fails, _connected() notices when it has the lock.
+        # If this fails, _connected() notices the failure when it has the lock again.
         process.communicate(json.dumps(order).encode() + b"\n")
 
     def _output(self) -> str:
@@ -339,9 +340,9 @@ def _temporary() -> str:
 
 
 def _threads() -> dict[str, str]:
-    """Return the settings that let the model process use all cores, and not only those that Spark sets for a task.
+    """Return settings that let the model process use all cores, instead of the number that Spark sets for a task.
 
-    Threads sleep while they wait for work, because the tasks need the cores meanwhile.
+    The threads sleep while they wait for work, because the tasks need the cores then.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return {"OMP_NUM_THREADS": str(cores), "OMP_WAIT_POLICY": "PASSIVE"}

@@ -62,9 +62,9 @@ def predict_udf(
     batch_size: the number of rows in each call to the function.
     input_tensor_shapes: the shape of a row of each input, or None for an input that is a number. These shapes are
         needed if there are columns of arrays.
-    idle_s: for how many seconds a process keeps the model when no task uses it.
+    idle_s: how many seconds a process keeps the model while no task is using it.
 
-    Raises OptionsError, LaunchError, CaptureError.
+    Raises OptionsError, LaunchError or CaptureError.
     """
     if batch_size < 1:
         raise OptionsError(f"batch_size={batch_size!r}: expected the number of rows in a batch, at least 1.")
@@ -87,7 +87,7 @@ def predict_udf(
 def _arguments(columns: dict[str, Any], expected: int, shapes: Sequence[list[int] | None] | None) -> list[Any]:
     """Return the arguments of the function: an array for each column, or one array of all columns.
 
-    The name of a column has a dot if it is the field of a struct.
+    The name of a column has a dot if the column is a field of a struct.
     """
     arrays = list(columns.values())
     if not shapes and any(array.ndim > 1 for array in arrays):

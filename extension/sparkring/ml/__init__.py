@@ -2,7 +2,7 @@
 
     from sparkring.ml import KerasEstimator
 
-Each name is imported when it is first used, because the package also has the code of the ranks, which must work without
+Each name is imported when it is first used, because the package also contains the ranks' code, which must work without
 pyspark.
 """
 

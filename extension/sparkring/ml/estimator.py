@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class _RingEstimator(Estimator[Fitted], Fitting, MLWritable, MLReadable):  # type: ignore[misc]
-    """What both estimators share; each has the function that its ranks call, and the class of its models."""
+    """The base of both estimators. Each defines the function that its ranks call, and the class of its models."""
 
     framework: str
     train: Callable[..., Trained | None]
@@ -152,9 +152,10 @@ class KerasEstimator(_RingEstimator):
         rows.
     callbacks: Keras callbacks, which are called on every rank. They get metrics that are averages over the ranks.
     batch_size, val_batch_size: the number of rows in a batch of each rank.
-    epochs, shuffle, random_seed: as for fit().
+    epochs, shuffle: as for fit().
+    random_seed: the seed of the weights, the shuffling and the split.
     verbose: as for fit(), but only rank 0 prints. The default is 0, because the panel shows the metrics.
-    input_shapes: the shape of a row of each feature column, as in [[-1, 8, 8, 1]].
+    input_shapes: the shape of a row of each feature column, as in [[8, 8, 1]]. It may begin with -1, for the rows.
     output_cols: the columns for predictions; by default, <label>__output.
     use_gpu: whether ranks use GPUs, if there are any.
     checkpoint_dir: where to save a checkpoint after each epoch.
@@ -180,7 +181,7 @@ class TorchEstimator(_RingEstimator):
     model: a torch module, or a function that returns one. The module is called with a tensor for each feature column.
     optimizer: an optimizer, or a function that takes the parameters and returns one, such as torch.optim.Adam.
     loss: a function of an output and its label, the name of a function in torch.nn.functional, or a list with one of
-        these for each label. A label with as many numbers as its output gets the shape and the type of the output;
+        these for each label. If a label has as many numbers as its output, it is given the output's shape and type;
         class numbers become int64.
     metrics: functions of an output and its label.
     callbacks: functions that are called on every rank with the number of the epoch, from 1, and a dict of its metrics.
@@ -196,9 +197,9 @@ class TorchEstimator(_RingEstimator):
         torch.check(self.value("loss"), self.value("optimizer"))
 
 
-# ── What a fit is ────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Identifying a fit ────────────────────────────────────────────────────────────────────────────────────────────────
 
-# These parameters do not change what is trained.
+# These parameters do not affect the training.
 _APART = {"checkpoint_dir", "max_restarts", "num_proc", "output_cols", "use_gpu", "verbose"}
 
 
@@ -238,7 +239,7 @@ _slots_in_use = 0
 
 @contextlib.contextmanager
 def _only_one(what: str) -> Iterator[None]:
-    """Wait until no other fit of this process uses a directory or gang."""
+    """Wait until no other fit of this process is using a directory or gang."""
     with _changed:
         _changed.wait_for(lambda: what not in _in_use)
         _in_use.add(what)
@@ -264,7 +265,7 @@ def _unfinished(home: Location, key: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _warm_gang(np: int) -> Iterator[WarmGang | None]:
-    """Yield the warm gang with this `np`; None if there is none, or a cell uses it. Wait while a fit uses it."""
+    """Yield the warm gang with this `np`, or None if there is none or a cell is using it. Wait for other fits first."""
     if not any(gang.wanted.np == np for gang in warm_gang.every()):
         yield None
         return
@@ -274,9 +275,10 @@ def _warm_gang(np: int) -> Iterator[WarmGang | None]:
 
 @contextlib.contextmanager
 def _room(np: int, context: SparkContext) -> Iterator[None]:
-    """Wait until Spark has slots for `np` ranks besides those of other fits; a barrier stage would not wait for long.
+    """Wait until Spark has slots for `np` ranks besides those of other fits. A barrier stage would not wait for long.
 
-    If Spark has fewer than `np` slots in all, wait only until no other fit uses slots: the launch raises an error.
+    If Spark has fewer than `np` slots in all, wait only until no other fit is using slots. The launch then raises an
+    error.
     """
     global _slots_in_use
     total = slots(context).total

@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 _SPLIT = "sparkring_validation"  # the column of a copy that says which rows are for validation
 _SEED = 42  # the split must not change between two fits, so that the second one finds the copy
-_ITEMS = ".list.element"  # what Parquet adds to the name of a column of arrays
+_ITEMS = ".list.element"  # the suffix that Parquet adds to the name of a column of arrays
 
-# Several fits in threads may need the same copy, which is to be written once.
+# Several fits in threads may need the same copy, which should be written only once.
 _writing = threading.Lock()
 
 
 class Rows(NamedTuple):
-    """The rows for training and, if there are any, those for validation. `version` identifies them."""
+    """The rows for training and, if there are any, those for validation. `version` identifies the rows."""
 
     train: Shards
     validation: Shards | None
@@ -123,7 +123,7 @@ def _written(frame: DataFrame, names: Sequence[str], validation: str | float | N
 
 
 def _facts(copy: Location) -> dict[str, Any]:
-    """Return how many rows are for training and for validation, and the numbers of nulls in columns that have some."""
+    """Return how many rows are for training and for validation, and the number of nulls in each column that has any."""
     nulls: Counter[str] = Counter()
     total = chosen = 0
     for path in (each for each in copy.fs.ls(copy.path, detail=False) if each.endswith(".parquet")):

@@ -1,4 +1,4 @@
-"""KerasModel and TorchModel: what an estimator's `fit()` returns. `transform()` adds predictions to a DataFrame."""
+"""KerasModel and TorchModel: the models that `fit()` returns. `transform()` adds predictions to a DataFrame."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PROBED = 2  # rows; with a single row, an output of shape [1, n] could be a row
 
 
 class Fitted(Model, Columns, MLWritable, MLReadable):  # type: ignore[misc]
-    """What the models of both estimators share."""
+    """The base of the models of both estimators."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Fitted(Model, Columns, MLWritable, MLReadable):  # type: ignore[misc]
         raise NotImplementedError
 
     def _rebuilt(self, made: Any) -> Any:
-        """Return a model into which saved weights can be loaded. `made` is what ModelWriter has saved."""
+        """Return a model into which saved weights can be loaded. `made` is the object that ModelWriter has saved."""
         raise NotImplementedError
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
@@ -128,8 +128,8 @@ class TorchModel(Fitted):
     """The transformer that TorchEstimator.fit() returns.
 
     transform() adds a column for each output of the module: by default, `<label>__output`. `history` has the metrics of
-    each epoch. save() writes the weights, and how to make the module: if a function makes it and can be imported, the
-    name of the function; otherwise, a pickle.
+    each epoch. save() writes the weights, and what is needed to make the module: the name of the function that makes
+    it, if this function can be imported, or otherwise a pickle.
     """
 
     def _made(self, given: Any, weights: Any) -> Any:

@@ -27,7 +27,7 @@ def _param(name: str, what: str, convert: Callable[[Any], Any] | None = None) ->
 
 
 def camel(name: str) -> str:
-    """Return the name of a parameter as its methods have it: `batch_size` becomes `BatchSize`."""
+    """Return the form of a parameter's name in the names of its methods: `batch_size` becomes `BatchSize`."""
     return "".join(part.capitalize() for part in name.split("_"))
 
 
@@ -48,7 +48,7 @@ def _getter(name: str) -> Callable[..., Any]:
 
 
 class Columns(Params):  # type: ignore[misc]
-    """The parameters that estimators and their models have."""
+    """The parameters that estimators and their models have in common."""
 
     feature_cols = _param("feature_cols", "the columns that are the inputs of the model, in this order", _names)
     label_cols = _param("label_cols", "the columns that the outputs of the model are compared with", _names)

@@ -1,6 +1,6 @@
 """Saves estimators and their models as pyspark does, and loads them.
 
-PATH/metadata            pyspark's JSON: the class, the parameters, and what is in the other files
+PATH/metadata            pyspark's JSON: the class, the parameters, and a description of the other files
 PATH/files/weights/      a checkpoint with the model: JSON and safetensors
 PATH/files/code.pickle   only if needed: functions and classes that cannot be imported
 """
@@ -151,7 +151,7 @@ def _importable(value: Any) -> str:
 def _pickle(value: Any, file: Path, what: str) -> None:
     try:
         file.write_bytes(cloudpickle.dumps(value))
-    except Exception as error:  # whatever an object raises when it is pickled
+    except Exception as error:  # pickling an object can raise any exception
         raise CheckpointError(f"{what} cannot be saved: {type(error).__name__}: {error}") from error
     tell(f"{what} cannot be imported by name, so it is saved with cloudpickle; loading it runs its code")
 

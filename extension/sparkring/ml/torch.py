@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 REPORT_EVERY_S = 0.2
 
-# Called with an output, its label and the weights of the rows, which are None without a column of weights.
+# A function of an output, its label and the weights of the rows, which are None if there is no column of weights.
 Measure = Callable[[Any, Any, Any], Any]
 
 
@@ -41,7 +41,8 @@ def train(training: Training, model: Any, optimizer: Any, data: Shards, validati
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     if training.random_seed is not None:
         torch.manual_seed(training.random_seed)
-    # A module that was sent is not copied again: an optimizer that was sent with it refers to its parameters.
+    # A module that was sent to the rank is not copied again, because the optimizer may refer to the module's
+    # parameters.
     module = (model if is_torch(model) else new_model(model)).to(device)
     found = _Loop(training, module, _optimizer(optimizer, module), device).run(data, validation)
     if own:
@@ -101,7 +102,7 @@ class _Loop:
         return Trained({name: value.cpu() for name, value in self._module.state_dict().items()}, history)
 
     def _epoch(self, model: Any, data: Shards, epoch: int) -> dict[str, float]:
-        """Pass one epoch through the model. Train if `epoch` is not 0. Return averages over the rows of all ranks."""
+        """Read one epoch, and train the model unless `epoch` is 0. Return averages over the rows of all ranks."""
         import torch
         import torch.distributed as dist
 
@@ -150,7 +151,7 @@ class _Loop:
         return loss, metrics, len(inputs[0])
 
     def _any(self, votes: Sequence[bool]) -> bool:
-        """Return whether a callback of any rank votes to stop: all ranks stop together."""
+        """Return whether a callback of any rank votes to stop, so that all ranks stop together."""
         import torch
         import torch.distributed as dist
 
@@ -197,10 +198,10 @@ def filled(module: Any) -> Any:
 
 
 def _replaced(module: Any, change: Callable[[Any], Any]) -> Any:
-    """Replace the parameters of a module and those buffers that belong to its state. Shared ones stay shared."""
+    """Replace the parameters of a module and those buffers that belong to its state. Shared tensors stay shared."""
     import torch
 
-    done: dict[int, tuple[Any, Any]] = {}  # with the old tensors, so that no other object gets their ids
+    done: dict[int, tuple[Any, Any]] = {}  # keeps the old tensors, so that no other object gets their ids
 
     def replaced(old: Any) -> Any:
         if id(old) not in done:
@@ -236,8 +237,8 @@ def _optimizer(given: Any, module: Any) -> Any:
 def _as_label(label: Any, output: Any) -> Any:
     """Return a label in the form that losses expect for its output.
 
-    A label with as many numbers gets the shape and the type of the output. Class numbers, with one dimension less,
-    become int64, because StringIndexer returns them as floating-point numbers.
+    If a label has as many numbers as the output, it is given the output's shape and type. Class numbers, with one
+    dimension less, become int64, because StringIndexer returns them as floating-point numbers.
     """
     if label.numel() == output.numel():
         return label.reshape(output.shape).to(output.dtype)

@@ -1,4 +1,4 @@
-"""What the ranks of a fit get and return, with either framework. Ranks import this module, so it needs no pyspark."""
+"""The arguments and the results of a fit's ranks. Ranks import this module, so it does not need pyspark."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Training:
 
 
 class Trained(NamedTuple):
-    """What rank 0 returns: the weights in the form that the framework uses, and the metrics of each epoch by name."""
+    """The result of rank 0: the weights in the form that the framework uses, and the metrics of each epoch by name."""
 
     weights: Any
     history: History

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from sparkring.data.petastorm.readers import make_batch_reader as make_batch_reader
     from sparkring.data.petastorm.readers import make_reader as make_reader
 
-# The module of each name. It is imported when the name is first used: every rank imports this package, for `quiet`.
+# The module of each name. It is imported when the name is first used, because every rank imports this package for
+# `quiet`.
 _HOMES = {
     "SparkDatasetConverter": "sparkring.data.petastorm.converter",
     "make_spark_converter": "sparkring.data.petastorm.converter",

@@ -20,7 +20,8 @@ from sparkring.runtime.world import world
 
 _PARENT_CACHE_DIR_URL = "petastorm.spark.converter.parentCacheDirUrl"
 # This file, which Spark and Petastorm ignore, names the process that made a converter's folder. Petastorm removes the
-# folder when the process ends normally. If it was killed, the next process on this host that makes a converter does.
+# folder when the process ends normally. If the process was killed, the next process on this host that makes a converter
+# removes the folder.
 _OWNER, _LAYOUT = "_sparkring_owner.json", 1
 _NAME = re.compile(r"\d{14}-appid-.+")  # the names that Petastorm gives to converters' folders
 
@@ -107,7 +108,7 @@ class SparkDatasetConverter:
     ) -> contextlib.AbstractContextManager[Any]:
         """Return a context manager that yields a loader, whose batches are dicts of torch tensors.
 
-        An argument that make_tf_dataset has, too, means the same as it does there.
+        The arguments in common with make_tf_dataset() have the same meaning.
         """
         plan = self._planned(reader_options, batch_size, num_epochs, workers_count)
         manager = self._petastorms().make_torch_dataloader(
@@ -119,7 +120,8 @@ class SparkDatasetConverter:
     def delete(self) -> None:
         """Remove the folder with the Parquet files.
 
-        Raise OptionsError if this is called on one of several ranks, because other ranks may still read the files.
+        Raise OptionsError if this is called on one of several ranks, because other ranks may still be reading the
+        files.
         """
         if world().size > 1:
             raise OptionsError(
@@ -159,7 +161,7 @@ def _cache_url(path: Path) -> str:
 
 def _remove_abandoned(parent_url: str) -> None:
     """Remove the folders of converters whose processes ran on this host and have ended."""
-    with contextlib.suppress(Exception):  # a folder that stays only takes up space
+    with contextlib.suppress(Exception):  # a folder that is not removed only takes up space
         parent = locate(parent_url)
         for path in parent.fs.ls(parent.path, detail=False):
             folder = parent / os.path.basename(path.rstrip("/"))
@@ -175,7 +177,7 @@ def _entered(manager: Any, plan: Plan) -> Iterator[Any]:
         try:
             with in_words(plan.source.name):
                 made = stack.enter_context(manager)
-        except Exception:  # raised again, after the workers of the reader, which Petastorm leaves running, have ended
+        except Exception:  # raised again after stopping the reader's workers, which Petastorm leaves running
             reader = getattr(manager, "reader", None)
             if reader is not None:
                 reader.stop()

@@ -27,7 +27,7 @@ def row_group_shard(row_group_rows: Sequence[int], shard_count: int) -> list[int
 
 
 class Plan(NamedTuple):
-    """A reader that has passed the checks: the arguments of Petastorm's function, and what is known of the data."""
+    """A reader that has passed the checks: the arguments of Petastorm's function, and a description of the data."""
 
     source: Source
     options: dict[str, Any]
@@ -69,7 +69,7 @@ def plan_reader(
 
     `arguments` and `given` are the positional and the keyword arguments of the call. `name` is the data's name in
     messages. With `shard_one`, the shard is set even if there is only one rank. `every_change` is passed to
-    transform.check(). Raise DataError, OptionsError or PathError for what is wrong.
+    transform.check(). Raise DataError, OptionsError or PathError if a check fails.
     """
     silence()
     if batch_size is not None and batch_size < 1:
@@ -94,7 +94,7 @@ def plan_reader(
 
 
 def bound(function: str, arguments: tuple[Any, ...], given: dict[str, Any]) -> dict[str, Any]:
-    """Return all arguments of Petastorm's `function` by name, with its defaults, and its paths as Petastorm's URLs."""
+    """Return all arguments of Petastorm's `function` by name, including the defaults. Paths become Petastorm's URLs."""
     import petastorm
 
     bound = inspect.signature(getattr(petastorm, function)).bind(*arguments, **given)

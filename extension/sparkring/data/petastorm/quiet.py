@@ -12,14 +12,14 @@ import sys
 import warnings
 from typing import Any
 
-# The modules of a reader's workers. If these are processes, they inherit filters only from PYTHONWARNINGS.
+# The modules of a reader's workers. If the workers are processes, they inherit filters only from PYTHONWARNINGS.
 _WORKERS = ("petastorm.arrow_reader_worker", "petastorm.py_dict_reader_worker", "petastorm.fs_utils", "petastorm.utils")
 # Messages of Petastorm's Spark converter that begin with one of these strings are hidden.
 _TOLD_ANYWAY = ("Converting floating-point columns to", "The median size ")
 
 
 def silence() -> None:
-    """Hide these warnings in this process and in the processes that it starts. A second call changes nothing."""
+    """Hide the warnings in this process and in the processes that it starts. A second call changes nothing."""
     for category in (FutureWarning, DeprecationWarning, PendingDeprecationWarning):
         warnings.filterwarnings("ignore", category=category, module=r"(sparkring\.data\.)?petastorm")
     warnings.filterwarnings("ignore", message="The given NumPy array is not writ", module=r"petastorm\.pytorch")
@@ -52,7 +52,7 @@ class _Finder:
 
 
 def _let_functions_go() -> None:
-    """Remove the destructor of TensorFlow's functions: while Python exits, it may need modules that are gone."""
+    """Remove the destructor of TensorFlow's functions, which may need modules that are gone while Python exits."""
     module: Any = sys.modules.get("tensorflow.python.eager.polymorphic_function.atomic_function")
     if hasattr(getattr(module, "AtomicFunction", None), "__del__"):
         del module.AtomicFunction.__del__

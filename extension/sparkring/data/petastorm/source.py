@@ -1,4 +1,4 @@
-"""Finds the row groups and the schema of a data set, in the way in which Petastorm's readers will find them later.
+"""Finds the row groups and the schema of a data set in the same way as Petastorm's readers will.
 
 Errors about the row groups and the schema are raised as a DataError.
 """
@@ -126,7 +126,7 @@ def in_words(name: str, also: tuple[type[Exception], ...] = ()) -> Iterator[None
 
 
 def _as_seen_here() -> str:
-    """Return the end of the message for a missing path: with several ranks, the node, since other nodes may see it."""
+    """Return the end of the message for a missing path. With several ranks, it names the node that lacks the path."""
     here = world()
     if here.size == 1:
         return ""

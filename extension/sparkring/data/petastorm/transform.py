@@ -1,7 +1,7 @@
 """Calls a TransformSpec on the first rows, before a worker starts, to check that it returns what it declares.
 
-Otherwise, a wrong shape or dtype would raise an error in a worker's thread, or even none with TensorFlow, which casts
-the values to the declared dtype, so that fractions are lost.
+Otherwise, a wrong shape or dtype would raise an error in a worker's thread. With TensorFlow, a wrong dtype might not
+even raise an error: TensorFlow casts the values to the declared dtype, and fractions are lost.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def check(spec: Any, source: Source, schema_fields: Any, *, batched: bool, every
 
 
 def view(schema: Any, schema_fields: Any) -> Any:
-    """Return a Unischema of only those fields that `schema_fields` (patterns, fields or an NGram) names.
+    """Return a Unischema of only the fields that `schema_fields` (patterns, fields or an NGram) selects.
 
     If `schema_fields` is None or an empty list, return the whole schema. Raise DataError if no field matches.
     """
@@ -94,7 +94,7 @@ def _declared(spec: Any, before: Any, name: str) -> Any:
 
 
 def _sample(source: Source, before: Any, batched: bool) -> Any:
-    """Return what the spec's function would get for the first rows: a DataFrame if `batched`, otherwise a dict."""
+    """Return the first rows in the form that the spec's function gets: a DataFrame if `batched`, otherwise a dict."""
     import pyarrow as pa
     from petastorm.utils import decode_row
     from pyarrow import parquet
@@ -122,7 +122,7 @@ def _apply(function: Any, sample: Any, name: str, batched: bool) -> Any:
     what = "the first rows" if batched else "the first row"
     try:
         result = function(sample)
-    except Exception as error:  # whatever the user's transform raises
+    except Exception as error:  # the user's transform can raise any exception
         frames = traceback.extract_tb(error.__traceback__)[1:]
         where = f" (in {frames[0].name}, line {frames[0].lineno})" if frames else ""
         text = str(error).strip().splitlines()
@@ -136,7 +136,7 @@ def _apply(function: Any, sample: Any, name: str, batched: bool) -> Any:
 
 
 def _columns(rows: Any, batched: bool) -> dict[str, list[Any]]:
-    """Return the values of each field, in a DataFrame or in a dict of single values."""
+    """Return the values of each field of a DataFrame, or of a dict of single values."""
     if not batched:
         return {str(name): [value] for name, value in rows.items()}
     return {str(name): [rows[name].iloc[number] for number in range(len(rows))] for name in rows.columns}

@@ -21,14 +21,14 @@ from sparkring.wire.messages import Piece
 if TYPE_CHECKING:
     from petastorm.reader import Reader
 
-# For this time after the death of a worker, other workers' results may still arrive, and the reader reads on.
+# How long the reader continues after the death of a worker, because results of other workers may still arrive.
 _DEAD_AND_SILENT_S = 0.3  # if no result is arriving
 _DEAD_S = 1.5  # if results are still arriving
-_ROWS_AT_ONCE = 32  # counting each row by itself would add a fifth to Petastorm's time
+_ROWS_AT_ONCE = 32  # counting each row separately would add a fifth to Petastorm's time
 
 
 def watch(reader: Reader, plan: Plan) -> None:
-    """Count what `reader` takes from its queue of results, and look for dead workers whenever it waits for a result."""
+    """Count the results that `reader` takes from its queue, and look for dead workers whenever it has to wait."""
     source, options = plan.source, plan.options
     progress = Progress(
         name=source.name,
@@ -81,8 +81,8 @@ class Results:
 class Tally:
     """Counts the rows that a reader returns in each epoch, and reports the counts.
 
-    Petastorm's epochs overlap: its workers begin the next one before the last row group has arrived. So an epoch ends
-    here after as many rows as the shard has. If this number is unknown, all rows count as one epoch.
+    Petastorm's epochs overlap: its workers begin the next one before the last row group has arrived. So this class ends
+    an epoch after as many rows as the shard has. If this number is unknown, all rows count as one epoch.
     """
 
     def __init__(self, progress: Progress, plan: Plan) -> None:
@@ -96,7 +96,7 @@ class Tally:
         # If the row groups are read in order, the n-th result is the n-th row group, so its place is known.
         in_order = plan.counted and plan.batched and not plan.options["shuffle_row_groups"]
         self._places = itertools.cycle([plan.source.place(index) for index in groups] if in_order else [""])
-        self._pending, self._waited_s = 0, 0.0  # _pending: rows that add() has got but not yet counted
+        self._pending, self._waited_s = 0, 0.0  # _pending: rows that add() has received but not yet counted
         self._epoch, self._done = 0, 0
         self._begin()
 
@@ -137,7 +137,7 @@ class Tally:
             rows, self._waited_s = rows - taken, 0.0
 
     def end(self) -> None:
-        """Count the pending rows, and report the end of the epoch: there is nothing more to read."""
+        """Count the pending rows, and report the end of the epoch, because no more results will come."""
         self._count(self._pending, 0, "")
         self._pending = 0
         if 0 < self._done < self._rows:
@@ -158,7 +158,7 @@ def _route(plan: Plan) -> Route | None:
 
 
 class Deaths:
-    """Raises an error if workers have ended without an exception: by sys.exit() in a transform, or by a signal.
+    """Raises an error if workers have ended without an exception, that is, by sys.exit() in a transform or by a signal.
 
     Petastorm does not notice this, and waits for their results forever.
     """

@@ -80,7 +80,8 @@ def _chunks(source: Any, called: str) -> Generator[Batch, None, None]:
     with contextlib.ExitStack() as stack:
         if isinstance(source, Shards):
             source = source.as_numpy()
-            # close() ends the thread that reads. Otherwise, a traceback that has the iterator would keep it alive.
+            # close() ends the reading thread. Otherwise, a traceback that refers to the iterator would keep the thread
+            # alive.
             stack.callback(source.close)
         elif hasattr(source, "iloc"):
             source = {column: source[column].to_numpy() for column in source.columns}
@@ -101,7 +102,8 @@ def _array(values: Any, what: str) -> Array:
         raise DataError(f"{what} has masked values: fill them first.")
     try:
         with warnings.catch_warnings():
-            # Before NumPy 1.24, ragged lists caused only a warning. It is not shown, because they are refused below.
+            # Before NumPy 1.24, ragged lists caused only a warning. The warning is hidden, because such lists are
+            # refused below.
             warnings.simplefilter("ignore")
             array = np.asarray(values)
         if array.dtype.kind == "O" and not _of_strings(array):

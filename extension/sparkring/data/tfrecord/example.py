@@ -54,7 +54,7 @@ def _tensor(values: Any, column: Column, batch_size: int, pad: bool) -> Any:
 
 
 def tensorflow() -> Any:
-    """Import TensorFlow, now that it is needed, and return it. Raise DataError if the import fails."""
+    """Import TensorFlow and return it. Raise DataError if the import fails."""
     try:
         import tensorflow
     except ImportError as error:

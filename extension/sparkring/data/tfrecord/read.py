@@ -133,7 +133,7 @@ class Records:
 
         Without `names`, a batch is a dict of tensors; with one name, it is the tensor of that name; with several names,
         it is a tuple of their tensors. Each pass over the Dataset is an epoch; with `shuffle`, each epoch has a new
-        order. TensorFlow is told not to divide the Dataset among ranks, since the Dataset already is this rank's share.
+        order. TensorFlow does not divide the Dataset among ranks, since the Dataset is already this rank's share.
         """
         tf = tensorflow()
         schema, reading = self.schema, self._reading
@@ -176,7 +176,7 @@ class Records:
         return Reading(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Pickle only the fields. What cached properties hold is of use in this process only.
+        # Only the fields are pickled. The values of cached properties are useful only in this process.
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
     def _path(self, index: int) -> str:

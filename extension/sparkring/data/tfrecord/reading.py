@@ -1,4 +1,4 @@
-"""Reports to the notebook how a rank reads TFRecord files: the beginning of each epoch, and the progress in it."""
+"""Reports to the notebook how far a rank has read TFRecord files."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Reading:
     def counted(self, before: Any, batch: Any) -> tuple[Any, Any]:
         """Count one more batch than `before`. Return the new number and the batch.
 
-        The number is reported once in `_every` batches, and after the last batch.
+        The number is reported every `_every` batches, and after the last batch.
         """
         tf = tensorflow()
         steps = before + 1

@@ -21,7 +21,7 @@ Remainder = Literal["drop", "pad"]
 
 
 class Column(NamedTuple):
-    """A column of a batch: NumPy's name of its type, or "string" for bytes of any length, and the shape of one row."""
+    """A column of a batch: its type (NumPy's name, or "string" for bytes of any length) and the shape of one row."""
 
     name: str
     dtype: str
@@ -65,9 +65,9 @@ class Part(NamedTuple):
 
 
 class Share(NamedTuple):
-    """What one rank reads in an epoch: `steps` records from `parts`, which may have more.
+    """What one rank reads in an epoch: the first `steps` records of `parts`, which may contain more.
 
-    `split` says whether ranks read parts of files.
+    `split` says whether ranks read parts of files instead of whole files.
     """
 
     parts: tuple[Part, ...]
@@ -78,8 +78,8 @@ class Share(NamedTuple):
 def share_out(schema: Schema, rank: int, size: int, remainder: Remainder = "drop") -> Share:
     """Return what rank `rank` of `size` reads. Ranks take the same number of steps, and no two read the same record.
 
-    Each rank reads whole files if the ranks' numbers of records then differ by at most one. Otherwise, the records of
-    all files are cut into `size` runs of consecutive records, one for each rank.
+    Each rank reads whole files if that gives the ranks record counts that differ by at most one. Otherwise, the records
+    of all files are cut into `size` runs of consecutive records, one for each rank.
     With remainder="drop", only full records are read, and at most size - 1 of them are left out. With "pad", all
     records are read, and a rank that has one record fewer than others reads one of its own twice.
     Raises DataError if there are fewer records than ranks.
@@ -104,7 +104,7 @@ def share_out(schema: Schema, rank: int, size: int, remainder: Remainder = "drop
 
 
 def _run_of(full: Sequence[int], start: int, stop: int) -> list[Part]:
-    """Return the parts with records `start` to `stop` (not included) of all files. `full` has each file's records."""
+    """Return the parts with records `start` to `stop` (not included) of all files. `full` has the records per file."""
     parts, before = [], 0
     for file, count in enumerate(full):
         first, last = max(start - before, 0), min(stop - before, count)

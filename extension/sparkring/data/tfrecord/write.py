@@ -96,7 +96,7 @@ def write_tfrecord(
 
 
 def _refuse_nulls(frame: Shards, called: str) -> None:
-    """Raise DataError if a column of the DataFrame has nulls. In some types, they would be written as NaN."""
+    """Raise DataError if a column of the DataFrame has nulls. In some types, nulls would be written as NaN."""
     for name, count in frame.dataset.nulls.items():
         if count:
             raise DataError(
@@ -112,7 +112,7 @@ def _write(
     tf = tensorflow()
     columns: tuple[Column, ...] = ()
     records, rows = [0] * len(names), [0] * len(names)
-    # Batches are appended one by one, which remote files do not allow. So these are first written on this machine.
+    # Batches are appended one by one. Remote files do not allow this, so the files are first written to a local disk.
     here = target.path if target.local else tempfile.mkdtemp(prefix="sparkring-tfrecord-")
     paths = [os.path.join(here, name) for name in names]
     writers: list[Any] = []
@@ -141,7 +141,7 @@ def _write(
         return columns, tuple(map(RecordFile, names, records, rows, sizes))
     finally:
         for writer in writers:
-            # A file is still open here only if an error is being raised, which an error of close() must not replace.
+            # If a file is still open, an error is being raised, and an error of close() must not replace it.
             with contextlib.suppress(OSError, tf.errors.OpError):
                 writer.close()
         if not target.local:
