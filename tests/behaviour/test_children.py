@@ -7,7 +7,7 @@ from typing import Any
 
 
 def test_processes_of_a_rank_see_its_functions_and_classes(local):
-    """Both are available under spawn and forkserver, too. Functions that cannot be sent raise errors; no Pool hangs."""
+    """Spawn and forkserver provide both. If a function cannot be sent, an error is raised; no Pool hangs."""
     namespace: dict[str, Any] = {"__name__": "__main__", "__builtins__": builtins}
     source = """
 import threading
