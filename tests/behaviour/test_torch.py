@@ -152,7 +152,7 @@ def train(learning_rate: float, *, steps: int) -> tuple[Any, ...]:
 
 @pytest.mark.slow
 def test_torch_distributor_with_a_function(local, spares):
-    """The function gets the positional and keyword arguments, and rank 0's value is returned, even a model."""
+    """The function gets the positional and keyword arguments, and rank 0's value is returned, even if it is a model."""
     prepared(spares, 2, "torch", "torch._dynamo")
     distributor = TorchDistributor(num_processes=2, local_mode=True, use_gpu=True)
     rank, size, model = distributor.run(train, 1e-3, steps=2)
