@@ -53,7 +53,7 @@ def test_data_that_is_made_in_the_cell(ring, numbered):
 
 @pytest.mark.any_launcher
 def test_the_record_tells_what_was_read_and_how_far(ring, numbered):
-    """The live and saved records have the data's path, columns, filter, version and counts, and each rank's progress."""
+    """The live and saved records have the data's path, columns, filter, version, counts, and each rank's progress."""
     data = shards(numbered, 50, columns=["x"], where="x < 1000")
     result = ring.run("""
         for _ in range(2):

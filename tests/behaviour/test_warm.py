@@ -460,7 +460,7 @@ def test_a_flood_between_cells_is_bounded(shared_gang, wait_until):
 
 @pytest.mark.standalone("the executor says that its worker has died")
 def test_a_rank_that_dies_in_a_cell(new_gang):
-    """The error names the rank, and the gang ends. Reading a lost name is an error. The next cell says that its gang is new."""
+    """The error names the rank, and the gang ends. Its names are lost, and the next cell says that its gang is new."""
     new_gang.start()
     new_gang.cell("import os, signal, time\nweights = 1")
     error = failed(new_gang, "if rank == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(600)")
