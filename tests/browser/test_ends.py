@@ -241,7 +241,10 @@ def test_a_thousand_ranks(notebook: Notebook, shoot: Callable[..., None]) -> Non
 
 
 def test_items(notebook: Notebook, shoot: Callable[..., None], pictures: Path) -> None:
-    """The table of items can be sorted and searched. An item's error, curves and lines can be reached with the pointer and with keys."""
+    """The table of items can be sorted and searched.
+
+    With the pointer and with keys, a user can get to an item's error, curves and lines.
+    """
     notebook.run(AT_ITEMS)
     panel = notebook.panel(AT_ITEMS)
     expect(panel.locator("div.sr-words")).to_contain_text(
