@@ -672,7 +672,7 @@ def test_the_best_is_told(directory, run, told):
     assert checkpoints(directory, best="loss").best().step == 5
 
 
-# ── Sharded ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Sharded ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def sharded(tmp_path, run, seat, size=3, step=6):
