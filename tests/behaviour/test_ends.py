@@ -168,7 +168,7 @@ def test_a_killed_driver_takes_everything_with_it(driver, wait_until):
 
 
 def test_interrupt_and_kill_on_spark(driver, wait_until):
-    """Stop ends Spark's tasks, and the session runs the next cell; kill -9 of the driver then leaves nothing."""
+    """Stop ends Spark's tasks, and the session can run the next cell. After kill -9 of the driver, nothing is left."""
     found = driver(WAITING.format(**ON_SPARK))
     pids = pids_of(found)
     found.process.send_signal(signal.SIGINT)

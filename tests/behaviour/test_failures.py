@@ -196,7 +196,7 @@ def test_a_lost_member_is_told(ring):
 
 @pytest.mark.standalone("the Python that does not start is the executors'")
 def test_a_rank_that_cannot_start(ring):
-    """A Python that does not start is reported at once, with its exit code and what to check."""
+    """If Python does not start, the error comes at once, with the exit code and advice on what to check."""
     with pytest.raises(MemberLost, match=r"ended with code 1|exited with code 1") as caught:
         ring.run("rank", env=(("PYTHONHOME", "/nowhere"),))
     assert f"Does `{sys.executable}` start" in str(caught.value) or ring.where == "standalone"

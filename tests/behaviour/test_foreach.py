@@ -330,7 +330,7 @@ def test_rows_of_a_dataframe(spark, pools, tmp_path, monkeypatch):
 
 
 def test_large_values_both_ways(pools):
-    """An item's array of 16 MB and its value of 200 MB arrive. The array that the cell reads is not copied per item."""
+    """Arrays of 16 MB and values of 200 MB arrive. The array that the cell reads is not copied for each item."""
     pools.notebook["arrays"] = [np.full(2_000_000, float(number)) for number in range(3)]
     pools.notebook["np"] = np
     pools.notebook["shared"] = np.ones(5_000_000)
@@ -517,7 +517,7 @@ print("study", [trial.state.name for trial in result.study.trials if trial.param
 
 
 def test_after_a_killed_kernel_a_search_goes_on(driver, tmp_path):
-    """The study has the trials of the killed kernel, even pruned ones. The running trial runs again, as a new one."""
+    """The study has the killed kernel's trials, even pruned ones. The running trial is run again, as a new trial."""
     (tmp_path / "endless").touch()
     killed = driver(SEARCHES.replace("LAST", "7"))
     killed.wait()

@@ -161,7 +161,7 @@ class Trainer:
 
 
 def test_functions_whose_ranks_get_tf_keras(monkeypatch):
-    """Only the function's own source counts, not the functions that it calls. A variable of the notebook is kept."""
+    """Only the function's own source counts, not the functions that it calls. A setting of the notebook is kept."""
 
     def is_legacy(function, framework="horovod"):
         prepared = prepare(RunSpec(Call(function, (), {}), Options(np=-2), framework))

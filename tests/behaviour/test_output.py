@@ -22,7 +22,7 @@ def lines(ring, rank: int, stream: str) -> list[str]:
 
 @pytest.mark.standalone("executors redirect their workers' output")
 def test_every_way_to_print(ring):
-    """Lines from print, os.write, C code and child processes come in the order in which they were written."""
+    """Lines from print, os.write, C code and child processes arrive in the order in which they were written."""
     result = ring.run("""
         import ctypes, os, subprocess, sys
         libc = ctypes.CDLL(None)
@@ -47,7 +47,7 @@ def test_every_way_to_print(ring):
 
 @pytest.mark.any_launcher
 def test_carriage_returns_and_colours(ring):
-    """A progress bar shows its last state, colours are kept as they came, and the log has every byte."""
+    """A progress bar shows its last state, colours are kept, and the log has every byte."""
     result = ring.run(r"""
         import sys
         for step in range(3):
@@ -194,7 +194,7 @@ def test_what_is_shown(local, logs, expected):
 
 @pytest.mark.any_launcher
 def test_what_ranks_show(ring):
-    """Figures, tables and HTML come in order, with their text in the log, whichever display() function shows them."""
+    """Figures, tables and HTML arrive in order, with their text in the log, whichever display() function shows them."""
     result = ring.run("""
         import sys
         from pandas import DataFrame

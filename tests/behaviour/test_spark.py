@@ -112,7 +112,7 @@ session.stop()
 
 
 def other_python(folder: Path) -> str:
-    """The path of a Python of another minor version, or else of a script that makes this Python claim one."""
+    """The path of a Python of another minor version, or of a script that makes this Python claim to be one."""
     for minor in range(8, 15):
         path = shutil.which(f"python3.{minor}")
         if path and minor != sys.version_info[1]:

@@ -161,7 +161,7 @@ def test_await_works_at_the_top_level(ring):
 
 @pytest.mark.any_launcher
 def test_shell_lines(ring):
-    """The calls that IPython makes of `!command` and `x = !command` run on the ranks, and variables are expanded."""
+    """The calls into which IPython turns `!command` and `x = !command` run on the ranks, and expand variables."""
     result = ring.run("""
         get_ipython().system('echo from the shell of {rank}')
         found = get_ipython().getoutput('echo a; echo $rank')
@@ -255,7 +255,7 @@ def test_a_failed_run_is_saved_as_well(ring):
 
 @pytest.mark.any_launcher
 def test_the_record_says_what_went_along(ring):
-    """The live and the saved record have the names with types and sizes, and the driver's package versions."""
+    """The live and saved records have the captured names with types and sizes, and the driver's package versions."""
     namespace = notebook("import math\nnumbers = list(range(1000))\ndef double(x): return 2 * x")
     record = ring.run("double(len(numbers)) + math.floor(0.5)", namespace=namespace).record
     told = {name.name: (name.type_name, name.travels) for name in record.captured}

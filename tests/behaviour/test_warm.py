@@ -96,7 +96,7 @@ def test_variables_persist(shared_gang):
 
 
 def test_some_ranks(shared_gang):
-    """A cell on some ranks leaves the others alone; only those ranks have the names that it binds."""
+    """A cell on some ranks leaves the others alone. The names that it binds exist only on the ranks that ran it."""
     assert shared_gang.values("only = rank * 10\nonly", 0, 2) == [0, 20]
     assert [rank.state for rank in shared_gang.view.record.ranks] == ["finished", "idle", "finished"]
     assert shared_gang.values("only", 2) == [20]
@@ -120,7 +120,7 @@ def test_trained_state_survives(shared_gang):
 
 @pytest.mark.any_launcher
 def test_a_function_that_is_defined_anew_leaves_what_it_reads_as_it_is(shared_gang):
-    """The new function is sent, and uses the ranks' own state, not the notebook's older one."""
+    """The new function is sent, and uses the ranks' own state, not the notebook's older state."""
     shared_gang.define("class Model:\n    steps = 0\nmodel = Model()\ndef train():\n    model.steps += 1")
     assert shared_gang.values("train()\ntrain()\nmodel.steps") == [2] * 3
     shared_gang.define("def train():\n    model.steps += 10\n    return model.steps")
@@ -212,7 +212,7 @@ def test_values_show_once_for_equal_ranks(shared_gang):
 
 @pytest.mark.any_launcher
 def test_an_exception_ends_the_cell_alone(shared_gang):
-    """The other ranks are interrupted, the error shows its line, and all variables are kept."""
+    """The other ranks are interrupted, the error shows the failing line, and all variables are kept."""
     pids = shared_gang.values("import os, time\nkept = rank\nos.getpid()")
     error = failed(shared_gang, "if rank == 1:\n    raise ValueError('bad shape')\ntime.sleep(600)")
     assert error.record.failed_rank == 1
@@ -241,7 +241,10 @@ EXITS = {
 
 @pytest.mark.any_launcher
 def test_exits_that_are_exceptions(shared_gang):
-    """An exit ends the cell, not the rank. Without a code, it is a success; with one, a failure that names the code."""
+    """An exit ends the cell, not the rank.
+
+    Without a code, the cell succeeds. With a code, it fails, and the error names the code.
+    """
     for code in EXITS.values():
         result = shared_gang.cell(f"reached = rank\n{code}\nreached = 'the rest of the cell'", pull=("reached",))
         assert (result.values, result.pulled) == ([None] * 3, {"reached": 0})
@@ -284,7 +287,7 @@ def test_interrupt_at_any_time(shared_gang):
 
 
 def test_timeout_keeps_the_gang(shared_gang, limit):
-    """When the time limit is exceeded, the error says where each rank was, and the gang stays up."""
+    """When the time limit is exceeded, the error says which line each rank had reached, and the gang stays up."""
     cell = f"import threading, time; {READY}\nif rank == 0:\n    time.sleep(600)\nelse:\n    time.sleep(601)"
     with pytest.raises(RunTimeout) as caught:
         shared_gang.cell(cell, timeout_s=limit(shared_gang, ready(3)))
@@ -364,7 +367,7 @@ def test_stacks_between_cells(shared_gang, wait_until):
 
 
 def test_a_stall_is_told(shared_gang):
-    """When one rank has finished and the others are silent, a notice says which lines they are waiting at."""
+    """When one rank has finished and there is no output, a notice says which lines the others are waiting at."""
     shared_gang.cell("\n\n\nimport time\ndef wait():\n    time.sleep(600)")
     interrupt_when(shared_gang, lambda record: any("silent for" in notice.text for notice in record.notices))
     with pytest.raises(KeyboardInterrupt):
@@ -488,7 +491,7 @@ def test_ranks_killed_between_cells(new_gang, wait_until):
 
 
 def test_a_rank_that_dies_after_it_has_finished(new_gang):
-    """The death of a rank that has finished ends the cell while others still run it."""
+    """The death of a rank that has finished ends the cell, while other ranks are still running it."""
     new_gang.start()
     killed = []
 
@@ -758,7 +761,7 @@ print("PIDS", *[gang.gang.place_of(rank)[2] for rank in range(2)], *cell("away.p
 
 @pytest.mark.slow
 def test_hundreds_of_cells_leave_nothing(driver):
-    """Descriptors and threads are as before on both sides; the driver and the ranks have grown by less than 20 MB."""
+    """Driver and ranks have the same descriptors and threads as before, and have grown by less than 20 MB."""
     text = driver(f"""{WARM}
 import gc, json, threading, psutil
 gang = warm.start(GangOptions(-2, "plain", 3600.0, ()), print, print)

@@ -53,7 +53,7 @@ def states(directory):
 
 
 def test_commits_come_back(directory):
-    """A commit is read as it was written, even values that JSON cannot represent."""
+    """A commit is read back as it was written, even if it has values that JSON cannot represent."""
     commit = saved(directory, name(3), metrics={"loss": float("inf"), "ä": -0.0}, code='"\n\\')
     assert folder.read_commit(directory, name(3)) == commit
     assert folder.listing(directory) == [Entry(name(3), "committed", commit)]

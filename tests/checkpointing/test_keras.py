@@ -452,7 +452,7 @@ def test_models_of_ones_own_and_code_in_checkpoints():
 
 
 def test_layers_modules_variables_tensors_and_optimizers_on_their_own():
-    """All these kinds of objects can be saved and restored, as a training loop without fit() needs it."""
+    """All these kinds of objects can be saved and restored, as training loops without fit() need."""
     layer = tf.keras.layers.Dense(2)
     layer.build((None, 3))
     optimizer = tf.keras.optimizers.Adam(0.5)

@@ -21,7 +21,7 @@ from sparkring.errors import CheckpointError
 from sparkring.runtime import resume_point
 from sparkring.runtime.storage import locate
 
-LAG = 30  # in changes: a save makes about three, or about six if it also removes a checkpoint
+LAG = 30  # a number of changes: a save makes about three, or about six if it also removes a checkpoint
 
 
 def state_of(step):
@@ -216,7 +216,7 @@ def bucket(watch, request) -> str:
 
 @pytest.mark.parametrize("background", [True, False])
 def test_s3(bucket, watch, background):
-    """An object store does everything that a folder does."""
+    """Checkpoints work on an object store as they do in a folder."""
     watch.except_for(lambda: remembers(f"{bucket}/{uuid.uuid4().hex}/run1", background=background))
 
 

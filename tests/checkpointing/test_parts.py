@@ -1,4 +1,4 @@
-"""How the objects in a state are saved and restored. TensorFlow's are in test_keras.py."""
+"""How the objects in a state are saved and restored. TensorFlow's objects are tested in test_keras.py."""
 
 import copy
 import json
@@ -352,7 +352,7 @@ def numbered(tmp_path):
 
 
 def test_data_goes_on_where_it_was(numbered):
-    """Reading continues in the same order and epoch; the data's version is known by name."""
+    """Reading continues in the same epoch and order. versions() maps names of data to their versions."""
     data = shards(numbered, 10, columns=["x"])
     whole = [batch.tolist() for _ in range(2) for batch in list(data.as_numpy("x"))]
     data = shards(numbered, 10, columns=["x"])

@@ -1,4 +1,4 @@
-"""Which checkpoints may be removed."""
+"""Tests of the rules for removing old checkpoints."""
 
 from __future__ import annotations
 

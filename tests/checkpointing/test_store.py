@@ -266,7 +266,7 @@ def test_arguments(tmp_path, arguments, told):
 
 
 def test_the_metric_is_missing(tmp_path, seat):
-    """A store that keeps the best checkpoint needs its metric in every save(), on each rank."""
+    """A store that keeps the best checkpoint needs the metric in every save(), on each rank."""
     found = checkpoints(tmp_path, best="val_loss")
     with pytest.raises(CheckpointError, match=r"best='val_loss', but save.. was given no metrics"):
         found.save(1, {})

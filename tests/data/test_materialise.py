@@ -402,7 +402,7 @@ def test_columns_of_one_name(spark, cache):
 
 
 def test_a_cache_that_cannot_be_written(files, tmp_path):
-    """The error names the folder that cannot be used, the reason, and what to set."""
+    """The error names the folder that cannot be used, gives the reason, and says what to set."""
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match=r"file/below cannot be used: .*SPARKRING_CACHE"):
         materialise(files(), cache=tmp_path / "file" / "below")
@@ -411,7 +411,7 @@ def test_a_cache_that_cannot_be_written(files, tmp_path):
 
 
 def test_no_usable_frame(files, cache):
-    """The error about something other than a DataFrame names its type."""
+    """If something other than a DataFrame is passed, the error names its type."""
     with pytest.raises(DataError, match="`df` is a `list`"):
         materialise([1, 2], cache=cache, name="df")
 

@@ -87,7 +87,7 @@ def test_steps_are_equal_where_they_are_said_to_be(counts, size, batch_size, win
 @given(LAYOUTS, WINDOWS, BATCHES, st.lists(st.tuples(SIZES, st.integers(0, 9)), max_size=3), SIZES, st.integers(1, 3))
 @settings(max_examples=400, deadline=None)
 def test_an_epoch_goes_on_from_any_step_on_any_number_of_ranks(counts, window, batch_size, legs, size, epoch):
-    """Before and after several stops, every row is read exactly once in all."""
+    """Even with several stops, every row of an epoch is read exactly once."""
     position, seen = Position(epoch, 7), []
     for ranks, steps in legs:
         shards = plan(counts, ranks, batch_size, position=position, remainder="drop", window=window)

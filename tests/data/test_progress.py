@@ -30,7 +30,7 @@ def test_neighbours_in_one_row_group_are_one_piece(pieces):
 
 @given(PIECES, st.integers(1, 20))
 def test_of_many_pieces_neighbours_are_one(pieces, most):
-    """There are at most `most` pieces, which have all rows. A few pieces are left unchanged.
+    """There are at most `most` pieces, which have all rows. If there are few pieces, they are unchanged.
 
     A joined piece has the file and the row group of its first piece.
     """

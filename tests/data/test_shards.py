@@ -814,7 +814,7 @@ def holes(tmp_path):
 
 
 def test_a_dtype_is_the_same_wherever_the_nulls_lie(holes):
-    """All row groups that are read decide about a dtype, not a batch's rows. A filter or fill= may remove the nulls."""
+    """A dtype depends on all row groups that are read, not on a batch. A filter or fill= may remove the nulls."""
 
     def dtypes(**more):
         found = [shards(holes, 5, rank=rank, size=2, **more) for rank in range(2)]

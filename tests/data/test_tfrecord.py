@@ -195,7 +195,7 @@ def test_prefixes(folder):
 
 
 def test_another_file_system(folder):
-    """Files are copied to other file systems. If TensorFlow cannot read there, as_tf() raises an error."""
+    """Files can be written to other file systems. If TensorFlow cannot read them there, as_tf() raises an error."""
     import fsspec
 
     write_tfrecord(numbered(8), "memory://far/records", batch_size=4, files=2, prefixes=2)
@@ -379,7 +379,7 @@ def test_what_spark_has_and_records_cannot_hold(spark, folder, tmp_path, column,
 
 
 def test_nothing_reads_on(folder, tmp_path):
-    """The thread that reads ahead ends with the write, even if the error is kept, as a notebook keeps its last one."""
+    """The thread that reads ahead ends with the write, even if the error is kept, as notebooks keep the last error."""
     pq.write_table(pa.table({"a": np.arange(200)}), tmp_path / "numbers.parquet")
     data = shards(tmp_path / "numbers.parquet", 2, transform=lambda batch: {"t": batch["a"].astype("M8[s]")})
     with pytest.raises(DataError, match="datetime64") as kept:

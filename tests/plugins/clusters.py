@@ -245,7 +245,7 @@ def lonely_master(workers_of_its_own: Workers) -> Iterator[Cluster]:
 
 @pytest.fixture
 def brittle_cluster(workers_of_its_own: Workers) -> Iterator[Cluster]:
-    """A standalone cluster of two workers, for a test that kills one."""
+    """A standalone cluster of two workers, for a test that kills one of them."""
     with workers_of_its_own() as found:
         yield found
 

@@ -1,4 +1,4 @@
-"""An archive of Spark's classes as Java has loaded them, which halves the CPU time of each JVM that the tests start.
+"""An archive of the classes that Spark loads. It halves the CPU time of each JVM that the tests start.
 
 `python java_archive.py FOLDER` makes the archive (class data sharing, JEP 350). From then on, Spark uses it.
 """

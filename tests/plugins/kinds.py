@@ -1,8 +1,8 @@
 """Gives each test a kind, which depends on what the test starts, and a group, which one worker of pytest-xdist runs.
 
 The kinds are markers, so `-m "not browser"` leaves out the tests that need a browser. Since one worker runs all tests
-of a group, what they share (a kernel, a Spark session, a JupyterLab) is started only once. Slow groups come first,
-each followed by a group that mostly waits for ranks, so that the cores are busy and not overloaded.
+of a group, the things that they share (a kernel, a Spark session, a JupyterLab) are started only once. Slow groups come
+first, each followed by a group that mostly waits for ranks, so that the cores are busy and not overloaded.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ SETTLE_S = 1.0  # what still exists after this time counts as left behind
 
 
 class Traces(NamedTuple):
-    """What this process and its family hold at one moment."""
+    """The descendants of this process, and its threads, descriptors and folders, at one moment."""
 
     children: set[int]
     threads: set[int]
@@ -37,7 +37,7 @@ class Traces(NamedTuple):
     folders: set[str]
 
     def beside(self, other: Traces) -> Traces:
-        """What is in these traces but not in the other ones."""
+        """Return the traces that are not among the other ones."""
         return Traces(
             self.children - other.children,
             self.threads - other.threads,
@@ -64,11 +64,11 @@ def family(processes: Iterable[psutil.Process]) -> set[int]:
 
 
 class Lasting:
-    """What outlives a test on purpose: Spark's JVM and its descendants, and the cluster."""
+    """Processes and connections that outlive a test on purpose: those of Spark's JVM and of the cluster."""
 
     def __init__(self) -> None:
         self.processes: list[psutil.Process] = []
-        # Ports between the session and the JVM: py4j keeps one per thread, and the accumulators' server one in all.
+        # Ports between the session and the JVM: py4j has a connection per thread, the accumulators' server one in all.
         self.ports: set[int] = set()
         # The sockets that were connected to these ports. A socket loses its port when the JVM closes the connection.
         self.sockets: set[str] = set()
@@ -87,7 +87,7 @@ def lasting_processes() -> list[psutil.Process]:
 
 
 def _has_children() -> bool:
-    """Whether this process has any child, dead or alive. A single system call tells; a search takes milliseconds."""
+    """Whether this process has any child, dead or alive. It is a single system call; a search takes milliseconds."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -115,7 +115,7 @@ def _children() -> set[int]:
 
 
 def traces() -> Traces:
-    """Everything that a test could leave behind, as it is now."""
+    """Return everything that exists now and that a test could have left behind."""
     connections = psutil.Process().net_connections("inet") if lasting.ports else ()
     to_spark = {c.fd for c in connections if c.raddr and {c.raddr.port, c.laddr.port} & lasting.ports}
     descriptors: Counter[str] = Counter()

@@ -194,7 +194,7 @@ def local(watch: Watch) -> Ring:
 
 @pytest.fixture
 def tasks(spark: Any, watch: Watch) -> Ring:
-    """A ring of Spark tasks, for tests of what only that launcher does."""
+    """A ring of Spark tasks, for tests that concern only this launcher."""
     return Ring("spark", watch.mark)
 
 
@@ -269,7 +269,7 @@ def shared(where: str, watch: Watch, n: int = 3, framework: str = "plain", impor
         def start() -> None:
             with forked(n, *imports) if imports and where == "local" else contextlib.nullcontext():
                 found.start(n, framework=framework, mark=False, env=QUIET)
-            found.cell("rank", framework="horovod")  # its rendezvous lasts as long as the gang
+            found.cell("rank", framework="horovod")  # Horovod's rendezvous lasts as long as the gang
 
         watch.except_for(start)
     return found
@@ -315,7 +315,7 @@ def local_gang(watch: Watch) -> Iterator[WarmRing]:
 
 @pytest.fixture
 def spark_gang(spark: Any, watch: Watch) -> Iterator[WarmRing]:
-    """Like new_gang, but on Spark, for tests of what only Spark's tasks do."""
+    """Like new_gang, but on Spark, for tests that concern only Spark's tasks."""
     warm_gang.stop("spark")
     yield WarmRing("spark", watch.mark)
     warm_gang.stop("spark")

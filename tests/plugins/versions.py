@@ -1,4 +1,4 @@
-"""Sets of package versions: markers for tests that need some of them, and the table of results in docs/versions.md.
+"""Sets of package versions: markers for tests that need certain versions, and the table of results in docs/versions.md.
 
 `--write-versions` writes the counts of a run into the table, for each kind of test that the run included. The run must
 include either all tests of a kind or none.
