@@ -1,4 +1,4 @@
-/* An NVML for machines without a GPU: FAKE_GPUS of them, told by what sparkring asks. The signatures are nvml.h's. */
+/* A fake NVML with $FAKE_GPUS GPUs. It has the functions that sparkring calls, with the signatures of nvml.h. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -59,7 +59,7 @@ int nvmlDeviceGetMemoryInfo(Device device, Memory *memory) {
     return SUCCESS;
 }
 
-/* The last GPU reports less than the others, as a MIG GPU does. */
+/* GPU 3 cannot report its utilization, like a MIG GPU. */
 int nvmlDeviceGetUtilizationRates(Device device, Utilization *rates) {
     if (device->index == 3) return NOT_SUPPORTED;
     rates->gpu = 10 * (device->index + 1);

@@ -17,7 +17,7 @@ from sparkring.engine.spec import Cell, RunSpec
 from sparkring.errors import CaptureError, CheckpointError, LaunchError, PathError, RunFailed, SlotsError, StillRunning
 from sparkring.history.run_store import last, load, saved
 
-# Runs until the file `go` exists; the notebook has its path.
+# Runs until a file exists. The notebook's variable `go` is the file's path.
 WAITS = """
 import time
 from pathlib import Path
@@ -39,7 +39,7 @@ def up(run) -> bool:
 
 
 def test_the_notebook_is_free_while_it_runs(ring, go, wait_until):
-    """The run object is returned before the ranks have finished; their values arrive when they have."""
+    """The run object is returned before the ranks have finished. Their values arrive later."""
     namespace = {"go": str(go)}
     run = ring.in_background(WAITS + "found = 40 + rank\nfound + 1", namespace=namespace, pull=("found",))
     wait_until(lambda: up(run), "both ranks are up")
@@ -142,7 +142,7 @@ def test_two_rings_of_horovod(ring, spares):
 
 @pytest.mark.standalone("the cluster's scheduler shares out the slots")
 def test_a_barrier_stage_beside_the_notebooks_own_jobs(tasks, spark, go, wait_until):
-    """The stage gets its rows, and Spark has slots for both the stage and the notebook's jobs."""
+    """The barrier stage gets its rows, and Spark still has slots for the notebook's own jobs."""
     namespace = {"go": str(go), "digits": spark.range(6).repartition(2)}
     cell = WAITS + "context.barrier()\nsum(row.id for row in rows)"
     run = tasks.in_background(cell, 0, namespace=namespace, framework="barrier", data="digits")
@@ -154,7 +154,7 @@ def test_a_barrier_stage_beside_the_notebooks_own_jobs(tasks, spark, go, wait_un
 
 
 def test_ranks_have_what_was_there_when_it_started(local):
-    """The notebook may change its variables as soon as the run has started; the ranks have the values from before."""
+    """The ranks get the values from before the start, even if the notebook changes its variables right afterwards."""
     namespace = {"x": np.ones(200_000), "y": [1]}
     run = local.in_background("x.sum(), y", 1, namespace=namespace)
     namespace["x"][:] = 7
@@ -192,7 +192,10 @@ def test_a_stop_between_two_attempts(local, monkeypatch, wait_until):
 
 
 def test_two_runs_do_not_save_in_one_directory(local, go, tmp_path):
-    """The directory is recognized however it is written. When the first run has ended, the next continues from it."""
+    """A second run in the same directory is refused, however the path is written.
+
+    After the first run has ended, the next one continues from its checkpoint.
+    """
     cell = WAITS + "from sparkring import checkpoints\nstore = checkpoints()\nstate = {'step': 0}\n"
     cell += "begun = store.restore(state)\nstate['step'] = begun + 1\nstore.save(begun + 1, state)\nbegun"
     namespace, folder = {"go": str(go)}, tmp_path / "saved"
@@ -206,7 +209,7 @@ def test_two_runs_do_not_save_in_one_directory(local, go, tmp_path):
 
 
 def test_what_is_wrong_beforehand_is_told_at_once(local):
-    """No run is started."""
+    """The error is raised before a run is started."""
     with pytest.raises(CaptureError, match="reads `nobody`"):
         local.in_background("nobody")
     with pytest.raises(PathError, match="dbfs:/folder"):
@@ -239,7 +242,7 @@ def test_a_function_in_the_background():
 
 @pytest.mark.parametrize("options", [{}, {"max_restarts": 1}], ids=["once", "again"])
 def test_stop_from_another_thread(ring, monkeypatch, options):
-    """The function that a view gets to stop a run ends it like an interrupt, even while the notebook waits for it."""
+    """The `stop` function that a view is given ends a run as an interrupt does, even while the notebook is waiting."""
     before, stops = signal.getsignal(signal.SIGINT), []
 
     def open_view(*, quiet, stop, background):
@@ -306,7 +309,7 @@ def test_a_killed_process_takes_it_along(driver, where, wait_until):
 
 
 def test_an_interrupt_leaves_it_alone(driver):
-    """Ctrl-C interrupts only what the main thread does, even if that is to wait for the run's result."""
+    """Ctrl-C interrupts only what the main thread is doing, even if it is waiting for the run's result."""
     found = driver(
         STARTED.format(**WHERE[0])
         + """

@@ -17,7 +17,7 @@ from waiting import DEADLINE_S
 from sparkring.errors import LaunchError, OptionsError, RunFailed, RunTimeout, SlotsError
 from sparkring.gangs import gang
 
-WIDE = 2_000_000  # 16 MB of longs: far more than pipes and sockets hold
+WIDE = 2_000_000  # 16 MB of longs: far more than pipes and sockets can hold
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def barrier(tasks):
 
 
 def by_rank(*expressions: str) -> str:
-    """A cell in which rank i computes the i-th expression: each launch takes seconds of CPU time."""
+    """A cell in which rank i computes the i-th expression. This saves launches, which take seconds of CPU time each."""
     return "(" + "".join(f"lambda: ({expression}), " for expression in expressions) + ")[rank]()"
 
 
@@ -80,7 +80,7 @@ def test_the_barrier_is_one(barrier):
 
 
 def test_context_and_rows_are_the_ranks_own(barrier, spark):
-    """The notebook's variables of these names are ignored, even if they could not be sent to the ranks."""
+    """The notebook's variables `context` and `rows` are ignored, even if they could not be sent to the ranks."""
     values = barrier("context.partitionId(), list(rows)", n=2, namespace={"context": spark, "rows": [1, 2]}).values
     assert values == [(0, []), (1, [])]
 
@@ -99,7 +99,7 @@ FORMS = (
 
 @pytest.mark.parametrize("forms", [FORMS[:3], FORMS[3:]], ids=["pieces", "all, and with next()"])
 def test_rows_in_every_form(barrier, spark, forms):
-    """Each rank reads its rows in another form."""
+    """Each rank reads its rows in a different form."""
     count = by_rank(*forms)
     assert barrier(count, spark.range(0, 10_000 * len(forms), 1, len(forms))).values == [10_000] * len(forms)
 
@@ -185,7 +185,7 @@ def rich(spark, monkeypatch):
 @pytest.mark.standalone("the rows come through the executors' pyarrow")
 @pytest.mark.versions("of pyspark, pyarrow and pandas")
 def test_values_are_what_spark_gives(barrier, spark, rich):
-    """Rows equal those of collect(), and frames those of toPandas(), in types, nulls, nested values and UDTs.
+    """Rows equal the result of collect(), and frames that of toPandas(), in types, nulls, nested values and UDTs.
 
     Timestamps are the local times of the session's time zone.
     """
@@ -212,7 +212,7 @@ def test_values_are_what_spark_gives(barrier, spark, rich):
 
 
 def test_rows_can_be_read_once(barrier, spark):
-    """A second pass over `rows` is an error that says so, not an empty iteration."""
+    """A second pass over `rows` raises an error instead of finding no rows."""
     cell = """
         from sparkring.errors import DataError
         try:
@@ -252,7 +252,7 @@ def test_columns_with_any_names(barrier, spark):
 
 @pytest.mark.versions("of Spark, whose messages differ")
 def test_rows_that_spark_cannot_compute(barrier, spark):
-    """The reason is Spark's error class, or the exception of a Python function; not a line of the query.
+    """The error gives Spark's error class, or the exception of a Python function, and not a line of the query.
 
     Spark may fail before or after the ranks have connected.
     """
@@ -276,14 +276,14 @@ def test_rows_that_spark_cannot_compute(barrier, spark):
 
 
 def test_other_numbers_of_ranks_than_partitions(barrier, spark):
-    """The rows are repartitioned, so that each is given to one rank."""
+    """The rows are repartitioned, so that each row goes to exactly one rank."""
     values = barrier("[row.id for row in rows]", spark.range(0, 90, 1, 2), n=3).values
     assert sorted(itertools.chain(*values)) == list(range(90))
     assert all(values)
 
 
 def test_a_frame_that_comes_from_a_shuffle(barrier, spark):
-    """The frame has as many partitions as Spark chooses when it runs."""
+    """Spark chooses the number of partitions only when it computes the frame."""
     frame = spark.range(1000).selectExpr("id % 7 AS k").groupBy("k").count()
     for n in (0, 2):
         assert sum(barrier("len(rows.to_pandas())", frame, n=n).values) == 7
@@ -315,7 +315,7 @@ ENDS = {
 
 
 def test_a_rank_that_ends_in_the_middle_of_its_rows(barrier, spark):
-    """The failure is reported as usual, and the other ranks, which wait at a barrier, are ended, too."""
+    """The failure is reported as usual, and the other ranks, which are waiting at a barrier, are ended, too."""
     for end, said in ENDS.items():
         with pytest.raises(RunFailed, match=rf"rank 1 .*{said}"):
             barrier(f"next(rows)\nif rank == 1:\n    {end}\ncontext.barrier()", spark.range(0, WIDE, 1, 2))
@@ -325,7 +325,7 @@ def test_a_rank_that_ends_in_the_middle_of_its_rows(barrier, spark):
 @pytest.mark.parametrize("reads", ["sum(1 for _ in rows)", "import time\nfor row in rows: pass\ntime.sleep(1000)"])
 def test_rows_that_spark_cannot_make(barrier, spark, reads, monkeypatch):
     """Half a partition is never taken for a whole one: the run fails with Spark's message."""
-    monkeypatch.setattr(gang, "LOST_WAIT_S", DEADLINE_S)  # however long Spark takes to say it
+    monkeypatch.setattr(gang, "LOST_WAIT_S", DEADLINE_S)  # however long Spark takes to report the error
     frame = spark.range(0, WIDE, 1, 2).selectExpr("IF(id = 900000, raise_error('bad sector'), id) AS x")
     with pytest.raises(RunFailed, match="bad sector"):
         barrier(reads, frame)
@@ -333,7 +333,7 @@ def test_rows_that_spark_cannot_make(barrier, spark, reads, monkeypatch):
 
 @pytest.mark.standalone("the executor says that its worker has died")
 def test_a_killed_worker_takes_its_rank_along(barrier, spark):
-    """A rank whose worker is killed, as Spark may do, does not take the end of its pipe for the end of its rows."""
+    """If Spark's worker is killed, its rank does not mistake the end of the pipe for the end of the rows."""
     with pytest.raises(RunFailed):
         barrier(
             """
@@ -350,7 +350,7 @@ def test_a_killed_worker_takes_its_rank_along(barrier, spark):
 
 @pytest.mark.standalone("the job is cancelled on executors")
 def test_interrupt(barrier, tasks, spark):
-    """An interrupt ends ranks that read and ranks that wait at a barrier."""
+    """An interrupt ends both a rank that is computing and a rank that is waiting at a barrier."""
 
     def interrupt(record):
         if "up" in "".join(line.text for line in record.recent):
@@ -372,7 +372,7 @@ def test_timeout(barrier, tasks, spark, limit):
 
 @pytest.mark.standalone("the executors' workers are used again")
 def test_sparks_workers_stay_clean(barrier, tasks, spark):
-    """The cell runs in a process of its own, which has ended when the task has."""
+    """The cell runs in a process of its own, which ends with the task."""
     first = barrier("import os\nos.environ['DIRTY'] = '1'\nos.getpid()", n=2).values
     assert barrier("import os\nos.environ.get('DIRTY')", n=2).values == [None, None]
     assert not any(map(psutil.pid_exists, first))
@@ -423,7 +423,7 @@ def test_too_few_slots_point_to_no_local_processes(barrier):
     ids=["union", "coalesce", "column", "empty"],
 )
 def test_frames_that_spark_refuses(barrier, spark, make, said):
-    """The error is one line, and says what to do where this is known."""
+    """The error is a single line, and says what to do, if that is known."""
     frame = make(spark.range(0, 4, 1, 2))
     with pytest.raises((LaunchError, OptionsError), match=said) as caught:
         barrier("rank", frame)

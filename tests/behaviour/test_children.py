@@ -7,7 +7,10 @@ from typing import Any
 
 
 def test_processes_of_a_rank_see_its_functions_and_classes(local):
-    """Both are available under spawn and forkserver, too. Functions that cannot be sent raise errors; no Pool hangs."""
+    """Child processes know the definitions of the notebook and of the cell, under spawn and under forkserver.
+
+    If a function cannot be sent, an error is raised, and no Pool hangs.
+    """
     namespace: dict[str, Any] = {"__name__": "__main__", "__builtins__": builtins}
     source = """
 import threading

@@ -36,7 +36,7 @@ ON_SPARK = {"start": "session = spark('local[2]')", "np": 2, "cells": 2}
 
 
 def pids_of(found, after: str = "") -> list[int]:
-    """The processes of the ranks and their children, once the driver has said `after` and both ranks are up."""
+    """Wait for `after` in the output and for both ranks. Return the pids of the ranks and of their children."""
     pids = []
     for rank in (0, 1):
         pids += map(int, found.until_said(rf"(?s){after}.*^\[{rank}\] up (\d+) (\d+)$").groups())
@@ -45,13 +45,13 @@ def pids_of(found, after: str = "") -> list[int]:
 
 
 def started(driver) -> tuple:
-    """A driver whose two ranks on this machine are up, and the processes of the ranks and their children."""
+    """A driver whose two ranks on this machine are up, and the pids of the ranks and of their children."""
     found = driver(WAITING.format(**LOCAL))
     return found, pids_of(found)
 
 
 def alive(pids) -> list[int]:
-    """Those of `pids` that are still running."""
+    """The processes among `pids` that are still running."""
     found = []
     for pid in pids:
         try:
@@ -74,7 +74,7 @@ def test_interrupt(driver):
 
 
 def test_an_interrupt_does_not_wait_for_a_thread_that_hangs(driver):
-    """A rank that handles Stop but then cannot end gets the grace period of an interrupt, not that of a normal end."""
+    """A rank that handles Stop but then cannot end is given only as much time as an interrupt allows."""
     found = driver("""
         try:
             run('import threading, time; threading.Thread(target=time.sleep, args=(1000,)).start(); '
@@ -136,7 +136,7 @@ def test_an_interrupt_while_a_rank_reports(local):
 
 
 def test_an_interrupt_at_any_time(driver):
-    """However far the launch has come, Stop raises KeyboardInterrupt and leaves no process, thread or descriptor."""
+    """Stop raises KeyboardInterrupt at any moment of a launch, and leaves no process, thread or descriptor."""
     text = driver("""
         import threading, psutil
         View.refresh = View.close = lambda self, record: None
@@ -168,7 +168,7 @@ def test_a_killed_driver_takes_everything_with_it(driver, wait_until):
 
 
 def test_interrupt_and_kill_on_spark(driver, wait_until):
-    """Stop ends Spark's tasks, and the session runs the next cell; kill -9 of the driver then leaves nothing."""
+    """Stop ends Spark's tasks, and the session can run the next cell. After kill -9 of the driver, nothing is left."""
     found = driver(WAITING.format(**ON_SPARK))
     pids = pids_of(found)
     found.process.send_signal(signal.SIGINT)
@@ -247,11 +247,11 @@ def test_a_hundred_launches_leave_nothing(driver):
 
 
 def test_a_member_that_falls_silent(local, monkeypatch):
-    """A member that sends nothing and does not disconnect (it is frozen, or its host is gone) is ended as lost."""
+    """A member that sends nothing but stays connected, because it is frozen or its host is gone, counts as lost."""
     silences = Members.silences
 
     def as_an_hour_later(members):
-        """Let the frozen member be silent for an hour longer than it is."""
+        """Make the frozen member's silence seem an hour longer."""
         found = silences(members)
         for member in found:
             with contextlib.suppress(psutil.NoSuchProcess):

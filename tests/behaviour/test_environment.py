@@ -13,8 +13,8 @@ import pytest
 RANKS = 2
 OF_THE_SHELL = {"SHLVL", "_", "PWD", "OLDPWD"}
 
-# Each variable with its value in words, or with the reason why it differs. First, those that both sparkring and the
-# command (torchrun or horovodrun) set, …
+# Each variable, with a description of its value or the reason why it differs. Variables that both sparkring and the
+# command (torchrun or horovodrun) set:
 VALUES = {
     "torch": {
         "MASTER_ADDR": "ranks are reached by address: a host's name may lead elsewhere on other hosts",
@@ -27,7 +27,7 @@ VALUES = {
         "HOROVOD_HOSTNAME": "each host has its own name, even if there is only one",
     },
 }
-# … then those that only the command sets, …
+# Variables that only the command sets:
 THEIRS = {
     "torch": {
         "TORCHELASTIC_ERROR_FILE": "failures are reported over the rank's connection",
@@ -35,7 +35,7 @@ THEIRS = {
     },
     "horovod": {"PYTHONUNBUFFERED": "ranks write line by line without it; processes that they start may buffer"},
 }
-# … and those that only sparkring sets.
+# Variables that only sparkring sets:
 OURS = {
     "torch": {
         "GLOO_SOCKET_IFNAME": "without it, Gloo would use the address that the host's name resolves to",
@@ -59,7 +59,7 @@ COMMANDS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("framework", ["torch", "horovod"])
 def test_ranks_find_what_the_command_sets(framework, local, tmp_path, monkeypatch):
-    """Every variable has the command's value, except those that are listed above."""
+    """Every variable has the value that the command gives it, except the variables that are listed above."""
     for name in ("OMP_NUM_THREADS", "PYTHONUNBUFFERED"):
         monkeypatch.delenv(name, raising=False)
     script = tmp_path / "tell.py"

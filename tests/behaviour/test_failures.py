@@ -16,7 +16,7 @@ from sparkring.gangs.inbox import Inbox
 
 
 def failed(ring, cell: str, n: int = 2, **options: Any) -> RunFailed:
-    """The RunFailed with which `cell` ends."""
+    """Run a cell that must fail, and return its error."""
     with pytest.raises(RunFailed) as caught:
         ring.run(cell, n=n, **options)
     return caught.value
@@ -44,7 +44,7 @@ def on_rank_1(code: str) -> str:
     ],
 )
 def test_how_a_rank_can_end(ring, code, cause, summary):
-    """Each way to end is reported with its cause and the right rank, and the other rank is ended."""
+    """Every way to end is reported with its cause and the right rank, and the other rank is ended."""
     error = failed(ring, on_rank_1(code))
     record = error.record
     assert record.failed_rank == 1
@@ -65,7 +65,7 @@ def test_the_line_of_the_cell_is_shown(ring, code):
 
 @pytest.mark.any_launcher
 def test_last_lines_are_shown(ring):
-    """What the rank printed last is part of the error, and its whole log is named."""
+    """The error shows the rank's last lines, and names the folder with the whole log."""
     error = failed(
         ring, "import os\nprint('reading part 7')\nif rank == 1:\n    os._exit(3)\nimport time\ntime.sleep(60)"
     )
@@ -93,7 +93,7 @@ ODD_EXCEPTIONS = {
 @pytest.mark.parametrize("what", ODD_EXCEPTIONS)
 @pytest.mark.any_launcher
 def test_odd_exceptions(ring, what):
-    """An exception is reported even if its class is unknown here, or it cannot be pickled or printed."""
+    """An exception is reported even if the driver does not know its class, or if it cannot be pickled or printed."""
     cell, summary = ODD_EXCEPTIONS[what]
     error = failed(ring, cell, n=1)
     assert error.record.failure.summary == summary
@@ -102,7 +102,7 @@ def test_odd_exceptions(ring, what):
 
 @pytest.mark.any_launcher
 def test_a_chain_of_exceptions(ring):
-    """The traceback and the rank's log have the exception's cause, and neither has frames of sparkring."""
+    """The traceback and the rank's log show the exception's cause, and neither shows frames of sparkring."""
     error = failed(
         ring, "try:\n    {}['key']\nexcept KeyError as missing:\n    raise ValueError('no key') from missing"
     )
@@ -115,7 +115,7 @@ def test_a_chain_of_exceptions(ring):
 
 @pytest.mark.standalone("the notebook's source is not on the executors")
 def test_an_error_in_a_function_of_the_notebook(ring, notebook_cell):
-    """The error and the traceback show the line in the other cell with its text, and the line that called it."""
+    """The error and the traceback show the failing line of the other cell, and the line that called the function."""
     name = "<ipython-input-7-0123456789ab>"
     namespace = notebook_cell("def train(x):\n    y = x - 1\n    return 1 / y  # slope\n", name)
     error = failed(ring, "a = 1\ntrain(a)", n=1, namespace=namespace)
@@ -135,7 +135,7 @@ def test_values_of_ranks_that_had_finished(ring):
 @pytest.mark.slow
 @pytest.mark.any_launcher
 def test_ranks_that_echo_a_killed_one_are_folded(ring, spares):
-    """In an allreduce, the killed rank is named, not those that lost their peer."""
+    """If a rank is killed during an allreduce, the error names that rank, not the ranks that lost their peer."""
     error = failed(
         ring,
         """
@@ -196,14 +196,14 @@ def test_a_lost_member_is_told(ring):
 
 @pytest.mark.standalone("the Python that does not start is the executors'")
 def test_a_rank_that_cannot_start(ring):
-    """A Python that does not start is reported at once, with its exit code and what to check."""
+    """If Python does not start, the error comes at once, with the exit code and advice on what to check."""
     with pytest.raises(MemberLost, match=r"ended with code 1|exited with code 1") as caught:
         ring.run("rank", env=(("PYTHONHOME", "/nowhere"),))
     assert f"Does `{sys.executable}` start" in str(caught.value) or ring.where == "standalone"
 
 
 def test_a_rank_that_garbles_its_channel(local):
-    """If a rank sends anything but messages, its member ends it, and the run fails instead of waiting for it."""
+    """If a rank sends anything but messages, its member ends the rank, and the run fails instead of waiting."""
     with pytest.raises(RunFailed, match="lost: its connection was lost") as caught:
         local.run("""
             import time
@@ -218,7 +218,7 @@ def test_a_rank_that_garbles_its_channel(local):
 
 @pytest.mark.standalone("the job is cancelled on executors")
 def test_timeout(ring, limit):
-    """RunTimeout is also a TimeoutError, and says at which line of the cell each rank was."""
+    """RunTimeout is also a TimeoutError, and says which line of the cell each rank had reached."""
     cell = f"import threading, time; {READY}\nif rank == 0:\n    time.sleep(600)\nelse:\n    time.sleep(601)"
     with pytest.raises(TimeoutError) as caught:
         ring.run(cell, timeout_s=limit(ring, ready(2)))
@@ -256,14 +256,14 @@ def test_a_rank_that_takes_no_signals_is_ended(ring, limit):
 
 
 def test_a_timeout_before_the_ranks_are_up(ring, monkeypatch):
-    """The message says how far the start had come, and nothing waits for ranks that never started."""
+    """The message says how many ranks had connected, and nothing waits for ranks that never started."""
     monkeypatch.setattr(Inbox, "_read", lambda inbox, connection: inbox._closed.wait())  # no message is read
     with pytest.raises(RunTimeout, match=r"before the ranks were up: 0 of 2 ranks have connected"):
         ring.run("import time\ntime.sleep(60)", timeout_s=0.001)
 
 
 def test_a_timeout_at_any_time(local):
-    """However far the ranks have come when the time is up, asking them where they are does no harm."""
+    """At a timeout, the driver asks ranks for their current line. This does no harm, however early the timeout is."""
     for step in range(10):
         with pytest.raises(RunTimeout):
             local.run("import time\ntime.sleep(60)", timeout_s=0.03 * (step + 1))
@@ -282,7 +282,7 @@ def test_the_next_run_is_not_harmed(ring):
 )
 @pytest.mark.standalone("the framework is looked for in the executors' Python")
 def test_a_framework_that_ranks_lack(ring, module, advice):
-    """The error says what is missing from which Python, and how to install it."""
+    """The error says which package is missing from which Python, and how to install it."""
     with pytest.raises(RunFailed, match=advice) as caught:
         ring.run(f"import sys\nsys.modules[{module.partition('.')[0]!r}] = None\nimport {module}")
     assert caught.value.record.failure.summary.startswith("ModuleNotFoundError")

@@ -60,13 +60,13 @@ class Pools:
 
 @pytest.fixture
 def pools(request: pytest.FixtureRequest, watch: Any) -> Pools:
-    """Pools on this machine or, if the test takes the fixture `ring` or `spark`, where that runs its ranks."""
+    """Pools on this machine, or where the fixture `ring` or `spark` runs ranks, if the test uses it."""
     if "ring" in request.fixturenames:
         return Pools(watch.mark, request.getfixturevalue("ring").where)
     return Pools(watch.mark, "spark" if "spark" in request.fixturenames else "local")
 
 
-# A module in place of Keras: it has random number generators of its own, and draws from Python's when it is imported.
+# A stand-in for Keras: it has random number generators of its own, and draws from Python's generator when imported.
 KERAS = """
 import random
 
@@ -89,7 +89,8 @@ class backend:
 def test_items_do_not_see_one_another(pools, tmp_path, monkeypatch):
     """Whatever an item binds or changes, the next item in the same process finds the notebook's values again.
 
-    An item's random numbers depend only on the item's number, so the values are the same with a process for each item.
+    An item's random numbers depend only on the item's number. So the values are the same if each item has its own
+    process.
     """
     (tmp_path / "tf_keras.py").write_text(KERAS)
     monkeypatch.syspath_prepend(tmp_path)
@@ -186,8 +187,8 @@ def test_how_items_may_end(ring, pools):
 def test_stop_keeps_what_is_done(ring, pools):
     """Stop interrupts the running items, kills those that do not respond, and leaves no process behind.
 
-    Items that wait behind another one have not begun. On Spark, up to six items may run at once, but there are slots
-    for only four; the other two wait for slots.
+    Items that are still waiting behind another one do not count as begun. On Spark, up to six items may run at once,
+    but there are slots for only four; the other two wait for slots.
     """
     at_once, running = (2, 2) if pools.where == "local" else (6, 4)
     pools.define("import itertools, signal, time")
@@ -220,10 +221,10 @@ def test_stop_keeps_what_is_done(ring, pools):
 
 
 def test_short_items_are_given_ahead(ring, pools, tmp_path, monkeypatch):
-    """Items wait at a member only behind short items.
+    """A member is given its next items early, but only while items are short.
 
-    If the member dies, only the item that was running counts as tried. Items that wait behind one that takes a long
-    time or fails are run by another member. What each item prints and reports is its own.
+    If the member dies, only the item that was running counts as tried. If an item takes long or fails, another member
+    runs the items behind it. Each item has its own output and reports.
     """
     given, send = [], Gang.submit_ahead
     monkeypatch.setattr(Gang, "submit_ahead", lambda gang, request: given.append(request) or send(gang, request))
@@ -310,7 +311,7 @@ def test_more_at_once_than_spark_has_slots(spark, pools, tmp_path):
 
 
 def test_rows_of_a_dataframe(spark, pools, tmp_path, monkeypatch):
-    """A hundred partitions, and groups of rows, are items on four slots. Their results are kept, and found again."""
+    """Partitions, and groups of rows, can be items. A later run finds the results that were kept."""
     if not hasattr(pyspark.sql.pandas.types, "_create_converter_to_pandas"):
         pytest.skip("Spark before 3.5 cannot convert columns as toPandas() does")
     monkeypatch.setenv("SPARKRING_CACHE", str(tmp_path / "cache"))
@@ -329,7 +330,7 @@ def test_rows_of_a_dataframe(spark, pools, tmp_path, monkeypatch):
 
 
 def test_large_values_both_ways(pools):
-    """An item's array of 16 MB and its value of 200 MB arrive. The array that the cell reads is not copied per item."""
+    """Arrays of 16 MB and values of 200 MB arrive. The array that the cell reads is not copied for each item."""
     pools.notebook["arrays"] = [np.full(2_000_000, float(number)) for number in range(3)]
     pools.notebook["np"] = np
     pools.notebook["shared"] = np.ones(5_000_000)
@@ -339,10 +340,10 @@ def test_large_values_both_ways(pools):
 
 
 def test_rings(pools, spares):
-    """With --np-each 2, each item runs on two connected ranks, and the next item on the same ranks.
+    """With --np-each 2, each item runs on two connected ranks. The same two ranks then run the next item.
 
-    PyTorch's random numbers are seeded, too, even for the item that imports it. A trial that is pruned ends on both
-    ranks, without a traceback, although one waits for the other in a collective, and even if it catches the interrupt.
+    PyTorch's random numbers are seeded, too, even for the item that imports it. A pruned trial ends on both
+    ranks without a traceback, even if one rank is waiting in a collective and the other catches the interrupt.
     """
     pools.notebook["seeds"] = [seed_of(0, number) for number in range(4)]
     pools.define("import sparkring")
@@ -387,7 +388,7 @@ def test_not_on_a_rank(local):
         local.run("import sparkring\nsparkring.foreach(len, ['a'])", 1)
 
 
-# Takes memory of four kinds: the process's own, the notebook's (`table`), that of another process, and of mapped files.
+# Uses four kinds of memory: the process's own, the notebook's `table`, a child process's, and mapped files.
 MEASURED = """
     import os, pathlib, subprocess, sys, time
     import ctypes.util
@@ -516,7 +517,7 @@ print("study", [trial.state.name for trial in result.study.trials if trial.param
 
 
 def test_after_a_killed_kernel_a_search_goes_on(driver, tmp_path):
-    """The study has the trials of the killed kernel, even pruned ones. The running trial runs again, as a new one."""
+    """The study has the killed kernel's trials, even pruned ones. The running trial is run again, as a new trial."""
     (tmp_path / "endless").touch()
     killed = driver(SEARCHES.replace("LAST", "7"))
     killed.wait()

@@ -1,4 +1,4 @@
-"""Which rank has which GPUs, which ones it sees, and how their use is reported, with an NVML made for the tests."""
+"""Tests with a fake NVML: which GPUs each rank has, which GPUs it sees, and how the use of GPUs is reported."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ session.stop()
 
 @pytest.fixture(scope="session")
 def nvml_folder(tmp_path_factory):
-    """A folder with a libnvidia-ml.so.1 that has as many GPUs as $FAKE_GPUS says."""
+    """A folder with a fake libnvidia-ml.so.1, which reports $FAKE_GPUS GPUs."""
     folder = tmp_path_factory.mktemp("nvml")
     source = Path(__file__).with_name("nvml.c")
     subprocess.run(
@@ -130,7 +130,7 @@ def nvml_folder(tmp_path_factory):
 
 @pytest.fixture
 def four_gpus(nvml_folder, monkeypatch):
-    """Processes that are started now find four GPUs."""
+    """Makes the processes that the test starts find four GPUs."""
     monkeypatch.setenv("LD_LIBRARY_PATH", os.pathsep.join([nvml_folder, os.environ.get("LD_LIBRARY_PATH", "")]))
     monkeypatch.setenv("FAKE_GPUS", "4")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -143,7 +143,7 @@ def found_by(driver, script):
 
 
 def test_local(driver, four_gpus):
-    """Local rank r has the next K GPUs of the driver, and sees those of all ranks. Their use is reported and saved."""
+    """Each rank has the next K GPUs of the driver, and sees the GPUs of all ranks. Their use is reported and saved."""
     found = found_by(driver, LOCAL)
     assert found["as they are"] == [[["0"], None, None], [["1"], None, None]], "the environment is left alone"
     assert found["one each"] == [[["0"], "0,1", "PCI_BUS_ID"], [["1"], "0,1", "PCI_BUS_ID"]]
@@ -231,7 +231,7 @@ def test_a_session_without_gpus(tasks):
 
 
 def test_the_stub_is_what_pynvml_opens(four_gpus):
-    """Otherwise, the tests above would test nothing."""
+    """If pynvml did not open the fake NVML, the tests above would test nothing."""
     done = subprocess.run(
         [sys.executable, "-c", "import pynvml; pynvml.nvmlInit(); print(pynvml.nvmlDeviceGetCount())"],
         capture_output=True,

@@ -165,8 +165,8 @@ converted, [gradient(variable, kind).numpy().tolist() for kind in kinds]
 @pytest.mark.slow
 @pytest.mark.versions("of TensorFlow, whose AutoGraph converts functions")
 def test_what_autograph_converts(pair):
-    """Horovod's functions are not converted, which takes seconds. The user's function and compressor are."""
-    # With Keras 3, Horovod's optimizer is sparkring's, which has no such function.
+    """AutoGraph converts the user's function and compressor, but not Horovod's functions, which would take seconds."""
+    # With Keras 3, sparkring's own optimizer is used, which has no `_allreduce_grads`.
     expected = ([False, True] if KERAS.major == 2 else [], [[1.5], [0.75]])
     assert pair.run(AUTOGRAPH, framework="horovod").values == [expected, expected]
 
@@ -181,13 +181,13 @@ def test_an_elastic_training_with_keras(pair):
 
 
 def test_runner_with_one_process_is_still_a_process_of_its_own(watch):
-    """np=-1 does not run in the driver."""
+    """With np=-1, the function does not run in the driver."""
     assert HorovodRunner(np=-1).run(function("import os\ndef train(): return os.getpid()", "train")) != os.getpid()
 
 
 @pytest.mark.parametrize(("verbosity", "shown"), [("all", {"printed", "sent"}), ("log_callback_only", {"sent"})])
 def test_runner_verbosity(capsys, verbosity, shown):
-    """driver_log_verbosity decides whether the ranks' output is shown, or only what they send."""
+    """driver_log_verbosity decides whether everything that ranks print is shown, or only text from log_to_driver()."""
     train = function("def train():\n    from sparkdl.horovod import log_to_driver\n"
                      "    print('printed')\n    log_to_driver('sent')", "train")  # fmt: skip
     HorovodRunner(np=-1, driver_log_verbosity=verbosity).run(train)
@@ -196,7 +196,7 @@ def test_runner_verbosity(capsys, verbosity, shown):
 
 
 def test_runner_arguments():
-    """np is a keyword and a whole number; the verbosity has one of two values."""
+    """np must be a keyword and a whole number, and driver_log_verbosity must have one of two values."""
     with pytest.raises(TypeError):
         HorovodRunner(2)  # type: ignore[misc]
     with pytest.raises(TypeError, match="whole number"):
@@ -239,7 +239,7 @@ def train(base, step):
 @pytest.mark.slow
 @pytest.mark.any_launcher
 def test_run_is_the_runner_with_options(ring, spares, tmp_path):
-    """run() takes HorovodRunner's keywords and a launch magic's options, and passes the others to the function."""
+    """run() takes HorovodRunner's keywords and a launch magic's options, and passes other keywords to the function."""
     if ring.where == "local":
         prepared(spares, 2, "torch", "horovod.torch")
     options = {"np": ring.np(2), "checkpoint_dir": tmp_path, "max_restarts": 1}

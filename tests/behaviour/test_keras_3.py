@@ -73,7 +73,7 @@ def numbers(model):
 
 @keras_3
 def test_horovods_optimizer_averages_the_gradients_of_keras_3(local, tmp_path):
-    """Ranks end with equal weights, as from the mean gradient. Callbacks and load_model() work as well."""
+    """Ranks end with equal weights, as if trained on the mean gradient. Callbacks and load_model() work as well."""
     import os
 
     first, second = local.run(FIT, framework="horovod", namespace={"os": os, "folder": str(tmp_path)}).values
@@ -125,7 +125,7 @@ equal = all(np.array_equal(a, b) for a, b in zip(kept.get_weights(), model.get_w
 
 @keras_3
 def test_horovod_with_tf_keras(local, tmp_path):
-    """A cell that imports tf_keras gets ranks where tf.keras is tf_keras, so Horovod's callbacks suit its models."""
+    """If a cell imports tf_keras, tf.keras is tf_keras on its ranks, so Horovod's callbacks work with its models."""
     pytest.importorskip("tf_keras")
     result = local.run(TF_KERAS, framework="horovod", namespace={"folder": str(tmp_path)})
     first, second = result.values
@@ -135,7 +135,7 @@ def test_horovod_with_tf_keras(local, tmp_path):
 
 
 def test_ranks_get_the_keras_that_the_cell_uses():
-    """This tests the decision alone: values of Keras 3 must not be used with another Keras."""
+    """Checks when ranks use tf_keras. They must not if the cell's values are from Keras 3."""
     assert is_used("import tf_keras as keras", ())
     assert is_used("    from tf_keras.layers import Dense", ())
     assert is_used("model.fit(x)", {"tf_keras", "numpy"})
@@ -161,7 +161,7 @@ class Trainer:
 
 
 def test_functions_whose_ranks_get_tf_keras(monkeypatch):
-    """The function's own source decides, not the functions that it calls. A variable set in the notebook is kept."""
+    """Only the function's own source counts, not the functions that it calls. A setting of the notebook is kept."""
 
     def is_legacy(function, framework="horovod"):
         prepared = prepare(RunSpec(Call(function, (), {}), Options(np=-2), framework))
@@ -236,7 +236,7 @@ def test_other_backends_of_keras(local, tmp_path, backend):
 
 @keras_3
 def test_the_loops_in_the_docs(local, notebook_cell):
-    """Horovod with Keras 3 in a loop of one's own, on TensorFlow and on PyTorch: ranks end with equal weights."""
+    """Ranks that run the training loops of docs/versions.md, on TensorFlow and on PyTorch, end with equal weights."""
     page = (Path(__file__).parents[2] / "docs" / "versions.md").read_text(encoding="utf-8")
     namespace = notebook_cell("""
         import numpy as np
@@ -250,7 +250,7 @@ def test_the_loops_in_the_docs(local, notebook_cell):
     assert [value for _, value, _ in loops] == ["", "torch"]
     for name, value, cell in loops:
         env = ((name, value),) if name else ()
-        # Weights would differ without Horovod, since each rank draws its own at first and reads its own rows.
+        # Without Horovod, the weights would differ: each rank starts with other random weights, and reads other rows.
         first, second = local.run(cell, framework="horovod", namespace=namespace, env=env).values
         assert all(map(np.array_equal, first, second))
         assert len(first) == 4

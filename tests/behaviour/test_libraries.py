@@ -99,8 +99,8 @@ def test_libraries_train_on_all_ranks(pair, tmp_path, monkeypatch, wait_until):
     # Other tests use these ranks afterwards, so the process group of the last library must not remain.
     pair.run("import torch\ntorch.distributed.destroy_process_group()", framework="torch")
 
-    # Lightning resets signal handlers, even the one that writes stacks; without a stack, no rank counts as idle. After
-    # a cell, a rank first drops the cell's objects.
+    # Lightning resets signal handlers, even the handler that writes stacks, and a rank without a stack is not idle.
+    # Ranks become idle some time after a cell, because they first drop the cell's objects.
     def states():
         return [row[2] for row in describe.stacks_table(pair.gang.stacks())]
 

@@ -61,7 +61,7 @@ def configure(level):
 
 @pytest.mark.standalone("executors have a state of their own")
 def test_ranks_have_what_the_notebook_has_set_up(ring, loggers, modules, monkeypatch):
-    """Ranks have sys.path in its order, variables set after the SparkSession started, logging, and MLflow's run."""
+    """Ranks have the notebook's sys.path, logging, MLflow run, and variables set after the SparkSession was started."""
     configure(logging.INFO)
     own = logging.getLogger("notebook's own")
     handler = logging.StreamHandler()
@@ -84,7 +84,7 @@ def test_ranks_have_what_the_notebook_has_set_up(ring, loggers, modules, monkeyp
     names.append("PYTHONNOUSERSITE")
     # A package that another test imported may have added its vendored packages, which executors do not get.
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if not entry.endswith("setuptools/_vendor")])
-    before = list(sys.path)  # modules that Spark's client imports later may add to it
+    before = list(sys.path)  # modules that Spark's client imports later may add to sys.path
     result = ring.run(cell, namespace={"names": names})
     told = {line.text for rank in result.record.ranks for line in rank.tail}
     assert told == {"INFO: info", "notebook's own says hello"}
@@ -106,8 +106,8 @@ def test_what_changes_between_cells(shared_gang, loggers, modules, monkeypatch):
     result = shared_gang.cell(f"import mlflow\n{cell}, os.environ.pop('MLFLOW_RUN_ID')")
     assert result.values == [("1", "run-7")] * 3
     assert [line.text for line in result.record.ranks[0].tail] == ["INFO: info", "ERROR: error"]
-    # MLflow removes the run's id from the environment once it has read it; the next cell has it again nevertheless.
-    # Only the notebook ends the run.
+    # MLflow removes the run's id from the environment after reading it, but the next cell finds the id there again.
+    # Ranks do not end the run; only the notebook does.
     change = "logging.getLogger().setLevel(logging.ERROR)\nos.environ['CHANGES'] = 'by the cell'"
     assert (
         shared_gang.values(f"{change}\nos.environ['MLFLOW_RUN_ID'], list(mlflow.ended)") == [("run-7", ["RUNNING"])] * 3
@@ -124,7 +124,7 @@ def test_what_changes_between_cells(shared_gang, loggers, modules, monkeypatch):
 
 
 def test_another_pythons_packages_are_left_out(tmp_path):
-    """The ranks' own packages take the places of the notebook's. Entries that belong to neither Python keep theirs."""
+    """The ranks' own packages replace the notebook's. Entries that belong to neither Python keep their position."""
     dev, beside, late = (str(tmp_path / name) for name in ("dev", "beside", "late"))
     for folder in (dev, beside, late):
         os.mkdir(folder)

@@ -1,4 +1,4 @@
-"""What ranks print arrives completely and in order, whatever wrote it, on every launcher."""
+"""The output of ranks arrives completely and in order, however it was written, on every launcher."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from sparkring.views.terminal import TerminalView
 
 
 def lines(ring, rank: int, stream: str) -> list[str]:
-    """The lines of one rank's stream that the view was shown, in order."""
+    """The lines of one rank's stream that the view got, in order."""
     return [line.text for line in ring.view.record.recent if (line.rank, line.stream) == (rank, stream)]
 
 
 @pytest.mark.standalone("executors redirect their workers' output")
 def test_every_way_to_print(ring):
-    """Lines from print, os.write, C code and child processes come in the order in which they were written."""
+    """Lines from print, os.write, C code and child processes arrive in the order in which they were written."""
     result = ring.run("""
         import ctypes, os, subprocess, sys
         libc = ctypes.CDLL(None)
@@ -47,7 +47,7 @@ def test_every_way_to_print(ring):
 
 @pytest.mark.any_launcher
 def test_carriage_returns_and_colours(ring):
-    """A progress bar shows its last state, colours are kept as they came, and the log has every byte."""
+    """A progress bar shows its last state, colours are kept, and the log has every byte."""
     result = ring.run(r"""
         import sys
         for step in range(3):
@@ -62,7 +62,7 @@ def test_carriage_returns_and_colours(ring):
 
 @pytest.mark.any_launcher
 def test_partial_lines_are_shown_before_they_end(ring, tmp_path):
-    """An unfinished line reaches the view while the cell still runs: the cell waits until it has."""
+    """An unfinished line reaches the view while the cell is still running. The cell waits until then."""
     go = tmp_path / "go"
 
     def look(record):
@@ -119,7 +119,7 @@ def test_floods_are_not_lost(ring):
 @pytest.mark.parametrize("close", ["os.close(1)", "sys.stdout.close()"])
 @pytest.mark.any_launcher
 def test_a_rank_that_closes_stdout(ring, close):
-    """What was printed before, and the value, still arrive."""
+    """Output from before stdout was closed still arrives, and so does the value."""
     result = ring.run(f"import os, sys\nprint('before')\n{close}\nprint('after', file=sys.stderr)\nrank")
     assert result.values == [0, 1]
     assert result.logs(0) == "before\nafter\n"
@@ -160,7 +160,7 @@ def test_a_forked_child_that_raises_does_not_fail_its_rank(ring):
 
 @pytest.mark.standalone("it descends from the executor, not from the driver")
 def test_what_a_rank_started_ends_with_it(ring, wait_until):
-    """A child that called setsid and sleeps has ended when the run has, and does not delay it."""
+    """A sleeping child that called setsid ends with the run, and does not delay it."""
     result = ring.run("""
         import subprocess
         subprocess.Popen(["sleep", "1000"], start_new_session=True).pid
@@ -194,7 +194,7 @@ def test_what_is_shown(local, logs, expected):
 
 @pytest.mark.any_launcher
 def test_what_ranks_show(ring):
-    """Figures, tables and HTML come in order, with their text in the log, whichever display() function shows them."""
+    """Figures, tables and HTML arrive in order, with their text in the log, whichever display() function shows them."""
     result = ring.run("""
         import sys
         from pandas import DataFrame
@@ -243,7 +243,7 @@ def test_what_ranks_show(ring):
 
 
 def test_figures_of_a_cell_that_failed(local_gang):
-    """The next cell does not show them. Its displays are numbered from the start, and clear_output() takes effect."""
+    """The next cell does not show the figures. Its displays are numbered from 1, and clear_output() works."""
     gang = local_gang.start(1)
     with pytest.raises(RunFailed):
         gang.cell("import matplotlib.pyplot as plt\nplt.figure()\n1 / 0")

@@ -57,7 +57,7 @@ def names(folder: Path) -> list[str]:
 
 @pytest.mark.standalone("a stage that has failed is started again on executors")
 def test_the_next_attempt_goes_on(count, tmp_path):
-    """The second attempt continues from the last checkpoint, as the record says; the record lists what was saved."""
+    """The second attempt continues from the last checkpoint. The record says so, and lists all checkpoints."""
     result = count(dies_at=25)
     assert [value[1:] for value in result.values] == [(40, 820)] * 2
     begun = {value[0] for value in result.values}
@@ -74,7 +74,7 @@ def test_the_next_attempt_goes_on(count, tmp_path):
 
 @pytest.mark.any_launcher
 def test_the_cell_is_run_again(count, tmp_path):
-    """The run continues from what is saved, and says so. With --fresh, it starts over and deletes no checkpoints."""
+    """The run continues from the checkpoint, and a notice says so. With --fresh, it starts over and deletes nothing."""
     count(last=20)
     before = names(tmp_path / "run")
     again = count(last=40)
@@ -106,7 +106,7 @@ def test_a_changed_cell_is_asked_about(count):
 
 @pytest.mark.any_launcher
 def test_changed_data_are_asked_about(ring, tmp_path):
-    """Changed data is an error, because the position in a checkpoint is not valid in it."""
+    """If the data has changed, an error is raised, because the checkpoint's position in the data is no longer valid."""
 
     def write(rows: int) -> object:
         pq.write_table(pa.table({"x": np.arange(rows)}), tmp_path / "data.parquet")
@@ -129,7 +129,10 @@ begun
 
 @pytest.mark.any_launcher
 def test_the_damaged_one_is_passed_over(count, tmp_path):
-    """All ranks continue from the checkpoint before it. The damage shows only on reading, but counts as no restart."""
+    """All ranks continue from the checkpoint before the damaged one.
+
+    The damage is found only when the arrays are read, but this does not count as a restart.
+    """
     count(last=40)
     file = tmp_path / "run" / names(tmp_path / "run")[-1] / "rank-0.safetensors"
     data = bytearray(file.read_bytes())
@@ -176,7 +179,7 @@ first, seen()
 
 
 def test_ranks_that_ask_at_different_times_get_one_answer(local, tmp_path):
-    """Rank 1 asks after rank 0 has saved, but restores the same step as rank 0; then both see what they have saved."""
+    """Rank 1 asks after rank 0 has saved, but restores the same step as rank 0. Then both see the new checkpoint."""
     none, one, two = (None, None, []), ((1, {"loss": 1.0}), 1, [1]), ((2, {"loss": 0.5}), 2, [2, 1])
     for before, answers in enumerate([(none, one), (one, two)]):
         found = local.run(ASK, namespace={"before": before}, checkpoint_dir=str(tmp_path / "run"))
@@ -230,7 +233,7 @@ def test_a_directory_that_cannot_be_read(local, tmp_path):
 
 
 def test_the_kernel_is_killed(driver, tmp_path):
-    """The cell, run again in a new kernel, continues from what was saved."""
+    """When the cell is run again in a new kernel, it continues from the last checkpoint."""
     cell = """
         import os, time
         from sparkring import checkpoints
@@ -334,8 +337,10 @@ ROWS, BATCH = 960, 8
     ],
 )
 def test_kills(local, spares, tmp_path, framework, cell, kills, imports):
-    """Whenever ranks are killed, the weights equal those of an undisturbed run bit by bit, even with dropout, and
-    each rank has read each of its rows once in each epoch. What they import is imported once for all attempts."""
+    """Whenever ranks are killed, the weights equal those of an undisturbed run bit for bit, even with dropout.
+
+    In each epoch, every row is read exactly once. Modules are imported only once for all attempts.
+    """
     draw = np.random.default_rng(0)
     columns = {"x": list(draw.random((ROWS, 4), np.float32)), "y": draw.random(ROWS, np.float32), "id": np.arange(ROWS)}
     pq.write_table(pa.table(columns), tmp_path / "data.parquet", row_group_size=100)

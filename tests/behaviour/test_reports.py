@@ -21,7 +21,7 @@ size, history.history["loss"]
 """
 
 
-@pytest.mark.standalone("what the executors' Python reports is read by the driver's")
+@pytest.mark.standalone("the driver's Python reads what the executors' Python reports")
 def test_metrics_arrive(ring):
     """Metrics that log() reports are in the record, by rank, with their step, epoch and totals."""
     record = ring.run("""
@@ -39,7 +39,7 @@ def test_metrics_arrive(ring):
 @pytest.mark.pair
 @pytest.mark.any_launcher
 def test_arrays_of_one_number_are_numbers(ring):
-    """A 0-d array or tensor is taken as the number that it holds; torch prints no warning about a loss's gradient."""
+    """A 0-d array or tensor is reported as a number. For a loss with a gradient, torch prints no warning."""
     record = ring.run("import numpy as np, torch\nfrom sparkring import log\n"
                       "loss = torch.tensor(4.0, requires_grad=True)\n"
                       "log(a=np.float32(0.5), b=np.array(2), c=torch.tensor(3.0), d=float('nan'), e=loss)"
@@ -52,7 +52,7 @@ def test_arrays_of_one_number_are_numbers(ring):
 
 @pytest.mark.any_launcher
 def test_a_metric_that_is_no_number(ring):
-    """The rank raises a TypeError that names the metric, at the line of the cell."""
+    """The rank raises a TypeError that names the metric, and the error shows the line of the cell."""
     with pytest.raises(RunFailed, match=r"TypeError: log\(accuracy=…\): str is not a number") as caught:
         ring.run("from sparkring import log\nlog(loss=1, accuracy='high')")
     assert "cell line 3" in str(caught.value)

@@ -54,15 +54,16 @@ number
 
 @pytest.mark.any_launcher
 def test_restarts_are_used_up(ring):
-    """The error is that of the last attempt, and says which attempt it was."""
+    """The error is the last attempt's, and says which attempt that was."""
     with pytest.raises(RunFailed, match=r"(?s)killed by SIGKILL.*attempt 2: all restarts are used up") as caught:
         ring.run("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", max_restarts=1)
     assert len(caught.value.record.attempts) == 2
 
 
 def test_what_cannot_heal_ends_the_run_at_once(local, tmp_path):
-    """An error of a type that would be raised again ends the run. Neither the error nor the log shows frames of
-    sparkring, where there is nothing for the user to find.
+    """An error that the next attempt would raise again ends the run.
+
+    Neither the error nor the log shows sparkring's own frames, which would not help the user.
     """
     why = "The run was not restarted: another attempt would raise the same CheckpointError"
     with pytest.raises(RunFailed, match=why) as caught:

@@ -1,4 +1,4 @@
-"""What others on the machine could reach or read during a run."""
+"""Tests of what other users of the machine could reach or read during a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""shards() in a cell: each rank reads its own rows, locally and on Spark, and the record says what was read."""
+"""shards() in a cell: each rank reads its own rows, locally and on Spark, and the record says which data was read."""
 
 import decimal
 import time
@@ -53,7 +53,7 @@ def test_data_that_is_made_in_the_cell(ring, numbered):
 
 @pytest.mark.any_launcher
 def test_the_record_tells_what_was_read_and_how_far(ring, numbered):
-    """The live and the saved record have path, columns, filter, version, counts, and how many rows each rank read."""
+    """The live and saved records have the data's path, columns, filter, version, counts, and each rank's progress."""
     data = shards(numbered, 50, columns=["x"], where="x < 1000")
     result = ring.run("""
         for _ in range(2):
@@ -164,7 +164,7 @@ def test_torchs_workers_read_on_ranks(ring, numbered):
 
 
 def test_a_timeout_says_who_has_read_all_and_who_has_not(local, numbered, limit):
-    """The message says which rank has read all its data, as the others may wait for that rank."""
+    """The message says which rank has read all its data, because the others may be waiting for that rank."""
 
     def seen(record):
         return any(map(reading.notes, reading.data_sets(record, time.time())))
@@ -190,9 +190,9 @@ def test_a_data_error_on_a_rank_is_one_sentence(ring, numbered):
 
 
 def test_what_is_wrong_for_so_many_ranks_is_told_before_they_start(numbered, local, tmp_path):
-    """Too few rows, a transform that returns too few, or a column that no tensor can hold are errors before the start.
+    """Too few rows, a transform that returns too few rows, or a column that no tensor can hold stop the launch.
 
-    An exception that the transform itself raises in the driver is not.
+    An exception that the transform itself raises in the driver does not.
     """
     few = shards(numbered, 500)
     ragged = shards(numbered, 5, transform=lambda batch: {"x": batch["x"][:1]})
@@ -277,6 +277,6 @@ def test_a_dataframes_columns_arrive_as_to_pandas_gives_them(tasks, spark, tmp_p
             assert array.dtype == {"day": "M8[D]", "at": "M8[us]"}[name]
             np.testing.assert_array_equal(array, wanted.to_numpy("M8[ns]"), name)
         else:
-            if wanted.dtype == "str":  # pandas' own type for strings, from 3 on, with NaN for nulls
+            if wanted.dtype == "str":  # pandas' own type for strings, since version 3, with NaN for nulls
                 wanted = wanted.astype(object).where(wanted.notna(), None)
             assert (array.dtype, repr(array.tolist())) == (wanted.dtype, repr(wanted.tolist())), name

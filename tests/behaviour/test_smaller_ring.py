@@ -27,7 +27,7 @@ size, step, state["sum"]
 """
 
 
-# Four items wait until the test has killed a worker. Each attempt writes a line.
+# Four items wait until the test has killed a worker. Each attempt to run an item writes a line.
 ITEMS = """
 import sparkring
 
@@ -46,10 +46,11 @@ print("ITEMS", result.values == list(range(40)), sorted(result.table.attempts)[-
 @pytest.mark.slow
 def test_a_worker_is_killed_and_another_one_comes(driver, brittle_cluster, tmp_path):
     """Four ranks run on two workers. When one worker is killed, two ranks continue from the last checkpoint. When a
-    new worker starts, four ranks continue from a later one. No step is lost or done twice.
+    new worker starts, four ranks continue from a later checkpoint. No step is lost or done twice.
 
-    Then items run on four slots of the cluster. When a worker is killed, its two items are tried again, once, on the
-    other one, and each of the other items runs once."""
+    Then items run on four slots of the cluster. When a worker is killed, its two items are tried once more on the other
+    worker. All other items run once.
+    """
     ran, go = tmp_path / "ran", tmp_path / "go"
     script = driver(f"""
         import os

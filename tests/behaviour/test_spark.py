@@ -112,7 +112,7 @@ session.stop()
 
 
 def other_python(folder: Path) -> str:
-    """A Python of another minor version; if there is none, this one, which then claims to be another version."""
+    """The path of a Python of another minor version, or of a script that makes this Python claim to be one."""
     for minor in range(8, 15):
         path = shutil.which(f"python3.{minor}")
         if path and minor != sys.version_info[1]:
@@ -134,7 +134,7 @@ def other_python(folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def cases() -> dict[str, list]:
-    """The outcome of each case in one driver. The first test that needs them fills this."""
+    """The outcome of each case. The first test that needs the outcomes runs all cases in one driver."""
     return {}
 
 
@@ -153,7 +153,7 @@ def attempts(cases, driver, tmp_path):
 
 @pytest.mark.standalone("the slots are counted on the cluster")
 def test_too_few_slots(tasks):
-    """The error has the numbers, and what to use instead."""
+    """The error gives both numbers, and says what to use instead."""
     with pytest.raises(SlotsError, match=r"needs 99 task slots, but there are 4 in all.*-n -99") as caught:
         tasks.run("rank", n=99)
     assert "-n 4" in str(caught.value)
@@ -199,16 +199,16 @@ def test_a_fixed_port(attempts):
 
 
 def test_under_a_local_master_members_run_this_python(attempts):
-    """Members run this Python even if Spark is set to run another one, which lacks this one's version and packages."""
+    """Members run this Python even if Spark is set to run a Python of another version, without this one's packages."""
     assert attempts["another Python"][2] == [0]
     assert attempts["its rows"] == [[[0, 1], sys.executable], [[2, 3], sys.executable]]
 
 
 def test_executors_with_another_python(driver, lonely_master, tmp_path):
-    """One sentence says what that Python lacks, with both paths and the setting. Our packages are not mixed in.
+    """One sentence says which package the executors lack, with the paths of both Pythons and the setting to change.
 
-    The user's code may import there what sparkring and sparkdl offer, even though the libraries behind it are missing.
-    While there is no executor, np=0, which takes every slot, says that there are no slots.
+    The notebook's packages are not on the executors' path. All names of sparkring and sparkdl can be imported, even if
+    the libraries behind them are missing. Without an executor, np=0, which takes every slot, is an error.
     """
     folder = tmp_path / "bare"
     venv.create(folder, symlinks=True, with_pip=False)
@@ -229,5 +229,5 @@ def test_executors_with_another_python(driver, lonely_master, tmp_path):
 
 
 def test_a_module_that_spark_ships_is_there_on_the_ranks(attempts):
-    """Ranks can import it even if they cannot see the driver's own copy."""
+    """Ranks can import the module even if they cannot see the driver's copy."""
     assert attempts["a shipped module"] == [42, 42]

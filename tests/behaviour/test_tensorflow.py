@@ -23,7 +23,7 @@ def workers(watch, lasting_gangs):
     return shared("local", watch, 2, framework="tensorflow")
 
 
-# With Keras 3, fit() does not work among workers. Ranks then use Keras 2, as the error advises.
+# With Keras 3, fit() does not work under this strategy. Ranks then use Keras 2, as the error advises.
 LEGACY = {} if KERAS.major == 2 else {"TF_USE_LEGACY_KERAS": "1"}
 
 
@@ -96,7 +96,7 @@ data.epoch
 
 @pytest.mark.slow
 def test_a_shard_is_read_to_its_end(fitting_workers, tmp_path):
-    """TensorFlow divides each batch among the ranks, and a fit goes on until each part has been used in a step."""
+    """TensorFlow divides each batch among the ranks, and fit() continues until every row has been used."""
     rows = pa.table({"x": np.arange(320, dtype="f4"), "y": np.zeros(320, "f4")})
     pq.write_table(rows, tmp_path / "data.parquet", row_group_size=100)
     namespace = {"data": shards(tmp_path / "data.parquet", 32)}
@@ -124,7 +124,7 @@ model.fit(x, y, batch_size=16, verbose=0)
 
 @pytest.mark.slow
 def test_the_help_of_tensorflow_runs_with_every_keras(workers, notebook_cell):
-    """Only fit() fails with Keras 3, and its error is followed by what to use instead."""
+    """With Keras 3, only fit() fails, and its error is followed by advice on what to use instead."""
     namespace = notebook_cell(
         "import numpy as np\nx = np.random.default_rng(0).random((64, 4)).astype('float32')\n"
         "y = x.sum(1, keepdims=True)\n"
@@ -150,12 +150,12 @@ def test_the_help_of_tensorflow_runs_with_every_keras(workers, notebook_cell):
         next(line.text for line in rank.tail if line.text.startswith("[[")) for rank in failure.value.record.ranks
     )
     assert first == second
-    for rank in failure.value.record.ranks:  # below an error of the user's own, nothing is said about Keras
+    for rank in failure.value.record.ranks:  # no advice about Keras follows an error of the user's own
         assert "advice on a mistake: ''" in [line.text for line in rank.tail]
 
 
 def digits():
-    """In place of MNIST, which would have to be downloaded."""
+    """Random images in place of MNIST, which would have to be downloaded."""
     import numpy as np
 
     draw = np.random.default_rng(0)
@@ -163,7 +163,10 @@ def digits():
 
 
 def train():
-    """The example of spark-tensorflow-distributor's README, on other images. Its value is what the ranks saw."""
+    """The example of spark-tensorflow-distributor's README, on other images.
+
+    Returns the number of replicas and the losses of the epochs.
+    """
     import tensorflow as tf
 
     buffer_size = 10000
@@ -203,7 +206,7 @@ def train():
 
 
 def test_mirrored_strategy_runner(tasks, monkeypatch):
-    """A function without a strategy trains on all ranks in sync. Ranks get a variable that the notebook sets."""
+    """A function without a strategy trains on all ranks in sync. Ranks get the notebook's environment variables."""
     for name, value in LEGACY.items():
         monkeypatch.setenv(name, value)
     replicas, losses = MirroredStrategyRunner(num_slots=2, use_gpu=False).run(train)
@@ -220,7 +223,7 @@ def makes_its_own(n):
 
 
 def test_mirrored_strategy_runner_with_a_strategy_of_the_functions_own(local, monkeypatch):
-    """A function with its own strategy is called outside any other. A machine without GPUs runs it, with a notice."""
+    """A function that makes its own strategy is called without one. A machine without GPUs runs it, with a notice."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     runner = MirroredStrategyRunner(num_slots=1, local_mode=True, use_custom_strategy=True)
     assert runner.run(makes_its_own, n=3) == (3, False)

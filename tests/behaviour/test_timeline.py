@@ -33,7 +33,7 @@ def kept(record, name: str = "timeline.json") -> list[dict]:
 @pytest.mark.slow
 @pytest.mark.standalone("the timeline's files are the executors'")
 def test_the_rank_that_sleeps_comes_out_as_the_slowest(ring, spares):
-    """The file is valid. The live and the saved record have its summary, which says for whom the others waited."""
+    """The file is valid. The live and saved records have its summary, which says which rank the others waited for."""
     record = ring.run(STEPS, n=3, framework="horovod", timeline=True).record
     (saved,) = record.timelines
     assert saved.late[0].rank == 1
@@ -49,7 +49,7 @@ def test_the_rank_that_sleeps_comes_out_as_the_slowest(ring, spares):
 
 @pytest.mark.slow
 def test_each_attempt_has_one_although_its_rank_was_killed(local, spares):
-    """SIGKILL leaves an unfinished file, which is saved and made valid. A restart has a file of its own."""
+    """After SIGKILL, the unfinished file is made valid and saved. Each attempt has a file of its own."""
     with pytest.raises(RunFailed) as failed:
         local.run(
             f"{STEPS}\ntime.sleep(0.3)\nif rank == 0: os.kill(os.getpid(), 9)\nhvd.allreduce(torch.ones(1))",
@@ -97,7 +97,7 @@ def test_without_the_option_nothing_is_recorded(local):
 
 
 def test_a_member_that_is_killed_leaves_no_file(local, wait_until):
-    """The launcher removes the rank's file if the member that would have removed it was killed."""
+    """If a member was killed, the launcher removes the rank's file in the member's place."""
     with pytest.raises(RunFailed, match="lost"):
         local.run("import os, time\nif rank == 0: os.kill(os.getppid(), 9)\ntime.sleep(1000)",
                   framework="horovod", timeline=True)  # fmt: skip

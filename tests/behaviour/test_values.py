@@ -49,13 +49,16 @@ def test_place_is_injected(ring):
 
 @pytest.mark.any_launcher
 def test_the_notebook_comes_before_what_is_injected(ring):
-    """If the notebook has a variable `rank`, the cell reads that."""
+    """If the notebook has a variable `rank`, the cell reads the notebook's."""
     assert ring.run("rank, size", namespace={"rank": "mine"}).values == [("mine", 2)] * 2
 
 
 @pytest.mark.standalone("the notebook's modules are not on the executors")
 def test_functions_classes_modules_and_data_are_captured(ring):
-    """What the cell reads is sent: code by value, with what it reads in turn, and modules by reference."""
+    """All that the cell reads is sent: functions and classes by value, modules by reference.
+
+    What functions and classes read is sent, too.
+    """
     namespace = notebook("""
 import math as m
 import numpy as np
@@ -109,7 +112,7 @@ def test_pull_brings_names_of_rank_0(ring):
 
 @pytest.mark.any_launcher
 def test_pulling_a_missing_name_keeps_the_rest(ring):
-    """The error names the missing variable, and has the values that came."""
+    """The error names the missing variable, and has the ranks' results. The other variable is copied."""
     with pytest.raises(ResultError, match="`absent`") as caught:
         ring.run("best = 5\nrank", pull=("best", "absent"))
     assert caught.value.values == {0: 0, 1: 1}
@@ -158,7 +161,7 @@ def test_await_works_at_the_top_level(ring):
 
 @pytest.mark.any_launcher
 def test_shell_lines(ring):
-    """The calls that IPython makes of `!command` and `x = !command` run on the ranks, and variables are expanded."""
+    """The calls into which IPython turns `!command` and `x = !command` run on the ranks, and expand variables."""
     result = ring.run("""
         get_ipython().system('echo from the shell of {rank}')
         found = get_ipython().getoutput('echo a; echo $rank')
@@ -170,7 +173,7 @@ def test_shell_lines(ring):
 
 @pytest.mark.standalone("executors have an environment of their own")
 def test_environment_variables(ring):
-    """The env option sets variables of the ranks' environment before anything else runs there."""
+    """The env option sets variables of the ranks' environment before any other code runs on the ranks."""
     result = ring.run("import os\nos.environ['COLOUR'], os.environ['EMPTY']", env=(("COLOUR", "a=b c"), ("EMPTY", "")))
     assert result.values == [("a=b c", "")] * 2
 
@@ -184,7 +187,7 @@ def test_each_rank_is_a_process_of_its_own(ring):
 
 @pytest.mark.standalone("executors have a folder and a path of their own")
 def test_the_driver_s_folder_and_path(ring, tmp_path, monkeypatch):
-    """A module beside the notebook can be imported on the ranks, and relative paths mean the same."""
+    """A module beside the notebook can be imported on the ranks, and relative paths lead to the same files."""
     (tmp_path / "beside_the_notebook.py").write_text("answer = 42")
     monkeypatch.chdir(tmp_path)
     assert (
@@ -225,7 +228,7 @@ def test_many_ranks(local):
 
 @pytest.mark.any_launcher
 def test_the_saved_run_equals_the_live_one(ring):
-    """The record that is loaded from the run's folder equals the one that the view got."""
+    """The record that is loaded from the run's folder equals the record that the view got."""
     from pathlib import Path
 
     from sparkring.history import run_store
@@ -247,12 +250,12 @@ def test_a_failed_run_is_saved_as_well(ring):
     assert run_store.load(Path(caught.value.record.log_folder)) == caught.value.record
 
 
-# ── What the record has of it ─────────────────────────────────────────────────────
+# ── Captured names in the record ──────────────────────────────────────────────────
 
 
 @pytest.mark.any_launcher
 def test_the_record_says_what_went_along(ring):
-    """The record has names with types and sizes, and the driver's package versions; so does the saved run."""
+    """The live and saved records have the captured names with types and sizes, and the driver's package versions."""
     namespace = notebook("import math\nnumbers = list(range(1000))\ndef double(x): return 2 * x")
     record = ring.run("double(len(numbers)) + math.floor(0.5)", namespace=namespace).record
     told = {name.name: (name.type_name, name.travels) for name in record.captured}

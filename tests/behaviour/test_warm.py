@@ -27,14 +27,14 @@ FOREVER = "import time\nwhile True:\n    time.sleep(0.05)"
 
 
 def failed(gang, cell: str, *ranks: int, **options) -> RunFailed:
-    """The RunFailed with which `cell` ends."""
+    """Run a cell that must fail, and return its error."""
     with pytest.raises(RunFailed) as caught:
         gang.cell(cell, *ranks, **options)
     return caught.value
 
 
 def interrupt_when(gang, holds) -> None:
-    """Interrupt the next cell once `holds(record)` is true; each cell has a view of its own."""
+    """Interrupt the next cell once `holds(record)` is true."""
     sent = []
 
     def look(record) -> None:
@@ -90,13 +90,13 @@ def freeze(pid: int) -> None:
 
 @pytest.mark.standalone("the gang holds the executors' slots from cell to cell")
 def test_variables_persist(shared_gang):
-    """The next cell has the variables of the one before, in the same processes, and functions with their globals."""
+    """The next cell runs in the same processes, and has the previous cell's variables and functions."""
     first = shared_gang.values("import os\ncount = rank\ndef more():\n    global count\n    count += 1\nos.getpid()")
     assert shared_gang.values("more()\n[count, os.getpid()]") == [[rank + 1, pid] for rank, pid in enumerate(first)]
 
 
 def test_some_ranks(shared_gang):
-    """A cell on some ranks leaves the others alone; only those ranks have the names that it binds."""
+    """A cell on some ranks leaves the others alone. The names that it binds exist only on the ranks that ran it."""
     assert shared_gang.values("only = rank * 10\nonly", 0, 2) == [0, 20]
     assert [rank.state for rank in shared_gang.view.record.ranks] == ["finished", "idle", "finished"]
     assert shared_gang.values("only", 2) == [20]
@@ -120,7 +120,7 @@ def test_trained_state_survives(shared_gang):
 
 @pytest.mark.any_launcher
 def test_a_function_that_is_defined_anew_leaves_what_it_reads_as_it_is(shared_gang):
-    """The new function is sent, and uses the ranks' own state, not the notebook's older one."""
+    """The new function is sent, and uses the ranks' own state, not the notebook's older state."""
     shared_gang.define("class Model:\n    steps = 0\nmodel = Model()\ndef train():\n    model.steps += 1")
     assert shared_gang.values("train()\ntrain()\nmodel.steps") == [2] * 3
     shared_gang.define("def train():\n    model.steps += 10\n    return model.steps")
@@ -155,7 +155,10 @@ def test_the_class_of_what_is_sent(shared_gang):
 
 @pytest.mark.standalone("values go to executors and back")
 def test_push_and_pull(shared_gang):
-    """Push sends the notebook's value even if the ranks' is newer; pull returns that of the first rank that ran."""
+    """--push sends the notebook's value even if the ranks' value is newer.
+
+    --pull copies the value of the first rank that ran the cell.
+    """
     shared_gang.define("x = [1]")
     assert shared_gang.values("x.append(rank)\nx", pull=("x",)) == [[1, 0], [1, 1], [1, 2]]
     assert shared_gang.notebook["x"] == [1, 0]
@@ -169,7 +172,7 @@ def test_push_and_pull(shared_gang):
 
 @pytest.mark.any_launcher
 def test_a_notebook_change_counts_whatever_was_asked_in_between(shared_gang):
-    """Asking for the ranks' stacks does not make a changed value of the notebook count as sent."""
+    """A request for the ranks' stacks does not make a changed value of the notebook count as sent."""
     shared_gang.cell("chosen = 1")
     shared_gang.define("chosen = 2")
     shared_gang.gang.stacks()
@@ -178,7 +181,7 @@ def test_a_notebook_change_counts_whatever_was_asked_in_between(shared_gang):
 
 @pytest.mark.any_launcher
 def test_a_value_that_could_not_be_loaded_is_sent_again(shared_gang):
-    """A value that a rank could not load does not count as held by it."""
+    """If a rank could not load a value, the value does not count as held by that rank."""
     shared_gang.define("""
         import os
         class Picky:
@@ -209,7 +212,7 @@ def test_values_show_once_for_equal_ranks(shared_gang):
 
 @pytest.mark.any_launcher
 def test_an_exception_ends_the_cell_alone(shared_gang):
-    """The other ranks are interrupted, the error shows its line, and all variables are kept."""
+    """The other ranks are interrupted, the error shows the failing line, and all variables are kept."""
     pids = shared_gang.values("import os, time\nkept = rank\nos.getpid()")
     error = failed(shared_gang, "if rank == 1:\n    raise ValueError('bad shape')\ntime.sleep(600)")
     assert error.record.failed_rank == 1
@@ -220,7 +223,7 @@ def test_an_exception_ends_the_cell_alone(shared_gang):
 
 @pytest.mark.any_launcher
 def test_an_error_in_a_function_of_an_earlier_cell(shared_gang):
-    """The error says that the place is in an earlier cell, and which line of the current cell called it."""
+    """The error says that the failing line is in an earlier cell, and which line of the current cell called it."""
     shared_gang.cell("\n\n\ndef divide(x):\n    return 1 / x")
     text = str(failed(shared_gang, "a = 0\ndivide(a)"))
     assert "an earlier cell" in text
@@ -238,7 +241,10 @@ EXITS = {
 
 @pytest.mark.any_launcher
 def test_exits_that_are_exceptions(shared_gang):
-    """An exit ends the cell, not the rank. Without a code, it is a success; with one, a failure that names the code."""
+    """An exit ends the cell, not the rank.
+
+    Without a code, the cell succeeds. With a code, it fails, and the error names the code.
+    """
     for code in EXITS.values():
         result = shared_gang.cell(f"reached = rank\n{code}\nreached = 'the rest of the cell'", pull=("reached",))
         assert (result.values, result.pulled) == ([None] * 3, {"reached": 0})
@@ -281,7 +287,7 @@ def test_interrupt_at_any_time(shared_gang):
 
 
 def test_timeout_keeps_the_gang(shared_gang, limit):
-    """When the time limit is exceeded, the error says where each rank was, and the gang stays up."""
+    """When the time limit is exceeded, the error says which line each rank had reached, and the gang stays up."""
     cell = f"import threading, time; {READY}\nif rank == 0:\n    time.sleep(600)\nelse:\n    time.sleep(601)"
     with pytest.raises(RunTimeout) as caught:
         shared_gang.cell(cell, timeout_s=limit(shared_gang, ready(3)))
@@ -333,7 +339,7 @@ def test_a_collective_in_every_cell(shared_gang, framework):
 
 
 def test_one_that_fails_lets_the_others_out_of_a_collective(shared_gang):
-    """The error is the exception, not the failures that it causes on the others."""
+    """The error is the exception, not the failures that it caused on other ranks."""
     shared_gang.cell(STEP, framework="horovod")
     cell = "if rank == 1:\n    raise ValueError('bad shape')\nhvd.allreduce(torch.ones(3), name='lonely')"
     error = failed(shared_gang, cell, framework="horovod")
@@ -347,7 +353,7 @@ def test_one_that_fails_lets_the_others_out_of_a_collective(shared_gang):
 
 @pytest.mark.standalone("the stacks are read on the executors")
 def test_stacks_between_cells(shared_gang, wait_until):
-    """Ranks without a cell are idle, even if a thread of an earlier cell still runs."""
+    """Ranks without a cell are idle, even if a thread of an earlier cell is still running."""
     shared_gang.cell(
         "import threading\nover = threading.Event()\nif rank == 0:\n    threading.Thread(target=over.wait).start()"
     )
@@ -361,7 +367,7 @@ def test_stacks_between_cells(shared_gang, wait_until):
 
 
 def test_a_stall_is_told(shared_gang):
-    """When one rank has finished and the others are silent, a notice says at which lines of this cell they wait."""
+    """When one rank has finished and there is no output, a notice says which lines the others are waiting at."""
     shared_gang.cell("\n\n\nimport time\ndef wait():\n    time.sleep(600)")
     interrupt_when(shared_gang, lambda record: any("silent for" in notice.text for notice in record.notices))
     with pytest.raises(KeyboardInterrupt):
@@ -373,7 +379,7 @@ def test_a_stall_is_told(shared_gang):
 
 @pytest.mark.slow
 def test_ranks_that_wait_in_different_collectives_of_one_line_are_a_stall(pair):
-    """Keras' fit(), for example, is one line. An interrupt that TensorFlow swallows there still ends the cell."""
+    """Keras' fit(), for example, is one line. The interrupt ends the cell even if TensorFlow swallows it."""
     pair.cell("import horovod.tensorflow as hvd, tensorflow as tf\nhvd.init()", framework="horovod")
     interrupt_when(pair, lambda record: bool(record.notices))
     with pytest.raises(KeyboardInterrupt):
@@ -386,7 +392,7 @@ def test_ranks_that_wait_in_different_collectives_of_one_line_are_a_stall(pair):
 
 
 def test_ranks_that_all_work_at_one_place_are_no_stall(local_gang, tmp_path):
-    """Silence alone does not cause a notice. A rank that waits for the other one to be there is not silent."""
+    """Silence alone does not cause a notice. A rank that is waiting for the other one prints, so it is not silent."""
     local_gang.start(2)
     local_gang.notebook["folder"] = tmp_path / "there"
     local_gang.notebook["folder"].mkdir()
@@ -408,7 +414,7 @@ def test_ranks_that_all_work_at_one_place_are_no_stall(local_gang, tmp_path):
 
 @pytest.mark.any_launcher
 def test_output_between_cells_comes_with_the_next(shared_gang, wait_until, tmp_path):
-    """Output of a thread while no cell runs is shown by the next cell, even if stacks were requested in between."""
+    """What a thread prints while no cell is running is shown by the next cell, even after a request for stacks."""
     shared_gang.notebook["folder"] = tmp_path
     shared_gang.cell("""
         import threading, time
@@ -432,7 +438,7 @@ def test_output_between_cells_comes_with_the_next(shared_gang, wait_until, tmp_p
 
 @pytest.mark.any_launcher
 def test_a_flood_between_cells_is_bounded(shared_gang, wait_until):
-    """The end of the output is kept, and a notice says that its beginning is not."""
+    """The end of the output is kept, and a notice says that the beginning was dropped."""
     shared_gang.cell("""
         import threading, time
         def flood():
@@ -457,7 +463,7 @@ def test_a_flood_between_cells_is_bounded(shared_gang, wait_until):
 
 @pytest.mark.standalone("the executor says that its worker has died")
 def test_a_rank_that_dies_in_a_cell(new_gang):
-    """The error names the rank; the gang ends. The next cell says that its gang is new; lost names are explained."""
+    """The error names the rank, and the gang ends. Its names are lost, and the next cell says that its gang is new."""
     new_gang.start()
     new_gang.cell("import os, signal, time\nweights = 1")
     error = failed(new_gang, "if rank == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(600)")
@@ -485,7 +491,7 @@ def test_ranks_killed_between_cells(new_gang, wait_until):
 
 
 def test_a_rank_that_dies_after_it_has_finished(new_gang):
-    """The death of a rank that has finished ends the cell while others still run it."""
+    """The death of a rank that has finished ends the cell, while other ranks are still running it."""
     new_gang.start()
     killed = []
 
@@ -531,7 +537,7 @@ STUBBORN = {
         "ranks 0–2 did not respond",
     ),
     "is frozen": (
-        # It ignores an interrupt that comes before it stops itself.
+        # Rank 1 ignores an interrupt that comes before it stops itself.
         "import os, signal, time\nif rank == 1:\n    signal.signal(signal.SIGINT, signal.SIG_IGN)\nprint('ready')\n"
         f"if rank == 1:\n    os.kill(os.getpid(), signal.SIGSTOP)\n{FOREVER}",
         "rank 1 did not respond",
@@ -556,15 +562,15 @@ def test_one_interrupt_that_is_lost(local_gang):
     said = interrupted(local_gang, f"kept = 1\ntry:\n    print('ready')\n    import time\n    time.sleep(60)\n"
                                    f"except KeyboardInterrupt:\n    pass\n{FOREVER}")  # fmt: skip
     assert "The gang stays up" in said
-    assert "collectives" not in said  # the ranks were asked to end them, but had none
+    assert "collectives" not in said  # the ranks were asked to end their collectives, but had none
     assert local_gang.values("kept") == [1, 1]
 
 
 def test_the_end_of_a_cell_waits_for_the_end_of_an_import(local_gang, tmp_path, monkeypatch):
     """If torch were only half imported, it could neither be used nor be imported again in the same process.
 
-    The time that an import takes does not count: here it ends only when a notice has said what the cell waits for. The
-    collectives are not ended, since no rank waits in one.
+    The time that an import takes does not count. Here, each import ends only after a notice has said that the cell is
+    waiting for it. The ranks' collectives are not ended, since no rank is waiting in one.
     """
     monkeypatch.setattr("sparkring.engine.supervisor.RETURN_GRACE_S", 1.0)
     packages = tmp_path / "site-packages"
@@ -607,7 +613,10 @@ whole = True
 
 
 def test_a_frozen_rank_is_named(local_gang, monkeypatch):
-    """The notice about a stall and the table of stacks both name the rank. A time limit works with much to send."""
+    """The notice about a stall and the table of stacks name the rank.
+
+    A time limit works even if a large value cannot be sent to a frozen rank.
+    """
     local_gang.start(2)
     freeze(local_gang.pids()[1])
     record = local_gang.gang.stacks()
@@ -626,7 +635,7 @@ def test_a_frozen_rank_is_named(local_gang, monkeypatch):
 
 @pytest.mark.standalone("the executors' slots are free again")
 def test_stop_and_the_idle_limit_leave_nothing(new_gang, wait_until):
-    """Both end every process of the gang. After the test, a fixture checks that nothing else is left."""
+    """Stopping a gang and its idle limit both end all its processes. A fixture checks that nothing else is left."""
     new_gang.start()
     pids = new_gang.pids()
     (stopped,) = warm_gang.stop(new_gang.place)
@@ -663,7 +672,7 @@ def test_two_gangs_at_once(spark_gang, local_gang):
 
 @pytest.mark.standalone("the slots are counted on the cluster")
 def test_held_slots_are_shown_and_a_starving_job_is_explained(spark_gang, spark, wait_until):
-    """The notebook is told once that a job waits for the gang's slots. The job runs when the gang has ended."""
+    """The notebook is told once that a job is waiting for the gang's slots. The job runs when the gang has ended."""
     spark_gang.start(4)
     wait_until(lambda: "warm gang of 4: 4" in slots_table()[-1][-1], "Spark has counted the tasks")
     counted: list[int] = []
@@ -683,7 +692,7 @@ def test_held_slots_are_shown_and_a_starving_job_is_explained(spark_gang, spark,
 
 
 def test_a_session_of_our_own_and_one_that_ends(driver):
-    """The notebook's jobs run in the same session as a gang for which sparkring made the session.
+    """If sparkring made the session for a gang, the notebook's own jobs run in this session, too.
 
     When a session is stopped, its gang ends at once, and a message says so. A later cell's error gives the reason.
     """
@@ -752,7 +761,7 @@ print("PIDS", *[gang.gang.place_of(rank)[2] for rank in range(2)], *cell("away.p
 
 @pytest.mark.slow
 def test_hundreds_of_cells_leave_nothing(driver):
-    """Descriptors and threads are as before on both sides; the driver and the ranks have grown by less than 20 MB."""
+    """Driver and ranks have the same descriptors and threads as before, and have grown by less than 20 MB."""
     text = driver(f"""{WARM}
 import gc, json, threading, psutil
 gang = warm.start(GangOptions(-2, "plain", 3600.0, ()), print, print)

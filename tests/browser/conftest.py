@@ -12,7 +12,7 @@ import psutil
 import pytest
 from playwright.sync_api import Browser, Locator, expect
 
-sys.path.append(str(Path(__file__).parent))  # for tests that import lab.py and others
+sys.path.append(str(Path(__file__).parent))  # so that tests can import lab.py and others
 
 import lab as labs
 
@@ -22,7 +22,7 @@ expect.set_options(timeout=1000 * labs.DEADLINE_S)
 
 @pytest.fixture(scope="session")
 def chromium() -> str:
-    """The browser's path. Without a browser, these tests are skipped; in CI they fail."""
+    """The browser's path. Without a browser, tests that need one are skipped; in CI, they fail."""
     found = labs.chromium()
     if found:
         return found
@@ -34,7 +34,7 @@ def chromium() -> str:
 
 @pytest.fixture(scope="session")
 def pictures() -> Path:
-    """The folder of the screenshots, which stay for people to look at."""
+    """The folder for screenshots, which are kept for people to look at."""
     shutil.rmtree(PICTURES, ignore_errors=True)
     PICTURES.mkdir(parents=True)
     return PICTURES
@@ -52,7 +52,7 @@ def lab(
 
 @pytest.fixture(scope="module")
 def browser(chromium: str, lasting_processes: list[psutil.Process]) -> Iterator[Browser]:
-    """The browser; for one module only, since Playwright's event loop would interfere with others."""
+    """The browser. Each module has its own, since Playwright's event loop would interfere with other modules."""
     me = psutil.Process()
     before = {child.pid for child in me.children()}
     with labs.browser(chromium) as found:
@@ -67,7 +67,7 @@ def opened(browser: Browser, lab: labs.Lab) -> labs.Opened:
 
 @pytest.fixture
 def shoot(pictures: Path) -> Callable[..., None]:
-    """`shoot(notebook, "name", of)`: a screenshot in each theme, of a part of the page or of all of it."""
+    """`shoot(notebook, "name", of)`: takes a screenshot of `of`, or of the whole page, in each theme."""
 
     def take(notebook: labs.Notebook, name: str, of: Locator | None = None) -> None:
         for look in ("dark", "light"):
@@ -79,7 +79,7 @@ def shoot(pictures: Path) -> Callable[..., None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Save screenshots of the pages of a test that has failed."""
+    """If a test has failed, save screenshots of its pages."""
     report = yield
     opened = getattr(item, "funcargs", {}).get("opened")
     if report.failed and opened is not None:

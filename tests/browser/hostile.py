@@ -1,8 +1,8 @@
-"""Hostile strings that ranks may print, which try to be more than text: 200 of them, each with its own number."""
+"""Some 200 hostile strings that ranks may print, which try to be more than text. Each has its own number."""
 
 from __future__ import annotations
 
-SENTINEL = "sr-hostile"  # in each address that they try to load
+SENTINEL = "sr-hostile"  # part of each address that the strings try to load
 
 # `{at}` is the number, `{url}` an address that no page may request.
 _MARKUP = [
@@ -241,12 +241,12 @@ def _numbered() -> list[str]:
         each.replace("{at}", str(at)).replace("{url}", f"{address}{at}").replace("{{", "{").replace("}}", "}")
         for at, each in enumerate(said)
     ]
-    # Each begins with its number, so that no two are folded into one and each can be found.
+    # Each string begins with its number, so that it can be found, and so that the panel folds no two into one.
     return [f"§{at}§ {each}" for at, each in enumerate(found)]
 
 
 PAYLOADS = _numbered()
-# Python's text streams refuse these, but they can be printed as bytes.
+# Python's text streams refuse these strings, but they can be printed as bytes.
 RAW = [
     b"half of a pair: \xed\xa0\x80 <b>",
     b"not UTF-8: \xff\xfe <img src=x onerror=alert(1)>",

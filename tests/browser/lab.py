@@ -34,9 +34,9 @@ DEADLINE_S = 180.0  # a wait that takes this long has failed; nothing is ever ex
 _DONE = re.compile(r"\[\d+\]:")
 _SOURCE_ROOT = str(Path(sparkring.__file__).parents[1])
 _AXE = Path(axe_playwright_python.__file__).with_name("axe.min.js").read_text(encoding="utf-8")
-# What JupyterLab would ask, or look up elsewhere, on its own.
+# Without these settings, JupyterLab would ask questions and look up news on its own.
 _QUIET = {"fetchNews": "false", "checkForUpdates": False, "doNotDisturbMode": True}
-# Otherwise each page that is loaded makes the server run node, to see whether JupyterLab should be built again.
+# Otherwise, the server would run node for each page, to find out whether JupyterLab should be built again.
 _NO_BUILD = {"buildCheck": False, "buildAvailable": False}
 
 
@@ -57,7 +57,7 @@ class Lab(NamedTuple):
     process: psutil.Process
 
     def write(self, name: str, *cells: str) -> Path:
-        """Make a notebook of these code cells."""
+        """Write a notebook with these code cells."""
         made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
         made.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
         path = self.folder / f"{name}.ipynb"
@@ -73,11 +73,11 @@ class Lab(NamedTuple):
 
     @property
     def outcome(self) -> Path:
-        """The file to which the quickstart writes its results, as `make demo` asks it to."""
+        """The file to which the quickstart writes its results, as under `make demo`."""
         return self.folder.parent / "outcome.json"
 
     def session(self, name: str) -> dict[str, Any]:
-        """Return what the server knows about a notebook that has a kernel."""
+        """Return the server's session of a notebook that has a kernel."""
         return next(each for each in self.ask("/api/sessions") if each["path"] == f"{name}.ipynb")
 
     def kernel(self, name: str) -> psutil.Process:
@@ -88,10 +88,10 @@ class Lab(NamedTuple):
 
 @contextlib.contextmanager
 def jupyterlab(folder: Path) -> Iterator[Lab]:
-    """Run a separate server with default settings. At the end, everything that it has started has ended, too."""
+    """Run a separate server with default settings. At the end, all processes that it has started end, too."""
     for name in ("notebooks", "config", "data", "runtime", "home", "ipython", "tmp"):
         (folder / name).mkdir(parents=True)
-    write_kernel_spec(folder / "data" / "kernels" / "python3")  # whatever kernels the user has installed
+    write_kernel_spec(folder / "data" / "kernels" / "python3")  # used instead of the user's own kernels
     settings = folder / "config" / "lab" / "user-settings" / "@jupyterlab" / "apputils-extension"
     settings.mkdir(parents=True)
     (settings / "notification.jupyterlab-settings").write_text(json.dumps(_QUIET))
@@ -122,7 +122,7 @@ def jupyterlab(folder: Path) -> Iterator[Lab]:
         "ServerApp.open_browser": False,
         "ServerApp.allow_root": True,
         "ServerApp.root_dir": folder / "notebooks",
-        "LabApp.expose_app_in_browser": True,  # for its own commands, where there is no button for them
+        "LabApp.expose_app_in_browser": True,  # for JupyterLab's commands that have no button
     }
     with log.open("wb") as file:
         process = subprocess.Popen(
@@ -169,8 +169,8 @@ def _until_up(lab: Lab, process: subprocess.Popen[bytes], log: Path) -> None:
 # ── The browser ───────────────────────────────────────────────────────────────
 
 
-# Chromium prepares two pages for the popups of the address bar for each page, which cost as much CPU time as a page.
-# It obeys only the last --disable-features, so the popups are added to Playwright's list.
+# For each page, Chromium prepares two more for the popups of the address bar, which double the CPU time. Chromium obeys
+# only the last --disable-features, so the popups are added to Playwright's own list.
 _WITHOUT_POPUPS = """#!/bin/sh
 for argument; do
     shift
@@ -198,10 +198,10 @@ def browser(path: str, arguments: Sequence[str] = ()) -> Iterator[Browser]:
 
 
 def axe(page: Page, within: str, *rules: str) -> list[str]:
-    """What axe-core finds that is an obstacle to people who cannot see or do not use a mouse."""
+    """Return the obstacles that axe-core finds for people who cannot see or do not use a mouse."""
     if not page.evaluate("'axe' in window"):
         page.add_script_tag(content=_AXE)
-    # Without this option, axe would also describe the elements that pass, which are some ten thousand.
+    # Without this option, axe would also describe the ten thousand or so elements that pass.
     options = {"resultTypes": ["violations"], **({"runOnly": rules} if rules else {})}
     found = page.evaluate("([within, options]) => axe.run(within, options)", [within, options])
     return [
@@ -212,7 +212,7 @@ def axe(page: Page, within: str, *rules: str) -> list[str]:
 
 
 class Notebook:
-    """A notebook that a page shows, and what a user does with it."""
+    """A notebook in a page of the browser, with methods for what a user does with it."""
 
     def __init__(self, page: Page, lab: Lab, name: str) -> None:
         self.page = page
@@ -221,7 +221,7 @@ class Notebook:
         self.path = lab.folder / f"{name}.ipynb"
 
     def open(self, *, kernel: bool = True) -> Notebook:
-        """Load the page; `kernel` says whether the notebook is to have one."""
+        """Load the page. `kernel` says whether the notebook is to have a kernel."""
         self.page.goto(f"{self.lab.url}/lab/tree/{self.name}.ipynb?token={self.lab.token}&reset")
         self.wait(kernel=kernel)
         return self
@@ -231,7 +231,7 @@ class Notebook:
         self.wait(idle=False)
 
     def wait(self, *, kernel: bool = True, idle: bool = True) -> None:
-        """Wait until the cells are there and the kernel, if there is to be one, has answered."""
+        """Wait until the cells are visible. Without `kernel`, choose none; with `idle`, wait for an idle kernel."""
         expect(self.cell(0)).to_be_visible()
         if not kernel:
             self.page.get_by_role("dialog").get_by_role("button", name="No Kernel").click()
@@ -278,7 +278,7 @@ class Notebook:
         self.page.evaluate("() => { window.jupyterapp.commands.execute('notebook:run-all-cells') }")
 
     def structure(self) -> list[str]:
-        """What keys may change: whether a cell is edited, which ones are selected, and all cells."""
+        """Return all that keys might change: whether a cell is being edited, how many are selected, and the cells."""
         found: list[str] = self.page.evaluate(
             """() => {
               const { content, model } = window.jupyterapp.shell.currentWidget;
@@ -296,13 +296,13 @@ class Notebook:
         expect(self.page.locator(f"body[data-jp-theme-light='{light}']")).to_have_count(1)
 
     def save(self) -> nbformat.NotebookNode:
-        """Save the notebook, and read what has been saved."""
+        """Save the notebook, and read it back from the file."""
         self.command("docmanager:save")
         return nbformat.read(self.path, as_version=4)
 
 
 class Opened:
-    """The notebooks that a module's tests have opened, and what their pages complained of."""
+    """The notebooks that a module's tests have opened, and the errors and requests of their pages."""
 
     def __init__(self, browser: Browser, lab: Lab) -> None:
         self.errors: list[str] = []
@@ -314,7 +314,7 @@ class Opened:
         return [page for context in self._browser.contexts for page in context.pages]
 
     def __call__(self, name: str, *cells: str, kernel: bool = True) -> Notebook:
-        """Make a notebook of `cells`, or take the one that is there, and show it."""
+        """Show a new notebook with `cells`; without `cells`, show the existing notebook of that name."""
         if cells:
             self.lab.write(name, *cells)
         return Notebook(self.page(), self.lab, name).open(kernel=kernel)
@@ -328,7 +328,7 @@ class Opened:
         return page
 
     def _error(self, error: Error) -> None:
-        if "/jlab_core." not in (error.stack or ""):  # JupyterLab has some of its own
+        if "/jlab_core." not in (error.stack or ""):  # JupyterLab itself raises some errors
             self.errors.append(f"{error}\n{error.stack}")
 
     def _dialog(self, dialog: Dialog) -> None:

@@ -1,4 +1,4 @@
-"""Records of every kind of run that a notebook can show, made as real ones are: by replaying events."""
+"""Records of every kind of run that a notebook can show. Like real records, they are computed from events."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ _SPACE = (Searched("lr", 1e-4, 1e-1, log=True), Searched("width", choices=("64",
 
 
 def _items(*, search: bool) -> list[Event]:
-    """Return twenty items with curves, of which three failed or, in a search, were pruned."""
+    """Return the events of twenty items with curves. Three of the items failed or, in a search, were pruned."""
     found: list[Event] = [
         ItemsPlanned(BEGAN, 2, 1, 20),
         *([SearchBegan(BEGAN, "loss", "min", _SPACE)] if search else []),

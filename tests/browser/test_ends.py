@@ -1,4 +1,4 @@
-"""How the page shows the ends of runs: stopped, failed, killed, or so quick that there is nothing to show."""
+"""How the page shows runs that end: stopped, failed, killed, or so quick that there is nothing to show."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ TRIALS = """import optuna
 trials = sparkring.search(lr=sparkring.log_uniform(1e-4, 1e-1), width=[16, 32, 64], trials=16, minimize="val_loss",
                           sampler="random", prune=optuna.pruners.ThresholdPruner(upper=1.0))
 """
-# Trials with a high lr are pruned. One trial runs until the file `ended` exists: the search can be looked at meanwhile.
+# Trials with a high lr are pruned. One trial runs until the file `ended` exists, so that the test can watch the search.
 SEARCH = """%%foreach lr, width in trials -n -2 --name search
 import os
 import time
@@ -109,7 +109,7 @@ def notebook(opened: Opened) -> Notebook:
 
 @pytest.fixture(autouse=True)
 def nothing_goes_on(notebook: Notebook) -> Iterator[None]:
-    """Interrupts the cell that a failed test has left running, for which other tests would wait."""
+    """If a failed test has left a cell running, interrupts the cell, because other tests would wait for it."""
     yield
     if notebook.prompt(AT_ENDLESS).inner_text() == "[*]:":
         notebook.command("notebook:interrupt-kernel")
@@ -143,7 +143,7 @@ def test_the_stop_button(notebook: Notebook, shoot: Callable[..., None]) -> None
     panel = running(notebook)
     stop = panel.get_by_role("button", name="■ Stop")
     if Version(version("ipykernel")) < Version("7"):
-        # The kernel hears nothing of the page while a cell runs, so the panel shows no button.
+        # While a cell is running, the kernel gets no messages from the page, so the panel shows no button.
         expect(stop).to_be_hidden()
         notebook.command("notebook:interrupt-kernel")
         was_interrupted(notebook, panel)
@@ -193,7 +193,7 @@ def test_each_run_has_a_panel_of_its_own(notebook: Notebook) -> None:
 
 
 def test_a_run_in_the_background(notebook: Notebook) -> None:
-    """The cell has ended and another has run, but the run's panel is still updated; its Stop button works."""
+    """After the cell has ended and another has run, the run's panel is still updated, and its Stop button works."""
     notebook.run(AT_BACKGROUND, wait=True)
     panel = notebook.panel(AT_BACKGROUND)
     expect(state(panel)).to_have_text("running")
@@ -241,7 +241,10 @@ def test_a_thousand_ranks(notebook: Notebook, shoot: Callable[..., None]) -> Non
 
 
 def test_items(notebook: Notebook, shoot: Callable[..., None], pictures: Path) -> None:
-    """The table of items can be sorted and searched. The pointer or keys lead to an item's error, curves and lines."""
+    """The table of items can be sorted and searched.
+
+    With the pointer and with keys, a user can get to an item's error, curves and lines.
+    """
     notebook.run(AT_ITEMS)
     panel = notebook.panel(AT_ITEMS)
     expect(panel.locator("div.sr-words")).to_contain_text(
@@ -290,7 +293,7 @@ def test_items(notebook: Notebook, shoot: Callable[..., None], pictures: Path) -
 
 
 def accessible(notebook: Notebook, at: int, picture: Path) -> None:
-    """Check the panel in both themes, and take a picture in each: `picture` is their path without the theme."""
+    """Check the panel in both themes, and take a picture in each. `picture` is the pictures' path without the theme."""
     for look in ("dark", "light"):
         notebook.theme(look)
         notebook.panel(at).screenshot(path=f"{picture}-{look}.png", animations="disabled")
@@ -307,7 +310,7 @@ COLOURS = """(canvas) => {
 
 
 def colours(figure: Locator) -> set[tuple[int, ...]]:
-    """Which of the colours of trials a figure has. Trials that are not chosen are almost transparent."""
+    """Return the colours of trials that a figure shows. Trials that are not chosen are almost transparent."""
     found = {tuple(map(int, each.split(","))) for each in figure.locator("canvas").evaluate(COLOURS)}
     return found & {GREY, BLUE, GREEN, AMBER}
 
@@ -327,7 +330,7 @@ def test_a_search(notebook: Notebook, wait_until: Callable[..., Any], pictures: 
         expect(tab).to_be_visible()
         curves, history, axes = (tab.get_by_role("figure", name=name) for name in ("Curves", "Best", "Parameters"))
         wait_until(lambda: colours(history) == {GREY, BLUE, GREEN, AMBER}, "all states of trials are drawn")
-        # By keys. The tab order is that of the page, with two sliders for each axis.
+        # With keys: the Tab key follows the order of the page, and each axis has two sliders.
         log, (low, high) = tab.get_by_role("button", name="log scale"), ends(tab, "lr")
         log.focus()
         for focused in (curves, history, axes, low, high, *ends(tab, "width"), *ends(tab, "val_loss")):
@@ -352,7 +355,7 @@ def test_a_search(notebook: Notebook, wait_until: Callable[..., Any], pictures: 
         tab.get_by_role("button", name="reset").click()
         expect(log).to_be_focused()
         expect(count).to_have_text("")
-        # With the pointer: along an axis, at one end, and a click to choose all.
+        # With the pointer: drag along an axis, drag one end, and click to choose all trials.
         axes.scroll_into_view_if_needed()
         top, bottom = high.bounding_box(), low.bounding_box()
         assert top is not None
@@ -376,7 +379,7 @@ def test_a_search(notebook: Notebook, wait_until: Callable[..., Any], pictures: 
     expect(panel.locator("div.sr-words")).to_contain_text(re.compile(r"\d+ of 16 items finished · \d pruned · best"))
     wait_until(lambda: colours(history) == {GREY, BLUE, AMBER}, "no trial runs")
     accessible(notebook, AT_SEARCH, pictures / "trials")
-    # From trial to trial, and to the trial's item.
+    # Keys lead from trial to trial, and to the trial's item.
     history.press("End")
     expect(panel.locator(".sr-search > .sr-reading")).to_contain_text(re.compile("^trial15 (finished|pruned)val_loss"))
     history.press("ArrowLeft")
@@ -405,11 +408,11 @@ def ended_with_its_kernel(panel: Locator) -> None:
     expect(panel.get_by_role("button", name="■ Stop")).to_be_hidden()
     for rank in (0, 1):
         expect(tile(panel, rank)).to_have_class("s")
-    expect(panel.locator(".sr-row").first).to_be_visible()  # the lines that the page has can still be read
+    expect(panel.locator(".sr-row").first).to_be_visible()  # the lines that were sent to the page can still be read
 
 
 def test_outputs_that_were_cleared_and_a_kernel_that_restarts(notebook: Notebook, shoot: Callable[..., None]) -> None:
-    """A background run is shown again by its name and by its object. It ends with its kernel."""
+    """A background run can be shown again by its name or by its object. It ends with its kernel."""
     notebook.run(AT_BACKGROUND, wait=True)
     expect(state(notebook.panel(AT_BACKGROUND))).to_have_text("running")
     notebook.cell(AT_BACKGROUND).locator(".jp-InputArea .cm-content").click()
@@ -434,7 +437,7 @@ def test_outputs_that_were_cleared_and_a_kernel_that_restarts(notebook: Notebook
 def test_a_kernel_that_is_killed_in_the_middle(notebook: Notebook, opened: Opened, shoot: Callable[..., None]) -> None:
     panel = running(notebook)
     static = notebook.static(AT_ENDLESS)
-    expect(static).to_have_count(1)  # it appears after some seconds
+    expect(static).to_have_count(1)  # the static view appears after some seconds
     notebook.save()
     kernel = notebook.lab.kernel(notebook.name)
     ranks = kernel.children(recursive=True)
@@ -449,7 +452,7 @@ def test_a_kernel_that_is_killed_in_the_middle(notebook: Notebook, opened: Opene
     expect(static).to_contain_text(re.compile(r"as of \d{4}-\d\d-\d\d \d\d:\d\d:\d\d"))
     expect(static).to_contain_text(re.compile(r"line \d+"))
     expect(static.locator(".sr-ranks span")).to_have_count(2)
-    # Runs that had ended are shown as before.
+    # Runs that had already ended are shown as before.
     expect(again.static(AT_FAILING)).to_contain_text("ValueError: shapes (3, 4) and (5,) do not match")
     assert "Error displaying widget" not in again.page.content()
     shoot(again, "after-a-kill", again.cell(AT_ENDLESS))

@@ -1,6 +1,6 @@
 """Ranks' output, metrics and names are shown as text, whatever they contain, in the panel and in all saved views.
 
-What ranks display is HTML, from which everything active is removed.
+HTML that ranks display stays HTML, but everything active is removed from it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import sys
 sys.path.append({folder!r})
 from hostile import PAYLOADS, RAW
 """
-# A real rank prints them all, and displays some.
+# A real rank prints all of the strings, and displays some of them.
 PRINTED = """%%horovod -n -1 --name '<img src=x onerror="alert(1)">'
 import sys
 for said in PAYLOADS:
@@ -36,7 +36,7 @@ plt.plot([1, 2])
 plt.show()
 """
 DISPLAYED = 20
-# A run that has them in every other field into which a user's text can get.
+# A run that has a string in every other field that can contain a user's text.
 EVERYWHERE = """from sparkring.history.events import *
 from sparkring.history.record import RunRecord, replay
 from sparkring.views import open_view
@@ -67,7 +67,7 @@ def show(at, said, live):
     return view, record
 
 """
-# One run for several of them: JupyterLab shows 50 outputs of a cell, and a run has three.
+# One run has several strings, since JupyterLab shows only 50 outputs of a cell, and a run has three.
 TOGETHER = 18
 JOINED = f"""{EVERYWHERE}
 views = [show(at, ' '.join(PAYLOADS[at : at + {TOGETHER}]), True) for at in range(0, len(PAYLOADS), {TOGETHER})]
@@ -86,7 +86,7 @@ FOREIGN = """(root) => [...root.querySelectorAll('*')].filter((element) =>
        each.name === 'style' || each.name === 'href' || each.name === 'src' ? each.value : ''))
 ).map((element) => element.outerHTML.slice(0, 200))"""
 
-# `target` is allowed: the front end itself makes links open in another tab.
+# `target` is allowed, since JupyterLab itself makes links open in another tab.
 HARMFUL = """(root) => [...root.querySelectorAll('*')].filter((element) =>
   ['SCRIPT', 'STYLE', 'IFRAME', 'OBJECT', 'EMBED', 'FORM', 'INPUT', 'BUTTON', 'LINK', 'META', 'BASE', 'svg', 'math']
     .includes(element.tagName)
@@ -122,7 +122,7 @@ def test_printed_by_a_rank(notebook: Notebook) -> None:
 
 
 def all_rows(panel: Locator) -> list[str]:
-    """The text of each line, collected while the box is scrolled to its end; a line with other elements is marked."""
+    """Return the text of each line, while scrolling the box to its end. A line with other elements is marked."""
     found: dict[int, str] = panel.evaluate(
         """async (panel) => {
           const box = panel.querySelector('.sr-lines'), found = {};

@@ -1,4 +1,4 @@
-"""The panel during and after a run: one run is watched from its first line to the saved notebook."""
+"""The panel during and after a run: the tests watch one run from its first line to the saved notebook."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from playwright.sync_api import Locator, expect
 SETUP = """%load_ext sparkring
 FOLDER = {folder!r}
 """
-# Like the quickstart's, but it runs until the file `end` exists, and pauses while the file `hold` exists.
+# Like the quickstart's cell, but it runs until the file `end` exists, and pauses while the file `hold` exists.
 TRAINING = """%%horovod -n -3 --name "a small quickstart"
 import os
 import sys
@@ -62,7 +62,7 @@ class Watched:
             (self.folder / "hold").unlink(missing_ok=True)
 
     def still(self) -> None:
-        """Wait until no new lines come."""
+        """Wait until no new lines arrive."""
         seen, self_same = "", 0
         while self_same < 3:
             self.page.wait_for_timeout(150)
@@ -150,7 +150,7 @@ def live(started: Watched) -> Iterator[Watched]:
     started.reset()
     yield started
     expect(started.page.locator("#jp-main-statusbar")).to_contain_text("| Busy")
-    expect(started.panel.locator(".sr-state")).to_have_text("running")  # it must run for the whole test
+    expect(started.panel.locator(".sr-state")).to_have_text("running")  # the run must last for the whole test
     expect(started.notebook.prompt(Watched.AT)).to_have_text("[*]:")
 
 
@@ -235,7 +235,7 @@ def test_what_is_shown_of_the_lines(live: Watched, shoot: Callable[..., None]) -
     expect(live.rows("the same everywhere")).to_have_count(1)
     tag = live.rows("the same everywhere").locator(".sr-tag")
     expect(tag).to_have_text("0–2")
-    expect(tag).to_have_class("sr-tag sr-c0")  # whichever rank was first
+    expect(tag).to_have_class("sr-tag sr-c0")  # whichever rank's line came first
     live.tile(2).click()
     expect(live.rows("the same everywhere").locator(".sr-tag")).to_have_text("2")
     live.tile(2).click()
@@ -255,7 +255,7 @@ def test_what_is_shown_of_the_lines(live: Watched, shoot: Callable[..., None]) -
     expect(green).to_have_css("color", re.compile(r"^color\(srgb 0\.\d+ 0\.[3-7]"))
     expect(live.rows("green").first).to_contain_text(re.compile("green and bold red on [012]$"))
     shoot(live.notebook, "first-lines", live.panel)
-    # The streams.
+    # Each stream can be hidden.
     expect(live.rows("Needle")).to_be_visible()
     live.button("stderr").click()
     expect(live.rows("Needle")).to_have_count(0)
@@ -269,7 +269,7 @@ def test_lines_can_be_taken_along(live: Watched) -> None:
     live.tile(1).click()
     live.panel.get_by_label("Search the lines").fill("needle")
     expect(live.rows()).to_have_count(1)
-    # VS Code saves a download when the click on its link has bubbled up to the page's body.
+    # VS Code saves a download when the click on the link bubbles up to the page's body.
     live.page.evaluate(
         """() => document.body.addEventListener('click', (event) => {
           window.offered ??= event.target.closest('a[download]')?.href;
@@ -302,7 +302,7 @@ def test_charts(live: Watched, shoot: Callable[..., None]) -> None:
     expect(charts).to_have_count(2)
     loss, reset = charts.first, live.button("reset zoom")
     expect(loss).to_have_attribute("aria-label", re.compile("^loss by step: from "))
-    # At the cursor, the values of every rank are shown; keys move it from one point to the next.
+    # At the cursor, the values of every rank are shown. Keys move the cursor from one point to the next.
     inside, reading = loss.locator(".u-over"), loss.locator(".sr-reading")
     expect(reading).to_be_hidden()
     inside.hover()
@@ -334,7 +334,7 @@ def test_charts(live: Watched, shoot: Callable[..., None]) -> None:
     log.click()
 
 
-# In command mode, each of these keys does something, some when pressed twice; with Ctrl they select, merge, move, undo.
+# In JupyterLab's command mode, each of these keys does something, some only when pressed twice.
 NOTEBOOK_KEYS = [*"dd00iixzZabmrM", "ArrowDown", "Shift+ArrowUp", "Escape", "Delete", "Control+a", "Control+Backspace",
                  "Control+Shift+M", "Control+Shift+ArrowUp", "Control+z", "Alt+Enter"]  # fmt: skip
 # Notes the keys that reach the window, where VS Code listens.
@@ -361,7 +361,7 @@ def test_keys_that_move_within_the_panel(live: Watched) -> None:
 
 
 def test_keys_typed_in_the_panel_do_nothing_to_the_notebook(live: Watched) -> None:
-    """No key has an effect, whatever a click has focused: if JupyterLab got `D D`, it would delete the running cell.
+    """No key has an effect, wherever the user has clicked. If JupyterLab got `D D`, it would delete the running cell.
 
     Only keys with Ctrl reach the window, where VS Code listens.
     """
@@ -394,7 +394,7 @@ def test_keys_typed_in_the_panel_do_nothing_to_the_notebook(live: Watched) -> No
 
 
 def test_keys_that_stay_the_notebook_s(live: Watched, wait_until: Callable[..., Any]) -> None:
-    """The notebook can be saved from within the panel, with the static view as soon as there is one."""
+    """Ctrl+S in the panel saves the notebook, with the static view as soon as there is one."""
     live.panel.locator(".sr-lines").focus()
 
     def is_saved() -> bool:
@@ -455,27 +455,27 @@ def test_everybody_can_use_it(live: Watched, look: str) -> None:
 
 
 def test_a_page_that_is_loaded_again(started: Watched) -> None:
-    """The saved view is shown at once, and the panel when the busy kernel has sent the state of its widgets."""
+    """The saved view is shown at once, and the panel once the busy kernel has sent the state of its widgets."""
     started.notebook.save()
     started.notebook.reload()
     expect(started.notebook.cell(Watched.AT)).to_contain_text("running")
     expect(started.panel.locator(".sr-state")).to_have_text("running")
     step = started.number(started.tile(0))
-    expect(started.tile(0)).not_to_have_text(f"0 ▶ {step}")  # it moves
+    expect(started.tile(0)).not_to_have_text(f"0 ▶ {step}")  # the step count is still growing
     expect(started.notebook.prompt(Watched.AT)).not_to_have_text(re.compile(r"\d"))
     (started.folder / "end").touch()
     expect(started.panel.locator(".sr-state")).to_have_text("finished")
-    # Each last line is shown once. The first lines of a long run are by now only in its files.
+    # Each rank's last line is shown once. By now, the first lines of a long run are only in its files.
     for rank in range(3):
         expect(started.rows(f"the last line of {rank}")).to_have_count(1)
 
 
-# ── Its end ───────────────────────────────────────────────────────────────────
+# ── The end of the run ────────────────────────────────────────────────────────
 
 
 @pytest.fixture(scope="module")
 def over(started: Watched) -> Watched:
-    """The same cell, run again to its end, since the reloaded page has missed the end of the first run."""
+    """The same cell after it has run again to its end, since the reloaded page missed the end of the first run."""
     (started.folder / "end").touch()
     expect(started.panel.locator(".sr-state")).to_have_text("finished")
     started.notebook.run(started.AT, wait=True)

@@ -1,4 +1,4 @@
-"""The quickstart, run from its first cell to its last in JupyterLab, as a new user does."""
+"""The quickstart, run from its first cell to its last in JupyterLab, as a new user would do."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from playwright.sync_api import expect
 
 QUICKSTART = Path(__file__).parents[2] / "notebooks" / "quickstart.ipynb"
 ALL_CELLS_MS = 400_000  # TensorFlow, Spark and torch are started one after another
-FAILS_ON_PURPOSE = "failure"  # id of a cell
+FAILS_ON_PURPOSE = "failure"  # the id of a cell
 TRAINING = {"minus-one": 1, "minus-two": 2, "two": 2, "torch-run": 2}  # id → ranks
 
 
@@ -48,7 +48,7 @@ class Running:
 
 @dataclass
 class Executed:
-    """The notebook as saved after its run, its HTML page, and the results that it wrote."""
+    """The notebook, saved after its run, its HTML page, and the results that it wrote."""
 
     notebook: nbformat.NotebookNode
     page: str
@@ -71,7 +71,7 @@ def running(opened: Opened) -> Running:
 
 @pytest.fixture(scope="module")
 def executed(running: Running, lab: Lab, run_demo: Any, tmp_path_factory: pytest.TempPathFactory) -> Executed:
-    """The notebook after its run, which all tests share. It is saved in the same way as by `make demo`."""
+    """The notebook after its run, which all tests share. It is saved in the same way as under `make demo`."""
     running.until_done()
     notebook = running.notebook.save()
     for cell in notebook.cells:
@@ -144,7 +144,7 @@ def test_only_the_cell_that_is_meant_to_fails(executed: Executed) -> None:
 
 
 def test_nothing_but_the_notebook_speaks(executed: Executed) -> None:
-    """There are no warnings on stderr: not from TensorFlow, Spark or the JVM, and not from sparkring."""
+    """stderr stays empty: TensorFlow, Spark, the JVM and sparkring print no warnings."""
     assert not [(cell, output.text) for cell, output in executed.every_output() if output.get("name") == "stderr"]
 
 
@@ -169,7 +169,7 @@ def test_spark_says_that_it_made_a_session(executed: Executed) -> None:
 
 
 def test_nothing_outlives_the_kernel(executed: Executed, lab: Lab, wait_until: Callable[..., Any]) -> None:
-    """Processes inherit the environment of their kernel, in which the server has set the notebook's name."""
+    """Processes are found by the notebook's name, which the server sets in the kernel's environment."""
     name = lab.kernel("quickstart").environ()["JPY_SESSION_NAME"]
     assert name.endswith("quickstart.ipynb")
 

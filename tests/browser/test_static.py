@@ -1,4 +1,4 @@
-"""The view of a run that a notebook saves is accessible, and readable where styles and drawings are removed."""
+"""The saved view of a run is accessible, and stays readable if styles and drawings are removed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sparkring.views.html import bundle
 FOLDER = Path(__file__).parents[2] / "notebooks"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.ipynb"))
 LOOKS = {"light": ("#fff", "rgba(0, 0, 0, .87)"), "dark": ("#111", "#fff")}  # JupyterLab's
-# Style sheets, drawings' texts, objects' addresses, and one part of a text stuck to the next.
+# Finds style sheets, texts of drawings, addresses of objects, and words that are joined by mistake.
 JUMBLE = re.compile(r"\.sr-|[{}]\s*\.|object at 0x|attempt \d+attempt|\d(step|attempt|epoch|rank) |\d s\d|[a-z]\)[a-z]")
 UNTAGGED = ["div", "span", "b", "small", "pre", "p", "table", "caption", "thead", "tbody", "tr", "th", "td", "ul",
             "li", "details", "summary", "code", "mark", "figure", "figcaption"]  # fmt: skip
@@ -54,7 +54,7 @@ def test_axe_finds_nothing(browser: Browser, pictures: Path, look: str) -> None:
 
 
 def test_it_reads_well_without_styles_and_pictures(browser: Browser) -> None:
-    """GitHub, for example, removes <style>, <svg> and style attributes."""
+    """GitHub, for example, removes <style> and <svg> elements and style attributes."""
     body = {name: bleach.clean(static(name), tags=UNTAGGED, attributes=[], strip=True) for name in RECORDS}
     page = page_of(browser, "".join(f'<section id="{name}">{each}</section>' for name, each in body.items()))
     told = {name: page.locator(f"#{name}").inner_text() for name in RECORDS}
@@ -69,9 +69,9 @@ def test_it_reads_well_without_styles_and_pictures(browser: Browser) -> None:
 
 
 def test_the_committed_notebooks_in_a_jupyterlab_that_does_not_trust_them(opened: Opened) -> None:
-    """JupyterLab's sanitizer leaves the notebooks' runs readable; the test has a cell for each notebook.
+    """JupyterLab's sanitizer leaves the runs in our notebooks readable. The test makes a cell for each notebook.
 
-    `make notebooks` writes the notebooks again.
+    If outputs are out of date, `make notebooks` runs the notebooks again.
     """
     cells, counts = [], {}
     for name in NAMES:

@@ -16,7 +16,7 @@ from sparkring.checkpointing import background
 from sparkring.runtime import report, resume_point, world
 from sparkring.wire import messages
 
-sys.path.append(str(Path(__file__).parent))  # for tests that import faulty.py
+sys.path.append(str(Path(__file__).parent))  # so that tests can import faulty.py
 
 
 class Told(list[messages.Message]):
@@ -36,7 +36,7 @@ def told(monkeypatch):
 
 @pytest.fixture
 def seat(monkeypatch):
-    """`seat(rank, size)`: this process is that rank from now on."""
+    """`seat(rank, size)` makes this process act as that rank from now on."""
     from sparkring.checkpointing import store
 
     counters: dict[int, dict] = {}
@@ -50,9 +50,9 @@ def seat(monkeypatch):
 
 @pytest.fixture
 def run(monkeypatch):
-    """`run(directory, stamp=…, resume=…, …)`: this process is in a run with --checkpoint-dir from now on.
+    """`run(directory, stamp=…, resume=…, …)` puts this process into a run with --checkpoint-dir from now on.
 
-    The driver has seen what is in the directory at that time.
+    The run's driver knows the checkpoints that are in the directory at that time.
     """
 
     def enter(directory, stamp=2_000_000_000_000, **found):
@@ -65,7 +65,7 @@ def run(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def nothing_on_its_way():
-    """Fails a test that leaves an unfinished save, which would otherwise fail the next one."""
+    """Fails a test that leaves an unfinished save, which would otherwise make the next test fail."""
     yield
     left = list(background._unfinished)
     for save in left:

@@ -1,7 +1,7 @@
 """Disks whose power is cut, and mounts that refuse operations or lag, simulated below sparkring's own code.
 
-Python's functions that open, change and list files are replaced for everything below one folder, so the tests run the
-code that is shipped, down to the system call.
+For all files below one folder, Python's functions that open, change and list files are replaced. So the tests run
+sparkring's real code, down to the system calls.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from pathlib import Path
 from typing import Any
 
 CUT = "cut"  # the power is off: all later operations fail too
-LOSSY = "lossy"  # the same, and data that was not synced may be lost
+LOSSY = "lossy"  # the power is off, and data that was not synced may be lost
 ONCE = "once"  # only this operation fails
 
 
 class PowerCut(OSError):
-    """Raised by an operation that is not done, or only in part."""
+    """Raised by an operation that was not carried out, or only in part."""
 
     def __init__(self) -> None:
         super().__init__(errno.EIO, "the power is cut")
 
 
 class _Below:
-    """Python's functions on files, which call this object's methods for everything below `root`."""
+    """Replaces Python's functions on files: for paths below `root`, they call this object's methods."""
 
     _NAMES = (
         "open",
@@ -132,8 +132,8 @@ class _Below:
 class Disk(_Below):
     """The disk below `root`, whose operation number `at` (from 0) fails as `how` says.
 
-    Operations are: opening, each write that the kernel sees, closing, syncing, making and removing. The one that fails
-    is done in part, wholly, or not at all, at random. `done` lists the operations up to that one (with ONCE, all).
+    Opening, writing, closing, syncing, making and removing are operations. At random, the failing operation is carried
+    out completely, in part, or not at all. `done` lists the operations up to the failing one (with ONCE, all of them).
     """
 
     def __init__(self, root: Path, at: int | None, how: str, seed: int = 0) -> None:
@@ -143,13 +143,13 @@ class Disk(_Below):
         self.failed = False
         self.done: list[str] = []
         self.random = random.Random(f"{seed} {at}")
-        # What is certainly on the disk: the bytes of files, and the names in folders.
+        # The bytes of files and the names in folders that are certainly on the disk.
         self._bytes: dict[str, bytes] = {}
         self._names: set[str] = set()
         self._removed: dict[str, bytes | None] = {}  # removed, but perhaps still on the disk; None for a folder
 
     def turn(self, what: str) -> bool:
-        """Whether this is the operation that fails. Later operations raise PowerCut, unless only one fails."""
+        """Count an operation, and return whether it is the one that fails. After a power cut, raise PowerCut."""
         with self._lock:
             if self.failed and self.how != ONCE:
                 raise PowerCut
@@ -158,7 +158,7 @@ class Disk(_Below):
             return self.failed and len(self.done) == (self.at or 0) + 1
 
     def after(self, folder: Path) -> Path:
-        """Write to `folder` what is found when the power is back."""
+        """Write the files that are found when the power is back to `folder`."""
         rng = self.random
         live = {str(path.relative_to(self.root)): path for path in Path(self.root).rglob("*")}
         kept = {"."}
@@ -180,7 +180,7 @@ class Disk(_Below):
         return folder
 
     def _left_of(self, live: bytes, synced: bytes) -> bytes:
-        """What is left of a file with `synced` on the disk: the rest is there in part, zeroed, or missing."""
+        """Return what is left of a file if only `synced` is surely on the disk. The rest may be cut off or zeroed."""
         if self.how != LOSSY or live == synced:
             return live
         there = self.random.randint(len(synced) if live.startswith(synced) else 0, len(live))
@@ -189,7 +189,7 @@ class Disk(_Below):
     # ── operations ────────────────────────────────────────────────────────────
 
     def _half(self, what: str, do: Any) -> Any:
-        """Do an operation. If the power fails during it, it is done completely or not at all."""
+        """Carry out an operation. If the power fails, it is carried out completely or not at all."""
         if not self.turn(what):
             return do()
         if self.random.random() < 0.5:
@@ -272,8 +272,8 @@ class Mount(_Below):
     """An object store that looks like a folder, as DBFS does at /dbfs.
 
     A file is written once, from its beginning, up to `limit_bytes`, and exists when it is closed. Nothing can be
-    renamed or linked. Listings lag `lag` changes behind; access by name does not. `syncs` says whether fsync may be
-    called.
+    renamed or linked. Listings lag `lag` changes behind, but access by name does not. `syncs` says whether fsync
+    may be called.
     """
 
     def __init__(self, root: Path, lag: int = 0, limit_bytes: int = 2**31, syncs: bool = True) -> None:
@@ -290,7 +290,7 @@ class Mount(_Below):
         shutil.rmtree(self._uploads)
 
     def there(self) -> list[str]:
-        """The files that exist, whatever a listing shows."""
+        """The files that really exist, even if listings are stale."""
         found, folders = [], [""]
         while folders:
             below = folders.pop()
@@ -300,7 +300,7 @@ class Mount(_Below):
         return sorted(found)
 
     def settle(self) -> None:
-        """Let time pass, so that listings are up to date."""
+        """Bring listings up to date, as if time had passed."""
         self.changes.clear()
 
     def _below(self, path: Any, dir_fd: int | None = None) -> str | None:

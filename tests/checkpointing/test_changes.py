@@ -1,4 +1,4 @@
-"""What has changed since a checkpoint was saved, in words."""
+"""Messages about the changes since a checkpoint was saved."""
 
 from __future__ import annotations
 

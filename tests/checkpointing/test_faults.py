@@ -1,4 +1,4 @@
-"""If the power fails during a save, or a byte changes, what was saved is found, or the damage is reported."""
+"""If the power fails during a save, or a byte changes, a saved state is restored, or the damage is reported."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STEPS = (10, 20, 30, 40)
 
 
 def state_of(step: int) -> dict[str, Any]:
-    """The state at a step, which differs from that at any other step."""
+    """The state at a step, which differs from the states at all other steps."""
     numbers = np.random.default_rng(step)
     return {
         "weights": numbers.standard_normal((40, 50)).astype(np.float32),
@@ -44,7 +44,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def restored(directory: Path) -> int:
-    """The step that a new process goes back to; fails if that is not the state that was saved there."""
+    """Return the step that a new process would restore. Fail if the state is not the one saved at that step."""
     folder._remembered.clear()
     state = state_of(0)
     step = checkpoints(directory, keep=2).restore(state)
@@ -53,7 +53,7 @@ def restored(directory: Path) -> int:
 
 
 class Course(NamedTuple):
-    """How a training run went: which steps it saved, and at which steps it heard of a failure."""
+    """How a training run went: the steps that it saved, and the steps whose save failed."""
 
     saved: list[int]
     failed: list[int]
@@ -75,7 +75,7 @@ def train(directory: Path, keep: int, background: bool) -> Course:
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
-    """Write a file of a few kilobytes in several pieces."""
+    """Makes saves write a file of a few kilobytes in several pieces."""
     monkeypatch.setattr(tensors, "CHUNK_BYTES", 4096)
 
 
@@ -103,11 +103,11 @@ def test_nothing_is_lost_wherever_the_power_goes(tmp_path, capsys, how, keep, ba
             assert how != ONCE or (step == course.saved[-1] and len(course.failed) <= 1)
             if step < max(course.saved, default=0):
                 lost.append((disk.done[disk.at], course, step))
-            with Disk(after, None, how):  # so that nothing has to wait for the real disk
+            with Disk(after, None, how):  # so that nothing waits for the real disk
                 goes_on(directory, step)
         for path in (root, tmp_path / "after"):
             shutil.rmtree(path, ignore_errors=True)
-    capsys.readouterr()  # what was said of failures and damage
+    capsys.readouterr()  # the messages about failures and damage
     assert course == Course(list(STEPS), [])
     with capsys.disabled():
         found = f"{found_steps} found a checkpoint, {len(corrupt)} corrupt, {len(lost)} lost"
@@ -119,7 +119,7 @@ def test_nothing_is_lost_wherever_the_power_goes(tmp_path, capsys, how, keep, ba
 
 
 def one_cut(root: Path, at: int, how: str, keep: int, background: bool) -> tuple[Course, Disk]:
-    """A training run on a disk that fails at one operation."""
+    """Train on a disk whose operation number `at` fails."""
     folder._remembered.clear()
     with Disk(root, at, how) as disk:
         course = train(root / "runs" / "run1", keep, background)
@@ -127,8 +127,8 @@ def one_cut(root: Path, at: int, how: str, keep: int, background: bool) -> tuple
 
 
 def test_one_byte_anywhere_is_told(tmp_path, monkeypatch, capsys):
-    """In each of 200 checkpoints, one bit changes or the end is cut off: the one before is restored, with a message."""
-    monkeypatch.setattr(tensors, "sync", lambda descriptor: None)  # the power does not fail here
+    """If one bit of a checkpoint changes, or its end is cut off, the one before is restored, and a message says so."""
+    monkeypatch.setattr(tensors, "sync", lambda descriptor: None)  # the power does not fail in this test
     rng = random.Random(5)
     directory = tmp_path / "run1"
     training = checkpoints(directory, keep=2, background=False)
@@ -166,7 +166,7 @@ def damage(file: Path, rng: random.Random) -> str:
 
 
 def goes_on(directory: Path, step: int) -> None:
-    """What the failure has left does no harm: a later training run saves, and finds what it saved."""
+    """Check that a later training run can save and restore in spite of what the failure has left behind."""
     training = checkpoints(directory, keep=2)
     state = state_of(0)
     assert training.restore(state) == step

@@ -1,4 +1,4 @@
-"""Directories of checkpoints: what counts as a checkpoint, what is damaged, and what is removed."""
+"""Directories of checkpoints: finding checkpoints, recognizing damage, and removing checkpoints."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def commit_of(file=None, **changes):
 
 
 def saved(directory, called, data=b"abc", **changes):
-    """Save a checkpoint with a file of these bytes, and return its commit."""
+    """Save a checkpoint with one file that contains `data`, and return its commit."""
     from sparkring.checkpointing.digests import digest_of
     from sparkring.checkpointing.entries import File
 
@@ -53,7 +53,7 @@ def states(directory):
 
 
 def test_commits_come_back(directory):
-    """A commit is read as it was written, even values that JSON cannot represent."""
+    """A commit is read back as it was written, even if it has values that JSON cannot represent."""
     commit = saved(directory, name(3), metrics={"loss": float("inf"), "ä": -0.0}, code='"\n\\')
     assert folder.read_commit(directory, name(3)) == commit
     assert folder.listing(directory) == [Entry(name(3), "committed", commit)]
@@ -63,7 +63,7 @@ def test_commits_come_back(directory):
 
 
 def test_newest_first(directory):
-    """Checkpoints are ordered by the time at which they were saved, whatever their step; other files are ignored."""
+    """Checkpoints are ordered by the time at which they were saved, not by step. Other files are ignored."""
     order = [name(9, 1_700_000_000_000), name(5, 1_800_000_000_000, 2), name(7, 1_800_000_000_000, 10)]
     for each in order:
         saved(directory, each)
@@ -107,7 +107,7 @@ def test_sizes(directory):
         name(2): ("corrupt", "rank-0.safetensors is missing"),
     }
     found = {entry.name: entry for entry in folder.listing(directory)}
-    assert found[name(1)].commit == commit  # its commit can still be read
+    assert found[name(1)].commit == commit  # the commit can still be read
     assert folder.look(directory, name(1)).reason == found[name(1)].reason
     assert folder.check(directory, found[name(2)]) == "rank-0.safetensors is missing"
 
@@ -155,7 +155,7 @@ def test_commits_of_others(directory, content):
 
 
 def test_every_byte(directory):
-    """check() reads every byte, and notices one changed bit in any part of a file, which the listing cannot see."""
+    """check() reads every byte, and notices one changed bit in any part of a file. A listing cannot notice this."""
     data = os.urandom(2 * tensors.CHUNK_BYTES + 5)
     saved(directory, name(1), data)
     (entry,) = folder.listing(directory)
@@ -171,7 +171,7 @@ def test_every_byte(directory):
 
 
 def test_removed(directory):
-    """A checkpoint is removed with all its files. It is no error if it has been removed already."""
+    """A checkpoint is removed with all its files. Removing it a second time is no error."""
     saved(directory, name(1))
     saved(directory, name(2))
     entry = folder.listing(directory)[1]
@@ -182,7 +182,7 @@ def test_removed(directory):
 
 
 class Watched(LocalFileSystem):
-    """Local files; notes the order of operations, and calls `before` ahead of each."""
+    """Local files. Notes the order of operations, and calls `before` ahead of each operation."""
 
     protocol = ("watched", "file")
     cachable = False
@@ -214,7 +214,7 @@ def watched(tmp_path):
 
 
 def test_the_commit_goes_first(watched):
-    """A removal that is cut off leaves no commit, and so no checkpoint."""
+    """The commit is removed first, so that an interrupted removal does not leave a damaged checkpoint."""
     saved(watched, name(1))
     folder.remove(watched, Entry(name(1), "committed"))
     assert watched.fs.asked[0] == ("remove", COMMIT)
@@ -242,7 +242,7 @@ def test_removed_while_listed(watched):
 
 
 def test_what_may_not_be_read(watched, monkeypatch):
-    """A directory that cannot be read is an error with its path, and is not taken for an empty one."""
+    """If a directory cannot be read, the error gives its path. It is not taken for an empty directory."""
 
     def refuse(path, **options):
         raise PermissionError(13, "Permission denied", path)
@@ -297,6 +297,6 @@ def test_parts(directory):
 
 
 def test_fsspec_has_what_is_asked(directory):
-    """All methods that are used exist in fsspec's base class, and so in other file systems."""
+    """All methods that we use exist in fsspec's base class, and so in every file system."""
     for method in ("find", "ls", "cat_file", "exists", "size", "rm_file", "rm", "makedirs", "open", "invalidate_cache"):
         assert hasattr(fsspec.AbstractFileSystem, method)

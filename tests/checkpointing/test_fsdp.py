@@ -1,4 +1,4 @@
-"""Models that torch's fully_shard() shards over the ranks: each rank saves its piece and restores it."""
+"""Models that torch's fully_shard() shards over the ranks: each rank saves and restores its own piece."""
 
 import copy
 import json
@@ -66,7 +66,7 @@ begun, found, pieces(calm)
 
 @pytest.mark.slow
 def test_a_lost_rank(local, spares, tmp_path):
-    """Weights and Adam's moments of each rank equal, bit by bit, those of an uninterrupted training."""
+    """Each rank's weights and Adam's moments equal those of an uninterrupted training, bit for bit."""
 
     def run(n):
         return local.run(TRAIN, n, framework="torch", checkpoint_dir=str(tmp_path), max_restarts=1)
@@ -86,9 +86,9 @@ def test_a_lost_rank(local, spares, tmp_path):
 
 @pytest.fixture
 def sit():
-    """`sit(rank, size)`: this process is that rank for torch, whose collectives do nothing.
+    """`sit(rank, size)` makes torch take this process for that rank. Collectives do nothing.
 
-    Torch is imported here, because every worker of pytest-xdist imports this module, but only one runs its tests.
+    Torch is imported here, because every worker of pytest-xdist imports this module, but only one runs the tests.
     """
     global torch, dist, DeviceMesh, init_device_mesh, fully_shard, DTensor, Replicate, Shard
     import torch
@@ -106,7 +106,7 @@ def sit():
 
 
 def training(mesh=(2,), steps=0, kind="Adam"):
-    """A state with a model, 5 → 3, and its optimizer, sharded over a mesh of this shape, or (None) not sharded."""
+    """A state with a model, 5 → 3, and its optimizer, sharded over a mesh of this shape, or unsharded for None."""
     model = torch.nn.Linear(5, 3)
     if isinstance(mesh, tuple):
         mesh = init_device_mesh("cpu", mesh, mesh_dim_names=("replicas", "pieces")[-len(mesh) :])
@@ -121,7 +121,7 @@ def training(mesh=(2,), steps=0, kind="Adam"):
 
 
 def kept(state):
-    """Return what would be read back from a file."""
+    """Return the state as it would be read back from a file."""
     skeleton, leaves = tree.flatten(tree_of(state))
     return tree.rebuild(json.loads(json.dumps(skeleton)), copy.deepcopy(leaves))
 
@@ -158,7 +158,7 @@ def test_before_the_first_step(sit, kind, shape):
 
 @pytest.mark.parametrize("which", ["model", "optimizer"])
 def test_another_spread(sit, which):
-    """The error about a model or an optimizer describes how it was sharded, and how it is sharded now."""
+    """The error describes how the model or optimizer was sharded, and how it is sharded now."""
     sit(1)
     found = {which: kept(training(steps=1))[which]}
     told = r"^state\['{}'\]\[.* saved as a tensor of shape \[3, 5\] spread over a mesh of 2 ranks as S\(0\), with the "

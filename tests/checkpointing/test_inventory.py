@@ -1,4 +1,4 @@
-"""The inventory of a directory of checkpoints, on a real file system and on one that only fsspec knows."""
+"""The inventory of a directory of checkpoints, on the local file system and on memory://."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sparkring.runtime.storage import Location, locate
 
 
 def put(where: Location, step: int, *, data: bytes = b"x" * 1000, commit: bool = True, **fields) -> str:
-    """Write a checkpoint of one small file, and return its name."""
+    """Write a checkpoint with one small file, and return its name."""
     name = str(Name(step, 1_795_294_802_123, step))
     where.fs.makedirs((where / name).path, exist_ok=True)
     where.fs.pipe_file((where / name / "rank-0.safetensors").path, data)
@@ -40,7 +40,7 @@ def where(request, tmp_path):
 
 
 def test_ours_and_others(where):
-    """sparkring's and others' checkpoints are listed separately; a file inside one of ours is in neither list."""
+    """Other libraries' checkpoints are listed separately from ours. A file inside one of ours is not listed."""
     put(where, 100, metrics={"loss": 0.1})
     name = put(where, 200, metrics={"loss": 0.2})
     put(where, 300, commit=False)
@@ -96,7 +96,7 @@ def test_what_a_run_removes_while_it_is_checked_is_left_out(where):
 
 
 def test_a_directory_with_much_else_is_listed_in_a_moment(where, monkeypatch):
-    """Other folders are searched three levels deep, and only a limited number of them."""
+    """Other folders are searched only three levels deep, and only a limited number of folders."""
     for number in range(30):
         deep = where / f"a{number:02d}" / "b" / "c" / "d"
         where.fs.makedirs(deep.path)
@@ -108,7 +108,7 @@ def test_a_directory_with_much_else_is_listed_in_a_moment(where, monkeypatch):
 
 
 def test_a_dead_link_is_no_obstacle(tmp_path: Path):
-    """A dead link does not keep other files from being listed, not even an empty one."""
+    """In spite of a dead link, the other files are listed, even an empty file."""
     (tmp_path / "x.pt").symlink_to(tmp_path / "gone.pt")
     (tmp_path / "y.pt").write_bytes(b"")
     assert {each.name for each in inventory(Location(fsspec.filesystem("file"), str(tmp_path), "d")).others} >= {"y.pt"}

@@ -24,9 +24,9 @@ STEPS = 20
 
 @pytest.fixture(autouse=True, scope="module")
 def frameworks():
-    """TensorFlow and Horovod open files when they are first used, and never close them.
+    """Uses TensorFlow and Horovod before the tests. On first use, they open files that they never close.
 
-    They are imported here, because every worker of pytest-xdist imports this module, but only one runs its tests.
+    They are imported here, because every worker of pytest-xdist imports this module, but only one runs the tests.
     """
     global tf
     import horovod.tensorflow.keras as hvd
@@ -39,7 +39,7 @@ def frameworks():
 
 @pytest.fixture(autouse=True)
 def clean():
-    """Give every test the state of a new process."""
+    """Gives every test the state of a new process."""
     begin_anew(7)
 
 
@@ -106,7 +106,7 @@ def make(optimizer=None, dropout=0.5):
 
 
 def watched(data, seen):
-    """Return data.as_tf(), extended to add to `seen` the rows that are taken from it."""
+    """Return data.as_tf(). The rows that are taken from it are added to `seen`."""
 
     def note(x):
         seen.append(x[:, 0].astype(int).tolist())
@@ -131,7 +131,7 @@ def equal(these, those):
 
 @pytest.fixture(scope="module")
 def untorn(numbered):
-    """Train four epochs without a stop. Return the variables, the rows of each batch, and the history."""
+    """Train four epochs without an interruption. Return the variables, the rows of each batch, and the history."""
     begin_anew(7)
     seen = []
     data, model = numbered_shards(numbered), make()
@@ -144,7 +144,7 @@ def untorn(numbered):
 
 @pytest.mark.parametrize(("every", "torn", "kept"), [(7, 35, 35), ("epoch", 30, 20)])
 def test_a_training_that_goes_on_is_bit_equal(numbered, untorn, every, torn, kept):
-    """Weights, Adam's moments, dropout and the order of the data are as if it had not been interrupted."""
+    """Weights, Adam's moments, dropout and the order of the data are as if training had not been interrupted."""
     want, want_seen, want_history = untorn
     store, first = Memory(), []
     data, model = numbered_shards(numbered), make()
@@ -178,7 +178,7 @@ def fit(model, data, *callbacks, **more):
 
 
 def test_the_rest_of_an_epoch_on_more_ranks(numbered):
-    """The rest is divided among all ranks, later epochs are whole, and the step numbers continue."""
+    """The rest of the epoch is divided among all ranks. Later epochs are whole, and the step numbers continue."""
     store = Memory()
     data, model = numbered_shards(numbered), make()
     with pytest.raises(Stop):
@@ -189,7 +189,7 @@ def test_the_rest_of_an_epoch_on_more_ranks(numbered):
         data, model, numbers = numbered_shards(numbered, rank=rank, size=2), make(), []
         resume = resuming.resume(store, model, data=data, every="epoch")
         note = tf.keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs, to=numbers: to.append(batch))
-        fit(model, data, resume, note, epochs=3)  # it begins there without initial_epoch, too
+        fit(model, data, resume, note, epochs=3)  # it begins at the right epoch without initial_epoch, too
         assert numbers == [4, 5, 6, 7, 8, 9, *range(10)]
         assert data.epoch == 4
         ranks.append(store.saved.pop()[0])
@@ -218,7 +218,7 @@ def test_a_fit_that_is_stopped_in_an_epoch_and_goes_on_later(numbered):
 
 
 def test_without_data_and_with_validation():
-    """The last batch's save is made at the epoch's end, with the metrics of the validation."""
+    """The save after an epoch's last batch waits for the validation, and includes its metrics."""
     store, x = Memory(), np.ones((40, 2), "f4")
     model = make()
     resume = resuming.resume(store, model, every=5)
@@ -250,7 +250,7 @@ def test_a_data_set_whose_length_nobody_knows():
 
 
 def test_replicas_take_no_data(numbered, monkeypatch):
-    """TensorFlow divides the batches among the replicas again, so their position in the data is unknown."""
+    """`data` is refused, since TensorFlow divides batches among replicas, and so their position is unknown."""
     monkeypatch.setattr(tensorflow_state, "replicas", lambda model: 2)
     with pytest.raises(CheckpointError, match=r"trains on 2 replicas.*leave data out"):
         resuming.resume(Memory(), make(), data=numbered_shards(numbered))
@@ -266,7 +266,7 @@ def test_replicas_take_no_data(numbered, monkeypatch):
     ],
 )
 def test_what_cannot_be_resumed(wrong, message):
-    """The error is raised before the training."""
+    """The error is raised before training starts."""
     with pytest.raises((CheckpointError, OptionsError), match=message):
         wrong()
 
@@ -275,7 +275,7 @@ def test_what_cannot_be_resumed(wrong, message):
 
 
 def kept(state):
-    """Return what would be read back from a file."""
+    """Return the state as it would be read back from a file."""
     skeleton, leaves = tree.flatten(parts.tree_of(state))
     return tree.rebuild(json.loads(json.dumps(skeleton)), copy.deepcopy(leaves))
 
@@ -322,7 +322,7 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers_of_all_kinds(horovod, name):
-    """Variables, learning rate and loss scale are restored into a newly compiled model; load() makes such a model."""
+    """Variables, learning rate and loss scale are restored into a new model. load() returns a model with them."""
     model = trained(make(OPTIMIZERS[name](), 0.0))
     if name != "schedule":
         model.optimizer.learning_rate = 0.125
@@ -343,7 +343,7 @@ def test_optimizers_of_all_kinds(horovod, name):
 
 
 def test_what_horovod_has_added_up(horovod):
-    """Gradients that were not applied yet are restored, even if Horovod has not made its variables yet."""
+    """Gradients that were not yet applied are restored, even before Horovod has created its variables."""
     model = trained(make(horovods(tf.keras.optimizers.SGD(0.1), backward_passes_per_step=4), 0.0), 2)
     found = kept(model)
     trained(model, 2)
@@ -354,7 +354,7 @@ def test_what_horovod_has_added_up(horovod):
 
 
 def test_what_is_taken_of_a_model_is_a_snapshot_without_a_copy():
-    """Once the memory of a variable has been handed out, TensorFlow writes new values elsewhere."""
+    """After a variable's memory has been handed out, TensorFlow writes the variable's new values elsewhere."""
     model = make()
     taken = parts.tree_of(model)["values"]
     before = [value.copy() for value in taken]
@@ -365,7 +365,7 @@ def test_what_is_taken_of_a_model_is_a_snapshot_without_a_copy():
 
 
 def test_layers_that_were_frozen_since():
-    """Which layers are trainable changes the order of the weights, not where they belong."""
+    """Freezing a layer changes the order of the weights, but each weight is restored to its own layer."""
 
     class Two(tf.keras.layers.Layer):
         def build(self, shape):
@@ -389,7 +389,7 @@ def test_layers_that_were_frozen_since():
 
 
 def test_a_model_that_is_not_built_yet():
-    """The model is built for the shapes of the saved one. A model can be saved only once it is built."""
+    """restore() builds the model with the shapes of the saved model. A model must be built before it can be saved."""
 
     def make():
         return tf.keras.Sequential([tf.keras.layers.Dense(3), tf.keras.layers.Dense(1)])
@@ -403,7 +403,7 @@ def test_a_model_that_is_not_built_yet():
 
 
 def test_models_that_do_not_fit():
-    """The error has the numbers of arrays, or the array and its shapes. The model is left unchanged."""
+    """The error gives the two numbers of arrays, or an array and its two shapes. The model is left unchanged."""
     found = kept({"model": make()})
     other = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(2,))])
     with pytest.raises(CheckpointError, match=r"state\['model'\]: the checkpoint has 8 arrays for the model, .* 2\."):
@@ -452,7 +452,7 @@ def test_models_of_ones_own_and_code_in_checkpoints():
 
 
 def test_layers_modules_variables_tensors_and_optimizers_on_their_own():
-    """Objects of these kinds are saved and restored, as in a training loop without fit()."""
+    """All these kinds of objects can be saved and restored, as training loops without fit() need."""
     layer = tf.keras.layers.Dense(2)
     layer.build((None, 3))
     optimizer = tf.keras.optimizers.Adam(0.5)
@@ -535,7 +535,7 @@ def told(monkeypatch):
         (keras.src.callbacks.BackupAndRestore, "_backup"),
         (keras.src.callbacks.BackupAndRestore, "on_train_end"),
     ):
-        if hasattr(kind, name):  # else Keras is older
+        if hasattr(kind, name):  # older versions of Keras lack some of them
             monkeypatch.setattr(kind, name, getattr(kind, name))
     keras_hooks.report_fits(True)
     return lambda: [message for message in found if isinstance(message, CheckpointSaved | CheckpointRemoved)]
@@ -576,7 +576,7 @@ def test_what_model_checkpoint_writes_is_told(told, tmp_path):
 
 
 def test_a_model_that_is_not_the_best_is_not_told(told, tmp_path):
-    """Only what is written is reported."""
+    """Only checkpoints that are written are reported."""
     keep = tf.keras.callbacks.ModelCheckpoint(str(tmp_path / "best.h5"), monitor="loss", save_best_only=True)
     keep.set_model(make())
     for epoch, loss in enumerate((3.0, 4.0, 2.0)):
@@ -585,7 +585,7 @@ def test_a_model_that_is_not_the_best_is_not_told(told, tmp_path):
 
 
 def test_what_backup_and_restore_writes_is_told(told, tmp_path):
-    """What BackupAndRestore writes and removes is reported, and it still resumes an interrupted fit."""
+    """The files that BackupAndRestore writes and removes are reported, and it still resumes an interrupted fit()."""
     x = np.ones((64, 2), "f4")
     model = make()
     keep = tf.keras.callbacks.BackupAndRestore(str(tmp_path))
@@ -613,7 +613,7 @@ def test_what_backup_and_restore_writes_is_told(told, tmp_path):
 
 
 def test_what_goes_wrong_in_telling_hurts_no_training(told, tmp_path, monkeypatch):
-    """The model is written, and the fit continues."""
+    """If a report fails, the model is still written, and fit() continues."""
     monkeypatch.setattr(keras_hooks, "_size_bytes", lambda path: 1 / 0)
     x = np.ones((4, 2), "f4")
     make().fit(x, x[:, 0], verbose=0, callbacks=[tf.keras.callbacks.ModelCheckpoint(str(tmp_path / "m.keras"))])

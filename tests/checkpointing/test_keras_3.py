@@ -1,4 +1,4 @@
-"""Keras 3's objects in a state continue with bit-equal numbers once restored; fit()'s own checkpoints are reported."""
+"""Keras 3's objects continue with bit-equal numbers after a restore, and fit()'s own checkpoints are reported."""
 
 import os
 import sys
@@ -24,7 +24,7 @@ Y = X.sum(1)
 
 @pytest.fixture(scope="module")
 def keras():
-    """Keras, imported once, as TensorFlow opens files and never closes them."""
+    """Keras. It is imported once, since TensorFlow opens files and never closes them."""
     import keras
 
     keras.ops.ones(1)
@@ -78,7 +78,7 @@ def test_a_restored_model_goes_on_with_the_same_numbers(keras, tmp_path, scaled)
 
 
 def test_an_optimizer_on_its_own_and_arrays_without_objects(keras, tmp_path):
-    """An optimizer can be saved without its model; without objects, a checkpoint gives arrays by name."""
+    """An optimizer can be saved without its model. A saved model's arrays can be read by name."""
     model = make(keras)
     fit(model)
     store = checkpoints(tmp_path)
@@ -94,7 +94,7 @@ def test_an_optimizer_on_its_own_and_arrays_without_objects(keras, tmp_path):
 
 
 def test_a_model_is_rebuilt_from_a_checkpoint_alone(keras, tmp_path):
-    """The model is compiled, with its optimizer's state. An unknown class causes a warning, and arrays are returned."""
+    """load() returns a compiled model with its optimizer's state. For an unknown class, it warns and returns arrays."""
 
     class Twice(keras.layers.Layer):
         def call(self, x):
@@ -140,7 +140,7 @@ def test_what_does_not_fit_is_said(keras, tmp_path):
 
 
 def test_seeds_of_other_ranks_stay_their_own(keras):
-    """A rank that restores rank 1's state keeps its own seeds, but restores how many numbers were drawn."""
+    """A rank that restores rank 1's state keeps its own seeds, but takes over how many numbers were drawn."""
     model, other = make(keras, seed=1), make(keras, seed=2)
     fit(model)
     tree = {**keras_3_state.take_layer(model, "model"), "rank": 1}
@@ -151,7 +151,7 @@ def test_seeds_of_other_ranks_stay_their_own(keras):
 
 
 def resumed_fit(keras, folder, data, seed, *, stop=0, every=7, callbacks=(), **options):
-    """fit() with store.keras(), which ends with a KeyError after `stop` batches."""
+    """Run fit() with store.keras(). It ends with a KeyError after `stop` batches, unless `stop` is 0."""
     model, taken, store = make(keras, seed=seed), [], checkpoints(folder)
     resume = store.keras(model, data=data, every=every)
 
@@ -172,7 +172,7 @@ def numbered_shards(path):
 
 @pytest.mark.parametrize(("every", "torn"), [(7, 35), ("epoch", 30)])
 def test_a_fit_that_was_torn_goes_on_with_the_same_numbers(keras, numbered, tmp_path, every, torn):
-    """fit continues within an epoch, later epochs are whole, and other callbacks can still end the training."""
+    """fit() continues within the epoch, and the weights and losses equal those of an uninterrupted training."""
     whole, history, _ = resumed_fit(keras, tmp_path / "whole", numbered_shards(numbered), 7, every=every)
     with pytest.raises(KeyError):
         resumed_fit(keras, tmp_path / "torn", numbered_shards(numbered), 7, every=every, stop=torn)
@@ -185,7 +185,7 @@ def test_a_fit_that_was_torn_goes_on_with_the_same_numbers(keras, numbered, tmp_
     assert data.epoch == 5
     assert numbers(again) == numbers(whole)
     assert numbers(again.optimizer) == numbers(whole.optimizer)
-    assert again._initial_epoch is None  # an attribute of Keras 3.15; of fit() and BackupAndRestore
+    assert again._initial_epoch is None  # an attribute of Keras 3.15, which fit() and BackupAndRestore use
 
 
 def test_an_end_that_another_callback_wants_and_data_of_unknown_length(keras, numbered, tmp_path):
@@ -212,7 +212,7 @@ def test_epochs_after_the_rest_of_one_are_whole(keras, numbered):
 
 
 def test_what_keras_writes_is_told(keras, tmp_path, monkeypatch):
-    """What ModelCheckpoint and BackupAndRestore write is reported. The patched attributes are those of Keras 3.15."""
+    """The files of ModelCheckpoint and BackupAndRestore are reported. Keras 3.15 has the attributes patched here."""
     from keras.src import callbacks
 
     found = []

@@ -1,4 +1,4 @@
-"""`Store.keras(…)` in Horovod's ranks, with each Keras."""
+"""`Store.keras(…)` on Horovod's ranks, with Keras 2 and 3."""
 
 import pytest
 from versions import KERAS
@@ -32,7 +32,7 @@ def fit(store, seed, stop=0):
 @pytest.mark.slow
 @pytest.mark.versions("of Keras, in which the training is resumed")
 def test_a_ring_goes_on(pair, numbered, tmp_path):
-    """Ranks of Horovod continue from a shared directory, with the weights of an uninterrupted training."""
+    """Horovod's ranks continue from a shared directory, and end with the weights of an uninterrupted training."""
     result = pair.run(
         f"""{TRAIN}
 whole = fit(checkpoints(folder + "-whole"), seed=7)

@@ -1,4 +1,4 @@
-"""A process that saves all the time is killed 200 times: each checkpoint that it reported as saved exists."""
+"""A process that saves all the time is killed 200 times. No checkpoint that it reported as saved is lost."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import sparkring
 
 KILLS = 200
 
-# A process that has imported everything, and forks the processes that are to be killed.
+# A process that has imported all modules. It forks the processes that are to be killed.
 NURSERY = '''
 import json, os, random, signal, sys, time
 import numpy as np
@@ -104,7 +104,7 @@ print(json.dumps(found))
 
 @pytest.mark.slow
 def test_nothing_is_lost_whenever_it_is_killed(tmp_path, capsys):
-    """The restored state is one that was saved, and not older than the last one that was reported as saved."""
+    """The restored state is a saved one, and is not older than the last state that was reported as saved."""
     done = subprocess.run(
         [sys.executable, "-c", NURSERY, str(tmp_path / "run1"), str(KILLS)],
         env={**os.environ, "PYTHONPATH": str(Path(sparkring.__file__).parents[1])},

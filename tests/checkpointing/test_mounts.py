@@ -1,4 +1,4 @@
-"""Checkpoints on storage that is not a disk: a mount of an object store, memory://, and a server that speaks S3."""
+"""Checkpoints on storage that is not a disk: a mount of an object store, memory://, and an S3 server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sparkring.errors import CheckpointError
 from sparkring.runtime import resume_point
 from sparkring.runtime.storage import locate
 
-LAG = 30  # in changes: a save makes about three, or about six if it also removes a checkpoint
+LAG = 30  # a number of changes: a save makes about three, or about six if it also removes a checkpoint
 
 
 def state_of(step):
@@ -29,7 +29,7 @@ def state_of(step):
 
 
 def goes_back(directory: str, **options) -> int:
-    """The step that a new process goes back to; fails if that is not the state that was saved there."""
+    """Return the step that a new process would restore. Fail if the state is not the one saved at that step."""
     folder._remembered.clear()
     state = state_of(0)
     step = checkpoints(directory, **options).restore(state)
@@ -57,7 +57,7 @@ def files(directory: str) -> list[str]:
 
 
 def remembers(directory: str, **options) -> None:
-    """Check what any storage must do: save, restore, remove old checkpoints, and report damaged ones."""
+    """Check that checkpoints in `directory` can be saved and restored, that old ones go, and that damage is noticed."""
     store = checkpoints(directory, keep=2, best="loss", **options)
     for step in range(1, 7):
         save(store, step, loss=abs(step - 2))
@@ -93,7 +93,7 @@ def remembers(directory: str, **options) -> None:
 
 @pytest.fixture
 def mount(tmp_path, monkeypatch):
-    """`mount(lag=…, …)` puts dbfs:/ on such a mount. Of the operations that it refuses, only fsync may be tried."""
+    """`mount(lag=…, …)` puts dbfs:/ on a Mount. A test fails if it tries refused operations other than fsync."""
     root = tmp_path / "mount"
     root.mkdir()
     monkeypatch.setenv("SPARKRING_DBFS_ROOT", str(root))
@@ -109,14 +109,14 @@ def mount(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("syncs", [True, False])
 def test_a_mount_that_only_writes_in_one_go(mount, syncs):
-    """There is no seek, append or rename; a mount that cannot sync either is good enough."""
+    """Saves need no seek, append or rename, and they work even if the mount cannot sync."""
     with mount(syncs=syncs) as found:
         remembers("dbfs:/ml/run1")
     assert bool(found.refused) is not syncs
 
 
 def test_listings_that_are_stale(mount, run, monkeypatch):
-    """No checkpoint is lost. A run resumes by name, and once listings are up to date, everything is in order."""
+    """No checkpoint is lost. A run resumes by name. Once listings are up to date, all old checkpoints are removed."""
     with mount(lag=LAG) as found:
         store = checkpoints("dbfs:/ml/run1", keep=2)
         for step in range(1, 30):
@@ -144,7 +144,7 @@ def test_listings_that_are_stale(mount, run, monkeypatch):
 
 
 def test_a_file_may_be_too_large_for_a_mount(mount, capsys):
-    """The error says which save failed, where, why, and what to do. Earlier checkpoints are still there."""
+    """The error says which save failed, where and why, and what to do. Earlier checkpoints are kept."""
     with mount(limit_bytes=50_000):
         store = checkpoints("dbfs:/ml/run1")
         save(store, 1)
@@ -169,7 +169,7 @@ def test_memory(background):
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    """A server that speaks S3, in a process of its own. Yields a bucket's URL; the environment has the credentials."""
+    """Starts an S3 server, sets its address and credentials in the environment, and yields a bucket's URL."""
     process = subprocess.Popen(
         [sys.executable, "-u", "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"],
         stdin=subprocess.DEVNULL,
@@ -198,8 +198,8 @@ def server() -> Iterator[str]:
             s3fs.S3FileSystem.clear_instance_cache()
             gc.collect()
 
-        # In a thread of its own: in the main thread, s3fs of 2023 makes an event loop to close its connections, and
-        # closes neither.
+        # This needs a thread: in the main thread, s3fs of 2023 makes an event loop to close its connections, and then
+        # closes neither the loop nor the connections.
         closing = threading.Thread(target=close)
         closing.start()
         closing.join()
@@ -210,17 +210,17 @@ def server() -> Iterator[str]:
 
 @pytest.fixture
 def bucket(watch, request) -> str:
-    """The server and the connections to it outlive the test."""
+    """A bucket's URL. The server and the connections to it outlive the test."""
     return watch.except_for(lambda: request.getfixturevalue("server"))
 
 
 @pytest.mark.parametrize("background", [True, False])
 def test_s3(bucket, watch, background):
-    """An object store does everything that a folder does."""
+    """Checkpoints work on an object store as they do in a folder."""
     watch.except_for(lambda: remembers(f"{bucket}/{uuid.uuid4().hex}/run1", background=background))
 
 
 def test_a_bucket_that_is_not_there(bucket, watch):
-    """The error gives its name, and says to check it."""
+    """The error gives the path, and says to check the bucket."""
     with pytest.raises(CheckpointError, match=r"s3://nowhere/run1.*bucket"):
         watch.except_for(lambda: save(checkpoints("s3://nowhere/run1"), 1))

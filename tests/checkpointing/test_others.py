@@ -37,7 +37,7 @@ def test_backup_and_restore():
 
 
 def test_a_saved_model_is_one_with_what_lies_in_it():
-    """The files in a SavedModel do not count as checkpoints of their own."""
+    """The files in a SavedModel do not count as separate checkpoints."""
     inside = ("saved_model.pb", "variables/variables.index", "variables/variables.data-00000-of-00001", "assets/x.h5")
     assert kinds(*(f"export/{each}" for each in inside), "b.pt") == {"export/": "SavedModel", "b.pt": "torch"}
     assert kinds(*inside) == {"./": "SavedModel"}

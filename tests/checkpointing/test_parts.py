@@ -1,4 +1,4 @@
-"""How the objects in a state are saved and restored. TensorFlow's are in test_keras.py."""
+"""How the objects in a state are saved and restored. TensorFlow's objects are tested in test_keras.py."""
 
 import copy
 import json
@@ -18,14 +18,14 @@ from sparkring.errors import CheckpointError
 
 @pytest.fixture(autouse=True, scope="module")
 def framework():
-    """Torch is imported here, because every worker of pytest-xdist imports this module, but only one runs its tests."""
+    """Torch is imported here, because every worker of pytest-xdist imports this module, but only one runs the tests."""
     global torch
     import torch
     import torch.distributed.fsdp
 
 
 def kept(state):
-    """Return what would be read back from a file: through JSON, with copies of the arrays that are read-only."""
+    """Return the state as it would be read back from a file: via JSON, with read-only copies of the arrays."""
     skeleton, leaves = tree.flatten(tree_of(state))
     skeleton, leaves = json.loads(json.dumps(skeleton)), copy.deepcopy(leaves)
     for leaf in leaves.values():
@@ -87,7 +87,7 @@ def test_a_torch_training_goes_on_bit_equal(kind):
 
 
 def test_what_is_taken_of_tensors_is_their_own_memory():
-    """Arrays and CPU tensors, including those in modules and lists, are not copied here, so that a save copies once."""
+    """tree_of() copies no arrays or CPU tensors, even in modules and lists. So a save copies them only once."""
     model, array, tensor = network(), np.arange(3.0), torch.arange(3.0)
     _, leaves = tree.flatten(tree_of({"model": model, "list": [array, {"deep": tensor}]}))
     with torch.no_grad():
@@ -115,7 +115,7 @@ TENSORS = [
 
 @pytest.mark.parametrize("make", TENSORS)
 def test_tensors_of_all_kinds(make):
-    """Dtype, shape and bits are kept. The values are copied into a tensor that fits; another tensor is replaced."""
+    """Dtype, shape and bits are kept. Values are copied into a tensor that fits. Any other tensor is replaced."""
 
     def same(one, other):
         a, b = one.resolve_conj().contiguous().reshape(-1), other.resolve_conj().contiguous().reshape(-1)
@@ -138,7 +138,7 @@ def test_tensors_of_all_kinds(make):
 
 
 def test_a_parameter_that_does_not_fit():
-    """A parameter of another shape belongs to another model. The error names it."""
+    """A parameter of another shape must belong to another model. The error names the parameter."""
     found = kept({"w": [torch.nn.Parameter(torch.zeros(2))]})
     with pytest.raises(CheckpointError, match=r"state\['w'\]\[0\]: .* shape \[2\] .* shape \[3\]"):
         put_back({"w": [torch.nn.Parameter(torch.zeros(3))]}, found)
@@ -168,10 +168,10 @@ def test_a_module_that_is_another_one():
 
 
 def test_hooks_and_versions_of_modules():
-    """Hooks run, the extra state is restored, and a module gets the version with which it was saved."""
+    """Hooks run, the extra state is restored, and a module is told the version with which it was saved."""
 
     class Noted(torch.nn.Module):
-        """A module with extra state, which notes the version with which it was saved."""
+        """A module with extra state. It notes the version with which it was saved."""
 
         _version = 3
 
@@ -191,7 +191,7 @@ def test_hooks_and_versions_of_modules():
             super()._load_from_state_dict(state, prefix, metadata, *others)
 
     model, ran = torch.nn.Sequential(Noted()), []
-    # Before torch 2.5, it had this name.
+    # Before torch 2.5, the method had the second name.
     after_saving = getattr(model, "register_state_dict_post_hook", None) or model._register_state_dict_hook
     after_saving(lambda *_: ran.append("saved"))
     model[0].extra = {"a": [2, None]}
@@ -219,7 +219,7 @@ class Mine:
 
 
 def test_anything_with_a_state_dict():
-    """A user's object and torch's scaler are saved. A class is not, although it has these methods."""
+    """A user's object and torch's scaler can be saved. A class cannot, although it has the methods, too."""
     mine = Mine({1: (2, {"x": np.arange(3)}), "model": torch.nn.Linear(1, 1)})
     there = Mine(None)
     put_back([there], kept([mine]))
@@ -228,7 +228,7 @@ def test_anything_with_a_state_dict():
     assert set(there.held["model"]) == {"weight", "bias"}
     with pytest.raises(CheckpointError, match=r"state: .* a Mine does not fit this Mine: ValueError"):
         put_back(Mine(0), kept(Mine("bad")))
-    if hasattr(torch.amp, "GradScaler"):  # before 2.3, torch had one for GPUs only
+    if hasattr(torch.amp, "GradScaler"):  # before 2.3, torch had a scaler for GPUs only
         scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
         put_back(scaler, kept(torch.amp.GradScaler("cpu", init_scale=8.0)))
         assert scaler.get_scale() == 8.0
@@ -240,7 +240,7 @@ Pair = namedtuple("Pair", "a b")
 
 
 def test_plain_values_take_the_place_of_what_is_there():
-    """The containers stay the same objects; new keys are added, and keys that were not saved are removed."""
+    """The containers stay the same objects. Saved keys are added, and keys that were not saved are removed."""
     saved = {
         "step": 7,
         "none": None,
@@ -283,7 +283,7 @@ def test_arrays_are_copied_into():
 
 
 def test_containers_of_objects_have_to_be_alike():
-    """Each saved object is restored into the object at the same place."""
+    """Each saved object is restored into the object at the same path, so both must exist."""
     found = kept({"models": [torch.nn.Linear(1, 1), torch.nn.Linear(2, 2)], "by": {"a": torch.nn.Linear(1, 1)}})
     with pytest.raises(CheckpointError, match=r"state\['models'\] has 1 items, .*2"):
         put_back({"models": [torch.nn.Linear(1, 1)]}, found)
@@ -295,7 +295,7 @@ def test_containers_of_objects_have_to_be_alike():
 
 @pytest.mark.parametrize("mine", [{MARK: "torch", "value": 3}, {MARK: MARK, 1: {MARK: None}}, [{MARK: "state_dict"}]])
 def test_a_users_own_key_that_is_the_mark(mine):
-    """The key is restored like any other."""
+    """A user's own key that equals our mark is restored like any other key."""
     assert plain(kept({"x": mine})) == {"x": mine}
     assert put_back({"x": None}, kept({"x": mine})) == {"x": mine}
     live = copy.deepcopy(mine)
@@ -304,7 +304,7 @@ def test_a_users_own_key_that_is_the_mark(mine):
 
 
 def test_a_kind_of_a_later_version():
-    """The error names the kind; the value is not passed on as a dict."""
+    """The error names the kind, and the value is not returned as a dict."""
     with pytest.raises(CheckpointError, match="`later`, which this version of sparkring does not know"):
         plain({"x": [{MARK: "later"}]})
 
@@ -318,7 +318,7 @@ def seed(number):
 def test_random_states_come_back():
     """The states of the global generators and of generators in a state are restored."""
     seed(1)
-    random.gauss(0, 1)  # half of a pair, as for NumPy's below
+    random.gauss(0, 1)  # draws a pair of numbers and keeps the second one, as NumPy's function does, too
     np.random.standard_normal()
     own = [random.Random(4), np.random.default_rng(5), np.random.RandomState(6), torch.Generator().manual_seed(7)]
 
@@ -352,7 +352,7 @@ def numbered(tmp_path):
 
 
 def test_data_goes_on_where_it_was(numbered):
-    """Reading continues in the same order and epoch; the data's version is known by name."""
+    """Reading continues in the same epoch and order. versions() maps names of data to their versions."""
     data = shards(numbered, 10, columns=["x"])
     whole = [batch.tolist() for _ in range(2) for batch in list(data.as_numpy("x"))]
     data = shards(numbered, 10, columns=["x"])
@@ -374,7 +374,7 @@ def test_data_goes_on_where_it_was(numbered):
 
 
 def test_data_that_has_changed(numbered):
-    """A position is not valid in changed data. The error names the data."""
+    """A position in data that has changed is not valid. The error names the data."""
     found = kept({"data": shards(numbered, 10, columns=["x"])})
     pq.write_table(pa.table({"x": range(50)}), numbered / "b.parquet")
     with pytest.raises(

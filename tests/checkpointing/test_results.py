@@ -1,4 +1,4 @@
-"""Items' results that are kept in a directory: writing them, and which of them are read again."""
+"""Items' results that are kept in a directory: how they are written, and which of them may be read again."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def results(request, tmp_path):
 
 
 def test_what_is_written_is_read(results):
-    """Small and large values are read as they were written, with name, metrics and seconds. Arrays are writable."""
+    """Small and large values come back unchanged, with name, metrics and seconds. Arrays are writable."""
     assert results.keys() == results.items() == set()
     array = np.arange(SMALL_BYTES, dtype=float)
     told = {"name": "shop='a'", "text": "3", "metrics": {"mape": 0.1, "nan": float("inf")}, "seconds": 2.5}
@@ -52,7 +52,7 @@ def test_what_is_written_is_read(results):
 
 
 def test_damaged_results_run_again(tmp_path):
-    """Whichever part of a result is missing or wrong, the result counts as missing."""
+    """If any part of a result is missing or wrong, the result counts as missing."""
     results, folder = Results(locate(tmp_path), SECRET), tmp_path / "results"
     results.write("large", Result(packed(np.zeros(SMALL_BYTES))))
     whole, signed = (folder / "large.bin").read_bytes(), (folder / "large.json").read_bytes()

@@ -1,4 +1,4 @@
-"""Which checkpoints may be removed."""
+"""Tests of the rules for removing old checkpoints."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ entries = st.lists(
 
 @given(entries, st.integers(1, 4), st.sampled_from(["min", "max"]), st.integers(0, 14), st.randoms())
 def test_what_stays(found, keep, mode, resumed, shuffled):
-    """Checkpoints of other training runs stay; so do our newest and best, and the resume point until two are newer."""
+    """Other training runs' checkpoints stay, as do our newest and best, and the resume point until two are newer."""
     ours = [each for each in found if each.commit.lineage == "ours"]
     whole = [each for each in ours if each.state == "committed"]
     resume = str(Name(resumed, STAMP, resumed)) if resumed < 12 else ""
@@ -52,7 +52,7 @@ def test_what_stays(found, keep, mode, resumed, shuffled):
         assert any(each.commit.metrics.get("loss") == best for each in whole if each in left)
     if resume and sum(each.parsed.number > resumed for each in whole) < 2:
         assert resume not in {each.name for each in gone}
-    # … and no others
+    # no other checkpoints stay
     assert sum(each in left for each in whole) <= keep + 1 + bool(resume)
     assert not expired(left, rules)
 
@@ -63,7 +63,7 @@ def test_all_of_them():
 
 
 def test_damaged_ones():
-    """Damaged checkpoints are removed once enough good ones are newer; one with a torn commit may not be ours."""
+    """Damaged checkpoints are removed if enough good ones are newer. If the commit is torn, it may not be ours."""
     found = [entry(1, state="corrupt"), entry(2), entry(3, state="corrupt"), entry(4), entry(5, state="corrupt")]
     assert expired(found, policy()) == [found[0]]
     torn = Entry(str(Name(0, STAMP, 0)), "corrupt", None, "torn")
@@ -72,7 +72,7 @@ def test_damaged_ones():
 
 
 def test_unfinished():
-    """An earlier attempt's unfinished checkpoint is removed at once if nobody else writes, otherwise after an hour."""
+    """An earlier attempt's unfinished checkpoint is removed: at once if no other process writes, else after an hour."""
     now = 1e9
 
     def left(changed):

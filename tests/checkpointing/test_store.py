@@ -1,4 +1,4 @@
-"""Stores of checkpoints: what is saved can be restored, or an error says why not."""
+"""Stores of checkpoints: a saved state can be restored, or an error says why not."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def not_complained():
 
 @pytest.mark.parametrize("background", [True, False])
 def test_there_and_back(directory, background):
-    """Another store restores a state in place and bit by bit, and the random states."""
+    """Another store restores a state in place and bit for bit, and restores the random states."""
     found = checkpoints(directory, background=background)
     random.seed(5)
     saved(found, 7, 2.5)
@@ -167,7 +167,7 @@ def test_bounded_history(directory, monkeypatch):
 
 
 def test_arrays_that_share_memory(tmp_path):
-    """Arrays that share memory are refused, as one would overwrite the other, unless their saved values are equal."""
+    """Arrays that share memory are refused, since one would overwrite the other. Equal saved values are no problem."""
     found = checkpoints(str(tmp_path))
     found.save(1, {"w": np.ones(4), "m": np.zeros(4), "same": np.ones(4)})
     found.wait()
@@ -214,7 +214,7 @@ def test_two_stores(directory):
 
 
 def test_travelling(directory):
-    """The notebook's store can be sent to the ranks, without what belongs to the notebook's process."""
+    """The notebook's store can be sent to the ranks. Objects of the notebook's process are left out."""
     found = checkpoints(directory, keep=5, best="loss")
     saved(found, 1, metrics={"loss": 1})
     other = pickle.loads(pickle.dumps(found))
@@ -259,14 +259,14 @@ def test_options(tmp_path, options, told):
     ],
 )
 def test_arguments(tmp_path, arguments, told):
-    """Something that cannot be saved is an error at once, and nothing is written."""
+    """An argument that cannot be saved raises an error at once, and nothing is written."""
     with pytest.raises(CheckpointError, match=told):
         checkpoints(tmp_path).save(*arguments)
     assert not list(tmp_path.iterdir())
 
 
 def test_the_metric_is_missing(tmp_path, seat):
-    """A store that keeps the best checkpoint needs its metric in every save(), on each rank."""
+    """A store that keeps the best checkpoint needs the metric in every save(), on each rank."""
     found = checkpoints(tmp_path, best="val_loss")
     with pytest.raises(CheckpointError, match=r"best='val_loss', but save.. was given no metrics"):
         found.save(1, {})
@@ -279,7 +279,7 @@ def test_the_metric_is_missing(tmp_path, seat):
 
 
 class Moody(MemoryFileSystem):
-    """Memory that waits, or fails, when a file is opened to be written."""
+    """Memory that can wait or fail when a file is opened for writing."""
 
     protocol = "moody"
     store: dict = {}  # noqa: RUF012
@@ -299,7 +299,7 @@ class Moody(MemoryFileSystem):
 
 @pytest.fixture
 def moody(monkeypatch):
-    """A directory whose file system does what `moody.on_write` and `moody.on_remove` say."""
+    """A directory whose file system calls the functions that are given to `moody.on()`."""
     fsspec.register_implementation("moody", Moody, clobber=True)
     monkeypatch.setattr(Moody, "store", {})
 
@@ -358,7 +358,7 @@ def test_training_goes_on(moody, wait_until):
 
     thread = threading.Thread(target=second)
     thread.start()
-    assert not over.wait(0.2)  # it cannot have ended, however slow this machine is
+    assert not over.wait(0.2)  # the second save() cannot have ended, however slow this machine is
     go.set()
     thread.join(60)
     background.finish()
@@ -376,7 +376,7 @@ def test_training_goes_on(moody, wait_until):
     ],
 )
 def test_failures(moody, error, words, capsys, told):
-    """A failure in the background is reported at once, raised once, by the next call, and leaves nothing partial."""
+    """A failure in the background is reported at once, and the next call raises it, once. No partial files are left."""
     moody.on(write=fails(error))
     found = checkpoints(moody.directory)
     found.save(12_000, state())
@@ -407,7 +407,7 @@ def test_failures_without_a_driver(moody, capsys):
 
 
 def test_at_the_end_of_a_cell(moody, directory):
-    """finish() waits for all stores, and raises the first error that has not been raised yet, once."""
+    """finish() waits for all stores. It raises the first error that no other call has raised, and only once."""
     moody.on(write=fails(OSError(5, "Input/output error")))
     one, two, three = checkpoints(moody.directory), checkpoints(directory), checkpoints(moody.directory)
     for step, found in enumerate((one, two, three)):
@@ -420,7 +420,7 @@ def test_at_the_end_of_a_cell(moody, directory):
 
 
 def test_a_commit_fails(moody):
-    """Data without a commit is not a checkpoint, and is removed again."""
+    """If the commit cannot be written, the checkpoint's other files are removed again."""
     moody.on(write=lambda path: path.endswith("commit.json") and fails(OSError(5, "Input/output error"))(path))
     found = checkpoints(moody.directory)
     with pytest.raises(CheckpointError, match="Input/output"):
@@ -429,7 +429,7 @@ def test_a_commit_fails(moody):
 
 
 def test_real_directories(tmp_path):
-    """A file where the directory should be is an error that has the path."""
+    """If there is a file instead of the directory, the error gives the path."""
     (tmp_path / "file").write_text("x")
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(CheckpointError, match=f"could not be saved in {path}: "):
@@ -572,7 +572,7 @@ def test_the_drivers_choice(tmp_path, run, told, monkeypatch):
 
 
 def test_all_ranks_get_one_answer(tmp_path, run, seat, monkeypatch):
-    """Whenever a rank asks, it sees what the driver saw, and this attempt's checkpoints of steps that it saved, too."""
+    """A rank sees the checkpoints that the driver saw, and those of this attempt's steps that it has saved, too."""
     outside = checkpoints(tmp_path, keep=None, best="loss")
     for step in (1, 2):
         saved(outside, step, metrics={"loss": step})
@@ -596,7 +596,7 @@ def test_all_ranks_get_one_answer(tmp_path, run, seat, monkeypatch):
 
 
 def test_arrays_are_read_into_their_place(tmp_path):
-    """A state's arrays are reused, and are not changed if a file is damaged."""
+    """A state's arrays are filled in place, and are not changed if a file is damaged."""
     found = checkpoints(tmp_path)
     saved(found, 1)
     there = state()
@@ -613,7 +613,7 @@ def test_arrays_are_read_into_their_place(tmp_path):
 
 
 def test_damage_in_a_run(tmp_path, run, told):
-    """Damage is an error, so that the driver chooses another checkpoint: ranks alone might choose different ones."""
+    """Damage is an error, so that the driver chooses another checkpoint. Ranks might choose different checkpoints."""
     outside = checkpoints(tmp_path)
     for step in (1, 2):
         saved(outside, step)
@@ -661,7 +661,7 @@ def test_only_rank_0_writes(tmp_path, run, seat, told):
 
 
 def test_the_best_is_told(directory, run, told):
-    """Each save reports whether it is the best of its training run; better ones of other runs do not count."""
+    """Each save reports whether it is the best of its training run. Better checkpoints of other runs do not count."""
     saved(checkpoints(directory, best="loss"), 9, metrics={"loss": -5})
     run(directory)
     found = checkpoints(best="loss")
@@ -672,11 +672,11 @@ def test_the_best_is_told(directory, run, told):
     assert checkpoints(directory, best="loss").best().step == 5
 
 
-# ── Each rank its own ─────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Sharded ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def sharded(tmp_path, run, seat, size=3, step=6):
-    """Save a sharded checkpoint; rank 0 begins, and waits for the others."""
+    """Save a sharded checkpoint as all ranks in turn. Rank 0 begins, and its save waits for the other ranks."""
     run(tmp_path)
     stores = []
     for rank in range(size):
@@ -691,7 +691,7 @@ def sharded(tmp_path, run, seat, size=3, step=6):
 
 
 def test_each_rank_its_own(tmp_path, run, seat, told):
-    """Each rank restores its own state and random numbers; the checkpoint is committed when all have written."""
+    """Each rank restores its own state and random numbers. One commit names the files of all ranks."""
     (found, *_) = sharded(tmp_path, run, seat)
     (entry,) = found.list()
     assert [file.name for file in entry.commit.files] == [f"rank-{rank}.safetensors" for rank in range(3)]
@@ -710,7 +710,7 @@ def test_each_rank_its_own(tmp_path, run, seat, told):
 
 
 def test_another_number_of_ranks(tmp_path, run, seat):
-    """Two ranks cannot restore what three ranks have sharded."""
+    """Two ranks cannot restore a checkpoint that three ranks have sharded."""
     sharded(tmp_path, run, seat)
     (name,) = os.listdir(tmp_path)
     run(tmp_path, resume=name)
@@ -720,7 +720,7 @@ def test_another_number_of_ranks(tmp_path, run, seat):
 
 
 def test_ranks_that_do_not_save(tmp_path, run, seat, monkeypatch, told):
-    """Rank 0 does not wait forever, and names the ranks that are missing."""
+    """Rank 0 does not wait forever, and its error names the missing ranks."""
     monkeypatch.setattr(writing, "OTHERS_LIMIT_S", 0.3)
     run(tmp_path)
     for rank in (1, 0):
@@ -731,7 +731,7 @@ def test_ranks_that_do_not_save(tmp_path, run, seat, monkeypatch, told):
     with pytest.raises(CheckpointError, match=r"from ranks 2, 3 within .* every rank must call save"):
         found.save(1, state())
     assert steps(found) == []
-    assert (files(tmp_path, 1) / "rank-1.safetensors").exists()  # others may still be writing
+    assert (files(tmp_path, 1) / "rank-1.safetensors").exists()  # other ranks may still be writing
 
 
 def test_a_rank_s_file_is_damaged(tmp_path, run, seat, told):
@@ -747,7 +747,7 @@ def test_a_rank_s_file_is_damaged(tmp_path, run, seat, told):
 
 
 def test_a_rank_does_not_choose_alone(tmp_path, run, seat, told):
-    """If the driver has not chosen, a rank whose own file is damaged does not restore another checkpoint by itself."""
+    """If the driver has not chosen, and only one rank's file is damaged, that rank alone does not go further back."""
     sharded(tmp_path / "one", run, seat, size=2, step=5)
     sharded(tmp_path / "one", run, seat, size=2, step=6)
     path = files(tmp_path / "one", 6) / "rank-1.safetensors"
@@ -764,7 +764,7 @@ def test_a_rank_does_not_choose_alone(tmp_path, run, seat, told):
 
 
 def test_sharded_without_a_run(tmp_path, seat):
-    """Ranks that share no stamp would write to folders of their own."""
+    """Sharded saves need a run, since without its stamp, each rank would write to a different folder."""
     seat(0, 2)
     with pytest.raises(CheckpointError, match="sharded=True needs a run with --checkpoint-dir"):
         checkpoints(tmp_path, sharded=True)
@@ -788,14 +788,14 @@ def test_kept(told, saves, keep):
     expected = set(range(max(0, len(saves) - keep), len(saves)))
     numbers = [(loss, -number) for number, (_, loss) in enumerate(saves) if loss == loss]
     if numbers:
-        # the best is never removed, so the best of those that are left is the best of all
+        # The best is never removed, so the best of the remaining checkpoints is the best of all.
         expected.add(-min(numbers)[1])
     assert set(left) == expected
     assert len(told.of(messages.CheckpointRemoved)) == len(saves) - len(expected)
 
 
 def test_others_are_left_alone(tmp_path):
-    """A new training run removes no checkpoint of an earlier one in the same directory, unless it continues it."""
+    """A new training run in the same directory removes no earlier run's checkpoints, unless it continues that run."""
     earlier = checkpoints(tmp_path, keep=2)
     for step in (1, 2):
         saved(earlier, step)
@@ -826,12 +826,12 @@ def test_what_ranks_go_back_to(tmp_path, run, told):
 
 
 def test_unfinished_ones(tmp_path, run):
-    """An earlier attempt's unfinished checkpoint is removed by the next attempt's first save; a later one's is not."""
+    """An attempt's first save removes earlier attempts' unfinished checkpoints, but not those of later attempts."""
     earlier, later = (str(Name(1, 2_000_000_000_000 + shift, 0)) for shift in (-1, 1))
     for name in (earlier, later):
         (tmp_path / name).mkdir()
         (tmp_path / name / "rank-0.safetensors").write_bytes(b"half")
-    saved(checkpoints(tmp_path), 2)  # without a run, others may be writing: these folders are new
+    saved(checkpoints(tmp_path), 2)  # without a run, other processes may still be writing to these new folders
     assert (tmp_path / earlier).exists()
     run(tmp_path)
     saved(checkpoints(), 3)
@@ -884,5 +884,5 @@ def test_what_blocks_is_told(moody, told):
     found.save(2, state())
     found.wait()
     first, second = told.of(messages.CheckpointSaved)
-    assert first.took_s >= 0.4  # for its file and its commit
-    assert second.blocked_s >= 0.2  # at least for the first one's commit
+    assert first.took_s >= 0.4  # for the file and for the commit
+    assert second.blocked_s >= 0.2  # at least for the first checkpoint's commit

@@ -1,4 +1,4 @@
-"""Files of arrays: written sequentially, read back bit by bit, and recognized if they are damaged."""
+"""Files of arrays: they are written sequentially and read back bit for bit, and damage is recognized."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def equal(one, other):
 
 
 def test_there_and_back(place):
-    """Every dtype and shape is read back bit by bit, each array in its own writable memory."""
+    """Every dtype and shape is read back bit for bit, and each array has its own writable memory."""
     leaves = {**LEAVES, **OTHERS, **RAW}
     metadata = {"tree": [1, {"a": None}], "text": "ä\ud800"}
     file = written(place, leaves, metadata)
@@ -90,7 +90,7 @@ def test_there_and_back(place):
 
 
 def test_from_the_arena(place, tmp_path):
-    """A copy made first is written as the same file, and later changes to the arrays do not affect it."""
+    """If a copy is made first, the file is the same, and later changes to the arrays do not affect it."""
     leaves = {
         name: leaf.copy() if isinstance(leaf, np.ndarray) else leaf for name, leaf in {**LEAVES, **OTHERS}.items()
     }
@@ -131,7 +131,7 @@ def test_safetensors_reads_it(place):
 
 
 def test_what_numpy_lacks(place):
-    """The library reads bfloat16 and float8 as such, and an unknown dtype as bytes."""
+    """The safetensors library reads bfloat16 and float8 as such, and an unknown dtype as bytes."""
     from safetensors import safe_open
 
     written(place, RAW)
@@ -146,7 +146,7 @@ class OnceFile(MemoryFile):
 
 
 class Once(MemoryFileSystem):
-    """Only allows files to be written and read from beginning to end; notes what was opened."""
+    """A file system on which files can only be written from beginning to end. Notes which files were opened."""
 
     protocol = "once"
     store: dict = {}  # noqa: RUF012
@@ -183,14 +183,14 @@ def test_one_sequence():
 
 
 def test_cut_anywhere(place, tmp_path):
-    """A file that was cut off at any byte raises an error, and nothing of it is returned."""
+    """A file that was cut off at any byte raises an error, and none of its arrays are returned."""
     file = written(place, LEAVES)
     data = content(place)
     for length in range(len(data)):
         (tmp_path / "rank-0.safetensors").write_bytes(data[:length])
         with pytest.raises(CheckpointDamagedError, match=f"has {length:,} bytes instead of {len(data):,}"):
             tensors.read(place, file)
-        # … even if the noted size is wrong, too
+        # This holds even if the noted size is wrong, too.
         with pytest.raises(CheckpointDamagedError):
             tensors.read(place, file._replace(size_bytes=length))
     (tmp_path / "rank-0.safetensors").write_bytes(data + b"\0")

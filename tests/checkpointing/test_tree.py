@@ -1,4 +1,4 @@
-"""States taken apart into JSON and arrays, and put together again."""
+"""States are taken apart into JSON and arrays, and put together again."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_round_trip(state):
 
 
 def test_what_hypothesis_may_not_find():
-    """Infinities, negative zero, other NaNs, very long integers, lone surrogates, and keys that are equal as text."""
+    """Checks infinities, -0.0, other NaNs, very long integers, lone surrogates, and keys that are equal as text."""
     odd = struct.unpack("<d", struct.pack("<Q", 0x7FF8DEADBEEF0001))[0]
     state = {
         "floats": [math.inf, -math.inf, math.nan, odd, -0.0, 5e-324, 0.1],
@@ -94,7 +94,7 @@ def test_names():
 
 
 def test_arrays_as_they_are():
-    """Taking a state apart copies no array; an array that is in it twice becomes two leaves."""
+    """Taking a state apart copies no array. An array that occurs twice becomes two leaves."""
     array = np.arange(3)
     leaves = flatten([array, array])[1]
     assert all(leaf is array for leaf in leaves.values())
@@ -153,7 +153,7 @@ class Foo:
     ],
 )
 def test_what_cannot_be_held(state, told):
-    """The error names the path of what a checkpoint cannot hold."""
+    """The error gives the path of a value that a checkpoint cannot hold."""
     with pytest.raises(CheckpointError, match=told):
         flatten(state)
 
@@ -183,6 +183,6 @@ def test_cycles_and_depth():
 
 @pytest.mark.parametrize("skeleton", [{"set": [1]}, {}, {"a": 1, "b": 2}, {"array": "no"}, {"float": "xy"}])
 def test_skeletons_of_others(skeleton):
-    """The error says that this version does not know the skeleton."""
+    """For a skeleton of another version, the error says that this version does not know it."""
     with pytest.raises(CheckpointError, match="does not know"):
         rebuild(skeleton, {})

@@ -20,7 +20,7 @@ MAP = pa.map_(pa.string(), pa.int64())
 
 
 def converted(values, kind=None, *, fill=None, dtype=None, raw=None, nulls=False, exact=True):
-    """Return the column as an array; the column does not begin at the start of its memory."""
+    """Return the column as an array. The column does not begin at the start of its memory buffer."""
     array = values if isinstance(values, pa.Array) else pa.array(values, kind)
     array = pa.concat_arrays([array, array]).slice(len(array))
     making = Making(fill or {}, {"c": raw} if raw else {}, frozenset({"c"} if nulls else ()))
@@ -61,7 +61,7 @@ def converted(values, kind=None, *, fill=None, dtype=None, raw=None, nulls=False
     ],
 )
 def test_each_type_becomes_the_array_that_people_expect(values, kind, wanted):
-    """The array has the column's dtype and the shape of a row."""
+    """Each column becomes an array of the expected dtype, shape and values."""
     found = converted(values, kind)
     assert found.dtype == wanted.dtype
     np.testing.assert_array_equal(found, wanted)
@@ -75,7 +75,7 @@ def test_tensors_have_their_shape():
 
 
 def test_spark_mls_vectors_become_rows_dense_and_sparse():
-    """Sparse vectors are filled up with zeros; a mixture of both kinds is one array."""
+    """Sparse vectors are filled with zeros, and a mixture of both kinds becomes one array."""
     dense = {"type": 1, "size": None, "indices": None, "values": [1.0, 2.0, 3.0]}
     sparse = {"type": 0, "size": 3, "indices": [0, 2], "values": [4.0, 5.0]}
     empty = {"type": 0, "size": 3, "indices": [], "values": []}
@@ -105,14 +105,14 @@ def test_vectors_are_the_same_however_they_are_stored(rows, data):
 
 
 def test_floating_point_columns_become_what_is_asked_for():
-    """`dtype` applies to floating-point columns, and to no others."""
+    """`dtype` applies only to floating-point columns."""
     assert converted([1.0, 2.0], dtype=np.float32).dtype == np.float32
     assert converted([[1.0], [2.0]], dtype=np.float32).dtype == np.float32
     assert converted([1, 2], dtype=np.float32).dtype == np.int64
 
 
 def test_nulls_change_a_dtype_where_it_was_decided_before():
-    """The dtype does not depend on whether a batch has nulls; filled columns keep their dtype."""
+    """A batch has the same dtype with and without nulls. Filled columns keep their own dtype."""
     for values in ([1, None], [1, 2], [None, None]):
         found = converted(values, pa.int16(), nulls=True)
         assert found.dtype == np.float64
@@ -149,7 +149,7 @@ def test_lists_of_rows_are_lists():
 
 
 def test_what_is_no_array_is_told():
-    """Ragged lists, and nulls that the array cannot hold, are errors."""
+    """Ragged lists raise errors, and so do nulls that the array cannot hold."""
     with pytest.raises(DataError, match=r"rows of different lengths \(1 and 2\)"):
         converted([[1], [1, 2]])
     with pytest.raises(DataError, match="different lengths"):
@@ -163,14 +163,14 @@ def test_what_is_no_array_is_told():
 
 
 def test_no_rows_are_an_array_of_none():
-    """The empty array has the shape that the column's type gives."""
+    """An empty array has the row shape of the column's type."""
     assert converted([], pa.float32()).shape == (0,)
     assert converted([], pa.list_(pa.float32(), 3)).shape == (0, 3)
 
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.binary(24)])
 def test_raw_bytes_become_arrays_of_what_they_are(kind):
-    """Raw bytes become arrays, wherever in the column's memory they begin."""
+    """Raw bytes become arrays, even if the column does not begin at the start of its memory."""
     wanted = np.arange(30, dtype="<f4").reshape(5, 3, 2)
     rows = [row.tobytes() for row in wanted]
     np.testing.assert_array_equal(converted(rows, kind, raw=(np.dtype("<f4"), (3, 2))), wanted)
@@ -182,7 +182,7 @@ def test_raw_bytes_become_arrays_of_what_they_are(kind):
 
 
 def test_raw_is_for_bytes():
-    """`raw` needs binary rows of one length; nulls must be filled."""
+    """`raw` needs binary rows of equal length. Nulls must be filled."""
     with pytest.raises(DataError, match="column `c` is int64, but raw is for binary"):
         converted([1, 2], raw=(np.dtype("u1"), (8,)))
     with pytest.raises(DataError, match="has a row of 1"):

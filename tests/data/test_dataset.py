@@ -1,4 +1,4 @@
-"""Data sets as their footers describe them, and errors of one sentence about what is wrong with them."""
+"""Data sets as their footers describe them, and one-sentence errors about invalid data sets."""
 
 import datetime
 import os
@@ -14,7 +14,7 @@ from sparkring.errors import DataError, PathError
 
 
 def write(path, table, **options):
-    """Write a Parquet file, and make its folders."""
+    """Write a Parquet file, and make the folders above it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(table, path, **options)
     return path
@@ -32,7 +32,7 @@ def flights(tmp_path):
 
 
 def test_the_footers_tell_files_row_groups_rows_and_columns(flights):
-    """Counts and columns come from the footers; files whose names begin with _ or . are not data."""
+    """Counts and columns come from the footers. Files whose names begin with _ or . are not data."""
     found = open_dataset(flights)
     assert [os.path.basename(file.path) for file in found.files] == ["part-0.parquet", "part-1.parquet"]
     assert found.counts() == [[10, 10, 5], [5]]
@@ -44,7 +44,7 @@ def test_the_footers_tell_files_row_groups_rows_and_columns(flights):
 
 
 def test_the_version_is_a_digest_of_the_footers_and_of_what_is_read(flights):
-    """A copy has the same version; another choice of columns or rows, or one more row, has another."""
+    """A copy has the same version. Another choice of columns or rows, or an added row, changes the version."""
     found = open_dataset(flights)
     assert open_dataset(flights).version == found.version
     copy = flights.with_name("copy")
@@ -57,7 +57,7 @@ def test_the_version_is_a_digest_of_the_footers_and_of_what_is_read(flights):
 
 
 def test_a_file_a_glob_a_list_and_urls(flights, monkeypatch):
-    """All forms of a path lead to the same files, including those of DBFS."""
+    """All forms of a path lead to the same files, including DBFS paths."""
     whole = open_dataset(flights).counts()
     monkeypatch.setenv("SPARKRING_DBFS_ROOT", str(flights.parent))
     for path in (
@@ -78,7 +78,7 @@ def test_a_file_a_glob_a_list_and_urls(flights, monkeypatch):
 
 
 def test_a_file_system_that_is_not_this_machines(flights):
-    """Any file system that fsspec knows can be read."""
+    """Data on any file system that fsspec knows can be read."""
     memory = fsspec.filesystem("memory")
     try:
         for name in ("part-0.parquet", "part-1.parquet"):
@@ -126,7 +126,7 @@ def test_partitions_stand_in_the_path(tmp_path):
     ],
 )
 def test_filters_leave_rows_out_and_are_counted(flights, where, rows):
-    """The counts are exact, even if statistics do not suffice."""
+    """The counts are exact, even if the footers' statistics do not suffice."""
     if not rows:
         with pytest.raises(DataError, match="no row passes the filter"):
             open_dataset(flights, where=where)
@@ -135,7 +135,7 @@ def test_filters_leave_rows_out_and_are_counted(flights, where, rows):
 
 
 def test_dates_in_a_filter_are_strings(tmp_path):
-    """The strings are converted to the column's type."""
+    """Strings in a filter are converted to the column's type."""
     days = [datetime.datetime(2026, 1, day) for day in range(1, 11)]
     write(
         tmp_path / "a.parquet", pa.table({"t": days, "day": pa.array(days).cast(pa.date32()), "ok": [True, False] * 5})
@@ -192,7 +192,7 @@ def test_a_path_that_is_not_there(flights, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("log", "kind"), [("_delta_log", "Delta"), (".hoodie", "Hudi")])
 def test_a_table_with_a_log_is_not_taken_for_its_files(flights, log, kind):
-    """Such a table is refused, as its files still have rows that were removed from it."""
+    """Such a table is refused, since its files still contain rows that were removed from the table."""
     (flights / log).mkdir()
     (flights / log / "00000000000000000000.json").write_text("{}")
     with pytest.raises(DataError, match=rf"is a {kind} table.* pass the DataFrame"):
@@ -200,7 +200,7 @@ def test_a_table_with_a_log_is_not_taken_for_its_files(flights, log, kind):
 
 
 def test_an_empty_data_set(tmp_path):
-    """No file and no rows are errors; one file without rows among others is not."""
+    """A data set without files or without rows is an error. A single file without rows is not."""
     (tmp_path / "none").mkdir()
     with pytest.raises(DataError, match="no Parquet file in"):
         open_dataset(tmp_path / "none")
@@ -223,7 +223,7 @@ def test_files_that_are_broken_are_named(flights):
 
 
 def test_files_whose_columns_differ_are_named(flights):
-    """The error names the files and the column; columns that are not read may differ."""
+    """The error names the files and the column. Columns that are not read may differ."""
     write(flights / "part-2.parquet", pa.table({"x": ["1"], "city": ["Ulm"]}))
     with pytest.raises(DataError, match=r"`x` is int64 in part-0\.parquet and string in part-2\.parquet"):
         open_dataset(flights)
@@ -236,7 +236,7 @@ def test_files_whose_columns_differ_are_named(flights):
 
 
 def test_a_column_that_is_not_there(flights):
-    """The error suggests a similar name; a selection without columns is an error, too."""
+    """The error suggests a similar name. A selection without columns is an error, too."""
     with pytest.raises(DataError, match="no column `citty`: did you mean `city`"):
         open_dataset(flights, ["citty"])
     with pytest.raises(DataError, match="selects no column"):
@@ -244,7 +244,7 @@ def test_a_column_that_is_not_there(flights):
 
 
 def test_a_folder_that_may_not_be_read(tmp_path):
-    """The error has the system's message. Root may read everything, so the test uses a file system that refuses."""
+    """The error gives the system's message. The test uses its own file system, since root may read everything."""
 
     class Refusing(fsspec.implementations.local.LocalFileSystem):
         protocol = "refusing"

@@ -1,4 +1,4 @@
-"""A DataFrame is written once; the copy is used again for the same rows, and never for others."""
+"""A DataFrame is written once. The copy is used again for the same rows, and never for other rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def cache(tmp_path):
 
 @pytest.fixture
 def files(spark, tmp_path):
-    """A function that makes a new DataFrame over the same Parquet files."""
+    """A function that makes a new DataFrame of the same Parquet files."""
     folder = str(tmp_path / "some rows")
     spark.range(0, 1_000, 1, 4).withColumnRenamed("id", "x").write.parquet(folder)
     return lambda: spark.read.parquet(folder)
@@ -47,7 +47,7 @@ def rows_of(copy):
 
 
 def test_written_once(files, cache):
-    """The copy is used again, even for a DataFrame that was built again, and its rows are those of Spark."""
+    """The copy is used again, even if the DataFrame is built again, and it has Spark's rows."""
     told = []
     build = lambda: files().filter("x >= 10").selectExpr("x", "cast(x AS float) AS y")  # noqa: E731
     first = materialise(build(), cache=cache, name="df", say=told.append)
@@ -61,7 +61,7 @@ def test_written_once(files, cache):
 
 
 def test_another_question_is_another_copy(files, cache):
-    """Anything that changes what is written makes another copy, such as a filter or the size of row groups."""
+    """Anything that changes the files, such as a filter or the size of row groups, makes another copy."""
     copies = [
         materialise(files(), cache=cache),
         materialise(files().filter("x > 3"), cache=cache),
@@ -72,7 +72,7 @@ def test_another_question_is_another_copy(files, cache):
 
 
 def test_changed_files(spark, files, cache, tmp_path):
-    """A file that is overwritten with the same number of rows counts as other data."""
+    """A file that is overwritten counts as different data, even if it has as many rows."""
     source = tmp_path / "one.parquet"
     parquet.write_table(parquet.read_table(tmp_path / "some rows"), source)
     frame = spark.read.parquet(str(source))
@@ -83,11 +83,11 @@ def test_changed_files(spark, files, cache, tmp_path):
     after = materialise(spark.read.parquet(str(source)), cache=cache)
     assert not after.reused
     assert sum(row["x"] for row in rows_of(after)) == sum(row["x"] for row in rows_of(before)) + 1_000
-    assert version_of(frame) == after.version  # the earlier DataFrame does not keep the earlier version
+    assert version_of(frame) == after.version  # the earlier DataFrame has the new version, too
 
 
 def test_many_columns_and_long_lists(spark, files):
-    """What Spark leaves out of a plan's text still makes a difference."""
+    """Differences count even in parts of a plan that Spark leaves out of the plan's text."""
     from pyspark.sql import functions
 
     wide = lambda last: files().selectExpr(*(f"x + {last if i == 99 else i} AS c{i}" for i in range(100)))  # noqa: E731
@@ -98,7 +98,7 @@ def test_many_columns_and_long_lists(spark, files):
 
 
 def test_how_files_are_read(spark, tmp_path):
-    """CSV files that are read with another separator or null value have other rows."""
+    """A CSV file that is read with another separator or null value counts as other data."""
     (tmp_path / "table.csv").write_text("1;2,3\n4;5,6\n")
     read = lambda **options: version_of(spark.read.csv(str(tmp_path / "table.csv"), "a string", **options))  # noqa: E731
     assert read(sep=",") == read(sep=",")
@@ -127,14 +127,14 @@ def test_rows_of_the_notebook(spark, one, other):
 
 
 def test_order_of_rows(spark):
-    """Rows of the notebook in another order are the same rows."""
+    """The notebook's rows count as the same rows in any order."""
     rows = [(i, f"row {i}") for i in range(50)]
     versions = {version_of(spark.createDataFrame(some, "a int, b string")) for some in (rows, rows[::-1])}
     assert len(versions) == 1
 
 
 def test_functions_of_the_notebook(spark, files, cache):
-    """A Python function of the same name with another body makes another copy."""
+    """If a Python function has the same name but another default value, another copy is made."""
     from pyspark.sql import functions
 
     copies = []
@@ -148,7 +148,7 @@ def test_functions_of_the_notebook(spark, files, cache):
 
 
 def test_what_a_plan_does_not_tell(spark, files):
-    """The rows decide if the plan has the current date or a subquery, or the DataFrame is cached."""
+    """If the plan has the current date or a subquery, or the DataFrame is cached, the rows decide."""
     cached = files().filter("x > 7").cache()
     try:
         untold = (cached, files().selectExpr("current_date()"), files().filter("x > (SELECT 3)"))
@@ -158,9 +158,9 @@ def test_what_a_plan_does_not_tell(spark, files):
 
 
 def test_a_later_kernel(spark, driver, cache, tmp_path):
-    """Another process with a Spark of its own finds what the first one wrote, by plan and by rows.
+    """Another process with its own Spark session finds the first one's copies, by plan and by rows.
 
-    Once that session has ended, its DataFrames are refused in one sentence.
+    Once the session has ended, its DataFrames are refused in one sentence.
     """
     spark.range(100).write.parquet(str(tmp_path / "in"))
     build = f"""
@@ -188,7 +188,7 @@ def test_a_later_kernel(spark, driver, cache, tmp_path):
 
 
 def test_vectors_become_arrays(spark, cache):
-    """MLlib's vectors, dense and sparse, are lists of doubles in the files; odd names are kept."""
+    """MLlib's dense and sparse vectors become lists of doubles in the files. Odd names are kept."""
     from pyspark.ml.linalg import Vectors
 
     rows = [(0, Vectors.dense([1.0, 2.0])), (1, Vectors.sparse(2, [1], [3.0]))]
@@ -285,7 +285,7 @@ SLOW = """
 def test_stop_and_a_killed_kernel(driver, files, cache, wait_until):
     """Stop ends Spark's job and leaves nothing half-written.
 
-    An incomplete copy is removed by the next write once its kernel has been killed, but not while the kernel runs.
+    The next write removes an incomplete copy if its kernel has been killed, but not while its kernel is running.
     """
 
     def unfinished():
@@ -296,7 +296,7 @@ def test_stop_and_a_killed_kernel(driver, files, cache, wait_until):
     wait_until(lambda: list(cache.glob("*/*/_temporary/**/part-*")), "Spark writes")
     (stopped,) = unfinished()
     process.process.send_signal(signal.SIGINT)
-    process.until_said("^left: 1$")  # the copy that had been written before
+    process.until_said("^left: 1$")  # the copy that was written before
     assert "interrupted, and incomplete files were removed" in process.text
     assert not stopped.exists()
     process.until_said("(?s)^left: 1$.*^writing")
@@ -314,7 +314,7 @@ def test_stop_and_a_killed_kernel(driver, files, cache, wait_until):
 
 
 def test_another_hosts_beginnings(files, cache):
-    """A copy that another machine has begun is left alone for a day."""
+    """An incomplete copy of another machine is left alone for a day."""
     materialise(files(), cache=cache)
     (folder,) = kept(cache)
     (folder / COMMIT).unlink()
@@ -330,7 +330,7 @@ def test_another_hosts_beginnings(files, cache):
 
 
 def test_clean(files, cache):
-    """Copies that were not used for a month are removed; newer ones, and files that are not ours, stay."""
+    """Copies that were not used for a month are removed. Newer copies and other files stay."""
     old, young = (materialise(files().filter(f"x > {n}"), cache=cache).location.path for n in (1, 2))
     (cache / "mine").mkdir()
     (cache / "mine" / "precious.parquet").write_text("x")
@@ -352,14 +352,14 @@ def test_clean(files, cache):
 
 
 def test_no_rows(files, cache):
-    """An empty DataFrame is an error, and nothing of it is kept."""
+    """An empty DataFrame is an error, and no copy is left."""
     with pytest.raises(DataError, match="`df` has no rows"):
         materialise(files().filter("x < 0"), cache=cache, name="df")
     assert kept(cache) == []
 
 
 def test_what_spark_cannot_compute(files, cache):
-    """The error is one line with the Python function's exception, not a page of Java; nothing is kept."""
+    """The error is one line with the Python function's exception, not a page of Java. No copy is left."""
     from pyspark.sql import functions
 
     def burst(x):
@@ -371,7 +371,7 @@ def test_what_spark_cannot_compute(files, cache):
 
 
 def test_a_full_disk(spark, cache):
-    """The error has Spark's reason and what to do; nothing is left. The test limits the size of files instead."""
+    """The error gives Spark's reason and says what to do, and no copy is left. The test limits the size of files."""
     if not spark.sparkContext.master.startswith("local"):
         pytest.skip("the executors are other processes")
     jvm = psutil.Process(spark._jvm.java.lang.ProcessHandle.current().pid())
@@ -386,7 +386,7 @@ def test_a_full_disk(spark, cache):
 
 
 def test_where_spark_cannot_write(spark, files):
-    """The error about a file system that Spark does not know has Spark's reason, and nothing is left there."""
+    """If Spark does not know the file system, the error gives Spark's reason, and no copy is left."""
     import fsspec
 
     with pytest.raises(DataError, match='No FileSystem for scheme "memory"'):
@@ -395,14 +395,14 @@ def test_where_spark_cannot_write(spark, files):
 
 
 def test_columns_of_one_name(spark, cache):
-    """Several columns of one name are an error before anything is computed."""
+    """Several columns with one name raise an error before anything is computed."""
     with pytest.raises(DataError, match="several columns called 'a'"):
         materialise(spark.sql("SELECT 1 AS a, 2 AS A"), cache=cache)
     assert not cache.exists()
 
 
 def test_a_cache_that_cannot_be_written(files, tmp_path):
-    """The error names the folder that cannot be used, the reason, and what to set."""
+    """The error names the folder that cannot be used, gives the reason, and says what to set."""
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match=r"file/below cannot be used: .*SPARKRING_CACHE"):
         materialise(files(), cache=tmp_path / "file" / "below")
@@ -411,13 +411,13 @@ def test_a_cache_that_cannot_be_written(files, tmp_path):
 
 
 def test_no_usable_frame(files, cache):
-    """The error about something other than a DataFrame names its type."""
+    """If something other than a DataFrame is passed, the error names its type."""
     with pytest.raises(DataError, match="`df` is a `list`"):
         materialise([1, 2], cache=cache, name="df")
 
 
 def test_where_copies_are_kept(monkeypatch, tmp_path):
-    """The cache is the named folder, else SPARKRING_CACHE, else the user's folder: on Databricks, one on DBFS."""
+    """The cache is the given folder, or SPARKRING_CACHE, or the user's folder, which is on DBFS on Databricks."""
     from sparkring.data.materialise import cache_folder
 
     monkeypatch.setenv("SPARKRING_DBFS_ROOT", str(tmp_path))

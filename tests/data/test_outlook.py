@@ -1,4 +1,4 @@
-"""What `%shards` predicts, compared with counting by hand, and with what Petastorm really gives a shard."""
+"""Compares the predictions of `%shards` with counts by hand, and with Petastorm's real shards."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROW_BYTES = 8
 
 
 def laid_out(counts: Sequence[Sequence[int]], *, protocol: str = "file", folders: int = 1) -> Dataset:
-    """A data set with so many rows in each row group of each file, without the files."""
+    """A data set without files. `counts` has the number of rows of each row group of each file."""
     files = tuple(
         DataFile(
             f"/data/{number % folders}/part-{number}.parquet",
@@ -37,7 +37,7 @@ def laid_out(counts: Sequence[Sequence[int]], *, protocol: str = "file", folders
 
 @pytest.fixture
 def written(tmp_path: Path) -> Callable[..., Path]:
-    """`written([[40, 40], [5]])`: a folder with a Parquet file for each list, a row group for each number."""
+    """`written([[40, 40], [5]])` writes a Parquet file for each list, with a row group for each number of rows."""
 
     def write(counts: Sequence[Sequence[int]], columns: str = "abcd") -> Path:
         folder = tmp_path / "set"
@@ -55,7 +55,7 @@ def written(tmp_path: Path) -> Callable[..., Path]:
 
 
 def layouts(count: int) -> list[tuple[list[list[int]], int, int]]:
-    """Random layouts, numbers of ranks and batch sizes: empty files and row groups, more ranks than rows."""
+    """Random layouts, numbers of ranks and batch sizes. Some files or row groups are empty, or ranks outnumber rows."""
     rnd = random.Random(5)
     found = []
     while len(found) < count:
@@ -67,7 +67,7 @@ def layouts(count: int) -> list[tuple[list[list[int]], int, int]]:
 
 
 def by_hand(counts: Sequence[Sequence[int]], begin: int, end: int) -> tuple[int, int]:
-    """The numbers of files and row groups with a row from `begin` to `end`, counted row by row."""
+    """Count the files and the row groups that contain rows from `begin` to `end`, row by row."""
     places = [
         (file, group) for file, groups in enumerate(counts) for group, rows in enumerate(groups) for _ in range(rows)
     ][begin:end]
@@ -75,7 +75,7 @@ def by_hand(counts: Sequence[Sequence[int]], begin: int, end: int) -> tuple[int,
 
 
 def test_shares_are_what_counting_by_hand_gives():
-    """Rows, bytes, files and row groups of each rank, and the requests, over hundreds of layouts."""
+    """Checks each rank's rows, bytes, files and row groups, and the requests, for hundreds of layouts."""
     for counts, size, batch_size in layouts(300):
         found = outlook(laid_out(counts), size, batch_size)
         rows = [share.rows for share in found.ours]
@@ -101,7 +101,7 @@ def test_shares_are_what_counting_by_hand_gives():
     [("drop", [2, 2, 2], 5, 0), ("pad", [3, 3, 3], 0, 4), ("join", [3, 3, 3], 0, 0)],
 )
 def test_steps_by_what_becomes_of_the_rest(remainder, steps, unread, twice):
-    """23 rows on three ranks in batches of 3 are 7, 8 and 8 rows: none fills three batches."""
+    """Of 23 rows, three ranks have 7, 8 and 8 rows. No rank can fill three batches of 3."""
     found = outlook(laid_out([[20], [3]]), 3, 3, remainder=remainder)
     assert sorted(share.rows for share in found.ours) == [7, 8, 8]
     assert [share.steps for share in found.ours] == steps
@@ -109,7 +109,7 @@ def test_steps_by_what_becomes_of_the_rest(remainder, steps, unread, twice):
 
 
 def test_under_join_one_rank_may_take_a_step_more():
-    """19 rows on two ranks are 9 and 10, which are 3 and 4 batches of 3."""
+    """Of 19 rows, two ranks have 9 and 10 rows, which make 3 and 4 batches of 3."""
     assert sorted(share.steps for share in outlook(laid_out([[19]]), 2, 3, remainder="join").ours) == [3, 4]
 
 
@@ -117,7 +117,7 @@ def test_under_join_one_rank_may_take_a_step_more():
 
 
 def test_two_hundred_thousand_files_and_a_thousand_epochs():
-    """One GET per file and epoch, at 0.0004 USD per 1,000, costs 80 USD; opening costs eight cents more."""
+    """One GET per file and epoch costs 80 USD at 0.0004 USD per 1,000. Opening the files costs eight cents more."""
     requests = outlook(laid_out([[4]] * 200_000, protocol="memory"), 4, 2).requests
     assert requests.per_epoch == 200_000
     assert requests.price_usd(1000) == pytest.approx(80.08)
@@ -125,7 +125,7 @@ def test_two_hundred_thousand_files_and_a_thousand_epochs():
 
 
 def test_the_busiest_folder_is_the_one_that_is_throttled():
-    """Files in several folders mean fewer requests per folder; the folder with the most requests counts."""
+    """If files are in several folders, each folder gets fewer requests. The folder with the most requests counts."""
     requests = outlook(laid_out([[4]] * 10, folders=3), 2, 2).requests
     assert (requests.busiest, requests.folder) == (4, "/data/0")
 
@@ -134,7 +134,7 @@ def test_the_busiest_folder_is_the_one_that_is_throttled():
     ("columns", "runs"), [(None, 1), (["a", "b"], 1), (["a", "c", "d"], 2), (["d", "b"], 2), (["c", "b"], 1)]
 )
 def test_columns_that_lie_apart_are_asked_for_apart(written, columns, runs):
-    """A request fetches columns that lie side by side in the file, in whatever order they are chosen."""
+    """One request fetches columns that lie side by side in the file, even if they are chosen in another order."""
     data = open_dataset(written([[10, 10], [5]]), columns)
     assert outlook(data, 1, 1).requests.per_epoch == 3 * runs
 
@@ -151,7 +151,7 @@ def test_columns_that_the_path_gives_cost_nothing(tmp_path):
 
 
 def test_a_filter_that_empties_a_file(written):
-    """Only rows that pass the filter count, under either split. A file without such rows is not read."""
+    """Only rows that pass the filter count, for our shards and Petastorm's. A file without such rows is not read."""
     found = outlook(open_dataset(written([[10], [10], [10]]), where="a >= 20"), 2, 2)
     assert [(share.rows, share.files, share.row_groups, share.steps) for share in found.ours] == [(5, 1, 1, 2)] * 2
     assert [(share.rows, share.row_groups) for share in found.petastorms] == [(10, 2), (0, 1)]
@@ -162,7 +162,7 @@ def test_a_filter_that_empties_a_file(written):
 
 
 def rows_of(folder: Path, shard: int, count: int) -> int:
-    """The rows that Petastorm gives a shard."""
+    """Return how many rows Petastorm gives a shard."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from petastorm import make_batch_reader
@@ -175,7 +175,7 @@ def rows_of(folder: Path, shard: int, count: int) -> int:
 
 @has_petastorm
 def test_petastorm_gives_each_shard_what_was_foretold(written):
-    """The predictions hold for an uneven data set. For more shards than row groups, Petastorm raises, as predicted."""
+    """The predictions hold for uneven data. With more shards than row groups, Petastorm raises the predicted error."""
     folder = written([[40, 8], [8, 8, 1], [100]])
     data = open_dataset(folder)
     for size in (1, 2, 4, 6):

@@ -17,7 +17,7 @@ from sparkring.data.parts import items_of
 from sparkring.engine.foreach.content import digest
 from sparkring.errors import DataError
 
-# Columns of all kinds; two have the same name, and one has a dot in its name.
+# Columns of all kinds. Two of them have the same name, with a dot in it.
 ROWS = """
     SELECT element_at(array('a/b', 'ä c', NULL), cast(id % 3 + 1 AS int)) AS store, id AS `a.b`, -id AS `a.b`,
            timestamp'2026-01-31 23:30:00.000600' + make_interval(0, 0, 0, cast(id AS int)) AS at,
@@ -35,26 +35,26 @@ if not hasattr(types, "_create_converter_to_pandas"):
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-    """The folder with the copies."""
+    """The folder in which copies of DataFrames are kept."""
     monkeypatch.setenv("SPARKRING_CACHE", str(tmp_path))
     return tmp_path / "dataframes"
 
 
 def to_pandas(frame):
-    with warnings.catch_warnings():  # of pyspark, about this version of pandas
+    with warnings.catch_warnings():  # warnings of pyspark about this version of pandas
         warnings.simplefilter("ignore")
         return frame.toPandas()
 
 
 def sent(part):
-    """Return what an item gets."""
+    """Return the part as an item gets it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # pyspark 3 calls an old function of pandas
         return pickle.loads(pickle.dumps(part))
 
 
 def assert_equal(found, expected):
-    """The two DataFrames have equal values of equal types, in any order of their rows."""
+    """Check that two DataFrames have equal values of equal types, in any order of rows."""
     found, expected = (
         frame.sort_values("real", ignore_index=True).map(lambda value: f"{type(value)} {value!r}")
         if len(frame)
@@ -65,7 +65,10 @@ def assert_equal(found, expected):
 
 
 def test_partitions(spark):
-    """A partition has the rows and values that toPandas() returns; it can be changed; empty ones have the columns."""
+    """Partitions have the rows and values that toPandas() returns, and items can change them.
+
+    Empty partitions still have the columns.
+    """
     spark.conf.set("spark.sql.session.timeZone", "America/New_York")
     try:
         frame = spark.sql(ROWS)
@@ -88,7 +91,7 @@ def test_partitions(spark):
 
 
 def test_the_content_of_a_part_is_known_without_its_rows(spark, cache):
-    """Equal DataFrames have equal parts, even if the copy is written again. Other partitions are other content."""
+    """Equal DataFrames have equal parts, even if the copy is written again. Other partitions have other digests."""
     frame = spark.sql("SELECT * FROM VALUES (0, 0), (1, 1), (2, 2), (0, 3), (1, 4), (2, 5), (0, 6), (1, 7) AS _(k, x)")
     first = [digest(part) for part in partitions(frame.repartition(4, "k"))]
     shutil.rmtree(cache)
@@ -103,7 +106,7 @@ def test_the_content_of_a_part_is_known_without_its_rows(spark, cache):
 
 
 def test_groups(spark):
-    """The groups are those of pandas, with keys of Python's types. Null is a key, too, and comes last."""
+    """The groups equal those of pandas, and keys have Python's types. Null is a key, too, and comes last."""
     frame = spark.sql(ROWS)
     expected = to_pandas(frame)
     by_store = items_of(frame.groupBy("store"))
@@ -122,7 +125,7 @@ def test_groups(spark):
 
 
 def test_groups_in_many_row_groups(spark, monkeypatch):
-    """The rows of a group are found wherever they are in a file, even if a file has several row groups or parts."""
+    """All rows of a group are found, even if they are in several row groups and files."""
     monkeypatch.setattr("sparkring.data.parts._GROUP_BYTES", 20_000)
     spark.conf.set("spark.sql.files.maxRecordsPerFile", "7000")
     try:
@@ -135,7 +138,7 @@ def test_groups_in_many_row_groups(spark, monkeypatch):
 
 
 def test_what_has_no_items(spark):
-    """What cannot be divided into items is refused, and the message says what to do."""
+    """Anything that cannot be divided into items is refused, and the error gives the reason."""
     frame = spark.sql(ROWS)
     stream = spark.readStream.format("rate").load()
     for found, reason in (

@@ -29,7 +29,7 @@ from sparkring.data.petastorm import (
 )
 from sparkring.errors import DataError, OptionsError, PathError, RunFailed
 
-ROWS = (100, 90, 10)  # of three files, whose row groups have at most 40
+ROWS = (100, 90, 10)  # the rows of three files, in row groups of at most 40
 GROUPS = (40, 40, 20, 40, 40, 10, 10)
 
 
@@ -40,7 +40,7 @@ def uneven(tmp_path: Path) -> Path:
 
 
 def write(folder: Path, rows: tuple[int, ...], row_group_size: int = 40) -> Path:
-    """Write files with these numbers of rows; `x` counts the rows of all of them."""
+    """Write files with these numbers of rows. `x` counts the rows of all files."""
     folder.mkdir()
     first = 0
     for number, count in enumerate(rows):
@@ -53,13 +53,13 @@ def write(folder: Path, rows: tuple[int, ...], row_group_size: int = 40) -> Path
 
 @pytest.fixture(scope="module")
 def materialized(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Where the rows of `things` are, once they are written."""
+    """The folder of `things`, and its schema once it is written."""
     return {"folder": tmp_path_factory.mktemp("materialized") / "things"}
 
 
 @pytest.fixture
 def things(spark: Any, materialized: dict[str, Any]) -> dict[str, Any]:
-    """A Petastorm data set of 12 rows in 4 row groups, written with Spark as Petastorm documents it; its schema too."""
+    """A Petastorm data set of 12 rows in 4 row groups, written with Spark as Petastorm documents it."""
     if "schema" not in materialized:
         from petastorm.codecs import CompressedNdarrayCodec, NdarrayCodec, ScalarCodec
         from petastorm.etl.dataset_metadata import materialize_dataset
@@ -90,7 +90,7 @@ def things(spark: Any, materialized: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture
 def pair_of_tasks(tasks: Ring, watch: Watch, lasting_gangs: None) -> WarmRing:
-    """Two warm ranks in Spark's tasks, as TensorFlow and PyTorch take seconds to import."""
+    """Two warm ranks in Spark's tasks, since the imports of TensorFlow and PyTorch take seconds."""
     return shared(tasks.where, watch, 2)
 
 
@@ -98,7 +98,7 @@ def pair_of_tasks(tasks: Ring, watch: Watch, lasting_gangs: None) -> WarmRing:
 
 
 def test_shards_are_what_petastorm_gives(pair, uneven):
-    """Rows per rank are those that row_group_shard predicts, for every number of shards that Petastorm accepts."""
+    """row_group_shard predicts the rows of each rank, for every number of shards that Petastorm accepts."""
     cell = """
         from petastorm import make_batch_reader
         found = []
@@ -118,7 +118,7 @@ def test_shards_are_what_petastorm_gives(pair, uneven):
 
 
 def test_batch_reader_as_it_is(pair, uneven):
-    """make_batch_reader works with TensorFlow, PyTorch and its own processes, and prints nothing to stderr."""
+    """make_batch_reader works with TensorFlow, PyTorch and worker processes, and prints nothing to stderr."""
     pair.notebook["url"] = f"file://{uneven}"
     result = pair.cell("""
         import numpy as np
@@ -179,7 +179,7 @@ def test_reader_as_it_is(pair_of_tasks, things):
 
 
 def test_converter_as_it_is(spark, pair_of_tasks, tmp_path):
-    """A converter of Petastorm's own is made in the notebook, and used in a cell under Horovod."""
+    """Petastorm's own converter can be made in the notebook, and used in a cell under Horovod."""
     from petastorm.spark import SparkDatasetConverter as Real
     from petastorm.spark import make_spark_converter as real
 
@@ -207,7 +207,7 @@ def test_converter_as_it_is(spark, pair_of_tasks, tmp_path):
 
 
 def test_a_rank_reads_its_shard(local, uneven):
-    """Without cur_shard, each rank reads its own rows; a cur_shard that is given is used."""
+    """Without cur_shard, each rank reads its own rows. A given cur_shard takes precedence."""
     result = local.run("""
         from sparkring.data.petastorm import make_batch_reader
         def read(**options):
@@ -225,7 +225,7 @@ def test_a_rank_reads_its_shard(local, uneven):
 
 
 def test_the_notebook_reads_everything(uneven):
-    """In the notebook's process, all rows are read unless cur_shard is given. Positional arguments are Petastorm's."""
+    """In the notebook, all rows are read unless cur_shard is given. Positional arguments are as in Petastorm."""
     with make_batch_reader(uneven, ["x"]) as reader:
         assert sum(len(batch.x) for batch in reader) == 200
         assert reader.schema.fields.keys() == {"x"}
@@ -235,7 +235,7 @@ def test_the_notebook_reads_everything(uneven):
 
 @pytest.mark.parametrize("form", ["dbfs:/{}", "/dbfs/{}", "file:/dbfs/{}", "file://{root}/{}", "{root}/{}"])
 def test_paths_as_users_type_them(uneven, monkeypatch, form):
-    """DBFS in every form, URLs and bare paths lead to the same rows; so does a list of files."""
+    """DBFS paths in every form, URLs, bare paths and lists of files all work."""
     monkeypatch.setenv("SPARKRING_DBFS_ROOT", str(uneven.parent))
     path = form.format(uneven.name, root=uneven.parent)
     with make_batch_reader(path) as reader:
@@ -245,7 +245,7 @@ def test_paths_as_users_type_them(uneven, monkeypatch, form):
 
 
 def test_uneven_steps_are_told(local, uneven):
-    """One rank warns once, with both numbers. None warns if all have the same number of steps, or never end."""
+    """One rank warns once, with both numbers. No rank warns if all have equal steps, or if reading never ends."""
     local.run("""
         from sparkring.data.petastorm import make_batch_reader
         for options in ({"batch_size": 16}, {"batch_size": 200}, {"batch_size": 16, "num_epochs": None}, {}):
@@ -260,7 +260,7 @@ def test_uneven_steps_are_told(local, uneven):
 
 
 def test_too_few_row_groups(local, tmp_path):
-    """More ranks than row groups is an error that says how many there are, and what to do, before a worker starts."""
+    """With more ranks than row groups, the error gives both numbers and says what to do, before a worker starts."""
     folder = write(tmp_path / "few", (30,))
     with pytest.raises(RunFailed) as caught:
         local.run("from sparkring.data.petastorm import make_batch_reader\nmake_batch_reader(folder)",
@@ -284,11 +284,11 @@ def test_arguments_that_cannot_be(uneven, options, said):
         make_batch_reader(uneven, **options)
 
 
-# ── What ranks tell ───────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Reports ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_the_record_knows_what_was_read(pair, uneven):
-    """The record has data set, columns, epochs, rows and steps, and the place where the last rows came from."""
+    """The record has the data set, columns, epochs, rows and steps, and the row group that was read last."""
     pair.notebook["folder"] = str(uneven)
     result = pair.cell("""
         from sparkring.data.petastorm import make_batch_reader
@@ -316,7 +316,7 @@ def test_the_record_knows_what_was_read(pair, uneven):
 
 
 def test_steps_and_rows_of_a_converter(pair, uneven):
-    """With a batch size, steps are batches; in endless reading, an epoch is as many rows as the shard has."""
+    """With a batch size, steps are batches. In endless reading, an epoch ends after as many rows as the shard has."""
     pair.notebook["converter"] = SparkDatasetConverter(
         f"file://{uneven}", tuple(f"file://{path}" for path in sorted(uneven.iterdir())), 200
     )
@@ -339,7 +339,7 @@ def test_steps_and_rows_of_a_converter(pair, uneven):
 
 
 def test_rows_of_a_petastorm_data_set(pair_of_tasks, things):
-    """A result of make_reader is one row; batches of a known size are counted as steps."""
+    """make_reader returns single rows. If the batch size is known, batches are counted as steps."""
     pair_of_tasks.notebook["url"] = things["url"]
     result = pair_of_tasks.cell("""
         from sparkring.data.petastorm import make_reader
@@ -355,7 +355,7 @@ def test_rows_of_a_petastorm_data_set(pair_of_tasks, things):
 
 
 def test_windows_of_rows(pair_of_tasks, things):
-    """An NGram is read as Petastorm would read it; the number of windows is not known in advance."""
+    """An NGram is read as Petastorm would read it. The number of windows is not known in advance."""
     pair_of_tasks.notebook["url"] = things["url"]
     result = pair_of_tasks.cell("""
         from petastorm.ngram import NGram
@@ -365,7 +365,7 @@ def test_windows_of_rows(pair_of_tasks, things):
             found = sorted((int(window[0].id), int(window[1].id)) for window in reader)
         found
     """)
-    within = [(number, number + 1) for number in range(12) if number % 3 < 2]  # a window ends with its row group
+    within = [(number, number + 1) for number in range(12) if number % 3 < 2]  # no window goes beyond its row group
     assert sorted(pair for pairs in result.values for pair in pairs) == within
     for rank in result.record.ranks:
         (reading,) = rank.readings
@@ -374,7 +374,7 @@ def test_windows_of_rows(pair_of_tasks, things):
 
 
 def test_a_filter_leaves_rows_unplanned(pair, uneven):
-    """With a predicate, the number of rows is not known: none are planned, and those that came are reported."""
+    """With a predicate, the number of rows is not known in advance. The rows that were read are reported."""
     pair.notebook["folder"] = str(uneven)
     result = pair.cell("""
         from petastorm.predicates import in_lambda
@@ -437,7 +437,7 @@ def test_a_converter_travels(spark, pair_of_tasks, tmp_path, monkeypatch):
 
 
 def test_options_of_a_converter(spark, tmp_path, capfd):
-    """dtype, codec and row group size are as in Petastorm; nothing is printed about them."""
+    """dtype, codec and row group size work as in Petastorm, and nothing is printed about them."""
     frame = spark.range(10_000).selectExpr("id", "cast(id as double) as y").coalesce(1)
     with Deleted(frame, parent_cache_dir_url=tmp_path) as converter:
         (path,) = converter.file_urls
@@ -466,7 +466,7 @@ class Deleted:
 
 
 def test_a_converter_without_a_folder(spark):
-    """Without a parent folder, as argument or setting, the error says what to write."""
+    """If neither an argument nor a setting gives the parent folder, the error says what to write."""
     spark.conf.unset(SparkDatasetConverter.PARENT_CACHE_DIR_URL_CONF)
     with pytest.raises(OptionsError, match="parent_cache_dir_url='dbfs:/tmp/petastorm'"):
         make_spark_converter(spark.range(3))
@@ -531,7 +531,7 @@ def missing(folder: Path) -> str:
 @pytest.mark.parametrize("make", [make_reader, make_batch_reader])
 @pytest.mark.parametrize("spoil", [broken, hollow, bare, missing])
 def test_data_that_cannot_be_read(tmp_path, spoil, make):
-    """The error is one sentence that names the file or folder, before a worker starts."""
+    """Before a worker starts, a one-sentence error names the file or folder."""
     said = spoil(tmp_path / "data")
     threads = set(threading.enumerate())
     with pytest.raises(DataError, match=re.escape(said)):
@@ -540,7 +540,7 @@ def test_data_that_cannot_be_read(tmp_path, spoil, make):
 
 
 def test_paths_that_cannot_be(uneven):
-    """A host that was meant as a folder, a path with a `?`, and a data set not written by Petastorm are errors."""
+    """A path with a host, a path with a `?`, a data set not written by Petastorm, and an unknown column are errors."""
     with pytest.raises(PathError, match=r"Write dbfs:/data/x"):
         make_batch_reader("dbfs://data/x")
     with pytest.raises(PathError, match=r"Petastorm ignores the part of a path after a \? or #"):
@@ -558,7 +558,7 @@ Y_AS_TABLE = ("pair", np.float32, (2, 3), False)
 
 
 def pairs(of: Any) -> Any:
-    """Return a transform of rows that adds `pair`, the value of of(y)."""
+    """Return a transform that adds the column `pair`, which is of(y)."""
 
     def transform(rows: Any) -> Any:
         rows["pair"] = [of(y) for y in rows.y]
@@ -597,7 +597,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("spec", "said"), WRONG)
 def test_transforms_that_do_not_keep_their_word(uneven, spec, said):
-    """The error has the field, its declaration, and what was returned. Readers make this check before workers start."""
+    """The error gives the field, its declaration, and the returned value. Readers check this before workers start."""
     with pytest.raises(DataError, match=said):
         check_transform(spec, uneven)
     threads = set(threading.enumerate())
@@ -610,7 +610,7 @@ def test_transforms_that_do_not_keep_their_word(uneven, spec, said):
 
 
 def test_transforms_that_keep_their_word(uneven):
-    """The declared fields are returned; a transform may drop rows."""
+    """A reader returns the declared fields. A transform may drop rows."""
     spec = TransformSpec(pairs(lambda y: np.array([y, 1], np.float32)), [Y_AS_PAIR], selected_fields=["pair", "x"])
     check_transform(spec, uneven)
     with make_batch_reader(uneven, transform_spec=spec) as reader:
@@ -622,7 +622,7 @@ def test_transforms_that_keep_their_word(uneven):
 
 
 def test_partitions(tmp_path):
-    """Columns from folder names are as Petastorm reads them, even when a transform is checked."""
+    """Columns from folder names are read as in Petastorm, and a transform gets them even when it is checked."""
     rows = pa.table({"kind": ["a", "a", "b"], "x": [1, 2, 3]})
     parquet.write_to_dataset(rows, str(tmp_path / "data"), partition_cols=["kind"])
     seen = []
@@ -641,7 +641,7 @@ def test_partitions(tmp_path):
 
 
 def test_a_change_that_is_not_declared(uneven):
-    """Integers that become fractions would be truncated under TensorFlow: an error there, and in check_transform()."""
+    """TensorFlow would truncate integers that become fractions, so this is an error there and in check_transform()."""
     spec = TransformSpec(lambda rows: rows.assign(x=rows.x / 255))
     said = r"changes field 'x' from int64 to float64, which its TransformSpec does not declare"
     with pytest.raises(DataError, match=said):
@@ -654,7 +654,7 @@ def test_a_change_that_is_not_declared(uneven):
 
 
 def test_transforms_of_rows(things):
-    """Under make_reader the function gets one decoded row, as a dict."""
+    """Under make_reader, the function gets one decoded row as a dict."""
     got = []
 
     def look(row: Any) -> Any:
@@ -715,7 +715,7 @@ DEATHS = {
 
 @pytest.mark.parametrize("death", DEATHS)
 def test_workers_that_die(local, uneven, death):
-    """Petastorm's own reader would wait forever; this one raises an error."""
+    """Petastorm's own reader would wait forever, but ours raises an error."""
     cell, said = DEATHS[death]
     imports = """
         import os, signal, sys, threading

@@ -1,4 +1,4 @@
-"""The plan: which rank reads which rows, over hundreds of layouts."""
+"""Tests of the plan, which says which rank reads which rows, with hundreds of layouts."""
 
 import random
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sparkring.data.plan import Leg, Position, RowRange, Shard, begun, cut, epoch_order, even, plan, shuffled, stretch
 from sparkring.errors import DataError
 
-# Files with no row groups, or with row groups of no, one or many rows.
+# Files may have no row groups, and row groups may have no rows, one row or many rows.
 LAYOUTS = st.lists(st.lists(st.integers(0, 40), max_size=5), min_size=1, max_size=6).filter(
     lambda files: any(rows for file in files for rows in file)
 )
@@ -33,7 +33,7 @@ def all_rows(counts):
 
 
 def read(shard, rank, position, size, window, batch_size, *, rows=None):
-    """The rows that a rank gets, in order: its windows shuffled, then the padding. `size` is the number of ranks."""
+    """The rows that a rank gets, in order: the shuffled windows, then the padding. `size` is the number of ranks."""
     own, out = rows_of(shard.ranges), []
     key = (position.seed, position.epoch, len(begun(position, size, window)[0].legs), rank)
     for number, begin in enumerate(range(0, len(own), window or len(own) or 1)):
@@ -65,7 +65,10 @@ def test_each_row_lies_with_one_rank_and_ranks_differ_by_one_row(counts, size, b
 @given(LAYOUTS, SIZES, BATCHES, WINDOWS)
 @settings(max_examples=300, deadline=None)
 def test_steps_are_equal_where_they_are_said_to_be(counts, size, batch_size, window):
-    """With "drop", all batches are full, of a rank's own rows; with "pad", all are full and no row is left out."""
+    """With "drop", all batches are full, and contain only a rank's own rows.
+
+    With "pad", all batches are full, and no row is left out.
+    """
     rows = len(all_rows(counts))
     dropped = plan(counts, size, batch_size, remainder="drop", window=window)
     assert {shard.steps for shard in dropped} == {rows // size // batch_size}
@@ -75,7 +78,7 @@ def test_steps_are_equal_where_they_are_said_to_be(counts, size, batch_size, win
     handed = [read(shard, rank, Position(), size, window, batch_size) for rank, shard in enumerate(padded)]
     assert {len(found) for found in handed} == {padded[0].steps * batch_size}
     assert {row for found in handed for row in found} == all_rows(counts)
-    # No more than one step of rows is read twice by a rank.
+    # A rank reads less than two steps of rows twice.
     assert all(0 <= shard.steps * batch_size - shard.rows < 2 * batch_size for shard in padded)
     joined = plan(counts, size, batch_size, remainder="join", window=window)
     assert [shard.steps for shard in joined] == [-(-shard.rows // batch_size) for shard in joined]
@@ -84,7 +87,7 @@ def test_steps_are_equal_where_they_are_said_to_be(counts, size, batch_size, win
 @given(LAYOUTS, WINDOWS, BATCHES, st.lists(st.tuples(SIZES, st.integers(0, 9)), max_size=3), SIZES, st.integers(1, 3))
 @settings(max_examples=400, deadline=None)
 def test_an_epoch_goes_on_from_any_step_on_any_number_of_ranks(counts, window, batch_size, legs, size, epoch):
-    """The rows that are read before several stops and after them are together all rows, each once."""
+    """Even with several stops, every row of an epoch is read exactly once."""
     position, seen = Position(epoch, 7), []
     for ranks, steps in legs:
         shards = plan(counts, ranks, batch_size, position=position, remainder="drop", window=window)
@@ -106,7 +109,7 @@ def test_an_epoch_goes_on_from_any_step_on_any_number_of_ranks(counts, window, b
 )
 @settings(max_examples=300, deadline=None)
 def test_as_many_ranks_go_on_as_if_nothing_had_been(counts, window, batch_size, size, stops, remainder):
-    """Each rank is given the same rows in the same order, however often all stop and continue."""
+    """Each rank is given the same rows in the same order, however often all ranks stop and continue."""
     options = {"remainder": remainder, "window": window}
     whole = plan(counts, size, batch_size, **options)
     position = Position()
@@ -126,7 +129,7 @@ def test_as_many_ranks_go_on_as_if_nothing_had_been(counts, window, batch_size, 
 
 
 def test_the_order_is_the_same_for_a_seed_and_new_in_every_epoch():
-    """Seed 0 is a seed like others; the order of row groups and of rows within a buffer changes with each epoch."""
+    """The order depends on the seed, even if it is 0, and changes with each epoch."""
     counts = [[10] * 8] * 4
 
     def order(epoch, seed):
@@ -140,7 +143,7 @@ def test_the_order_is_the_same_for_a_seed_and_new_in_every_epoch():
 
 
 def test_row_groups_and_rows_are_each_shuffled_by_epoch():
-    """Both orders differ between epochs; the order of rows also differs between ranks and buffers."""
+    """Both orders differ between epochs. The order of rows also differs between ranks and buffers."""
     counts = [[10] * 8] * 4
     assert len({tuple(epoch_order(counts, 0, epoch)) for epoch in range(1, 6)}) == 5
     keys = [
@@ -150,7 +153,7 @@ def test_row_groups_and_rows_are_each_shuffled_by_epoch():
 
 
 def test_without_shuffling_ranks_read_on_in_the_order_of_the_files():
-    """Ranks have consecutive stretches, and read them row by row; the next epoch is the same."""
+    """Ranks have consecutive stretches of rows, and read them in order. The next epoch is the same."""
     for epoch in (1, 2):
         found = plan([[3, 4], [], [5]], 3, 2, position=Position(epoch), remainder="join")
         assert found == (
@@ -161,14 +164,14 @@ def test_without_shuffling_ranks_read_on_in_the_order_of_the_files():
 
 
 def test_a_row_group_is_cut_at_most_where_ranks_meet():
-    """A rank reads rows that it does not need only at its two ends."""
+    """At most, row groups are divided where one rank's rows end and the next rank's begin."""
     counts = [[1000] * 50]
     found = plan(counts, 7, 10, window=100)
     assert sum(len(shard.ranges) for shard in found) <= 50 + 7 - 1
 
 
 def test_more_ranks_than_rows_leaves_some_without_and_pads_them_from_the_others():
-    """With "pad", a rank without a row of its own reads rows that others read."""
+    """With "pad", a rank without rows of its own reads other ranks' rows."""
     found = plan([[3]], 5, 2, remainder="pad")
     assert sorted(shard.rows for shard in found) == [0, 0, 1, 1, 1]
     assert all(len(rows_of([*shard.ranges, *shard.pad])) == 2 and shard.steps == 1 for shard in found)
@@ -176,7 +179,7 @@ def test_more_ranks_than_rows_leaves_some_without_and_pads_them_from_the_others(
 
 
 def test_cutting_a_line_of_rows():
-    """cut() takes a begin and an end, as a slice does."""
+    """cut() takes a begin and an end, like a slice. stretch() gives each rank its part."""
     line = [RowRange(0, 0, 5, 9), RowRange(1, 0, 0, 3)]
     for begin in range(8):
         for end in range(8):
@@ -185,7 +188,7 @@ def test_cutting_a_line_of_rows():
 
 
 def test_a_position_survives_json_and_what_is_none_is_refused():
-    """Lists are read as tuples; other values are errors."""
+    """Lists are converted to tuples. Other values raise errors."""
     import json
 
     position = Position(3, 1, (Leg(4, 128, 1024), Leg(2, 32, 0)))
@@ -196,7 +199,7 @@ def test_a_position_survives_json_and_what_is_none_is_refused():
 
 
 def test_the_plan_of_many_row_groups_is_made_quickly_enough_to_be_made_anew():
-    """200,000 row groups are planned for 64 ranks; few of them are divided between ranks."""
+    """200,000 row groups are planned for 64 ranks. Few row groups are divided between ranks."""
     counts = [[random.Random(file).randint(1, 9) for _ in range(10)] for file in range(20_000)]
     found = plan(counts, 64, 8, window=64)
     assert sum(shard.rows for shard in found) == sum(map(sum, counts))

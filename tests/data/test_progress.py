@@ -1,4 +1,4 @@
-"""What a rank reports about an epoch before reading it: as much as fits, and only in a run."""
+"""The plan that a rank reports before it reads an epoch. Its size is limited, and it is reported only in a run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PIECES = st.lists(st.builds(Piece, st.integers(0, 3), st.integers(0, 2), st.inte
 
 @given(PIECES)
 def test_neighbours_in_one_row_group_are_one_piece(pieces):
-    """The rows stay the same, and no piece is in the row group of the one before it."""
+    """The rows stay the same, and no piece is in the same row group as the piece before it."""
     found = list(joined(pieces))
     rows = [(piece.file, piece.row_group) for piece in found for _ in range(piece.rows)]
     assert rows == [(piece.file, piece.row_group) for piece in pieces for _ in range(piece.rows)]
@@ -30,7 +30,10 @@ def test_neighbours_in_one_row_group_are_one_piece(pieces):
 
 @given(PIECES, st.integers(1, 20))
 def test_of_many_pieces_neighbours_are_one(pieces, most):
-    """There are at most `most` pieces, with all rows, each named after its first; few pieces stay as they are."""
+    """There are at most `most` pieces, which have all rows. If there are few pieces, they are unchanged.
+
+    A joined piece has the file and the row group of its first piece.
+    """
     found = at_most(most, pieces)
     assert len(found) <= most
     assert (sum(piece.rows for piece in found), sum(piece.groups for piece in found)) == (
@@ -60,7 +63,7 @@ def told(monkeypatch):
 
 
 def test_what_a_plan_tells(told):
-    """A plan has pieces, the files' names without folders, and where it begins; it is sent once for each epoch."""
+    """A plan has its pieces, the files' names without folders, and the number of rows already read."""
     data = Progress(name="d", kind="parquet")
     route = Route([Piece(7, 1, 30), Piece(7, 1, 5), Piece(2, 0, 10)], lambda file: f"/data/part-{file}.parquet", 12, 20)
     data.begin(3, 33, 1, route)
@@ -74,7 +77,7 @@ def test_what_a_plan_tells(told):
 
 @pytest.mark.parametrize(("size", "most"), [(1, 500), (64, 500), (1024, 31), (100_000, 1)])
 def test_a_plan_is_bounded(told, monkeypatch, size, most):
-    """The size is bounded however many row groups and ranks there are, and however long the files' names."""
+    """The size is bounded, however many row groups and ranks there are, and however long the files' names are."""
     monkeypatch.setattr(world, "world", lambda: mock.Mock(size=size))
     pieces = [Piece(number, 0, 10) for number in range(10_000)]
     Progress(name="d", kind="parquet").begin(1, None, None, Route(pieces, lambda file: f"{file:05}-{'x' * 500}"))

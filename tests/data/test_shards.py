@@ -1,4 +1,4 @@
-"""shards(): what a rank gets, in every format, and errors before and during reading."""
+"""shards(): the rows that a rank gets, in every format, and errors before and during reading."""
 
 import ctypes
 import datetime
@@ -41,7 +41,7 @@ from sparkring.wire.messages import DataOpened, DataPlanned, DataRead
 
 @pytest.fixture(scope="module", autouse=True)
 def frameworks():
-    """Use TensorFlow and torch before the first test, because they open a file and a socket that stay open."""
+    """Uses TensorFlow and torch before the first test, because they open a file and a socket that stay open."""
     import tensorflow as tf
     import torch
 
@@ -51,7 +51,7 @@ def frameworks():
 
 @pytest.fixture(scope="module")
 def numbered(tmp_path_factory):
-    """1,000 rows in 3 files and row groups of 70: `x` counts up, `y` is twice that, `v` has three numbers."""
+    """1,000 rows in 3 files and row groups of 70: `x` counts up, `y` is twice `x`, and `v` has three numbers."""
     folder = tmp_path_factory.mktemp("numbered")
     for number, (begin, end) in enumerate(((0, 400), (400, 410), (410, 1000))):
         x = np.arange(begin, end)
@@ -75,7 +75,7 @@ def flat(batches):
 @pytest.mark.parametrize("size", [1, 3, 7])
 @pytest.mark.parametrize("shuffle", [False, True, 64])
 def test_every_row_is_read_once_and_evenly(numbered, size, shuffle):
-    """Batches are full, and the rows that are left over are treated as `remainder` says."""
+    """Batches are full. `remainder` says what happens to the rows that are left over."""
     joined = seen(numbered, size, batch_size=16, shuffle=shuffle, remainder="join")
     assert sorted(x for rank in joined for x in flat(rank)) == list(range(1000))
     dropped = seen(numbered, size, batch_size=16, shuffle=shuffle)
@@ -100,12 +100,12 @@ def test_the_order_is_the_files_or_new_in_every_epoch(numbered):
     assert flat(batch["x"].tolist() for batch in again.as_numpy()) == epochs[0]
     other = shards(numbered, 10, seed=1)
     assert flat(batch["x"].tolist() for batch in other.as_numpy()) != epochs[0]
-    # Few rows that are neighbours in the files are neighbours in a batch.
+    # Rows that are neighbours in the files are seldom neighbours in a batch.
     assert sum(abs(a - b) == 1 for a, b in zip(epochs[0], epochs[0][1:], strict=False)) < 100
 
 
 def test_what_pandas_adds_is_no_column_of_the_data(tmp_path):
-    """The index that pandas adds is left out, unless it is asked for."""
+    """The index that pandas adds is left out, unless it is named in `columns`."""
     pd.DataFrame({"x": [1, 2, 3]}, index=[7, 8, 9]).to_parquet(tmp_path / "a.parquet")
     assert list(shards(tmp_path, 3).spec) == ["x"]
     assert shards(tmp_path, 3, columns=["__index_level_0__"], shuffle=False).as_numpy().__next__() == {
@@ -146,7 +146,7 @@ def test_arrow_tables_hold_the_same_rows_as_arrays(numbered):
 
 
 def test_a_filter_changes_what_is_shared_out(numbered):
-    """The rows that pass are divided evenly, wherever they are. The filter's columns need not be chosen."""
+    """The rows that pass are divided evenly. The columns of the filter need not be chosen."""
     found = seen(numbered, 4, batch_size=5, columns=["x"], where="y < 200 or x == 777", remainder="join")
     assert [len(flat(rank)) for rank in found] == [25, 25, 25, 26]
     assert sorted(x for rank in found for x in flat(rank)) == [*range(100), 777]
@@ -226,7 +226,7 @@ def test_an_epoch_is_over_with_its_last_batch(numbered):
 
 
 def test_an_epoch_that_is_left_early_is_begun_anew(numbered):
-    """An epoch left early starts over, so that a rank that looks only at its first batch does not get ahead."""
+    """An epoch that is left early starts over, so that a rank that looks only at a first batch does not get ahead."""
     for peek in (
         lambda data: next(iter(data.as_tf())),
         lambda data: next(iter(data.as_torch())),
@@ -290,7 +290,7 @@ def images(tmp_path):
 
 @pytest.mark.parametrize("shuffle", [16, False])
 def test_tensorflow_gets_large_batches_one_at_a_time(images, shuffle):
-    """All rows come once, with static shapes. The last batch ends an epoch; an epoch left before it starts over."""
+    """All rows come once, with static shapes. The last batch ends an epoch. An epoch that is left early starts over."""
     folder, pixels = images
     data = shards(folder, 8, raw={"image": ("uint8", pixels.shape[1:])}, shuffle=shuffle)
     read = data.as_tf("image", "n")
@@ -312,7 +312,7 @@ def test_tensorflow_gets_large_batches_one_at_a_time(images, shuffle):
 
 
 def test_tensorflow_takes_large_batches_over_without_a_copy(images, monkeypatch):
-    """The tensors use the memory into which the reader put the rows."""
+    """The tensors use the same memory into which the reader has put the rows."""
     folder, pixels = images
     made, empty = [], layout._empty
     monkeypatch.setattr(layout, "_empty", lambda *like: made.append(empty(*like)) or made[-1])
@@ -321,7 +321,7 @@ def test_tensorflow_takes_large_batches_over_without_a_copy(images, monkeypatch)
 
 
 def test_what_a_large_batch_lacks_is_told(images):
-    """TensorFlow's error has the reader's message, and the thread that reads ends."""
+    """TensorFlow's error has the reader's message, and the reader's thread ends."""
     import tensorflow as tf
 
     folder, pixels = images
@@ -340,7 +340,7 @@ def test_what_a_large_batch_lacks_is_told(images):
 
 @pytest.mark.parametrize("most", [16, 1])
 def test_files_stay_open_for_row_groups_to_come(images, monkeypatch, most):
-    """At most OPEN_FILES files are open at a time, and all are closed in the end."""
+    """At most OPEN_FILES files are open at a time, and all files are closed in the end."""
     files, open_file = [], dataset.open_file
     monkeypatch.setattr(reader, "OPEN_FILES", most)
     monkeypatch.setattr(reader, "open_file", lambda *which: files.append(open_file(*which)) or files[-1])
@@ -372,7 +372,7 @@ def test_images_stand_in_binary_columns(tmp_path):
 
 
 def test_times_are_int64_nanoseconds_for_tensors(tmp_path):
-    """NumPy gets datetimes. Tensors get numbers, because they have no type for times."""
+    """NumPy gets datetimes. Tensors get integers, because tensors have no type for times."""
     pq.write_table(
         pa.table({"t": np.array(["1970-01-01T00:00:01"] * 2, "M8[us]"), "d": pa.array([1, 1], pa.date32())}),
         tmp_path / "a.parquet",
@@ -449,7 +449,7 @@ def test_as_many_ranks_read_on_in_the_same_order(numbered, size, batch_size, sto
 
 
 def told_by(data):
-    """Return the rows of an epoch, and the plan that is reported for it, as the notebook gets it."""
+    """Return the rows of an epoch, and the epoch's plan as the notebook gets it."""
     told = []
     with mock.patch.object(report, "_tell", lambda message: told.append(received(message))):
         rows = flat(batch.tolist() for batch in data.as_numpy("x"))
@@ -472,7 +472,7 @@ def lies(x):
 )
 @settings(max_examples=60, deadline=None)
 def test_the_plan_that_is_told_is_what_is_read(numbered, before, after, batch_size, steps, shuffle):
-    """Row groups are read in the plan's order, and rows in a buffer in any order, even in a resumed epoch."""
+    """Row groups are read in the plan's order, even in a resumed epoch. The order of rows in a buffer is free."""
     options = {"batch_size": batch_size, "columns": ["x"], "shuffle": shuffle, "remainder": "join"}
     for rank in range(after):
         first = shards(numbered, rank=rank % before, size=before, **options)
@@ -496,7 +496,7 @@ def test_the_plan_that_is_told_is_what_is_read(numbered, before, after, batch_si
     "read", [lambda data: data.as_numpy(), lambda data: data.as_tf(), lambda data: data.as_torch()]
 )
 def test_what_is_left_of_an_epoch_can_be_less_than_a_batch(numbered, read):
-    """The rest is skipped, and the next epoch is complete."""
+    """If the rest of an epoch does not fill a batch, it is skipped, and the next epoch is complete."""
     data = shards(numbered, 300)
     data = data.resume(data.position(step=3))
     assert (data.steps, data.epoch) == (0, 1)
@@ -506,7 +506,7 @@ def test_what_is_left_of_an_epoch_can_be_less_than_a_batch(numbered, read):
 
 
 def test_where_tensorflow_is_has_to_be_said(numbered):
-    """TensorFlow reads ahead, so the number of batches that it took does not show the training's progress."""
+    """TensorFlow reads ahead, so the number of batches that it has taken does not show the training's progress."""
     data = shards(numbered, 100)
     reading = iter(data.as_tf())
     next(reading)
@@ -545,7 +545,7 @@ def test_what_is_told_is_what_was_handed_out(numbered, monkeypatch):
 
 
 def test_shards_travel_to_ranks(numbered):
-    """An object from the notebook keeps its state in the cell, but not its record of what it has reported."""
+    """In a cell, the notebook's object keeps its position, and can be read as in the notebook."""
     data = shards(numbered, 10, where="x < 100", transform=lambda batch: batch, rank=0, size=1)
     list(data.as_numpy())
     copy = pickle.loads(cloudpickle.dumps(data))
@@ -592,13 +592,13 @@ def test_a_wrong_argument_is_told_where_it_is_given(numbered, options, told):
 
 
 def test_what_is_no_source_is_told():
-    """The error names the type, which is neither a path nor a DataFrame."""
+    """If the source is neither a path nor a DataFrame, the error names its type."""
     with pytest.raises(DataError, match="not a `int`"):
         shards(5)
 
 
 def test_fewer_rows_than_the_ranks_batches_need(numbered):
-    """The error comes before anything is read, and says what to do."""
+    """The error is raised before anything is read, and says what to do."""
     few = shards(numbered, 300, rank=0, size=4)
     for use in (len, repr, lambda data: next(data.as_numpy())):
         with pytest.raises(
@@ -619,7 +619,7 @@ def test_columns_that_cannot_stand_side_by_side(numbered):
 
 
 def changing(batch):
-    """Return another shape from row 500 on."""
+    """A transform that returns another shape from row 500 on."""
     return {"z": np.zeros((len(batch["x"]), 3 if batch["x"].max() < 500 else 4))}
 
 
@@ -643,7 +643,7 @@ def changing(batch):
     ],
 )
 def test_a_transform_that_changes_its_mind_is_named(numbered, transform, told):
-    """The error names the place where the shape or type changed, in every format."""
+    """The error says where the shape, type or columns changed, in every format."""
     data = shards(numbered, 20, transform=transform, shuffle=False)
     with pytest.raises(DataError, match=told):
         list(data.as_numpy())
@@ -657,13 +657,13 @@ def test_a_transform_that_changes_its_mind_in_a_worker_is_named(numbered):
     """Torch passes on the worker's error unchanged."""
     with pytest.raises(DataError, match="the transform's `z`"):
         list(shards(numbered, 20, transform=changing, shuffle=False).as_torch(workers=1))
-    gc.collect()  # the error's traceback refers to the iterator, which ends the worker
+    gc.collect()  # the traceback holds the iterator, which ends the worker only when it is deleted
     for worker in multiprocessing.active_children():  # PyTorch 2.1 does not wait for it
         worker.join(DEADLINE_S)
 
 
 def test_a_transform_that_is_wrong_from_the_first_row_on(numbered):
-    """The error is raised when the shapes are asked for, which is before any batch."""
+    """The error is raised when the shapes are needed, which is before the first batch."""
     with pytest.raises(DataError, match="transform returned a single value of `z` for 16 rows"):
         shards(numbered, 20, transform=lambda b: {"z": b["x"].sum()}).spec  # noqa: B018
     with pytest.raises(DataError, match="no columns"):
@@ -673,7 +673,7 @@ def test_a_transform_that_is_wrong_from_the_first_row_on(numbered):
 
 
 def test_rows_that_change_their_shape_are_named(tmp_path):
-    """Within each file, all lists have the same length, but the files differ."""
+    """If lists have equal lengths within each file, but not in all files, an error is raised."""
     for length in (2, 3):
         pq.write_table(pa.table({"v": [[1.0] * length] * 5}), tmp_path / f"part-{length}.parquet")
     with pytest.raises(DataError, match=r"different lengths|of shape"):
@@ -681,7 +681,7 @@ def test_rows_that_change_their_shape_are_named(tmp_path):
 
 
 def test_a_row_group_that_is_broken_is_named(numbered, tmp_path):
-    """The footer is intact, so the damage is found only when the rows are read; nothing hangs, in any format."""
+    """The footer is intact, so the damage is found only when the rows are read. Then the error names the row group."""
     path = tmp_path / "part-1.parquet"
     rng = np.random.default_rng(0)
     pq.write_table(pa.table({"x": rng.random(4000)}), path, row_group_size=1000, use_dictionary=False)
@@ -714,7 +714,7 @@ def reader_threads():
 
 
 def test_leaving_early_ends_the_thread(numbered):
-    """The thread ends with any format."""
+    """If reading is left early, the reader's thread ends, in any format."""
     for leave in (
         lambda: next(shards(numbered, 10).as_numpy()),
         lambda: next(shards(numbered, 10).as_arrow()),
@@ -730,7 +730,7 @@ def test_leaving_early_ends_the_thread(numbered):
 
 @pytest.mark.parametrize("turn", range(20))
 def test_a_reader_that_is_killed_is_told_and_nobody_waits(numbered, turn):
-    """If the thread is ended from outside, at any point, the rank gets an error and does not hang."""
+    """If the reader's thread is ended from outside, at any point, the rank gets an error and does not hang."""
 
     def slow(batch):
         time.sleep(0.001 * turn)
@@ -745,7 +745,7 @@ def test_a_reader_that_is_killed_is_told_and_nobody_waits(numbered, turn):
 
 
 def test_a_reader_that_is_gone_without_a_word_is_told(numbered, monkeypatch):
-    """Whatever ended the reader, the rank gets an error and does not wait forever."""
+    """If the reader ends without an error, the rank still gets an error, and does not wait forever."""
     monkeypatch.setattr(Ahead, "_read", lambda self, make: None)
     with pytest.raises(DataError, match="has ended without an error"):
         next(shards(numbered, 5).as_numpy())
@@ -776,7 +776,7 @@ def test_memory_is_bounded_by_the_buffers(tmp_path, monkeypatch):
     most = 0
     for _ in data.as_numpy():
         most = max(most, pa.total_allocated_bytes() - before)
-    # A few pages as they are stored and a few buffers; the data is 32 MB.
+    # Some stored pages and some buffers are in memory. All of the data would be 32 MB.
     assert most < 8_000_000
 
 
@@ -797,7 +797,7 @@ def test_data_elsewhere_is_read_like_data_here(numbered):
 
 @pytest.fixture
 def holes(tmp_path):
-    """40 rows in 2 files with 4 row groups in all: only the last group has nulls, in most columns."""
+    """40 rows in 2 files with 4 row groups in all. Only the last row group has nulls, in most columns."""
     rows = [
         {"x": x, "n": x, "b": x % 2 == 0, "s": f"s{x}", "d": datetime.date(2026, 1, 1 + x % 31), "r": {"a": x}}
         for x in range(40)
@@ -814,7 +814,7 @@ def holes(tmp_path):
 
 
 def test_a_dtype_is_the_same_wherever_the_nulls_lie(holes):
-    """All row groups that are read decide, not the rows of a batch. A filter or fill= may remove the nulls."""
+    """A dtype depends on all row groups that are read, not on a batch. A filter or fill= may remove the nulls."""
 
     def dtypes(**more):
         found = [shards(holes, 5, rank=rank, size=2, **more) for rank in range(2)]
@@ -836,7 +836,7 @@ def test_a_dtype_is_the_same_wherever_the_nulls_lie(holes):
 
 
 def test_nulls_that_no_footer_tells(tmp_path):
-    """Such nulls are an error: the dtype was decided without them. Nulls of partitions are known from the paths."""
+    """Such nulls are an error, since the dtype was chosen without them. Partitions' nulls are known from the paths."""
     pq.write_table(pa.table({"x": [*range(30), None]}), tmp_path / "0.parquet", write_statistics=False)
     with pytest.raises(
         DataError, match=r"`x` has nulls \(1 in 31 rows\), but the footers of its files do not count them"
@@ -850,7 +850,7 @@ def test_nulls_that_no_footer_tells(tmp_path):
 
 
 def test_what_is_no_tensor_is_told_with_what_to_do(holes):
-    """The call raises the error; in a cell, before the launch. If only the rows show the problem, reading raises it."""
+    """The call raises the error, or, for a cell, the launch. If only the rows show the problem, reading raises it."""
     data = shards(holes, 5)
     assert next(iter(data.as_tf("x", "n")))[1].dtype == "float64"
     assert len(data.as_torch("n")) == 8

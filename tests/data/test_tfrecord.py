@@ -1,4 +1,4 @@
-"""TFRecord files of whole batches: what is written is read back, and each rank has an equal share of it."""
+"""TFRecord files of whole batches: the rows are read back as they were written, and each rank has an equal share."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from sparkring.history import run_store
 
 @pytest.fixture(autouse=True)
 def tf(watch):
-    """TensorFlow, which keeps open what it opens when it is imported."""
+    """TensorFlow, which never closes the files that it opens when it is imported."""
 
     def use():
         import tensorflow
@@ -63,7 +63,7 @@ def seen(records):
     remainder=st.sampled_from(["drop", "pad"]),
 )
 def test_shares(records, files, ranks, short, remainder):
-    """Ranks have the same number of steps. With "drop", no record is on two ranks; with "pad", none is left out."""
+    """Ranks have equal numbers of steps. With "drop", ranks share no record. With "pad", no record is left out."""
     batch = 7
     rows = [0] * files
     for index in range(records):
@@ -130,7 +130,7 @@ def test_every_type(folder, tf, compression):
 
 
 def test_rows_in_pieces(folder):
-    """The batches that are passed may have any size; the files differ by at most one record."""
+    """The batches that are passed in may have any size. The files differ by at most one record."""
     pieces = [numbered(60)["x"][start:stop] for start, stop in ((0, 1), (1, 1), (1, 40), (40, 60))]
     pieces.insert(0, [])
     schema = write_tfrecord(({"x": piece} for piece in pieces), folder, batch_size=4, files=4)
@@ -141,7 +141,7 @@ def test_rows_in_pieces(folder):
 
 
 def test_a_spark_frame(spark, folder, tmp_path):
-    """A Spark DataFrame with lists, vectors and text is spread evenly over files, whatever its partitions."""
+    """A Spark DataFrame with lists, vectors and text is spread evenly over files, however it is partitioned."""
     from pyspark.ml.linalg import Vectors
 
     rows = [(i, [float(i), 0.5], Vectors.dense([i, 1.0, 2.0]), f"row {i}", bytearray([i]), True) for i in range(50)]
@@ -161,7 +161,7 @@ def test_a_spark_frame(spark, folder, tmp_path):
 
 
 def test_shards_as_the_source(folder, tmp_path):
-    """The rows that shards() selects, fills and transforms are written, in batches of its batch size."""
+    """The rows are written as shards() selects, fills and transforms them, in batches of the same size."""
     table = pa.table({"a": pa.array([*range(20), None], pa.float32()), "b": np.arange(21), "c": np.zeros(21)})
     pq.write_table(table, tmp_path / "numbers.parquet")
     data = shards(
@@ -186,7 +186,7 @@ def test_shards_as_the_source(folder, tmp_path):
 
 
 def test_prefixes(folder):
-    """The files' paths are spread evenly over folders with names like hashes."""
+    """The files are spread evenly over folders whose names look like hashes."""
     schema = write_tfrecord(numbered(64), folder, batch_size=4, files=8, prefixes=4)
     spread = collections.Counter(file.name.partition("/")[0] for file in schema.files)
     assert sorted(spread.values()) == [2, 2, 2, 2]
@@ -195,7 +195,7 @@ def test_prefixes(folder):
 
 
 def test_another_file_system(folder):
-    """Files are copied to other file systems. If TensorFlow cannot read there, as_tf() raises an error."""
+    """Files can be written to other file systems. If TensorFlow cannot read them there, as_tf() raises an error."""
     import fsspec
 
     write_tfrecord(numbered(8), "memory://far/records", batch_size=4, files=2, prefixes=2)
@@ -208,11 +208,11 @@ def test_another_file_system(folder):
         fsspec.filesystem("memory").rm("/far", recursive=True)
 
 
-# ── Order, columns, what is asked for ─────────────────────────────────────────────────────────────────────────────────
+# ── Order, columns, formats ───────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_order(folder):
-    """The order changes with each epoch, and is the same for the same seed. 0 is a seed like any other."""
+    """The order changes with each epoch, and the same seed gives the same order. 0 is a seed like any other."""
     write_tfrecord(numbered(512), folder, batch_size=4, files=8)
 
     def epochs(seed):
@@ -231,7 +231,7 @@ def test_order(folder):
 
 
 def test_remainder(folder, capsys):
-    """Rows that do not fill a batch are left out, with a message, or filled up with rows that were read already."""
+    """Rows that do not fill a batch are left out, with a message, or are filled up with rows that were already read."""
     write_tfrecord(numbered(22), folder, batch_size=4, files=2)
     dropped = tfrecords(folder, shuffle=False)
     assert (len(dropped), dropped.dropped, seen(dropped)) == (5, 2, list(range(20)))
@@ -243,7 +243,7 @@ def test_remainder(folder, capsys):
 
 
 def test_what_is_asked_for(folder, tf):
-    """as_tf() gives a dict, a tuple of named columns, one tensor, only some columns, or a transform's result."""
+    """as_tf() can give a dict, a tuple of named columns, one tensor, some of the columns, or a transform's result."""
     write_tfrecord(numbered(8), folder, batch_size=4, files=2)
     records = tfrecords(folder, shuffle=False)
     assert set(records.as_tf().element_spec) == {"x", "y"}
@@ -256,7 +256,7 @@ def test_what_is_asked_for(folder, tf):
 
 
 def test_keras(folder, tf):
-    """fit() takes the data set as it is, for several epochs."""
+    """Keras' fit() accepts the data set unchanged, for several epochs."""
     write_tfrecord(numbered(64), folder, batch_size=8, files=4)
     model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(2,))])
     model.compile("sgd", "mse")
@@ -301,7 +301,7 @@ def test_ranks_read_their_shares(shared_local_gang, folder, files):
 
 
 def test_made_in_the_notebook(shared_local_gang, local, folder):
-    """In the cell, records made in the notebook are the rank's own share, unless they were made for a given rank."""
+    """In a cell, records from the notebook become the rank's own share, unless they were made for a given rank."""
     write_tfrecord(numbered(12 * 4 + 2), folder, batch_size=4, files=4)
     records, second = tfrecords(folder), tfrecords(folder, shuffle=False, rank=1, size=4)
     assert (len(records), records.dropped, len(second)) == (12, 2, 3)
@@ -320,7 +320,7 @@ def test_made_in_the_notebook(shared_local_gang, local, folder):
 
 
 def test_too_few_records(folder):
-    """More ranks than records is an error before the first batch."""
+    """If there are more ranks than records, an error is raised before the first batch."""
     write_tfrecord(numbered(8), folder, batch_size=4, files=2)
     with pytest.raises(DataError, match=r"too few full records of 4 rows for 3 ranks \(only 2\)"):
         share_out(read_schema(folder), 0, 3)
@@ -356,7 +356,7 @@ def test_too_few_records(folder):
     ],
 )
 def test_what_cannot_be_stored(folder, rows, message):
-    """The error is one sentence that names the column; no file is left."""
+    """The error is one sentence that names the column, and no file is left."""
     with pytest.raises(DataError, match=message):
         write_tfrecord(rows, folder, batch_size=4)
     assert not folder.exists()
@@ -372,14 +372,14 @@ def test_what_cannot_be_stored(folder, rows, message):
     ],
 )
 def test_what_spark_has_and_records_cannot_hold(spark, folder, tmp_path, column, message):
-    """Columns of a Spark DataFrame that TFRecord cannot hold are errors that say why."""
+    """If a Spark DataFrame has a column that TFRecord files cannot hold, the error says why."""
     with pytest.raises(DataError, match=message):
         write_tfrecord(spark.range(8).selectExpr("id", f"{column} AS c"), folder, batch_size=4, cache=tmp_path / "c")
     assert not folder.exists()
 
 
 def test_nothing_reads_on(folder, tmp_path):
-    """The thread that reads ahead ends with the write, even if the error is kept, as a notebook keeps its last one."""
+    """The thread that reads ahead ends with the write, even if the error is kept, as notebooks keep the last error."""
     pq.write_table(pa.table({"a": np.arange(200)}), tmp_path / "numbers.parquet")
     data = shards(tmp_path / "numbers.parquet", 2, transform=lambda batch: {"t": batch["a"].astype("M8[s]")})
     with pytest.raises(DataError, match="datetime64") as kept:
@@ -389,7 +389,7 @@ def test_nothing_reads_on(folder, tmp_path):
 
 
 def test_a_folder_with_something_in_it(folder):
-    """Nothing is overwritten, and existing files stay; an empty folder is used, and stays when writing fails."""
+    """Existing files are not overwritten. An empty folder is used, and stays if writing fails."""
     folder.mkdir()
     with pytest.raises(DataError, match="no rows"):
         write_tfrecord([], folder, batch_size=4)
@@ -402,7 +402,7 @@ def test_a_folder_with_something_in_it(folder):
 
 
 def test_a_write_that_is_stopped(folder):
-    """An interrupt, or whatever the source raises, is passed on, and no file is left."""
+    """An interrupt or an error of the source is passed on, and no file is left."""
 
     def stopped(error):
         yield numbered(100)
@@ -422,7 +422,7 @@ def test_where_nothing_can_be_written(tmp_path):
 
 
 def test_a_full_disk(folder):
-    """The error has the reason, and nothing is left. The test limits the size of files instead."""
+    """The error gives the reason, and no file is left. The test limits the size of files."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
     try:
@@ -452,7 +452,7 @@ def test_options(folder, options):
 
 
 def test_what_is_no_whole_folder(folder):
-    """A path that does not exist, a folder without a schema, and a schema that was cut off are errors."""
+    """A missing folder, a folder without a schema, and a schema that is cut off or of another version are errors."""
     with pytest.raises(DataError, match="does not exist"):
         tfrecords(folder)
     write_tfrecord(numbered(8), folder, batch_size=4)
@@ -487,7 +487,7 @@ def test_damaged_files(folder):
 
 
 def test_a_damaged_file_under_keras(local, folder):
-    """TensorFlow does not say which file is damaged; the error says how to find out."""
+    """TensorFlow does not say which file is damaged, so the error says how to find out."""
     write_tfrecord(numbered(80), folder, batch_size=4, files=1)
     part = folder / "part-00000.tfrecord"
     content = bytearray(part.read_bytes())
@@ -516,7 +516,7 @@ def test_columns_that_are_not_there(folder):
 
 
 def test_too_few_records_for_the_ranks_are_told_before_they_start(local, tmp_path):
-    """Records made in the notebook suffice for one rank there. Before a run, they are checked for all of its ranks."""
+    """In the notebook, the records suffice for one rank. Before a run, they are checked for all of the run's ranks."""
     (tmp_path / "few").mkdir()
     write_tfrecord({"x": np.arange(8)}, tmp_path / "few", batch_size=4, files=1)
     few = tfrecords(tmp_path / "few")

@@ -26,7 +26,7 @@ from sparkring.engine import warm_gang
 
 
 class Cluster(NamedTuple):
-    """A standalone cluster, the Python that its executors run, and its workers' processes; `add()` starts one more."""
+    """A standalone cluster, the Python that its executors run, and its workers' processes; `add()` starts a worker."""
 
     url: str
     python: str
@@ -40,11 +40,11 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = java_folder(config)
     settings = shlex.quote(str(folder / java_archive.SETTINGS))
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {settings} pyspark-shell"
-    os.environ["SPARK_LAUNCHER_OPTS"] = java_archive.SHORT_LIVED  # the Java that makes up the command for Java
+    os.environ["SPARK_LAUNCHER_OPTS"] = java_archive.SHORT_LIVED  # for the JVM that only composes a command line
     if hasattr(config, "workerinput") or config.option.collectonly:
         return
     java_archive.write_settings(folder)
-    # Making the archive takes as long as it saves in a few tests; meanwhile the workers collect theirs.
+    # Making the archive takes as long as it saves in a few tests. Meanwhile, pytest-xdist's workers collect tests.
     if config.getoption("numprocesses", None) and not (folder / java_archive.TRIED).exists():
         set_java()
         maker = subprocess.Popen(
@@ -75,7 +75,7 @@ def set_java() -> None:
 
 @pytest.fixture(scope="session")
 def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A Python of this version with everything that this one has, except sparkring itself."""
+    """A Python of this version with all packages that this one has, except sparkring itself."""
     folder = tmp_path_factory.mktemp("bare") / "python"
     venv.create(folder, symlinks=True, with_pip=False)
     version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
@@ -87,7 +87,7 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def _gpu_properties(folder: Path, gpus: int) -> str:
-    """Write the settings of a worker with `gpus` GPUs, and return their path."""
+    """Write the settings file of a worker with `gpus` GPUs, and return its path."""
     script = folder / "discover.sh"
     addresses = ", ".join(f'"{index}"' for index in range(gpus))
     script.write_text(f"""#!/bin/sh\necho '{{"name": "gpu", "addresses": [{addresses}]}}'\n""")
@@ -111,7 +111,7 @@ class Master(NamedTuple):
 
 
 class Daemons:
-    """The master or the workers of a standalone cluster: Java processes that last longer than a test's own."""
+    """The master or the workers of a standalone cluster: Java processes that do not count as left behind by a test."""
 
     def __init__(self, config: pytest.Config, folder: Path) -> None:
         self.started: list[subprocess.Popen[bytes]] = []
@@ -158,7 +158,7 @@ class Daemons:
 def _master(config: pytest.Config, folder: Path) -> Iterator[Master]:
     daemons = Daemons(config, folder)
     try:
-        # A port that was free before may not be free now.
+        # The master chooses a port itself, because a port that was free before may not be free now.
         log = daemons.start("master.Master", "--port", "0", "--webui-port", "0")
         until(lambda: "New state: ALIVE" in log.read_text(), "the master is up")
         match = re.search(r"Starting Spark master at (spark://\S+)", log.read_text())
@@ -190,9 +190,9 @@ def _workers(
 
 
 class SharedMaster:
-    """The master of the tests that have workers of their own, started when the first of them asks for it.
+    """The master for tests that start workers of their own. The first such test starts it.
 
-    It ends as soon as the next test has no use for it.
+    It ends as soon as the next test does not need it.
     """
 
     def __init__(self, config: pytest.Config, folders: pytest.TempPathFactory) -> None:
@@ -245,7 +245,7 @@ def lonely_master(workers_of_its_own: Workers) -> Iterator[Cluster]:
 
 @pytest.fixture
 def brittle_cluster(workers_of_its_own: Workers) -> Iterator[Cluster]:
-    """A standalone cluster of two workers, for a test that kills one."""
+    """A standalone cluster of two workers, for a test that kills one of them."""
     with workers_of_its_own() as found:
         yield found
 
@@ -258,9 +258,9 @@ def gpu_cluster(workers_of_its_own: Workers) -> Iterator[Cluster]:
 
 
 class Spark:
-    """The session that the tests share, made when the first of them asks for it; there is one at a time.
+    """The session that tests share. The first test that needs it starts it, and there is only one at a time.
 
-    It ends as soon as the next test has no use for it: with its cluster it takes CPU time even when idle.
+    It ends as soon as the next test does not need it, because it and its cluster take CPU time even when idle.
     """
 
     def __init__(self, config: pytest.Config, folders: pytest.TempPathFactory) -> None:
@@ -271,7 +271,7 @@ class Spark:
         self._clusters = contextlib.ExitStack()
 
     def session(self, watch: Watch, python: str | None) -> Any:
-        """The session on a standalone cluster whose executors run this Python, or on local[4] without one."""
+        """Return the session on a standalone cluster whose executors run `python`; for None, that on local[4]."""
         if self._session is None or python != self._python:
             self._session = watch.except_for(lambda: self._start(python))
         return self._session
@@ -331,7 +331,7 @@ class Spark:
         self._session.stop()
         self._session = None
         gateway.shutdown()
-        gateway.proc.stdin.close()  # the JVM ends with it
+        gateway.proc.stdin.close()  # the JVM ends when its stdin is closed
         gateway.proc.wait(DEADLINE_S)
         SparkContext._gateway = SparkContext._jvm = None
         lasting.ports.clear()
@@ -347,6 +347,6 @@ def shared_spark(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture
 def spark(request: pytest.FixtureRequest, shared_spark: Spark, watch: Watch) -> Any:
-    """The shared SparkSession: local[4], or the standalone cluster's for a test that is run there."""
+    """The shared SparkSession: that on local[4], or that on the cluster for tests that are run on a cluster."""
     there = request.config.getoption("--standalone") or "standalone" in places(request.node)
     return shared_spark.session(watch, request.getfixturevalue("bare_python") if there else None)

@@ -1,4 +1,4 @@
-"""A launcher without processes: its members are threads that connect to the driver and speak the messages.
+"""A launcher without processes: its members are threads that connect to the driver and exchange messages with it.
 
 With it, tests see what the driver does with messages, failures and restarts without starting ranks. A member runs a
 function of the test in place of the cell.
@@ -48,21 +48,21 @@ def received(message: Message) -> Message:
 
 
 class Exit(BaseException):
-    """Raised by a cell: the rank's process ends with a code, or by a signal."""
+    """A cell raises this to make its rank's process end with a code, or by a signal."""
 
     def __init__(self, code: int | None = None, signal: int | None = None) -> None:
         self.exited = Exited(code, signal, False, 0)
 
 
 class Vanish(BaseException):
-    """Raised by a cell: the member's connection breaks off."""
+    """A cell raises this to break off its member's connection."""
 
 
 class FakeRank:
-    """A rank that runs `cell(rank)`: its `world`, its `work` (of a pool), its `request`, and whether it was
-    `interrupted` or has `ended`.
+    """A rank that runs `cell(rank)`.
 
-    `attempt` is the number of the launcher that has started it, from 1. `memory_bytes` is how much memory it reports.
+    It has the `world`, the `work` (in a pool) and the `request` that the driver sent. `interrupted` and `ended` are
+    events. `attempt` is the number of the launcher that started it, from 1. It reports that it uses `memory_bytes`.
     """
 
     memory_bytes = 0
@@ -84,11 +84,11 @@ class FakeRank:
         self.home.send(message)
 
     def exit(self, code: int | None = None, signal: int | None = None) -> None:
-        """End the rank's process; called while no cell runs."""
+        """End the rank's process while no cell is running."""
         self.tell(Exited(code, signal, False, 0))
 
     def listen(self) -> None:
-        """In a thread: do as the driver says, until the connection ends."""
+        """Do what the driver says, in a thread, until the connection ends."""
         try:
             while True:
                 match order := self.home.receive():
@@ -116,7 +116,7 @@ class FakeRank:
             self.requests.put(None)
 
     def work(self) -> None:
-        """In a thread: run one request after another."""
+        """Run one request after another, in a thread."""
         try:
             while (request := self.requests.get()) is not None:
                 self.request = request
@@ -128,7 +128,7 @@ class FakeRank:
             self.home.close()
 
     def run(self) -> Message:
-        """Run the cell, and return how the request ends."""
+        """Run the cell, and return the message that ends the request."""
         try:
             value = self.cell(self)
         except (Exception, KeyboardInterrupt) as error:

@@ -1,6 +1,6 @@
-"""An archive of Spark's classes as Java has loaded them, which halves the CPU time of each JVM that the tests start.
+"""An archive of the classes that Spark loads. It halves the CPU time of each JVM that the tests start.
 
-`python java_archive.py FOLDER` makes it (class data sharing, JEP 350); from then on, Spark uses it.
+`python java_archive.py FOLDER` makes the archive (class data sharing, JEP 350). From then on, Spark uses it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-# The tests' JVMs live for seconds: compiling with C2 costs half of their CPU time, and never pays off.
+# The tests' JVMs live only for seconds, so compiling with C2 never pays off. It costs half of their CPU time.
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 ARCHIVE, SETTINGS, TRIED = "spark.jsa", "spark.properties", "tried"
 
@@ -17,12 +17,12 @@ ARCHIVE, SETTINGS, TRIED = "spark.jsa", "spark.properties", "tried"
 def java_options(folder: Path) -> str:
     """The options of every JVM of the tests. Java prints nothing about an archive that does not fit."""
     archive = folder / ARCHIVE
-    # If the archive that is named does not exist, Java does not use its default one, either.
+    # If the option names an archive that does not exist, Java does not use its default archive, either.
     return f'{SHORT_LIVED} "-XX:SharedArchiveFile={archive}" -Xlog:disable' if archive.exists() else SHORT_LIVED
 
 
 def write_settings(folder: Path) -> Path:
-    """Spark's settings for all sessions of the tests, as a file for --properties-file."""
+    """Write Spark's settings for all sessions of the tests to a file for --properties-file."""
     options = java_options(folder)
     values = {
         "spark.driver.extraJavaOptions": options,

@@ -1,8 +1,8 @@
 """Gives each test a kind, which depends on what the test starts, and a group, which one worker of pytest-xdist runs.
 
 The kinds are markers, so `-m "not browser"` leaves out the tests that need a browser. Since one worker runs all tests
-of a group, what they share (a kernel, a Spark session, a JupyterLab) is started only once. Slow groups come first,
-each followed by one that mostly waits for its ranks, so that the cores are busy and not overloaded.
+of a group, the things that they share (a kernel, a Spark session, a JupyterLab) are started only once. Slow groups come
+first, each followed by a group that mostly waits for ranks, so that the cores are busy and not overloaded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KINDS = {
     "driver": {"driver"},
     "ring": {"ring", "local", "local_gang", "shared_local_gang", "pair"},
 }
-# The kinds that compute and those that mostly wait, each in the order in which their groups begin.
+# The kinds of tests that compute, and the kinds that mostly wait, in the order in which their groups begin.
 COMPUTING = ("spark", "browser", "kernel", "cluster", "driver")
 WAITING = ("ring", "slow", None)
 WHAT = {
@@ -45,13 +45,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def places(item: pytest.Item) -> set[str]:
-    """The parameters of the test's ring and session."""
+    """The launchers with which the test uses the fixtures `ring` and `spark`."""
     params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
     return {params[name] for name in ("ring", "spark") if name in params}
 
 
 def pair_at(item: pytest.Item) -> str:
-    """The place of the pair of warm ranks that the test shares with other files; empty if it uses none."""
+    """The launcher of the pair of warm ranks that the test shares with other files; empty if it uses no pair."""
     if "pair" in getattr(item, "fixturenames", ()):
         return "local"
     return next(iter(places(item)), "") if item.get_closest_marker("pair") else ""
@@ -73,7 +73,7 @@ def group_of(item: pytest.Item, kind: str | None) -> str:
     if kind in ("browser", "cluster"):
         return kind
     if kind == "spark":
-        # Too few tests in files outside a folder use Spark to have a session of their own.
+        # Files outside a folder have too few tests with Spark for a session of their own.
         return f"spark-{file.parts[0] if len(file.parts) > 1 else 'data'}"
     if pair_at(item):
         return "pair"

@@ -1,4 +1,4 @@
-"""Every test is checked to leave nothing behind: no process, thread, listening socket, descriptor or temp folder."""
+"""Checks that every test leaves nothing behind: no process, thread, listening socket, descriptor or temp folder."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SETTLE_S = 1.0  # what still exists after this time counts as left behind
 
 
 class Traces(NamedTuple):
-    """What this process and its family hold at one moment."""
+    """The descendants of this process, and its threads, descriptors and folders, at one moment."""
 
     children: set[int]
     threads: set[int]
@@ -37,7 +37,7 @@ class Traces(NamedTuple):
     folders: set[str]
 
     def beside(self, other: Traces) -> Traces:
-        """What is in these traces but not in the other ones."""
+        """Return the traces that are not among the other ones."""
         return Traces(
             self.children - other.children,
             self.threads - other.threads,
@@ -64,13 +64,14 @@ def family(processes: Iterable[psutil.Process]) -> set[int]:
 
 
 class Lasting:
-    """What outlives a test on purpose: Spark's JVM and its descendants, and the cluster."""
+    """Processes and connections that outlive a test on purpose: those of Spark's JVM and of the cluster."""
 
     def __init__(self) -> None:
         self.processes: list[psutil.Process] = []
-        # Ports between the session and the JVM: py4j keeps a connection per thread, the accumulators' server one.
+        # Ports between the session and the JVM: py4j has a connection per thread, the accumulators' server one in all.
         self.ports: set[int] = set()
-        self.sockets: set[str] = set()  # those connected to these ports; once the JVM closes one, its port is gone
+        # The sockets that were connected to these ports. A socket loses its port when the JVM closes the connection.
+        self.sockets: set[str] = set()
 
     def pids(self) -> set[int]:
         return family(self.processes)
@@ -81,12 +82,12 @@ lasting = Lasting()
 
 @pytest.fixture(scope="session")
 def lasting_processes() -> list[psutil.Process]:
-    """Fixtures of a session or module add processes that, with their descendants, do not count as left behind."""
+    """Processes that fixtures have added. They and their descendants do not count as left behind."""
     return lasting.processes
 
 
 def _has_children() -> bool:
-    """Whether this process has any child, dead or alive. This is one system call; a search takes milliseconds."""
+    """Whether this process has any child, dead or alive. It is a single system call; a search takes milliseconds."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -103,7 +104,7 @@ def _children() -> set[int]:
     """The living descendants of this process, except those that last on purpose, and its own zombie children."""
     lasting_pids = {process.pid for process in lasting.processes if process.is_running()}
     found: set[int] = set()
-    for child in psutil.Process().children(recursive=True):  # each comes after its parent
+    for child in psutil.Process().children(recursive=True):  # each child comes after its parent
         with contextlib.suppress(psutil.NoSuchProcess):
             parent, is_zombie = child.ppid(), child.status() == psutil.STATUS_ZOMBIE
             if parent in lasting_pids:
@@ -114,12 +115,12 @@ def _children() -> set[int]:
 
 
 def traces() -> Traces:
-    """Everything that a test could leave behind, as it is now."""
+    """Return everything that exists now and that a test could have left behind."""
     connections = psutil.Process().net_connections("inet") if lasting.ports else ()
     to_spark = {c.fd for c in connections if c.raddr and {c.raddr.port, c.laddr.port} & lasting.ports}
     descriptors: Counter[str] = Counter()
     for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # the listing's own
+        with contextlib.suppress(OSError):  # the listing's own descriptor is closed again
             target = os.readlink(f"/proc/self/fd/{name}")
             if int(name) in to_spark:
                 lasting.sockets.add(target)
@@ -193,7 +194,7 @@ class Watch:
 
     mark: str
     before: Traces = field(default_factory=traces)
-    # A process of the test has none of these pids: they are given in turn, and no test starts as many as there are.
+    # The test's processes have other pids: Linux assigns pids in turn, and a test starts too few to come round again.
     earlier: set[int] = field(default_factory=every_pid)
     idle: int | None = field(default_factory=lambda: None if _has_children() else _reaped())
 
@@ -202,7 +203,7 @@ class Watch:
         return self.idle is None or _has_children() or _reaped() != self.idle
 
     def except_for(self, start: Callable[[], Any]) -> Any:
-        """Run `start`, whose traces are meant to last (Spark)."""
+        """Run `start`, whose traces may stay after the test (for example, Spark)."""
         mark = os.environ.pop(MARK, None)
         earlier = traces()
         try:
@@ -213,9 +214,9 @@ class Watch:
                 os.environ[MARK] = mark
 
     def complaints(self, settle_s: float) -> dict[str, list[str]]:
-        """What the test has left behind, by kind, after waiting up to `settle_s` for it to go."""
+        """Wait up to `settle_s` for traces to go, and return what the test has left behind, by kind."""
         deadline = time.monotonic() + settle_s
-        # Garbage does not count as left behind. The test's own is young; to search all of TensorFlow takes a second.
+        # Garbage does not count as left behind. Young objects come first, since all of TensorFlow's take a second.
         for generation in itertools.chain([1], itertools.repeat(2)):
             left = traces().beside(self.before)
             marks = marked(self.mark, self.earlier) if self.started_a_process() else set()
@@ -224,7 +225,7 @@ class Watch:
             if not (marks or any(left)) or time.monotonic() >= deadline:
                 break
             gc.collect(generation)
-            time.sleep(0.05)  # nor does what is just being opened or closed
+            time.sleep(0.05)  # what is just being opened or closed does not count, either
         found = {
             "processes": told(left.children | marks),
             "threads": [thread.name for thread in threading.enumerate() if thread.ident in left.threads],

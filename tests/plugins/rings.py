@@ -25,7 +25,7 @@ QUIET = (("TF_CPP_MIN_LOG_LEVEL", "2"),)  # hides what TensorFlow's C++ code pri
 
 
 class Recording:
-    """A view that keeps what it was shown."""
+    """A view that keeps the record that it was shown."""
 
     def __init__(self) -> None:
         self.record = RunRecord()
@@ -63,7 +63,7 @@ class Ring:
         view: Any = None,
         **options: Any,
     ) -> RunResult:
-        """Run a cell; its first line is line 2, as in a notebook. `self.view` shows it, unless `view` is given."""
+        """Run a cell, whose first line is line 2, as in a notebook. `self.view` shows it, unless `view` is given."""
         return run_spec(self._spec(source, n, namespace, framework, options), view or self.view)
 
     def in_background(
@@ -75,7 +75,7 @@ class Ring:
         framework: str = "plain",
         **options: Any,
     ) -> BackgroundRun:
-        """Start a cell without waiting for it; it is stopped, at the latest, when the test ends."""
+        """Start a cell without waiting for it. It is stopped when the test ends, if not before."""
         spec = self._spec(source, n, namespace, framework, {**options, "background": True})
         return start_spec(spec, self.view)
 
@@ -101,7 +101,7 @@ class Ring:
 
 
 class WarmRing(Ring):
-    """Runs cells on a warm gang at one place, one after another, as a notebook does.
+    """Runs cells on one launcher's warm gang, one after another, as a notebook does.
 
     `notebook` holds the notebook's variables, and `told` the messages that the notebook got between cells.
     """
@@ -127,7 +127,7 @@ class WarmRing(Ring):
 
     @property
     def gang(self) -> warm_gang.WarmGang:
-        """The current gang at this place, or else the last one."""
+        """The launcher's current gang, or else its last one."""
         return next(gang for gang in warm_gang.every() if gang.where == self.place)
 
     @property
@@ -135,7 +135,7 @@ class WarmRing(Ring):
         return "local" if self.where == "local" else "spark"
 
     def pids(self) -> list[int]:
-        """The ranks' processes."""
+        """The process ids of the ranks."""
         return [self.gang.gang.place_of(rank)[2] for rank in range(self.gang.gang.size)]
 
     def define(self, source: str) -> None:
@@ -143,7 +143,7 @@ class WarmRing(Ring):
         exec(textwrap.dedent(source), self.notebook)
 
     def cell(self, source: str, *ranks: int, framework: str = "plain", **options: Any) -> RunResult:
-        """Run a cell on the gang, on `ranks` if some are named. Afterwards, what it pulls is in `notebook`."""
+        """Run a cell on the gang, or on some `ranks`. Afterwards, `notebook` has the values of names that it pulls."""
         gang = warm_gang.find(self.gang.wanted.np, self.told.append)
         assert gang is not None
         code = self._prepared(source)
@@ -180,7 +180,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def ring(request: pytest.FixtureRequest, watch: Watch) -> Ring:
-    """A ring on one launcher; a test that takes it runs once on each."""
+    """A ring on one launcher. A test that uses this fixture runs once on each launcher."""
     if request.param != "local":
         request.getfixturevalue("spark")
     return shared(request.param, watch, 2) if pair_at(request.node) else Ring(request.param, watch.mark)
@@ -194,7 +194,7 @@ def local(watch: Watch) -> Ring:
 
 @pytest.fixture
 def tasks(spark: Any, watch: Watch) -> Ring:
-    """A ring of Spark tasks, for tests of what only that launcher does."""
+    """A ring of Spark tasks, for tests that concern only this launcher."""
     return Ring("spark", watch.mark)
 
 
@@ -202,12 +202,12 @@ READY = "threading.Timer(0.5, print, ('ready',)).start()"  # printed when the ra
 
 
 def ready(n: int) -> Callable[[RunRecord], bool]:
-    """Return a condition: whether `n` ranks have printed "ready"."""
+    """Return a condition that holds once `n` ranks have printed "ready"."""
     return lambda record: sum(line.text == "ready" for line in record.recent) >= n
 
 
 class Clock:
-    """A stand-in for the module time that is some seconds ahead."""
+    """A stand-in for the module `time`, whose clock is `ahead_s` seconds ahead."""
 
     ahead_s = 0.0
 
@@ -220,9 +220,9 @@ class Clock:
 
 @pytest.fixture
 def limit(monkeypatch: pytest.MonkeyPatch) -> Callable[[Ring, Callable[[RunRecord], bool]], float]:
-    """`timeout_s=limit(ring, condition)`: a time limit that passes when `condition(record)` holds, and not before.
+    """`timeout_s=limit(ring, condition)`: a time limit that is reached when `condition(record)` holds, not before.
 
-    However slow the machine is, the ranks are then where the test wants them.
+    So the ranks are where the test wants them, however slow the machine is.
     """
     clock, long_s = Clock(), 3600.0
     for module in (polling, restarts, supervisor, warm_gang):
@@ -248,20 +248,20 @@ def lasting_gangs() -> Iterator[None]:
 
 @pytest.fixture
 def shared_gang(ring: Ring, watch: Watch, lasting_gangs: None) -> WarmRing:
-    """Three warm ranks on one launcher, for tests that leave them alive; the notebook is a new one."""
+    """Three warm ranks on one launcher, for tests that leave them alive. Each test has a new notebook."""
     return shared(ring.where, watch)
 
 
 @pytest.fixture
 def shared_local_gang(watch: Watch, lasting_gangs: None) -> WarmRing:
-    """Like shared_gang, but on this machine, and with TensorFlow."""
+    """Like shared_gang, but on this machine. The ranks have imported TensorFlow."""
     return shared("local", watch, imports=("tensorflow",))
 
 
 def shared(where: str, watch: Watch, n: int = 3, framework: str = "plain", imports: tuple[str, ...] = ()) -> WarmRing:
-    """Return the warm ranks at one place, or new ones. A test that ends them does so for all tests.
+    """Return a launcher's warm ranks, or start new ones. A test that ends them does so for all tests.
 
-    New ranks on this machine have `imports` from the start.
+    New ranks on this machine have already imported `imports`.
     """
     found = WarmRing(where, watch.mark)
     if not any(gang.where == found.place and not gang.ended for gang in warm_gang.every()):
@@ -269,7 +269,7 @@ def shared(where: str, watch: Watch, n: int = 3, framework: str = "plain", impor
         def start() -> None:
             with forked(n, *imports) if imports and where == "local" else contextlib.nullcontext():
                 found.start(n, framework=framework, mark=False, env=QUIET)
-            found.cell("rank", framework="horovod")  # its rendezvous lasts as long as the gang
+            found.cell("rank", framework="horovod")  # Horovod's rendezvous lasts as long as the gang
 
         watch.except_for(start)
     return found
@@ -277,9 +277,9 @@ def shared(where: str, watch: Watch, n: int = 3, framework: str = "plain", impor
 
 @pytest.fixture
 def pair(watch: Watch) -> WarmRing:
-    """Two warm ranks on this machine, shared by the tests of all files that are about frameworks in a cell.
+    """Two warm ranks on this machine, which all tests of frameworks in a cell share, whatever their file.
 
-    A test that takes `ring` and is marked `pair` uses two such ranks at each place. Sharing saves time: the imports
+    A test that takes `ring` and is marked `pair` uses two such ranks on each launcher. Sharing saves time: the imports
     need 4 s of processor time for TensorFlow, 2 s for PyTorch, and another second for PyTorch's first optimizer.
     """
     return shared("local", watch, 2)
@@ -293,7 +293,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 @pytest.fixture
 def new_gang(ring: Ring, watch: Watch) -> Iterator[WarmRing]:
-    """A place for a test that starts a gang of its own, and may lose it."""
+    """For a test that starts a gang of its own, and may lose it."""
     found = WarmRing(ring.where, watch.mark)
     warm_gang.stop(found.place)
     yield found
@@ -310,7 +310,7 @@ def local_gang(watch: Watch) -> Iterator[WarmRing]:
 
 @pytest.fixture
 def spark_gang(spark: Any, watch: Watch) -> Iterator[WarmRing]:
-    """Like new_gang, but on Spark, for tests of what only Spark's tasks do."""
+    """Like new_gang, but on Spark, for tests that concern only Spark's tasks."""
     warm_gang.stop("spark")
     yield WarmRing("spark", watch.mark)
     warm_gang.stop("spark")

@@ -1,4 +1,4 @@
-"""Spare processes are off, except in tests of them, and in tests that often launch a framework's ranks."""
+"""Spare processes, which are off except in their own tests and in tests that often launch a framework's ranks."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ _sources: list[SpareProcess] = []  # kept, because Python warns about a process 
 
 @contextlib.contextmanager
 def forked(size: int, *modules: str) -> Iterator[None]:
-    """Meanwhile, the `size` members of a gang on this machine are forked from one process.
+    """In the `with` block, the `size` members of a gang on this machine are forked from one process.
 
-    This process has imported those of `modules` that are installed, so they are imported once instead of `size` times.
+    This process has imported all installed modules among `modules`, so they are imported once instead of `size` times.
     """
     start = local._start
     installed = tuple(name for name in modules if importlib.util.find_spec(name.partition(".")[0]))
@@ -74,5 +74,5 @@ def forked(size: int, *modules: str) -> Iterator[None]:
     with patch.object(local, "_start", fork):
         yield
     for source in begun:
-        source.close()  # it ends with its last member
+        source.close()  # the process ends with its last member
     _sources[:] = [source for source in [*_sources, *begun] if not source.ended]

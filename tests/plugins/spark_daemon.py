@@ -1,8 +1,8 @@
-"""The process that forks Spark's Python workers in the tests; it saves most of their CPU time.
+"""The process that forks Spark's Python workers in the tests. It saves most of the workers' CPU time.
 
-Spark puts zips on PYTHONPATH: pyspark, without compiled modules, and a jar. A rank that imports pyspark would compile
-it, and, before Python 3.12, each task would read the directories of the zips a dozen times. So the pyspark that is
-installed is used, which is the same; the zip is used only under a Python without it.
+Spark puts archives on PYTHONPATH: pyspark, without compiled modules, and a jar. Each rank that imports pyspark would
+compile it again, and, before Python 3.12, each task would read the archives' directories a dozen times. So the same
+pyspark is imported from where it is installed. The archive is used only under a Python that has no pyspark.
 """
 
 import gc
@@ -22,13 +22,13 @@ def main() -> None:
     path = [entry for entry in sys.path if not is_sparks(entry)]
     if PathFinder.find_spec("pyspark", path):
         sys.path[:] = path
-        sys.path_importer_cache.clear()  # it has the zips, too
+        sys.path_importer_cache.clear()  # the cache has the archives, too
         entries = os.environ["PYTHONPATH"].split(os.pathsep)
         os.environ["PYTHONPATH"] = os.pathsep.join(entry for entry in entries if not is_sparks(entry))  # for the ranks
-        if "SPARK_SIMPLIFIED_TRACEBACK" in os.environ:  # its workers run functions over the rows of DataFrames
+        if "SPARK_SIMPLIFIED_TRACEBACK" in os.environ:  # set for workers that run functions over rows
             import pandas  # noqa: F401
             import pyarrow  # noqa: F401
-    gc.freeze()  # each worker collects garbage after each task
+    gc.freeze()  # workers collect garbage after each task, and can leave out these objects
     runpy.run_module("pyspark.daemon", run_name="__main__", alter_sys=True)
 
 

@@ -1,4 +1,4 @@
-"""The sets of versions: what a test needs of them, and the table of docs/versions.md that says what passed.
+"""Sets of package versions: markers for tests that need certain versions, and the table of results in docs/versions.md.
 
 `--write-versions` writes the counts of a run into the table, for each kind of test that the run included. The run must
 include either all tests of a kind or none.
@@ -71,7 +71,7 @@ class Outcomes:
 
 
 def _with(text: str, row: str, told: str) -> str:
-    """The page with a cell of the table changed."""
+    """Return the page with one cell of the table changed."""
     found = re.search(rf"(?m)^\| {re.escape(row)} \| (.*) \|$", text)
     assert found is not None, row
     cells = found[1].split(" | ")

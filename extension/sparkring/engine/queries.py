@@ -138,7 +138,7 @@ class _Query:
         if process in self._loads and self._loads[process] == report.load_s:
             return
         if report.load_s is None:
-            text = f"{report.host} loads the model (process {report.pid})"
+            text = f"{report.host} is loading the model (process {report.pid})"
             self._events.append(events.Notice(self._last, text, "heard"))
         elif process in self._loads:
             text = f"{report.host} has loaded the model in {describe.duration(report.load_s)} (process {report.pid})"

@@ -97,7 +97,7 @@ class Destination:
         if changed and self._mode == "error":
             other = ", ".join(changed) if len(changed) > 2 else " and ".join(changed)
             raise DataError(
-                f"{self.unfinished.written} has parts of a run that did not finish, with other {other}: use "
+                f"{self.unfinished.written} has parts of an unfinished run with different {other}: use "
                 'mode="overwrite" to remove these parts, or name another folder.'
             )
         return not changed

@@ -54,7 +54,9 @@ class Columns(Params):  # type: ignore[misc]
     label_cols = _param("label_cols", "the columns that the outputs of the model are compared with", _names)
     output_cols = _param("output_cols", "the columns for predictions; default: <label>__output", _names)
     input_shapes = _param(
-        "input_shapes", "the shape of each input of the model, as in [[-1, 8, 8, 1]]; -1 is for rows", _shapes
+        "input_shapes",
+        "the shape of each input of the model, as in [[-1, 8, 8, 1]]; a leading -1 stands for the number of rows",
+        _shapes,
     )
 
     def __init__(self) -> None:
