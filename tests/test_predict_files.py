@@ -215,7 +215,7 @@ def test_a_killed_kernel(driver, data, tmp_path, no_folder_left):
     assert not to.exists()
     go.touch()
     said = driver(script).wait()
-    assert "with other model" in said, said
+    assert "with different model" in said, said
     assert "parts that an earlier run has written" in said
     assert f"FOUND {ROWS} 3000" in said
     assert "exists already" in said
@@ -247,7 +247,7 @@ def test_storage_that_cannot_rename():
     fs.pipe_file(f"{destination.unfinished.path}/parts/b.parquet", b"b")
     fs.pipe_file(f"{destination.unfinished.path}/results/a.json", b"{}")
     destination.release()
-    with pytest.raises(DataError, match="with other model"):
+    with pytest.raises(DataError, match="with different model"):
         begun(model="3")
     copy, fs.cp_file = fs.cp_file, None  # the storage fails
     try:
