@@ -42,9 +42,10 @@ def archive(with_nvml: bool) -> bytes:
 
 
 def by_value(package: str, file: str) -> dict[str, Any]:
-    """Execute a file of `package` under a name that no module has, and return its namespace.
+    """Execute a file of `package` under a module name that does not exist, and return its namespace.
 
-    So cloudpickle pickles the functions of the file by value, and executors need not be able to import the module.
+    This makes cloudpickle pickle the file's functions by value, so that executors need not be able to import the
+    module.
     """
     source = pkgutil.get_data(package, file)
     assert source is not None

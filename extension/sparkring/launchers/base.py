@@ -18,7 +18,7 @@ class LaunchRequest(NamedTuple):
 
     gpus: the number of GPUs for each member; 0 hides all GPUs, None is the launcher's default.
     data: the DataFrame whose partitions the ranks read.
-    here: whether the message of an error may suggest processes on this machine in place of Spark tasks.
+    here: whether error messages may suggest processes on this machine instead of Spark tasks.
     persistent: whether the members keep their slots until they are stopped, as those of a warm gang do.
     at_once: if the launch belongs to a pool, the number of launches that the pool wants to run at once; otherwise 0.
         The members of a pool wait for free Spark slots, as long as it takes.
@@ -74,7 +74,7 @@ class Launcher(ABC):
 
     @abstractmethod
     def stop(self, grace_s: float) -> None:
-        """Wait up to `grace_s` seconds for the members to end, then end those that still run."""
+        """Wait up to `grace_s` seconds for the members to end, then end those that are still running."""
 
     def note_imports(self, modules: Sequence[str] | None) -> None:  # noqa: B027 - most launchers have no use for it
         """Note the frameworks that a rank has imported; None if other ranks must not import any ahead of time."""

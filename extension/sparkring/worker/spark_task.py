@@ -119,7 +119,7 @@ def _of_task(context: Any, archive: str, gpus: int | None) -> dict[str, Any]:
 
 
 def _feed(pipe: Any, rows: Iterable[Any], schema: bytes | None, rows_end: bytes) -> None:
-    """Write the rows to `pipe`, from which the rank reads them; wait while the rank does not read."""
+    """Write the rows to `pipe`, from which the rank reads them; wait while the rank is not reading."""
     import pyarrow
 
     described = pyarrow.ipc.read_schema(pyarrow.py_buffer(schema))
@@ -141,7 +141,8 @@ def _feed(pipe: Any, rows: Iterable[Any], schema: bytes | None, rows_end: bytes)
 def _broke_off() -> bool:
     """Whether Spark failed while it computed the rows, and closed the stream from which its Python worker reads them.
 
-    After the true end of the rows, the stream still has something to read. It is `infile` in a frame of the worker.
+    After the true end of the rows, the stream still has something to read. The stream is `infile` in a frame of the
+    Python worker.
     """
     frame: Any = sys._getframe()
     while frame is not None and not hasattr(frame.f_locals.get("infile"), "peek"):

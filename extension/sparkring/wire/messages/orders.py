@@ -1,4 +1,4 @@
-"""What a driver sends to a member, or to its rank, and what a member sends to its rank."""
+"""The messages that the driver sends to a member or to its rank, and those that a member sends to its rank."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal, NamedTuple
@@ -9,7 +9,7 @@ from sparkring.wire.messages.fields import Buffers, PathKind, SignalNumber, Stre
 
 
 class Stop(NamedTuple):
-    """Send the signal to the rank's process group; after `grace_s` seconds, kill the processes that still run."""
+    """Send the signal to the rank's process group; after `grace_s` seconds, kill the remaining processes."""
 
     signal: SignalNumber
     grace_s: float
@@ -20,7 +20,7 @@ class Interrupt(NamedTuple):
 
 
 class TakeStack(NamedTuple):
-    """Answer with a Stack: what the rank is doing now."""
+    """Answer with a Stack, which says what the rank is doing."""
 
 
 class RecordTimeline(NamedTuple):
@@ -135,11 +135,11 @@ class Run(NamedTuple):
     If `what` is "item", the rank runs the Work that was sent before. Then `parts` has the item's values, and `seed` is
     the seed of the item's random numbers. With `measure`, the rank sends an ItemMeasured when the item has finished.
 
-    A Run that comes while the rank runs another one waits at the member.
+    A Run that arrives while the rank is running another one waits at the member.
 
     pull: names whose values to send back afterwards.
     barrier: whether to give the cell the context and the rows of the rank's Spark task.
-    environment: variables to set; `defaults` are set unless the rank has them already.
+    environment: variables to set; `defaults` are set unless the rank already has them.
     """
 
     what: Literal["cell", "call", "item"]
@@ -169,10 +169,10 @@ class EndItem(NamedTuple):
 
 
 class Leave(NamedTuple):
-    """The driver will send nothing more; the rank ends."""
+    """The driver will send nothing more, so the rank is to end."""
 
 
 class SetEnvironment(NamedTuple):
-    """Environment variables to set for all requests to come; they override the notebook's variables."""
+    """Environment variables to set for all later requests; they override the notebook's variables."""
 
     variables: dict[str, str]

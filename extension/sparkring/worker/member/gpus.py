@@ -25,7 +25,7 @@ def found(visible: str | None) -> list[GpuUsed]:
         names = map(str, range(nvml.nvmlDeviceGetCount())) if visible is None else map(str.strip, visible.split(","))
         read = (_read(nvml, address) for address in dict.fromkeys(names))
         return list(iter(lambda: next(read, None), None))
-    except nvml.NVMLError:  # the driver does not answer
+    except nvml.NVMLError:  # NVIDIA's driver does not respond
         return []
     finally:
         nvml.nvmlShutdown()

@@ -10,7 +10,7 @@ from sparkring.capture.source_lines import keep_lines
 
 
 class CompiledCell(NamedTuple):
-    """The code of a cell. If the cell ends with an expression, it is in `expression`, and not in `code`."""
+    """The code of a cell. If the cell ends with an expression, `expression` has it, and `code` does not."""
 
     code: types.CodeType
     expression: types.CodeType | None

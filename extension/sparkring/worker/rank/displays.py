@@ -1,8 +1,8 @@
 """Implements display(), plt.show() and displayHTML() on ranks.
 
-The text of a displayed value is printed to the rank's stdout, so it has its place in the log. The richest form of the
-value that a notebook can show, such as HTML or an image, is sent to the driver. IPython, matplotlib and tqdm are
-patched when the cell imports them.
+The text of a displayed value is printed to the rank's stdout, so it appears in the log. The richest form of the value
+that a notebook can show, such as HTML or an image, is sent to the driver. IPython, matplotlib and tqdm are patched when
+the cell imports them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sparkring.worker.rank.imports import when_imported
 
 Send = Callable[[Displayed], None]
 
-# The forms that can be shown, the preferred forms first, and the method that IPython calls to get a value in this form.
+# The forms that can be shown, in order of preference, and the method that IPython calls to get a value in each form.
 _METHODS: dict[DisplayType, str] = {
     "text/html": "_repr_html_",
     "image/png": "_repr_png_",
@@ -79,7 +79,7 @@ def finish() -> None:
     if figures is not None:
         try:
             figures.show()
-        except Exception:  # drawing may raise anything
+        except Exception:  # drawing may raise any error
             import traceback
 
             _print(traceback.format_exc())
@@ -89,7 +89,7 @@ def finish() -> None:
 
 
 class DisplayHandle:
-    """What display(…, display_id=…) returns. Its update() shows another value in place of the first."""
+    """The result of display(…, display_id=…). Its update() shows another value in place of the first."""
 
     def __init__(self, display_id: str) -> None:
         self.display_id = display_id
