@@ -69,7 +69,7 @@ def _open_view(options: Options | ForeachOptions, interrupts: Interrupts) -> Vie
 
 
 def background_view() -> View:
-    """Return a view for a run that threads record: in a notebook, a panel without a Stop button; elsewhere, nothing."""
+    """Return a view for a run recorded by threads: in a notebook, a panel without a Stop button; elsewhere, nothing."""
     return open_view(quiet=not in_notebook(), background=True)
 
 
@@ -150,10 +150,10 @@ def foreach(
 
     The items are independent. `items` is any iterable, even an endless generator, since an item is taken only when a
     process is free for it. If `items` is a grouped Spark DataFrame, `df.groupBy("store")`, an item is a tuple of the
-    key and a pandas DataFrame; for sparkring.partitions(df), it is only a pandas DataFrame. With np=-4, at most four
-    items run at once, in processes on this machine; with np=4, in Spark tasks. By default, there is one process per
-    core, but with `gpus` no more than there are GPUs for. The other keywords have the same names and meanings as the
-    options of %%foreach. With background=True, foreach() returns a BackgroundRun at once. With plan=True, only the
+    key and a pandas DataFrame; for sparkring.partitions(df), an item is just a pandas DataFrame. With np=-4, at most
+    four items run at once, in processes on this machine; with np=4, in Spark tasks. By default, there is one process
+    per core, but with `gpus` no more than there are GPUs for. The other keywords have the same names and meanings as
+    the options of %%foreach. With background=True, foreach() returns a BackgroundRun at once. With plan=True, only the
     first item runs, and foreach() returns a Plan, which says how many items fit at once.
 
     Raises ItemsFailed if items failed; `sparkring.last_result` then has all results. Raises OptionsError if an argument

@@ -132,7 +132,7 @@ def _at_least_one(name: str, value: Any) -> int:
 
 
 def _options(count: int, local_mode: bool, use_gpu: bool, *, several: bool = False) -> tuple[Options, str]:
-    """Return the options of a run, and a notice. It is '' unless the ranks will have no GPUs although `use_gpu` is set.
+    """Return a run's options and a notice, which is '' unless the ranks will have no GPUs although `use_gpu` is set.
 
     `count` is the number of ranks. But if `several` is set and each Spark task gets several GPUs, it is the total
     number of GPUs.

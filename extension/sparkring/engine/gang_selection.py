@@ -10,7 +10,7 @@ from sparkring.runtime.kernel import tell
 
 
 def default_np() -> int:
-    """Return `np` for a cell without -n: `np` of the gang that was started last, or -1 (one rank on this machine)."""
+    """Return `np` for a cell without -n: that of the latest gang, or -1 (one rank on this machine)."""
     latest = warm_gang.latest()
     return -1 if latest is None else latest.wanted.np
 

@@ -226,7 +226,7 @@ class Supervisor:
         return describe.gang_gone(list(self.gang.deaths), stuck) if self.warm else ""
 
     def _let_go(self, grace_s: float) -> None:
-        """Wait until the ranks of a cold gang have exited, and kill those that have not exited after `grace_s`."""
+        """Ask the ranks of a cold gang to leave, and kill those that have not exited after `grace_s`."""
         self.gang.leave()
         self._poll_until_gone(grace_s)
         if not self.gang.gone:

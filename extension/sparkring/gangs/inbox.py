@@ -63,7 +63,7 @@ class Inbox:
         found: list[Arrival] = []
         with contextlib.suppress(queue.Empty):
             found.append(self._queue.get(timeout=timeout_s) if timeout_s > 0 else self._queue.get_nowait())
-            for _ in range(QUEUE_MESSAGES):  # without a limit, ranks that never stop printing would keep it going
+            for _ in range(QUEUE_MESSAGES):  # else, ranks that never stop printing would keep this loop going
                 found.append(self._queue.get_nowait())
         return [arrival for arrival in found if arrival is not _WAKE]
 

@@ -33,7 +33,7 @@ from sparkring.worker.rank.preloads import FRAMEWORKS
 REST_S = 1.0  # a spare process is started this long after the end of the last rank
 IMPORT_S = 60.0  # a launch waits at most this long for the imports of a spare process
 IDLE_S = 600.0  # a spare process ends when it has not been used for this long
-LEAST_BYTES = 2_000_000_000  # a spare process needs this much available memory to start, and half of it to go on
+LEAST_BYTES = 2_000_000_000  # a spare process needs this much available memory to start, and half of that to stay
 ANSWER_S = 2.0  # a spare process that takes longer for a fork, which takes milliseconds, is given up
 UNKNOWN = 0  # stands for the exit code of a member if its spare process was killed and cannot report the code
 

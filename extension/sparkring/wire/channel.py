@@ -123,7 +123,9 @@ class Connection:
                 raise
 
     def receive(self) -> Message:
-        """Wait for a message. Raise ChannelClosed if no more come, and ProtocolError if it is malformed."""
+        """Wait for a message. Raise ChannelClosed if the connection ends, and ProtocolError if the message is
+        malformed.
+        """
         return self.receive_body(self.receive_head())
 
     def receive_head(self) -> Head:

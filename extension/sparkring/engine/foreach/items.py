@@ -202,8 +202,8 @@ def seed_of(run_seed: int, number: int) -> int:
 def _name(values: Mapping[str, Any]) -> str:
     """Describe an item's values in a short text, such as `store='a', lr=0.1`.
 
-    For a function's argument, the text is only the value. The text for a function's argument is only the value.
-    DataFrames and their rows are left out if the item also has other values.
+    For a function's argument, the text is only the value. DataFrames and their rows are left out if the item also has
+    other values.
     """
     values = {name: value for name, value in values.items() if not _is_rows(value)} or values
     if list(values) == [ITEM]:

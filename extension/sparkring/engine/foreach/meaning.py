@@ -1,4 +1,4 @@
-"""Computes a digest of the code and settings on which the results of items depend. Keys of kept results include it."""
+"""Computes a digest of the code and settings on which items' results depend. The keys of kept results depend on it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def all_used(
 
 
 def _code(value: Any, namespace: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the code and the settings of the notebook's functions and classes in `value`, which may be one itself."""
+    """If `value` is or holds functions or classes of the notebook, yield their code and their settings."""
     for each in _held(value):
         if _is_own(each, namespace):
             yield meaning(textwrap.dedent(source_of(each)))

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _Answer = TypeVar("_Answer")
 
 TAKE_S = 0.005  # take items for this long, then poll the slots
-STOP_GRACE_S = 0.5  # when a run ends, ranks that are running an item are interrupted, and killed this much later
+STOP_GRACE_S = 0.5  # when a run ends, ranks with an item are interrupted, and killed at most this much later
 
 
 class Pool:
@@ -36,9 +36,8 @@ class Pool:
 
     `values` and `failures` map the numbers of the items that have ended so far to their values and failures, and
     `measured` lists what ranks have measured. `error` is the exception that the user's iterable raised, or None. Items
-    whose results `kept` has from an earlier run do not run. If the items' iterator steers the run, as that of a search
-    does, the pool passes it the items' reports and outcomes. With `stay`, no slot ends its ranks before all items have
-    ended.
+    whose results are already in `kept` do not run. If the items' iterator steers the run, as that of a search does, the
+    pool tells it what items report and how they end. With `stay`, no slot ends its ranks before all items have ended.
     """
 
     def __init__(
@@ -193,7 +192,7 @@ class Pool:
     # ── Recording events ──────────────────────────────────────────────────────
 
     def _listen(self, *, wait: bool = True) -> None:
-        """Poll the slots that have events, and record these. With `wait`, first wait a moment for events."""
+        """Poll the slots that have something to report, and record it. With `wait`, first wait a moment."""
         found: list[Event] = []
         try:
             for slot in self._slots.with_news(wait=wait):
@@ -307,8 +306,7 @@ class Pool:
     # ── Ending ────────────────────────────────────────────────────────────────
 
     def _end(self) -> None:
-        """End all ranks. Those that are running an item are interrupted first, and killed after at most STOP_GRACE_S.
-        """
+        """End all ranks. Those that are running an item are interrupted, and killed after at most STOP_GRACE_S."""
         self._ending = True
         self._listen(wait=False)  # items may have ended while the iterable was computing: count them
         began = [slot for slot in self._slots if slot.running]

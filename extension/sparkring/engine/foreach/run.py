@@ -161,7 +161,7 @@ def _launches(options: ForeachOptions, title: str) -> list[LaunchRequest]:
     try:
         open_launcher(launches[0], tell)
     except SlotsError:
-        if room(launches[0]):  # if there are no executors, raise no error: the items wait for some
+        if room(launches[0]):  # without executors, raise no error: the items wait for executors
             raise
     return launches
 

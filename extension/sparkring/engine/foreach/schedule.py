@@ -80,7 +80,7 @@ class Schedule:
         return bool(self._waiting) and not self.called_off
 
     def needed(self, left: int | None) -> int:
-        """Return how many slots are in use or needed. `left` more items can be added; None if unknown."""
+        """Return how many slots are in use or needed. `left` is how many more items can be added, if known."""
         more = 0 if self.exhausted else self.limit if left is None else max(0, left)
         return min(self.limit, sum(map(len, self.running.values())) + len(self._waiting) + more)
 
@@ -104,7 +104,7 @@ class Schedule:
         return given
 
     def give_back(self, attempt: Attempt) -> None:
-        """Have an attempt that its slot did not run wait again. The attempt keeps its number."""
+        """Put an attempt back among the waiting ones, because its slot did not run it. The attempt keeps its number."""
         self._take_from(attempt.slot, attempt)
         self._waiting.insert(0, attempt)
 

@@ -25,8 +25,8 @@ from sparkring.wire.messages import Buffers, Kept
 
 GROWTH_BYTES = 512 * 1024**2  # a gang whose memory grows by more than this after its first item is replaced
 TIMEOUT_GRACE_S = 1.0  # after the interrupt of an item that took too long, wait this long before killing its ranks
-# To end an item, its ranks are interrupted. If some are still running RELEASE_AFTER_S later, the collectives are ended.
-# After END_GRACE_S, the ranks are killed.
+# To end an item, the pool interrupts its ranks. If some are still running it RELEASE_AFTER_S later, the collectives are
+# ended. After END_GRACE_S, the ranks are killed.
 RELEASE_AFTER_S, END_GRACE_S = 0.2, 3.0
 LEAVE_S = 2.0  # ranks that are asked to leave have this long before they are killed
 # While items are short, a slot has as many items as it runs in AHEAD_S, but at most AHEAD_MOST, and at most half the

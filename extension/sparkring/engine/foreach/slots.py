@@ -145,7 +145,8 @@ class Slots:
     # ── Polling ───────────────────────────────────────────────────────────────
 
     def with_news(self, *, wait: bool) -> list[Slot]:
-        """Return the slots to poll: those with news or, every LOOK_EVERY_S, all of them. With `wait`, wait for some."""
+        """Return the slots with something to poll, or all slots every LOOK_EVERY_S. With `wait`, wait for such slots.
+        """
         numbers: set[int] = set()
         with contextlib.suppress(queue.Empty):
             if wait:

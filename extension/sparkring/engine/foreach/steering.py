@@ -42,7 +42,8 @@ class Steering(Protocol):
     def __next__(self) -> Any: ...
 
     def begin(self, folder: Path, place: Place | None) -> SearchBegan:
-        """Begin a run in `folder` that keeps its results in `place`. This is called once, before all other methods.
+        """Begin a run whose folder is `folder`, and which keeps its results in `place`. Called once, before anything
+        else.
 
         Raises CheckpointError if the data kept by an earlier run cannot be read.
         """
@@ -60,4 +61,4 @@ class Steering(Protocol):
         """End the run, and write everything that is still unwritten."""
 
     def summary(self) -> SearchEnded | None:
-        """Return an event that sums up the run after its end; None if there is none. This may take a second."""
+        """Return an event that sums up the ended run, or None. This may take a second."""

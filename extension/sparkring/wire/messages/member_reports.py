@@ -41,7 +41,7 @@ class Output(NamedTuple):
 
 
 class GpuUsed(NamedTuple):
-    """The use of one of the rank's GPUs by all processes together; sent when it changes. Unknown numbers are None."""
+    """The use of one of the rank's GPUs, by all processes together; sent when it changes. Unknown numbers are None."""
 
     address: str
     name: str
@@ -64,7 +64,7 @@ class Stack(NamedTuple):
 
 
 class GivenBack(NamedTuple):
-    """This number of requests, which waited at the member, will not run on its rank: other ranks can run them sooner.
+    """The member gives back this many waiting `requests`, because other ranks can run them sooner.
 
     They are given back if the request before them takes a long time, fails or is interrupted.
     """

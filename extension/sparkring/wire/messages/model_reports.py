@@ -27,7 +27,7 @@ class TaskScored(NamedTuple):
 
 
 class ModelUsed(NamedTuple):
-    """The tasks that have changed among those that process `pid` on `host` scores with the model of `column`.
+    """The progress of the model process `pid` on `host`, which scores `column`. `tasks` are those that have changed.
 
     `load_s` is how long it took to load the model; None while the model is being loaded.
     """

@@ -23,7 +23,8 @@ class RankNews(NamedTuple):
 
 
 class PackedValue(NamedTuple):
-    """A returned value, which has this number of the message's `parts`. If it could not be packed, `error` says why."""
+    """A returned value. `parts` is the number of its parts in the message. If it could not be packed, `error` says why.
+    """
 
     name: str
     type_name: str

@@ -190,7 +190,7 @@ class CheckpointSaved(NamedTuple):
 
 
 class CheckpointFailed(NamedTuple):
-    """A checkpoint could not be saved. After a save in the background, the run fails at the next save or its end."""
+    """A checkpoint could not be saved. If the save was in the background, the run fails at the next save or its end."""
 
     folder: str
     step: int

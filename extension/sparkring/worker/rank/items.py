@@ -23,7 +23,7 @@ from sparkring.worker.rank.cell import CompiledCell, compile_cell
 
 # The difference between the seeds of neighbouring ranks of an item, which are to draw different numbers.
 RANKS_APART = 0x9E3779B1
-# Collect garbage when the memory has grown by this much, not after each item: this can take longer than a short item.
+# Collect garbage only when the memory has grown by this much, since collecting can take longer than a short item.
 COLLECT_AFTER_BYTES = 64 * 1024**2
 
 

@@ -1,6 +1,6 @@
 """Measures how much time, CPU time and memory an item uses on a rank, and how much it reads, for %%foreach --plan.
 
-A thread looks at the memory of the rank and of the processes that the item has started at short intervals. It can miss
+At short intervals, a thread looks at the memory of the rank and of the processes that the item has started. It can miss
 short peaks of these processes, but not of the rank itself, whose peak the system records.
 """
 
