@@ -17,8 +17,8 @@
         ├── CheckpointStorageError   … because the storage failed; another attempt may succeed
         └── CheckpointDamagedError   … because its files are missing or do not match their digests
 
-A message says what happened, where, and what to do next. In IPython, these errors are shown
-without a traceback, because it would contain only sparkring's own frames.
+A message says what happened, where, and what to do next. In IPython, these errors are shown without a traceback,
+because a traceback would contain only sparkring's own frames.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class StillRunning(SparkringError, TimeoutError):
 
 
 class PathError(SparkringError, ValueError):
-    """A path cannot be used as it is written, whether or not anything exists there."""
+    """A path cannot be used as it is written, whether or not it exists."""
 
 
 class DataError(SparkringError):

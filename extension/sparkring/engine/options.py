@@ -61,7 +61,7 @@ class Options(SharedOptions):
 
     @property
     def survives(self) -> bool:
-        """Whether the run saves checkpoints or can restart, and so needs its own ranks."""
+        """Whether the run saves checkpoints or can restart, and therefore needs its own ranks."""
         return bool(self.checkpoint_dir or self.max_restarts)
 
 
@@ -74,7 +74,7 @@ class ForeachOptions(SharedOptions):
     often a failed item is tried again; None means once if its process died, and never after an exception. A process
     runs at most `fresh_after` items; None means no limit. Each rank gets `gpus` GPUs; if that is a fraction, items
     share a GPU. The random numbers of an item depend on `seed` and on the item's number. Results are kept in
-    `checkpoint_dir`. Items that already have a result there do not run, unless `fresh` is set. With `plan`, only the
+    `checkpoint_dir`. Items whose results are already in it do not run, unless `fresh` is set. With `plan`, only the
     first item runs, and is measured.
     """
 

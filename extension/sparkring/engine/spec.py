@@ -20,7 +20,7 @@ class Cell(NamedTuple):
 
     If the path of a script depends on the item, `scripts_of` returns all scripts for an item with the given values.
 
-    `namespace` has the notebook's variables. The variables named in --pull are copied from rank 0 into it.
+    `namespace` contains the notebook's variables. The variables named in --pull are copied into it from rank 0.
     """
 
     source: str

@@ -29,8 +29,8 @@ INTERRUPT_GRACE_S = 1.0
 RETURN_GRACE_S = 4.0  # a warm gang is given up if its ranks do not respond to an interrupt within this time
 # If a rank has not responded to an interrupt after this time, it may be waiting in a collective: end the collectives.
 RELEASE_AFTER_S = 0.5
-# After this time, interrupt again. The first interrupt may be lost if it comes as the cell begins, or in a callback,
-# where Python may ignore the exception.
+# After this time, interrupt again. The first interrupt may be lost if it arrives as the cell begins, or during a
+# callback, where Python may ignore the exception.
 REPEAT_AFTER_S = 2.0
 # A rank that is importing a package stops only after the import, because a package such as torch could not be used
 # after an interrupted import. The rank reports the import repeatedly, and the times above are then counted from its

@@ -202,7 +202,7 @@ class Gang:
             self._outbox.send_all(messages.EndItem())
 
     def release(self) -> None:
-        """Have every rank end its collectives, so that no rank waits in one any longer."""
+        """Have every rank end its collectives, so that no rank is left waiting in one."""
         self._outbox.send_all(messages.Release())
 
     def leave(self) -> None:
@@ -281,7 +281,7 @@ class Gang:
         return [event]
 
     def _heard(self, rank: int, news: messages.RankNews) -> None:
-        endpoints = self._members.endpoints  # the port that was noted before may be in use by now
+        endpoints = self._members.endpoints  # the previous port may be in use by now
         endpoints[rank] = endpoints[rank]._replace(port=news.port)
         self.launcher.note_imports(news.imported)
         if self.execution is not None:

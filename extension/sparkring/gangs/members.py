@@ -19,10 +19,10 @@ from sparkring.wire.messages import EnterWorld, Hello
 class Members:
     """The `size` members of a gang.
 
-    `hellos` has the first message of each member that has joined. `worlds[i]` is the World of member i, which contains
-    its rank and its node, and `member_of[rank]` is the member of a rank; both are empty until all members have joined.
-    `endpoints[i]` says where rank i can be reached. `exited` are the ranks whose processes have ended, and `deaths`
-    says why, for those that were not asked to end.
+    `hellos` contains the first message of each member that has joined. `worlds[i]` is the World of member i, which
+    contains its rank and its node, and `member_of[rank]` is the member of a rank; both are empty until all members have
+    joined. `endpoints[i]` says where rank i can be reached. `exited` are the ranks whose processes have ended, and
+    `deaths` says why, for those that were not asked to end.
     """
 
     def __init__(self, size: int) -> None:

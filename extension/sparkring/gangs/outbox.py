@@ -15,8 +15,8 @@ SMALL_BYTES = 64 * 1024  # a payload of this size fits into the system's buffers
 class Outbox:
     """Sends messages to members, in order, without waiting for a member that is slow to take them.
 
-    A large request is sent by a thread of its own, so that the driver goes on, and several members get their requests
-    at once. Later messages to the same member wait until the request is sent.
+    A large request is sent by a thread of its own, so that the driver can go on, and so that several members receive
+    requests at the same time. Later messages to the same member wait until the request is sent.
     """
 
     def __init__(self, connections: Mapping[int, Connection]) -> None:

@@ -52,9 +52,9 @@ class Launcher(ABC):
 
     The driver listens on the address `bind_host` and on `port` (0: any free port). Members reach the driver at `host`,
     on the same port. If `pins_gpus` is true, each rank sees only the GPUs that are assigned to the ranks on its node.
-    If the start takes longer than `slow_after_s`, a notice says what it waits for. If some members have not connected
-    after `give_up_after_s`, the start fails. The gang sets `code` to what the ranks will run first. In start(), `code`
-    is None if that is not known yet, as for a warm gang.
+    If the start takes longer than `slow_after_s`, a notice says what it is waiting for. If some members have not
+    connected after `give_up_after_s`, the start fails. The gang sets `code` to what the ranks will run first. In
+    start(), `code` is None if that is not known yet, as for a warm gang.
     """
 
     bind_host = host = "127.0.0.1"

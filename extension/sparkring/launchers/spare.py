@@ -45,8 +45,8 @@ _CHANGES_ENVIRONMENT = [re.compile(sign) for sign in (rb"environb?(?!\w)", rb"pu
 class Setting(NamedTuple):
     """What the imports of a process may depend on.
 
-    `inherited` is what else a process inherits: limits, cores and priority. `installed` lists the folders of installed
-    packages with their modification times, which change whenever pip changes a package.
+    `inherited` contains the limits, cores and priority that a process inherits. `installed` lists the folders of
+    installed packages with their modification times, which change whenever pip changes a package.
     """
 
     python: str

@@ -1,9 +1,9 @@
 """Starts members as tasks of one Spark stage. A separate thread of the driver runs the stage.
 
 Spark starts all tasks together, in a barrier stage, and gives each task the code, a ticket and the rows of its
-partition. Everything else goes over the members' own connections to the driver. The user's SparkSession is used as it
-is, and is never stopped. In a pool of single ranks, each member is a task of an ordinary stage, which waits for a free
-slot like any other task, so dynamic allocation and lost executors do no harm.
+partition. Everything else is sent through the members' own connections to the driver. The user's SparkSession is used
+unchanged, and is never stopped. In a pool of single ranks, each member is a task of an ordinary stage, which waits for
+a free slot like any other task, so dynamic allocation and lost executors do no harm.
 """
 
 from __future__ import annotations

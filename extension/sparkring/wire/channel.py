@@ -61,7 +61,7 @@ class ProtocolError(ChannelClosed):
 
 
 class Head(NamedTuple):
-    """A frame's header. The body, in parts of these `sizes`, has yet to be read; `raw` has all bytes before it."""
+    """A frame's header. The body, in parts of these `sizes`, has yet to be read; `raw` is everything before it."""
 
     kind: type[Message]
     fields: dict[str, Any]
@@ -123,9 +123,7 @@ class Connection:
                 raise
 
     def receive(self) -> Message:
-        """Wait for a message. Raise ChannelClosed if the connection ends, and ProtocolError if the message is
-        malformed.
-        """
+        """Wait for a message. Raise ChannelClosed if the connection ends, and ProtocolError for an invalid message."""
         return self.receive_body(self.receive_head())
 
     def receive_head(self) -> Head:

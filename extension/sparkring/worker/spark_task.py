@@ -78,7 +78,7 @@ def task_for(
                 with contextlib.suppress(BrokenPipeError):  # a rank that needs no more rows closes its end
                     _feed(pipe, rows, schema, rows_end)
             code = member.wait()
-            if code != 0:  # the error makes Spark end the stage; otherwise, the other ranks would wait in vain
+            if code != 0:  # the error makes Spark end the stage; otherwise, the other ranks would wait forever
                 raise RuntimeError(
                     f"sparkring: the process of task {context.partitionId()} on {socket.gethostname()} ended with "
                     f"code {code}; what it printed is in the executor's stderr. Does `{sys.executable}` start there?"
@@ -126,7 +126,7 @@ def _feed(pipe: Any, rows: Iterable[Any], schema: bytes | None, rows_end: bytes)
     writer = None
     for numbered in rows:
         batch = pyarrow.RecordBatch.from_arrays(numbered.columns, names=described.names)
-        # Spark's batches have only Arrow types. The metadata of `schema` has the columns' types in Spark.
+        # Spark's batches have only Arrow types. The metadata of `schema` contains the columns' types in Spark.
         writer = writer or pyarrow.ipc.new_stream(pipe, batch.schema.with_metadata(described.metadata))
         writer.write_batch(batch)
         pipe.flush()

@@ -56,7 +56,7 @@ def all_used(
 
 
 def _code(value: Any, namespace: Mapping[str, Any]) -> Iterator[Any]:
-    """If `value` is or holds functions or classes of the notebook, yield their code and their settings."""
+    """If `value` is or contains functions or classes of the notebook, yield their code and settings."""
     for each in _held(value):
         if _is_own(each, namespace):
             yield meaning(textwrap.dedent(source_of(each)))

@@ -58,8 +58,8 @@ class SlotSettings(NamedTuple):
 class Ended(NamedTuple):
     """How an attempt has ended: with a value, or with a failure.
 
-    `text` is a short repr of the value, and `packed` is the value as the rank sent it. `metrics` has the last value of
-    each metric that the item reported. `pruned` says whether end_item() ended the attempt.
+    `text` is a short repr of the value, and `packed` is the value as the rank sent it. `metrics` contains the last
+    value of each metric that the item reported. `pruned` says whether end_item() ended the attempt.
     """
 
     value: Any = None

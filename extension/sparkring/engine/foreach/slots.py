@@ -61,7 +61,7 @@ class Slots:
 
     @property
     def places(self) -> list[int]:
-        """The numbers of the slots that can be given attempts now. Slots that have the fewest attempts come first.
+        """The numbers of the slots that can currently be given attempts. Slots with the fewest attempts are first.
 
         If a slot can be given several attempts, its number occurs once for each of them.
         """
@@ -85,7 +85,7 @@ class Slots:
     def have(self, wanted: int, limit: int, *, waits: bool) -> None:
         """If ranks queue, end the ranks of slots that are not wanted. If more slots are wanted, open one of them.
 
-        A slot is opened only if `waits` is set. At most `limit` items run at once.
+        No slot is opened unless `waits` is set. At most `limit` items run at once.
         """
         if not self._queues:
             return
@@ -145,8 +145,7 @@ class Slots:
     # ── Polling ───────────────────────────────────────────────────────────────
 
     def with_news(self, *, wait: bool) -> list[Slot]:
-        """Return the slots with something to poll, or all slots every LOOK_EVERY_S. With `wait`, wait for such slots.
-        """
+        """Return the slots with something to poll; every LOOK_EVERY_S, all slots. With `wait`, wait for one."""
         numbers: set[int] = set()
         with contextlib.suppress(queue.Empty):
             if wait:

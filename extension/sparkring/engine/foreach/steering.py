@@ -42,8 +42,7 @@ class Steering(Protocol):
     def __next__(self) -> Any: ...
 
     def begin(self, folder: Path, place: Place | None) -> SearchBegan:
-        """Begin a run whose folder is `folder`, and which keeps its results in `place`. Called once, before anything
-        else.
+        """Begin a run in the run folder `folder`. The run keeps results in `place`. Called once, before all else.
 
         Raises CheckpointError if the data kept by an earlier run cannot be read.
         """

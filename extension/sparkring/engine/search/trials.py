@@ -35,8 +35,8 @@ class _Running:
     """A trial that Optuna counts as running, and what its item has reported so far.
 
     `at` is the step or epoch of the last value that was passed to Optuna, and `reports` counts the reports of the
-    metric. `waiting` has an epoch and the last value that was reported in it. The value is passed to Optuna when the
-    epoch is over.
+    metric. `waiting` contains an epoch and the last value that was reported in it. The value is passed to Optuna when
+    the epoch is over.
     """
 
     trial: Any

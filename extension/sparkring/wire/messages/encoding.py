@@ -55,8 +55,8 @@ Converter = Callable[[Any], Any]
 class _Plan(NamedTuple):
     """How a kind of message is encoded and decoded.
 
-    `converters` has a function for each field in the header. `binary` has the other fields, which are in the body: the
-    value is True for a field of type `Buffers`, and False for a field of type `bytes`.
+    `converters` contains a function for each field in the header. `binary` contains the other fields, which are in the
+    body: the value is True for a field of type `Buffers`, and False for a field of type `bytes`.
     """
 
     converters: dict[str, Converter]

@@ -132,8 +132,9 @@ class Work(NamedTuple):
 class Run(NamedTuple):
     """Run a cell's `source`, or a call, with the values that are packed in `parts`: the payload, then its buffers.
 
-    If `what` is "item", the rank runs the Work that was sent before. Then `parts` has the item's values, and `seed` is
-    the seed of the item's random numbers. With `measure`, the rank sends an ItemMeasured when the item has finished.
+    If `what` is "item", the rank runs the Work that was sent before. In that case, `parts` contains the item's values,
+    and `seed` is the seed of the item's random numbers. With `measure`, the rank sends an ItemMeasured when the item
+    has finished.
 
     A Run that arrives while the rank is running another one waits at the member.
 
@@ -161,7 +162,7 @@ class Run(NamedTuple):
 
 
 class Release(NamedTuple):
-    """End the rank's collectives, so that no rank waits in them any longer."""
+    """End the rank's collectives, so that no rank is left waiting in them."""
 
 
 class EndItem(NamedTuple):

@@ -23,8 +23,7 @@ class RankNews(NamedTuple):
 
 
 class PackedValue(NamedTuple):
-    """A returned value. `parts` is the number of its parts in the message. If it could not be packed, `error` says why.
-    """
+    """A returned value. `parts` is how many of the message's parts it has. `error` says why it could not be packed."""
 
     name: str
     type_name: str
@@ -58,7 +57,7 @@ class SourceLine(NamedTuple):
 
 
 class CodeFrame(NamedTuple):
-    """One frame of a traceback. `in_cell` marks the user's notebook code; `source` has the lines around `line`."""
+    """One frame of a traceback. `in_cell` marks the user's notebook code; `source` contains the lines around `line`."""
 
     filename: str
     line: int

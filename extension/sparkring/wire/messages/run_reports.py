@@ -21,7 +21,7 @@ class Metrics(NamedTuple):
     """Numbers that a rank reported.
 
     `epochs` is the total number of epochs, and `steps` is the total number of steps in an epoch, if they are known.
-    Under Keras, `step` counts from 1 within the epoch; with log(), it is what the user passes.
+    Under Keras, `step` counts from 1 within the epoch; with log(), it is the number that the user passes.
     """
 
     values: dict[str, float]
@@ -91,8 +91,8 @@ class DataOpened(NamedTuple):
     """A rank has opened a data set, to read its shard. The counts and `version` are those of the whole data set.
 
     `reader` is the number of this rank's reader, from 0. If the ranks run the same code, readers with the same number
-    read the same data. `name` is what the user wrote. `where` is the row filter in words, '' for none. `version` is a
-    digest of the files as they were when they were opened. Unknown values are '' or 0.
+    read the same data. `name` is the data set as the user wrote it. `where` is the row filter in words, '' for none.
+    `version` is a digest of the files as they were when they were opened. Unknown values are '' or 0.
     """
 
     reader: Count
@@ -113,7 +113,8 @@ class DataOpened(NamedTuple):
 class Piece(NamedTuple):
     """The rows that a rank reads of one row group. Numbers start at 0; row group -1 stands for the whole file.
 
-    If there are many row groups, `groups` adjacent ones form one piece; `file` and `row_group` are those of the first.
+    If there are many row groups, `groups` adjacent ones form one piece; `file` and `row_group` are those of the first
+    row group.
     """
 
     file: Count

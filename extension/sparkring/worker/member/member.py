@@ -434,7 +434,7 @@ def _fork_rank(ticket: Ticket) -> RankProcess:
 
 
 def main(found: dict[str, Any], driver: int | None = None) -> None:
-    """Run a member until its end. `found` has the fields of the Ticket from the launcher.
+    """Run a member until its end. `found` contains the fields of the Ticket from the launcher.
 
     The member ends when its parent ends or, if a spare process has forked it, when the process `driver` ends.
     """

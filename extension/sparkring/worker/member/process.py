@@ -1,7 +1,7 @@
 """Watches and ends a process and all processes that it has started.
 
 On Linux, a member is a child subreaper: when its rank ends, the processes that the rank has started become the member's
-children. So the member can find and kill them, even those that have called setsid(). On other systems, the member kills
+children. The member can then find and kill them, even if they have called setsid(). On other systems, the member kills
 only the rank's process group.
 """
 
@@ -135,7 +135,7 @@ def cores() -> int:
 class Memory(NamedTuple):
     """How many bytes of a process are in RAM: `own` memory, `shared` memory (memfd, /dev/shm), and mapped `files`.
 
-    `peak` is the highest sum of the three so far. Own memory can be shared with the process that has forked this one.
+    `peak` is the highest sum of the three so far. Own memory can be shared with the process that forked this one.
     """
 
     own: int = 0

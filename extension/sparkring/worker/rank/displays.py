@@ -209,7 +209,7 @@ def _has_scripts(bundle: Mapping[str, Any]) -> bool:
 def _richest(bundle: Mapping[str, Any]) -> tuple[DisplayType, bytes] | None:
     """Return the preferred form that the bundle has, as its MIME type and bytes; None if no form can be shown.
 
-    HTML that contains scripts comes last: a picture is preferred.
+    HTML that contains scripts is chosen only if there is no other form, such as a picture.
     """
     kinds = [kind for kind in _METHODS if bundle.get(kind)]
     if _has_scripts(bundle):

@@ -189,7 +189,7 @@ class Rank:
                 sys.excepthook(type(error), error, error.__traceback__)
                 _leave_forked_child(1)
             failure = as_failure(error, stacks.cell_name(self.cells))
-            # A failure that another rank's end has caused needs only one line: that rank's traceback is what counts.
+            # A failure that another rank's end has caused needs only one line: that rank's traceback is what matters.
             if not self.item_ends:  # if the driver ended the item, the error says nothing about the user's code
                 _print(f"{failure.summary}\n" if failure.cause == "echo" else failure.traceback)
             _flush()

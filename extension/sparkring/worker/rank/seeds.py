@@ -72,7 +72,7 @@ def _keras(module: Any, seed: int) -> None:
     put_back()
 
 
-# TensorFlow comes after Keras, whose set_random_seed() seeds TensorFlow, too.
+# TensorFlow is listed after Keras, whose set_random_seed() also seeds TensorFlow.
 _LIBRARIES: dict[str, Plant] = {
     "numpy": lambda module, seed: module.random.seed(seed),
     "keras": _keras,
