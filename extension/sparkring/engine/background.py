@@ -136,7 +136,7 @@ def _empty_frames(error: BaseException | None) -> None:
 # The runs that have not ended, by id, in the order in which they were started.
 _going: dict[str, BackgroundRun[Any]] = {}
 
-# A forked process inherits `_going`. Without this, it would end its parent's runs when it exits.
+# A forked process inherits `_going`. Without this hook, it would end its parent's runs when it exits.
 os.register_at_fork(after_in_child=_going.clear)
 
 

@@ -182,7 +182,7 @@ class WarmGang:
 
 
 class _Kept:
-    """Keeps the last KEPT_BYTES of what each rank sends between cells. `lossy`: whether something was left out."""
+    """Keeps the last KEPT_BYTES of what each rank sends between cells. `lossy` says whether something was left out."""
 
     def __init__(self) -> None:
         self.lossy = False

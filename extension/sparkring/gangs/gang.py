@@ -37,10 +37,10 @@ LOST_WAIT_S = 2.0  # wait this long for the reason of a member's loss, which Spa
 
 
 class Gang:
-    """`size` ranks. start() has them started, submit() gives them a request, and close() ends them.
+    """`size` ranks. start() launches them, submit() gives them a request, and close() ends them.
 
-    After each submit(), call poll() until the Execution is over. It returns events, which say what has happened. The
-    first request can be submitted before start(). If more requests were submitted with submit_ahead(), keep calling
+    After each submit(), call poll() until the Execution is over. poll() returns events, which say what has happened.
+    The first request can be submitted before start(). If more requests were submitted with submit_ahead(), keep calling
     poll(): the call that returns the last events of one Execution returns no events of the next.
 
     `on_arrival()` is called, in another thread, when there is something to poll, so that a caller can wait for several
@@ -69,7 +69,7 @@ class Gang:
     # ── lifetime ──────────────────────────────────────────────────────────────
 
     def start(self) -> None:
-        """Listen for members and have them started, but do not wait for them. Raise LaunchError if that fails."""
+        """Listen for members and launch them, but do not wait for them. Raise LaunchError if that fails."""
         launcher, secret = self.launcher, secrets.token_bytes(32)
         try:
             port = self._inbox.open(launcher.bind_host, launcher.port, secret)
@@ -109,7 +109,7 @@ class Gang:
         return execution
 
     def poll(self, timeout_s: float) -> list[Event]:
-        """Return what has happened. Wait up to `timeout_s` for the first event, then take all that are available."""
+        """Return what has happened. Wait up to `timeout_s` for the first event, then return all that are available."""
         found, self._untold = self._untold, []
         if self._ahead and self._over:
             self.execution = self._ahead.popleft()

@@ -1,4 +1,4 @@
-"""The members of a gang: which have connected, on which node, with which rank, and which have ended."""
+"""Keeps track of a gang's members: which have connected, on which node, with which rank, and which have ended."""
 
 from __future__ import annotations
 

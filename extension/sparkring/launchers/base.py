@@ -19,7 +19,7 @@ class LaunchRequest(NamedTuple):
     gpus: the number of GPUs for each member; 0 hides all GPUs, None is the launcher's default.
     data: the DataFrame whose partitions the ranks read.
     here: whether error messages may suggest processes on this machine instead of Spark tasks.
-    persistent: whether the members keep their slots until they are stopped, as those of a warm gang do.
+    persistent: whether the members keep their slots until they are stopped, like those of a warm gang.
     at_once: if the launch belongs to a pool, the number of launches that the pool wants to run at once; otherwise 0.
         The members of a pool wait for free Spark slots, as long as it takes.
     """

@@ -1,4 +1,4 @@
-"""Keeps one spare process, which has imported what ranks have imported before, and has it fork members.
+"""Keeps one spare process, which has imported the modules that earlier ranks imported, and has it fork members.
 
 A spare process is started when all ranks on this machine have ended, or for the first launch if it is known what that
 launch's ranks will import. It serves a launch only if everything that an import may depend on (see Setting) is still
@@ -225,7 +225,7 @@ class SpareProcess:
             self._process.kill()
 
     def forget(self) -> None:
-        """In a process that the user has forked from the driver: release what belongs to the driver."""
+        """Release what belongs to the driver. Called in a process that the user has forked from the driver."""
         self._channel.close()
         self._process.returncode = 0  # it is not a child of this process
 
@@ -283,7 +283,7 @@ class Spares:
             self._settle()
 
     def note_imports(self, setting: Setting | None, modules: tuple[str, ...] | None) -> None:
-        """Note what the ranks of a launch have imported; None if later ranks must not import it ahead of time."""
+        """Note the modules that the ranks of a launch imported; None if later ranks must not have them in advance."""
         with self._lock:
             self._unfit |= modules is None or setting is None
             if modules and setting is not None:
@@ -305,7 +305,7 @@ class Spares:
             return bool(self._leaving)
 
     def forget(self) -> None:
-        """In a process that the user has forked from the driver: release what belongs to the driver."""
+        """Release what belongs to the driver. Called in a process that the user has forked from the driver."""
         for each in (self.spare, *self._leaving):
             if each is not None:
                 each.forget()

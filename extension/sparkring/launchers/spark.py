@@ -109,7 +109,7 @@ class SparkLauncher(Launcher):
                 else:
                     stage = self._data.stage(size, task)
             stage.collect()
-        except Exception as error:  # whatever it is, problem() reports it
+        except Exception as error:  # problem() reports it, whatever it is
             self._error = error
             if _lacks(str(error)):
                 self._python = executors_python(self._context)
@@ -117,7 +117,7 @@ class SparkLauncher(Launcher):
             self._ended = True
 
     def problem(self, wait_s: float = 0.0) -> LaunchError | None:
-        # Spark starts a lost task of an ordinary stage again, so the stage does not end, and waiting would be useless.
+        # Spark restarts a lost task of an ordinary stage, so the stage does not end, and waiting would be useless.
         if self._thread is not None and wait_s > 0 and self._barrier:
             self._thread.join(wait_s)
         if not self._ended:

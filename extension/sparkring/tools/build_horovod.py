@@ -57,7 +57,7 @@ class BuildError(SparkringError):
 
 @dataclass(frozen=True)
 class Target:
-    """What a wheel is built for. Two equal targets can share a wheel."""
+    """What a wheel is built for. Equal targets can share a wheel."""
 
     python: str
     platform: str

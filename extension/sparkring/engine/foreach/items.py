@@ -107,7 +107,7 @@ class Items:
 
     @property
     def left(self) -> int | None:
-        """How many items have not been taken yet; None if that is not known."""
+        """How many items have not been taken yet; None if that is unknown."""
         return None if self.total is None else self.total - self.taken
 
     @property
@@ -159,13 +159,13 @@ class Items:
         return Item(number, name, parts, key, scripts, _recorded(named) if is_trial else {})
 
     def forget_from(self, number: int) -> None:
-        """Forget the items from this number on: they were taken, but the run ended before any of them began."""
+        """Forget the items from `number` on: they were taken, but the run ended before any of them began."""
         for each in range(number, self.taken):
             self.shown.pop(each, None)
 
 
 def _check_targets(targets: Targets, names: tuple[str, ...]) -> None:
-    """Raise OptionsError if the parameters of a search cannot be unpacked into the targets, or would be mixed up."""
+    """Raise OptionsError if the parameters of a search cannot be unpacked into the targets, or not in this order."""
     written = ", ".join(names)
     try:
         found = targets.bind(Parameters(names, names))

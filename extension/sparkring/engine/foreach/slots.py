@@ -17,7 +17,7 @@ from sparkring.history import describe
 
 LOOK_EVERY_S = 0.1  # poll all slots this often, since no message arrives when a time limit passes or a process dies
 STARTS_TRIED = 3  # when this many starts in a row have failed, the run fails
-START_PAUSE_S = 0.5  # before the second start; twice as long before the third
+START_PAUSE_S = 0.5  # the pause before the second start; twice as long before the third
 SHORT_AFTER_S = 2.0  # when ranks have been queuing for this long, the user is told what they are waiting for
 
 
@@ -145,7 +145,7 @@ class Slots:
     # ── Polling ───────────────────────────────────────────────────────────────
 
     def with_news(self, *, wait: bool) -> list[Slot]:
-        """Return the slots with something to poll; every LOOK_EVERY_S, all slots. With `wait`, wait for one."""
+        """Return the slots with something to poll or, every LOOK_EVERY_S, all slots. With `wait`, wait for this."""
         numbers: set[int] = set()
         with contextlib.suppress(queue.Empty):
             if wait:

@@ -7,10 +7,10 @@
     rank    ── Done, Failed, Metrics, DataRead, … ───── passed on ─────▶ driver
     model process of predict() ── ModelUsed ───────────────────────────▶ driver
 
-To add a message, write its class in one of the modules here, import it below, and add it to one of the unions. Its
-annotations define how it is encoded and decoded: a field of type `bytes` is one part of the frame's body, a field of
-type `Buffers` is all of the body's parts, and other fields go into the header as JSON. `decode` refuses whatever the
-annotations do not allow.
+To add a message, write its class in one of the modules here, import it below, and add it to one of the unions. The
+annotations in the class define how the message is encoded and decoded: a field of type `bytes` is one part of the
+frame's body, a field of type `Buffers` is all of the body's parts, and other fields go into the header as JSON.
+`decode` refuses whatever the annotations do not allow.
 
 Members import this package at start-up, so it imports only light parts of the standard library. For the same reason,
 the messages are NamedTuples: importing `dataclasses` would take longer than all other imports of this package. `from

@@ -113,8 +113,8 @@ class Script(NamedTuple):
 class Work(NamedTuple):
     """What the rank is to run for each item: a cell's `source`, or a function of one argument, packed in `parts`.
 
-    It is sent once, before the first item. The fields have the same meanings as in Run. The Run of an item has only
-    what differs from item to item.
+    It is sent once, before the first item. The fields have the same meanings as in Run. The Run of an item contains
+    only what differs from item to item.
     """
 
     what: Literal["cell", "call"]
@@ -138,7 +138,7 @@ class Run(NamedTuple):
 
     A Run that arrives while the rank is running another one waits at the member.
 
-    pull: names whose values to send back afterwards.
+    pull: names whose values are to be sent back afterwards.
     barrier: whether to give the cell the context and the rows of the rank's Spark task.
     environment: variables to set; `defaults` are set unless the rank already has them.
     """

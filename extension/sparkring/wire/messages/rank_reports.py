@@ -23,7 +23,7 @@ class RankNews(NamedTuple):
 
 
 class PackedValue(NamedTuple):
-    """A returned value. `parts` is how many of the message's parts it has. `error` says why it could not be packed."""
+    """A returned value. It consists of `parts` parts of the message. If it could not be packed, `error` says why."""
 
     name: str
     type_name: str

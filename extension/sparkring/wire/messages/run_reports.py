@@ -201,7 +201,7 @@ class CheckpointFailed(NamedTuple):
 
 
 class CheckpointDamaged(NamedTuple):
-    """A checkpoint was found damaged, and skipped."""
+    """A checkpoint was found to be damaged, and was skipped."""
 
     folder: str
     name: str

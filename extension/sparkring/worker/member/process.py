@@ -180,7 +180,7 @@ def fair_share(ranks: int) -> int:
 
 
 def ended(pidfd: int) -> bool:
-    """Whether the process with this file descriptor has ended."""
+    """Whether the process that `pidfd` refers to has ended."""
     return bool(select.select([pidfd], [], [], 0.0)[0])
 
 
@@ -206,7 +206,7 @@ def out_of_memory_kills() -> int:
 def available_bytes() -> int:
     """Return how much more memory processes can use; 0 on a system without /proc.
 
-    The machine and this process's control groups have limits, of which the lowest counts.
+    Both the machine and this process's control groups have limits. The lowest one counts.
     """
     free = _numbers("/proc/meminfo").get("MemAvailable:", 0) * 1024
     for version, folder in _memory_groups():

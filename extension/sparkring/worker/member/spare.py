@@ -170,7 +170,7 @@ def _serve(channel: socket.socket, driver: int, order: SpareOrder) -> Start:
 
 def _report_end(fd: int, forked: Forked) -> None:
     _, status = os.waitpid(forked.pid, 0)
-    with contextlib.suppress(OSError):  # the driver no longer wants to know
+    with contextlib.suppress(OSError):  # the driver no longer reads from the pipe
         os.write(forked.status, str(os.waitstatus_to_exitcode(status)).encode())
     os.close(forked.status)
     os.close(fd)

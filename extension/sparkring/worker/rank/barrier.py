@@ -37,8 +37,8 @@ class Rows(Iterator[Any]):
     Iterating yields each row as a pyspark.sql.Row. `pandas()` yields a pandas.DataFrame for each batch of rows, and
     `arrow()` a pyarrow.RecordBatch; spark.sql.execution.arrow.maxRecordsPerBatch limits the rows of a batch.
     `to_pandas()` returns the whole partition as one DataFrame. A Row has the values that collect() returns, and a
-    DataFrame those that toPandas() returns, including vectors and other user-defined types. Times have no time zone and
-    are in the session's time zone. Without --data there are no rows. Reading the rows twice raises DataError.
+    DataFrame those that toPandas() returns, including vectors and other user-defined types. Times are in the session's
+    time zone, and carry no time zone. Without --data there are no rows. Reading the rows twice raises DataError.
     """
 
     def __init__(self, descriptor: int) -> None:

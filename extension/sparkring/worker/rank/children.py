@@ -1,6 +1,6 @@
 """Sends a rank's definitions to processes that it starts with multiprocessing's `spawn` or `forkserver`.
 
-Such a process is a new Python, which looks in its `__main__` for the functions and classes that it is to use. To
+Such a process runs a new Python, which looks in its `__main__` for the functions and classes that it is to use. To
 define them, multiprocessing runs the parent's script again in the child. But a rank has no script file. So when the
 rank starts a child, it sends the functions and classes that its `__main__` has at that moment, and the child runs
 child_main.py, which loads them.

@@ -74,7 +74,7 @@ def begin() -> None:
 
 
 def finish() -> None:
-    """Show the figures that are still open at the end of the cell, as a notebook does. Print errors of drawing them."""
+    """Show the figures that are still open at the end of the cell, as a notebook does. Print drawing errors."""
     figures = sys.modules.get("sparkring.worker.rank.figures")
     if figures is not None:
         try:

@@ -1,4 +1,4 @@
-"""A rank: runs the requests that the driver sends, in this process's main thread, with its `__main__` as namespace.
+"""A rank: runs the driver's requests in this process's main thread, in the namespace of `__main__`.
 
 The variables of a request stay for the next request; a cold gang gets only one request. Another thread reads messages
 from the member while the main thread is computing.
