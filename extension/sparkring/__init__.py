@@ -6,8 +6,8 @@
     import horovod.tensorflow.keras as hvd
     hvd.init()
 
-The package's public names are imported from their modules only when they are first used. So `import sparkring` is
-fast on the driver and on the ranks.
+Each public name is imported from its module when it is first used. This keeps `import sparkring` fast on the driver and
+on the ranks.
 """
 
 from __future__ import annotations
@@ -81,14 +81,14 @@ def __dir__() -> list[str]:
 
 
 def load_ipython_extension(ipython: Any) -> None:
-    """`%load_ext sparkring` calls this: register the magics and their completion, and make `import sparkdl` work."""
+    """Register the magics and their completion, and make `import sparkdl` work. `%load_ext sparkring` calls this."""
     from sparkring.notebook import extension
 
     extension.load(ipython)
 
 
 def unload_ipython_extension(ipython: Any) -> None:
-    """`%unload_ext sparkring` calls this: remove the magics, and end the runs and gangs that they have started."""
+    """Remove the magics, and end the runs and gangs that they have started. `%unload_ext sparkring` calls this."""
     from sparkring.notebook import extension
 
     extension.unload(ipython)

@@ -14,11 +14,11 @@
     ├── PathError            a path is invalid
     ├── DataError            the data cannot be read or divided
     └── CheckpointError      a checkpoint cannot be written or read
-        ├── CheckpointStorageError   … because its storage failed; another attempt may succeed
+        ├── CheckpointStorageError   … because the storage failed; another attempt may succeed
         └── CheckpointDamagedError   … because its files are missing or do not match their digests
 
-A message says what happened, where, and what to do next. In IPython, these errors are shown
-without a traceback, because it would contain only sparkring's own frames.
+A message says what happened, where, and what to do next. In IPython, these errors are shown without a traceback,
+because a traceback would contain only sparkring's own frames.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class SparkringError(Exception):
     """The root of sparkring's errors."""
 
     def _render_traceback_(self) -> list[str]:
-        """Return what IPython is to show for this error: its name and message, without sparkring's frames."""
+        """Return what IPython shows for this error: its class and message, without sparkring's frames."""
         return [f"{type(self).__name__}: {self}"]
 
 
@@ -44,7 +44,7 @@ class OptionsError(SparkringError, ValueError):
 class CaptureError(SparkringError):
     """A name that the cell reads does not exist, or its value cannot be sent to the ranks.
 
-    `line` is the number of the line in the cell, None if it is not known. Line 1 is the line of the magic.
+    `line` is the line number in the cell, or None if it is unknown. The magic is on line 1.
     """
 
     def __init__(self, message: str, *, line: int | None = None) -> None:
@@ -67,8 +67,8 @@ class MemberLost(LaunchError):
 class RunFailed(SparkringError):
     """A rank failed and the gang was ended.
 
-    `record` holds everything that is known about the run: the failure, each rank's last lines, metrics.
-    `values` holds the values of the ranks that had already finished, by rank.
+    `record` holds everything that is known about the run: the failure, each rank's last lines, metrics. `values` maps
+    each rank that had already finished to its value.
     """
 
     def __init__(self, message: str, *, record: RunRecord, values: dict[int, Any] | None = None) -> None:
@@ -78,7 +78,7 @@ class RunFailed(SparkringError):
 
 
 class ItemsFailed(RunFailed):
-    """Items of foreach() failed. `values` has the values of the items that finished, by the number of the item."""
+    """Items of foreach() failed. `values` maps the number of each finished item to its value."""
 
 
 class RunTimeout(RunFailed, TimeoutError):
@@ -94,7 +94,7 @@ class StillRunning(SparkringError, TimeoutError):
 
 
 class PathError(SparkringError, ValueError):
-    """A path cannot be used as it is written, whether or not anything exists there."""
+    """A path cannot be used as it is written, whether or not it exists."""
 
 
 class DataError(SparkringError):
@@ -106,7 +106,7 @@ class CheckpointError(SparkringError):
 
 
 class CheckpointStorageError(CheckpointError):
-    """The storage of checkpoints cannot be read or written now; another attempt may succeed."""
+    """The storage for checkpoints cannot currently be read or written. Another attempt may succeed."""
 
 
 class CheckpointDamagedError(CheckpointError):

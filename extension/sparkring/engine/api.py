@@ -1,6 +1,6 @@
-"""The functions for notebooks and programs: prepare, show and execute a run, and return its result or raise its error.
+"""The functions for notebooks and programs. They prepare, show and execute a run, and return its result.
 
-This is the only module of the engine that opens a view: the panel in a notebook, text elsewhere.
+This is the only module of the engine that opens a view: a panel in a notebook, text elsewhere.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _open_view(options: Options | ForeachOptions, interrupts: Interrupts) -> Vie
 
 
 def background_view() -> View:
-    """Return a view for a run that threads record: in a notebook a panel without a Stop button, elsewhere nothing."""
+    """Return a view for a run recorded by threads: in a notebook, a panel without a Stop button; elsewhere, nothing."""
     return open_view(quiet=not in_notebook(), background=True)
 
 
@@ -86,11 +86,11 @@ def _carry_out(run: Run) -> RunResult:
 
 
 def foreach_spec(spec: ForeachSpec, view: View | None = None) -> ForeachResult | Plan:
-    """Run the items of a spec, wait for them, and return the result. If a plan is asked for, return the Plan.
+    """Run the items of a spec, wait for them, and return the result. If the spec asks for a plan, return the Plan.
 
     Raises ItemsFailed if items fail; RunFailed, LaunchError or KeyboardInterrupt if the run ends before all items have
-    run; and the errors of foreach.run.prepare(). After an error of the run, `last_result` has the results of the items
-    that ended before it.
+    run; and the errors of foreach.run.prepare(). If the run fails, `last_result` has the results of the items that had
+    ended by then.
     """
     run = open_items(foreach_run.prepare(spec), view)
     result = carry_out_items(run)
@@ -107,7 +107,7 @@ def start_foreach(spec: ForeachSpec, view: View | None = None) -> BackgroundRun[
 
 
 def open_items(prepared: foreach_run.Prepared, view: View | None = None) -> ForeachRun:
-    """Return the run of independent items that was prepared, recorded and shown. Without a `view`, choose one."""
+    """Return a run of the prepared items, which is recorded and shown. Without a `view`, open_view() chooses one."""
     interrupts = Interrupts()
     return ForeachRun(prepared, view or _open_view(prepared.options, interrupts), interrupts)
 
@@ -143,21 +143,21 @@ def foreach(
     background: bool = False,
     plan: bool = False,
 ) -> ForeachResult | BackgroundRun[ForeachResult] | Plan:
-    """Call `function(item)` for each item, several at once, in processes on this machine or Spark tasks.
+    """Call `function(item)` for each item, several at a time, in processes on this machine or in Spark tasks.
 
         result = sparkring.foreach(train, stores, np=-4)
         result.table.sort_values("mape")
 
     The items are independent. `items` is any iterable, even an endless generator, since an item is taken only when a
     process is free for it. If `items` is a grouped Spark DataFrame, `df.groupBy("store")`, an item is a tuple of the
-    key and a pandas DataFrame; for sparkring.partitions(df), it is a pandas DataFrame. With np=-4, at most four items
-    run at once, in processes on this machine; with np=4, in Spark tasks. The default is a process for each core, with
-    `gpus` at most as many as there are GPUs for. The other keywords are named like the options of %%foreach, and have
-    the same meanings. With background=True, foreach() returns a BackgroundRun at once. With plan=True, only the first
-    item runs, and foreach() returns a Plan, which says how many items fit at once.
+    key and a pandas DataFrame; for sparkring.partitions(df), an item is just a pandas DataFrame. With np=-4, at most
+    four items run at once, in processes on this machine; with np=4, in Spark tasks. By default, there is one process
+    per core, but with `gpus` no more than there are GPUs for. The other keywords have the same names and meanings as
+    the options of %%foreach. With background=True, foreach() returns a BackgroundRun at once. With plan=True, only the
+    first item runs, and foreach() returns a Plan, which says how many items fit at once.
 
-    Raises ItemsFailed if items failed: the other items have run, and `sparkring.last_result` has all results. Raises
-    OptionsError if an argument is invalid.
+    Raises ItemsFailed if items failed; `sparkring.last_result` then has all results. Raises OptionsError if an argument
+    is invalid.
     """
     _check_framework("foreach", framework)
     options = ForeachOptions(
@@ -187,8 +187,8 @@ def foreach(
 def spark(slots: int = 2) -> SparkSession:
     """Return the notebook's SparkSession or, if there is none, start one on this machine with at least `slots` slots.
 
-    A slot can run one task at a time. A new session needs Java: if no other Java is found, it uses a Java that was
-    installed with pip. Raises LaunchError if there is no Java, if the session has been stopped, or if there is only a
+    A slot runs one task at a time. A new session needs Java. If no other Java installation is found, the one installed
+    with pip is used. Raises LaunchError if there is no Java, if the session has been stopped, or if there is only a
     Spark Connect session.
     """
     from sparkring.cluster.session import find_session
@@ -202,7 +202,7 @@ class HorovodRunner:
     If `np` is negative, the ranks are -np processes on this machine. If `np` is positive, they are np Spark barrier
     tasks. With np=0, which is deprecated, there is a rank for every task slot. If `driver_log_verbosity` is "all", the
     notebook shows the ranks' output; if it is "log_callback_only", the notebook shows only the messages of
-    log_to_driver and LogCallback. The run's logs have all output in either case.
+    log_to_driver and LogCallback. The run's logs contain all output in either case.
 
     The class follows sparkdl's public documentation.
     """
@@ -219,7 +219,8 @@ class HorovodRunner:
     def run(self, main: Callable[..., Any], **kwargs: Any) -> Any:
         """Call `main(**kwargs)` on every rank; return what rank 0 returned.
 
-        The function and its arguments are sent with cloudpickle. RunFailed says which rank failed, and why.
+        The function and its arguments are sent with cloudpickle. If a rank fails, RunFailed is raised, and says which
+        rank failed and why.
         """
         options = Options(np=self.num_processor, logs=self._logs)
         return run_spec(RunSpec(Call(main, (), kwargs), options, "horovod")).value
@@ -256,12 +257,12 @@ def run(
         sparkring.run(train, x, y, np=-2, checkpoint_dir="dbfs:/ml/run1", max_restarts=3, learning_rate=0.001).value
 
     `np` and `driver_log_verbosity` have the same meanings as in HorovodRunner. `framework` is "horovod", "torch",
-    "tensorflow" or "plain". The other keywords are named like the options of %%horovod (`--checkpoint-dir`, …), and
-    have the same meanings. With background=True, run() returns a BackgroundRun at once.
+    "tensorflow" or "plain". The other keywords have the same names and meanings as the options of %%horovod
+    (`--checkpoint-dir`, …). With background=True, run() returns a BackgroundRun at once.
 
-    If `main` has a parameter with the name of an option, such as checkpoint_dir, this keyword is rejected, since it
-    could mean the parameter or the option. Pass the argument of `main` by position, or with functools.partial(main,
-    checkpoint_dir=…). Then the keyword sets the option.
+    If `main` has a parameter with the same name as an option, such as checkpoint_dir, this keyword is rejected, since
+    it could mean either of them. Pass the argument of `main` by position, or with functools.partial(main,
+    checkpoint_dir=…). The keyword then sets the option.
 
     Raises the same errors as %%horovod, and OptionsError if an argument is invalid.
     """

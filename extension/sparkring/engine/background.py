@@ -1,6 +1,6 @@
-"""The runs in the background. Each has its own thread.
+"""Runs in the background, each in its own thread.
 
-An interrupt of the kernel reaches only the main thread, so it ends the cell that is running, but no background run.
+Interrupting the kernel affects only the main thread, so it ends the cell that is running, but no background run.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ Result = TypeVar("Result", bound=_Shown)
 class BackgroundRun(Generic[Result]):
     """A run in the background. The notebook does not wait for it.
 
-    `result(timeout_s)` waits for the run and returns its result, or raises its error (KeyboardInterrupt if the run
-    was stopped). `done` says whether the run has ended. `stop()` ends the run. `show()` shows the run's panel again,
-    and so does a cell whose last expression is this object. `record` is the current RunRecord. `run_id` is the name of
-    the run in %runs and %logs.
+    `result(timeout_s)` waits for the run and returns its result, or raises its error (KeyboardInterrupt if the run was
+    stopped). `done` says whether the run has ended. `stop()` ends the run. `show()` shows the run's panel again, and so
+    does a cell whose last expression is this object. `record` is the current RunRecord. `run_id` identifies the run in
+    %runs and %logs.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class BackgroundRun(Generic[Result]):
         return f"BackgroundRun({self.run_id}: {describe.closing(self.record, time.time())})"
 
     def _ipython_display_(self) -> None:
-        """Show the panel, except in the cell that has started the run, because that cell already shows the panel."""
+        """Show the panel, except in the cell that started the run, which already shows it."""
         if current_cell() != self._started_in:
             self.show()
         raise NotImplementedError  # this tells IPython to print the text of _repr_pretty_() as well
@@ -107,11 +107,11 @@ class BackgroundRun(Generic[Result]):
         elif self._result is not None:
             self._result._repr_pretty_(printer, cycle)
         else:
-            # This text stays in the notebook, so it does not say how far the run has come.
+            # This text stays in the notebook, so it does not state the run's progress.
             printer.text(f"run {self.run_id} in the background: .result() waits for its result, .stop() ends it")
 
     def _carry_out(self, work: Callable[[], Result]) -> None:
-        """In the run's thread: do the work, and keep its result or error."""
+        """Do the work, and keep its result or error. Runs in the run's thread."""
         try:
             self._result = work()
         except BaseException as error:  # catch every kind of error, because result() raises it again
@@ -127,7 +127,7 @@ class BackgroundRun(Generic[Result]):
 
 
 def _empty_frames(error: BaseException | None) -> None:
-    """Clear the local variables in the tracebacks: they would keep in memory everything that was sent to ranks."""
+    """Clear the local variables in the tracebacks: they would keep alive everything that was sent to ranks."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__context__
@@ -136,19 +136,19 @@ def _empty_frames(error: BaseException | None) -> None:
 # The runs that have not ended, by id, in the order in which they were started.
 _going: dict[str, BackgroundRun[Any]] = {}
 
-# A forked process inherits `_going`. Without this, it would end its parent's runs when it exits.
+# A forked process inherits `_going`. Without this hook, it would end its parent's runs when it exits.
 os.register_at_fork(after_in_child=_going.clear)
 
 
 def going() -> list[BackgroundRun[Any]]:
-    """Return this process's runs in the background that have not ended, the most recently started run first."""
+    """Return this process's background runs that have not ended, the most recently started first."""
     return list(_going.values())[::-1]
 
 
 def find(name: str) -> BackgroundRun[Any] | None:
-    """Return the run in the background that `name` means, or None if there is no such run.
+    """Return the background run that `name` refers to, or None if there is no such run.
 
-    `name` is the id of the run, the beginning or the end of this id, or the title of the run.
+    `name` is the run's id, the beginning or end of its id, or its title.
     """
     found = going()
     by_id = (each for each in found if run_store.is_named(name, each.run_id))
@@ -156,7 +156,7 @@ def find(name: str) -> BackgroundRun[Any] | None:
 
 
 def stop(name: str) -> BackgroundRun[Any]:
-    """End the run that `name` means (see find()), and return it. Raise OptionsError if there is no such run."""
+    """End the run that `name` refers to (see find()), and return it. Raises OptionsError if there is no such run."""
     found = find(name)
     if found is None:
         others = ", ".join(run.run_id for run in going())

@@ -9,8 +9,8 @@ import shlex
 from collections.abc import Callable
 from typing import Any
 
-# A rank imports this module, too, if one of the user's own modules uses these classes. The rank may lack packages that
-# the driver has, so modules that only the driver needs are imported in run().
+# Ranks also import this module if one of the user's own modules uses these classes. They may lack packages that the
+# driver has, so modules that only the driver needs are imported in run().
 from sparkring.capture.calls import check_call, name_of, source_of
 from sparkring.capture.scripts import read_script
 from sparkring.engine.options import Options
@@ -77,10 +77,10 @@ class TorchDistributor:
 class MirroredStrategyRunner:
     """Runs a function on the workers of one TensorFlow cluster, within a MultiWorkerMirroredStrategy.
 
-    num_slots: the number of ranks; if each Spark task gets several GPUs, the number of GPUs of all ranks.
+    num_slots: the number of ranks; if each Spark task gets several GPUs, the total number of GPUs.
     local_mode, use_gpu: the same as for TorchDistributor.
-    gpu_resource_name: Spark's name for the resource "GPU". The only name that is supported is "gpu".
-    use_custom_strategy: whether the function makes a strategy itself. Otherwise, it is called in a strategy's scope.
+    gpu_resource_name: Spark's resource name for GPUs. Only "gpu" is supported.
+    use_custom_strategy: whether the function makes its own strategy. Otherwise, it is called in a strategy's scope.
 
     The API is that of the class in spark-tensorflow-distributor's public documentation.
     """
@@ -105,7 +105,7 @@ class MirroredStrategyRunner:
         self._use_custom_strategy = use_custom_strategy
 
     def run(self, train_fn: Callable[..., Any], **kwargs: Any) -> Any:
-        """Call `train_fn(**kwargs)` on every rank, in the strategy's scope; return what rank 0 returned.
+        """Call `train_fn(**kwargs)` on every rank, and return what rank 0 returned.
 
         Raises RunFailed if a rank fails, and OptionsError if an argument is invalid.
         """
@@ -132,10 +132,10 @@ def _at_least_one(name: str, value: Any) -> int:
 
 
 def _options(count: int, local_mode: bool, use_gpu: bool, *, several: bool = False) -> tuple[Options, str]:
-    """Return the options of a run, and a notice if the ranks will have no GPUs although `use_gpu` is set; otherwise ''.
+    """Return a run's options and a notice, which is '' unless the ranks will have no GPUs although `use_gpu` is set.
 
-    `count` is the number of ranks. But if `several` is set and each Spark task gets several GPUs, `count` is the number
-    of GPUs of all ranks.
+    `count` is the number of ranks. But if `several` is set and each Spark task gets several GPUs, it is the total
+    number of GPUs.
     """
     from sparkring.launchers import gpus_of_a_rank
     from sparkring.runtime.kernel import tell

@@ -10,7 +10,7 @@ from sparkring.runtime.kernel import tell
 
 
 def default_np() -> int:
-    """Return `np` for a cell without -n: that of the gang that was started last, or -1 (one rank on this machine)."""
+    """Return `np` for a cell without -n: that of the latest gang, or -1 (one rank on this machine)."""
     latest = warm_gang.latest()
     return -1 if latest is None else latest.wanted.np
 
@@ -35,7 +35,7 @@ def gang_for(options: Options) -> WarmGang | None:
 
 
 def latest_gang(magic: str) -> WarmGang:
-    """Return the gang that was started last; a new one if its ranks are lost. Raises OptionsError if none is free."""
+    """Return the gang that was started last; if its ranks are lost, a new gang. Raises OptionsError if none is free."""
     latest = warm_gang.latest()
     gang = None if latest is None else warm_gang.find(latest.wanted.np, tell)
     if gang is None:
@@ -54,7 +54,7 @@ def latest_gang_alive(magic: str) -> WarmGang:
 
 
 def check_ranks_options(options: Options) -> None:
-    """Raise OptionsError if %%ranks, which runs on the gang that was started last, cannot have these options."""
+    """Raise OptionsError if %%ranks cannot have these options, since it runs on the gang that was started last."""
     if options.np != default_np():
         raise OptionsError(
             f"%%ranks runs on the gang that was started last, which has -n {default_np()}: leave out -n."

@@ -61,7 +61,7 @@ class Options(SharedOptions):
 
     @property
     def survives(self) -> bool:
-        """Whether the run saves checkpoints or can restart, and so needs its own ranks."""
+        """Whether the run saves checkpoints or can restart, and therefore needs its own ranks."""
         return bool(self.checkpoint_dir or self.max_restarts)
 
 
@@ -74,7 +74,7 @@ class ForeachOptions(SharedOptions):
     often a failed item is tried again; None means once if its process died, and never after an exception. A process
     runs at most `fresh_after` items; None means no limit. Each rank gets `gpus` GPUs; if that is a fraction, items
     share a GPU. The random numbers of an item depend on `seed` and on the item's number. Results are kept in
-    `checkpoint_dir`. Items that already have a result there do not run, unless `fresh` is set. With `plan`, only the
+    `checkpoint_dir`. Items whose results are already in it do not run, unless `fresh` is set. With `plan`, only the
     first item runs, and is measured.
     """
 
@@ -90,7 +90,7 @@ class ForeachOptions(SharedOptions):
 
     @property
     def at_once(self) -> int:
-        """How many items run at the same time, at most."""
+        """How many items may run at once."""
         return abs(self.np)
 
 
@@ -126,7 +126,7 @@ def restarts(asked: int | None, checkpoint_dir: str) -> int:
 def checked(who: str, found: Options, *, horovod: bool) -> Options:
     """Return the options `found`. Raise OptionsError if one is invalid, or if two of them exclude each other.
 
-    `horovod` says whether the run starts ranks with Horovod. Only these can record a timeline.
+    `horovod` says whether the run starts ranks with Horovod. Only such a run can record a timeline.
     """
     _check_least(who, 0, timeout=found.timeout_s, gpus=found.gpus, max_restarts=found.max_restarts, min_np=found.least)
     if found.timeline and not horovod:
@@ -157,7 +157,7 @@ def _check_least(who: str, least: int, **given: float | None) -> None:
 
 @dataclass(frozen=True)
 class GangOptions:
-    """The options of a warm gang. `np` means the same as in Options. `framework` is the one that %%ranks cells use."""
+    """The options of a warm gang. `np` means the same as in Options. `framework` is used by %%ranks cells."""
 
     np: int
     framework: str

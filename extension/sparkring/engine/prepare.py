@@ -43,7 +43,7 @@ PROVIDED = ("rank", "size", "local_rank", "get_ipython", "display", "displayHTML
 class PreparedRun(NamedTuple):
     """A validated run that has not started.
 
-    `launch` is what a launcher is to start if the run has ranks of its own; otherwise, the run uses `ranks` of `gang`.
+    `launch` says what to start if the run has ranks of its own. Otherwise, the run uses the `ranks` of `gang`.
     `directory` is the directory of checkpoints, or None. `started` is the first event of the run's record, and the
     `notices` are recorded after it. `on_result` is called with the result.
     """
@@ -68,7 +68,7 @@ class _Packed(NamedTuple):
     values: list[tuple[str, Any]]  # pairs of a name in the notebook ('' for an argument) and its value
     title: str
     code: str
-    scripts: tuple[str, ...] = ()  # sources of the cell's scripts, which a checkpoint counts as code of the cell
+    scripts: tuple[str, ...] = ()  # sources of the cell's scripts, which count as code of the cell in a checkpoint
     data: Data | None = None
     on_result: Callable[[RunResult], None] = lambda result: None
 
@@ -90,11 +90,11 @@ def prepare(spec: RunSpec) -> PreparedRun:
     here = spec.framework != "barrier"
     launch = LaunchRequest(options.np, size, dict(options.env), packed.title, options.gpus, packed.data, here)
     if options.background:
-        # The run's thread opens its own launcher. Open one here, too, so that errors are raised at once, and so that a
-        # new SparkSession is made in the main thread.
+        # The run's thread opens its own launcher. Open one in this thread, too, so that errors are raised at once, and
+        # so that a new SparkSession is made in the main thread.
         open_launcher(launch, tell)
-        # The parts share the memory of the notebook's arrays. The parts are sent at the start and again at a restart,
-        # and the notebook may change the arrays before that. So copy the parts now.
+        # The parts share memory with the notebook's arrays, which the notebook may change before the parts are sent, at
+        # the start or at a restart. So copy the parts now.
         request = request._replace(run=request.run._replace(parts=tuple(map(bytes, request.run.parts))))
     legacy = needs_legacy_keras(spec.framework, options.env, packed.code, request.modules)
     if legacy:
@@ -124,7 +124,7 @@ def needs_legacy_keras(framework: str, env: Iterable[tuple[str, str]], code: str
     """Whether to set the variable that makes the ranks use Keras 2.
 
     It is set if the ranks run Horovod and `code` or `modules` use Keras 2, unless the notebook's environment or `env`
-    has it already.
+    already has it.
     """
     return (
         framework == "horovod"
@@ -152,7 +152,7 @@ def capture_cell(spec: RunSpec, cell: Cell) -> Captured:
             dry_run=spec.options.dry_run,
         )
     except CaptureError as error:
-        if gang and gang.news:  # the news may explain why a name is missing: it was on ranks that have been lost
+        if gang and gang.news:  # this may explain why a name is missing: it was on ranks that have been lost
             raise CaptureError("\n".join([str(error), *gang.news]), line=error.line) from None
         raise
 
@@ -230,7 +230,8 @@ def _taking_part(spec: RunSpec) -> Iterable[int]:
 def validate(values: Iterable[tuple[str, Any]], source: str, size: int) -> None:
     """Call `__sparkring_validate__()` on the values that have this method.
 
-    The method raises an error if the value does not support `size` ranks, or a method that the cell calls on it.
+    The method raises an error if the value does not support `size` ranks or one of the methods that the cell calls on
+    it.
     """
     for name, value in values:
         validate_value = getattr(type(value), "__sparkring_validate__", None)
@@ -258,7 +259,7 @@ def _open_directory(options: Options, size: int, packed: _Packed) -> Directory |
 
 
 def refuse_shared(directory: str) -> None:
-    """Raise CheckpointError if a run in the background saves to `directory`, even if it spells the path differently."""
+    """Raise CheckpointError if a background run saves to `directory`, however that run spells the path."""
     location = locate(directory)
     other = next((each for each in background.going() if each.saves_in(location)), None)
     if other is not None:

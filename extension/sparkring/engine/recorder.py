@@ -42,7 +42,7 @@ class Recorder:
         """Show the record. If this fails, report it and show nothing more: the run must continue."""
         try:
             show(self.record)
-        except Exception as error:  # whatever a front end may raise
+        except Exception as error:  # a front end may raise any error
             self._shows = False
             text = f"the run can no longer be shown, but it continues: {type(error).__name__}: {error}"
             self.notice(text)
@@ -52,13 +52,13 @@ class Recorder:
         self.add([events.Notice(time.time(), text, until)])
 
     def show_again(self) -> None:
-        """Show the run in the current cell as well, since the user has asked for it."""
+        """Show the run in the current cell as well."""
         self._show(self._view.again)
 
     def close(
         self, ending: events.Ending, message: str = "", failed_rank: int | None = None, *, at: float | None = None
     ) -> RunRecord:
-        """Note that the run has ended, now or at a time in the past (Unix seconds)."""
+        """Record that the run has ended, now or at the time `at` (Unix seconds)."""
         try:
             self.add(self._folder.end_timeline(time.time()))
             self.add([events.RunFinished(at or time.time(), ending, message, failed_rank)])

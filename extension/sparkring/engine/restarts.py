@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 PAUSE_S = 0.5  # the pause before a restart; if several attempts in a row have saved nothing, it doubles each time …
 LONGEST_PAUSE_S = 30.0  # … but does not get longer than this
 SHRINK_AFTER_S = 5.0  # wait this long before the ring gets smaller: Spark may soon replace a lost executor
-SAY_AFTER_S = 1.0  # after this, report that the run waits for slots
+SAY_AFTER_S = 1.0  # after this, report that the run is waiting for slots
 WAIT_FOR_SLOTS_S = 300.0
 LOOK_EVERY_S = 2.0
 INTERRUPTED = Outcome("interrupted", "between two attempts")
@@ -51,10 +51,10 @@ class Restarts:
         self.directory = directory
         self._size = launch.size
         self._look_at = 0.0
-        self._room_since = 0.0  # the time since which there is room for more ranks; 0 if there is no room
+        self._room_since = 0.0  # when room for more ranks was first seen; 0 if there is no room
 
     def outcome(self) -> Outcome:
-        """Run the attempts. Return how the last one ended, or what ended the run between two of them."""
+        """Run the attempts. Return how the last one ended, or what ended the run between two attempts."""
         number, slots_until = 0, 0.0
         if self.directory is not None and (found := self.directory.words(time.time())):
             self.recorder.notice(found)
@@ -120,7 +120,7 @@ class Restarts:
     def _attempts(self, outcome: Outcome) -> tuple[Attempt, ...]:
         """Return all attempts of the run, the last one with the failure that has just ended it.
 
-        The record does not have this failure yet, because the AttemptEnded event is added only later.
+        The record does not have this failure yet, because the AttemptEnded event is added later.
         """
         record = self.recorder.record
         failure = None if outcome.rank is None else record.ranks[outcome.rank].failure
@@ -227,7 +227,7 @@ def cannot_heal(failure: Failure, failures: Collection[Failure], size: int, *, s
 
     `failures` are the failures of all ranks, and `stepped` says whether a rank has reached a step. An attempt may
     succeed if a process died without an exception, or if the checkpoint was damaged. It may also succeed if `failure`
-    is that of a collective, because the end of another rank may have caused such a failure.
+    happened in a collective, because the end of another rank may have caused it.
     """
     if failure.cause in ("echo", "damaged checkpoint") or not all(each.error for each in failures):
         return None
@@ -246,7 +246,7 @@ def has_stepped(record: RunRecord) -> bool:
 
 
 def _same(one: Failure, other: Failure) -> bool:
-    """Whether both have the same cause, the same class of exception and the same innermost frame."""
+    """Whether both failures have the same cause, the same class of exception and the same innermost frame."""
     return (one.cause, one.error, one.frames[-1:]) == (other.cause, other.error, other.frames[-1:])
 
 

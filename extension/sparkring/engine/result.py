@@ -56,7 +56,7 @@ class RunResult:
 
 
 def unpack_results(execution: Execution) -> Results:
-    """Return the values that the ranks have sent so far, unpacked, and say which values are missing."""
+    """Unpack the values that the ranks have sent so far, and say which values are missing."""
     import cloudpickle
 
     missing = [f"rank {execution.ranks[0]} has no variable `{name}` to pull" for name in execution.missing]
@@ -65,8 +65,8 @@ def unpack_results(execution: Execution) -> Results:
         for name, packed in named.items():
             problem = f"cannot be pickled ({packed.error})" if packed.error else ""
             try:
-                # To unpickle is safe here: the sender has proved that it knows the gang's secret, so it is as
-                # trusted as this process.
+                # Unpickling is safe: the sender has proved that it knows the gang's secret, so it is as trusted as this
+                # process.
                 value = None if problem else cloudpickle.loads(packed.parts[0], buffers=packed.parts[1:])
             except Exception as error:  # the value's class may raise any error when the value is rebuilt
                 problem = f"cannot be rebuilt here ({type(error).__name__}: {error})"

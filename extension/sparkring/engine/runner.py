@@ -28,7 +28,7 @@ class Run:
     def to_the_end(self) -> RunResult:
         """Carry out the run and return its result. The result's `problems` say which values could not be returned.
 
-        Raises RunFailed, RunTimeout, LaunchError or KeyboardInterrupt if the run does not end well.
+        Raises RunFailed, RunTimeout, LaunchError or KeyboardInterrupt if the run does not finish.
         """
         recorder = self.recorder
         try:

@@ -1,4 +1,4 @@
-"""Plain data: what a run is to do, and how it ended. A specification of a run may be invalid: prepare() checks it."""
+"""Plain data that says what a run is to do, and how it ended. Specifications may be invalid; prepare() checks them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Cell(NamedTuple):
 
     If the path of a script depends on the item, `scripts_of` returns all scripts for an item with the given values.
 
-    `namespace` has the notebook's variables. The variables named in --pull are copied from rank 0 into it.
+    `namespace` contains the notebook's variables. The variables named in --pull are copied into it from rank 0.
     """
 
     source: str
@@ -43,7 +43,7 @@ class RunSpec(NamedTuple):
     `framework` names the ranks' framework. `title` and `code` are kept in the record; for a call, they default to the
     name and the source of its function. `gang` is the warm gang to run on, and `ranks` are the ranks of this gang to
     use (if empty, all of them). Without a gang, the run has ranks of its own. A `notice` is shown with the run. `bound`
-    are names that the ranks bind before the cell runs, such as those of an item, so that they are not captured.
+    lists names that the ranks bind before the cell runs, such as those of an item. They are not captured.
     """
 
     work: Cell | Call
@@ -58,7 +58,7 @@ class RunSpec(NamedTuple):
 
 
 class Results(NamedTuple):
-    """What ranks sent back: the values by rank, the pulled names, and what could not be unpacked."""
+    """What ranks sent back: the values by rank, the pulled values by name, and sentences about missing values."""
 
     values: dict[int, Any]
     pulled: dict[str, Any]

@@ -29,13 +29,13 @@ INTERRUPT_GRACE_S = 1.0
 RETURN_GRACE_S = 4.0  # a warm gang is given up if its ranks do not respond to an interrupt within this time
 # If a rank has not responded to an interrupt after this time, it may be waiting in a collective: end the collectives.
 RELEASE_AFTER_S = 0.5
-# After this time, interrupt again. The first interrupt may be lost if it comes as the cell begins, or in a callback,
-# where Python may ignore the exception.
+# After this time, interrupt again. The first interrupt may be lost if it arrives as the cell begins, or during a
+# callback, where Python may ignore the exception.
 REPEAT_AFTER_S = 2.0
 # A rank that is importing a package stops only after the import, because a package such as torch could not be used
-# after an interrupted import. The rank reports the import repeatedly, and the times above then count from its last
-# report. It cannot report while native code is being loaded, which may take a long time. A warm gang waits this many
-# seconds for imports.
+# after an interrupted import. The rank reports the import repeatedly, and the times above are then counted from its
+# last report. It cannot report while native code is being loaded, which may take a long time. A warm gang waits this
+# many seconds for imports.
 IMPORTS_GRACE_S = 60.0
 LEAVE_GRACE_S = 10.0
 EVERYTHING_ENDS_S = 5.0  # after this time, close() ends the remaining processes by force
@@ -45,9 +45,9 @@ STALL_EVERY_S = 1.0
 class LiveRun(NamedTuple):
     """A run in progress: its options, its recorder, and what ends it early.
 
-    The run ends at an interrupt, and at the `deadline`, a time of time.monotonic(). If `deadline` is None, the run's
-    time limit counts from when its Supervisor is made. `calls_off` is called repeatedly: it returns why the execution
-    is to be called off, or '' if it is to go on.
+    The run ends when it is interrupted, and at the `deadline`, a time of time.monotonic(). If `deadline` is None, the
+    run's time limit is counted from the creation of its Supervisor. `calls_off` is called repeatedly: it returns why
+    the execution is to be called off, or '' to let it go on.
     """
 
     options: Options
@@ -69,7 +69,7 @@ def run_on_fresh_ranks(run: LiveRun, request: Request, launcher: Launcher, size:
 
 
 def deadline_of(options: Options) -> float:
-    """The deadline of a run that begins now, as a time of time.monotonic(); math.inf if it has no time limit."""
+    """Return the deadline of a run that begins now, as a time of time.monotonic(); math.inf if it has no time limit."""
     return math.inf if options.timeout_s is None else time.monotonic() + options.timeout_s
 
 
@@ -135,10 +135,10 @@ class Supervisor:
         return Outcome("failed", reason, rank, unpack_results(self.execution), left)
 
     def _hear_others(self, rank: int) -> int:
-        """Wait a moment for failures of other ranks. Return the rank whose failure then counts as the cause of the end.
+        """Wait a moment for failures of other ranks. Then return the rank whose failure counts as the cause of the end.
 
-        The run waits because a decision about a restart must know whether all ranks failed in the same way, and whether
-        a rank has died. If there are no restarts, or if `rank` itself has died, it does not wait.
+        Whether to restart depends on whether all ranks failed in the same way, and on whether a rank has died. If there
+        are no restarts, or if `rank` itself has died, there is no wait.
         """
         if self.options.max_restarts and self.execution.failures[rank].is_exception:
             self._poll_until(lambda: self.interrupts.seen or not self.execution.running, OTHERS_GRACE_S)
@@ -188,7 +188,7 @@ class Supervisor:
             return impatient or bool(self.gang.deaths) or not self.execution.running
 
         def over_within(seconds: float) -> bool:
-            """Poll until it is over. Return False if this takes longer, counted from the last report of an import."""
+            """Poll until it is over. Return False if it is not over `seconds` after the last report of an import."""
             since = began
             while not poll_until(over, since + seconds, self._poll, every_s=POLL_S / 2):
                 reported = self.execution.importing.values() if self.warm else ()
@@ -226,7 +226,7 @@ class Supervisor:
         return describe.gang_gone(list(self.gang.deaths), stuck) if self.warm else ""
 
     def _let_go(self, grace_s: float) -> None:
-        """Let the ranks of a cold gang end by themselves, and kill those that have not ended after `grace_s`."""
+        """Ask the ranks of a cold gang to leave, and kill those that have not exited after `grace_s`."""
         self.gang.leave()
         self._poll_until_gone(grace_s)
         if not self.gang.gone:
@@ -252,7 +252,7 @@ class Supervisor:
             self.recorder.notice(why_it_waits(self.gang, self.recorder.record.joined), until="up")
 
     def _ask_where(self) -> None:
-        """Ask each rank for its stack, and wait up to STACKS_WAIT_S until the record has the answers."""
+        """Ask each rank for its stack, and wait up to STACKS_WAIT_S for the answers to be recorded."""
         asked = time.time()
         self.gang.ask_for_stacks()
 
@@ -263,9 +263,9 @@ class Supervisor:
         self._poll_until(answered, STACKS_WAIT_S)
 
     def _look_for_a_stall(self) -> None:
-        """If the ranks have been silent for `stall_s` and are at different places, report where each one is.
+        """If the ranks have been silent for `stall_s` at different points of the code, report where each one is.
 
-        A finished rank counts as being at a different place.
+        A finished rank counts as being at a different point.
         """
         now = time.monotonic()
         if now < self._look_at or not self.gang.up:
@@ -279,7 +279,7 @@ class Supervisor:
         self._ask_where()
         ranks = self.recorder.record.ranks
         stacks = [stack for rank in running if (stack := ranks[rank].stack) is not None]
-        # The cell's line alone would not tell places apart. For example, all of Keras' fit() is one line of the cell.
+        # The cell's line alone is not enough: all of Keras' fit(), for example, is one line of the cell.
         places = {(stack.cell_line, collective(stack.text)) for stack in stacks}
         where = describe.explain_where(self.recorder.record)
         if (len(places) > 1 or len(running) < len(self.execution.ranks)) and where != self._told:

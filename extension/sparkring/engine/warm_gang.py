@@ -1,7 +1,7 @@
 """Warm gangs, which stay up between cells. There is at most one on this machine, and at most one on Spark.
 
-While no cell runs on a gang, a thread listens to its ranks. The thread ends the gang if a rank has died, or if no cell
-has run for too long. It also warns the user if a Spark job waits for the slots that the gang holds.
+While no cell is running on a gang, a thread listens to its ranks. The thread ends the gang if a rank has died, or if no
+cell has run for too long. It also warns the user if a Spark job is waiting for the slots that the gang holds.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LEAVE_S = 2.0
 WARN_EVERY_S = 2.0
 SETTLE_S = 0.5  # after a death, wait this long for other deaths with the same cause
 STOPPED = "it was stopped"
-KEPT_BYTES = 500_000  # for each rank, how much of what it prints between cells is kept for the next cell
+KEPT_BYTES = 500_000  # for each rank, this much of its output between cells is kept for the next cell
 EVENT_BYTES = 100  # each event counts for this many of the KEPT_BYTES, in addition to its text
 
 Tell = Callable[[str], None]
@@ -53,7 +53,7 @@ class WarmGang:
         self.ended = ""
         self.started = self.used = time.time()
         self.cells = 0
-        self.news: list[str] = []  # for the next cell's notices
+        self.news: list[str] = []  # notices for the next cell
         self._tell = tell
         self._kept = _Kept()
         self._mine = threading.Lock()  # held by the thread that polls the gang
@@ -114,7 +114,7 @@ class WarmGang:
                 self._resting.set()
 
     def stacks(self) -> RunRecord:
-        """The current stack of every rank, as a record that belongs to no run."""
+        """Return the current stack of every rank, as a record that belongs to no run."""
         with Interrupts(), self.take() as gang:
             asked = time.time()
             started = events.RunStarted(asked, "", "", "", gang.size, self.where, self.wanted.framework, "all")
@@ -132,7 +132,7 @@ class WarmGang:
         return found
 
     def stop(self) -> None:
-        """End the ranks, and release everything; returns when nothing is left."""
+        """End the ranks, and return when no process of the gang is left."""
         with contextlib.suppress(LaunchError), self.take() as gang:  # take() raises LaunchError if the gang has ended
             gang.leave()
             poll_until(lambda: gang.gone, time.monotonic() + LEAVE_S, gang.poll)
@@ -182,7 +182,7 @@ class WarmGang:
 
 
 class _Kept:
-    """Keeps the last KEPT_BYTES of what each rank sends between cells. `lossy`: whether something was left out."""
+    """Keeps the last KEPT_BYTES of what each rank sends between cells. `lossy` says whether something was left out."""
 
     def __init__(self) -> None:
         self.lossy = False
@@ -203,7 +203,7 @@ class _Kept:
                     self.lossy = True
 
     def taken(self) -> list[Event]:
-        """Return all events in the order of their times, and keep none of them."""
+        """Remove all events, and return them in the order of their times."""
         found = sorted((event for kept in self._by_rank.values() for event in kept), key=lambda event: event.time)
         self.lossy = False
         self._by_rank.clear()
@@ -215,7 +215,7 @@ def _bytes(event: Event) -> int:
     return EVENT_BYTES + len(getattr(event, "data", getattr(event, "text", "")))
 
 
-_gangs: list[WarmGang] = []  # in the order of their starts
+_gangs: list[WarmGang] = []  # in the order in which they were started
 # A forked process forgets the gangs. Otherwise, it would call stop() when it exits, and end its parent's gangs.
 os.register_at_fork(after_in_child=_gangs.clear)
 
@@ -284,7 +284,7 @@ def find(np: int, say: Tell) -> WarmGang | None:
         except LaunchError as error:
             raise LaunchError(f"{error} (%gang stop removes the {found.describe()}, which has ended.)") from error
         _gangs.remove(fresh)
-        _gangs.insert(place, fresh)  # so that latest() is the same as before
+        _gangs.insert(place, fresh)  # the order does not change, because latest() depends on it
         why = f"the previous one has ended, and the variables of its cells are lost: {found.ended}"
         fresh.news.append(f"a new gang: {why}")
         return fresh
@@ -292,7 +292,7 @@ def find(np: int, say: Tell) -> WarmGang | None:
 
 
 def every() -> list[WarmGang]:
-    """All warm gangs, including those that have been lost."""
+    """Return all warm gangs, including those that have been lost."""
     return list(_gangs)
 
 

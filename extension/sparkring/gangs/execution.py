@@ -11,8 +11,8 @@ from sparkring.launchers.base import Code
 from sparkring.runtime.resume_point import Here
 from sparkring.wire.messages import Buffers, CollectivesEnded, Done, Importing, RankNews, Run, Work
 
-# After a failure, wait this long before deciding which failure is the cause: the news that another rank was killed or
-# lost may still arrive, and then the loss of that rank is the cause.
+# After a failure, wait this long before deciding which failure is the cause: a report that another rank was killed or
+# lost may still arrive, and the loss of that rank is then the cause.
 SETTLE_S = 0.15
 
 
@@ -73,9 +73,9 @@ class Execution:
     def __init__(self, request: Request, ranks: tuple[int, ...]) -> None:
         self.request = request
         self.ranks = ranks
-        self.values: dict[int, dict[str, Value]] = {}  # by rank, then by name; "" names the last expression
+        self.values: dict[int, dict[str, Value]] = {}  # by rank, then by name; "" stands for the last expression
         self.missing: list[str] = []  # names to pull that `ranks[0]` does not have; no other rank is asked
-        self.names: set[str] = set()  # names that ranks have bound, by their reports so far
+        self.names: set[str] = set()  # names that ranks have bound, according to their reports
         self.loaded: set[int] = set()  # ranks that have reported that they loaded all values that were sent
         self.failures: dict[int, Failure] = {}
         self.stopped: set[int] = set()  # ranks on which an interrupt has ended the request
@@ -83,7 +83,7 @@ class Execution:
         self.interrupted = False
         self.seconds = 0.0  # how long the slowest rank took; 0 until a rank has ended the request
         self.given_back = False  # whether the member gave the request back before running it
-        self.importing: dict[int, float] = {}  # when a rank last reported an import for which an interrupt waits
+        self.importing: dict[int, float] = {}  # when a rank last reported an import that delays an interrupt
         self.collectives_ended = False  # whether a rank has ended its collectives, as requested
         self._decide_at: float | None = None  # when the wait for further failures ends; None if there is no wait
 
@@ -109,7 +109,7 @@ class Execution:
 
     @property
     def decides_in_s(self) -> float | None:
-        """The seconds until `failed_rank` is decided even without further news; None if nothing is to be decided."""
+        """The seconds until `failed_rank` is decided if no more reports arrive; None if nothing is to be decided."""
         return None if self._decide_at is None else max(0.01, self._decide_at - time.monotonic())
 
     def heard(self, rank: int, news: RankNews) -> None:
@@ -120,7 +120,7 @@ class Execution:
             self.loaded.add(rank)
 
     def held_up(self, rank: int, report: Importing | CollectivesEnded) -> None:
-        """Note why an interrupt of the rank takes effect only later."""
+        """Note why an interrupt of the rank is delayed."""
         if isinstance(report, Importing):
             self.importing[rank] = time.monotonic()
         else:
@@ -138,7 +138,7 @@ class Execution:
     def failed(self, rank: int, failure: Failure) -> list[Event]:
         """Note that a rank has failed, and return the events: none if it had already failed or been stopped.
 
-        A rank that dies after it has finished the request counts as failed: other ranks may still wait for it.
+        A rank that dies after it has finished the request counts as failed: other ranks may still be waiting for it.
         """
         if rank not in self.running and rank not in self.values:
             return []

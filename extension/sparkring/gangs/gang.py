@@ -2,7 +2,7 @@
 
 `Members` knows which members have connected, `Inbox` receives their messages, and `Outbox` sends messages to them. A
 gang runs one request after another, each as an Execution: a cold gang runs one request, a warm gang many. A gang of one
-rank can be sent requests ahead.
+rank can be sent requests in advance.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ SILENT_LIMIT_S = 30.0  # a member that sends nothing for this long counts as los
 # A member reads the file of a timeline slowly. So wait this long for the next piece of the timeline and, after the last
 # piece, for the Exited message.
 TIMELINE_S = 20.0
-LOST_WAIT_S = 2.0  # wait this long for the reason of a member's loss, which Spark knows only a moment later
+LOST_WAIT_S = 2.0  # wait this long for the reason of a member's loss, which Spark learns only a moment later
 
 
 class Gang:
-    """N ranks. start() has them started, submit() gives them a request, and close() ends them.
+    """`size` ranks. start() launches them, submit() gives them a request, and close() ends them.
 
-    After each submit(), call poll(), which returns what has happened as events, until the Execution is over. The first
-    request can be submitted before start(). If more requests were submitted ahead, keep calling poll(): the call that
-    returns the last events of one Execution returns no events of the next.
+    After each submit(), call poll() until the Execution is over. poll() returns events, which say what has happened.
+    The first request can be submitted before start(). If more requests were submitted with submit_ahead(), keep calling
+    poll(): the call that returns the last events of one Execution returns no events of the next.
 
     `on_arrival()` is called, in another thread, when there is something to poll, so that a caller can wait for several
     gangs at once.
@@ -55,9 +55,9 @@ class Gang:
         self._inbox = Inbox(size, self._members.admit, on_arrival)
         self._outbox = Outbox(self._members.connections)
         self._frameworks: dict[str, Framework] = {}
-        self._gpus: dict[tuple[int, str], events.GpuUsed] = {}  # last report of each GPU; members send changes
-        self._ahead: collections.deque[Execution] = collections.deque()  # those that follow the current one
-        self._arrived: collections.deque[Arrival] = collections.deque()  # what poll() has not looked at yet
+        self._gpus: dict[tuple[int, str], events.GpuUsed] = {}  # last report on each GPU; members report changes
+        self._ahead: collections.deque[Execution] = collections.deque()  # the executions after the current one
+        self._arrived: collections.deque[Arrival] = collections.deque()  # messages that poll() has not processed yet
         self._early: list[Arrival] = []  # messages of members that have no rank yet
         self._untold: list[Event] = []  # events of submit(), which the next poll() returns
         self._started = self._polled = time.monotonic()
@@ -66,10 +66,10 @@ class Gang:
         self._leaving = False
         self._stopping = False
 
-    # ── life ──────────────────────────────────────────────────────────────────
+    # ── lifetime ──────────────────────────────────────────────────────────────
 
     def start(self) -> None:
-        """Listen for members and have them started, but do not wait for them. Raise LaunchError if that fails."""
+        """Listen for members and launch them, but do not wait for them. Raise LaunchError if that fails."""
         launcher, secret = self.launcher, secrets.token_bytes(32)
         try:
             port = self._inbox.open(launcher.bind_host, launcher.port, secret)
@@ -85,8 +85,8 @@ class Gang:
     def submit(self, request: Request, ranks: Sequence[int] = ()) -> Execution:
         """Have `ranks` (all if empty) run `request` as soon as the gang is up; no other request may be running.
 
-        Raise LaunchError if the ranks' Python lacks packages that the request needs, or has other versions of them. If
-        members have yet to connect, poll() raises this error later.
+        Raise LaunchError if the ranks' Python lacks packages that the request needs, or has different versions of them.
+        If members have yet to connect, poll() raises this error later.
         """
         self._members.check_packages(request.modules)
         self.execution = Execution(request, tuple(ranks) or tuple(range(self.size)))
@@ -109,7 +109,7 @@ class Gang:
         return execution
 
     def poll(self, timeout_s: float) -> list[Event]:
-        """Return what has happened: wait up to `timeout_s` for the first event, then take what is there."""
+        """Return what has happened. Wait up to `timeout_s` for the first event, then return all that are available."""
         found, self._untold = self._untold, []
         if self._ahead and self._over:
             self.execution = self._ahead.popleft()
@@ -123,11 +123,11 @@ class Gang:
         return found + self._watch()
 
     def wake(self) -> None:
-        """Wake a poll() that is waiting in another thread: it then returns."""
+        """Make a poll() that is waiting in another thread return."""
         self._inbox.wake()
 
     def close(self) -> None:
-        """End what is left, wait until it has ended, and release everything. A second call does nothing."""
+        """End the remaining processes, wait for their end, and release all resources. A second call does nothing."""
         if self.closed:
             return
         self._stopping = True
@@ -141,14 +141,14 @@ class Gang:
     def _end_members(self) -> None:
         if not self.gone:
             self._outbox.send_all(messages.Stop(signal.SIGKILL, 0.0))
-        # If the outbox is busy, a member is stuck and will not read Stop, so waiting for it would be useless.
+        # If the outbox is busy, a member is stuck and will not read Stop, so waiting longer would be useless.
         self.launcher.stop(0.5 if self._outbox.busy else 3.0)
 
     # ── state ─────────────────────────────────────────────────────────────────
 
     @property
     def up(self) -> bool:
-        """Whether all members have connected and have been given their World: their rank and its place."""
+        """Whether all members have connected and have been given their World."""
         return bool(self._members.worlds)
 
     @property
@@ -181,7 +181,7 @@ class Gang:
         return time.monotonic() < self._timeline_until
 
     def place_of(self, rank: int) -> tuple[int, str, int]:
-        """The rank, its node and its process id."""
+        """Return the rank, its node and its process id."""
         member = self._members.member_of[rank]
         return rank, self._members.worlds[member].node, self._members.hellos[member].pid
 
@@ -190,19 +190,19 @@ class Gang:
     def interrupt(self) -> None:
         """Interrupt the ranks that are still running the request, as Ctrl-C would."""
         if self.execution is not None and self.up:
-            for execution in (self.execution, *self._ahead):  # the next one may run already
+            for execution in (self.execution, *self._ahead):  # the next one may already be running
                 execution.interrupted = True
             for rank in self.execution.running:
                 self._outbox.send(self._members.member_of[rank], messages.Interrupt())
 
     def end_item(self) -> None:
-        """Have the ranks end the item that they run. This is not a failure, no matter how the ranks end the item."""
+        """Have the ranks end the item that they are running. This is not a failure, no matter how they end it."""
         if self.execution is not None and self.up:
             self.execution.interrupted = True
             self._outbox.send_all(messages.EndItem())
 
     def release(self) -> None:
-        """Have every rank end its collectives, so that no rank waits in one any longer."""
+        """Have every rank end its collectives, so that no rank is left waiting in one."""
         self._outbox.send_all(messages.Release())
 
     def leave(self) -> None:
@@ -216,7 +216,7 @@ class Gang:
         self._outbox.send_all(messages.Stop(int(number), grace_s))
 
     def ask_for_stacks(self) -> None:
-        """Ask every member for its rank's stack; the answers come as StackTaken events."""
+        """Ask every member for its rank's stack; the answers arrive as StackTaken events."""
         self._outbox.send_all(messages.TakeStack())
 
     # ── what members report ───────────────────────────────────────────────────
@@ -281,7 +281,7 @@ class Gang:
         return [event]
 
     def _heard(self, rank: int, news: messages.RankNews) -> None:
-        endpoints = self._members.endpoints  # the port that was noted before may be in use by now
+        endpoints = self._members.endpoints  # the previous port may be in use by now
         endpoints[rank] = endpoints[rank]._replace(port=news.port)
         self.launcher.note_imports(news.imported)
         if self.execution is not None:
@@ -307,7 +307,7 @@ class Gang:
             self._outbox.send(member, _order(request, framework, self._members.worlds[member], pull))
 
     def _begun(self, execution: Execution) -> list[Event]:
-        """Return the events that say that an execution begins."""
+        """Return the events for the beginning of an execution."""
         now = time.time()
         begun: list[Event] = [events.RankStarted(now, *self.place_of(rank)) for rank in execution.ranks]
         return begun + [used._replace(time=now) for (rank, _), used in self._gpus.items() if rank in execution.ranks]
@@ -334,7 +334,9 @@ class Gang:
         return [*found, events.RankExited(time.time(), rank)]
 
     def _lost(self, member: int, how: str) -> list[Event]:
-        """Note that a lost member's rank has ended, unless its Exited message has come. `how` says how it was lost.
+        """Note that a lost member's rank has ended, unless its Exited message has arrived.
+
+        `how` says how the member was lost.
 
         Raise LaunchError if the gang was not up yet and is not being stopped: the launcher's error if the launcher
         knows why members have ended, otherwise MemberLost.
@@ -353,7 +355,7 @@ class Gang:
         return self._exited(world.rank, Failure("lost", summary, advice=str(reason or "")))
 
     def _watch(self) -> list[Event]:
-        """Check for what no message reports: that the launch has failed, or that a member has become silent."""
+        """Check for problems that no message reports: that the launch has failed, or that a member is silent."""
         now = time.monotonic()
         slept, self._polled = now - self._polled, now
         if self._stopping:
@@ -367,7 +369,7 @@ class Gang:
             return []
         found: list[Event] = []
         for member, silent_s in self._members.silences().items():
-            # A member cannot send a Beat while it passes a large payload on to its rank, so its silence is then normal.
+            # While a member is passing a large payload on to its rank, it cannot send a Beat, so silence is normal.
             if silent_s > SILENT_LIMIT_S and not self._outbox.sends_to(member):
                 found += self._lost(member, f"no message from the member for {silent_s:.0f} s")
         return found

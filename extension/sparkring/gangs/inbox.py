@@ -1,4 +1,4 @@
-"""Receives what the members of a gang send, in one queue of limited size.
+"""Receives the messages of a gang's members in one queue of limited size.
 
 Each connection has a thread that puts its messages into the queue, and the gang takes them out. While the queue is
 full, these threads wait. This slows ranks that print faster than the driver can read.
@@ -34,7 +34,7 @@ _END = Arrival(-2, None)  # the last item of the queue
 
 
 class Inbox:
-    """Accepts the members' connections, and queues what comes over them.
+    """Accepts the members' connections, and queues the messages that arrive.
 
     Two functions are called in the connection's thread. `admit(hello, connection)` returns whether this is the first
     connection of a member of this gang; if not, the connection is closed. `on_arrival()` is called whenever a message
@@ -63,12 +63,12 @@ class Inbox:
         found: list[Arrival] = []
         with contextlib.suppress(queue.Empty):
             found.append(self._queue.get(timeout=timeout_s) if timeout_s > 0 else self._queue.get_nowait())
-            for _ in range(QUEUE_MESSAGES):  # with no limit, ranks that never stop printing would keep us here
+            for _ in range(QUEUE_MESSAGES):  # else, ranks that never stop printing would keep this loop going
                 found.append(self._queue.get_nowait())
         return [arrival for arrival in found if arrival is not _WAKE]
 
     def wake(self) -> None:
-        """Wake a take() that is waiting in another thread: it then returns."""
+        """Make a take() that is waiting in another thread return."""
         with contextlib.suppress(queue.Full):  # if the queue is full, take() does not wait
             self._queue.put_nowait(_WAKE)
 

@@ -1,4 +1,4 @@
-"""The members of a gang: which have connected, on which node, with which rank, and which have ended."""
+"""Keeps track of a gang's members: which have connected, on which node, with which rank, and which have ended."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from sparkring.wire.messages import EnterWorld, Hello
 class Members:
     """The `size` members of a gang.
 
-    `hellos` has the first message of each member that has joined. `worlds[i]` is the World of member i, which has its
-    rank and its node, and `member_of[rank]` is the member of a rank; both are empty until all members have joined.
-    `endpoints[i]` says where rank i can be reached. `exited` are the ranks whose processes have ended, and `deaths`
-    says why, for those that had not been asked to end.
+    `hellos` contains the first message of each member that has joined. `worlds[i]` is the World of member i, which
+    contains its rank and its node, and `member_of[rank]` is the member of a rank; both are empty until all members have
+    joined. `endpoints[i]` says where rank i can be reached. `exited` are the ranks whose processes have ended, and
+    `deaths` says why, for those that were not asked to end.
     """
 
     def __init__(self, size: int) -> None:
@@ -68,7 +68,7 @@ class Members:
         }
 
     def check_packages(self, modules: Iterable[str]) -> None:
-        """Raise LaunchError if a member's own Python lacks one of `modules`, or has another version of it."""
+        """Raise LaunchError if a member's own Python lacks one of `modules`, or has a different version of it."""
         for hello in self.hellos.values():
             if hello.packages is not None and (found := difference(modules, hello.packages)):
                 raise LaunchError(
@@ -79,7 +79,7 @@ class Members:
                 )
 
     def silences(self) -> dict[int, float]:
-        """Return, by member, for how many seconds nothing has been heard from the member."""
+        """Return for how many seconds each member has been silent."""
         now = time.monotonic()
         return {member: now - connection.heard_at for member, connection in list(self.connections.items())}
 

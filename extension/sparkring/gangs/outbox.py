@@ -15,13 +15,13 @@ SMALL_BYTES = 64 * 1024  # a payload of this size fits into the system's buffers
 class Outbox:
     """Sends messages to members, in order, without waiting for a member that is slow to take them.
 
-    A large request is sent by a thread of its own, so that the driver goes on, and several members get their requests
-    at once. Later messages to the same member wait until the request is sent.
+    A large request is sent by a thread of its own, so that the driver can go on, and so that several members receive
+    requests at the same time. Later messages to the same member wait until the request is sent.
     """
 
     def __init__(self, connections: Mapping[int, Connection]) -> None:
         self._connections = connections
-        self._waiting: dict[int, list[Message]] = {}  # by member: what the member's thread is to send
+        self._waiting: dict[int, list[Message]] = {}  # by member, the messages that its thread has to send
         self._senders: dict[int, threading.Thread] = {}
         self._lock = threading.Lock()
 
@@ -30,12 +30,12 @@ class Outbox:
         return bool(self._waiting)
 
     def sends_to(self, member: int) -> bool:
-        """Whether something large is on its way to the member."""
+        """Whether a large message is still being sent to the member."""
         sender = self._senders.get(member)
         return sender is not None and sender.is_alive()
 
     def send(self, member: int, message: Message) -> None:
-        """Send a message to a member. If its connection has ended, the thread that reads it reports the end."""
+        """Send a message to a member. If its connection has ended, the thread that reads from it reports that."""
         with self._lock:
             if member in self._waiting:  # the member's thread sends the message later, or never if the rank is frozen
                 self._waiting[member].append(message)
@@ -58,7 +58,7 @@ class Outbox:
             sender.join()
 
     def _empty(self, member: int) -> None:
-        """Send the messages that wait for a member, until none are left. This runs in a thread of its own."""
+        """Send the messages that are waiting for a member, until none are left. This runs in a thread of its own."""
         while True:
             with self._lock:
                 if not self._waiting[member]:

@@ -1,4 +1,4 @@
-"""Where members run: processes on this machine, or tasks of a Spark barrier stage."""
+"""Decides where members run: in processes on this machine, or in tasks of a Spark stage."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def pool_requests(request: LaunchRequest, slots: int, gpus: float | None) -> lis
 
 
 def default_at_once(size: int, gpus_each: float | None, environment: Mapping[str, str]) -> int:
-    """Return how many items run at once on this machine by default: as many as there are cores and GPUs for.
+    """Return the default number of items at once on this machine: as many as it has cores and GPUs for.
 
-    Each item has `size` ranks, and each rank a core and `gpus_each` GPUs. `environment` is that of the ranks.
+    Each item has `size` ranks, and each rank needs a core and `gpus_each` GPUs. `environment` is that of the ranks.
     """
     size = max(1, size)  # not yet checked
     by_cores = process.cores() // size
@@ -53,8 +53,9 @@ def default_at_once(size: int, gpus_each: float | None, environment: Mapping[str
 class ItemRoom(NamedTuple):
     """What limits the number of items on each host, apart from the host's memory and cores.
 
-    `hosts` is the number of hosts. `tasks` and `gpus` are the numbers of items for which a host has enough of Spark's
-    task slots, and enough GPUs; None if there is no such limit. `gpu_free` says how much memory is free on each GPU.
+    `hosts` is the number of hosts. `tasks` is the number of items for which a host has enough of Spark's task slots,
+    and `gpus` is the number for which it has enough GPUs; None means that there is no limit. `gpu_free` says how much
+    memory is free on each GPU.
     """
 
     hosts: int = 1
@@ -66,8 +67,8 @@ class ItemRoom(NamedTuple):
 def item_room(request: LaunchRequest, each: float | None) -> ItemRoom:
     """Return the room for items that are launched like `request`, if each rank gets `each` GPUs.
 
-    On Spark, this is the room on the executors that there are now. GPUs that Spark assigns are not a limit of their
-    own, because they count as task slots.
+    On Spark, this is the room on the current executors. GPUs that Spark assigns are not a separate limit, because the
+    number of task slots already depends on them.
     """
     if request.np > 0:
         from sparkring.cluster.slots import current_slots
@@ -110,7 +111,7 @@ def gpus_of_a_rank(np: int, say: Callable[[str], None]) -> float:
 
 
 def room(request: LaunchRequest) -> int:
-    """Return how many ranks there is room for, including those that run; on this machine, as many as are requested."""
+    """Return how many ranks there is room for, including running ones; on this machine, as many as are requested."""
     if request.np < 0:
         return request.size
     from sparkring.cluster.slots import current_slots

@@ -18,9 +18,9 @@ import sparkring
 def archive(with_nvml: bool) -> bytes:
     """Return a zip with sparkring and cloudpickle. Python can import them from the zip on executors that have neither.
 
-    The modules are compiled here, because otherwise each member would compile them. The executors can load the compiled
-    modules, because Spark ensures that all Pythons have the same version. pynvml, which is as large as the rest, is
-    included only if `with_nvml` is true, that is, if there are GPUs.
+    The modules are compiled once, by the driver, because otherwise each member would compile them. The executors can
+    load the compiled modules, because Spark ensures that all Pythons have the same version. pynvml, which is as large
+    as the rest, is included only if `with_nvml` is true, that is, if there are GPUs.
     """
     import cloudpickle
 
@@ -42,9 +42,10 @@ def archive(with_nvml: bool) -> bytes:
 
 
 def by_value(package: str, file: str) -> dict[str, Any]:
-    """Execute a file of `package` under a name that no module has, and return its namespace.
+    """Execute a file of `package` under a module name that does not exist, and return its namespace.
 
-    So cloudpickle pickles the functions of the file by value, and executors need not be able to import the module.
+    This makes cloudpickle pickle the file's functions by value, so that executors need not be able to import the
+    module.
     """
     source = pkgutil.get_data(package, file)
     assert source is not None

@@ -18,8 +18,8 @@ class LaunchRequest(NamedTuple):
 
     gpus: the number of GPUs for each member; 0 hides all GPUs, None is the launcher's default.
     data: the DataFrame whose partitions the ranks read.
-    here: whether the message of an error may suggest processes on this machine in place of Spark tasks.
-    persistent: whether the members keep their slots until they are stopped, as those of a warm gang do.
+    here: whether error messages may suggest processes on this machine instead of Spark tasks.
+    persistent: whether the members keep their slots until they are stopped, like those of a warm gang.
     at_once: if the launch belongs to a pool, the number of launches that the pool wants to run at once; otherwise 0.
         The members of a pool wait for free Spark slots, as long as it takes.
     """
@@ -52,9 +52,9 @@ class Launcher(ABC):
 
     The driver listens on the address `bind_host` and on `port` (0: any free port). Members reach the driver at `host`,
     on the same port. If `pins_gpus` is true, each rank sees only the GPUs that are assigned to the ranks on its node.
-    If the start takes longer than `slow_after_s`, a notice says what it waits for. If some members have not connected
-    after `give_up_after_s`, the start fails. The gang sets `code` to what the ranks will run first. In start(), `code`
-    is None if that is not known yet, as for a warm gang.
+    If the start takes longer than `slow_after_s`, a notice says what it is waiting for. If some members have not
+    connected after `give_up_after_s`, the start fails. The gang sets `code` to what the ranks will run first. In
+    start(), `code` is None if that is not known yet, as for a warm gang.
     """
 
     bind_host = host = "127.0.0.1"
@@ -74,7 +74,7 @@ class Launcher(ABC):
 
     @abstractmethod
     def stop(self, grace_s: float) -> None:
-        """Wait up to `grace_s` seconds for the members to end, then end those that still run."""
+        """Wait up to `grace_s` seconds for the members to end, then end those that are still running."""
 
     def note_imports(self, modules: Sequence[str] | None) -> None:  # noqa: B027 - most launchers have no use for it
         """Note the frameworks that a rank has imported; None if other ranks must not import any ahead of time."""

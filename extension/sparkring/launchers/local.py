@@ -31,7 +31,7 @@ class LocalLauncher(Launcher):
         self._gpus = _shares(size, gpus, visible_gpus(environment))
         self.pins_gpus = gpus is not None
         self._members: list[subprocess.Popen[bytes] | ForkedMember] = []
-        self._waiting: list[Ticket] = []  # of the members that have not been started yet
+        self._waiting: list[Ticket] = []  # tickets of the members that have not been started yet
         self._spare: SpareProcess | None = None
         self._begun = False  # whether `spares` knows of the launch
         self._imported: tuple[str, ...] | None = ()
@@ -105,7 +105,7 @@ class LocalLauncher(Launcher):
         for process in self._members:
             assert process.stdin is not None
             with contextlib.suppress(OSError):
-                process.stdin.close()  # if the member is still running, it now ends, with all processes below it
+                process.stdin.close()  # if the member is still running, it now ends, with all its descendants
         for process in self._members:
             try:
                 process.wait(3.0)

@@ -1,8 +1,9 @@
-"""Keeps one spare process, which has imported what ranks have imported before, and has it fork members.
+"""Keeps one spare process, which has imported the modules that earlier ranks imported, and has it fork members.
 
-A spare process is started when all ranks on this machine have ended, or for the first launch if it is known what its
-ranks will import. It serves a launch only if everything that an import may depend on (see Setting) is still the same.
-All other launches start new processes, and a spare process that does not fit the last launch is replaced after it.
+A spare process is started when all ranks on this machine have ended, or for the first launch if it is known what that
+launch's ranks will import. It serves a launch only if everything that an import may depend on (see Setting) is still
+the same. All other launches start new processes, and a spare process that does not fit the last launch is replaced
+after it.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from sparkring.wire.ticket import SPARE_BOOT, SPARE_READY, SpareOrder, Ticket
 from sparkring.worker.member import gpus, process
 from sparkring.worker.rank.preloads import FRAMEWORKS
 
-REST_S = 1.0  # how long after the end of the last rank a spare process is started
-IMPORT_S = 60.0  # the longest time that a launch waits for the imports of a spare process
-IDLE_S = 600.0  # a spare process ends when it has not been used for this time
-LEAST_BYTES = 2_000_000_000  # a spare process starts only if this much memory is available, and ends at less than half
-ANSWER_S = 2.0  # a fork takes milliseconds; a spare process that takes longer is given up
-UNKNOWN = 0  # stands for the exit code of a member whose spare process was killed, and so cannot report the code
+REST_S = 1.0  # a spare process is started this long after the end of the last rank
+IMPORT_S = 60.0  # a launch waits at most this long for the imports of a spare process
+IDLE_S = 600.0  # a spare process ends when it has not been used for this long
+LEAST_BYTES = 2_000_000_000  # a spare process needs this much available memory to start, and half of that to stay
+ANSWER_S = 2.0  # a spare process that takes longer for a fork, which takes milliseconds, is given up
+UNKNOWN = 0  # stands for the exit code of a member if its spare process was killed and cannot report the code
 
-# Code with one of these may change the environment before it imports a framework, so it needs new processes.
+# Code that contains one of these may change the environment before it imports a framework, so it needs new processes.
 # Each pattern begins with several letters, which makes the search in large values fast.
 _CHANGES_ENVIRONMENT = [re.compile(sign) for sign in (rb"environb?(?!\w)", rb"putenv(?!\w)", b"'env'", b"'set_env'")]
 
@@ -44,8 +45,8 @@ _CHANGES_ENVIRONMENT = [re.compile(sign) for sign in (rb"environb?(?!\w)", rb"pu
 class Setting(NamedTuple):
     """What the imports of a process may depend on.
 
-    `inherited` is what else a process inherits: limits, cores and priority. `installed` has the folders of installed
-    packages, each with the time when an entry was last added or removed, as pip does whenever it changes a package.
+    `inherited` contains the limits, cores and priority that a process inherits. `installed` lists the folders of
+    installed packages with their modification times, which change whenever pip changes a package.
     """
 
     python: str
@@ -74,7 +75,7 @@ class Wanted(NamedTuple):
     modules: tuple[str, ...]
 
     def covers(self, other: Wanted) -> bool:
-        """Whether a spare process that is started for this object also has what `other` wants."""
+        """Whether a spare process for this object also has everything that `other` wants."""
         return self.setting == other.setting and set(self.modules) >= set(other.modules)
 
     def fits(self, code: Code) -> bool:
@@ -119,7 +120,7 @@ class ForkedMember:
         if self.returncode is None:
             self._await(self._status, deadline)
             said = os.read(self._status, 16)
-            if not said:  # the spare process was killed, and the member may still run
+            if not said:  # the spare process was killed, and the member may still be running
                 self._await(self._ended, deadline)
             os.close(self._status)
             os.close(self._ended)
@@ -147,7 +148,7 @@ class ForkedMember:
 
 
 class SpareProcess:
-    """A spare process, as the driver sees it. `is_awaited` says whether a launch waits for it."""
+    """A spare process, as the driver sees it. `is_awaited` says whether a launch is waiting for it."""
 
     def __init__(self, wanted: Wanted, *, is_awaited: bool = False) -> None:
         self.wanted = wanted
@@ -176,7 +177,7 @@ class SpareProcess:
         return self._process.poll() is not None
 
     def is_ready(self) -> bool:
-        """Whether it has imported its modules and can fork members."""
+        """Whether the process has imported its modules and can fork members."""
         with self._lock:
             if not self._ready:
                 said = select.poll()
@@ -187,15 +188,15 @@ class SpareProcess:
         return self._ready and not self.ended
 
     def is_importing(self) -> bool:
-        """Whether a launch is to wait for it, since it has not imported its modules yet."""
+        """Whether a launch is to wait until the process has imported its modules."""
         return time.monotonic() < self._awaited_until and not (self.is_ready() or self.ended)
 
     def has_refused(self) -> bool:
-        """Whether it has ended because it could not import its modules, or is not safe to fork after that."""
+        """Whether the process has ended because it could not import its modules, or was then not safe to fork."""
         return not self.is_ready() and not self._ready and self.ended
 
     def fork(self, ticket: Ticket) -> ForkedMember | None:
-        """Have a member forked; return None if that fails."""
+        """Have the process fork a member; return None if that fails."""
         stdin, stdin_w = os.pipe()
         status_r, status = os.pipe()
         folder = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -216,7 +217,7 @@ class SpareProcess:
         return None
 
     def close(self) -> None:
-        """Have it end, as soon as its members have ended. A launch that waits for it starts new processes."""
+        """Have the process end once its members have ended. A launch that waits for it starts new processes."""
         self._awaited_until = 0.0
         with self._lock:
             self._channel.close()
@@ -224,7 +225,7 @@ class SpareProcess:
             self._process.kill()
 
     def forget(self) -> None:
-        """In a process that the user has forked from the driver: release what belongs to the driver."""
+        """Release what belongs to the driver. Called in a process that the user has forked from the driver."""
         self._channel.close()
         self._process.returncode = 0  # it is not a child of this process
 
@@ -242,9 +243,9 @@ class Spares:
     def __init__(self) -> None:
         self.spare: SpareProcess | None = None
         self._lock = threading.Lock()
-        self._launches = 0  # how many have begun and not ended
+        self._launches = 0  # how many launches have begun and not ended
         self._wanted: Wanted | None = None
-        self._refused: Wanted | None = None  # what a spare process has refused: it would do so again
+        self._refused: Wanted | None = None  # what a spare process has refused, and would refuse again
         self._unfit = False  # whether the imports of a launch under way must not be done ahead of time
         self._changes = False  # whether _unfit was true for the last launch; if so, it probably will be for the next
         self._timer: threading.Timer | None = None
@@ -282,7 +283,7 @@ class Spares:
             self._settle()
 
     def note_imports(self, setting: Setting | None, modules: tuple[str, ...] | None) -> None:
-        """Note what the ranks of a launch have imported; None if later ranks must not import it ahead of time."""
+        """Note the modules that the ranks of a launch imported; None if later ranks must not have them in advance."""
         with self._lock:
             self._unfit |= modules is None or setting is None
             if modules and setting is not None:
@@ -298,13 +299,13 @@ class Spares:
             atexit.unregister(self.stop)
 
     def leaving(self) -> bool:
-        """Whether there are spare processes that have been told to end, and have not ended yet."""
+        """Whether there are spare processes that were told to end, but have not ended yet."""
         with self._lock:
             self._leaving = [each for each in self._leaving if not each.ended]
             return bool(self._leaving)
 
     def forget(self) -> None:
-        """In a process that the user has forked from the driver: release what belongs to the driver."""
+        """Release what belongs to the driver. Called in a process that the user has forked from the driver."""
         for each in (self.spare, *self._leaving):
             if each is not None:
                 each.forget()
@@ -331,7 +332,7 @@ class Spares:
             self._timer.start()
 
     def _start(self) -> None:
-        """In the timer's thread: start a spare process, if there is still no launch."""
+        """Start a spare process, if there is still no launch. Runs in the timer's thread."""
         with self._lock:
             self._timer = None
             wanted = self._wanted
@@ -364,5 +365,5 @@ os.register_at_fork(after_in_child=spares.forget)
 
 
 def _is_possible() -> bool:
-    """Whether there is enough memory, and no GPU: which GPUs a rank may use is known only after its start."""
+    """Whether there is enough memory, and no GPU. Which GPUs a rank may use would be known only after its start."""
     return process.available_bytes() >= LEAST_BYTES and not gpus.found(None)

@@ -1,9 +1,9 @@
 """Starts members as tasks of one Spark stage. A separate thread of the driver runs the stage.
 
 Spark starts all tasks together, in a barrier stage, and gives each task the code, a ticket and the rows of its
-partition. Everything else goes over the members' own connections to the driver. The user's SparkSession is used as it
-is, and is never stopped. In a pool of single ranks, each member is a task of an ordinary stage, which waits for a free
-slot like any other task. So dynamic allocation and lost executors do no harm there.
+partition. Everything else is sent through the members' own connections to the driver. The user's SparkSession is used
+unchanged, and is never stopped. In a pool of single ranks, each member is a task of an ordinary stage, which waits for
+a free slot like any other task, so dynamic allocation and lost executors do no harm.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class SparkLauncher(Launcher):
                 else:
                     stage = self._data.stage(size, task)
             stage.collect()
-        except Exception as error:  # whatever it is, problem() reports it
+        except Exception as error:  # problem() reports it, whatever it is
             self._error = error
             if _lacks(str(error)):
                 self._python = executors_python(self._context)
@@ -117,7 +117,7 @@ class SparkLauncher(Launcher):
             self._ended = True
 
     def problem(self, wait_s: float = 0.0) -> LaunchError | None:
-        # Spark starts a lost task of an ordinary stage again, so the stage does not end, and waiting would be useless.
+        # Spark restarts a lost task of an ordinary stage, so the stage does not end, and waiting would be useless.
         if self._thread is not None and wait_s > 0 and self._barrier:
             self._thread.join(wait_s)
         if not self._ended:
@@ -188,7 +188,7 @@ class SparkLauncher(Launcher):
         if found is None:
             return ""
         behind: dict[int, str] = {} if found.free else _ask(lambda: waiting(self._context, self._stage.ids()), {})
-        # A stage that has just been submitted runs no tasks yet, so it looks like a stage that waits. Therefore a stage
+        # A stage that has just been submitted runs no tasks yet, so it looks like a waiting stage. Therefore a stage
         # counts only if the previous call also found it waiting.
         starving, self._starving = set(behind) & self._starving - self._warned_of, set(behind)
         if not starving:
@@ -204,17 +204,17 @@ class SparkLauncher(Launcher):
         running.discard(self._stage)
         if self._thread is None:
             return
-        # If all tasks wait for slots, no member can end on its own.
+        # If all tasks are waiting for slots, no member can end on its own.
         if self._thread.is_alive() and _ask(self._stage.active_tasks, 1):
             self._thread.join(grace_s)
         deadline = time.monotonic() + CANCEL_S
         while self._thread.is_alive() and time.monotonic() < deadline:
-            _ask(lambda: self._context.cancelJobGroup(self._stage.group), None)  # misses a job that has not begun yet
+            _ask(lambda: self._context.cancelJobGroup(self._stage.group), None)  # misses a job that has not begun
             self._thread.join(CANCEL_AGAIN_S)
 
 
 def _ask(question: Callable[[], _Answer], otherwise: _Answer) -> _Answer:
-    """Return the answer to a question to Spark, or `otherwise` if Spark does not answer."""
+    """Return Spark's answer to a question, or `otherwise` if Spark does not answer."""
     try:
         return question()
     except Exception:  # py4j raises various errors if the session has been stopped
@@ -235,10 +235,10 @@ def free_port(host: str, first: int) -> int:
     for port in range(first, 1 << 16):
         with contextlib.suppress(OSError), socket.create_server((host, port)):
             return port
-    return first  # the gang cannot listen on it, and says so
+    return first  # the gang will report that it cannot listen on this port
 
 
 def _lacks(text: str) -> str:
-    """Return the package that, by the message of an error, Spark's own worker did not find; '' if none is named."""
+    """Return the package that Spark's own worker did not find, according to an error message; '' if it names none."""
     found = re.search(r"ModuleNotFoundError: No module named '(pyarrow|pandas|numpy|pyspark|py4j)\b", text)
     return found[1] if found else ""

@@ -1,1 +1,1 @@
-"""Console commands that set up the environment of sparkring."""
+"""Console commands that prepare an environment for sparkring."""

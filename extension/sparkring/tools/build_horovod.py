@@ -52,12 +52,12 @@ _WITHOUT_CUDA = (
 
 
 class BuildError(SparkringError):
-    """Horovod cannot be built or does not load; the message names the next step."""
+    """Horovod cannot be built or does not load; the message says what to do next."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """What a wheel is built for. Two equal targets can share a wheel."""
+    """What a wheel is built for. Equal targets can share a wheel."""
 
     python: str
     platform: str
@@ -67,7 +67,7 @@ class Target:
 
     @property
     def key(self) -> str:
-        """The name of the folder in the cache that holds the wheel."""
+        """The name of the cache folder that holds the wheel."""
         recipe = RECIPE_WITH_KERAS_3 if self.has_keras_3 else RECIPE
         built_for = [self.python, self.platform, *self._named("tf", "torch"), f"cxx{self.cxx_standard}"]
         return "-".join([f"horovod{HOROVOD}", *built_for, f"r{recipe}"])
@@ -79,7 +79,7 @@ class Target:
 
     @property
     def frameworks(self) -> list[str]:
-        """The frameworks, by the names of Horovod's subpackages for them."""
+        """The names of the frameworks, which are also the names of Horovod's subpackages for them."""
         return [name for name in ("tensorflow", "torch") if getattr(self, name)]
 
     def _named(self, tensorflow: str, torch: str) -> list[str]:
@@ -101,7 +101,7 @@ class Edit:
 
 
 def detect() -> Target:
-    """Return the target for the running environment: its interpreter and its frameworks, which are not imported."""
+    """Return the target for the running environment. The frameworks are not imported."""
     tensorflow, torch = _installed(*TENSORFLOW_NAMES), _installed("torch")
     if not tensorflow and not torch:
         raise BuildError(
@@ -118,7 +118,7 @@ def detect() -> Target:
 
 
 def _installed(*names: str) -> str | None:
-    """The version of the first of these distributions that is installed; None if none is."""
+    """Return the version of the first of these distributions that is installed; None if none is."""
     for name in names:
         try:
             return metadata.version(name)
@@ -139,14 +139,14 @@ def _cxx_standard(tensorflow: str | None, torch: str | None) -> int:
 
 
 def _torchs_build_support() -> str:
-    """The source of torch.utils.cpp_extension; '' if PyTorch has no such file."""
+    """Return the source of torch.utils.cpp_extension; '' if PyTorch has no such file."""
     file = Path(str(metadata.distribution("torch").locate_file("torch/utils/cpp_extension.py")))
     return file.read_text(encoding="utf-8") if file.is_file() else ""
 
 
 def edits(target: Target) -> list[Edit]:
-    """What has to change in Horovod's source for this target."""
-    # Build without debug information, which takes a third of the compiler's time.
+    """Return the changes to Horovod's source that this target needs."""
+    # Build without debug information, since generating it takes a third of the compiler's time.
     wanted = [Edit("setup.py", "'RelWithDebInfo'", "'Release'")]
     if target.cxx_standard != 14:
         # The first file sets the standard for Gloo, the second for the PyTorch part, and both must be the same. Gloo's
@@ -259,7 +259,7 @@ def build_environment(target: Target, cmake: Path) -> dict[str, str]:
     """Return the build's environment variables.
 
     They are the user's variables and Horovod's build options. Variables with which the user could change the wheel are
-    left out. They are not part of the wheel's key, so builds with different values of them would share one wheel.
+    left out: the wheel's key does not include them, so builds with different values would share one wheel.
     """
     dropped = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL"}
     env = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_") and name not in dropped}
@@ -287,7 +287,7 @@ def build(target: Target, cache: Path, progress: Progress, *, force: bool = Fals
     shelf.mkdir(parents=True, exist_ok=True)
     log = shelf / "build.log"
     log.write_text("")
-    # Without isolation, because the build has to see the frameworks that are installed here.
+    # Without isolation, because the build needs the frameworks that are installed in this environment.
     plain = ["--no-deps", "--no-build-isolation"]
 
     def run(step: str, command: Sequence[str], failure: str, **more: Any) -> None:
@@ -306,7 +306,7 @@ def build(target: Target, cache: Path, progress: Progress, *, force: bool = Fals
             run(f"Downloading Horovod {HOROVOD}'s source", fetch, failure)
             _keep(work / sdist.name, sdist)
         with tarfile.open(sdist) as archive:
-            # Python 3.10 before 3.10.12, and 3.11 before 3.11.4, have no tarfile.data_filter. There, no filter is used.
+            # Python 3.10 before 3.10.12, and 3.11 before 3.11.4, have no tarfile.data_filter, so no filter is used.
             archive.extraction_filter = getattr(tarfile, "data_filter", lambda member, _: member)
             archive.extractall(work)
         source = work / f"horovod-{HOROVOD}"
@@ -374,7 +374,7 @@ def _is_installed(wheel: Path) -> bool:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line's options."""
+    """Return the parser for the command line."""
     cli = argparse.ArgumentParser(
         prog="sparkring-build-horovod",
         description=f"Build a wheel of Horovod {HOROVOD} (with Gloo, without MPI) for the TensorFlow and PyTorch that "
@@ -389,7 +389,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The console command; returns its exit status."""
+    """Run the console command, and return its exit status."""
     options = parser().parse_args(arguments)
     cache: Path = options.cache or platformdirs.user_cache_path("sparkring") / "horovod"
     progress = Progress(sys.stderr)

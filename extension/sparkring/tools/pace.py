@@ -1,7 +1,7 @@
 """Estimates how much of a build's time has passed when make prints a percentage.
 
-make's percentages count files, and the largest files are compiled last. Therefore a sixth of the time of Horovod's
-build is still left when make prints 99 %.
+make's percentages count files, and the largest files are compiled last. In Horovod's build, a sixth of the time is
+still left when make prints 99 %.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-# make's percentages, and the share of the build's time that has passed at each. They are computed from the times to
-# compile Horovod's files with TensorFlow 2.15 and PyTorch 2.13, two files at a time.
+# make's percentages, and the share of the build's time that has passed at each. They are computed from how long
+# Horovod's files take to compile with TensorFlow 2.15 and PyTorch 2.13, two files at a time.
 _PERCENTAGES = (0, 14, 28, 46, 55, 63, 69, 77, 83, 88, 92, 97, 99)
 _SHARES = (0.13, 0.18, 0.24, 0.30, 0.34, 0.39, 0.44, 0.52, 0.58, 0.65, 0.74, 0.81, 0.83)
 _MEASURED = dict(zip(_PERCENTAGES, _SHARES, strict=True))
@@ -25,7 +25,7 @@ class Pace:
     def __init__(self, kept: Path) -> None:
         self._kept = kept
         self._shares, self._whole_s = _last(kept)
-        self._seen: dict[int, float] = {}  # each percentage, and after how many seconds it was printed
+        self._seen: dict[int, float] = {}  # for each percentage, after how many seconds it was printed
         self._passed_s = 0.0
 
     def read(self, fresh: str, passed_s: float) -> float | None:
@@ -55,12 +55,12 @@ class Pace:
 
 
 def _last(kept: Path) -> tuple[Mapping[int, float], float]:
-    """The shares and the seconds of the last build on this machine; if there was none, _MEASURED and 0."""
+    """Return the shares and the seconds of the last build on this machine; if there was none, _MEASURED and 0."""
     try:
         found = json.loads(kept.read_text(encoding="utf-8"))
         shares = {int(percent): float(share) for percent, share in found["shares"].items()}
         if shares and all(0 < share < 1 for share in shares.values()):
             return shares, float(found["seconds"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        pass  # there is no file, or another version of this module wrote it
+        pass  # there is no file, or it was written by another version of this module
     return _MEASURED, 0.0

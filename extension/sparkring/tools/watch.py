@@ -1,6 +1,6 @@
-"""Run a long command with its output in a log, show its progress, and say why it failed.
+"""Runs a long command with its output in a log, shows its progress, and says why it failed.
 
-It is also a script, `watch.py LOG TITLE COMMAND…`. The Makefile uses it before anything is installed, so this module
+This module is also a script, `watch.py LOG TITLE COMMAND…`. The Makefile uses it before anything is installed, so it
 imports only the standard library.
 """
 
@@ -57,7 +57,7 @@ class Progress:
 
 
 def _left(seconds: float) -> str:
-    """The time left, rounded, since it is an estimate."""
+    """Return the time left as text. It is rounded, since it is an estimate."""
     if seconds < 20:
         return "almost done"
     return f"about {10 * round(seconds / 10)} s left" if seconds < 95 else f"about {seconds / 60:.0f} min left"
@@ -72,7 +72,7 @@ def watch(
     verbose: bool = False,
     share_of: Callable[[str, float], float | None] = lambda fresh, passed_s: None,
 ) -> int:
-    """Run a command with its output in `log`, and show how far it is. Return its exit status.
+    """Run a command with its output in `log`, and show its progress. Return its exit status.
 
     `share_of(fresh, passed_s)` returns the share of the command's time that has passed, from 0 to 1, or None if that is
     unknown. `fresh` is the output since the last call, and `passed_s` is how many seconds have passed.
@@ -102,7 +102,7 @@ def watch(
                     progress.tick(share)
         finally:
             if process.poll() is None:
-                # The whole process group is ended, so that the compilers, which are children of the command, end, too.
+                # End the whole process group, which includes the compilers that the command has started.
                 os.killpg(process.pid, signal.SIGTERM)
                 process.wait()
 
@@ -119,7 +119,7 @@ def telling_lines(log: str, limit: int = 6) -> list[str]:
     chosen: list[str] = []
     for line, following in zip(lines, [*lines[1:], ""], strict=True):
         if _TELLING.search(line) and not _ECHO.search(line):
-            # cmake writes the place of an error on one line, and the reason on the next.
+            # cmake prints the location of an error on one line, and the reason on the next.
             chosen += [line, following] if line.startswith("CMake Error") and following else [line]
     return list(dict.fromkeys(chosen))[:limit] or lines[-limit:]
 
@@ -131,7 +131,7 @@ def why_failed(failure: str, log: Path) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Watch a command; returns its exit status."""
+    """Run and watch a command, and return its exit status."""
     log, title, *command = arguments
     file, progress = Path(log), Progress(sys.stderr)
     file.write_text("")

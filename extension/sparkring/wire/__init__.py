@@ -1,1 +1,1 @@
-"""How the driver, members and ranks communicate: messages, the channel, and the ticket of a member."""
+"""The communication between driver, members and ranks: messages, the channel, and the ticket of a member."""

@@ -16,7 +16,7 @@ A frame that is not a message ends the connection, because the bytes after it ca
 Until a peer has proved that it knows the gang's secret, only a fixed number of bytes is read from it. The connection is
 authenticated, but not encrypted.
 
-Members import this module at start-up, so it uses light parts of the standard library only.
+Members import this module at start-up, so it imports only light parts of the standard library.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ PREFIX = struct.Struct("!IQ")
 HEADER_BYTES = 1 << 28
 CHUNK_BYTES = 1 << 20
 RELAY_BYTES = 256 * 1024  # pass_on() copies this much at a time, which fits into the processor's cache
-READ_BYTES = 64 * 1024  # read this much at once, so that one call into the system is enough for several small frames
+READ_BYTES = 64 * 1024  # read this much at once, so that one system call is enough for several small frames
 PAIR_BYTES = 1 << 22  # the requested size of the buffer between a member and its rank; the system may grant less
 
 
@@ -57,11 +57,11 @@ class ChannelClosed(ConnectionError):
 
 
 class ProtocolError(ChannelClosed):
-    """The peer sent something that is not a message, or is a message for someone else. Reading from the peer stops."""
+    """The peer sent something that is not a message, or that is not for this side. Reading from the peer stops."""
 
 
 class Head(NamedTuple):
-    """A frame's header. The body, in parts of these `sizes`, has yet to be read; `raw` has all bytes before it."""
+    """A frame's header. The body, in parts of these `sizes`, has yet to be read; `raw` is everything before it."""
 
     kind: type[Message]
     fields: dict[str, Any]
@@ -72,8 +72,8 @@ class Head(NamedTuple):
 class Connection:
     """One end of a stream of frames over a connected socket. Sending is safe from any thread.
 
-    `heard_at` is when the last bytes came, on the monotonic clock. While a large frame comes in over a slow network,
-    each piece of the frame shows that the peer is alive.
+    `heard_at` is when the last bytes arrived, on the monotonic clock. While a large frame is arriving over a slow
+    network, each piece of the frame shows that the peer is alive.
 
     To wait for a connection with select(), first receive until nothing is `pending`.
     """
@@ -123,7 +123,7 @@ class Connection:
                 raise
 
     def receive(self) -> Message:
-        """Wait for a message. Raise ChannelClosed at the end, and ProtocolError if the bytes are not a message."""
+        """Wait for a message. Raise ChannelClosed if the connection ends, and ProtocolError for an invalid message."""
         return self.receive_body(self.receive_head())
 
     def receive_head(self) -> Head:
@@ -153,7 +153,7 @@ class Connection:
         return head.raw + bytes(self._exactly(sum(head.sizes)))
 
     def send_frame(self, frame: bytes) -> None:
-        """Send a frame as it came from another connection; b"" sends only the frames that were held back."""
+        """Send a frame that came from another connection, unchanged. b"" sends only the frames that were held back."""
         with self._send_lock:
             try:
                 self._sock.sendall(self._take_held() + frame)
@@ -195,7 +195,7 @@ class Connection:
         return held
 
     def close(self) -> None:
-        """Close both directions; a thread that waits in receive() is woken with ChannelClosed."""
+        """Close both directions. A receive() that is waiting in another thread raises ChannelClosed."""
         _shut_down(self._sock)
         self._sock.close()
 
@@ -204,7 +204,7 @@ class Connection:
         self._sock.close()
 
     def local_host(self) -> str:
-        """This end's address, on the network interface that leads to the peer."""
+        """Return this end's address, on the network interface that leads to the peer."""
         return str(self._sock.getsockname()[0])
 
     def peer_host(self) -> str:
@@ -230,7 +230,7 @@ class Connection:
         return view
 
     def _read(self, buffer: memoryview) -> int:
-        """Wait until something comes, read it into `buffer`, and return its length."""
+        """Wait for data, read it into `buffer`, and return its length."""
         try:
             got = self._sock.recv_into(buffer)
         except OSError as error:
@@ -296,7 +296,7 @@ class Listener:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._sock = socket.socket(family, socket.SOCK_STREAM)
         try:
-            # Without this option, bind() may fail for a while on a port that was in use until just now.
+            # Without this option, bind() may fail for a while on a port that was in use until recently.
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._sock.bind((host, port))
             self._sock.listen(128)
@@ -352,7 +352,7 @@ class Listener:
 
 
 def wake(listening: socket.socket) -> None:
-    """Wake the thread that waits in accept(), by connecting. On some systems, closing the socket does not wake it."""
+    """Wake the thread that waits in accept(), by connecting. On some systems, closing the socket would not wake it."""
     try:
         socket.create_connection(listening.getsockname()[:2], timeout=1.0).close()
     except OSError:

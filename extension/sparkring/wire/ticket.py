@@ -1,4 +1,4 @@
-"""What a launcher gives to a member: the driver's address, and what the member needs to start its rank."""
+"""The data that a launcher gives to a member: the driver's address, and all that the member needs to start its rank."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
-# The code with which a member's Python starts. The ticket comes on stdin, so that the secret in it is never in argv or
-# in an environment, where other processes could read it. stdin then stays open, and the member ends when stdin is
+# The code with which a member's Python starts. The ticket is read from stdin, so that the secret in it is never in argv
+# or in an environment, where other processes could read it. stdin then stays open, and the member ends when stdin is
 # closed. Before `json` is imported, '' (the working folder) is removed from sys.path, because otherwise a json.py in
 # that folder would be imported instead.
 BOOT = (
@@ -27,7 +27,7 @@ SPARE_BOOT = (
 SPARE_READY = b"ready"
 
 # The Spark task sends these bytes after the last row of its partition. If they are missing, the rank knows that the
-# stream has broken off. Without this sign, the rank would not notice that rows of the partition are missing.
+# stream has broken off, and that rows of the partition are missing.
 ROWS_END = b"end of rows"
 # The key under which the metadata of the Arrow schema holds Spark's own schema.
 SPARK_SCHEMA = b"sparkring.spark"
@@ -36,8 +36,8 @@ SPARK_SCHEMA = b"sparkring.spark"
 class SpareOrder(NamedTuple):
     """What a spare process is to import, and when it is to end.
 
-    It imports at a low priority, unless `is_awaited`, which means that a launch waits for it. It ends after `idle_s`
-    seconds without members, or if less than `least_bytes` of memory is available.
+    It imports at a low priority, unless `is_awaited`, which means that a launch is waiting for it. It ends after
+    `idle_s` seconds without members, or if less than `least_bytes` of memory is available.
     """
 
     modules: Sequence[str]

@@ -210,7 +210,7 @@ def _writes(model: Any) -> bool:
 
 
 def _size_bytes(path: str) -> int:
-    """The size of a file, a folder, or a TensorFlow checkpoint's files; 0 if only TensorFlow can read the path."""
+    """Return the size of a file, a folder, or a TensorFlow checkpoint's files; 0 if only TensorFlow can read it."""
     files = [path] if os.path.isfile(path) else glob.glob(f"{glob.escape(path)}.index")
     files += glob.glob(f"{glob.escape(path)}.data-*")
     for folder, _, names in os.walk(path):

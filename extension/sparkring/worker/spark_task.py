@@ -78,7 +78,7 @@ def task_for(
                 with contextlib.suppress(BrokenPipeError):  # a rank that needs no more rows closes its end
                     _feed(pipe, rows, schema, rows_end)
             code = member.wait()
-            if code != 0:  # the error makes Spark end the stage; otherwise, the other ranks would wait in vain
+            if code != 0:  # the error makes Spark end the stage; otherwise, the other ranks would wait forever
                 raise RuntimeError(
                     f"sparkring: the process of task {context.partitionId()} on {socket.gethostname()} ended with "
                     f"code {code}; what it printed is in the executor's stderr. Does `{sys.executable}` start there?"
@@ -119,14 +119,14 @@ def _of_task(context: Any, archive: str, gpus: int | None) -> dict[str, Any]:
 
 
 def _feed(pipe: Any, rows: Iterable[Any], schema: bytes | None, rows_end: bytes) -> None:
-    """Write the rows to `pipe`, from which the rank reads them; wait while the rank does not read."""
+    """Write the rows to `pipe`, from which the rank reads them; wait while the rank is not reading."""
     import pyarrow
 
     described = pyarrow.ipc.read_schema(pyarrow.py_buffer(schema))
     writer = None
     for numbered in rows:
         batch = pyarrow.RecordBatch.from_arrays(numbered.columns, names=described.names)
-        # Spark's batches have only Arrow types. The metadata of `schema` has the columns' types in Spark.
+        # Spark's batches have only Arrow types. The metadata of `schema` contains the columns' types in Spark.
         writer = writer or pyarrow.ipc.new_stream(pipe, batch.schema.with_metadata(described.metadata))
         writer.write_batch(batch)
         pipe.flush()
@@ -141,7 +141,8 @@ def _feed(pipe: Any, rows: Iterable[Any], schema: bytes | None, rows_end: bytes)
 def _broke_off() -> bool:
     """Whether Spark failed while it computed the rows, and closed the stream from which its Python worker reads them.
 
-    After the true end of the rows, the stream still has something to read. It is `infile` in a frame of the worker.
+    After the true end of the rows, the stream still has something to read. The stream is `infile` in a frame of the
+    Python worker.
     """
     frame: Any = sys._getframe()
     while frame is not None and not hasattr(frame.f_locals.get("infile"), "peek"):

@@ -14,7 +14,7 @@ from typing import Any
 
 from sparkring.capture.packing import pack
 
-# Two values of one of these types have the same content if their types are the same and their repr() is the same.
+# Values of these types have the same content if they have the same type and the same repr().
 PLAIN = (
     *(bool, int, float, complex, str, bytes, type(None), range, slice),
     *(datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo, decimal.Decimal, fractions.Fraction),
@@ -25,11 +25,10 @@ PLAIN = (
 def digest(*values: Any) -> str:
     """Return the digest of `values`.
 
-    The digest of numbers, texts, dates, paths, arrays, and of lists, tuples, dicts, sets and dataclasses of these
-    depends only on their types and contents. The order of a dict makes no difference. A container that holds one
-    object twice has the same digest as one that holds two equal objects. The digest of a part of a DataFrame is
-    computed from what identifies the part's rows; the rows are not read. The digest of any other object is that of its
-    pickle.
+    The digest of numbers, strings, dates, paths and arrays, and of lists, tuples, dicts, sets and dataclasses of these,
+    depends only on their types and contents. The order of a dict makes no difference. A container that holds one object
+    twice has the same digest as one that holds two equal objects. The digest of a part of a DataFrame is computed from
+    what identifies the part's rows; the rows are not read. The digest of any other object is that of its pickle.
     """
     return _digest(values).hex()
 

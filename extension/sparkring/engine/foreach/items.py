@@ -23,14 +23,14 @@ from sparkring.runtime.report import short_repr
 from sparkring.wire.messages import Script
 
 NAME_CHARACTERS = 100
-_SCRIPTS = "%run"  # the name that the item's scripts have among the values from which a key is made
-ITEM = "item"  # the name that tables give to the argument of a function
+_SCRIPTS = "%run"  # the name under which an item's scripts are part of its key
+ITEM = "item"  # the name of a function's argument in tables
 
 
 class Targets:
     """The targets of a for clause, such as `store, (lr, *rest)`. bind() binds them to an item as a for loop does.
 
-    `names` are the names that the targets bind. Raises OptionsError if they contain anything but names.
+    `names` are the names that the targets bind. Raises OptionsError if the targets contain anything but names.
     """
 
     def __init__(self, written: str) -> None:
@@ -43,14 +43,14 @@ class Targets:
         self._code = compile(clause, "<targets>", "exec")
 
     def bind(self, value: Any) -> dict[str, Any]:
-        """Return each name's value when the item `value` is assigned to the targets; raise the assignment's errors."""
+        """Assign `value` to the targets, and return the value of each name. Raises whatever the assignment raises."""
         found = {"_": [value]}
         exec(self._code, {"__builtins__": {}}, found)
         return {name: found[name] for name in self.names}
 
 
 def _target(clause: str) -> ast.expr | None:
-    """Return the syntax tree of the targets of a for statement; None if `clause` is not just one such statement."""
+    """Return the syntax tree of the targets of a for statement; None unless `clause` is exactly one such statement."""
     try:
         match ast.parse(clause).body:
             case [ast.For(target=target, iter=ast.Name("_"), body=[ast.Pass()])]:
@@ -69,14 +69,14 @@ class Problem(NamedTuple):
 
 
 class Items:
-    """The items of a run, in their order.
+    """The items of a run, in order.
 
-    Each item is bound to `targets`; without targets, it is the argument of a function. `total` is the number of items;
-    if the iterable has no length, it is None until all items have been taken. Functions in an item whose globals are
-    `namespace` get the globals of the rank instead, and names for which `stays` is true are not sent with them.
-    `key_of` returns, for an item's values, the key under which its result is kept; set it if results are kept.
-    `scripts_of` returns, for an item's values, the scripts that only this item runs, and the notebook's names that they
-    read. `steering` is the iterator if it follows the progress of its items; None for other iterators.
+    Each item is bound to `targets`; without targets, it is passed to a function. `total` is the number of items; if the
+    iterable has no length, it is None until all items have been taken. If the globals of a function in an item are
+    `namespace`, the function is sent without them and uses those of the rank. Names for which `stays` returns True are
+    not sent with it. `key_of` maps an item's values to the key under which the item's result is kept; set it if results
+    are kept. `scripts_of` maps an item's values to the scripts that only this item runs, and the notebook's names that
+    these scripts read. `steering` is the iterator if it follows the progress of its items; otherwise None.
 
     Raises OptionsError if `iterable` cannot be iterated over, or if it is a search that does not fit the targets.
     """
@@ -103,22 +103,22 @@ class Items:
         self._targets = targets
         self._namespace = namespace
         self._stays = stays
-        self.shown: dict[int, dict[str, Any]] = {}  # by number, what the table shows of each item
+        self.shown: dict[int, dict[str, Any]] = {}  # what the table shows of each item, by number
 
     @property
     def left(self) -> int | None:
-        """How many items have not been taken yet; None if that is not known."""
+        """How many items have not been taken yet; None if that is unknown."""
         return None if self.total is None else self.total - self.taken
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names that an item gives values to."""
+        """The names of an item's values."""
         if self.steering is not None:
             return self.steering.names
         return (ITEM,) if self._targets is None else self._targets.names
 
     def only_the_first(self) -> None:
-        """Leave out all items but the first one."""
+        """Drop all items except the first one."""
         self._iterator = itertools.islice(self._iterator, 1)
         self.total = None if self.total is None else min(1, self.total)
 
@@ -134,7 +134,7 @@ class Items:
         if self._targets is not None:
             try:
                 values = self._targets.bind(value)
-            except Exception as error:  # of any type: unpacking runs code of the user's object
+            except Exception as error:  # of any type: unpacking runs the user's code
                 summary = f"cannot be unpacked into `{self._targets.written}`: {error}"
                 self.shown[number] = {}
                 return Problem(number, short_repr(value, NAME_CHARACTERS), Failure("code", summary))
@@ -154,18 +154,18 @@ class Items:
             advice = f"{problem.advice[:1].upper()}{problem.advice[1:]}."
             failure = Failure("code", f"cannot be sent to a process: {problem.what}", advice=advice)
             return Problem(number, name, failure)
-        # Copy the buffers: before this item has been sent, the iterable may refill the same array for the next item.
+        # Copy the buffers: the iterable may reuse an array for the next item before this item has been sent.
         parts = (packed.payload, *map(bytes, packed.buffers))
         return Item(number, name, parts, key, scripts, _recorded(named) if is_trial else {})
 
     def forget_from(self, number: int) -> None:
-        """Forget the items from this number on: they were taken, but the run ended before any of them began."""
+        """Forget the items from `number` on: they were taken, but the run ended before any of them began."""
         for each in range(number, self.taken):
             self.shown.pop(each, None)
 
 
 def _check_targets(targets: Targets, names: tuple[str, ...]) -> None:
-    """Raise OptionsError if the parameters of a search cannot be unpacked into the targets, or would be mixed up."""
+    """Raise OptionsError if the parameters of a search cannot be unpacked into the targets, or not in this order."""
     written = ", ".join(names)
     try:
         found = targets.bind(Parameters(names, names))
@@ -179,7 +179,7 @@ def _check_targets(targets: Targets, names: tuple[str, ...]) -> None:
 
 
 def _recorded(parameters: Mapping[str, Any]) -> dict[str, float | str]:
-    """Return what the record keeps of a trial's parameters: numbers, and short texts of other values."""
+    """Return a trial's parameters as the record keeps them: finite numbers as they are, other values as short texts."""
     return {
         name: value if type(value) in (int, float) and math.isfinite(value) else as_text(value)
         for name, value in parameters.items()
@@ -187,10 +187,10 @@ def _recorded(parameters: Mapping[str, Any]) -> dict[str, float | str]:
 
 
 def _length(iterable: Any) -> int | None:
-    """Return how many items there are; None if the iterable cannot say so."""
+    """Return the number of items; None if len() does not work on the iterable."""
     try:
         return len(iterable)
-    except Exception:  # it has no length, or its class's __len__() refuses
+    except Exception:  # it has no length, or its __len__() raises an error
         return None
 
 
@@ -200,9 +200,10 @@ def seed_of(run_seed: int, number: int) -> int:
 
 
 def _name(values: Mapping[str, Any]) -> str:
-    """Return a short text of an item's values: `store='a', lr=0.1`; for a function's argument, only the value.
+    """Describe an item's values in a short text, such as `store='a', lr=0.1`.
 
-    DataFrames and their rows are left out if the item also has other values.
+    For a function's argument, the text is only the value. DataFrames and their rows are left out if the item also has
+    other values.
     """
     values = {name: value for name, value in values.items() if not _is_rows(value)} or values
     if list(values) == [ITEM]:
@@ -219,7 +220,7 @@ def _text(value: Any, most: int) -> str:
 
 
 def _described(parameters: Mapping[str, Any]) -> str:
-    """Return a short text of a trial's parameters: `lr=0.001, width=64`, with numbers rounded as views do."""
+    """Describe a trial's parameters in a short text, such as `lr=0.001, width=64`. Floats are rounded as in views."""
     texts = {
         name: describe.number(each) if isinstance(each, float) else as_text(each) for name, each in parameters.items()
     }
@@ -234,7 +235,7 @@ def _is_rows(value: Any) -> bool:
 
 
 def _shown(value: Any) -> Any:
-    """Return what the table shows for a value: a small value itself, or a short text instead of a large value."""
+    """Return what the table shows for a value: the value itself if it is small, otherwise a short text."""
     is_small = isinstance(value, bool | int | float | complex | types.NoneType | PurePath)
     is_small = is_small or type(value).__module__ == "datetime"
     if is_small or (isinstance(value, str | bytes) and len(value) <= 1_000):

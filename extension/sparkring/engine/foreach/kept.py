@@ -28,10 +28,10 @@ KEY_CHARACTERS = 32
 class Kept:
     """The items' results and checkpoints in the directory at `path`.
 
-    `meaning` stands for the code that the items run, each on `size` ranks. With `fresh`, results and checkpoints of
-    earlier runs are not used. Results are written in a thread. `news` has notices for the user, which the pool takes
-    out and records. When a result is used for the first time, `told_if_used` is added to `news`. Raises PathError or
-    CheckpointError if the directory cannot be read.
+    `meaning` identifies the code that the items run, each on `size` ranks. With `fresh`, results and checkpoints of
+    earlier runs are not used. Results are written in a thread. `news` holds notices for the user, which the pool takes
+    out and records. When an earlier result is used for the first time, `told_if_used` is added to it. Raises PathError
+    or CheckpointError if the directory cannot be read.
     """
 
     def __init__(self, path: str, meaning: str, size: int, *, fresh: bool = False) -> None:
@@ -70,7 +70,7 @@ class Kept:
         if found is None:
             return None
         try:
-            # Unpickling is safe: read() returns only results that have this user's signature.
+            # Unpickling is safe: read() returns only results that are signed with this user's secret.
             value = cloudpickle.loads(found.parts[0], buffers=found.parts[1:])
         except Exception as error:  # of any type: rebuilding the value runs code of its class
             self.news.append(f"the kept value of {found.name} cannot be rebuilt here ({error}): the item runs again")
@@ -81,7 +81,7 @@ class Kept:
         return value, found
 
     def keep(self, item: Item, ended: Ended, over: ItemRecord) -> None:
-        """Have the thread write the result of an item, and return at once. `over` is the item's record."""
+        """Have the thread write the result of an item, without waiting for it. `over` is the item's record."""
         if not self._started:
             self._started = True
             self._writer.start()
@@ -99,7 +99,7 @@ class Kept:
         """Return the item's own directory, and the checkpoint from which the ranks of its next attempt continue."""
         if key not in self._directories:
             location = self.location / ITEMS / key
-            if key not in self._items:  # a new directory need not be listed, which takes time on remote storage
+            if key not in self._items:  # do not list a new directory: on remote storage, this takes time
                 self._directories[key] = Directory(location, None, [])
                 return self._directories[key].here(record, Last())
             self._directories[key] = open_directory(location.written, self._size, "", {}, fresh=self.fresh, resume=True)
@@ -107,7 +107,7 @@ class Kept:
         return directory.here(record, directory.last(record))
 
     def _write(self) -> None:
-        """Write one result after another, until close() says that there are no more. Runs in a thread."""
+        """Write one result after another until close() is called. Runs in a thread."""
         while (found := self._waiting.get()) is not None:
             try:
                 self._results.write(*found)

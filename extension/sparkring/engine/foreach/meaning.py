@@ -1,4 +1,4 @@
-"""Describes the code and the settings on which the results of items depend. Results are kept under this description."""
+"""Computes a digest of the code and settings on which items' results depend. The keys of kept results depend on it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from sparkring.capture.picklability import walk
 from sparkring.checkpointing.compatibility import meaning
 from sparkring.engine.foreach.content import PLAIN, digest
 
-_OBJECTS = 2_000  # the largest number of objects that are looked at in one value
-_MEMBERS = 100  # the largest number of members of a setting
+_OBJECTS = 2_000  # at most this many objects are examined in one value
+_MEMBERS = 100  # a setting has at most this many members
 
 
 def meaning_of(
@@ -25,9 +25,10 @@ def meaning_of(
 ) -> str:
     """Return a digest of code and of what it uses from the notebook, whose names and values are in `namespace`.
 
-    `sources` are the code itself; its comments do not count. `used` are the values that it uses, by name. Functions and
-    classes of the notebook count with their code, and with what they use in turn, except for names in `hidden`.
-    Settings count with their values. Other data does not count: comparing it may be slow or impossible.
+    `sources` is the code itself, whose comments do not count. `used` maps the names that the code uses to their values.
+    For functions and classes of the notebook, the digest covers their code and what they use in turn, except for names
+    in `hidden`. For settings, it covers the values. Other data is left out, since comparing it may be slow or
+    impossible.
     """
     parts = {
         name: [*([value] if _is_setting(value) else ()), *_code(value, namespace)]
@@ -39,7 +40,7 @@ def meaning_of(
 def all_used(
     used: Mapping[str, Any], namespace: Mapping[str, Any], hidden: Container[str]
 ) -> Iterator[tuple[str, Any]]:
-    """Yield the names and values in `used`, and those that their functions use from the notebook (see meaning_of())."""
+    """Yield the names and values in `used`, and those of the notebook that their functions use (see meaning_of())."""
     waiting, seen = dict(used), set(used)
     while waiting:
         name, value = waiting.popitem()
@@ -55,7 +56,7 @@ def all_used(
 
 
 def _code(value: Any, namespace: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the code of the notebook's functions and classes that `value` is or holds, and their settings."""
+    """If `value` is or contains functions or classes of the notebook, yield their code and settings."""
     for each in _held(value):
         if _is_own(each, namespace):
             yield meaning(textwrap.dedent(source_of(each)))

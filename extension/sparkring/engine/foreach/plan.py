@@ -1,4 +1,4 @@
-"""How many items fit at once, and how long all items will take, computed from what the first item has used."""
+"""Computes how many items fit at once, and how long all items will take, from what the first item used."""
 
 from __future__ import annotations
 
@@ -14,32 +14,35 @@ from sparkring.launchers import ItemRoom
 
 Binds = Literal["memory", "cores", "task slots", "GPUs", "GPU memory"]
 
-KEPT_FREE = 0.1  # the part of the free memory that a plan leaves free, since items differ
-# The fraction of its cores that the last item may lack. For example, two items that use 1.1 cores each fit on 2 cores.
+KEPT_FREE = 0.1  # a plan leaves this fraction of the free memory free, since items differ
+# The last item that fits may lack this fraction of its cores. For example, two items that use 1.1 cores each fit on 2
+# cores.
 CORE_SLACK = 0.25
-KERAS_BATCH = 32  # the batch size of Keras' fit() by default
+KERAS_BATCH = 32  # the default batch size of Keras' fit()
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How many items fit at once, from what the first item has used; %%foreach --plan returns it.
+    """A plan, which says how many items fit at once, judging by the first item. %%foreach --plan returns it.
 
-    `fits` is how many items fit at once, and `binds` is what keeps more items from fitting: "memory", "cores", "task
-    slots", "GPUs" or "GPU memory". `at_once` is the number that was chosen with -n. `items` is the number of all items,
-    None if it is not known. `warning` is '' if the chosen number fits. `hosts` is 1 for processes on this machine; for
-    Spark tasks, it is the number of hosts with executors, and the memory and the cores are those of each host.
+    `fits` is how many items fit at once, and `binds` says what limits this number: "memory", "cores", "task slots",
+    "GPUs" or "GPU memory". `at_once` is the number that was chosen with -n. `items` is the number of all items, or None
+    if it is unknown. `warning` is '' if the chosen number fits. `hosts` is 1 for processes on this machine; for Spark
+    tasks, it is the number of hosts with executors, and memory and cores are per host.
 
-    The following attributes say what one item uses. `seconds` is its time, without the start of its processes, which
-    takes `start_s`; of this, each process needs `import_s` for imports of its own. `cpu_share` is the number of cores
-    that the item keeps busy. `read_bytes` is what it reads with system calls, imports left out. `memory_bytes` is the
-    peak memory of all its processes, without `shared_bytes`, the memory that all items on a host share: libraries and
-    other files that they map, and packages that one process has imported for all. `gpu_bytes` is the GPU memory that
-    the item uses. `free_bytes`, `cores` and `gpus` are what there is.
+    The following attributes describe one item. `seconds` is how long it takes, without the start of its processes. The
+    start takes `start_s`, of which each process spends `import_s` on its own imports. `cpu_share` is the number of
+    cores that the item keeps busy. `read_bytes` is how much it reads with system calls, without imports. `memory_bytes`
+    is the peak memory of all its processes, without `shared_bytes`, the memory that all items on a host share:
+    libraries and other files that they map, and packages that one process has imported for all of them. `gpu_bytes` is
+    the GPU memory that the item uses.
 
-    `memory_at(k)` is the memory on each host if k items run at once, and `seconds_at(k)` the time of all items.
-    `rule_bytes` is the rule of thumb for a network's memory, `parameters` × bytes × 2 × `batch_size` × steps held, for
-    one step held; it is None if the item has made no model of Keras or PyTorch. `result` is the ForeachResult with the
-    first item.
+    `free_bytes`, `cores` and `gpus` say what is available.
+
+    `memory_at(k)` is the memory that each host needs if k items run at once, and `seconds_at(k)` is the time for all
+    items. `rule_bytes` is a rule of thumb for a network's memory: `parameters` × bytes per parameter × 2 × `batch_size`
+    × steps held, for one step held. It is None if the item made no Keras or PyTorch model. `result` is the
+    ForeachResult for the first item.
     """
 
     items: int | None
@@ -65,13 +68,13 @@ class Plan:
     result: ForeachResult
 
     def memory_at(self, at_once: int) -> int:
-        """Return how much memory each host needs if `at_once` items, or all if there are fewer, run at once."""
+        """Return how much memory each host needs if `at_once` items (or all, if there are fewer) run at once."""
         return self.shared_bytes + math.ceil(self._running(at_once) / self.hosts) * self.memory_bytes
 
     def seconds_at(self, at_once: int, items: int | None = None) -> float | None:
         """Return how long `items` items (by default, all) take if `at_once` of them run at once.
 
-        Return None if the number of items is not known. The time is estimated as if all items were like the first one.
+        Return None if the number of items is unknown. The estimate assumes that all items are like the first one.
         """
         count = self.items if items is None else items
         if count is None:
@@ -113,7 +116,7 @@ class Plan:
         return f"plan of {all_items}: {self.fits} at once {fit} on {where}, limited by {self.binds}"
 
     def _rows(self) -> tuple[list[str], list[tuple[str, ...]]]:
-        """Return the headers and the rows of the table. Each column is for one number of items that run at once."""
+        """Return the headers and the rows of the table. There is a column for each number of items at once."""
         columns = sorted({1, self.at_once, self._running(self.fits)})
         headers = ["", *(f"{k} at once" for k in columns), "available"]
 

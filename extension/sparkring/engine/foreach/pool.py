@@ -1,4 +1,4 @@
-"""The pool: runs items on its slots until there are no more."""
+"""Runs items on the slots of a pool until there are no more items."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
 _Answer = TypeVar("_Answer")
 
-TAKE_S = 0.005  # take items for this time, then poll the slots
-STOP_GRACE_S = 0.5  # between the interrupt and the kill of ranks that run an item when the run ends
+TAKE_S = 0.005  # take items for this long, then poll the slots
+STOP_GRACE_S = 0.5  # when a run ends, ranks with an item are interrupted, and killed at most this much later
 
 
 class Pool:
     """Runs `items` in the order that `schedule` decides. `request_for(attempt)` makes the request for an attempt.
 
-    `values` and `failures` are those of the items that have ended so far, by number, and `measured` is what ranks have
-    measured. `error` is the exception that the user's iterable raised, or None. Items whose results are in `kept`, from
-    an earlier run, do not run. If the items' iterator steers the run, as the iterator of a search does, it is told what
-    items report and how they end. With `stay`, no slot ends its ranks before all items have ended.
+    `values` and `failures` map the numbers of the items that have ended so far to their values and failures, and
+    `measured` lists what ranks have measured. `error` is the exception that the user's iterable raised, or None. Items
+    whose results are already in `kept` do not run. If the items' iterator steers the run, as that of a search does, the
+    pool tells it what items report and how they end. With `stay`, no slot ends its ranks before all items have ended.
     """
 
     def __init__(
@@ -68,15 +68,15 @@ class Pool:
         self._slots = Slots(schedule.limit, settings, recorder.notice)
         self._ending = False
         self._planned: events.ItemsPlanned | None = None
-        self._unkept: dict[int, tuple[Item, Ended]] = {}  # items whose results are to be kept when they are recorded
-        self._begun_until = 0  # the highest number of the items that have begun, plus 1
+        self._unkept: dict[int, tuple[Item, Ended]] = {}  # items whose results will be kept once they are recorded
+        self._begun_until = 0  # the highest number of an item that has begun, plus 1
 
     def run(self) -> None:
         """Run all items.
 
-        Return early if the run is stopped, if an item fails with --fail-fast, or if the iterable raises an error.
+        Returns early if the run is stopped, if an item fails with --fail-fast, or if the iterable raises an error.
         Raises LaunchError if ranks cannot be started, and CheckpointError if the kept study of a search cannot be read.
-        When this method returns or raises, no process is left.
+        When this method returns or raises an error, no process is left running.
         """
         try:
             self._tell([])
@@ -89,15 +89,15 @@ class Pool:
         finally:
             self._end()
 
-    # ── what begins ───────────────────────────────────────────────────────────
+    # ── Beginning attempts ────────────────────────────────────────────────────
 
     def _takes(self, places: list[int]) -> bool:
-        """Whether an item is to be taken from the iterable now."""
+        """Whether to take an item from the iterable now."""
         return not self._slots.paused and self._schedule.wants_item(places or self._slots.first)
 
     @property
     def _begun(self) -> bool:
-        """Whether it is known that there are items, so that slots are to be opened."""
+        """Whether an attempt is waiting or running, so that slots are needed."""
         return bool(self._schedule.waits or self._schedule.running)
 
     @property
@@ -105,7 +105,7 @@ class Pool:
         return self._schedule.limit if self._stay else self._schedule.needed(self._items.left)
 
     def _begin(self) -> None:
-        """Take items if there is room for them, and begin the attempts that wait.
+        """Take items while there is room for them, and begin waiting attempts.
 
         The iterable may need a long time for each item, so items are taken only for a moment between two polls.
         """
@@ -140,7 +140,7 @@ class Pool:
             self._schedule.add(found)
 
     def _was_kept(self, item: Item) -> bool:
-        """Whether an earlier run has kept the result of the item. If so, record it: the item need not run."""
+        """If an earlier run has kept the item's result, record it and return True: the item need not run."""
         found = None if self._kept is None else self._kept.find(item.key)
         if found is None:
             return False
@@ -165,7 +165,7 @@ class Pool:
         return True
 
     def _assign(self, places: list[int]) -> None:
-        """Begin attempts that wait, and remove the places that they take from `places`."""
+        """Begin waiting attempts in the slots of `places`, and remove the slots that they take from this list."""
         if self._slots.paused:
             return
         for attempt in self._schedule.assign(places):
@@ -173,7 +173,7 @@ class Pool:
             slot = self._slots[attempt.slot]
             if not slot.can_begin(attempt):
                 slot.retire()
-                self._schedule.give_back(attempt)  # it waits for ranks: those of another slot, or new ones of this slot
+                self._schedule.give_back(attempt)  # it waits for another slot, or for new ranks in this one
                 continue
             try:
                 slot.start(attempt, self._request_for(attempt))
@@ -189,10 +189,10 @@ class Pool:
             self._schedule.give_back(slot.attempt)
         self._slots.not_started(slot, error)
 
-    # ── what has happened ─────────────────────────────────────────────────────
+    # ── Recording events ──────────────────────────────────────────────────────
 
     def _listen(self, *, wait: bool = True) -> None:
-        """Poll the slots with news, and record what has happened. With `wait`, wait a moment for news."""
+        """Poll the slots that have something to report, and record it. With `wait`, first wait a moment."""
         found: list[Event] = []
         try:
             for slot in self._slots.with_news(wait=wait):
@@ -219,12 +219,12 @@ class Pool:
         return slot.attempt is not None
 
     def _take_back(self, slot: Slot) -> None:
-        """Give back to the schedule the attempts that the slot will not run."""
+        """Return to the schedule the attempts that the slot will not run."""
         while slot.given_back:
             self._schedule.give_back(slot.given_back.pop())
 
     def _steer(self, slot: Slot, news: list[Event]) -> None:
-        """Tell the steering iterator what the first rank of a slot has reported. If the item is to end, end it."""
+        """Pass the reports of a slot's first rank to the steering iterator. If it says so, end the item."""
         first = slot.number * self._size
         reports = [event for event in news if isinstance(event, events.Metrics) and event.rank == first]
         if reports and slot.attempt is not None:
@@ -233,7 +233,7 @@ class Pool:
                 slot.end_item()
 
     def _told(self, tell: Callable[[Steering], _Answer], otherwise: _Answer) -> _Answer:
-        """Call `tell` with the steering iterator, and return its answer; return `otherwise` if nothing steers the run.
+        """Return `tell(iterator)` for the steering iterator, or `otherwise` if there is no such iterator.
 
         If the steering iterator raises an error, the run ends as if the iterable had raised this error.
         """
@@ -275,7 +275,7 @@ class Pool:
         return events.ItemEnded(time.time(), number, ending, ended.text, ended.failure, seconds=ended.seconds)
 
     def _tell(self, found: list[Event]) -> None:
-        """Record the events. If the number of items, or how many run at once, has changed, record that before them."""
+        """Record the events. If the number of items, or how many run at once, has changed, record this first."""
         total, up = self._items.total, self._slots.up
         planned = events.ItemsPlanned(time.time(), self._schedule.limit, self._size, total, up)
         if self._planned is None or planned[1:] != self._planned[1:]:
@@ -293,7 +293,7 @@ class Pool:
             self._recorder.notice(self._kept.news.popleft())
 
     def _keep(self) -> None:
-        """Keep the results of the items that have just been recorded, with the curves that the record has of them."""
+        """Keep the results of the items whose end was just recorded, with their curves from the record."""
         assert self._kept is not None
         assert self._recorder.record.items is not None
         for over in reversed(self._recorder.record.items.ended):
@@ -303,12 +303,12 @@ class Pool:
                 item, ended = self._unkept.pop(over.item)
                 self._kept.keep(item, ended, over)
 
-    # ── the end ───────────────────────────────────────────────────────────────
+    # ── Ending ────────────────────────────────────────────────────────────────
 
     def _end(self) -> None:
-        """End all ranks. Ranks that run an item are interrupted first, and killed after at most STOP_GRACE_S."""
+        """End all ranks. Those that are running an item are interrupted, and killed after at most STOP_GRACE_S."""
         self._ending = True
-        self._listen(wait=False)  # items may have ended while the iterable computed: count them
+        self._listen(wait=False)  # items may have ended while the iterable was computing: count them
         began = [slot for slot in self._slots if slot.running]
         for slot in began:
             slot.interrupt()
@@ -327,7 +327,7 @@ class Pool:
 
 
 def _without_ours(traceback: types.TracebackType | None) -> types.TracebackType | None:
-    """Return the rest of a traceback, from its first frame that is not in this package."""
+    """Return the traceback from its first frame outside this package."""
     while traceback is not None and traceback.tb_frame.f_globals.get("__name__", "").startswith("sparkring."):
         traceback = traceback.tb_next
     return traceback

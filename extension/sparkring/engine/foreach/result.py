@@ -24,9 +24,9 @@ Mode = Literal["min", "max"]
 class ForeachResult:
     """The result of foreach().
 
-    `values` has the value of each item, in the items' order, and None for items without a value. `errors` has the
-    Failure of each item that failed, by its number (from 0). `table` is a pandas DataFrame with a row for each item,
-    and `best(metric)` returns one of these rows. `record` is the RunRecord. `study` is the study of a search, or None.
+    `values` lists the items' values in order, with None for items without a value. `errors` maps the number of each
+    failed item (from 0) to its Failure. `table` is a pandas DataFrame with a row for each item, and `best(metric)`
+    returns the best of these rows. `record` is the RunRecord. `study` is the study of a search, or None.
     """
 
     record: RunRecord
@@ -44,9 +44,9 @@ class ForeachResult:
     def table(self) -> pandas.DataFrame:
         """A row for each item. The index is the number of the item.
 
-        The columns are the names that are bound to the item, `state`, `attempts`, `seconds`, `place` (the host), the
-        last value of each metric that items have reported, `value`, and `error`. In the columns of the names, large
-        values are replaced by short texts.
+        The columns are the names bound to the item, `state`, `attempts`, `seconds`, `place` (the host), the last value
+        of each metric that items have reported, `value`, and `error`. In the columns of the names, large values are
+        replaced by short texts.
         """
         import pandas
 
@@ -61,8 +61,8 @@ class ForeachResult:
     def best(self, metric: str = "", *, mode: Mode | None = None) -> pandas.Series[Any]:
         """Return the row of the finished item with the lowest value of a metric; with mode="max", the highest value.
 
-        After a search, the metric and the mode are by default those of the search. Raises OptionsError if no finished
-        item has reported the metric.
+        After a search, the metric and the mode default to those of the search. Raises OptionsError if no finished item
+        has reported the metric.
         """
         search = self.record.items.search if self.record.items is not None else None
         if search is not None:
@@ -91,9 +91,9 @@ class ForeachResult:
         return {} if items is None else {each.item: each for each in items.known}
 
     def _columns(self, metrics: Mapping[str, object]) -> dict[tuple[str, str], str]:
-        """Return the names of the table's columns, by kind and name of what they hold.
+        """Map the kind and the name of each column's values to the name of the column.
 
-        If two columns would have the same name, the kind is added to one of them: `state (item)`, `lr (metric)`.
+        If two columns would have the same name, the kind is added to one of them, as in `state (item)`, `lr (metric)`.
         """
         columns: dict[tuple[str, str], str] = {}
         first, last = ("state", "attempts", "seconds", "place"), ("value", "error")

@@ -52,8 +52,8 @@ _RESULTS = "All results are in sparkring.last_result: .values, .errors, .table."
 class ForeachSpec(NamedTuple):
     """What to run for each item of `iterable`, and with which options.
 
-    `work` is a cell, with the `targets` that are bound to the item, or a function that is called with the item. `title`
-    and `code` have the same meaning as in RunSpec.
+    `work` is a cell, whose `targets` are bound to the item, or a function, which is called with the item. `title` and
+    `code` have the same meanings as in RunSpec.
     """
 
     work: Cell | Call
@@ -67,8 +67,9 @@ class ForeachSpec(NamedTuple):
 class Prepared(NamedTuple):
     """A validated run that has not started. The `notices` are recorded when the run begins.
 
-    `launches` has the request of each slot. `total` is the number of all items, also if only the first one will run.
-    With `stay`, ranks without an item stay up until all items have ended, because others use what they have started.
+    `launches` contains a launch request for each slot. `total` is the number of all items, even if only the first one
+    will run. With `stay`, ranks without an item stay up until all items have ended, because other ranks use what they
+    have started.
     """
 
     options: ForeachOptions
@@ -120,7 +121,7 @@ def prepare(spec: ForeachSpec) -> Prepared:
 
 
 def _for_ranks(packed: _Packed, options: ForeachOptions) -> messages.Work:
-    """Return the work, with the environment that the options ask for."""
+    """Return the work with the environment that the options require."""
     environment, parts = packed.work.environment, packed.work.parts
     if needs_legacy_keras(options.framework, options.env, packed.code, packed.modules):
         environment = {legacy_keras.VARIABLE: "1", **environment}
@@ -133,7 +134,7 @@ def _for_ranks(packed: _Packed, options: ForeachOptions) -> messages.Work:
 
 def _kept(packed: _Packed, options: ForeachOptions) -> Kept | None:
     """Open the directory of results, if there is one."""
-    planned_search = options.plan and packed.items.steering is not None  # a plan leaves the study of a search as it is
+    planned_search = options.plan and packed.items.steering is not None  # a plan does not change the study of a search
     if not options.checkpoint_dir or planned_search:
         return None
     refuse_shared(options.checkpoint_dir)
@@ -145,9 +146,9 @@ def _kept(packed: _Packed, options: ForeachOptions) -> Kept | None:
 
 
 def _launches(options: ForeachOptions, title: str) -> list[LaunchRequest]:
-    """Return the request of each slot.
+    """Return a launch request for each slot.
 
-    On Spark, make a SparkSession if there is none, and raise LaunchError if the items could never run in its tasks.
+    On Spark, start a SparkSession if there is none. Raises LaunchError if the items could never run in its tasks.
     """
     environment, each = dict(options.env), options.each
     if options.np < 0:  # Spark itself sets OMP_NUM_THREADS for its tasks
@@ -160,15 +161,15 @@ def _launches(options: ForeachOptions, title: str) -> list[LaunchRequest]:
     try:
         open_launcher(launches[0], tell)
     except SlotsError:
-        if room(launches[0]):  # if there are no executors, raise no error: the items wait for executors
+        if room(launches[0]):  # without executors, raise no error: the items wait for executors
             raise
     return launches
 
 
 class _Packed(NamedTuple):
-    """What all items need, and the items. `title` and `code` are for the record.
+    """The items, and what all of them need. `title` and `code` are for the record.
 
-    `meaning` is a digest of the code and the settings on which the results depend, if results are kept.
+    If results are kept, `meaning` is a digest of the code and the settings on which they depend; otherwise ''.
     """
 
     work: messages.Work
@@ -183,7 +184,7 @@ class _Packed(NamedTuple):
 def _pack_cell(spec: ForeachSpec, cell: Cell) -> _Packed:
     options, namespace = spec.options, cell.namespace
     assert spec.targets is not None
-    # If scripts depend on the item, nobody knows yet which names they bind. Errors are then raised for each item.
+    # If scripts depend on the item, it is not yet known which names they bind, so errors are raised later, per item.
     run_options = Options(-options.each, push=options.push, dry_run=cell.scripts_of is not None)
     run_spec = RunSpec(cell, run_options, options.framework, bound=spec.targets.names)
     captured = capture_cell(run_spec, cell)
@@ -243,9 +244,10 @@ def _pack_call(spec: ForeachSpec, call: Call) -> _Packed:
 class ForeachRun:
     """A prepared run that is recorded and shown. to_the_end() carries it out, and `interrupts` can stop it.
 
-    `result` is None until to_the_end() has returned or raised an error. Then `plan` is the plan, if one was asked for.
-    `finish` is called with the values of the items when all have finished; if it raises an error, the run has failed.
-    `kept_words` is a sentence about the results of a run that did not finish; without it, errors name `last_result`.
+    `result` is None until to_the_end() has returned or raised an error. `plan` is then the plan, if one was requested.
+    `finish` is called with the items' values when all items have finished; if it raises an error, the run fails.
+    `kept_words` is a sentence for error messages about the results of a run that did not finish. If it is empty, the
+    messages mention `last_result`.
     """
 
     def __init__(self, prepared: Prepared, view: View, interrupts: Interrupts) -> None:
@@ -270,7 +272,7 @@ class ForeachRun:
                 problem = self._error(pool)
                 if problem is None:
                     self.finish(pool.values)
-            except BaseException as error:  # of any type: it is raised again below, when the record has been closed
+            except BaseException as error:  # of any type: it is raised again below, after the record has been closed
                 problem = error
             ended = describe.items(recorder.record, over=True)
             if problem is None:

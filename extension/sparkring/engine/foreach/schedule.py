@@ -1,4 +1,4 @@
-"""Decides which item runs next, and what follows when an attempt has ended. Uses no processes and no clock."""
+"""Decides which item runs next, and what to do when an attempt has ended. Uses no processes and no clock."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from sparkring.history.events import Failure
 from sparkring.wire.messages import Buffers, Script
 
-_DIED = ("exit", "signal", "lost")  # causes that mean that the process died, perhaps not because of its item
+_DIED = ("exit", "signal", "lost")  # these causes mean that the process died, perhaps not because of its item
 
 Verdict = Literal["finished", "failed", "again"]
 
@@ -16,8 +16,8 @@ Verdict = Literal["finished", "failed", "again"]
 class Item(NamedTuple):
     """One item: its number (from 0), a short text of its values, the packed values, and the key of its kept result.
 
-    `scripts` are those that only this item runs. If the item is a trial of a search, `parameters` has what is recorded
-    of the values of its parameters.
+    `scripts` are the scripts that only this item runs. If the item is a trial of a search, `parameters` holds its
+    parameters as they are recorded.
     """
 
     number: int
@@ -29,10 +29,11 @@ class Item(NamedTuple):
 
 
 class Attempt(NamedTuple):
-    """The attempt with this `number` (from 1) of an item.
+    """An attempt to run an item. `number` counts the item's attempts from 1.
 
-    While the attempt runs, `slot` is its slot, and `limit` is how many items could run at once when it began. While it
-    waits, `slot` is where the attempt before it failed; -1 if there was none.
+    While the attempt is running, `slot` is its slot, and `limit` is how many items could run at once when it began.
+    While it is waiting, `slot` is the slot in which the item failed last, or which gave the attempt back; -1 if there
+    is none.
     """
 
     item: Item
@@ -42,12 +43,12 @@ class Attempt(NamedTuple):
 
 
 class Schedule:
-    """Keeps the attempts that wait and those that slots have (`running`), and decides which attempt runs next.
+    """Keeps the waiting attempts and those that slots have (`running`), and decides which attempt runs next.
 
-    A slot runs the first of its attempts, and the others follow it. `limit` is how many items may run at once.
-    `retries` is how often a failed item is tried again. If `retries` is None, an item is tried again once if its
-    process died, and never after an exception. `has_failed` says whether an item has failed for good; the pool also
-    sets it for an item that could not begin. With `fail_fast`, no more items begin then.
+    A slot runs its attempts one after another. `limit` is how many items may run at once. `retries` is how often a
+    failed item is tried again. If `retries` is None, an item is tried again once if its process died, and never after
+    an exception. `has_failed` says whether an item has failed for good; the pool also sets it for an item that could
+    not begin. With `fail_fast`, no more items begin after that.
     """
 
     def __init__(self, at_once: int, retries: int | None = None, *, fail_fast: bool = False) -> None:
@@ -66,20 +67,20 @@ class Schedule:
 
     @property
     def over(self) -> bool:
-        """Whether the run is over: it was called off, or no item runs or waits, and no more will be added."""
+        """Whether the run is over: it was called off, or no item is running or waiting and no more will be added."""
         return self.called_off or (self.exhausted and not self._waiting and not self.running)
 
     def wants_item(self, free: Iterable[int]) -> bool:
-        """Whether one of the `free` slots has room for one more item. Only then does the pool take and add an item."""
+        """Whether the pool is to add another item: none is waiting, and one of the `free` slots has room for it."""
         return not (self.exhausted or self.called_off or self._waiting) and bool(self._allowed(free))
 
     @property
     def waits(self) -> bool:
-        """Whether an attempt waits for a slot."""
+        """Whether an attempt is waiting for a slot."""
         return bool(self._waiting) and not self.called_off
 
     def needed(self, left: int | None) -> int:
-        """Return how many slots are in use or needed, if `left` more items can be added (None: nobody knows)."""
+        """Return how many slots are in use or needed. `left` is how many more items can be added, if known."""
         more = 0 if self.exhausted else self.limit if left is None else max(0, left)
         return min(self.limit, sum(map(len, self.running.values())) + len(self._waiting) + more)
 
@@ -88,10 +89,10 @@ class Schedule:
         self._waiting.append(Attempt(item))
 
     def assign(self, free: Iterable[int]) -> list[Attempt]:
-        """Return the attempts that are given to slots now, each to one of the `free` slots, in their order.
+        """Give waiting attempts to the `free` slots, and return these attempts in order.
 
-        A slot with room for several attempts is named several times in `free`. If an attempt has failed, the next
-        attempt of the same item gets another slot, provided that another slot is free.
+        A slot with room for several attempts occurs several times in `free`. If possible, an item that failed in one
+        slot is tried again in another.
         """
         free, given = list(free), []
         while self._waiting and not self.called_off and (found := self._allowed(free)):
@@ -103,12 +104,12 @@ class Schedule:
         return given
 
     def give_back(self, attempt: Attempt) -> None:
-        """Let an attempt wait again, because its slot has not run it. The attempt keeps its number."""
+        """Put an attempt back among the waiting ones, because its slot did not run it. The attempt keeps its number."""
         self._take_from(attempt.slot, attempt)
         self._waiting.insert(0, attempt)
 
     def _allowed(self, free: Iterable[int]) -> list[int]:
-        """Return those of the `free` slots that may be given an attempt: at most `limit` slots may have one."""
+        """Return those of the `free` slots that may be given an attempt. At most `limit` slots may have attempts."""
         is_full = len(self.running) >= self.limit
         return [slot for slot in free if slot in self.running or not is_full]
 
@@ -118,14 +119,14 @@ class Schedule:
             del self.running[slot]
 
     def ended(self, slot: int, failure: Failure | None = None) -> Verdict:
-        """Note how a slot's attempt has ended. Return a verdict; if it is "again", another attempt follows."""
+        """Note how a slot's attempt has ended. If the verdict is "again", another attempt follows."""
         attempt = self.running[slot][0]
         self._take_from(slot, attempt)
         if failure is None:
             return "finished"
         if failure.cause == "out of memory" and attempt.limit == self.limit:
-            # Lower the limit only if it is still the one with which this attempt began. When memory runs out, several
-            # processes may be killed at about the same time, and that is to lower the limit only once.
+            # Lower the limit only if it has not changed since this attempt began. When memory runs out, several
+            # processes may be killed at about the same time, which should lower the limit only once.
             self.limit = max(1, (len(self.running) + 1) // 2)
         if not self._retried(attempt, failure):
             self.has_failed = True
@@ -136,7 +137,7 @@ class Schedule:
     def _retried(self, attempt: Attempt, failure: Failure) -> bool:
         """Whether the item of `attempt` is to be tried again after this failure."""
         if failure.cause == "code" or self._retries == 0:
-            return False  # the same code would raise the same exception
+            return False  # with "code", the same code would raise the same exception
         if failure.cause == "out of memory" and attempt.limit > 1:
             return True  # try it again, whatever `retries` says, until it has run alone
         died = failure.cause in _DIED and not failure.error  # with an `error`, the item itself has called sys.exit()

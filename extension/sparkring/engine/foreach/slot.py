@@ -1,7 +1,7 @@
 """One slot of the pool: a gang that runs one item after another, until it is replaced.
 
-While items are short, the gang is given the next items ahead, which wait at its member. Otherwise, a rank would spend
-most of its time waiting for the next item.
+While items are short, the gang is given the next items in advance, and they wait at its member. Otherwise, a rank would
+spend most of its time waiting for the next item.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from sparkring.history.events import Event, Failure
 from sparkring.launchers.base import Launcher
 from sparkring.wire.messages import Buffers, Kept
 
-GROWTH_BYTES = 512 * 1024**2  # if the memory of a gang grows by more than this after its first item, it is replaced
-TIMEOUT_GRACE_S = 1.0  # between the interrupt of an item that took too long and the kill of its ranks
-# An item that is to end is interrupted. If a rank still waits for another rank RELEASE_AFTER_S later, its collectives
-# are ended. If the item has not responded END_GRACE_S after the interrupt, its ranks are killed.
+GROWTH_BYTES = 512 * 1024**2  # a gang whose memory grows by more than this after its first item is replaced
+TIMEOUT_GRACE_S = 1.0  # after the interrupt of an item that took too long, wait this long before killing its ranks
+# To end an item, the pool interrupts its ranks. If some are still running it RELEASE_AFTER_S later, the collectives are
+# ended. After END_GRACE_S, the ranks are killed.
 RELEASE_AFTER_S, END_GRACE_S = 0.2, 3.0
 LEAVE_S = 2.0  # ranks that are asked to leave have this long before they are killed
-# While items are short, a slot has at most as many items as it runs in AHEAD_S, and at most AHEAD_MOST. It also has at
-# most half as many items as the number of short items that it has just run in a row.
+# While items are short, a slot has as many items as it runs in AHEAD_S, but at most AHEAD_MOST, and at most half the
+# number of short items that it has just run in a row.
 AHEAD_S, AHEAD_MOST = 0.02, 32
-AHEAD_BYTES = 64 * 1024  # items whose values are larger are not given ahead: they would fill the memory
+AHEAD_BYTES = 64 * 1024  # items with larger values are not given in advance: they would fill the memory
 RETIRING = 4  # how many gangs of a slot may be ending at the same time, so that old processes do not pile up
 
 
 class SlotSettings(NamedTuple):
     """How the slots of a pool run their items.
 
-    `launch(number)` makes a launcher for a gang of `size` ranks in this slot. A gang runs at most `fresh_after` items,
-    and an item may take at most `timeout_each_s`; None means no limit. A gang whose memory grows by more than
-    `growth_bytes` is replaced. With `queues`, ranks may have to wait a long time before they can start, so a gang is
-    given an item only when its ranks are up. With `ahead`, a gang that runs short items is given the next items before
-    the current one has ended.
+    `launch(number)` makes a launcher for a gang of `size` ranks in the slot with this number. A gang runs at most
+    `fresh_after` items, and an item may take at most `timeout_each_s`; None means no limit. A gang whose memory grows
+    by more than `growth_bytes` is replaced. With `queues`, ranks may have to wait a long time before they can start, so
+    a gang is given an item only when its ranks are up. With `ahead`, a gang that runs short items is given the next
+    items before the current one has ended.
     """
 
     launch: Callable[[int], Launcher]
@@ -58,8 +58,8 @@ class SlotSettings(NamedTuple):
 class Ended(NamedTuple):
     """How an attempt has ended: with a value, or with a failure.
 
-    `text` is a short repr of the value, and `packed` is the value as the rank sent it. `metrics` has the last value of
-    each metric that the item reported. `pruned` says whether end_item() has ended it.
+    `text` is a short repr of the value, and `packed` is the value as the rank sent it. `metrics` contains the last
+    value of each metric that the item reported. `pruned` says whether end_item() ended the attempt.
     """
 
     value: Any = None
@@ -74,13 +74,13 @@ class Ended(NamedTuple):
 class Slot:
     """Slot `number` of a pool. For each attempt, call start(), and then poll() until ended() says how it has ended.
 
-    While the slot has `room`, start() takes further attempts, and `attempt` is the one that runs. When ended() has
-    returned how this one has ended, call poll() again. The slot will not run the attempts in `given_back`: take them
-    out of this list.
+    While the slot has `room`, start() accepts further attempts. `attempt` is the one that is running. When ended() has
+    said how it ended, call poll() again. The slot will not run the attempts in `given_back`: remove them from this
+    list.
 
     If the ranks queue, call start_gang() first, and start() when the slot is `free`. retire() ends the gang of the
-    slot. Call it at the end, and whenever start_gang(), start() or poll() raise LaunchError.
-    `on_arrival(number)` is called, from any thread, when there is something to poll.
+    slot. Call it at the end, and whenever start_gang(), start() or poll() raises LaunchError. `on_arrival(number)` is
+    called when there is something to poll; the call may come from any thread.
     """
 
     def __init__(self, number: int, settings: SlotSettings, on_arrival: Callable[[int], object]) -> None:
@@ -90,25 +90,25 @@ class Slot:
         self._on_arrival = on_arrival
         self._gang: Gang | None = None
         self._execution: Execution | None = None
-        self._ahead: collections.deque[tuple[Attempt, Execution]] = collections.deque()  # those that follow `attempt`
+        self._ahead: collections.deque[tuple[Attempt, Execution]] = collections.deque()  # the next attempts
         self._depth = 1  # how many attempts the slot may have
         self._short_ones = 0  # how many items in a row were short
         self.given_back: list[Attempt] = []
         self._items = 0  # how many items the gang has run
         self._first_bytes = 0  # how much memory the gang held after its first item
-        self._failed_item: int | None = None  # the last item, if its attempt failed; its retry here needs a new gang
+        self._failed_item: int | None = None  # the last item, if it failed; retrying it in this slot needs a new gang
         self._began = 0.0  # 0 until the ranks are up and have been sent the item
         self._kill_at = 0.0  # 0 until the item has taken too long
         self._end_at = 0.0  # 0 until the item is to end
-        self._released = False  # whether the collectives of the item that is to end have been ended
+        self._released = False  # whether collectives have been ended, so that the item can end
         self._text = ""
         self._metrics: dict[str, float] = {}
-        self._line = 0  # the line of the cell that ran when the item's time was up
+        self._line = 0  # the cell's line that was running when the item's time was up
         self._retiring: list[threading.Thread] = []
 
     @property
     def open(self) -> bool:
-        """Whether the slot has a gang. Its ranks may not have started yet."""
+        """Whether the slot has a gang, even if the gang's ranks have not started yet."""
         return self._gang is not None
 
     @property
@@ -146,7 +146,7 @@ class Slot:
         return attempt.item.number != self._failed_item and not (self._gang is not None and self._gang.deaths)
 
     def start_gang(self, request: Request | None = None) -> None:
-        """Start a gang, with its first request if there is one. If that fails, this or poll() raises LaunchError."""
+        """Start a gang, with a first request if there is one. If that fails, this call or poll() raises LaunchError."""
         launcher = self._settings.launch(self.number)
         self._gang = Gang(launcher, self._settings.size, lambda: self._on_arrival(self.number))
         self._items = self._first_bytes = 0
@@ -159,7 +159,7 @@ class Slot:
     def start(self, attempt: Attempt, request: Request) -> None:
         """Begin an attempt, on a new gang if the slot has none that can run it. Raises the errors of start_gang().
 
-        If an attempt is running, this one follows it.
+        If another attempt is running, the new one follows it.
         """
         if self.attempt is not None and self._gang is not None:
             self._ahead.append((attempt, self._gang.submit_ahead(request)))
@@ -199,7 +199,7 @@ class Slot:
                     found.append(self._renumbered(event._replace(item=self.attempt.item.number)))
                 case _ if isinstance(event, Kept):
                     if isinstance(event, events.Metrics):
-                        # In a ring, what the first rank reports counts more than what other ranks report.
+                        # In a ring, reports of the first rank take precedence over those of other ranks.
                         old, new = self._metrics, event.values
                         self._metrics = {**new, **old} if event.rank else {**old, **new}
                     found.append(self._renumbered(event))
@@ -207,7 +207,7 @@ class Slot:
             self.given_back.append(self._ahead.popleft()[0])
             self._depth = 1
         if self.attempt is None and self._gang is not None and self._gang.deaths:
-            self.retire(kill=True)  # the gang has died while it waited for an item
+            self.retire(kill=True)  # the gang died while waiting for an item
         self._watch_the_time()
         self._watch_the_end()
         return found
@@ -257,7 +257,7 @@ class Slot:
             self._gang.interrupt()
 
     def end_item(self) -> None:
-        """Have the item end at once, because other trials are better. Unless it has just ended, it is pruned."""
+        """Have the item end at once, because other trials are better. Unless it has just ended, it counts as pruned."""
         if self._gang is not None and self._execution is not None and not self._end_at and not self._execution.done:
             self._end_at = time.monotonic()
             self._gang.end_item()
@@ -285,16 +285,16 @@ class Slot:
 
     @property
     def ending(self) -> bool:
-        """Whether a gang that has been retired has not ended yet."""
+        """Whether a retired gang is still ending."""
         return any(each.is_alive() for each in self._retiring)
 
     def join(self) -> None:
-        """Wait until all gangs that have been retired have ended."""
+        """Wait until all retired gangs have ended."""
         for each in self._retiring:
             each.join()
 
     def _begun(self) -> events.ItemStarted:
-        """Note that all ranks have been sent the item, whose time begins now, and return the event that says so."""
+        """Note that all ranks have been sent the item, so that its time begins. Return the event that says so."""
         assert self.attempt is not None
         self._began = time.monotonic()
         item, number, *_ = self.attempt
@@ -314,7 +314,7 @@ class Slot:
             self._gang.interrupt()
 
     def _watch_the_end(self) -> None:
-        """End the collectives of an item that is to end, if a rank waits in one for a rank that has left the item."""
+        """If ranks are still running an item that is to end, end the collectives, in which they may be waiting."""
         if not self._end_at or self._released or self._settings.size == 1 or not self.running:
             return
         if time.monotonic() > self._end_at + RELEASE_AFTER_S and self._gang is not None:
@@ -353,7 +353,7 @@ def _is_large(attempt: Attempt) -> bool:
 
 
 def _end(gang: Gang, kill: bool) -> None:
-    """End a gang that is no longer used: unless `kill` is set, ask its ranks to leave first. Runs in a thread."""
+    """End a gang that is no longer used. Unless `kill` is set, ask its ranks to leave first. Runs in a thread."""
     with contextlib.closing(gang):
         if not kill and gang.up:
             gang.leave()

@@ -1,7 +1,7 @@
-"""The slots of a pool: starts and ends their gangs as items need them, and says which slots have news.
+"""The slots of a pool. Starts and ends gangs as items need them, and says which slots are to be polled.
 
-One thread polls all slots. It waits at one queue, into which a slot's gang puts the number of the slot when there is
-something to poll.
+One thread polls all slots. It waits for a queue, into which a gang puts the number of its slot when there is something
+to poll.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from sparkring.engine.foreach.slot import Slot, SlotSettings
 from sparkring.errors import LaunchError, SlotsError
 from sparkring.history import describe
 
-LOOK_EVERY_S = 0.1  # poll all slots this often, since no message comes when a time limit passes or a process dies
+LOOK_EVERY_S = 0.1  # poll all slots this often, since no message arrives when a time limit passes or a process dies
 STARTS_TRIED = 3  # when this many starts in a row have failed, the run fails
-START_PAUSE_S = 0.5  # before the second start; twice as long before the third
-SHORT_AFTER_S = 2.0  # when ranks that queue have waited for this long, the user is told what they wait for
+START_PAUSE_S = 0.5  # the pause before the second start; twice as long before the third
+SHORT_AFTER_S = 2.0  # when ranks have been queuing for this long, the user is told what they are waiting for
 
 
 class Slots:
-    """`count` slots. `notice(text)` tells the user something.
+    """The `count` slots of a pool. `notice(text)` shows a text to the user.
 
     If the ranks queue, gangs are started before they have an item: call have() to say how many slots are wanted. A slot
-    is then given an item when its ranks are up. If ranks do not queue, a slot starts its gang with its first item.
+    is then given an item once its ranks are up. If ranks do not queue, a slot starts its gang with its first item.
 
-    If a slot raises LaunchError, call not_started(), and then started() when an attempt has ended.
+    If a slot raises LaunchError, call not_started(). When an attempt has ended, call started().
     """
 
     def __init__(self, count: int, settings: SlotSettings, notice: Callable[[str], object]) -> None:
@@ -39,7 +39,7 @@ class Slots:
         self._failed_starts = 0
         self._start_at = 0.0
         self._start_told = ""  # the last notice of a failed start
-        # When to tell the user what ranks wait for; None if no ranks wait, or if the user has been told.
+        # When to tell the user what ranks are waiting for; None if none are waiting, or if the user has been told.
         self._short_at: float | None = None
         self._short_told = False
 
@@ -56,12 +56,12 @@ class Slots:
 
     @property
     def paused(self) -> bool:
-        """Whether nothing is to begin, because a start has just failed."""
+        """Whether starts are paused because one has just failed."""
         return time.monotonic() < self._start_at
 
     @property
     def places(self) -> list[int]:
-        """The numbers of the slots that can be given attempts now. Slots that have the fewest attempts come first.
+        """The numbers of the slots that can currently be given attempts. Slots with the fewest attempts are first.
 
         If a slot can be given several attempts, its number occurs once for each of them.
         """
@@ -70,13 +70,13 @@ class Slots:
 
     @property
     def first(self) -> list[int]:
-        """The place for the first item if ranks queue: slots are opened only when it is known that there is an item."""
+        """The slot for the first item, if ranks queue and no slot is open: slots are opened only if there are items."""
         return [0] if self._queues and not any(slot.open for slot in self._slots) else []
 
-    # ── how many are open ─────────────────────────────────────────────────────
+    # ── Opening and ending ────────────────────────────────────────────────────
 
     def to_open(self, wanted: int) -> Slot | None:
-        """Return a slot to open now, if ranks queue and fewer than `wanted` slots are open."""
+        """Return a slot to open now if ranks queue and fewer than `wanted` slots are open; otherwise None."""
         if not self._queues or self.paused:
             return None
         closed = [slot for slot in self._slots if not slot.open]
@@ -85,7 +85,7 @@ class Slots:
     def have(self, wanted: int, limit: int, *, waits: bool) -> None:
         """If ranks queue, end the ranks of slots that are not wanted. If more slots are wanted, open one of them.
 
-        A slot is opened only if `waits` is set. At most `limit` items run at once.
+        No slot is opened unless `waits` is set. At most `limit` items run at once.
         """
         if not self._queues:
             return
@@ -103,13 +103,13 @@ class Slots:
         is_open = [slot for slot in self._slots if slot.open]
         spare = max(0, len(is_open) - wanted)
         idle = [slot for slot in is_open if slot.attempt is None]
-        # First those that wait for a place to run. Otherwise, they would get the places of the others.
+        # First end ranks that have not started. Otherwise, they would take the task slots of those that end.
         waiting = [slot for slot in idle if not slot.up][:spare]
         for slot in waiting or idle[: 0 if any(slot.ending for slot in self._slots) else spare]:
             slot.retire()
 
     def _tell_what_ranks_wait_for(self, limit: int) -> None:
-        """If items wait because ranks have waited for a place to run for SHORT_AFTER_S, say so once."""
+        """If ranks have been waiting to start for SHORT_AFTER_S, tell the user once."""
         waiting = next((slot for slot in self._slots if slot.open and not slot.up), None)
         if waiting is None or self._short_told:
             self._short_at = None
@@ -120,15 +120,15 @@ class Slots:
             why = waiting.waits_for()
             self._notice(f"{self.up} items run at once instead of {limit} until more task slots are free: {why}")
 
-    # ── starts that fail ──────────────────────────────────────────────────────
+    # ── Failed starts ─────────────────────────────────────────────────────────
 
     def not_started(self, slot: Slot, error: LaunchError) -> None:
-        """Let nothing begin during a pause, and end the slot's gang, so that its next attempt begins on a new one.
+        """Pause all starts, and end the slot's gang, so that the slot's next attempt begins on a new gang.
 
         Raise `error` if too many starts in a row have failed.
         """
-        if not self.paused:  # starts that fail within the pause after a failed start count as part of that failure
-            self._failed_starts += not (self._queues and isinstance(error, SlotsError))  # the run waits for slots
+        if not self.paused:  # further failures during the pause after a failed start do not count
+            self._failed_starts += not (self._queues and isinstance(error, SlotsError))  # without slots, the run waits
             if self._failed_starts >= STARTS_TRIED:
                 raise error
             told = f"{describe.first_line(str(error))} The start is tried again."
@@ -139,13 +139,13 @@ class Slots:
         slot.retire(kill=True)
 
     def started(self) -> None:
-        """Forget the starts that have failed: ranks have run an item."""
+        """Forget the failed starts, because ranks have run an item."""
         self._failed_starts = 0
 
-    # ── news ──────────────────────────────────────────────────────────────────
+    # ── Polling ───────────────────────────────────────────────────────────────
 
     def with_news(self, *, wait: bool) -> list[Slot]:
-        """Return the slots with something to poll; every LOOK_EVERY_S, all slots. With `wait`, wait for that."""
+        """Return the slots with something to poll or, every LOOK_EVERY_S, all slots. With `wait`, wait for this."""
         numbers: set[int] = set()
         with contextlib.suppress(queue.Empty):
             if wait:
@@ -157,11 +157,11 @@ class Slots:
         self._look_at = time.monotonic() + LOOK_EVERY_S
         return self._slots
 
-    # ── the end ───────────────────────────────────────────────────────────────
+    # ── The end of the run ────────────────────────────────────────────────────
 
     def end(self, *, kill: bool) -> None:
         """End all gangs, and wait until they have ended. Without `kill`, ranks are asked to leave first."""
-        if self._queues:  # first those that wait for a place to run: otherwise, they would get the places of the others
+        if self._queues:  # first end ranks that have not started: they would take the task slots of the others
             waiting = [slot for slot in self._slots if not slot.up]
             for slot in waiting:
                 slot.retire(kill=True)

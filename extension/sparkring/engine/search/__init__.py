@@ -5,5 +5,5 @@
     trials   one run of a search: asks Optuna for the next trial, and tells Optuna what the trials have reported
     journal  the file in which Optuna keeps the study, and a copy in the checkpoint directory
 
-Optuna runs on the driver only. Ranks get the values of the parameters, and nothing else.
+Optuna runs on the driver only. Ranks get only the values of the parameters.
 """

@@ -1,7 +1,7 @@
-"""The file of a study, in Optuna's journal format: optuna-dashboard can open it, even while the search runs.
+"""A study's file in Optuna's journal format. optuna-dashboard can open it, even while the search is running.
 
-The file is only appended to. It is in the run's folder, because not every file system can append to files. The
-checkpoint directory, which may be on any storage, has a copy.
+Data is only appended to the file. Since not every storage can append to files, the file is in the run's folder, and the
+checkpoint directory has a copy.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PAUSE_PER_COPY = 20  # pause 20 times as long as a copy took, so that copying ta
 
 
 class Journal:
-    """The journal at `path`, and its copy at `copy`, which a thread writes. If `copy` is None, there is no copy.
+    """The journal at `path`. A thread copies it to `copy`, unless that is None.
 
     If the copy exists, the journal begins with its content, unless `fresh` is set. Raises CheckpointError if the copy
     cannot be read.
@@ -31,7 +31,7 @@ class Journal:
     def __init__(self, path: Path, copy: Location | None, *, fresh: bool = False) -> None:
         self.path = path
         self._copy = copy
-        self._size = 0  # how many bytes of the journal to copy; the bytes after them may be a part of a trial
+        self._size = 0  # how many bytes of the journal to copy; later bytes may be a part of a trial
         self._changed, self._closing = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
         if copy is not None and not fresh:
@@ -46,7 +46,7 @@ class Journal:
         with _in_words(self._copy), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # before Optuna 5, the journal counts as experimental
             try:
-                optuna.logging.set_verbosity(optuna.logging.WARNING)  # otherwise, it prints that it has made a study
+                optuna.logging.set_verbosity(optuna.logging.WARNING)  # otherwise, Optuna prints that it made a study
                 return optuna.create_study(
                     storage=optuna.storages.JournalStorage(_backend(self.path)),
                     study_name=name,
@@ -58,7 +58,7 @@ class Journal:
                 optuna.logging.set_verbosity(level)
 
     def changed(self) -> None:
-        """Have the thread copy the journal as it now is, and return at once."""
+        """Have the thread copy the journal in its current state, without waiting for it."""
         if self._copy is None:
             return
         self._size = self.path.stat().st_size
@@ -68,7 +68,7 @@ class Journal:
         self._changed.set()
 
     def close(self) -> None:
-        """Wait until the copy has all of the journal."""
+        """Wait until all of the journal has been copied."""
         if self._thread is not None:
             self._closing.set()
             self._changed.set()
@@ -113,14 +113,14 @@ def _backend(path: Path) -> Any:
 def _copies(copy: Location) -> tuple[Location, Location]:
     """Return the two files of the copy, in the order in which they are written.
 
-    There are two because some mounts cannot rename files: if the kernel is killed while it writes one of the files, the
-    other is whole.
+    There are two because some mounts cannot rename files: if the kernel is killed while it is writing one of the files,
+    the other one is intact.
     """
     return copy._replace(path=f"{copy.path}.new", written=f"{copy.written}.new"), copy
 
 
 def _read(file: Location) -> bytes:
-    """Return the journal without its last line if that is incomplete."""
+    """Return the content of a journal file, without an incomplete last line."""
     try:
         journal: bytes = file.fs.cat_file(file.path)
     except FileNotFoundError:
@@ -130,7 +130,7 @@ def _read(file: Location) -> bytes:
 
 @contextlib.contextmanager
 def _in_words(copy: Location | None) -> Any:
-    """Turn errors of the storage, and of Optuna when the journal is damaged, into a CheckpointError."""
+    """Turn errors of the storage, and Optuna's errors about a damaged journal, into a CheckpointError."""
     try:
         yield
     except Exception as error:  # of any type: Optuna has no error of its own for a damaged journal

@@ -1,4 +1,4 @@
-"""sparkring.search(): what to search for, and how."""
+"""sparkring.search() and its arguments: what to search for, and how."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sparkring.runtime.report import short_repr
 if TYPE_CHECKING:
     from sparkring.engine.search.trials import Trials
 
-TRIALS = 100  # by default
+TRIALS = 100  # the default
 _SAMPLERS = ("tpe", "random", "grid", "qmc")
 
 
@@ -53,7 +53,7 @@ def search(
     study: Any = None,
     **parameters: Any,
 ) -> Search:
-    """Return a search for the values of parameters with which a metric is lowest or highest. Iterate over the search.
+    """Return a search for the parameter values that make a metric lowest or highest. %%foreach iterates over it.
 
         trials = sparkring.search(
             lr=sparkring.log_uniform(1e-5, 1e-1), width=[64, 128, 256], trials=100, minimize="val_loss"
@@ -62,17 +62,17 @@ def search(
         %%foreach lr, width in trials -n -4
 
     Each item is a trial: a tuple of the parameters' values, in the order of the keywords. With a single target, as in
-    `trial in trials`, the values are `trial.lr` and `trial.width`, and `train(**trial)` passes them on. A
-    parameter is a list of choices, a range of whole numbers, or one of uniform(0, 0.5), log_uniform(1e-5, 1e-1) and
-    integer(1, 4).
+    `trial in trials`, the values are `trial.lr` and `trial.width`, and `train(**trial)` passes them on. A parameter is
+    a list of choices, a Python range, or a range such as uniform(0, 0.5), log_uniform(1e-5, 1e-1) or integer(1, 4).
 
     `minimize` or `maximize` names a metric, which each trial reports with sparkring.log() or through Keras. The last
-    value of the metric is the trial's result. With `prune`, trials whose reports are worse than those of others at the
-    same step or epoch end early (successive halving). `prune` can also be one of Optuna's pruners, or False.
+    value of the metric is the trial's result. With `prune`, a trial ends early if its reports are worse than those of
+    other trials at the same step or epoch (successive halving). `prune` can also be one of Optuna's pruners, or False.
 
-    `sampler` decides which values are tried next: "tpe" (the default) by the results so far, "random", "qmc" (evenly
-    spread), "grid" (all combinations), or one of Optuna's samplers. `study` is an Optuna study to continue, with its
-    sampler and its pruner. By default, there are 100 trials, and with sampler="grid" as many as there are combinations.
+    `sampler` decides which values are tried next: "tpe" (the default, which follows the results so far), "random",
+    "qmc" (evenly spread), "grid" (all combinations), or one of Optuna's samplers. `study` is an Optuna study to
+    continue, with its sampler and its pruner. By default, there are 100 trials; with sampler="grid", there are as many
+    as there are combinations.
 
     Raises OptionsError if an argument is invalid, or if Optuna is not installed.
     """

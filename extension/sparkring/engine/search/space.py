@@ -1,4 +1,4 @@
-"""What a search chooses from: a range of numbers or a list of choices for each parameter."""
+"""The values that a search chooses from: a range of numbers or a list of choices for each parameter."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ class Range(NamedTuple):
 
 
 def uniform(low: float, high: float, *, step: float | None = None) -> Range:
-    """Any number from `low` to `high`, for search(); with `step`, only low, low + step, low + 2 × step, …"""
+    """Define a range of numbers for search(). With `step`, it has only low, low + step, low + 2 × step, …"""
     return _checked("uniform", Range(float(low), float(high), step))
 
 
 def log_uniform(low: float, high: float) -> Range:
-    """Any number from `low` to `high`, for search(); its logarithm is spread evenly. `low` is greater than 0."""
+    """Define a range for search(): all numbers from `low` (above 0) to `high`, spread evenly on a logarithmic scale."""
     return _checked("log_uniform", Range(float(low), float(high), log=True))
 
 
 def integer(low: int, high: int, *, step: int = 1, log: bool = False) -> Range:
-    """Any whole number from `low` to `high`, for search(); with log=True, its logarithm is spread evenly."""
+    """Define a range of whole numbers for search(). With log=True, they are spread evenly on a logarithmic scale."""
     if any(int(each) != each for each in (low, high, step)):
         raise OptionsError(f"integer({low!r}, {high!r}): the bounds and the step must be whole numbers.")
     return _checked("integer", Range(int(low), int(high), int(step), log, whole=True))
@@ -60,7 +60,7 @@ def _checked(name: str, found: Range) -> Range:
 class Space:
     """The parameters of a search: for each name, a Range, a Python range, a list of choices, or Optuna's distribution.
 
-    Raises OptionsError if something else is given.
+    Raises OptionsError if anything else is given.
     """
 
     def __init__(self, written: Mapping[str, Any]) -> None:
@@ -69,7 +69,7 @@ class Space:
                 "search() needs at least one parameter: search(lr=sparkring.log_uniform(1e-5, 1e-1), …)."
             )
         self.names = tuple(written)
-        self._choices: dict[str, dict[Any, Any]] = {}  # by parameter: maps each choice as Optuna knows it to its value
+        self._choices: dict[str, dict[Any, Any]] = {}  # by parameter, each choice's value by its label in Optuna
         self.distributions = {name: self._distribution(name, given) for name, given in written.items()}
 
     def _distribution(self, name: str, given: Any) -> Any:
@@ -118,7 +118,7 @@ class Space:
         return math.prod(len(values) for values in self._listed().values())
 
     def grid(self) -> Iterator[dict[str, Any]]:
-        """Return an iterator over all combinations of values, as Optuna knows them."""
+        """Return an iterator over all combinations of values. Choices are given by their labels in Optuna."""
         listed = self._listed()
         return (dict(zip(listed, values, strict=True)) for values in itertools.product(*listed.values()))
 

@@ -1,4 +1,4 @@
-"""One run of a search: asks Optuna for trials, and tells it what the trials have reported and how they have ended."""
+"""One run of a search: asks Optuna for trials, and tells Optuna what the trials have reported and how they ended."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # Attributes of Optuna's trials: the key of the code that a trial ran, and the number of the trial that it repeats.
 CODE, AGAIN = "sparkring_code", "sparkring_again"
-NAMED = 8  # how many metrics a message names
+NAMED = 8  # a message names at most this many metrics
 LEAST_TRIALS = 8  # with fewer finished trials, the importance of parameters would be chance
 
 
@@ -35,8 +35,8 @@ class _Running:
     """A trial that Optuna counts as running, and what its item has reported so far.
 
     `at` is the step or epoch of the last value that was passed to Optuna, and `reports` counts the reports of the
-    metric. `waiting` is an epoch and the last value that was reported in it, which is passed to Optuna when the epoch
-    is over.
+    metric. `waiting` contains an epoch and the last value that was reported in it. The value is passed to Optuna when
+    the epoch is over.
     """
 
     trial: Any
@@ -153,7 +153,7 @@ class Trials:
         return before is not None and before[0] != report.epoch and self._told(found, *before)
 
     def _told(self, found: _Running, at: int, value: float) -> bool:
-        """Pass a value to Optuna, unless an earlier attempt has. Return whether Optuna wants to prune the trial."""
+        """Pass a value to Optuna, unless an earlier attempt did so. Return whether Optuna wants to prune the trial."""
         if at <= found.at:
             return False
         found.at = at
@@ -178,7 +178,7 @@ class Trials:
         value = metrics.get(self.metric, math.nan) if math.isnan(found.last) else found.last
         if ending == "pruned":
             if found.at < 0 and not math.isnan(value):
-                # The item is kept from an earlier run. Optuna takes the value of a pruned trial from its last report.
+                # The item was pruned in an earlier run. Optuna takes the value of a pruned trial from its last report.
                 found.trial.report(value, 0)
             self.study.tell(found.trial, state=TrialState.PRUNED)
         elif ending in ("finished", "kept") and not math.isnan(value):
@@ -191,7 +191,8 @@ class Trials:
     def _completed(self) -> None:
         self._complete += 1
         if self._complete == LEAST_TRIALS:
-            # optuna.importance imports scikit-learn, which takes seconds, so a thread imports it while trials run.
+            # optuna.importance imports scikit-learn, which takes seconds, so a thread imports it while trials are
+            # running.
             threading.Thread(target=importlib.import_module, args=("optuna.importance",), daemon=True).start()
 
     def _changed(self) -> None:
@@ -224,7 +225,7 @@ def _sampler(wanted: Any, seed: int) -> Any:
 
 
 def _importance(study: Any, names: tuple[str, ...]) -> dict[str, float]:
-    """Return how much each parameter matters, as fractions of 1, or {} if this cannot be estimated."""
+    """Return how much each parameter matters, as a fraction of 1, or {} if this cannot be estimated."""
     if len(names) < 2:
         return {}
     try:
@@ -234,6 +235,6 @@ def _importance(study: Any, names: tuple[str, ...]) -> dict[str, float]:
             warnings.simplefilter("ignore")  # before Optuna 5, this evaluator counts as experimental
             evaluator = importance.PedAnovaImportanceEvaluator()
             found = importance.get_param_importances(study, evaluator=evaluator, params=list(names))
-    except Exception:  # of any type: it is an estimate, and may fail for example if all values are equal
+    except Exception:  # of any type: the estimate may fail, for example, if all values are equal
         return {}
     return {name: float(value) for name, value in found.items() if math.isfinite(value)}

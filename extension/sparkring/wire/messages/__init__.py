@@ -7,14 +7,15 @@
     rank    ── Done, Failed, Metrics, DataRead, … ───── passed on ─────▶ driver
     model process of predict() ── ModelUsed ───────────────────────────▶ driver
 
-To add a message, write its class in one of the modules here, import it below, and add it to one of the unions. Its
-annotations define how it is encoded and decoded: a field of type `bytes` is one part of the frame's body, a field of
-type `Buffers` is all of the body's parts, and other fields go into the header as JSON. `decode` refuses whatever the
-annotations do not allow.
+To add a message, write its class in one of the modules here, import it below, and add it to one of the unions. The
+annotations in the class define how the message is encoded and decoded: a field of type `bytes` is one part of the
+frame's body, a field of type `Buffers` is all of the body's parts, and other fields go into the header as JSON.
+`decode` refuses whatever the annotations do not allow.
 
-Members import this package at start-up, so it uses light parts of the standard library only. For the same reason the
-messages are NamedTuples: importing `dataclasses` would take longer than everything else here. And there is no
-`from __future__ import annotations`: it makes annotations strings, and typing would have to compile each of them.
+Members import this package at start-up, so it imports only light parts of the standard library. For the same reason,
+the messages are NamedTuples: importing `dataclasses` would take longer than all other imports of this package. `from
+__future__ import annotations` is not used, since it turns annotations into strings, each of which typing would have to
+compile.
 """
 
 from typing import get_args
@@ -81,7 +82,7 @@ from sparkring.wire.messages.run_reports import UserMessage as UserMessage
 MemberOrder = Stop | Interrupt | TakeStack | RecordTimeline
 RankOrder = EnterWorld | Work | Run | Release | EndItem | Leave | SetEnvironment
 MemberReport = Hello | Beat | Output | GpuUsed | Stack | GivenBack | TimelinePart | Exited
-# What a rank reports while it runs a request.
+# What a rank reports while it is running a request.
 Told = (
     UserMessage
     | Metrics

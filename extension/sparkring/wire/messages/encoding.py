@@ -55,8 +55,8 @@ Converter = Callable[[Any], Any]
 class _Plan(NamedTuple):
     """How a kind of message is encoded and decoded.
 
-    `converters` has a function for each field in the header. `binary` has the other fields, which are in the body: the
-    value is True for a field of type `Buffers`, and False for a field of type `bytes`.
+    `converters` contains a function for each field in the header. `binary` contains the other fields, which are in the
+    body: the value is True for a field of type `Buffers`, and False for a field of type `bytes`.
     """
 
     converters: dict[str, Converter]
@@ -107,7 +107,7 @@ def _converter(hint: Any) -> Converter:
 def _checked(
     kinds: type | tuple[type, ...], expected: str, make: Converter | None = None, within: Container[Any] | None = None
 ) -> Converter:
-    """Return a converter that checks the type of a value, and whether it is in `within`, and then calls `make`."""
+    """Return a converter that checks a value's type and whether the value is in `within`, and then calls `make`."""
     allowed = kinds if isinstance(kinds, tuple) else (kinds,)
 
     def convert(value: Any) -> Any:
@@ -119,7 +119,7 @@ def _checked(
 
 
 def _each(converters: Sequence[Converter], expected: str, make: Converter) -> Converter:
-    """Return a converter of lists with an item for each of `converters`; it passes the converted items to `make`."""
+    """Return a converter for lists with one item for each of `converters`. It passes the converted items to `make`."""
 
     def convert(value: Any) -> Any:
         if type(value) is not list or len(value) != len(converters):

@@ -13,13 +13,13 @@ DataKind = Literal["parquet", "petastorm", "tfrecord"]
 CheckpointKind = Literal["sparkring", "keras", "tensorflow", "torch"]
 FailureCause = Literal[
     "exception",  # an exception that is not listed below: another attempt may succeed
-    "code",  # an exception that the same code would raise again, on whatever ranks it runs
+    "code",  # an exception that the same code would raise again, no matter on which ranks it runs
     "damaged checkpoint",  # the checkpoint from which the attempt had to continue turned out to be damaged
     "echo",  # a collective failed because another rank ended
     "interrupt",  # a KeyboardInterrupt
     "exit",  # sys.exit(), or a process that ended itself
     "signal",
-    "out of memory",  # a MemoryError, or a process that was killed for its memory
+    "out of memory",  # a MemoryError, or a process that was killed because memory ran out
     "lost",  # the rank's member is gone, without an Exited message
     "timed out",  # the driver ended an item, which took longer than allowed
 ]

@@ -1,4 +1,4 @@
-"""What a member sends to the driver.
+"""The messages that a member sends to the driver.
 
 Messages with `time` and `rank` are kept in the run's record. These two fields are not sent: the driver sets them.
 """
@@ -32,7 +32,7 @@ class Beat(NamedTuple):
 
 
 class Output(NamedTuple):
-    """Bytes that the rank wrote: whole lines, or a part of a line if the end of the line does not come soon."""
+    """Bytes that the rank wrote: whole lines, or a part of a line if the end of the line does not arrive soon."""
 
     stream: Stream
     data: bytes
@@ -41,7 +41,7 @@ class Output(NamedTuple):
 
 
 class GpuUsed(NamedTuple):
-    """How much all processes together use one of the rank's GPUs; sent when it changes. Unknown numbers are None."""
+    """The use of one of the rank's GPUs, by all processes together; sent when it changes. Unknown numbers are None."""
 
     address: str
     name: str
@@ -64,9 +64,9 @@ class Stack(NamedTuple):
 
 
 class GivenBack(NamedTuple):
-    """The requests that waited at the member, so many, will not run on its rank: other ranks can run them sooner.
+    """The member gives back this many waiting `requests`, because other ranks can run them sooner.
 
-    They are given back if the request before them takes a long time, fails or is interrupted.
+    Requests are given back if the request before them takes a long time, fails or is interrupted.
     """
 
     requests: Count

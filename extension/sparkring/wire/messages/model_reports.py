@@ -1,4 +1,4 @@
-"""What a model process of predict() reports to the driver while a query uses the model."""
+"""The messages that a model process of predict() sends to the driver while a query is using the model."""
 
 from typing import Literal, NamedTuple
 
@@ -6,12 +6,12 @@ from sparkring.wire.messages.fields import Count
 
 
 class TaskScored(NamedTuple):
-    """What has been scored for a Spark task over one connection.
+    """The work that was done for a Spark task over one connection.
 
-    `connection` is the number of the connection. `task` is Spark's id of the attempt of the task. `query` is Spark's id
-    of the query, '' for none; `stage` and `partition` say which part of it the task computes. `nulls` of the rows have
-    no prediction. `seconds` is the time since the first request. A task that is `finished` has sent all its rows. One
-    that is `closed` has ended, or has been ended, without that. If it has `failed`, `error` says why.
+    `connection` is the number of the connection. `task` is Spark's id of the task attempt. `query` is Spark's id of the
+    query, '' for none; `stage` and `partition` say which part of the query the task computes. `nulls` of the rows have
+    no prediction. `seconds` is the time since the first request. A `finished` task has sent all its rows. A `closed`
+    task ended, or was ended, before that. If the task has `failed`, `error` says why.
     """
 
     connection: Count
@@ -27,7 +27,7 @@ class TaskScored(NamedTuple):
 
 
 class ModelUsed(NamedTuple):
-    """What the process `pid` on `host` has scored with the model of the column `column`: the tasks that have changed.
+    """The progress of the model process `pid` on `host`, which scores `column`. `tasks` are those that have changed.
 
     `load_s` is how long it took to load the model; None while the model is being loaded.
     """

@@ -1,4 +1,4 @@
-"""What a driver sends to a member, or to its rank, and what a member sends to its rank."""
+"""The messages that the driver sends to a member or to its rank, and those that a member sends to its rank."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal, NamedTuple
@@ -9,7 +9,7 @@ from sparkring.wire.messages.fields import Buffers, PathKind, SignalNumber, Stre
 
 
 class Stop(NamedTuple):
-    """Send the signal to the rank's process group; after `grace_s` seconds, kill the processes that still run."""
+    """Send the signal to the rank's process group; after `grace_s` seconds, kill the remaining processes."""
 
     signal: SignalNumber
     grace_s: float
@@ -20,7 +20,7 @@ class Interrupt(NamedTuple):
 
 
 class TakeStack(NamedTuple):
-    """Answer with a Stack: what the rank is doing now."""
+    """Answer with a Stack, which says what the rank is doing."""
 
 
 class RecordTimeline(NamedTuple):
@@ -113,8 +113,8 @@ class Script(NamedTuple):
 class Work(NamedTuple):
     """What the rank is to run for each item: a cell's `source`, or a function of one argument, packed in `parts`.
 
-    It is sent once, before the first item. The fields have the same meanings as in Run. The Run of an item has only
-    what differs from item to item.
+    It is sent once, before the first item. The fields have the same meanings as in Run. The Run of an item contains
+    only what differs from item to item.
     """
 
     what: Literal["cell", "call"]
@@ -132,14 +132,15 @@ class Work(NamedTuple):
 class Run(NamedTuple):
     """Run a cell's `source`, or a call, with the values that are packed in `parts`: the payload, then its buffers.
 
-    If `what` is "item", the rank runs the Work that was sent before. Then `parts` has the item's values, and `seed` is
-    the seed of the item's random numbers. With `measure`, the rank sends an ItemMeasured when the item has finished.
+    If `what` is "item", the rank runs the Work that was sent before. In that case, `parts` contains the item's values,
+    and `seed` is the seed of the item's random numbers. With `measure`, the rank sends an ItemMeasured when the item
+    has finished.
 
-    A Run that comes while the rank runs another one waits at the member.
+    A Run that arrives while the rank is running another one waits at the member.
 
-    pull: names whose values to send back afterwards.
+    pull: names whose values are to be sent back afterwards.
     barrier: whether to give the cell the context and the rows of the rank's Spark task.
-    environment: variables to set; `defaults` are set unless the rank has them already.
+    environment: variables to set; `defaults` are set unless the rank already has them.
     """
 
     what: Literal["cell", "call", "item"]
@@ -161,7 +162,7 @@ class Run(NamedTuple):
 
 
 class Release(NamedTuple):
-    """End the rank's collectives, so that no rank waits in them any longer."""
+    """End the rank's collectives, so that no rank is left waiting in them."""
 
 
 class EndItem(NamedTuple):
@@ -169,10 +170,10 @@ class EndItem(NamedTuple):
 
 
 class Leave(NamedTuple):
-    """The driver will send nothing more; the rank ends."""
+    """The driver will send nothing more, so the rank is to end."""
 
 
 class SetEnvironment(NamedTuple):
-    """Environment variables to set for all requests to come; they override the notebook's variables."""
+    """Environment variables to set for all later requests; they override the notebook's variables."""
 
     variables: dict[str, str]

@@ -1,4 +1,4 @@
-"""What a rank sends to the driver about the request that it runs. Its member passes it on."""
+"""The messages that a rank sends to the driver about the request that it is running. Its member passes them on."""
 
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ class RankNews(NamedTuple):
 
 
 class PackedValue(NamedTuple):
-    """A returned value. `parts` of the message's parts belong to it. If it could not be packed, `error` says why."""
+    """A returned value. It consists of `parts` parts of the message. If it could not be packed, `error` says why."""
 
     name: str
     type_name: str
@@ -50,14 +50,14 @@ class Done(NamedTuple):
 
 
 class SourceLine(NamedTuple):
-    """A line of source around the place where an exception was raised."""
+    """A line of source code near the line where an exception was raised."""
 
     number: int
     text: str
 
 
 class CodeFrame(NamedTuple):
-    """One frame of a traceback. `in_cell` marks the user's notebook code; `source` has the lines around `line`."""
+    """One frame of a traceback. `in_cell` marks the user's notebook code; `source` contains the lines around `line`."""
 
     filename: str
     line: int
@@ -88,7 +88,7 @@ class Failure(NamedTuple):
 
     @property
     def is_exception(self) -> bool:
-        """Whether the rank's code raised an exception, other than an exit or an echo of another rank's end."""
+        """Whether the rank's code raised an exception, other than an exit or one that another rank's end caused."""
         return bool(self.error) and self.cause not in ("exit", "echo")
 
 
@@ -100,8 +100,8 @@ class Failed(NamedTuple):
 
 
 class Importing(NamedTuple):
-    """An interrupt waits because the rank is importing a package. The rank repeats this message during the import."""
+    """A package import is delaying an interrupt. The rank repeats this message during the import."""
 
 
 class CollectivesEnded(NamedTuple):
-    """The rank is about to end collectives, as a Release has asked it to. A rank that has none does not send this."""
+    """The rank is about to end collectives, as a Release requested. A rank without collectives does not send this."""

@@ -1,4 +1,4 @@
-"""What a rank reports while it runs a request, for the run's record. Its member passes it on.
+"""What a rank reports for the run's record while it is running a request. Its member passes it on.
 
 `time` and `rank` are not sent: the driver sets them.
 """
@@ -21,7 +21,7 @@ class Metrics(NamedTuple):
     """Numbers that a rank reported.
 
     `epochs` is the total number of epochs, and `steps` is the total number of steps in an epoch, if they are known.
-    Under Keras, `step` counts from 1 within the epoch; with log(), it is what the user passes.
+    Under Keras, `step` counts from 1 within the epoch; with log(), it is the number that the user passes.
     """
 
     values: dict[str, float]
@@ -58,15 +58,17 @@ class Displayed(NamedTuple):
 class ItemMeasured(NamedTuple):
     """What an item has used on one rank, in a process that has run nothing else before.
 
-    `seconds`, `cpu_s` and `read_bytes` leave out imports, which have taken `import_s`. `read_bytes` is what was read
+    `seconds`, `cpu_s` and `read_bytes` do not include imports, which took `import_s`. `read_bytes` is how much was read
     with system calls, from files and pipes, whether or not the system had it in memory.
-    `own_bytes` is the peak of the memory that was not shared with processes of other items: the sum over the rank's
+
+    `own_bytes` is the peak of the memory that was not shared with processes of other items, summed over the rank's
     process, its member, and the processes that the rank has started. `shared_bytes` is the memory that can be shared
     with them: mapped files, above all libraries, and what a spare process had imported. `free_bytes` is the memory that
     was free on the machine before the item, together with what the spare process holds of `shared_bytes`; 0 if that is
     not known. `gpu_bytes` is the largest growth of the memory in use on any one GPU.
-    If the item has made a model of Keras or PyTorch, `parameters` is the number of the largest model's parameters,
-    which take `parameter_bytes`. `batch_size` is the value of this name in the cell, 0 if there is none.
+
+    If the item made a Keras or PyTorch model, `parameters` is the number of parameters of the largest model, which take
+    `parameter_bytes`. `batch_size` is the value of the cell's variable with this name, 0 if there is none.
     """
 
     seconds: float
@@ -89,8 +91,8 @@ class DataOpened(NamedTuple):
     """A rank has opened a data set, to read its shard. The counts and `version` are those of the whole data set.
 
     `reader` is the number of this rank's reader, from 0. If the ranks run the same code, readers with the same number
-    read the same data. `name` is what the user wrote. `where` is the row filter in words, '' for none. `version` is a
-    digest of the files as they were when they were opened. Unknown values are '' or 0.
+    read the same data. `name` is the data set as the user wrote it. `where` is the row filter in words, '' for none.
+    `version` is a digest of the files as they were when they were opened. Unknown values are '' or 0.
     """
 
     reader: Count
@@ -109,9 +111,10 @@ class DataOpened(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """The rows that a rank reads of one row group. Numbers are from 0; row group -1 stands for the whole file.
+    """The rows that a rank reads of one row group. Numbers start at 0; row group -1 stands for the whole file.
 
-    If there are many row groups, `groups` adjacent ones form one piece; `file` and `row_group` are those of the first.
+    If there are many row groups, `groups` adjacent ones form one piece; `file` and `row_group` are those of the first
+    row group.
     """
 
     file: Count
@@ -144,10 +147,10 @@ class DataPlanned(NamedTuple):
 
 
 class DataRead(NamedTuple):
-    """How far a rank has read in an epoch: the rows, steps and bytes so far, and the rows and steps that are planned.
+    """A rank's progress in an epoch: the rows, steps and bytes read so far, and the planned rows and steps.
 
-    `epoch` counts from 1. `place` says where the rank reads now: `part-3.parquet, row group 2 of 8`. `waited_s` is how
-    long the rank's own code has waited for batches in this epoch. Unknown values are None or ''.
+    `epoch` counts from 1. `place` says where the rank is reading, as in `part-3.parquet, row group 2 of 8`. `waited_s`
+    is how long the rank's own code has waited for batches in this epoch. Unknown values are None or ''.
     """
 
     reader: Count
@@ -166,7 +169,7 @@ class DataRead(NamedTuple):
 
 
 class CheckpointSaved(NamedTuple):
-    """A checkpoint is whole and can be read.
+    """A checkpoint is complete and can be read.
 
     `folder` is the directory of checkpoints as the user wrote it, and `name` is the checkpoint's name in it. `took_s`
     is the time from the call to the commit; training waited for `blocked_s` of it. `metrics` were saved with the
@@ -188,7 +191,7 @@ class CheckpointSaved(NamedTuple):
 
 
 class CheckpointFailed(NamedTuple):
-    """A checkpoint could not be saved. If it was saved in the background, the run fails at the next save or the end."""
+    """A checkpoint could not be saved. If the save was in the background, the run fails at the next save or its end."""
 
     folder: str
     step: int
@@ -198,7 +201,7 @@ class CheckpointFailed(NamedTuple):
 
 
 class CheckpointDamaged(NamedTuple):
-    """A checkpoint was found damaged, and skipped."""
+    """A checkpoint was found to be damaged, and was skipped."""
 
     folder: str
     name: str

@@ -25,14 +25,14 @@ def found(visible: str | None) -> list[GpuUsed]:
         names = map(str, range(nvml.nvmlDeviceGetCount())) if visible is None else map(str.strip, visible.split(","))
         read = (_read(nvml, address) for address in dict.fromkeys(names))
         return list(iter(lambda: next(read, None), None))
-    except nvml.NVMLError:  # the driver does not answer
+    except nvml.NVMLError:  # NVIDIA's driver does not respond
         return []
     finally:
         nvml.nvmlShutdown()
 
 
 class Meter:
-    """Reads the same GPUs again and again: NVML is opened at the first reading, and stays open."""
+    """Reads the same GPUs repeatedly. NVML is opened at the first reading, and stays open."""
 
     def __init__(self, addresses: Iterable[str] = ()) -> None:
         self._addresses = tuple(addresses)
@@ -57,7 +57,7 @@ def _open() -> Any:
     import ctypes
 
     try:
-        # Where there is no NVML, this fails at once, and pynvml, whose import takes 20 ms, is not imported.
+        # Without NVML, this fails at once, and saves the 20 ms that importing pynvml would take.
         ctypes.CDLL("libnvidia-ml.so.1")
         import pynvml
     except (ImportError, OSError):

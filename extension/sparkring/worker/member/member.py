@@ -3,16 +3,16 @@
     driver ◀── one authenticated connection ──▶ member ◀── socket pair ──▶ rank process
                                                   ▲──── stdout, stderr (pipes) ────┘
 
-The member has no threads. One loop waits until a socket or a pipe can be read, and handles what has come. The rank's
+The member has no threads. One loop waits until a socket or a pipe can be read, and handles what has arrived. The rank's
 file descriptors 1 and 2 are pipes to the member, so the member also gets what C++ code prints and what Python prints
 when it crashes. Before the member reports that a request has finished or failed, it sends what is left in these pipes,
 so the driver gets the request's output first. Only then does it give the rank the next request, which waits in the
 member if the driver sent it earlier.
 
 If the connection to the driver breaks, or if the member's parent ends, the member kills the rank and everything that
-the rank has started, and then ends itself. It notices the end of its parent because its stdin is closed or because it
-gets another parent. If a spare process has forked the member, its stdin is a pipe from the driver, and the member
-watches the driver instead of its parent.
+the rank has started, and then ends itself. It notices the end of its parent when its stdin is closed or when it gets
+another parent. If a spare process has forked the member, its stdin is a pipe from the driver, and the member watches
+the driver instead of its parent.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ PARTIAL_AFTER_S = 0.1  # an unfinished line is sent to the driver after this tim
 TICK_S = 0.5
 BEAT_EVERY_S = 2.0
 DRAIN_LIMIT_S = 2.0
-# While requests wait here, a report of the rank is held back for up to HOLD_S, and sent together with the next one.
-# When the number of waiting requests is a multiple of TOGETHER, it is sent at once.
+# While requests are waiting in the member, a report of the rank is held back for up to HOLD_S, and sent together with
+# the next report. When the number of waiting requests is a multiple of TOGETHER, the report is sent at once.
 HOLD_S, TOGETHER = 0.005, 8
-WAIT_S = 0.05  # if a request takes longer than this, the requests that wait for its end are given back to the driver
+WAIT_S = 0.05  # if a request takes longer than this, the requests that are waiting behind it go back to the driver
 # The largest number of reads in a row from one pipe. Without this limit, a process that the rank has started and that
-# never stops writing would keep the member there forever.
+# never stops writing would keep the member reading forever.
 DRAIN_READS = 16
 # The largest number of messages in a row from one peer. Without this limit, a rank that never stops reporting could not
 # be stopped.
@@ -86,7 +86,7 @@ class Member:
         self.gpus = Meter()
         self.paused_until = 0.0
         self.busy_since: float | None = None  # when the rank was given its current request; None if it has none
-        self.waiting: collections.deque[bytes] = collections.deque()  # the requests that follow, as frames
+        self.waiting: collections.deque[bytes] = collections.deque()  # the requests that are waiting, as frames
         self.held_since: float | None = None  # when the oldest unsent report was held back
         self.home = dial(ticket.host, ticket.port, bytes.fromhex(ticket.secret))
         self.home.send(self.introduction(ticket))
@@ -114,8 +114,8 @@ class Member:
         wake_r, wake_w = os.pipe()
         os.set_blocking(wake_r, False)
         os.set_blocking(wake_w, False)
-        # When a child ends, Python writes a byte to `wake_w`, which wakes the loop below. It does so only for a signal
-        # that has a handler.
+        # When a child ends, Python writes a byte to `wake_w`, which wakes the loop below. Python does so only for a
+        # signal that has a handler.
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
         signal.signal(signal.SIGTERM, lambda *_: self.stop(signal.SIGKILL, 0.0))
@@ -152,14 +152,14 @@ class Member:
         self.finish()
 
     def take_pending(self) -> None:
-        """Handle the messages that came together with one that has been handled."""
+        """Handle the messages that arrived together with one that has already been handled."""
         for connection, take in ((self.home, self.from_home), (self.to_rank, self.from_rank)):
             for _ in range(MESSAGES_IN_A_ROW):
                 if connection.pending:
                     take()
 
     def pause(self, now: float) -> float:
-        """Return for how many seconds to wait until something can be read."""
+        """Return how many seconds to wait for something to read."""
         if self.home.pending or self.to_rank.pending:
             return 0.0
         wait = TICK_S
@@ -289,7 +289,7 @@ class Member:
             self.reach_rank(lambda: self.to_rank.send_frame(self.waiting.popleft()))
 
     def give_back(self) -> None:
-        """Give the requests that wait back to the driver."""
+        """Return the waiting requests to the driver."""
         if self.waiting:
             self.tell(messages.GivenBack(len(self.waiting)))
             self.waiting.clear()
@@ -319,10 +319,10 @@ class Member:
             self.paused_until = time.monotonic() + GATHER_S
             self.tell(messages.Output(pipe.stream, data))
 
-    # ── the rank's life ───────────────────────────────────────────────────────
+    # ── the rank's lifetime ───────────────────────────────────────────────────
 
     def stop(self, with_signal: int, grace_s: float) -> None:
-        """Signal the rank's process group. After `grace_s` seconds, tick() kills the processes that are still there."""
+        """Signal the rank's process group. After `grace_s` seconds, tick() kills the remaining processes."""
         if self.wait_status is None:
             process.signal_group(self.rank_pid, with_signal)
             self.kill_at = time.monotonic() + grace_s
@@ -357,7 +357,7 @@ class Member:
         raise SystemExit(1)
 
     def finish(self) -> None:
-        """After the rank's end: kill the processes that it has left, send its last output, and report how it ended."""
+        """Kill the processes that the rank has left behind, send its last output, and report how it ended."""
         process.kill_family(self.rank_pid)
         deadline = time.monotonic() + DRAIN_LIMIT_S
         for pipe in list(self.pipes.values()):
@@ -434,7 +434,7 @@ def _fork_rank(ticket: Ticket) -> RankProcess:
 
 
 def main(found: dict[str, Any], driver: int | None = None) -> None:
-    """Run a member until its end. `found` has the fields of the Ticket from the launcher.
+    """Run a member until its end. `found` contains the fields of the Ticket from the launcher.
 
     The member ends when its parent ends or, if a spare process has forked it, when the process `driver` ends.
     """

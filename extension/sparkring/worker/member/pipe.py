@@ -1,6 +1,6 @@
 """Reads a rank's stdout or stderr from a pipe, in whole lines.
 
-A line that is very long, or whose end does not come soon, is returned in pieces.
+A very long line, or a line whose end does not arrive soon, is returned in pieces.
 """
 
 from __future__ import annotations
@@ -53,6 +53,6 @@ class Pipe:
         return found[:end], ended
 
     def take_rest(self) -> bytes:
-        """Return what has been read of the line that has not ended yet, and forget it."""
+        """Return the part of an unfinished line that has been read, and forget it."""
         rest, self.rest = self.rest, b""
         return rest

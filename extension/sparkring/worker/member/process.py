@@ -1,7 +1,7 @@
 """Watches and ends a process and all processes that it has started.
 
 On Linux, a member is a child subreaper: when its rank ends, the processes that the rank has started become the member's
-children. So the member can find and kill them, even those that have called setsid(). On other systems, the member kills
+children. The member can then find and kill them, even if they have called setsid(). On other systems, the member kills
 only the rank's process group.
 """
 
@@ -52,7 +52,7 @@ def descendants(root: int) -> list[int]:
         if stat := _stat(pid):
             children.setdefault(int(stat[1]), []).append(pid)
             # A zombie is not returned, but its children are looked up: a process becomes a zombie when its main thread
-            # ends, and keeps its children as long as another of its threads runs.
+            # ends, and keeps its children as long as another of its threads is running.
             if stat[0] in "ZX":
                 ended.add(pid)
     found: list[int] = []
@@ -65,9 +65,9 @@ def descendants(root: int) -> list[int]:
 
 
 def family(root: int) -> list[int]:
-    """Return what descendants() returns, in a fraction of the time if the kernel lists the children of each thread.
+    """Return the descendants of `root`, faster than descendants() does if the kernel lists the children of threads.
 
-    Descendants that have just been forked or have just lost their parent may be missing.
+    Descendants that have just been forked or have just lost their parent may be missing, and zombies may be included.
     """
     found: list[int] = []
     try:
@@ -81,7 +81,7 @@ def family(root: int) -> list[int]:
 
 
 def state(pid: int) -> str:
-    """Return the state of a process in words, or the kernel's letter for a state that has no words here."""
+    """Describe the state of a process in words. For a rare state, return the kernel's letter."""
     stat = _stat(pid)
     if not stat:
         return "gone"
@@ -90,7 +90,7 @@ def state(pid: int) -> str:
 
 
 def kill_family(rank_pid: int) -> None:
-    """Kill the rank's process group and all descendants of this process. Repeat this until no descendant is left."""
+    """Kill the rank's process group, and then all descendants of this process, until none is left."""
     signal_group(rank_pid, signal.SIGKILL)
     # The children of a killed process become children of this process, so look for descendants again.
     deadline = time.monotonic() + _KILL_LIMIT_S
@@ -102,14 +102,15 @@ def kill_family(rank_pid: int) -> None:
             try:
                 os.kill(pid, signal.SIGKILL)
             except OSError:
-                pass  # the process has ended by itself, or belongs to another user (sudo)
+                pass  # the process has already ended, or belongs to another user (sudo)
         time.sleep(0.002)
 
 
 def reap_all() -> None:
     """Reap all children that have ended.
 
-    Otherwise process 1 would inherit them. In many containers it is not an init, and would leave them as zombies.
+    Otherwise, process 1 would inherit them. In many containers, process 1 is not an init system, and would leave them
+    as zombies.
     """
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
@@ -134,7 +135,7 @@ def cores() -> int:
 class Memory(NamedTuple):
     """How many bytes of a process are in RAM: `own` memory, `shared` memory (memfd, /dev/shm), and mapped `files`.
 
-    `peak` is the highest sum of the three so far. Own memory can be shared with the process that has forked this one.
+    `peak` is the highest sum of the three so far. Own memory can be shared with the process that forked this one.
     """
 
     own: int = 0
@@ -179,7 +180,7 @@ def fair_share(ranks: int) -> int:
 
 
 def ended(pidfd: int) -> bool:
-    """Whether the process with this file descriptor has ended."""
+    """Whether the process that `pidfd` refers to has ended."""
     return bool(select.select([pidfd], [], [], 0.0)[0])
 
 
@@ -205,14 +206,14 @@ def out_of_memory_kills() -> int:
 def available_bytes() -> int:
     """Return how much more memory processes can use; 0 on a system without /proc.
 
-    The machine and this process's control groups have limits, of which the lowest counts.
+    Both the machine and this process's control groups have limits. The lowest one counts.
     """
     free = _numbers("/proc/meminfo").get("MemAvailable:", 0) * 1024
     for version, folder in _memory_groups():
         names = ("max", "current", "inactive_file") if version == 2 else ("limit", "usage", "total_inactive_file")
         limit, used = (_number(f"{folder}/memory.{name}{'' if version == 2 else '_in_bytes'}") for name in names[:2])
         if limit is not None and used is not None:
-            cached = _numbers(f"{folder}/memory.stat").get(names[2], 0)  # the kernel drops this when memory is short
+            cached = _numbers(f"{folder}/memory.stat").get(names[2], 0)  # the kernel drops this when memory runs short
             free = min(free, max(0, limit - used + cached))
     return free
 
@@ -220,7 +221,7 @@ def available_bytes() -> int:
 def _memory_groups() -> list[tuple[int, str]]:
     """Return the folders of the control groups that limit this process's memory, with the version of their files.
 
-    In a container, the path that the kernel reports may not exist. Then the group is at the top.
+    In a container, the path that the kernel reports may not exist. The group is then at the root of the hierarchy.
     """
     try:
         with open("/proc/self/cgroup") as file:
@@ -245,7 +246,7 @@ def _number(path: str) -> int | None:
 
 
 def _numbers(path: str) -> dict[str, int]:
-    """Return the numbers in a file of the kernel with lines such as `name 12` or `name: 12 kB`, by name."""
+    """Return the numbers in a kernel file with lines like `name 12` or `name: 12 kB`, by name."""
     try:
         with open(path) as file:
             words = [line.split() for line in file]
@@ -257,7 +258,7 @@ def _numbers(path: str) -> dict[str, int]:
 def _stat(pid: int) -> list[str]:
     """Return the fields of /proc/PID/stat from the process's state on.
 
-    The command's name comes before them, in parentheses. It may contain spaces and parentheses itself.
+    The command's name comes before them, in parentheses. This name may itself contain spaces and parentheses.
     """
     try:
         with open(f"/proc/{pid}/stat") as file:

@@ -1,8 +1,8 @@
-"""A spare process: imports frameworks while the notebook is idle, and then forks members that have them imported.
+"""A spare process: imports frameworks while the notebook is idle, and then forks members that need not import them.
 
-It ends at once if a framework has started a thread, because a fork copies only the thread that calls it, if an import
-has opened a GPU, or if the driver has ended. It ends after the members that it has forked if the driver has closed the
-connection, if no member has been wanted for a while, or if memory is short. Until then, it reports how each member has
+It ends at once if the driver has ended, if an import has opened a GPU, or if a framework has started a thread, since a
+fork copies only the thread that calls it. If the driver has closed the connection, if no member has been wanted for a
+while, or if memory runs short, it ends after the members that it has forked. Until then, it reports how each member has
 ended. If it is killed, its members go on: they watch the driver, not the spare process.
 """
 
@@ -25,7 +25,7 @@ from sparkring.wire.ticket import SPARE_READY, SpareOrder
 from sparkring.worker.member import member, process
 
 TICK_S = 1.0
-LOWEST = 19  # the priority during the imports
+LOWEST = 19  # the priority during imports in the background
 _JEMALLOC = "JE_ARROW_MALLOC_CONF"  # the settings of the allocator that pyarrow uses
 _GPU_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 
@@ -52,7 +52,7 @@ def main() -> None:
         driver = os.getppid()
         order = SpareOrder(**json.loads(channel.recv(1 << 16)))
         stderr = os.dup(2)
-        with open(os.devnull, "r+b") as null:  # what the imports print is of no interest
+        with open(os.devnull, "r+b") as null:  # discard what the imports print
             for fd in (0, 2):
                 os.dup2(null.fileno(), fd)
         _import(order.modules, in_background=not order.is_awaited)
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def _import(modules: Sequence[str], *, in_background: bool) -> None:
-    """Import the modules as a rank would, at a low priority if this is to happen in the background."""
+    """Import the modules as a rank would; with `in_background`, at a low priority."""
     from sparkring.capture import packing  # noqa: F401 - ranks import it, too
     from sparkring.worker.rank import imports, libraries, preloads, rank
 
@@ -113,7 +113,7 @@ def _may_fork() -> bool:
     """Whether forks of this process are as good as new processes.
 
     A library that supports forks, such as OpenBLAS, ends its threads before a fork and starts them again when it needs
-    them. So if there is still a thread after a fork, forks would lack a thread that they need.
+    them. So if there is still another thread after a fork, forks would lack a thread that they need.
     """
     pid = os.fork()
     if not pid:
@@ -130,7 +130,7 @@ def _may_fork() -> bool:
 
 def _serve(channel: socket.socket, driver: int, order: SpareOrder) -> Start:
     """Fork a member for each ticket that the driver sends. Return in the forked processes only."""
-    children: dict[int, Forked] = {}  # the keys are pidfds, which can be read when the process has ended
+    children: dict[int, Forked] = {}  # the keys are pidfds, which become readable when the process has ended
     used = time.monotonic()
     serving = True
     while serving or children:
@@ -170,14 +170,14 @@ def _serve(channel: socket.socket, driver: int, order: SpareOrder) -> Start:
 
 def _report_end(fd: int, forked: Forked) -> None:
     _, status = os.waitpid(forked.pid, 0)
-    with contextlib.suppress(OSError):  # the driver no longer wants to know
+    with contextlib.suppress(OSError):  # the driver no longer reads from the pipe
         os.write(forked.status, str(os.waitstatus_to_exitcode(status)).encode())
     os.close(forked.status)
     os.close(fd)
 
 
 def _become_member(start: Start) -> None:
-    """In a fork: take over the stdin and the working folder, and seed the random numbers differently in each fork."""
+    """Take over the stdin and the working folder, and seed the random numbers anew. Runs in the forked process."""
     os.setsid()
     os.dup2(start.stdin, 0)
     os.close(start.stdin)

@@ -1,7 +1,7 @@
-"""What a %%barrier cell has in addition to `rank` and `size`: the Spark task's context and the rows of its partition.
+"""Gives a %%barrier cell its additional variables: the Spark task's context and the rows of the task's partition.
 
 Spark's BarrierTaskContext talks to the executor through a local socket. It needs only the socket's port and a secret,
-or the socket's path. So it also works in the rank, another process on the same machine.
+or the socket's path. Therefore it also works in the rank, which is another process on the same machine.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sparkring.wire.ticket import ROWS_END
 def names(context: str, rows: int) -> dict[str, Any]:
     """Return the variables that the cell is given. `context` and `rows` are the fields of the Ticket.
 
-    TaskContext.get() returns Spark's context from now on, too.
+    From now on, TaskContext.get() also returns Spark's context.
     """
     from pyspark import BarrierTaskContext, TaskContext
 
@@ -32,13 +32,13 @@ def names(context: str, rows: int) -> dict[str, Any]:
 
 
 class Rows(Iterator[Any]):
-    """The rows of this rank's partition. They can be read only once, and arrive from Spark while they are read.
+    """The rows of this rank's partition. They can be read only once, and arrive from Spark while they are being read.
 
     Iterating yields each row as a pyspark.sql.Row. `pandas()` yields a pandas.DataFrame for each batch of rows, and
     `arrow()` a pyarrow.RecordBatch; spark.sql.execution.arrow.maxRecordsPerBatch limits the rows of a batch.
     `to_pandas()` returns the whole partition as one DataFrame. A Row has the values that collect() returns, and a
-    DataFrame those that toPandas() returns, including vectors and other user-defined types. Times have no time zone and
-    are in the session's time zone. Without --data there are no rows. Reading the rows twice raises DataError.
+    DataFrame those that toPandas() returns, including vectors and other user-defined types. Times are in the session's
+    time zone, and carry no time zone. Without --data there are no rows. Reading the rows twice raises DataError.
     """
 
     def __init__(self, descriptor: int) -> None:

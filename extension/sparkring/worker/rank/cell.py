@@ -1,4 +1,4 @@
-"""Runs the code of a cell on a rank, as IPython runs one in a notebook."""
+"""Runs the code of a cell on a rank, as IPython would run it in a notebook."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sparkring.capture.source_lines import keep_lines
 
 
 class CompiledCell(NamedTuple):
-    """The code of a cell. If the cell ends with an expression, it is in `expression`, and not in `code`."""
+    """The code of a cell. If the cell ends with an expression, `expression` holds it, and `code` does not."""
 
     code: types.CodeType
     expression: types.CodeType | None
@@ -22,7 +22,7 @@ class CompiledCell(NamedTuple):
 
 
 def compile_cell(source: str, filename: str) -> CompiledCell:
-    """Compile a cell, in which `await` may be outside functions. Keep its lines for tracebacks."""
+    """Compile a cell, in which `await` may occur outside functions. Keep its lines for tracebacks."""
     keep_lines(filename, source)
     tree, expression = ast.parse(source, filename), None
     if tree.body and isinstance(last := tree.body[-1], ast.Expr):

@@ -1,6 +1,6 @@
 """Sends a rank's definitions to processes that it starts with multiprocessing's `spawn` or `forkserver`.
 
-Such a process is a new Python, which looks in its `__main__` for the functions and classes that it is to use. To
+Such a process runs a new Python, which looks in its `__main__` for the functions and classes that it is to use. To
 define them, multiprocessing runs the parent's script again in the child. But a rank has no script file. So when the
 rank starts a child, it sends the functions and classes that its `__main__` has at that moment, and the child runs
 child_main.py, which loads them.
@@ -28,7 +28,7 @@ _DEFINITIONS = (types.FunctionType, type, functools._lru_cache_wrapper)
 def prepare_children(main: Main) -> None:
     """From now on, send the functions and classes in `main()` to each child process that multiprocessing starts.
 
-    `main` is called for each child, because `__main__` is another module while the rank runs a script.
+    `main` is called for each child, because `__main__` is another module while the rank is running a script.
     """
     when_imported("multiprocessing.spawn", functools.partial(_install, main))
 
@@ -56,7 +56,7 @@ def _install(main: Main, spawn: Any) -> None:
 def _definitions(namespace: dict[str, Any]) -> tuple[Any, ...]:
     """Pack the functions and classes that `__main__` defines, with what they use.
 
-    Return the pickled definitions, their buffers, and error messages by the names that cannot be packed.
+    Return the pickled definitions, their buffers, and a dict with an error message for each name that cannot be packed.
     """
     from sparkring.capture.packing import pack
 
@@ -71,7 +71,7 @@ def _definitions(namespace: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def load(namespace: dict[str, Any]) -> None:
-    """In the child: load the rank's definitions into `namespace`, the namespace of `__main__`.
+    """Load the rank's definitions into `namespace`, the namespace of the child's `__main__`.
 
     A name that the rank could not pack becomes a function that raises CaptureError.
     """

@@ -1,6 +1,6 @@
 """Interrupts a collective that another rank will never join.
 
-A rank that waits in an allreduce waits in native code, where no Python exception reaches it. So another thread of the
+A rank that is waiting in an allreduce is in native code, where no Python exception reaches it. So another thread of the
 rank ends the communication of the framework (Horovod or torch), and the allreduce raises an error. The rank's process
 goes on, and a later `init()` makes a new ring.
 """
@@ -35,14 +35,14 @@ def release(tell: Callable[[], object] = lambda: None) -> None:
 
 
 def _initialized(framework: Any) -> bool:
-    """Whether `framework`, a module or None, has been imported, which may be still under way, and initialised."""
+    """Whether `framework`, a module or None, has been initialised. The import of the module may not have ended yet."""
     return hasattr(framework, "is_initialized") and bool(framework.is_initialized())
 
 
 def _cut_accepted() -> None:
     """Cut the connections that this process has accepted, but not those that it has made (for example to a database).
 
-    One of the two ranks of each of Gloo's connections has accepted it, so if every rank does this, all are cut.
+    Each of Gloo's connections was accepted by one of its two ranks, so if every rank does this, all are cut.
     torch.destroy_process_group() alone is not enough: the connections stay open as long as something refers to the
     group, as a DistributedDataParallel model does.
     """

@@ -1,8 +1,8 @@
 """Implements display(), plt.show() and displayHTML() on ranks.
 
-The text of a displayed value is printed to the rank's stdout, so it has its place in the log. The richest form of the
-value that a notebook can show, such as HTML or an image, is sent to the driver. IPython, matplotlib and tqdm are
-patched when the cell imports them.
+The text of a displayed value is printed to the rank's stdout, so it appears in the log. The richest form of the value
+that a notebook can show, such as HTML or an image, is sent to the driver. IPython, matplotlib and tqdm are patched when
+the cell imports them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sparkring.worker.rank.imports import when_imported
 
 Send = Callable[[Displayed], None]
 
-# The forms that can be shown, the preferred forms first, and the method that IPython calls to get a value in this form.
+# The forms that can be shown, in order of preference, and the method that IPython calls to get a value in each form.
 _METHODS: dict[DisplayType, str] = {
     "text/html": "_repr_html_",
     "image/png": "_repr_png_",
@@ -74,12 +74,12 @@ def begin() -> None:
 
 
 def finish() -> None:
-    """Show the figures that are still open at the end of the cell, as a notebook does. Print errors of drawing them."""
+    """Show the figures that are still open at the end of the cell, as a notebook does. Print drawing errors."""
     figures = sys.modules.get("sparkring.worker.rank.figures")
     if figures is not None:
         try:
             figures.show()
-        except Exception:  # drawing may raise anything
+        except Exception:  # drawing may raise any error
             import traceback
 
             _print(traceback.format_exc())
@@ -89,7 +89,7 @@ def finish() -> None:
 
 
 class DisplayHandle:
-    """What display(…, display_id=…) returns. Its update() shows another value in place of the first."""
+    """The result of display(…, display_id=…). Its update() shows another value in place of the first."""
 
     def __init__(self, display_id: str) -> None:
         self.display_id = display_id
@@ -209,7 +209,7 @@ def _has_scripts(bundle: Mapping[str, Any]) -> bool:
 def _richest(bundle: Mapping[str, Any]) -> tuple[DisplayType, bytes] | None:
     """Return the preferred form that the bundle has, as its MIME type and bytes; None if no form can be shown.
 
-    HTML that contains scripts comes last: a picture is preferred.
+    HTML that contains scripts is chosen only if there is no other form, such as a picture.
     """
     kinds = [kind for kind in _METHODS if bundle.get(kind)]
     if _has_scripts(bundle):

@@ -23,8 +23,8 @@ def names_in(text: str) -> set[str]:
 def expand(text: str, namespace: dict[str, Any]) -> str:
     """Return `text` with each `{expression}` and each `$name` of a variable replaced by its value.
 
-    `$$`, `{{` and `}}` become `$`, `{` and `}`. All else stays as it is, such as `$HOME` if the cell has no variable
-    `HOME`.
+    `$$`, `{{` and `}}` become `$`, `{` and `}`. Everything else stays unchanged, for example `$HOME` if the cell has no
+    variable `HOME`.
     """
 
     def put_in(found: re.Match[str]) -> str:

@@ -47,8 +47,8 @@ _SCOPES = {"globals", "locals", "vars"}
 # Exceptions that the same code would raise again, on whichever machines the ranks run.
 _CODE = (NameError, TypeError, AttributeError, ImportError, SyntaxError, OptionsError, PathError, CheckpointError)
 
-# pybind11 gives an exception this text if a KeyboardInterrupt comes while it makes the exception. This happens when a
-# collective of TensorFlow is ended.
+# pybind11 gives an exception this text if a KeyboardInterrupt arrives while the exception is being made. This happens
+# when a collective of TensorFlow is ended.
 _INTERRUPTED = "REPLACED BY KeyboardInterrupt"
 
 
@@ -76,7 +76,7 @@ def as_failure(error: BaseException, cell: str = CELL_NAME) -> Failure:
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """Return the exception and those that Python's traceback shows with it: causes, and exceptions being handled."""
+    """Return the exception and those that Python's traceback also shows: causes, and exceptions being handled."""
     found: list[BaseException] = []
     each: BaseException | None = error
     while each is not None and all(each is not other for other in found):
@@ -117,7 +117,7 @@ def _traceback(error: BaseException) -> str:
             parts.stack = traceback.StackSummary.from_list(cells or parts.stack)
             parts.__context__ = None
         return "".join(parts.format())
-    except Exception:  # an exception may be too odd to format
+    except Exception:  # formatting an unusual exception may fail
         return f"{type(error).__qualname__}\n"
 
 
@@ -145,7 +145,7 @@ def _is_ours(filename: str, error: BaseException) -> bool:
     Frames of this folder are always left out: when a cell runs a script, they lie between the cell's frames and the
     script's. If sparkring itself raised `error`, the frames of the whole package are left out.
     """
-    here = os.path.dirname(_is_ours.__code__.co_filename)  # not __file__, which is another name if this is in a zip
+    here = os.path.dirname(_is_ours.__code__.co_filename)  # not __file__, which differs if this is in a zip
     if isinstance(error, SparkringError):
         package = os.path.dirname(os.path.dirname(here))
         return filename.startswith(os.path.join(package, ""))
@@ -155,7 +155,7 @@ def _is_ours(filename: str, error: BaseException) -> bool:
 def _frames(error: BaseException, cell: str) -> tuple[CodeFrame, ...]:
     found = []
     for frame, number_or_none in traceback.walk_tb(_skip_ours(error)):
-        line = number_or_none or 0  # generated code may have none
+        line = number_or_none or 0  # generated code may have no line numbers
         filename = frame.f_code.co_filename
         if _is_ours(filename, error):
             continue

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from importlib.abc import Loader, MetaPathFinder
 else:
-    # The import system only calls their methods, and importing importlib.abc would take a sixth of a rank's start-up.
+    # These base classes are needed only for type checks. Importing importlib.abc would take a sixth of a rank's
+    # start-up.
     Loader = MetaPathFinder = object
 
 Action = Callable[[types.ModuleType], object]
@@ -62,7 +63,7 @@ def _look_for_imports() -> None:
 
 
 def under_way(frame: types.FrameType | None) -> bool:
-    """Whether `frame` or one of its callers runs the top level of an installed module, because it is being imported.
+    """Whether `frame` or one of its callers is running the top level of an installed module, during its import.
 
     The user's own modules do not count: importing such a module may be the training itself.
     """
@@ -75,7 +76,7 @@ def under_way(frame: types.FrameType | None) -> bool:
 
 
 class _Finder(MetaPathFinder):
-    """Has the other finders find a module that has actions, and the module's loader call the actions."""
+    """Finds modules that have actions by asking the other finders, and has the modules' loaders call the actions."""
 
     def __init__(self) -> None:
         self._looking: set[str] = set()

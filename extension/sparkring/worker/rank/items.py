@@ -23,14 +23,14 @@ from sparkring.worker.rank.cell import CompiledCell, compile_cell
 
 # The difference between the seeds of neighbouring ranks of an item, which are to draw different numbers.
 RANKS_APART = 0x9E3779B1
-# Collect garbage when the memory has grown by this much, not after each item: it can take longer than a short item.
+# Collect garbage only when the memory has grown by this much, since collecting can take longer than a short item.
 COLLECT_AFTER_BYTES = 64 * 1024**2
 
 
 class ItemWork:
     """Runs the work of `order` for each item in `namespace`, the rank's `__main__`.
 
-    Before each item, `namespace` gets back the content that it has now. `filename` names the cell in tracebacks.
+    Before each item, the present content of `namespace` is restored. `filename` names the cell in tracebacks.
     """
 
     def __init__(self, order: messages.Work, namespace: dict[str, Any], filename: str) -> None:
@@ -85,7 +85,7 @@ class ItemWork:
         return used_bytes
 
     def _clear(self) -> None:
-        self._namespace.clear()  # a new dict would not do: the old one would stay until garbage is collected
+        self._namespace.clear()  # a new dict would not do: the old one would stay in memory until garbage is collected
         self._namespace.update(self._at_first)
 
 

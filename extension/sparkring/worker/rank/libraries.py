@@ -1,4 +1,4 @@
-"""Configures libraries on a rank, where environment variables are not enough. None of them is imported for this."""
+"""Configures libraries on a rank if environment variables are not enough. No library is imported for this."""
 
 from __future__ import annotations
 

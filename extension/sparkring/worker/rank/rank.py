@@ -1,7 +1,7 @@
-"""A rank: runs the requests that the driver sends, in this process's main thread, with its `__main__` as namespace.
+"""A rank: runs the driver's requests in this process's main thread, in the namespace of `__main__`.
 
-The variables of a request stay for the next; a cold gang gets only one. Another thread reads messages from the member
-while the main thread computes.
+The variables of a request stay for the next request; a cold gang gets only one request. Another thread reads messages
+from the member while the main thread is computing.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Rank:
         self.namespace = _fresh_main()
         self.names_told: set[str] = set()
         self.loaded = False  # whether all values that came with this request have been loaded
-        self.interrupt_waits = False  # whether an interrupt waits for the end of an import
+        self.interrupt_waits = False  # whether an interrupt is waiting for the end of an import
         self.item_ends = False  # whether the driver has asked to end the item, for example to prune a trial
         report.connect(self.tell)
         displays.connect(self.tell)
@@ -77,7 +77,7 @@ class Rank:
         threading.Thread(target=self.listen, name="sparkring-home", daemon=True).start()
 
     def tell(self, message: messages.Told | messages.Failed | messages.Importing) -> None:
-        """Send something small to the driver, unless this is a process that the user has forked."""
+        """Send a small message to the driver, unless this is a process that the user has forked."""
         if os.getpid() == self.pid:
             with held_back():  # after an interrupt in the middle of a message, no other message could be sent
                 self.home.send(message)
@@ -85,7 +85,7 @@ class Rank:
                 raise KeyboardInterrupt  # again: some libraries, such as scikit-learn, catch the first one and go on
 
     def listen(self) -> None:
-        """In another thread: receive messages, flush unfinished lines of output, and repeat an interrupt that waits."""
+        """Receive messages, flush unfinished output, and repeat a waiting interrupt. Runs in a thread of its own."""
         flushing = threading.Lock()
         main_thread = threading.main_thread().ident or 0
         # If the process were forked while this thread holds a stream's lock, the child would hang at its first print.
@@ -108,7 +108,7 @@ class Rank:
 
     def receive(self, main_thread: int) -> None:
         order = self.home.receive()
-        if isinstance(order, messages.Release):  # not in the main thread, which waits in the collective
+        if isinstance(order, messages.Release):  # not in the main thread, which may be waiting in the collective
             collectives.release(lambda: self.home.send(messages.CollectivesEnded()))
         elif isinstance(order, messages.EndItem):
             self.item_ends = True
@@ -117,7 +117,7 @@ class Rank:
             self.orders.put(order)
 
     def serve(self) -> int:
-        """Run requests until a Leave message comes, then return the exit code."""
+        """Run requests until a Leave message arrives, then return the exit code."""
         while True:
             match order := self.orders.get():
                 case messages.Work():
@@ -163,7 +163,7 @@ class Rank:
         try:
             self.prepare(request)
             try:
-                # For each request, since the previous cell may have set a handler of its own.
+                # Set the handler for each request, since the previous cell may have set a handler of its own.
                 signal.signal(signal.SIGINT, self.interrupt)
                 try:
                     value = self.compute(request)
@@ -189,14 +189,14 @@ class Rank:
                 sys.excepthook(type(error), error, error.__traceback__)
                 _leave_forked_child(1)
             failure = as_failure(error, stacks.cell_name(self.cells))
-            # An echo of another rank's end needs only one line: what counts is that rank's traceback.
+            # A failure that another rank's end has caused needs only one line: that rank's traceback is what matters.
             if not self.item_ends:  # if the driver ended the item, the error says nothing about the user's code
                 _print(f"{failure.summary}\n" if failure.cause == "echo" else failure.traceback)
             _flush()
             self.tell(messages.Failed(failure, self.news()))
 
     def interrupt(self, number: int, frame: types.FrameType | None) -> None:
-        """Handle SIGINT while the user's code runs.
+        """Handle SIGINT while the user's code is running.
 
         If an installed package is being imported, the interrupt waits until the import has ended. Otherwise a package
         with native code, such as torch, would stay half imported: it could neither be used nor be imported again. The

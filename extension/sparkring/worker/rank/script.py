@@ -13,7 +13,7 @@ from sparkring.capture.source_lines import keep_lines
 from sparkring.wire.messages import Script
 from sparkring.worker.rank.cell import compile_cell
 
-files: set[str] = set()  # the file names of all scripts that have been run, as tracebacks show these names
+files: set[str] = set()  # the file names, as tracebacks show them, of all scripts that have been run
 
 
 def run_script(script: Script, arguments: Sequence[str] = ()) -> None:
@@ -93,7 +93,7 @@ def _in_place(module: types.ModuleType) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _borrowed(cell: dict[str, Any], script: Script) -> Iterator[None]:
-    """While the script runs in the namespace `cell`, set `__name__` and `__file__` there to those of the script."""
+    """While the script runs in the namespace `cell`, give `__name__` and `__file__` the script's values."""
     before: dict[str, Any] = {name: cell[name] for name in ("__name__", "__file__") if name in cell}
     cell.update(__name__=script.name, __file__=script.path)
     try:

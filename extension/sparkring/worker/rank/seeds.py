@@ -35,7 +35,7 @@ def begin(seed: int) -> None:
 
 
 def _importing(plant: Plant) -> Action:
-    """Note the state of the generators before an import, and return the action that follows the import."""
+    """Note the state of the generators before an import, and return the action to run after the import."""
     put_back = _noted()
 
     def after(module: types.ModuleType) -> None:
@@ -72,7 +72,7 @@ def _keras(module: Any, seed: int) -> None:
     put_back()
 
 
-# TensorFlow comes after Keras, whose set_random_seed() seeds TensorFlow, too.
+# TensorFlow is listed after Keras, whose set_random_seed() also seeds TensorFlow.
 _LIBRARIES: dict[str, Plant] = {
     "numpy": lambda module, seed: module.random.seed(seed),
     "keras": _keras,

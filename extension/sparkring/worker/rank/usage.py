@@ -1,7 +1,7 @@
-"""Measures what an item uses on a rank: time, CPU, what it reads, and memory. %%foreach --plan makes a plan from this.
+"""Measures how much time, CPU time and memory an item uses on a rank, and how much it reads, for %%foreach --plan.
 
-A thread looks at the memory of the rank and of the processes that the item has started. In between, the system records
-the rank's own peak, so short peaks of the rank are not missed. Short peaks of other processes can be missed.
+At short intervals, a thread looks at the memory of the rank and of the processes that the item has started. It can miss
+short peaks of these processes, but not of the rank itself, whose peak the system records.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def measured(work: ItemWork, item: Run, namespace: Mapping[str, Any]) -> Any:
     with memory, imports:
         value = work.compute(item)
     used = _spent().less(began).less(imports.spent).less(memory.spent)
-    children_s = sum(map(process.cpu_seconds, process.descendants(os.getpid())))  # of those that have not ended
+    children_s = sum(map(process.cpu_seconds, process.descendants(os.getpid())))  # of children that are still running
     model = max(map(_measured_model, [value, *namespace.values()]))  # the one with the most parameters
     batch_size = namespace.get("batch_size")
     report.tell(
@@ -58,7 +58,7 @@ def measured(work: ItemWork, item: Run, namespace: Mapping[str, Any]) -> Any:
 
 
 class _Spent(NamedTuple):
-    """What has been used, up to a moment or between two moments."""
+    """The resources used up to a moment, or between two moments."""
 
     seconds: float = 0.0
     cpu_s: float = 0.0
@@ -84,7 +84,7 @@ def _spent_here() -> _Spent:
 
 
 class _Imports:
-    """A context manager that adds up what imports in this thread use. Later items find the modules imported."""
+    """A context manager that adds up what imports in this thread use. Later items need not repeat the imports."""
 
     def __init__(self) -> None:
         self.spent = _Spent()
@@ -96,7 +96,7 @@ class _Imports:
         builtins.__import__ = self._import
 
     def __exit__(self, *_: object) -> None:
-        if builtins.__import__ == self._import:  # else the item has set its own, which calls this one
+        if builtins.__import__ == self._import:  # else the item has set its own function, which calls this one
             builtins.__import__ = self._real
 
     def _import(self, name: str, *arguments: Any, **keywords: Any) -> Any:
@@ -125,7 +125,7 @@ class _MemoryWatch:
         self._held_bytes = held_bytes
         self._file_bytes = 0  # the largest size of mapped files that was seen in RAM
         self._mapped_bytes = 0  # the largest size of the rank's own and shared memory that was seen in RAM
-        self._others = {os.getppid()}  # at the last look: the processes of this item, without the rank
+        self._others = {os.getppid()}  # the processes of this item at the last look, without the rank
         self._gpus_before = _gpu_bytes()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="sparkring-memory", daemon=True)
@@ -154,8 +154,9 @@ class _MemoryWatch:
     def _look(self) -> None:
         rank = process.memory(os.getpid())
         # A forked process shares its parent's memory until it writes to it: children share this process's memory, and
-        # this process shares the member's. So only what each of the others holds alone is added. A process that was not
-        # there at the last look is left out: until it runs its own program, it may use this process's memory (vfork).
+        # this process shares the member's. So only the private memory of the other processes is added. A process that
+        # did not exist at the last look is left out: until it runs its own program, it may use this process's memory
+        # (vfork).
         member = os.getppid()
         there = {member, *process.family(member)} - {os.getpid()}
         others = sum(map(process.private_bytes, there & self._others))
@@ -182,7 +183,7 @@ class _Model(NamedTuple):
 
 
 def _measured_model(value: Any) -> _Model:
-    """Return the number and the size of the parameters of a model of Keras or PyTorch; zeros for any other value."""
+    """Return the number and the size of the parameters of a Keras or PyTorch model; zeros for any other value."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.nn.Module):
         tensors = list(value.parameters())
