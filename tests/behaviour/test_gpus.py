@@ -189,7 +189,10 @@ def test_without_gpus(driver, monkeypatch):
         pytest.skip("this machine has an NVML of its own")
     assert found["as they are"] == [[[], None, None]]
     assert found["none"] == [[[], "", "PCI_BUS_ID"]]
-    assert "needs 1 GPU (1 rank × 1), but 0 found on this machine (no NVIDIA driver answers). Use" in found["one each"]
+    assert (
+        "needs 1 GPU (1 rank × 1), but 0 found on this machine (no NVIDIA driver is responding). Use"
+        in found["one each"]
+    )
 
 
 def test_a_driver_that_does_not_answer(driver, four_gpus, monkeypatch):
@@ -197,7 +200,7 @@ def test_a_driver_that_does_not_answer(driver, four_gpus, monkeypatch):
     monkeypatch.delenv("FAKE_GPUS")
     found = found_by(driver, WITHOUT)
     assert found["as they are"] == [[[], None, None]]
-    assert "0 found on this machine (no NVIDIA driver answers)" in found["one each"]
+    assert "0 found on this machine (no NVIDIA driver is responding)" in found["one each"]
 
 
 @pytest.mark.slow

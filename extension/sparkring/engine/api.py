@@ -179,7 +179,7 @@ def foreach(
         plan=plan,
     )
     if plan and isinstance(items, Iterator):
-        raise OptionsError("foreach(plan=True) would take the first item of an iterator: pass a list in its place.")
+        raise OptionsError("foreach(plan=True) would consume the first item of an iterator: pass a list instead.")
     spec = ForeachSpec(Call(function), items, checked_foreach("foreach()", options))
     return start_foreach(spec) if background else foreach_spec(spec)
 

@@ -176,7 +176,7 @@ def _found(needed: int, asked: str, fewer: str, visible: str | None) -> list[str
     """Return the addresses of all GPUs. If there are fewer than `needed` for what was `asked`, raise LaunchError."""
     found = nvml.found(visible) if needed else []
     if len(found) < needed:
-        limit = " (no NVIDIA driver answers)" if not found else ""
+        limit = " (no NVIDIA driver is responding)" if not found else ""
         if visible is not None:
             limit = f" under CUDA_VISIBLE_DEVICES={visible!r}"
         names = ": " + ", ".join(map(str, found)) if found else ""

@@ -46,7 +46,7 @@ class Done(NamedTuple):
 
     def problem(self) -> str:
         same = sum(value.parts for value in self.values) == len(self.parts)
-        return "" if same else "the parts of its values do not add up to those of the message"
+        return "" if same else "the values do not have as many parts in total as the message"
 
 
 class SourceLine(NamedTuple):
