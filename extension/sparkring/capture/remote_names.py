@@ -21,7 +21,7 @@ _PLAIN_ELSEWHERE = (("numpy", "ndarray"), ("pandas", "DataFrame"), ("pandas", "S
 
 
 class RemoteNames:
-    """The names that have values on the ranks, each with a fingerprint of the value that the notebook had then."""
+    """The names that ranks have bound or received, each with a fingerprint of the notebook's value at that moment."""
 
     def __init__(self) -> None:
         self._ranks_with: dict[str, set[int]] = {}

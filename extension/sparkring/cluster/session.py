@@ -24,7 +24,7 @@ LOOPBACK = "127.0.0.1"
 OLDEST_JAVA = 17
 # pyspark 4 starts Java with this option. Java does not start if it lacks the module.
 MODULE_OPTION = "--add-modules=jdk.incubator.vector"
-# Extra slots of a session that sparkring makes. The notebook's own jobs can use them while a warm gang holds the others.
+# Extra slots of a session that sparkring makes, for the notebook's own jobs while a warm gang holds the other slots.
 SPARE_SLOTS = 2
 LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 

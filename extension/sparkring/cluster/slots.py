@@ -201,7 +201,7 @@ def _refuse_dynamic_allocation(context: SparkContext) -> None:
 
 
 def waiting(context: SparkContext, mine: Collection[int]) -> dict[int, str]:
-    """Return the stages, except `mine`, that are ready but are not running any tasks: their names by their ids."""
+    """Return the names, by id, of the stages (except `mine`) that are ready but are not running any tasks."""
     tracker = context.statusTracker()
     found = {stage: tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds() if stage not in mine}
     return {stage: str(info.name) for stage, info in found.items() if info is not None and not info.numActiveTasks}
