@@ -1,4 +1,4 @@
-"""Checks a call of the user's function before ranks are started."""
+"""Describes and checks a call of the user's function before ranks are started."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Captured(NamedTuple):
     names: one row for each name; first the names whose values cannot be sent, then the others, largest first.
     payload, buffers: the packed values, which `unpack_names` loads on the ranks.
     left_out: the rows of `names` whose values cannot be sent, but which the cell may not need.
-    binds: the names that the cell binds when it runs to its end.
+    binds: the names that the cell binds if it runs to its end.
     scripts: the scripts that the cell runs; they are sent separately from the payload.
     """
 
@@ -96,7 +96,7 @@ def capture(
     submodules = imported_submodules(cell.chains, {name: namespace[name] for name in wanted}.get)
 
     def stays(name: str) -> bool:
-        """Whether the value of `name` stays in the notebook, even if a function that reads the name is sent."""
+        """Return whether the value of `name` stays in the notebook, even if a function that reads the name is sent."""
         return name in hidden or (name not in also and name in held)
 
     wanted = {name: want for name, want in wanted.items() if not stays(name)}

@@ -115,7 +115,7 @@ class CellNames(NamedTuple):
     immediate: the names of `required` that are read outside functions, in code where no NameError is caught.
     bound: every name that the cell may bind at its top level.
     star_imports: whether the cell may bind names that its text does not show (`import *`, `exec`, `globals()`, `%run`).
-    chains: the attribute chains of its code, from attribute_chains().
+    chains: the attribute chains of the cell's code, from attribute_chains().
     """
 
     required: dict[str, int]
@@ -146,7 +146,7 @@ _Known: TypeAlias = frozenset[str] | None
 IMPLICIT = {"__name__", "__doc__", "__file__", "__builtins__", "__annotations__", "__package__", "__spec__",
              "__loader__", "__debug__", "__path__"}  # fmt: skip
 _UNSEEN = {"exec", "globals", "locals", "vars", "run_line_magic", "run_cell_magic", "run_cell"}
-_PLACE = re.compile(r"\$([A-Za-z_]\w*)|\{([^{}]*)\}")  # what IPython replaces in a command by a value
+_PLACE = re.compile(r"\$([A-Za-z_]\w*)|\{([^{}]*)\}")  # parts of a command that IPython replaces with values
 CELL = "<cell>"  # the file name that the compiler's errors show
 _TRIES = (ast.Try, getattr(ast, "TryStar", ast.Try))
 _JUMPS = {*dis.hasjrel, *dis.hasjabs}
@@ -190,7 +190,7 @@ class _Reader:
         self.guards = 0  # how many blocks around the current statement catch a NameError
         self.bodies: dict[str, dict[str, int]] = {}  # function or class → the names that its code reads, with lines
         self.bound: set[str] = set()
-        self.possible: set[str] = set()  # names that a statement that may already have run binds
+        self.possible: set[str] = set()  # names bound by statements that may already have run
         whole = self.compile(tree.body)
         self.chains = attribute_chains(whole)
         self._survey(whole, top=True)
@@ -255,7 +255,7 @@ class _Reader:
                 return None
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                 # A function's body runs only when it is called, so the names that it reads are recorded where the name
-                # of the function or class is read. A decorator may call it at once: the names are then recorded now.
+                # of the function or class is read. A decorator may call it at once, so they are then recorded here.
                 return self.run(node, known, deferred=not node.decorator_list)
         return self.run(node, known)
 
@@ -370,7 +370,7 @@ class _Reader:
                     self.read_later(name, line, known, set())
 
     def read(self, name: str, line: int, known: frozenset[str]) -> None:
-        """Record that `name` is read. If it is a function or class, also record the names that its code reads."""
+        """Record that `name` is read. If this is a function or class, also record the names that its code reads."""
         if name not in known and name in (self.bound if self.guards else self.possible):
             self.optional.setdefault(name, line)
         elif name not in known:
@@ -408,7 +408,7 @@ def _unbound(statements: Iterable[ast.stmt]) -> set[str]:
 
 
 def _in_commands(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """Yield the names in the `{name}` and `$name` of `!` and `%` commands, and in the code of `%time`, with lines."""
+    """Yield the names in `!` and `%` commands, with lines: names in braces, after `$`, and in the code of `%time`."""
     for node in ast.walk(tree):
         match node:
             case ast.Call(ast.Attribute(ast.Call(ast.Name("get_ipython")), method), [*arguments]):

@@ -119,7 +119,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             # cloudpickle does not pack modules whose type is a subclass of ModuleType.
             return importlib.import_module, (value.__name__,)
         if cls in (functools._lru_cache_wrapper, typing.NewType, typing.TypeVar) and value.__module__ == "__main__":
-            # These would be pickled as their names, which the rank's `__main__` does not have yet.
+            # These values would be pickled as their names, which the rank's `__main__` does not have yet.
             if cls is typing.NewType:
                 return typing.NewType, (value.__name__, value.__supertype__), {"__module__": "__main__"}
             if cls is typing.TypeVar:
@@ -322,7 +322,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _load(payload: Buffer, namespace: Namespace, buffers: Iterable[Buffer]) -> Iterator[tuple[str, Any]]:
-    """Yield each name and value that was passed to pack(). Add the other objects that it packed to `namespace`."""
+    """Yield each name and value that was passed to pack(). Add the other packed objects to `namespace`."""
     unpickler = _Unpickler(payload, namespace, buffers)
     own_builtins = namespace.get("__builtins__", builtins)
     try:

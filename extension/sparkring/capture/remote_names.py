@@ -27,7 +27,7 @@ class RemoteNames:
         self._ranks_with: dict[str, set[int]] = {}
         self._notebook: Mapping[str, Any] = {}
         self._seen: dict[str, _Fingerprint] = {}
-        # The fingerprints made since the last call of beside(). They are kept because large values take a while.
+        # The fingerprints made since the last call of beside(), because those of large values take a while to make.
         self._now: dict[str, _Fingerprint] = {}
         self._asked_for: frozenset[int] = frozenset()
 

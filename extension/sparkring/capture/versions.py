@@ -1,4 +1,4 @@
-"""The versions of the notebook's packages, and whether the ranks' Python has the same versions."""
+"""Finds the versions of the notebook's packages, and compares them with those in the ranks' Python."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def show_versions(*modules: str) -> None:
 
 
 class Difference(NamedTuple):
-    """A module whose package has one version `here` and another one `there`; '' stands for a missing package."""
+    """A module whose package has different versions `here` and `there`; '' stands for a missing package."""
 
     module: str
     here: str
@@ -69,7 +69,7 @@ def _home(value: object) -> str:
     return str((value if named else type(value)).__module__)
 
 
-@functools.cache  # it searches all installed packages
+@functools.cache  # because it searches all installed packages
 def installed() -> dict[str, str]:
     """Map each top-level module that this Python's packages provide to the version of its package."""
     # metadata.packages_distributions() takes ten times as long, and on Spark, every member needs this dict.
@@ -106,7 +106,7 @@ def _described(package: metadata.Distribution) -> tuple[list[str], str]:
 
 
 def difference(modules: Iterable[str], there: Mapping[str, str]) -> Difference | None:
-    """Return the first of `modules` that is installed here, but not in the same major and minor version `there`."""
+    """Return the first of `modules` that is installed here, but is missing or has another minor version `there`."""
     here = installed()
     for module in sorted(modules):
         if here.get(module) and _minor(here[module]) != _minor(there.get(module, "")):

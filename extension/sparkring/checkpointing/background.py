@@ -14,7 +14,7 @@ _unfinished: dict[PendingSave, None] = {}  # oldest first; a failed save stays h
 class PendingSave:
     """One save in a thread of its own. If the save fails, wait() raises its error.
 
-    The thread is created before start() is called: a new thread takes the GIL, which would delay the training there.
+    The thread is created in advance, not by start(), because a new thread takes the GIL and delays the training.
     """
 
     def __init__(self) -> None:

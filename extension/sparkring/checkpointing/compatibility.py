@@ -1,4 +1,4 @@
-"""Finds what has changed since a checkpoint was saved: the cell, or the data. Does not access storage."""
+"""Finds what has changed since a checkpoint was saved: the cell, or the data. This module does not access storage."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def saved_words(entry: Entry, now: float) -> str:
 
 
 def stamp_after(stamps: list[int]) -> int:
-    """Return the stamp of an attempt that begins now: the ms since 1970, or one more than the largest of `stamps`."""
+    """Return the stamp of an attempt that begins now: the ms since 1970, or more, if `stamps` has a larger number."""
     return max([int(time.time() * 1000), *(stamp + 1 for stamp in stamps)])
 
 

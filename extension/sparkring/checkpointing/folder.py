@@ -219,7 +219,7 @@ def remove(directory: Location, entry: Entry) -> None:
 
 @contextlib.contextmanager
 def in_words(what: str) -> Iterator[None]:
-    """Turn any file system error except FileNotFoundError into CheckpointStorageError: `what`, a reason and advice."""
+    """Turn file system errors, except FileNotFoundError, into CheckpointStorageError with `what`, reason and advice."""
     try:
         yield
     except (SparkringError, FileNotFoundError):

@@ -62,7 +62,7 @@ def directory_of(value: Any, name: str) -> Location:
 
 
 def names_directory(value: Any) -> bool:
-    """Return whether to suggest a variable with this value as a directory. Most strings are not paths."""
+    """Return whether to suggest a variable with this value as a directory. Strings are left out: most are not paths."""
     return isinstance(value, os.PathLike) or type(value).__name__ == "Store"
 
 

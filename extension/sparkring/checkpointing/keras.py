@@ -252,11 +252,11 @@ class ResumeKeras3(Resume):
         self._epoch, self._before = epoch, 0
         if self._first:
             (first, batch), self._first = self._first, None
-            self.model._initial_epoch = None  # or the next fit() would begin there, too
+            self.model._initial_epoch = None  # otherwise, the next fit() would begin at this epoch, too
             if epoch == first:
                 self._before = batch
                 if self._data is not None and self.params.get("steps") == whole_steps(self._data):
-                    self._before = max(0, self.params["steps"] - self._data.steps)  # counted for this number of ranks
+                    self._before = max(0, self.params["steps"] - self._data.steps)  # for the current number of ranks
         self._batch = self._before
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:

@@ -138,7 +138,7 @@ def memory_of(value: Any) -> dict[str, npt.NDArray[Any]]:
     try:
         _, leaves = tree_module.flatten(tree_of(value), _CALLED)
     except CheckpointError:
-        return {}  # put_back() reports it
+        return {}  # put_back() reports the error
     arrays = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, np.ndarray)}
     shared = _sharing(arrays)  # reading into one of these would overwrite another
     return {

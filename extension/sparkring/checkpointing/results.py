@@ -95,7 +95,7 @@ class Results:
         return {name for name, kind in self._listed(ITEMS) if kind == "directory"}
 
     def write(self, key: str, result: Result) -> None:
-        """Write a result. If a crash interrupts this, read() treats the result as missing."""
+        """Write a result. If a crash interrupts write(), read() treats the result as missing."""
         with folder.in_words(f"a result cannot be kept in {self.directory.written}"):
             if not self._is_made:
                 folder.make(self.directory, RESULTS)

@@ -1,4 +1,4 @@
-"""Decides which checkpoints may be removed after a save. Does not access storage."""
+"""Decides which checkpoints may be removed after a save. This module does not access storage."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ class Store:
     # ── writing ───────────────────────────────────────────────────────────────
 
     def save(self, step: int, state: dict[str, Any], metrics: Mapping[str, Any] | None = None) -> None:
-        """Save `state` as it is now, under `step`. Call it on every rank.
+        """Save `state` as it is now, under `step`. Call save() on every rank.
 
         state: a dict of models, optimizers, data, arrays, numbers, text, and dicts, lists and tuples of these.
         metrics: the metrics of this step, for best=… and for `history`.
@@ -153,7 +153,7 @@ class Store:
             writing.carry_out(save, tensors.in_order(layout, leaves))
             return
         if len(self._arena) < layout.size_bytes:
-            self._arena = np.empty(0, np.uint8)  # free the old one before the new one is allocated
+            self._arena = np.empty(0, np.uint8)  # free the old arena before the new one is allocated
             self._arena = np.empty(layout.size_bytes, np.uint8)
         pending = PendingSave()
         try:
@@ -246,7 +246,7 @@ class Store:
         entries = [
             entry for entry in entries if entry.name in there or (entry.parsed.stamp == stamp and entry.step in steps)
         ]
-        # The listing may be stale. Checkpoints that the driver has seen, but are not listed, are looked up by name.
+        # The listing may be stale. Checkpoints that the driver has seen but the listing lacks are looked up by name.
         missing = there.difference(entry.name for entry in entries)
         entries += filter(None, (folder.look(self._location, name) for name in missing))
         return sorted(entries, key=lambda entry: entry.parsed.age, reverse=True)
@@ -423,7 +423,7 @@ class Store:
         return None
 
     def _candidates(self, which: Which) -> Iterator[Entry]:
-        """Yield the checkpoints to try, in order. For "latest", these include damaged checkpoints."""
+        """Yield the checkpoints to try, the preferred ones first. For "latest", these include damaged checkpoints."""
         entries = self.list()
         if which == "latest":
             yield from (entry for entry in entries if entry.state != "partial")

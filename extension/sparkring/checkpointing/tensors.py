@@ -66,7 +66,7 @@ _RAW_CODES = {name: code for code, (name, _) in _RAW.items()}
 
 
 class TensorInfo(NamedTuple):
-    """The header's entry for an array. The array's bytes begin at `start` and end at `stop`, both after the header.
+    """The header's entry for an array. The array's bytes run from `start` to `stop`, counted from the header's end.
 
     `code` is the format's name for the array's dtype, and `dtype` is ''. If the format lacks the dtype, the array is
     stored as bytes: `code` is then "U8", and `dtype` describes the dtype.

@@ -122,7 +122,7 @@ def _others(save: Save) -> list[Entry]:
 
 
 def _committed(save: Save, commit: Commit, others: list[Entry]) -> None:
-    """Report the new checkpoint, and remove those that need not be kept. A failed removal does not fail the save."""
+    """Report the new checkpoint, and remove those that need not be kept. The save succeeds even if a removal fails."""
     found = [Entry(save.name, "committed", commit), *others]
     top = save.policy.best(found)
     took_s = time.monotonic() - save.began

@@ -1,4 +1,4 @@
-"""Spark jobs that end when the notebook is interrupted."""
+"""Runs Spark jobs that end when the notebook is interrupted."""
 
 from __future__ import annotations
 

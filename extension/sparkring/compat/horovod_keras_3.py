@@ -18,11 +18,11 @@ from sparkring.errors import SparkringError
 
 
 class HorovodKerasError(SparkringError):
-    """Horovod cannot do what was asked for with Keras 3."""
+    """With Keras 3, Horovod does not support what was asked for."""
 
 
 def adapt(module: types.ModuleType) -> None:
-    """Adapt `horovod._keras`, whose functions horovod.keras and horovod.tensorflow.keras call, to Keras 3."""
+    """Adapt `horovod._keras` to Keras 3. Both horovod.keras and horovod.tensorflow.keras call its functions."""
     signature = inspect.signature(module.create_distributed_optimizer)
 
     def create(*args: Any, **kwargs: Any) -> Any:

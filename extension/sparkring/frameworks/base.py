@@ -90,7 +90,10 @@ class Framework(ABC):
 
     @abstractmethod
     def environment(self, world: World, start: Start) -> dict[str, str]:
-        """Return the variables to add to the environment of the rank that `world` describes, before each request."""
+        """Return the variables to add to the environment of the rank that `world` describes.
+
+        This method is called before each request.
+        """
 
     def defaults(self, world: World) -> dict[str, str]:
         """Return the variables to add unless the rank already has them: the user's own values take precedence."""

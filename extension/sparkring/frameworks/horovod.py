@@ -8,8 +8,8 @@ from __future__ import annotations
 from sparkring.frameworks.base import Endpoint, Framework, Lesson, Start, Timeline
 from sparkring.runtime.world import World
 
-# Gloo's default is 30 s. The timeout applies to hvd.init(), too: the last rank must call hvd.init() within this time
-# after the first. If a rank is lost, sparkring ends the gang, so no rank waits this long in vain.
+# Gloo's default is 30 s. The timeout applies to hvd.init(), too: the last rank must call hvd.init() at most this long
+# after the first rank. If a rank is lost, sparkring ends the gang, so no rank waits this long in vain.
 GLOO_TIMEOUT_S = 600
 
 

@@ -1,4 +1,4 @@
-"""What the driver tells the ranks about checkpoints in a run with --checkpoint-dir.
+"""The information about checkpoints that the driver gives the ranks in a run with --checkpoint-dir.
 
 Members import this module at start-up, so `from __future__ import annotations` would make them start more slowly. The
 docstring of wire/messages says why.

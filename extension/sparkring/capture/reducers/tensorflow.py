@@ -462,7 +462,7 @@ def _from_config(cls: Any, config: dict[str, Any], custom: dict[str, Any], keras
 
 def _assign(owner: Any, values: list[Any]) -> None:
     variables = variables_of(owner)
-    if variables:  # a metric may create them only when it is first used, and then starts from zero
+    if variables:  # a metric may create its variables only when it is first used; they then start from zero
         for variable, value in zip(variables, values, strict=True):
             variable.assign(value)
 
