@@ -89,7 +89,7 @@ def _mlflow_run() -> dict[str, str]:
 
 
 def _active_run() -> Any:
-    """Return the active run of MLflow; None if there is none, or if MLflow is not imported."""
+    """Return MLflow's active run; None if no run is active, or if MLflow is not imported."""
     active_run = getattr(sys.modules.get("mlflow"), "active_run", None)
     return None if active_run is None else active_run()
 
@@ -103,8 +103,8 @@ def _logging() -> tuple[dict[str, Logger], int]:
     root = logging.getLogger()
     found: dict[str, Logger] = {}
     for name, logger in {"": root, **root.manager.loggerDict}.items():
-        # A logger of another class is left out: its module makes it when the module is imported. If the rank had
-        # already made a plain logger of that name, the module would get the plain one.
+        # Loggers of other classes are left out, because their modules make them when they are imported. If the rank had
+        # already made a logger with such a name, the module would get that logger, which has the wrong class.
         if not isinstance(logger, logging.Logger) or type(logger) not in (logging.Logger, logging.RootLogger):
             continue
         # A module that is imported on a rank sets up its logger's handlers itself.

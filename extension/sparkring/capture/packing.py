@@ -85,8 +85,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._files: dict[str, _CodeFile] = {}
         self._memory = memory
         self._reducers: dict[type, tuple[Reducer, ...]] = {}
-        # Stand-ins for closure cells, by the id of the cell: functions that share a cell in the notebook share one on
-        # the rank, too.
+        # Stand-ins for closure cells, by the id of the cell. Functions that share a cell in the notebook also share it
+        # on the rank.
         self._cells: dict[int, StandIn] = {}
         if namespace is not None:
             # This tells cloudpickle which dict the functions get as their globals when they are loaded.
@@ -183,7 +183,7 @@ class _CodeFile:
 
     def __init__(self, filename: str) -> None:
         self.text = source_text(filename)
-        # All functions of the file refer to this one stand-in, so pickle writes the lines only once.
+        # All functions of the file refer to this stand-in, so pickle writes the lines only once.
         self.lines = StandIn(keep_lines, filename, self.text)
         self._names: list[StringName] | None = None
 

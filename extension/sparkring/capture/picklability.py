@@ -52,7 +52,7 @@ _CUDA = Kind("a tensor in a GPU's memory", "move it with `.cpu()`, and back with
 _IPYTHON = ("IPython", "ipykernel", "dbruntime")  # dbruntime has Databricks' display()
 
 # A key is a top-level package and the name of a class in it. So a class is recognised without an import, and one key
-# covers the classic SparkSession and that of Spark Connect. Subclasses are recognised, too.
+# covers the SparkSession of classic Spark and of Spark Connect. Subclasses are recognised, too.
 _KINDS: dict[tuple[str, str], Kind] = {
     ("pyspark", "SparkSession"): Kind("a SparkSession", _DRIVER),
     ("pyspark", "SparkContext"): Kind("a SparkContext", _DRIVER),
@@ -74,7 +74,7 @@ _KINDS: dict[tuple[str, str], Kind] = {
     ("torch", "Tensor"): _CUDA,  # kind_of() returns it only for a tensor that is in a GPU's memory
     ("IPython", "InteractiveShell"): Kind("the notebook's own shell", "call `get_ipython()` in the cell"),
 }
-# For a value of one of these types, pickle writes only its module and name, and looks the value up when loading.
+# Pickle writes only the module and the name of values of these types, and looks the values up when it loads them.
 FOUND_BY_NAME = (type, types.FunctionType, functools._lru_cache_wrapper, typing.NewType, typing.TypeVar)
 _IN_MEMORY = {("_io", "StringIO"), ("_io", "BytesIO")}  # files that are plain data
 
@@ -143,7 +143,7 @@ def ipython_names(namespace: Namespace, names: Iterable[str] = ()) -> frozenset[
     def foreign(value: object) -> bool:
         if isinstance(value, types.MethodType):
             value = value.__self__
-        # A function's `__module__` may mislead: IPython's `open` has the same one as the builtin `open`.
+        # A function's `__module__` may mislead: IPython's `open` has the `__module__` of the builtin `open`.
         if isinstance(value, types.FunctionType):
             return _root(str(value.__globals__.get("__name__"))) in _IPYTHON
         return _root(str(type(value).__module__)) in _IPYTHON

@@ -27,7 +27,7 @@ class RemoteNames:
         self._ranks_with: dict[str, set[int]] = {}
         self._notebook: Mapping[str, Any] = {}
         self._seen: dict[str, _Fingerprint] = {}
-        # The fingerprints made since the last call of beside(), because those of large values take a while to make.
+        # The fingerprints made since the last call of beside(). Making them again would take a while for large values.
         self._now: dict[str, _Fingerprint] = {}
         self._asked_for: frozenset[int] = frozenset()
 
@@ -109,7 +109,7 @@ def _content(value: Any) -> bytes:
         found = hashlib.sha256(pickle.dumps(value, protocol=5, buffer_callback=buffers.append))
         for buffer in buffers:  # the contents of arrays; CRC-32 takes a third of SHA-256's time
             found.update(zlib.crc32(buffer.raw()).to_bytes(4, "big"))
-    except Exception:  # something in the value cannot be pickled: only the value's identity is compared
+    except Exception:  # part of the value cannot be pickled, so only the value's identity is compared
         return b""
     return found.digest()
 

@@ -12,7 +12,7 @@ _unfinished: dict[PendingSave, None] = {}  # oldest first; a failed save stays h
 
 
 class PendingSave:
-    """One save in a thread of its own. If the save fails, wait() raises its error.
+    """A save in its own thread. If the save fails, wait() raises the error.
 
     The thread is created in advance, not by start(), because a new thread takes the GIL and delays the training.
     """

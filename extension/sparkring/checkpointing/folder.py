@@ -205,7 +205,7 @@ def remove(directory: Location, entry: Entry) -> None:
     folder = directory / entry.name
     files = [file.name for file in entry.commit.files] if entry.commit else [data(0)]
     parts = [part(rank) for rank in range(1, len(files))]
-    # One by one: rm() of the folder would stop at a file that no longer exists, but is in a stale listing.
+    # Remove each file separately: rm() of the folder would stop at a file that is gone, but is in a stale listing.
     for name in (COMMIT, *files, *parts):
         with contextlib.suppress(FileNotFoundError):
             folder.fs.rm_file((folder / name).path)
@@ -262,7 +262,7 @@ def sync_folder(folder: Location) -> None:
 def _listed(directory: Location) -> Iterator[dict[str, Any]]:
     fs = directory.fs
     with contextlib.suppress(FileNotFoundError):
-        if not directory.local:  # an object store lists everything below a path in one go
+        if not directory.local:  # an object store lists everything below a path in one call
             yield from fs.find(directory.path, withdirs=True, detail=True).values()
             return
         for info in directory.entries():

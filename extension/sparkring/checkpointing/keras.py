@@ -266,7 +266,7 @@ class ResumeKeras3(Resume):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         super().on_epoch_end(epoch, logs)
-        if self.model.stop_training is _EPOCH_ENDS:  # so no other callback wants the training to stop
+        if self.model.stop_training is _EPOCH_ENDS:  # no other callback wants the training to stop
             self.model.stop_training = False
 
 

@@ -140,7 +140,7 @@ def memory_of(value: Any) -> dict[str, npt.NDArray[Any]]:
     except CheckpointError:
         return {}  # put_back() reports the error
     arrays = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, np.ndarray)}
-    shared = _sharing(arrays)  # reading into one of these would overwrite another
+    shared = _sharing(arrays)  # reading into one of these arrays would overwrite another
     return {
         name: array
         for name, array in arrays.items()

@@ -69,8 +69,8 @@ def checkpoints(
         are never removed.
     best, mode: a metric; the checkpoint with its minimum ("min") or maximum ("max") is kept, too.
     sharded: every rank saves and restores its own state; the number of ranks must then stay the same. A model sharded
-        with fully_shard() (FSDP) and its optimizer need this, because each rank must save its own part of them. They do
-        not need it if their whole state is gathered first.
+        with fully_shard() (FSDP) and its optimizer need this, because each rank must save its own part of them. If
+        their whole state is gathered first, they do not need it.
     background: save() copies the state and returns; the copy is then written while the training continues. If writing
         fails, the error is raised by the next save(), by wait(), or at the end of the cell. The copy takes as much
         memory as the state.
@@ -174,7 +174,7 @@ class Store:
     # ── restoring ─────────────────────────────────────────────────────────────
 
     def restore(self, state: dict[str, Any], which: Which = "latest") -> int:
-        """Restore `state`, in place, and the random states from a checkpoint. Return its step, or 0 if there is none.
+        """Restore `state`, in place, and the random states from a checkpoint. Return the step; 0 without a checkpoint.
 
         which: "latest", "best", a step, or a name or entry from list(). For "latest" and "best", a damaged checkpoint
         is skipped with a message. Call restore() on every rank. In a run with --checkpoint-dir, the latest checkpoint
@@ -538,7 +538,7 @@ def _check_state(state: Any) -> None:
 
 
 def _whole(value: Any, least: int) -> int | None:
-    """Return the value as a whole number, or None if it is not one or is less than `least`."""
+    """Return the value as an int, or None if it is not a whole number or is less than `least`."""
     with contextlib.suppress(TypeError):
         number = operator.index(value)
         return number if number >= least and not isinstance(value, bool) else None

@@ -325,7 +325,7 @@ def keep_random(model: Any) -> None:
         return
     changed = [_draw_from_generator(source) for source in _random_sources(model)]
     if any(changed):
-        # Keras makes this function again if it is None. The current one may have been traced with the older operations.
+        # The current function may have been traced with the older operations. If it is None, Keras makes it again.
         model.train_function = None
 
 

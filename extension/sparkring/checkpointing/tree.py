@@ -132,7 +132,7 @@ class _Taking:
                 f"{self._told(path)} is an array of Python objects, which a checkpoint cannot hold: give it a dtype, "
                 "or make it a list."
             )
-        if dtype.isbuiltin == 2:  # another package's dtype: its name does not suffice to read it back
+        if dtype.isbuiltin == 2:  # another package's dtype, which cannot be restored from its name alone
             raise CheckpointError(
                 f"{self._told(path)} is an array of {dtype}, which is not one of NumPy's own dtypes: save it as "
                 "float32, for example."

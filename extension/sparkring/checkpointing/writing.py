@@ -51,9 +51,9 @@ def carry_out(save: Save, buffers: Iterable[memoryview]) -> None:
         others = _others(save)
         commit = save.commit._replace(files=files, time=time.time())
         folder.write_commit(save.directory, save.name, commit)
-    except BaseException as error:  # an interrupt as well: remove what has been written
+    except BaseException as error:  # interrupts, too: remove the files that have been written
         if not save.commit.sharded:
-            with contextlib.suppress(Exception):  # the error of the save is the one to raise
+            with contextlib.suppress(Exception):  # the error of the save is raised instead
                 folder.remove(save.directory, Entry(save.name, "partial"))
         if not isinstance(error, Exception):
             raise

@@ -180,7 +180,7 @@ def _load_model(
     model = keras.models.load_model(filepath, custom_objects={**classes, **(custom_objects or {})})
     if getattr(model, "optimizer", None) is not None:
         # wrap_optimizer() makes a new optimizer, which lacks the state of the loaded optimizer. So the model keeps the
-        # loaded optimizer, and this optimizer gets the class of the new one.
+        # loaded optimizer, but with the class of the new optimizer.
         stateless = type(model.optimizer).from_config(model.optimizer.get_config())
         model.optimizer.__class__ = type(wrap_optimizer(lambda: stateless)())
     return model

@@ -83,7 +83,7 @@ class _Server(ThreadingHTTPServer):
                 request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        pass  # a broken connection need not be reported: if the rank is lost, its member reports that
+        pass  # a broken connection need not be reported: if the rank is lost, its member reports the loss
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -90,7 +90,7 @@ def short_repr(value: object, most: int = VALUE_CHARACTERS) -> str:
         short = reprlib.Repr()
         short.maxother = short.maxstring = most
         text = " ".join(short.repr(value).split())
-    except Exception as error:  # the user's own __repr__
+    except Exception as error:  # the user's own `__repr__` may raise anything
         return f"<{type(value).__name__}; its repr raised {type(error).__name__}>"
     return text if len(text) <= most else text[: most - 1] + "…"
 

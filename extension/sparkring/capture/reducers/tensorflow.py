@@ -60,7 +60,7 @@ def _reducer_of_keras_3(cls: type, keras: Any) -> Reducer | None:
         # Keras tracks a model's layers with containers that cannot be unpickled. Pack a plain container instead.
         return lambda value: (container, (container(value),))
     if not str(getattr(cls.__reduce__, "__module__", "")).startswith("keras."):
-        return None  # the type is not one of Keras', or it is a subclass with a `__reduce__` of its own
+        return None  # the type is not part of Keras, or is a subclass with its own `__reduce__`
     if issubclass(cls, keras.Layer):
         return _model
     if issubclass(cls, keras.Optimizer):
