@@ -1,4 +1,4 @@
-"""Checks a call of the user's function before ranks are started."""
+"""Describes and checks a call of the user's function before ranks are started."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ R = TypeVar("R")
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """Return the name that messages and titles use for a function."""
+    """Return a function's name for messages and titles."""
     found = _innermost(function)
     return getattr(found, "__qualname__", None) or type(found).__name__
 
@@ -28,7 +28,10 @@ def source_of(function: Callable[..., Any]) -> str:
 
 
 def names_of(function: Callable[..., Any], args: Sequence[Any]) -> list[str]:
-    """Return the parameter name of each positional argument; for a parameter `*rest`, `rest[0]`, `rest[1]` …"""
+    """Return the parameter name of each positional argument.
+
+    The arguments that a parameter `*rest` collects are named `rest[0]`, `rest[1]` and so on.
+    """
     names: list[str] = []
     rest = "argument"
     for parameter in _parameters(function).values():
@@ -42,7 +45,7 @@ def names_of(function: Callable[..., Any], args: Sequence[Any]) -> list[str]:
 def check_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Raise OptionsError if the function cannot be called with these arguments."""
     try:
-        # The wrapper that a decorator returns may take other arguments than the function in its `__wrapped__`.
+        # A decorator's wrapper may take different arguments from the function in its `__wrapped__`.
         signature = inspect.signature(function, follow_wrapped=False)
     except (ValueError, TypeError):  # some functions written in C have no signature
         return

@@ -31,7 +31,7 @@ class Captured(NamedTuple):
     names: one row for each name; first the names whose values cannot be sent, then the others, largest first.
     payload, buffers: the packed values, which `unpack_names` loads on the ranks.
     left_out: the rows of `names` whose values cannot be sent, but which the cell may not need.
-    binds: the names that the cell binds when it runs to its end.
+    binds: the names that the cell binds if it runs to its end.
     scripts: the scripts that the cell runs; they are sent separately from the payload.
     """
 
@@ -76,15 +76,16 @@ def capture(
 ) -> Captured:
     """Find the names in `namespace` that a cell reads or that its functions use, and pack their values.
 
-    provided: names that a rank defines unless the notebook does.
+    provided: names that a rank defines unless the notebook defines them.
     reserved: names that a rank always defines.
     also: names to send even if the cell does not read them.
     held: names whose values the ranks already have, so that they are not sent again.
     on_ranks: names that earlier cells have bound on the ranks.
     scripts: the scripts that the cell runs.
 
-    Raises SyntaxError if the cell is not valid Python. Raises one CaptureError for all names that are defined nowhere,
-    or else one for all names that the cell needs and whose values cannot be sent; with `dry_run`, neither.
+    Raises SyntaxError if the cell is not valid Python. Raises CaptureError for all names that are defined nowhere. If
+    there are none, raises CaptureError for all names that the cell needs but whose values cannot be sent. With
+    `dry_run`, CaptureError is not raised.
     """
     cell = names_read(source)
     for script in scripts:
@@ -95,7 +96,7 @@ def capture(
     submodules = imported_submodules(cell.chains, {name: namespace[name] for name in wanted}.get)
 
     def stays(name: str) -> bool:
-        """Whether the value of `name` stays in the notebook, even if a function that reads the name is sent."""
+        """Return whether the value of `name` stays in the notebook, even if a function that reads the name is sent."""
         return name in hidden or (name not in also and name in held)
 
     wanted = {name: want for name, want in wanted.items() if not stays(name)}
@@ -174,7 +175,7 @@ def captured_call(
 
 
 def _used_by(names: Iterable[str], namespace: Namespace) -> tuple[dict[str, str], dict[str, str], set[str]]:
-    """Find the notebook's names that functions and annotations in the values of `names` use.
+    """Find the notebook's names that the values of `names` use, in their functions and annotations.
 
     Return the names that the functions read, the names in annotations that are strings, and the names that the
     functions set. The first two are dicts from each name to the name whose value uses it.
@@ -198,19 +199,19 @@ def _used_by(names: Iterable[str], namespace: Namespace) -> tuple[dict[str, str]
 
 
 def _packing_order(value: object) -> int:
-    """Return the sort key for packing: data first, so that its size does not count for a function that uses it."""
+    """Return the sort key for packing. Data comes first, so that its size is not added to a function that uses it."""
     if isinstance(value, (type, types.FunctionType)):
         return 2
     return 0 if by_reference(type(value)) else 1
 
 
-_Complaint: TypeAlias = tuple[int, str, str]  # line (0 if none), name, what is wrong with it
+_Complaint: TypeAlias = tuple[int, str, str]  # line (0 if none), name, sentence for the user
 
 
 def _missing(cell: CellNames, defined: set[str], later: set[str], also: Iterable[str]) -> list[_Complaint]:
     """Return a complaint for each name that is not defined anywhere when the cell needs it.
 
-    `defined` are the notebook's names, `later` those that are defined on the ranks. `also` is as in capture().
+    `defined` are the notebook's names, and `later` the names that are defined on the ranks. `also` is as in capture().
     """
     missing = [(0, name, f"`{name}` should be sent to the ranks, but the notebook does not define it")
                for name in also if name not in defined]  # fmt: skip
@@ -225,7 +226,7 @@ def _missing(cell: CellNames, defined: set[str], later: set[str], also: Iterable
 
 
 def _hint(name: str, known: set[str]) -> str:
-    """What the user may have meant by a name that is not defined, as a sentence; "" if no known name is similar."""
+    """Return a sentence that suggests what an undefined name may mean, or "" if there is nothing to suggest."""
     if name == "sparkring":
         return " Add `import sparkring` to the cell."
     if name in sparkring.__all__:

@@ -1,4 +1,4 @@
-"""Finds which modules a cell imports at its top level before it imports a module that the user may have written."""
+"""Finds the modules that a cell imports at its top level, up to the first that the user may have written."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]").search
 
 
 def first_imports(source: str) -> list[str]:
-    """Return the modules that the statements of `source` import, with the packages in which they are, in order.
+    """Return the modules that `source` imports at its top level, and the packages that contain them, in order.
 
-    The search ends at the first module that is neither installed nor part of Python: its code may be the user's.
+    The search ends at the first module that is neither installed nor part of Python, since its code may be the user's.
     `from a import b` counts as an import of a.b, too, since b may be a module.
     """
     with warnings.catch_warnings():

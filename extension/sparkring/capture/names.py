@@ -1,7 +1,7 @@
-"""Finds which names of the notebook a cell reads, from its code alone.
+"""Finds which of the notebook's names a cell reads, without running the cell.
 
-The compiled code shows what each statement reads and binds, in which order and in which scope. Statements are followed
-in the order in which they run, so a name that the cell has already bound is not taken from the notebook.
+The compiled code shows which names each statement reads and binds, in which order and in which scope. Statements are
+analysed in the order in which they run, so a name that the cell has already bound is not taken from the notebook.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Call(NamedTuple):
 
 
 def method_calls(source: str, name: str) -> list[Call]:
-    """Find the calls in a cell to methods of the notebook's object `name`; none if the cell binds the name."""
+    """Find a cell's calls to methods of the notebook's object `name`. Return [] if the cell binds the name."""
     nodes = list(ast.walk(ast.parse(source)))
     bound = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
     bound |= {node.arg for node in nodes if isinstance(node, ast.arg)}
@@ -115,7 +115,7 @@ class CellNames(NamedTuple):
     immediate: the names of `required` that are read outside functions, in code where no NameError is caught.
     bound: every name that the cell may bind at its top level.
     star_imports: whether the cell may bind names that its text does not show (`import *`, `exec`, `globals()`, `%run`).
-    chains: the attribute chains of its code, from attribute_chains().
+    chains: the attribute chains of the cell's code, from attribute_chains().
     """
 
     required: dict[str, int]
@@ -146,8 +146,8 @@ _Known: TypeAlias = frozenset[str] | None
 IMPLICIT = {"__name__", "__doc__", "__file__", "__builtins__", "__annotations__", "__package__", "__spec__",
              "__loader__", "__debug__", "__path__"}  # fmt: skip
 _UNSEEN = {"exec", "globals", "locals", "vars", "run_line_magic", "run_cell_magic", "run_cell"}
-_PLACE = re.compile(r"\$([A-Za-z_]\w*)|\{([^{}]*)\}")  # where IPython puts a variable into a command
-CELL = "<cell>"  # the file name in the compiler's errors
+_PLACE = re.compile(r"\$([A-Za-z_]\w*)|\{([^{}]*)\}")  # parts of a command that IPython replaces with values
+CELL = "<cell>"  # the file name that the compiler's errors show
 _TRIES = (ast.Try, getattr(ast, "TryStar", ast.Try))
 _JUMPS = {*dis.hasjrel, *dis.hasjabs}
 
@@ -174,8 +174,8 @@ def names_read(source: str) -> CellNames:
 class _Reader:
     """Analyses definite assignment on every path through a cell.
 
-    Most methods take, as `known`, the names that are certainly bound before a piece of code, and return those that are
-    certainly bound after it.
+    Most methods analyse a piece of code. They take `known`, the names that are certainly bound before the code runs,
+    and return the names that are certainly bound after it.
     """
 
     def __init__(self, tree: ast.Module) -> None:
@@ -188,15 +188,15 @@ class _Reader:
         self.optional: dict[str, int] = {}
         self.immediate: dict[str, int] = {}
         self.guards = 0  # how many blocks around the current statement catch a NameError
-        self.bodies: dict[str, dict[str, int]] = {}  # name of a function or class → what its code reads when it runs
+        self.bodies: dict[str, dict[str, int]] = {}  # function or class → the names that its code reads, with lines
         self.bound: set[str] = set()
-        self.possible: set[str] = set()  # bound by some statement that may already have run
+        self.possible: set[str] = set()  # names bound by statements that may already have run
         whole = self.compile(tree.body)
         self.chains = attribute_chains(whole)
         self._survey(whole, top=True)
 
     def _survey(self, code: types.CodeType, *, top: bool) -> None:
-        """Note the names that the cell binds, and those that its functions read, before any statement is followed."""
+        """Before analysing any statement, record the names that the cell binds and that its functions read."""
         for instruction, _ in instructions(code):
             if instruction.opname == "STORE_GLOBAL" or (top and instruction.opname == "STORE_NAME"):
                 self.bound.add(instruction.argval)
@@ -217,7 +217,7 @@ class _Reader:
         return known
 
     def statement(self, node: ast.stmt, known: frozenset[str]) -> _Known:
-        """Follow one statement. A compound statement is followed part by part, others through their compiled code."""
+        """Analyse a statement. A compound statement is analysed part by part, any other by its compiled code."""
         if isinstance(node, _TRIES):
             return self.try_(node, known)
         match node:
@@ -254,8 +254,8 @@ class _Reader:
                 self.run(node, known)
                 return None
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                # A body runs when it is called, so what it reads is noted where the name of the function or class is
-                # read. If there is a decorator, which may call the body at once, it is noted here.
+                # A function's body runs only when it is called, so the names that it reads are recorded where the name
+                # of the function or class is read. A decorator may call it at once, so they are then recorded here.
                 return self.run(node, known, deferred=not node.decorator_list)
         return self.run(node, known)
 
@@ -275,14 +275,14 @@ class _Reader:
         return None if after is None or last is None else (after | last) - _unbound(node.finalbody)
 
     def guarded(self, body: list[ast.stmt], known: frozenset[str], catches: bool) -> _Known:
-        """Follow statements; `catches` says whether a NameError in them is caught."""
+        """Analyse statements. `catches` says whether a NameError in them is caught."""
         self.guards += catches
         after = self.block(body, known)
         self.guards -= catches
         return after
 
     def match(self, known: frozenset[str], cases: list[ast.match_case]) -> _Known:
-        """Follow the cases of a `match` whose subject has been read."""
+        """Analyse the cases of a `match` statement whose subject has been analysed."""
         last = cases[-1]
         catch_all = isinstance(last.pattern, ast.MatchAs) and last.pattern.pattern is None and last.guard is None
         after = None if catch_all else known
@@ -296,9 +296,9 @@ class _Reader:
 
     def before_loop(self, node: ast.stmt, known: frozenset[str]) -> frozenset[str]:
         """Return the names that are known to be bound in every iteration of a loop, not only in the first."""
-        # An iteration may read what the previous one bound, so all names that the loop binds become possible ones. To
-        # find them, the loop is compiled. Its `else` may contain a `break` of an outer loop, which would not compile
-        # without an outer loop, so a `while` is put around the statement.
+        # An iteration may read names that the previous iteration bound, so all names that the loop binds are added to
+        # `possible`. To find these names, the loop is compiled. It is compiled inside a `while`, because its `else` may
+        # contain a `break` of an outer loop.
         code = self.compile([ast.While(ast.Constant(True), [node], [])])
         self.possible |= {each.argval for each, _ in instructions(code) if each.opname == "STORE_NAME"}
         return known - _unbound([node])
@@ -307,11 +307,11 @@ class _Reader:
         return self.run(ast.Expr(node), known)
 
     def assignment(self, target: ast.expr, known: frozenset[str]) -> frozenset[str]:
-        """Follow the binding of a target, such as that of `for` or `with`."""
+        """Analyse the assignment to the target of a statement such as `for` or `with`."""
         return self.run(ast.Assign([target], ast.Constant(None)), known)
 
     def run(self, node: ast.stmt, known: frozenset[str], *, deferred: bool = False) -> frozenset[str]:
-        """Compile a statement, and follow its code."""
+        """Compile a statement, and analyse its code."""
         return self.code(self.compile([node]), known, deferred=deferred)
 
     def compile(self, body: list[ast.stmt]) -> types.CodeType:
@@ -322,10 +322,10 @@ class _Reader:
     def code(
         self, code: types.CodeType, known: frozenset[str], *, deferred: bool, own: set[str] | None = None
     ) -> frozenset[str]:
-        """Follow code in the order of its instructions; `own` collects what a class body binds in its own scope."""
+        """Analyse instructions in their order. `own` collects the names that a class body binds in its own scope."""
         jumps: list[int] = []
         ends: list[frozenset[str]] = []
-        # For each name that is bound unless a jump skips its binding: the offset where that jump lands.
+        # Maps each name whose binding a jump may skip to the offset where that jump lands.
         shaky: dict[str, int] = {}
         for instruction, line in instructions(code):
             known -= {name for name, end in shaky.items() if end <= instruction.offset}
@@ -356,10 +356,10 @@ class _Reader:
         return frozenset.intersection(*ends) if ends else known
 
     def inner(self, code: types.CodeType, known: frozenset[str], deferred: bool) -> None:
-        """Follow nested code. A class body or a comprehension runs immediately; a function runs when it is called."""
+        """Analyse nested code. A class body or a comprehension runs immediately; a function runs when it is called."""
         if not code.co_flags & inspect.CO_OPTIMIZED or code.co_name.startswith("<generic parameters"):  # a class body
             self.code(code, known, deferred=deferred, own=set())
-        elif code.co_name in ("<listcomp>", "<setcomp>", "<dictcomp>"):  # until 3.11; later, they are inline
+        elif code.co_name in ("<listcomp>", "<setcomp>", "<dictcomp>"):  # inline from Python 3.12 on
             for name, line in global_names(code).reads.items():
                 self.read(name, line, known)
         else:
@@ -370,7 +370,7 @@ class _Reader:
                     self.read_later(name, line, known, set())
 
     def read(self, name: str, line: int, known: frozenset[str]) -> None:
-        """Record that `name` is read, and what the function or class of this name reads, as it may be called now."""
+        """Record that `name` is read. If this is a function or class, also record the names that its code reads."""
         if name not in known and name in (self.bound if self.guards else self.possible):
             self.optional.setdefault(name, line)
         elif name not in known:
@@ -408,7 +408,7 @@ def _unbound(statements: Iterable[ast.stmt]) -> set[str]:
 
 
 def _in_commands(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """Yield the names in `!` and `%` commands, such as `{name}`, `$name` and those in `%time`, each with its line."""
+    """Yield the names in `!` and `%` commands, with lines: names in braces, after `$`, and in the code of `%time`."""
     for node in ast.walk(tree):
         match node:
             case ast.Call(ast.Attribute(ast.Call(ast.Name("get_ipython")), method), [*arguments]):

@@ -61,8 +61,8 @@ def _environment_at_start() -> dict[str, str]:
 
 _AT_START = _environment_at_start()
 
-# The names of all variables that have ever been sent. These variables are sent every time from then on, so that the
-# ranks also learn if the notebook sets a variable back to its original value.
+# The names of all variables that have ever been sent. They are sent with every later run, so that the ranks learn when
+# the notebook sets a variable back to its original value.
 _ever_changed: set[str] = set()
 
 
@@ -70,14 +70,14 @@ def _environment() -> dict[str, str | None]:
     """Return the variables that have changed since this process started; the value of a deleted variable is None."""
     now: dict[str, str] = {**os.environ, **_mlflow_run()}
     if now.get("MPLBACKEND", "").startswith("module://"):
-        del now["MPLBACKEND"]  # such a backend of Matplotlib draws into the notebook, and is of no use on a rank
+        del now["MPLBACKEND"]  # a Matplotlib backend that draws into the notebook is of no use on a rank
     changed = {name for name in {**_AT_START, **now} if _AT_START.get(name) != now.get(name)}
     _ever_changed.update(name for name in changed if not _NOT_OURS.match(name))
     return {name: now.get(name) for name in sorted(_ever_changed)}
 
 
 def _mlflow_run() -> dict[str, str]:
-    """Return the variables that make MLflow in another process continue the notebook's active run, if it has one."""
+    """Return the variables that make MLflow in another process continue the notebook's active run, if there is one."""
     run = _active_run()
     if run is None:
         return {}
@@ -89,7 +89,7 @@ def _mlflow_run() -> dict[str, str]:
 
 
 def _active_run() -> Any:
-    """Return the active run of MLflow; None if there is none, or if MLflow is not imported."""
+    """Return MLflow's active run; None if no run is active, or if MLflow is not imported."""
     active_run = getattr(sys.modules.get("mlflow"), "active_run", None)
     return None if active_run is None else active_run()
 
@@ -103,8 +103,8 @@ def _logging() -> tuple[dict[str, Logger], int]:
     root = logging.getLogger()
     found: dict[str, Logger] = {}
     for name, logger in {"": root, **root.manager.loggerDict}.items():
-        # A module with its own class of loggers makes its logger when it is imported. If the rank had already made a
-        # logger of that name, the module would get this one, which is of the wrong class.
+        # Loggers of other classes are left out, because their modules make them when they are imported. If the rank had
+        # already made a logger with such a name, the module would get that logger, which has the wrong class.
         if not isinstance(logger, logging.Logger) or type(logger) not in (logging.Logger, logging.RootLogger):
             continue
         # A module that is imported on a rank sets up its logger's handlers itself.
@@ -158,7 +158,7 @@ class RankState:
         self._told = NotebookState()
         self._own_path = list(sys.path)
         self._path = list(sys.path)
-        self._handlers: list[tuple[Any, Any]] = []  # pairs of a logger and a handler that was added here
+        self._handlers: list[tuple[Any, Any]] = []  # each handler that was added, with its logger
 
     def apply(self, now: NotebookState) -> None:
         """Apply what has changed in the notebook since the previous call."""
@@ -223,11 +223,10 @@ def import_path(own: Sequence[str], notebook: Sequence[Sequence[str]], *, same_p
     """Return a rank's sys.path, made from the rank's own entries and the notebook's entries.
 
     The rank's entries before its standard library come first, because they hold the code that was shipped to the rank.
-    The notebook's entries follow in their order, as far as they exist on the rank. The rank's remaining entries come
-    last.
+    Then come the notebook's entries that exist on the rank, in their order, and last the rank's remaining entries.
 
-    If the rank's Python is not the notebook's, the rank keeps its own standard library and installed packages: their
-    entries take the places of the notebook's entries of the same kind.
+    If the rank's Python is not the notebook's, the rank keeps its own standard library and installed packages. Their
+    entries replace the notebook's entries of the same kind.
     """
     known = {entry for entry, _ in notebook}
     kinds = {entry: kind_of_entry(entry) for entry in own}

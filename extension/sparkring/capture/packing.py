@@ -1,9 +1,9 @@
 """Packs a notebook's values for the ranks, and loads them there.
 
-One pickler writes all values one after another, so an object that two names share is also shared on the rank. Functions
-of the notebook get the rank's own `__main__` as their globals, in place of the notebook's, and keep their source
-lines. If a value needs a class or a function of the notebook, this class or function is sent along and defined in the
-rank's `__main__`, because pickle looks for it there by its name.
+One pickler writes all values one after another, so an object that two names share is also shared on the rank. The
+notebook's functions keep their source lines, and get the rank's own `__main__` as their globals. If a value needs a
+class or a function of the notebook, this class or function is sent, too. It is defined in the rank's `__main__`, where
+pickle looks for it by its name.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Callabl
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle's pickler, but it refuses what must not be sent, and gives functions the rank's namespace.
+    """A cloudpickle pickler that refuses values that must not be sent, and gives functions the rank's namespace.
 
-    Functions take along the notebook's variables that they use, except those for which `stays(name)` is true.
+    A function is packed with the notebook's variables that it uses, except those for which `stays(name)` is true.
     """
 
     def __init__(
@@ -85,8 +85,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._files: dict[str, _CodeFile] = {}
         self._memory = memory
         self._reducers: dict[type, tuple[Reducer, ...]] = {}
-        # Stand-ins for closure cells, by the id of the cell: functions that share a cell in the notebook share one on
-        # the rank, too.
+        # Stand-ins for closure cells, by the id of the cell. Functions that share a cell in the notebook also share it
+        # on the rank.
         self._cells: dict[int, StandIn] = {}
         if namespace is not None:
             # This tells cloudpickle which dict the functions get as their globals when they are loaded.
@@ -101,7 +101,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def reducer_override(self, value: Any) -> Any:
         self.last = value
-        # The streams of a notebook's kernel cannot be packed: the rank uses its own streams in place of them.
+        # The streams of a notebook's kernel cannot be packed, so the rank uses its own.
         if value is sys.stdout or value is sys.stderr:
             return getattr, (sys, "stdout" if value is sys.stdout else "stderr")
         cls = type(value)
@@ -116,10 +116,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if cls is types.CodeType and (file := self._files.get(value.co_filename)) and file.text:
             return code_with_lines, (file.lines, *self.dispatch_table[types.CodeType](value))
         if cls is not types.ModuleType and issubclass(cls, types.ModuleType) and by_reference(value):
-            # cloudpickle packs plain modules only, not those whose type is a subclass of ModuleType.
+            # cloudpickle does not pack modules whose type is a subclass of ModuleType.
             return importlib.import_module, (value.__name__,)
         if cls in (functools._lru_cache_wrapper, typing.NewType, typing.TypeVar) and value.__module__ == "__main__":
-            # These would be pickled as their names, which the rank's `__main__` does not have yet.
+            # These values would be pickled as their names, which the rank's `__main__` does not have yet.
             if cls is typing.NewType:
                 return typing.NewType, (value.__name__, value.__supertype__), {"__module__": "__main__"}
             if cls is typing.TypeVar:
@@ -148,7 +148,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return reduced
 
     def _complete(self, function: types.FunctionType, state: dict[str, Any]) -> None:
-        """Complete the state of a function that is sent by value: add what cloudpickle overlooks, remove what stays."""
+        """Add the names that cloudpickle overlooks to the state of a function, and remove those that stay."""
         code, carried = function.__code__, state["__globals__"]
         # cloudpickle overlooks, for example, names that are read only by a class body inside the function.
         for name in global_names(code).reads:
@@ -183,12 +183,12 @@ class _CodeFile:
 
     def __init__(self, filename: str) -> None:
         self.text = source_text(filename)
-        # All functions of the file refer to this one stand-in, so pickle writes the lines only once.
+        # All functions of the file refer to this stand-in, so pickle writes the lines only once.
         self.lines = StandIn(keep_lines, filename, self.text)
         self._names: list[StringName] | None = None
 
     def names_in_strings(self, code: types.CodeType, namespace: Namespace) -> set[str]:
-        """Return the notebook's names in those strings that `code` evaluates, or fills in as templates."""
+        """Return the notebook's names in the strings that `code` evaluates or fills in as templates."""
         if self._names is None:
             self._names = []
             if MARKS.search(self.text):
@@ -214,10 +214,13 @@ class Along(NamedTuple):
 
 @dataclass(frozen=True)
 class Packed:
-    """The packed values in `payload`, their `sizes` in bytes by name, and the `problems` of those that cannot be sent.
+    """Packed values.
 
-    `buffers` are the memory of large values, which is not in `payload`. `along` maps names to the additional objects
-    that were packed because the values need them.
+    payload: the pickled values.
+    sizes: the size of each packed value in bytes, by name.
+    problems: why a value cannot be sent, by name.
+    buffers: the memory of large values, which `payload` does not contain.
+    along: the notebook's classes and functions that were packed because the values need them, by name.
     """
 
     payload: bytes
@@ -237,10 +240,10 @@ def pack(
 ) -> Packed:
     """Pack `values` in their order, and then the classes and functions of `namespace` that these values need.
 
-    The size of a value does not count what has already been packed with the values before it.
+    An object that several values share counts only towards the size of the first of these values.
 
-    namespace: the notebook's. Functions that have it as their globals get the rank's namespace in place of it.
-    stays: tells whether the value of a name in `namespace` is not sent, even if functions use the name.
+    namespace: the notebook's namespace. Functions that have it as their globals get the rank's namespace instead.
+    stays: returns True for a name in `namespace` whose value is not sent, even if functions use the name.
     bound: names that are not sent along for values that need them, because the rank's `__main__` has them anyway.
     submodules: the names of modules that are imported on the rank.
     """
@@ -292,7 +295,7 @@ def pack_call(
 ) -> Packed:
     """Pack a function and its arguments. Functions that have `namespace` as their globals get the rank's `__main__`.
 
-    The `sizes` of the result have the function first, then `args` by the names of their parameters, then `kwargs`.
+    The result's `sizes` contain the function first, then `args` under the names of their parameters, then `kwargs`.
     Raises CaptureError if the function or an argument cannot be sent.
     """
     name = getattr(function, "__name__", None) or type(function).__name__
@@ -319,7 +322,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _load(payload: Buffer, namespace: Namespace, buffers: Iterable[Buffer]) -> Iterator[tuple[str, Any]]:
-    """Yield the name and the value of everything that was to be packed; put what was sent along into `namespace`."""
+    """Yield each name and value that was passed to pack(). Add the other packed objects to `namespace`."""
     unpickler = _Unpickler(payload, namespace, buffers)
     own_builtins = namespace.get("__builtins__", builtins)
     try:
@@ -346,20 +349,20 @@ def _load(payload: Buffer, namespace: Namespace, buffers: Iterable[Buffer]) -> I
 
 
 def unpack_names(payload: Buffer, namespace: Namespace, buffers: Iterable[Buffer] = ()) -> None:
-    """Load, on a rank, the values that pack() has packed, into `namespace`, the dict of the rank's `__main__`.
+    """On a rank: load the values from pack() into `namespace`, the dict of the rank's `__main__`.
 
-    Raises CaptureError, which names the value, if one cannot be loaded, for example because a module is missing.
+    Raises CaptureError with the name of a value that cannot be loaded, for example because a module is missing.
     """
     namespace.update(_load(payload, namespace, buffers))
 
 
 def unpack_values(payload: Buffer, buffers: Iterable[Buffer] = ()) -> list[Any]:
-    """On a rank: load packed values without binding them to names. Raises the same errors as `unpack_names`."""
+    """On a rank: load packed values without binding them to names. Raises the same errors as unpack_names()."""
     return [value for _, value in _load(payload, rank_namespace(), buffers)]
 
 
 def unpack_call(payload: Buffer, buffers: Iterable[Buffer] = ()) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """Load, on a rank, a call that pack_call() has packed. Raises the same errors as unpack_names().
+    """On a rank: load a call that pack_call() has packed. Raises the same errors as unpack_names().
 
     Returns the function with its positional arguments bound, and the keyword arguments.
     """

@@ -1,4 +1,4 @@
-"""Decides which values can be sent to the ranks. For a value that cannot, finds which object inside it is the cause."""
+"""Decides which values can be sent to the ranks. If a value cannot, finds the object inside it that is the cause."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ _CUDA = Kind("a tensor in a GPU's memory", "move it with `.cpu()`, and back with
 
 _IPYTHON = ("IPython", "ipykernel", "dbruntime")  # dbruntime has Databricks' display()
 
-# A key has the first part of the name of a class's module, and the name of the class. So a class is recognised without
-# an import, and one key stands for the SparkSession of Spark 3 and 4, classic and connect. Subclasses count, too.
+# A key is a top-level package and the name of a class in it. So a class is recognised without an import, and one key
+# covers the SparkSession of classic Spark and of Spark Connect. Subclasses are recognised, too.
 _KINDS: dict[tuple[str, str], Kind] = {
     ("pyspark", "SparkSession"): Kind("a SparkSession", _DRIVER),
     ("pyspark", "SparkContext"): Kind("a SparkContext", _DRIVER),
@@ -74,7 +74,7 @@ _KINDS: dict[tuple[str, str], Kind] = {
     ("torch", "Tensor"): _CUDA,  # kind_of() returns it only for a tensor that is in a GPU's memory
     ("IPython", "InteractiveShell"): Kind("the notebook's own shell", "call `get_ipython()` in the cell"),
 }
-# Pickle writes only the name and the module of a value of one of these types, and looks the value up when it loads it.
+# Pickle writes only the module and the name of values of these types, and looks the values up when it loads them.
 FOUND_BY_NAME = (type, types.FunctionType, functools._lru_cache_wrapper, typing.NewType, typing.TypeVar)
 _IN_MEMORY = {("_io", "StringIO"), ("_io", "BytesIO")}  # files that are plain data
 
@@ -108,7 +108,7 @@ def type_name(value: object) -> str:
 def by_reference(value: object) -> bool:
     """Return whether a value is a module, or a function or class that the rank can import by its name."""
     if issubclass(type(value), types.ModuleType):
-        # Of a lazily loaded module, such as that of `from tensorflow import keras`, vars() has no `__name__`.
+        # For a lazily loaded module, such as the one in `from tensorflow import keras`, vars() has no `__name__`.
         return sys.modules.get(getattr(value, "__name__", "")) is not None
     if not issubclass(type(value), (type, types.FunctionType, types.BuiltinFunctionType)):
         return False
@@ -135,7 +135,7 @@ def name_in_main(value: object, namespace: Namespace | None) -> str | None:
 
 
 def ipython_names(namespace: Namespace, names: Iterable[str] = ()) -> frozenset[str]:
-    """Return the builtins, such as `open`, and those of `names`, that IPython has redefined in the notebook.
+    """Return the names that IPython has redefined in the notebook: builtins such as `open`, and any of `names`.
 
     IPython's values refer to the notebook's shell, or need IPython on the rank. The rank has its own values.
     """
@@ -143,7 +143,7 @@ def ipython_names(namespace: Namespace, names: Iterable[str] = ()) -> frozenset[
     def foreign(value: object) -> bool:
         if isinstance(value, types.MethodType):
             value = value.__self__
-        # The `__module__` of a function may mislead: IPython's `open` has that of the builtin `open`.
+        # A function's `__module__` may mislead: IPython's `open` has the `__module__` of the builtin `open`.
         if isinstance(value, types.FunctionType):
             return _root(str(value.__globals__.get("__name__"))) in _IPYTHON
         return _root(str(type(value).__module__)) in _IPYTHON
@@ -175,14 +175,14 @@ class Step(NamedTuple):
 
 _Child = tuple[Literal["inside", "global", "variable", "class"], str, object]
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, bytearray, range, types.ModuleType, types.CodeType)
-_WIDTH = 10_000  # the largest number of items of one container that are looked at
+_WIDTH = 10_000  # at most this many items of a container are examined
 
 
 def walk(root: object, *, limit: int, enters: Callable[[object], bool] = lambda value: True) -> Iterator[Step]:
     """Yield `root` and the objects that it holds, directly or indirectly, without running their code.
 
     The walk ends after at most `limit` objects. It is breadth-first, so each object is reached by a shortest path. An
-    object for which `enters` is false is yielded, but what it holds is not.
+    object for which `enters` is false is yielded, but not searched.
     """
     steps = [Step(root, -1, "root", "")]
     seen = {id(root)}
@@ -200,9 +200,9 @@ def walk(root: object, *, limit: int, enters: Callable[[object], bool] = lambda 
 
 
 def _children(value: Any) -> Iterator[_Child]:
-    # isinstance() would ask a proxy object for its class, and get that of another object; type() gets the real class.
+    # type() returns the real class of a proxy object; isinstance() would use the class that the proxy poses as.
     cls = type(value)
-    if kind_of(value):  # it is itself the cause, and may hold very many objects, as a SparkSession does
+    if kind_of(value):  # the value is itself the cause; some, such as a SparkSession, hold very many objects
         return
     if issubclass(cls, types.FunctionType):
         if not by_reference(value):
@@ -252,8 +252,8 @@ def _of_instance(value: Any, cls: type) -> Iterator[_Child]:
     for base in cls.__mro__:
         for name, member in vars(base).items():
             if type(member) is types.GetSetDescriptorType and name == "__dict__":
-                # A proxy of wrapt, which poses as another class, raises TypeError before wrapt 2 and AttributeError
-                # from wrapt 2 on.
+                # A proxy of wrapt poses as another class. It raises TypeError before wrapt 2, and AttributeError from
+                # wrapt 2 on.
                 with contextlib.suppress(TypeError, AttributeError):
                     yield from (("inside", f".{key}", item) for key, item in member.__get__(value, cls).items())
             elif type(member) is types.MemberDescriptorType:  # __slots__, and the fields of types written in C
@@ -274,8 +274,8 @@ def _short(key: object) -> str:
 def _path(name: str, root: object, culprit: object) -> tuple[list[str], str]:
     """Find how `culprit` is reached from `root`, the value of `name`.
 
-    Returns clauses, such as "`train` uses the notebook's `state`", and the path from the last object that they mention
-    to the culprit, such as `state.lock`. The path is empty if the culprit is not found.
+    Returns clauses, such as "`train` uses the notebook's `state`", and the path to the culprit from the last object
+    that the clauses mention, such as `state.lock`. The path is empty if the culprit is not found.
     """
     steps: list[Step] = []
     for step in walk(root, limit=200_000):

@@ -1,7 +1,7 @@
 """Records which names have a value on the ranks of a warm gang, and tells whether the notebook's value is newer.
 
-A cell uses the ranks' value of a name if an earlier cell gave the name this value on the ranks, or if the value was
-sent to them earlier. But if the notebook's value has changed since then, the notebook's value is sent. So a cell finds
+A cell uses the ranks' value of a name if an earlier cell assigned this value on the ranks, or if the value was sent to
+the ranks earlier. But if the notebook's value has changed since then, the notebook's value is sent. So a cell can use
 the model that an earlier cell has trained, and `lr = 0.01` in the notebook takes effect in the next cell.
 """
 
@@ -21,13 +21,13 @@ _PLAIN_ELSEWHERE = (("numpy", "ndarray"), ("pandas", "DataFrame"), ("pandas", "S
 
 
 class RemoteNames:
-    """The names that the ranks have bound, each with a fingerprint of the value that it then had in the notebook."""
+    """The names that ranks have bound or received, each with a fingerprint of the notebook's value at that moment."""
 
     def __init__(self) -> None:
         self._ranks_with: dict[str, set[int]] = {}
         self._notebook: Mapping[str, Any] = {}
         self._seen: dict[str, _Fingerprint] = {}
-        # The fingerprints made since the last call of beside(): to make that of a large value again would take a while.
+        # The fingerprints made since the last call of beside(). Making them again would take a while for large values.
         self._now: dict[str, _Fingerprint] = {}
         self._asked_for: frozenset[int] = frozenset()
 
@@ -37,7 +37,7 @@ class RemoteNames:
         return set(self._ranks_with)
 
     def beside(self, notebook: Mapping[str, Any], ranks: Iterable[int]) -> Container[str]:
-        """Return a container of the names whose values on `ranks` are to be used instead of those in `notebook`."""
+        """Return a container of the names whose values on `ranks` should be used instead of the notebook's."""
         self._notebook, self._asked_for = notebook, frozenset(ranks)
         self._now.clear()
         return self
@@ -51,7 +51,7 @@ class RemoteNames:
         return seen is not None and seen.is_of(self._notebook[name]) and seen == self._fingerprint(name)
 
     def bound(self, names: Iterable[str], ranks: Iterable[int]) -> None:
-        """Record that `ranks` have bound or received `names`; the notebook's current values do not count as newer."""
+        """Record that `ranks` have bound or received `names`. The notebook's current values do not count as newer."""
         for name in names:
             now = self._fingerprint(name) if name in self._notebook else None
             there = self._ranks_with.setdefault(name, set())
@@ -109,7 +109,7 @@ def _content(value: Any) -> bytes:
         found = hashlib.sha256(pickle.dumps(value, protocol=5, buffer_callback=buffers.append))
         for buffer in buffers:  # the contents of arrays; CRC-32 takes a third of SHA-256's time
             found.update(zlib.crc32(buffer.raw()).to_bytes(4, "big"))
-    except Exception:  # something in the value cannot be pickled: only the value's identity is compared
+    except Exception:  # part of the value cannot be pickled, so only the value's identity is compared
         return b""
     return found.digest()
 

@@ -1,6 +1,6 @@
-"""Finds and reads, on the driver, the scripts of a cell's `%run` lines; they are sent to the ranks with the cell.
+"""Reads the scripts that a cell's `%run` lines name.
 
-On the ranks, `worker/rank/script.py` runs them.
+The driver reads them and sends them with the cell. On the ranks, `worker/rank/script.py` runs them.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from pathlib import Path
 from sparkring.errors import OptionsError
 from sparkring.wire.messages import Script as Script
 
-# One word of a line that is split as a shell would split it; the word keeps its quotes.
+# A word of a line that is split as a shell would split it. The word keeps its quotes.
 _WORD = re.compile(r"""(?:[^\s"'\\]|\\.|"(?:\\.|[^"\\])*"|'[^']*'|["'\\])+""")
 _QUOTED = re.compile(r"""["'\\]""")
-# The options of IPython's %run that need a part of the notebook's IPython, and the name of that part.
+# Maps each option of IPython's %run that works only in the notebook to the part of IPython that it needs.
 _ELSEWHERE = {flag: of for flags, of in (("db", "debugger"), ("plrsTD", "profiler"), ("tN", "timer")) for flag in flags}
 
 
 def path_in(line: str) -> str:
-    """Return the path in a `%run` line as it is written, '' if there is none. Raises the errors of find_script()."""
+    """Return the path in a `%run` line as written, or '' if there is none. Raises OptionsError for a wrong option."""
     return _parsed(line)[1]
 
 
@@ -67,8 +67,8 @@ def find_script(
 def read_script(written: str, transform: Callable[[str], str] | None = None, given: Collection[str] = ()) -> Script:
     """Read the script at a path. Raises OptionsError if the script cannot be read or is not Python.
 
-    `given` are names that already have values. If the script is a notebook, the defaults of these names are left
-    out of a cell that has the tag `parameters`.
+    `given` are names that already have values. If the script is a notebook, its cells with the tag `parameters` do not
+    assign defaults to these names.
     """
     path = os.path.abspath(os.path.expanduser(written))
     if not os.path.exists(path) and os.path.isfile(f"{path}.py"):  # the suffix may be left out, as in IPython
@@ -94,7 +94,7 @@ def read_script(written: str, transform: Callable[[str], str] | None = None, giv
 def split_arguments(text: str, *, patterns: bool) -> list[str]:
     """Split the text of a script's arguments as a shell would, with `~` expanded.
 
-    With `patterns`, also replace an unquoted pattern, such as `*.csv`, by the names of the files that match it.
+    With `patterns`, also replace each unquoted pattern, such as `*.csv`, with the names of the files that match it.
     """
     found: list[str] = []
     for word in _WORD.findall(text):
@@ -121,7 +121,7 @@ def _parsed(line: str) -> tuple[set[str], str, str]:
 
 
 def _flag(flag: str) -> str:
-    """Return the flag. Raises OptionsError if the flag is unknown or does not work on ranks."""
+    """Return `flag`. Raises OptionsError if it is unknown or does not work on ranks."""
     if flag in _ELSEWHERE:
         raise OptionsError(f"-{flag} needs the {_ELSEWHERE[flag]} of the notebook's IPython: leave it out")
     if flag not in ("--", "n", "i", "e", "G", "m"):
@@ -171,7 +171,7 @@ def _checked(name: str, source: str) -> str:
 
 
 def _cells(path: str, data: bytes) -> list[tuple[str, str, bool]]:
-    """Return a notebook's code cells: a name for tracebacks, the code, and whether it has the tag `parameters`."""
+    """Return each code cell of a notebook: a name for tracebacks, the code, and whether it is tagged `parameters`."""
     try:
         return [
             (f"{path} cell {number}", "".join(cell["source"]), "parameters" in cell.get("metadata", {}).get("tags", ()))
@@ -183,7 +183,7 @@ def _cells(path: str, data: bytes) -> list[tuple[str, str, bool]]:
 
 
 def _without_defaults(source: str, given: Collection[str]) -> str:
-    """Return the source with `pass` in place of each assignment to one of the names `given`, as in `lr = 0.1`."""
+    """Replace each top-level assignment to a name in `given`, such as `lr = 0.1`, with `pass`."""
     code = source.encode()
     lines = [0, *itertools.accumulate(map(len, code.splitlines(keepends=True)))]  # where each line begins
     for node in reversed(ast.parse(source).body):

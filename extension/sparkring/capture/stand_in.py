@@ -1,4 +1,4 @@
-"""A placeholder that is pickled in place of an object, which is then made where the pickle is loaded."""
+"""A placeholder for an object that is made only when the pickle is loaded."""
 
 from __future__ import annotations
 

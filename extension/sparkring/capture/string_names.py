@@ -36,13 +36,14 @@ class StringName(NamedTuple):
 def names_in_strings(tree: ast.AST, values: Mapping[str, object]) -> list[StringName]:
     """Find the names in strings that code evaluates, and in templates that it fills in from globals().
 
-    `values` are the notebook's variables. Some may hold such a string, or a module such as pandas, which has an eval().
+    `values` are the notebook's variables. A variable may hold such a string, or a module that has an eval(), such as
+    pandas.
     """
     return list(_Strings(tree, values).find())
 
 
 class _Strings:
-    """The strings that a tree uses: literals, those that it assigns to a name, and variables of the notebook."""
+    """The strings that code uses: literals, strings that it assigns to a name, and variables of the notebook."""
 
     def __init__(self, tree: ast.AST, values: Mapping[str, object]) -> None:
         self.nodes = list(ast.walk(tree))
@@ -90,7 +91,7 @@ class _Strings:
         return ()
 
     def text(self, node: ast.AST) -> str:
-        """Return the text of an expression, as far as it is known without running the code; '' if it is not known."""
+        """Return as much of an expression's text as is known without running the code."""
         match node:
             case ast.Constant(str(text)):
                 return text
@@ -135,7 +136,7 @@ def _in_format(text: str) -> Iterable[str]:
 
 
 def names_in_hints_of(value: object) -> set[str]:
-    """Return the names in strings that are, or are part of, the annotations of a function or a class."""
+    """Return the names in those annotations of a function or class that are, or contain, strings."""
     if not isinstance(value, (type, types.FunctionType)):
         return set()
     try:
@@ -147,7 +148,7 @@ def names_in_hints_of(value: object) -> set[str]:
 
 
 def names_in_hints(source: str) -> set[str]:
-    """Return the names in those annotations of a cell that are strings, as all are with the __future__ import."""
+    """Return the names in a cell's string annotations. With the __future__ import, all annotations are strings."""
     found: set[str] = set()
     tree = ast.parse(source)
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == "__future__"]

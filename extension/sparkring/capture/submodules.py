@@ -1,7 +1,7 @@
 """Finds the submodules that code uses through their package, such as `a.b` in code that reads `a.b.x`.
 
-Ranks get the names of modules, and import them. The import of the package `a` does not always import `a.b`, so the
-names of such submodules are sent, too.
+A module is sent to the ranks as its name, and the ranks import it. Importing the package `a` does not always import
+`a.b`, so the names of such submodules are sent, too.
 """
 
 from __future__ import annotations

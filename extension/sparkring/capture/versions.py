@@ -1,4 +1,4 @@
-"""The versions of the notebook's packages, and whether the ranks' Python has the same versions."""
+"""Finds the versions of the notebook's packages, and compares them with those in the ranks' Python."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import NamedTuple
 import sparkring
 
 _MODULES = ("horovod", "tensorflow", "keras", "torch", "pyspark", "numpy", "petastorm", "pyarrow")
-# Some modules can come from packages with other names: for each such module, these are the packages to look for.
+# The packages to look for, for modules whose package may have a different name.
 _PACKAGES = {
     "tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "tensorflow-macos", "tf-nightly"),
     "sklearn": ("scikit-learn",),
@@ -27,7 +27,7 @@ _PACKAGES = {
 
 @functools.cache  # the search takes some milliseconds, which would slow a short cell on a warm gang
 def versions() -> tuple[tuple[str, str], ...]:
-    """Return the names and versions of Python, sparkring and the installed packages, without importing them."""
+    """Return the names and versions of Python, sparkring and the installed packages for `_MODULES`."""
     found = ((name, _version_of(name)) for name in _MODULES)
     ours = ("python", platform.python_version()), ("sparkring", sparkring.__version__)
     return (*ours, *((name, version) for name, version in found if version))
@@ -49,7 +49,7 @@ def show_versions(*modules: str) -> None:
 
 
 class Difference(NamedTuple):
-    """A module whose package has one version `here` and another one `there`; '' stands for a missing package."""
+    """A module whose package has different versions `here` and `there`; '' stands for a missing package."""
 
     module: str
     here: str
@@ -57,7 +57,7 @@ class Difference(NamedTuple):
 
 
 def modules_of(values: Iterable[object]) -> frozenset[str]:
-    """The top-level modules that ranks import to rebuild `values`, without those of the standard library."""
+    """Return the top-level modules, outside the standard library, that ranks import to rebuild `values`."""
     own = {"__main__", "sparkring", "cloudpickle"}  # these are sent with the task
     return frozenset(_home(value).partition(".")[0] for value in values) - own - sys.stdlib_module_names
 
@@ -69,10 +69,10 @@ def _home(value: object) -> str:
     return str((value if named else type(value)).__module__)
 
 
-@functools.cache  # it searches all installed packages
+@functools.cache  # because it searches all installed packages
 def installed() -> dict[str, str]:
     """Map each top-level module that this Python's packages provide to the version of its package."""
-    # metadata.packages_distributions() takes ten times as long, and on Spark, every member does this.
+    # metadata.packages_distributions() takes ten times as long, and on Spark, every member needs this dict.
     found: dict[str, str] = {}
     packages: set[str] = set()
     for folder in map(Path, sys.path):
@@ -90,7 +90,7 @@ def installed() -> dict[str, str]:
 
 
 def _modules_of_wheel(folder: Path) -> list[str] | None:
-    """The top-level modules of a package of which `folder` is the .dist-info; None if the folder does not say."""
+    """Return the top-level modules of the package whose .dist-info is `folder`, or None if it does not list them."""
     with contextlib.suppress(OSError):
         return (folder / "top_level.txt").read_text(encoding="utf-8").split()
     with contextlib.suppress(OSError):
@@ -99,14 +99,14 @@ def _modules_of_wheel(folder: Path) -> list[str] | None:
 
 
 def _described(package: metadata.Distribution) -> tuple[list[str], str]:
-    """The top-level modules and the version of a package that is described in another way."""
+    """Return the top-level modules and the version of a package, from its metadata."""
     named = package.read_text("top_level.txt")
     modules = named.split() if named else [file.parts[0].partition(".")[0] for file in package.files or ()]
     return modules, package.version or ""
 
 
 def difference(modules: Iterable[str], there: Mapping[str, str]) -> Difference | None:
-    """The first of `modules` that is installed here, but is missing or has another minor version in `there`."""
+    """Return the first of `modules` that is installed here, but is missing or has another minor version `there`."""
     here = installed()
     for module in sorted(modules):
         if here.get(module) and _minor(here[module]) != _minor(there.get(module, "")):
@@ -119,7 +119,7 @@ def _minor(version: str) -> list[str]:
 
 
 def _version_of(module: str) -> str:
-    """The version of the package that has the module's name or a name in `_PACKAGES`; '' if none is installed."""
+    """Return the version of the installed package that provides `module`, or '' if none is installed."""
     for package in _PACKAGES.get(module, (module,)):
         with contextlib.suppress(metadata.PackageNotFoundError):
             if version := metadata.version(package):  # None if the package's metadata is broken

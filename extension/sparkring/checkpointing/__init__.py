@@ -1,1 +1,1 @@
-"""Checkpoints: what they contain, how they are stored, and how training continues from one."""
+"""Checkpoints: what they contain, how they are stored, and how training continues from them."""

@@ -1,4 +1,4 @@
-"""Saves that run in the background while the training continues. A rank waits for them at the end of its cell."""
+"""Saves checkpoints in the background while training continues. A rank waits for these saves at the end of its cell."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ _unfinished: dict[PendingSave, None] = {}  # oldest first; a failed save stays h
 
 
 class PendingSave:
-    """One save in a thread of its own. If the save fails, wait() raises its error.
+    """A save in its own thread. If the save fails, wait() raises the error.
 
-    The thread exists before start() is called: making it there would delay the training, because a new thread takes the
-    GIL.
+    The thread is created in advance, not by start(), because a new thread takes the GIL and delays the training.
     """
 
     def __init__(self) -> None:
@@ -40,7 +39,7 @@ class PendingSave:
             return
         try:
             self._save()
-        except Exception as error:  # whatever it is, wait() raises it in the training's own thread
+        except Exception as error:  # wait() raises it in the training's own thread
             self.error = error
         else:
             _unfinished.pop(self, None)
@@ -57,7 +56,7 @@ class PendingSave:
 
 
 def finish() -> None:
-    """Wait for the saves of all stores, and raise the first error not reported yet; called at the end of a cell."""
+    """At the end of a cell, wait for the saves of all stores, and raise the first error not reported yet."""
     errors = []
     for save in list(_unfinished):
         try:
@@ -70,5 +69,5 @@ def finish() -> None:
 
 @atexit.register
 def _at_exit() -> None:
-    with contextlib.suppress(Exception):  # the save has already reported its error, and here nobody could catch it
+    with contextlib.suppress(Exception):  # the save has already reported its error, and nobody could catch it now
         finish()

@@ -1,4 +1,4 @@
-"""What has changed since a checkpoint was saved: the cell, or the data. Nothing here accesses storage."""
+"""Finds what has changed since a checkpoint was saved: the cell, or the data. This module does not access storage."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LINES = 14
 
 
 def changes(entry: Entry, code: str, data: Mapping[str, str]) -> str:
-    """What has changed since the checkpoint was saved, in words; '' if nothing has."""
+    """Return a text that says what has changed since the checkpoint was saved; '' if nothing has."""
     commit = entry.commit
     assert commit is not None
     changed = sorted(name for name in commit.data.keys() & data.keys() if commit.data[name] != data[name])
@@ -31,18 +31,18 @@ def saved_words(entry: Entry, now: float) -> str:
 
 
 def stamp_after(stamps: list[int]) -> int:
-    """Return the stamp of an attempt that begins now: the ms since 1970, or one more than the largest of `stamps`."""
+    """Return the stamp of an attempt that begins now: the ms since 1970, or more, if `stamps` has a larger number."""
     return max([int(time.time() * 1000), *(stamp + 1 for stamp in stamps)])
 
 
 def _body(code: str) -> list[str]:
-    """Return the lines of a cell without its %% magic: a change of the magic's options does not change the cell."""
+    """Return the lines of a cell without its %% magic, whose options may change without changing the cell."""
     lines = [line.rstrip() for line in code.splitlines()]
     return lines[1:] if code.startswith("%%") else lines
 
 
 def meaning(code: str) -> str:
-    """A cell in a form that does not depend on comments and empty lines."""
+    """Return a cell in a form that does not depend on comments and empty lines."""
     text = "\n".join(_body(code)).strip()
     try:
         return ast.dump(ast.parse(text))

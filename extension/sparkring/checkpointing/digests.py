@@ -33,7 +33,7 @@ class Digest:
 
 
 def digest_of(data: bytes) -> str:
-    """The digest of `data`."""
+    """Return the digest of `data`."""
     found = Digest()
     found.add(data)
     return str(found)

@@ -72,7 +72,7 @@ class Directory:
         )
 
     def words(self, now: float) -> str:
-        """The sentence that a run shows if it continues from a checkpoint; else ''."""
+        """Return the sentence that a run shows if it continues from a checkpoint; '' if it does not."""
         if self.first is None:
             return ""
         return f"continues from {saved_words(self.first, now)} in {self.location.written} (--fresh starts over)"
@@ -86,9 +86,11 @@ def open_directory(
 ) -> Directory:
     """Return the directory at `path`, for a run of `size` ranks. `data` maps the cell's data sets to their versions.
 
-    The run continues from the newest checkpoint; with `fresh`, from none. Raises CheckpointError if that checkpoint has
-    shards for another number of ranks, if, without `resume`, the cell or its data have changed since it was saved, or
-    if the directory cannot be read. Raises PathError if `path` is invalid.
+    The run continues from the newest checkpoint; with `fresh`, from none.
+
+    Raises CheckpointError if the directory cannot be read, if the newest checkpoint has shards for another number of
+    ranks, or if the cell or its data have changed since the checkpoint was saved. `resume` allows such changes. Raises
+    PathError if `path` is invalid.
     """
     location = locate(path)
     try:

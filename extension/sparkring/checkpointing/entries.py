@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 State = Literal["committed", "partial", "corrupt"]
 
 COMMIT = "commit.json"
-TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")  # what fsspec's packages call a file's time
+TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")  # fsspec's names for a file's time
 _NAME = re.compile(r"(\d{8,})\.(\d{10,})-(\d+)")
 
 
@@ -35,7 +35,7 @@ class Name(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> Name | None:
-        """The parsed name; None if `text` is not the name of a checkpoint of sparkring."""
+        """Return the parsed name; None if `text` is not the name of a sparkring checkpoint."""
         found = _NAME.fullmatch(text)
         return cls(*map(int, found.groups())) if found else None
 
@@ -54,9 +54,9 @@ class File(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """What commit.json says. `time` is in Unix seconds; `size` is the number of ranks that trained.
+    """The contents of commit.json. `time` is in Unix seconds; `size` is the number of ranks that trained.
 
-    `sharded` tells whether each rank wrote a file of its own. `lineage` is an id that all checkpoints of one training
+    `sharded` says whether each rank wrote a file of its own. `lineage` is an id that all checkpoints of one training
     share. `data` maps the name of each data set whose position is saved to the version of this data set.
     """
 
@@ -77,16 +77,17 @@ class Commit(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A checkpoint. Its state is "committed" if all files have the right sizes, "partial" if it has no commit.json.
+    """A checkpoint.
 
-    Otherwise its state is "corrupt": a file is missing or damaged.
+    Its state is "partial" if it has no commit.json, "committed" if all files have the right sizes, and otherwise
+    "corrupt": a file is missing or damaged.
     """
 
     name: str
     state: State
     commit: Commit | None = None
     reason: str = ""  # why it is corrupt
-    changed: float = 0.0  # if it is partial: when it last changed, in Unix seconds; 0.0 for unknown
+    changed: float = 0.0  # for a partial checkpoint, when it last changed, in Unix seconds; 0.0 for unknown
 
     @property
     def parsed(self) -> Name:
@@ -102,7 +103,7 @@ class Entry(NamedTuple):
 class Last(NamedTuple):
     """The checkpoint from which a new attempt continues; `name` is '' if there is none.
 
-    `there` has the names of all checkpoints that the driver knows. `commit` is None if the driver could not read it.
+    `there` has the names of all checkpoints that the driver knows of. `commit` is None if the driver could not read it.
     """
 
     name: str = ""
@@ -112,19 +113,19 @@ class Last(NamedTuple):
 
 
 def changed_at(info: dict[str, Any]) -> float:
-    """When a file or folder last changed, in Unix seconds; 0.0 if its file system does not tell."""
+    """Return when a file or folder last changed, in Unix seconds; 0.0 if its file system does not say."""
     found = [info[name] for name in TIMES if info.get(name) is not None]
     times = [moment.timestamp() if isinstance(moment, datetime.datetime) else moment for moment in found]
     return max((float(moment) for moment in times if isinstance(moment, int | float)), default=0.0)
 
 
 def newest(entries: Iterable[Entry]) -> Entry | None:
-    """The committed checkpoint that was saved last."""
+    """Return the committed checkpoint that was saved last."""
     return max((each for each in entries if each.state == "committed"), key=lambda each: each.parsed.age, default=None)
 
 
 def best(entries: Iterable[Entry], metric: str, mode: Literal["min", "max"]) -> Entry | None:
-    """The newest committed checkpoint with the best value of `metric`; None if all values are missing or NaN."""
+    """Return the newest committed checkpoint with the best value of `metric`; None if all are missing or NaN."""
     sign = 1 if mode == "max" else -1
     scored = [
         (sign * entry.commit.metrics[metric], entry.parsed.age, entry)

@@ -38,8 +38,8 @@ class Folder:
     """A checkpoint's folder as the storage lists it.
 
     `sizes` maps the names of its files to their sizes. `commit` has the size, times and etag of commit.json, or is None
-    if there is no commit.json. `changed` is when something in the folder last changed, in Unix seconds; 0.0 if the
-    storage does not tell.
+    if there is no commit.json. `changed` is the time at which something in the folder last changed, in Unix seconds; it
+    is 0.0 if the storage does not say.
     """
 
     sizes: dict[str, int] = field(default_factory=dict)
@@ -98,7 +98,7 @@ def folders(directory: Location) -> dict[str, Folder]:
 
 
 def look(directory: Location, name: str) -> Entry | None:
-    """Return the checkpoint `name`, or None if it has no commit.json. This works even if a listing does not show it."""
+    """Return the checkpoint `name`, even if a listing does not show it yet; None if it has no commit.json."""
     commit = None
     try:
         commit = read_commit(directory, name)
@@ -113,7 +113,10 @@ def look(directory: Location, name: str) -> Entry | None:
 
 
 def check(directory: Location, entry: Entry) -> str:
-    """Read every byte of a checkpoint, and return what is wrong with it or ''. CheckpointError if it cannot be read."""
+    """Read every byte of a checkpoint, and return what is wrong with the checkpoint, or ''.
+
+    Raises CheckpointError if the checkpoint cannot be read.
+    """
     if entry.state == "partial":
         return f"it was not completed: it has no {COMMIT}"
     try:
@@ -130,7 +133,10 @@ def check(directory: Location, entry: Entry) -> str:
 
 
 def read_commit(directory: Location, name: str) -> Commit:
-    """Return the contents of commit.json. Raises FileNotFoundError if there is none, and CheckpointDamagedError."""
+    """Return the contents of commit.json.
+
+    Raises FileNotFoundError if there is no commit.json, and CheckpointDamagedError if it is damaged.
+    """
     with in_words(f"the checkpoint {name} in {directory.written} cannot be read"):
         content = _unsealed(directory.fs.cat_file((directory / name / COMMIT).path))
         if content is None:
@@ -172,7 +178,7 @@ def write_part(directory: Location, name: str, rank: int, file: File) -> None:
 
 
 def read_part(directory: Location, name: str, rank: int) -> File | None:
-    """The file that a rank reports as written; None if the report is missing or not complete yet. Raises OSError."""
+    """Return the file that a rank reports as written; None if the report is missing or incomplete. Raises OSError."""
     path = (directory / name / part(rank)).path
     directory.fs.invalidate_cache(path)
     if not directory.fs.exists(path):
@@ -185,21 +191,21 @@ def read_part(directory: Location, name: str, rank: int) -> File | None:
 
 
 def data(rank: int) -> str:
-    """The name of the file with a rank's arrays."""
+    """Return the name of the file with a rank's arrays."""
     return f"rank-{rank}.safetensors"
 
 
 def part(rank: int) -> str:
-    """The name of the file with which a rank reports that its data has been written."""
+    """Return the name of the file with which a rank reports that its data has been written."""
     return f"rank-{rank}.json"
 
 
 def remove(directory: Location, entry: Entry) -> None:
-    """Remove a checkpoint, its commit first: if this is interrupted, the rest is not a checkpoint. Raises OSError."""
+    """Remove a checkpoint, its commit first: a folder without a commit is not a checkpoint. Raises OSError."""
     folder = directory / entry.name
     files = [file.name for file in entry.commit.files] if entry.commit else [data(0)]
     parts = [part(rank) for rank in range(1, len(files))]
-    # One by one: rm() of the folder would stop at a file that no longer exists, but is in a stale listing.
+    # Remove each file separately: rm() of the folder would stop at a file that is gone, but is in a stale listing.
     for name in (COMMIT, *files, *parts):
         with contextlib.suppress(FileNotFoundError):
             folder.fs.rm_file((folder / name).path)
@@ -213,7 +219,7 @@ def remove(directory: Location, entry: Entry) -> None:
 
 @contextlib.contextmanager
 def in_words(what: str) -> Iterator[None]:
-    """Turn any error of a file system, except FileNotFoundError, into one that says `what`, the reason and advice."""
+    """Turn file system errors, except FileNotFoundError, into CheckpointStorageError with `what`, reason and advice."""
     try:
         yield
     except (SparkringError, FileNotFoundError):
@@ -223,7 +229,7 @@ def in_words(what: str) -> Iterator[None]:
 
 
 def described(error: Exception) -> str:
-    """Describe an error of a file system in a sentence, followed by advice. A CheckpointError describes itself."""
+    """Describe a file system error in a sentence, followed by advice. Return the text of a CheckpointError as it is."""
     if isinstance(error, CheckpointError):
         return str(error)
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
@@ -240,7 +246,7 @@ def described(error: Exception) -> str:
 
 
 def sync_folder(folder: Location) -> None:
-    """Flush a local folder to the disk (fsync), so that its new files are found there after a power cut."""
+    """Flush a local folder to the disk (fsync), so that its new files are not lost in a power cut."""
     if not folder.local:
         return
     try:
@@ -256,7 +262,7 @@ def sync_folder(folder: Location) -> None:
 def _listed(directory: Location) -> Iterator[dict[str, Any]]:
     fs = directory.fs
     with contextlib.suppress(FileNotFoundError):
-        if not directory.local:  # an object store lists everything below a path in one go
+        if not directory.local:  # an object store lists everything below a path in one call
             yield from fs.find(directory.path, withdirs=True, detail=True).values()
             return
         for info in directory.entries():
@@ -273,7 +279,7 @@ def _write_sealed(file: Location, content: dict[str, Any]) -> None:
 
 
 def _unsealed(sealed: bytes) -> dict[str, Any] | None:
-    """The content that _write_sealed() wrote; None if it does not match its digest."""
+    """Return the content that _write_sealed() wrote; None if it does not match its digest."""
     found = _SEALED.fullmatch(sealed)
     if found is None or digest_of(found[2]).encode() != found[1]:
         return None
@@ -282,7 +288,7 @@ def _unsealed(sealed: bytes) -> dict[str, Any] | None:
 
 
 def content_of(commit: Commit) -> dict[str, Any]:
-    """A commit as plain values for JSON."""
+    """Return a commit as plain values for JSON."""
     return {
         **commit._asdict(),
         "layout": LAYOUT,
@@ -304,7 +310,7 @@ def commit_of(content: dict[str, Any]) -> Commit:
 
 
 def _mismatch(commit: Commit, sizes: dict[str, int]) -> str:
-    """Say which file of `commit` is missing from `sizes` or has a different size there; '' if there is no such file."""
+    """Return a text about a file of `commit` that is not in `sizes` or has a different size; '' if all files match."""
     for file in commit.files:
         if file.name not in sizes:
             return f"{file.name} is missing"

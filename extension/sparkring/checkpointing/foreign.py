@@ -46,7 +46,7 @@ class Other(NamedTuple):
 
 
 def recognised(files: Iterable[Seen]) -> list[Other]:
-    """The checkpoints among `files`, newest first. Files in a SavedModel's folder belong to it."""
+    """Return the checkpoints among `files`, newest first. Files in a SavedModel's folder belong to the SavedModel."""
     every = list(files)
     models = {file.path.rpartition("/")[0] for file in every if file.path.rpartition("/")[2] in _SAVED_MODEL}
     found: list[Other] = []

@@ -1,4 +1,4 @@
-"""All checkpoints in a directory at one moment, sparkring's and those of other tools, for `%checkpoints`."""
+"""Lists all checkpoints in a directory for `%checkpoints`: sparkring's and those of other tools."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from sparkring.checkpointing.foreign import Other, Seen, recognised
 from sparkring.errors import OptionsError
 from sparkring.runtime.storage import Location, locate
 
-DEPTH = 3  # the levels of folders to look into: enough for BACKUP/chief/ckpt-1.index
-FOLDERS = 200  # the most folders to look into, so that a directory with many folders is listed quickly
+DEPTH = 3  # how many levels of folders to search: enough for BACKUP/chief/ckpt-1.index
+FOLDERS = 200  # how many folders to search, at most, so that a directory with many folders is listed quickly
 
 
 class Inventory(NamedTuple):
-    """What was found in `directory` (as the user wrote it) at `time` (Unix seconds).
+    """The checkpoints in `directory` (as the user wrote it) at `time` (Unix seconds).
 
-    `entries` are sparkring's checkpoints, newest first; `others` are those of other tools. `checked`: every byte
-    of `entries` was read. `metric` ('' for none) and `mode` say which entry is the best. `exists`: the folder exists.
+    `entries` are sparkring's checkpoints, newest first; `others` are those of other tools. `checked` says whether every
+    byte of `entries` was read, and `exists` says whether the directory exists. `metric` ('' for none) and `mode`
+    determine the best entry.
     """
 
     directory: str
@@ -61,7 +62,7 @@ def directory_of(value: Any, name: str) -> Location:
 
 
 def names_directory(value: Any) -> bool:
-    """Whether to suggest a variable with this value as a directory. Strings are left out: most are not paths."""
+    """Return whether to suggest a variable with this value as a directory. Strings are left out: most are not paths."""
     return isinstance(value, os.PathLike) or type(value).__name__ == "Store"
 
 
@@ -73,7 +74,7 @@ def inventory(
     mode: Literal["min", "max"] = "min",
     say: Callable[[int, int, int, int], None] = lambda *_: None,
 ) -> Inventory:
-    """The checkpoints that are in a directory now; runs may write to it at the same time.
+    """Return the checkpoints in a directory. Runs may be writing to the directory at the same time.
 
     With `check`, all bytes are read and compared with their digests. Before each checkpoint and after the last, `say`
     is called with four numbers: checkpoints done, checkpoints in all, bytes done, bytes in all. Raises CheckpointError
@@ -92,7 +93,8 @@ def inventory(
 def _checked(location: Location, entries: list[Entry], say: Callable[[int, int, int, int], None]) -> list[Entry]:
     """Read all bytes of the committed `entries`, and return `entries` with the damaged ones marked as "corrupt".
 
-    A checkpoint that a run removes while it is read looks damaged, so damaged ones that are gone are left out.
+    A checkpoint that a run removes while it is being read looks damaged, so damaged checkpoints that no longer exist
+    are left out.
     """
     from sparkring.checkpointing import folder
 
@@ -116,7 +118,7 @@ def _checked(location: Location, entries: list[Entry], say: Callable[[int, int, 
 
 
 def _files(location: Location) -> list[Seen]:
-    """The files in the directory and some levels below, without those of sparkring's checkpoints."""
+    """Return the files in the directory and some levels below, except those of sparkring's checkpoints."""
     found: list[Seen] = []
     folders = [("", 1)]
     for below, depth in folders:  # the list grows during the loop

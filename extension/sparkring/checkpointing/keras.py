@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Positioned:
-    """Stands for `data` in a state that is saved, with `position` as the position of the data set.
+    """Takes the place of `data` in a state that is saved, with `position` as the position of the data set.
 
     The data set's own position cannot be saved: it is ahead of the training, because TensorFlow reads ahead.
     """
@@ -42,22 +42,23 @@ def resume(store: Store, model: Any, data: Shards | None = None, every: str | in
     every: "epoch", or a number of batches. A save that is due at an epoch's last batch is made at the epoch's end. With
         "epoch", a checkpoint has the metrics of the epoch, including validation; otherwise, the metrics so far.
 
-    Pass the callback's `initial_epoch` to fit(), although the callback also tells Keras where to begin. Its
-    `history` has the metrics of all epochs by name. If training continues within an epoch, fit() reads only the rest of
-    this epoch, and the epoch's metrics cover only this rest. If you pass `steps_per_epoch`, repeat() the data set, or
-    Keras could expect more batches than are left.
+    Pass the callback's `initial_epoch` to fit(), although the callback also tells Keras where to begin. The callback's
+    `history` has the metrics of all epochs by name. If training continues within an epoch, fit() reads only the rest
+    of this epoch, and the epoch's metrics cover only this rest. If you pass `steps_per_epoch`, repeat() the data set;
+    otherwise, Keras could expect more batches than are left.
 
     The training continues with exactly the numbers that it would have had without the interruption, and reads every row
     of the epoch once. For this, a checkpoint has the weights, the optimizer with its learning rate and loss scale, and
-    the states of the generators from which Dropout and similar layers draw. The numbers differ, but the training is
-    just as good, if the model or its data use tf.random in a tf.function without a generator, if operations add numbers
-    in varying order, as on GPUs, or if the number of ranks has changed. On ranks that do not save, random layers draw
-    numbers of their own. Without `data`, the data set that is passed to fit() decides what is read in the rest of an
-    epoch. Under a strategy with several replicas, `data` is refused, and random layers are not changed. With Keras 3,
-    the backend must be TensorFlow, callbacks count the batches of a continued epoch from 0, and fit() must be given
-    `data.as_tf(…)` itself, not a data set made from it with map().
+    the states of the generators from which Dropout and similar layers draw. In three cases, the numbers differ, but the
+    training is just as good: the model or its data use tf.random in a tf.function without a generator; operations add
+    numbers in varying order, as on GPUs; or the number of ranks has changed. On ranks that do not save, random layers
+    draw numbers of their own. Without `data`, the data set that is passed to fit() decides what is read in the rest of
+    an epoch. Under a strategy with several replicas, `data` is refused, and random layers are not changed.
 
-    Raises OptionsError, CheckpointError.
+    With Keras 3, the backend must be TensorFlow, callbacks count the batches of a continued epoch from 0, and fit()
+    must be given `data.as_tf(…)` itself, not a data set made from it with map().
+
+    Raises OptionsError and CheckpointError.
     """
     is_keras_3 = keras_3_state.is_model(model)
     _check(model, is_keras_3, data, every)
@@ -101,7 +102,7 @@ def _check(model: Any, is_keras_3: bool, data: Shards | None, every: str | int) 
 
 
 class Resume:
-    """Saves what is needed to continue. The classes that resume() makes have Keras' Callback as a second base."""
+    """Saves checkpoints during fit(). The classes that resume() makes have Keras' Callback as a second base."""
 
     params: dict[str, Any]  # Keras sets it
 
@@ -169,7 +170,7 @@ class Resume:
 class ResumeKeras2(Resume):
     """Makes fit() of Keras 2 start at the checkpoint's position."""
 
-    # With this, Keras passes the logs as tensors. Their values are fetched when they are saved, and not before.
+    # With this attribute, Keras passes the logs as tensors, whose values are fetched only when they are saved.
     _supports_tf_logs = True
 
     model: Any  # Keras sets it
@@ -178,7 +179,7 @@ class ResumeKeras2(Resume):
         if self._data is not None:
             self._begin(self._data.start)
             if not self.params.get("steps"):
-                # fit() may begin with the rest of an epoch. Keras would then expect every epoch to be as short as that.
+                # fit() may begin with the rest of an epoch. Keras would then expect every epoch to be that short.
                 self.params["steps"] = whole_steps(self._data)
                 self._end_epoch_in_time()
         if self._first and getattr(self.model, "_training_state", None) is None:
@@ -188,7 +189,7 @@ class ResumeKeras2(Resume):
     def maybe_load_initial_counters_from_ckpt(
         self, steps_per_epoch: int | None, initial_epoch: int, mode: Any
     ) -> tuple[int, int]:
-        """The epoch and the batch that fit() begins with. Keras calls this method of `model._training_state`."""
+        """Return the epoch and the batch that fit() begins with. Keras calls this method of `model._training_state`."""
         self.model._training_state = None
         assert self._first is not None
         (epoch, batch), self._first = self._first, None
@@ -251,11 +252,11 @@ class ResumeKeras3(Resume):
         self._epoch, self._before = epoch, 0
         if self._first:
             (first, batch), self._first = self._first, None
-            self.model._initial_epoch = None  # or the next fit() would begin there, too
+            self.model._initial_epoch = None  # otherwise, the next fit() would begin at this epoch, too
             if epoch == first:
                 self._before = batch
                 if self._data is not None and self.params.get("steps") == whole_steps(self._data):
-                    self._before = max(0, self.params["steps"] - self._data.steps)  # counted for this number of ranks
+                    self._before = max(0, self.params["steps"] - self._data.steps)  # for the current number of ranks
         self._batch = self._before
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -265,7 +266,7 @@ class ResumeKeras3(Resume):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         super().on_epoch_end(epoch, logs)
-        if self.model.stop_training is _EPOCH_ENDS:  # so no other callback wants the training to stop
+        if self.model.stop_training is _EPOCH_ENDS:  # no other callback wants the training to stop
             self.model.stop_training = False
 
 

@@ -26,7 +26,7 @@ _VALUES = ("__keras_tensor__", "__tensor__", "__numpy__", "__bytes__", "__slice_
 
 
 def backend() -> str:
-    """The name of Keras' backend."""
+    """Return the name of Keras' backend."""
     return str(sys.modules["keras"].backend.backend())
 
 
@@ -49,7 +49,7 @@ is_variable = partial(_is, "Variable")
 
 
 def leaf(variable: Any) -> Any:
-    """A copy of a variable's current value."""
+    """Return a copy of a variable's current value."""
     return raw_or_array(np.array(sys.modules["keras"].ops.convert_to_numpy(variable.value)))
 
 
@@ -93,7 +93,7 @@ def take_layer(layer: Any, path: str) -> dict[str, Any]:
 
 
 def put_layer(layer: Any, tree: dict[str, Any], path: str) -> None:
-    """Assign what take_layer() took. CheckpointError if it does not fit."""
+    """Assign the values that take_layer() returned. Raises CheckpointError if they do not fit."""
     if not layer.built:
         raise CheckpointError(
             f"{path}: the {_called(layer)} is not built yet, so the checkpoint's weights cannot be loaded. Build it, "
@@ -115,9 +115,9 @@ def put_layer(layer: Any, tree: dict[str, Any], path: str) -> None:
 def plain_layer(tree: dict[str, Any]) -> Any:
     """Return a new model made from what was saved, compiled if the saved model was.
 
-    Return the arrays by name instead if the configuration was not saved, or if Keras 3 is not installed. A checkpoint
-    must not run code, so also return the arrays, and warn, if the configuration names a class or function that is
-    neither Keras' own nor registered with it.
+    If the configuration was not saved, or if Keras 3 is not installed, return the arrays by name instead. A checkpoint
+    must not run code. So if the configuration names a class or function that is neither Keras' own nor registered with
+    Keras, warn, and return the arrays, too.
     """
     by_name = VARIABLES.by_name(tree)
     architecture = tree.get("architecture")  # version 0.1 did not save it
@@ -143,7 +143,7 @@ def plain_layer(tree: dict[str, Any]) -> Any:
 
 
 def _unknown(config: Any, keras: Any) -> str:
-    """The first class or function in a configuration that is neither Keras' own nor registered; '' if there is none."""
+    """Return the first class or function in a configuration that is neither Keras' own nor registered, or ''."""
     if isinstance(config, list):
         return next(filter(None, (_unknown(item, keras) for item in config)), "")
     if not isinstance(config, dict):
@@ -159,12 +159,12 @@ def _unknown(config: Any, keras: Any) -> str:
 
 
 def take_optimizer(optimizer: Any) -> dict[str, Any]:
-    """An optimizer's variables, which include the learning rate and the loss scale."""
+    """Return an optimizer's variables, which include the learning rate and the loss scale."""
     return VARIABLES.take(optimizer.variables)
 
 
 def put_optimizer(optimizer: Any, tree: dict[str, Any], path: str, trainable: Sequence[Any] | None = None) -> None:
-    """Assign what take_optimizer() took. If the optimizer is not built yet, first build it for `trainable`."""
+    """Assign the values that take_optimizer() returned. First build the optimizer for `trainable` if necessary."""
     if trainable is not None and not optimizer.built and len(tree["values"]) != len(optimizer.variables):
         optimizer.build(trainable)
     VARIABLES.put(optimizer.variables, tree, path, "the optimizer", optimizer_advice(trainable))

@@ -1,8 +1,8 @@
 """The objects in a state, and what a checkpoint keeps of them.
 
 A state is what a training run needs to continue: dicts, lists and tuples of models, optimizers, data, numbers. The tree
-of a state has the same structure, but in place of each object it has a dict: what is saved of the object, and the name
-of its kind under the key MARK. Trees contain only what `tree.flatten()` accepts.
+of a state has the same structure, but in place of each object, it has a dict with the saved values of the object. Under
+the key MARK, this dict has the name of the object's kind. Trees contain only values that `tree.flatten()` accepts.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Kind(NamedTuple):
 
     `take(value, path)` returns what is saved, a dict. `put(value, tree, path)` restores it into the object, and may
     return a replacement for the object. `plain(tree)` returns a form that can be used without the object. A
-    `replaceable` object is treated like a number: if what was saved does not fit, a new object replaces it.
+    `replaceable` object is treated like a number: if the saved values do not fit, a new object replaces it.
     """
 
     owns: Callable[[Any], bool]
@@ -82,9 +82,9 @@ def refuse_pieces(tree: Any, path: str = _CALLED) -> None:
 def put_back(value: Any, tree: Any, path: str = _CALLED) -> Any:
     """Restore a tree into the objects of a state, in place, and return the state or its replacement.
 
-    Plain values are replaced by the saved ones; arrays and tensors that fit are overwritten. The caller must not use
+    Plain values are replaced by the saved values; arrays and tensors that fit are overwritten. The caller must not use
     the tree's arrays afterwards, because new objects may share their memory. Raises CheckpointError, with the path, for
-    what does not fit; some of the objects may then have been restored already.
+    a value that does not fit. Some of the objects may then already have been restored.
     """
     name, saved = _kind_of(value), _saved_kind(tree)
     if name and (saved == name or not _KINDS[name].replaceable):
@@ -113,10 +113,10 @@ def put_back(value: Any, tree: Any, path: str = _CALLED) -> Any:
 
 
 def plain(tree: Any) -> Any:
-    """Return the contents of a tree in a form that can be used when there are no objects to restore the tree into.
+    """Return the contents of a tree in a form that can be used without the objects of a state.
 
     Tensors become tensors (this rank's piece, if they are spread over the ranks), objects with a state_dict() become
-    that dict, and Keras models are made anew if possible. The caller must not use the tree's arrays afterwards.
+    that dict, and Keras models are rebuilt if possible. The caller must not use the tree's arrays afterwards.
     """
     kind = _saved_kind(tree)
     if kind and kind != _ESCAPED:
@@ -138,9 +138,9 @@ def memory_of(value: Any) -> dict[str, npt.NDArray[Any]]:
     try:
         _, leaves = tree_module.flatten(tree_of(value), _CALLED)
     except CheckpointError:
-        return {}  # put_back() reports it
+        return {}  # put_back() reports the error
     arrays = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, np.ndarray)}
-    shared = _sharing(arrays)  # reading into one of these would overwrite another
+    shared = _sharing(arrays)  # reading into one of these arrays would overwrite another
     return {
         name: array
         for name, array in arrays.items()
@@ -161,7 +161,7 @@ def check_shared(value: Any, tree: Any) -> None:
 
 
 def versions(value: Any) -> dict[str, str]:
-    """The versions of the data sets in a state, by the names of the data sets."""
+    """Return the versions of the data sets in a state, by the names of the data sets."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list | tuple):
@@ -184,7 +184,7 @@ def _array_pairs(value: Any, tree: Any, path: str) -> Iterator[tuple[str, tuple[
 
 
 def _sharing(arrays: Mapping[str, npt.NDArray[Any]]) -> set[str]:
-    """The names of the arrays whose range of memory overlaps that of another one."""
+    """Return the names of the arrays whose ranges of memory overlap."""
     found: set[str] = set()
     last, end = "", 0
     for start, stop, name in sorted((*_byte_bounds(array), name) for name, array in arrays.items() if array.size):
@@ -234,7 +234,7 @@ def _put_items(value: list[Any] | tuple[Any, ...], tree: list[Any] | tuple[Any, 
 def _made_anew(tree: Any, path: str) -> Any:
     """Return plain(tree), for a tree that cannot be restored into an object of the state.
 
-    CheckpointError if it has a piece of a tensor, which can be restored only into a tensor that is spread alike.
+    Raises CheckpointError for a piece of a tensor, since only a tensor that is spread in the same way can receive it.
     """
     return plain(_with_pieces(tree, lambda piece, keys, path: torch_state.joined(piece, None, path), path))
 
@@ -242,7 +242,7 @@ def _made_anew(tree: Any, path: str) -> Any:
 def _with_pieces(
     tree: Any, put: _AtTensor, path: str, keys: tuple[Any, ...] = (), whole: _AtTensor = lambda whole, keys, path: whole
 ) -> Any:
-    """The tree with each piece replaced by put(piece, keys, path), and other tensors by whole(tensor, keys, path)."""
+    """Replace each piece in a tree by put(piece, keys, path), and each other tensor by whole(tensor, keys, path)."""
     kind = _saved_kind(tree)
     if kind in (_PIECE, _WHOLE):
         return (put if kind == _PIECE else whole)(tree, keys, path)
@@ -263,7 +263,7 @@ def _with_pieces(
 
 
 def _holds_objects(value: Any) -> bool:
-    """Whether a value is, or contains, an object that a saved value cannot replace."""
+    """Return whether a value is, or contains, an object that a saved value cannot replace."""
     if isinstance(value, _AT_ONCE):
         return False
     name = _kind_of(value)
@@ -292,7 +292,7 @@ def _described(tree: Any) -> str:
 
 
 def _saved_kind(tree: Any) -> str:
-    """The kind of a saved object; '' for a plain value. Raises CheckpointError for an unknown kind."""
+    """Return the kind of a saved object; '' for a plain value. Raises CheckpointError for an unknown kind."""
     kind = tree.get(MARK, "") if isinstance(tree, dict) else ""
     if kind and kind != _ESCAPED and kind not in _KINDS:
         raise CheckpointError(
@@ -364,8 +364,8 @@ def _for_object(value: Any, tree: Any, path: str) -> Any:
 def random_states() -> Any:
     """Return the states of the global random generators of Python, NumPy and, if imported, torch, TensorFlow and Keras.
 
-    The state of TensorFlow's random operations that a tf.function uses without a generator cannot be read: after a
-    restore, they draw other numbers. tensorflow_state.keep_random() prevents this for Keras' layers.
+    If a tf.function uses TensorFlow's random operations without a generator, their state cannot be read, and they draw
+    other numbers after a restore. tensorflow_state.keep_random() prevents this for Keras' layers.
     """
     found: dict[str, Any] = {"python": _of_random(random._inst), "numpy": np.random.get_state(legacy=False)}
     torch = sys.modules.get("torch")

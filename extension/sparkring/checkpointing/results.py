@@ -1,4 +1,4 @@
-"""Results of items in a directory: pickled values, each with its item's name, metrics and duration.
+"""Keeps the results of items in a directory: pickled values, each with its item's name, metrics and duration.
 
     results/KEY.json    signed; also holds the value if the value is small
     results/KEY.bin     the value, if it is large; written before the KEY.json
@@ -36,9 +36,9 @@ _SIGNED = re.compile(rb'\{"hmac": "([0-9a-f]{64})", "content": (\{.*\})\}\n', re
 
 
 class Result(NamedTuple):
-    """The value of an item, packed in `parts`; its name; a short text of the value; its metrics; how long it took.
+    """An item's value, packed in `parts`, with the item's name, a short text of the value, metrics, and duration.
 
-    `pruned` says whether a search ended the item early. `curves` are the curves of its metrics, as in an ItemRecord.
+    `pruned` says whether a search ended the item early. `curves` are the curves of the metrics, as in an ItemRecord.
     """
 
     parts: Buffers
@@ -95,7 +95,7 @@ class Results:
         return {name for name, kind in self._listed(ITEMS) if kind == "directory"}
 
     def write(self, key: str, result: Result) -> None:
-        """Write a result. If a crash interrupts this, read() treats the result as missing."""
+        """Write a result. If a crash interrupts write(), read() treats the result as missing."""
         with folder.in_words(f"a result cannot be kept in {self.directory.written}"):
             if not self._is_made:
                 folder.make(self.directory, RESULTS)
@@ -117,7 +117,10 @@ class Results:
             folder.sync_folder(self._folder)
 
     def read(self, key: str) -> Result | None:
-        """Return an item's result; None if it is damaged or missing. CheckpointError if another secret signed it."""
+        """Return an item's result; None if it is damaged or missing.
+
+        Raises CheckpointError if the result was signed with another secret.
+        """
         with folder.in_words(f"the results in {self.directory.written} cannot be read"):
             try:
                 signed = _SIGNED.fullmatch(self._cat(f"{key}.json"))
@@ -161,7 +164,7 @@ class Results:
 
 
 def _apart(value: bytes, sizes: list[int]) -> Buffers:
-    """Return the parts of a value, which have these sizes. They are writable, like parts that have come from a rank."""
+    """Split a value into parts of these sizes. The parts are writable, like those that ranks send."""
     view, at, parts = memoryview(bytearray(value)), 0, []
     for size in sizes:
         parts.append(view[at : at + size])

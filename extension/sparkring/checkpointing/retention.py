@@ -1,4 +1,4 @@
-"""Which checkpoints may be removed after a new one is saved. Nothing here accesses storage."""
+"""Decides which checkpoints may be removed after a save. This module does not access storage."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Mode = Literal["min", "max"]
 
 
 class Policy(NamedTuple):
-    """Which checkpoints of one training to keep: the newest `keep` (None for all), and the best one by `metric`.
+    """Which checkpoints of one training to keep: the newest `keep` (None for all), and the best by `metric`.
 
     Without a metric, `metric` is ''. `lineage` is the id that all checkpoints of the training share. `resume` names the
     checkpoint that other ranks may be restoring now, '' for none. `stamp` is the stamp of the attempt that is saving.
-    `alone` says that no other run writes to this directory now.
+    `alone` says that no other run is writing to this directory.
     """
 
     keep: int | None
@@ -34,12 +34,12 @@ class Policy(NamedTuple):
 
 
 def of_lineage(entries: Sequence[Entry], lineage: str) -> list[Entry]:
-    """The entries of one training. Those without a commit are left out, since their lineage is unknown."""
+    """Return the entries of one training. Entries without a commit are left out, since their lineage is unknown."""
     return [entry for entry in entries if entry.commit is not None and entry.commit.lineage == lineage]
 
 
 def expired(entries: Sequence[Entry], policy: Policy) -> list[Entry]:
-    """Return the checkpoints of the policy's lineage that may be removed, but never the newest complete one."""
+    """Return the checkpoints of the policy's lineage that may be removed. The newest complete one is always kept."""
     ours = of_lineage(entries, policy.lineage)
     whole = sorted((entry for entry in ours if entry.state == "committed"), key=lambda entry: entry.parsed.age)
     if policy.keep is None or not whole:
@@ -58,9 +58,9 @@ def expired(entries: Sequence[Entry], policy: Policy) -> list[Entry]:
 
 
 def abandoned(entries: Sequence[Entry], policy: Policy, now: float) -> list[Entry]:
-    """Return the partial checkpoints of earlier attempts that nothing completes any more.
+    """Return the partial checkpoints of earlier attempts that will not be completed.
 
-    A partial checkpoint is abandoned if no other run writes to the directory, or if it has not changed for an hour.
+    These are all of them if no other run is writing to the directory, or else those that have not changed for an hour.
     """
     return [
         entry

@@ -52,7 +52,7 @@ def checkpoints(
     sharded: bool = False,
     background: bool = True,
 ) -> Store:
-    """A store of checkpoints in a directory: models, optimizers, data positions, numbers and arrays.
+    """Return a store of checkpoints in a directory: of models, optimizers, data positions, numbers and arrays.
 
         store = checkpoints(best="val_loss")
         state = {"model": model, "optimizer": optimizer, "data": data, "step": 0}
@@ -69,13 +69,13 @@ def checkpoints(
         are never removed.
     best, mode: a metric; the checkpoint with its minimum ("min") or maximum ("max") is kept, too.
     sharded: every rank saves and restores its own state; the number of ranks must then stay the same. A model sharded
-        with fully_shard() (FSDP) and its optimizer need this, because each rank must save its own part of them. They do
-        not need it if their whole state is gathered first.
+        with fully_shard() (FSDP) and its optimizer need this, because each rank must save its own part of them. If
+        their whole state is gathered first, they do not need it.
     background: save() copies the state and returns; the copy is then written while the training continues. If writing
         fails, the error is raised by the next save(), by wait(), or at the end of the cell. The copy takes as much
         memory as the state.
 
-    Raises CheckpointError, PathError.
+    Raises CheckpointError and PathError.
     """
     written = here().directory if directory is None else os.fspath(directory)
     if not written:
@@ -120,13 +120,13 @@ class Store:
     # ── writing ───────────────────────────────────────────────────────────────
 
     def save(self, step: int, state: dict[str, Any], metrics: Mapping[str, Any] | None = None) -> None:
-        """Save `state` as it is now, under `step`. Call it on every rank.
+        """Save `state` as it is now, under `step`. Call save() on every rank.
 
         state: a dict of models, optimizers, data, arrays, numbers, text, and dicts, lists and tuples of these.
         metrics: the metrics of this step, for best=… and for `history`.
 
-        This method first waits until the previous save is complete. CheckpointError: a value cannot be saved, or this
-        save or the previous one could not be written.
+        This method first waits until the previous save is complete. Raises CheckpointError if a value cannot be saved,
+        or if this save or the previous one could not be written.
         """
         began = time.monotonic()
         _check_state(state)
@@ -153,7 +153,7 @@ class Store:
             writing.carry_out(save, tensors.in_order(layout, leaves))
             return
         if len(self._arena) < layout.size_bytes:
-            self._arena = np.empty(0, np.uint8)  # free the old one before the new one is allocated
+            self._arena = np.empty(0, np.uint8)  # free the old arena before the new one is allocated
             self._arena = np.empty(layout.size_bytes, np.uint8)
         pending = PendingSave()
         try:
@@ -166,7 +166,7 @@ class Store:
         pending.start(lambda: writing.carry_out(save, (copy,)))
 
     def wait(self) -> None:
-        """Wait until the current save is complete. CheckpointError if it failed."""
+        """Wait until the current save is complete. Raises CheckpointError if the save failed."""
         if self._pending is not None:
             self._pending.wait()
             self._pending = None
@@ -174,14 +174,14 @@ class Store:
     # ── restoring ─────────────────────────────────────────────────────────────
 
     def restore(self, state: dict[str, Any], which: Which = "latest") -> int:
-        """Restore `state`, in place, and the random states from a checkpoint. Return its step, or 0 if there is none.
+        """Restore `state`, in place, and the random states from a checkpoint. Return the step; 0 without a checkpoint.
 
         which: "latest", "best", a step, or a name or entry from list(). For "latest" and "best", a damaged checkpoint
-        is skipped with a message. Call it on every rank. In a run with --checkpoint-dir, the latest is the one that the
-        driver found when the ranks started; after --fresh, there is none.
+        is skipped with a message. Call restore() on every rank. In a run with --checkpoint-dir, the latest checkpoint
+        is the one that the driver found when the ranks started; after --fresh, there is none.
 
-        CheckpointError: the checkpoint does not exist, or does not fit `state`. CheckpointDamagedError: the checkpoint
-        that the run continues from is damaged.
+        Raises CheckpointError if the checkpoint does not exist, or does not fit `state`, and CheckpointDamagedError if
+        the checkpoint that the run continues from is damaged.
         """
         began = time.monotonic()
         _check_state(state)
@@ -206,11 +206,11 @@ class Store:
         return entry.step
 
     def load(self, which: Which = "latest") -> Any:
-        """The contents of a checkpoint as new objects: arrays, tensors, models with a saved configuration.
+        """Return the contents of a checkpoint as new objects: arrays, tensors, models with a saved configuration.
 
-        It needs no existing model or optimizer. `which` is as in restore(), except that "latest" always means the
-        newest checkpoint of list(): after --fresh, restore() ignores earlier checkpoints, but load() does not.
-        CheckpointError if there is none.
+        No existing model or optimizer is needed. `which` is as in restore(), except that "latest" always means the
+        newest checkpoint of list(): after --fresh, restore() ignores earlier checkpoints, but load() does not. Raises
+        CheckpointError if there is no checkpoint.
         """
         return parts.plain(self._loaded(which)[1])
 
@@ -218,7 +218,7 @@ class Store:
         """Restore only a model, in place, from the `model` of a saved state, or from the only value of the state.
 
         The state's other values, such as the optimizer, need not exist. Random states are left as they are. `which` is
-        as in load(). CheckpointError if there is no checkpoint, or if it does not fit the model.
+        as in load(). Raises CheckpointError if there is no checkpoint, or if it does not fit the model.
         """
         entry, saved = self._loaded(which)
         key = "model" if "model" in saved or len(saved) != 1 else next(iter(saved))
@@ -232,12 +232,12 @@ class Store:
     # ── what is there ─────────────────────────────────────────────────────────
 
     def list(self) -> Entries:
-        """All checkpoints in the directory, newest first: complete, incomplete, or damaged (judged by file sizes).
+        """Return all checkpoints in the directory, newest first: complete, incomplete, or damaged (by file sizes).
 
-        In a run's --checkpoint-dir, it lists the checkpoints that existed when the ranks started, and those of this
-        attempt whose steps this rank has passed to save(). Checkpoints that have been removed since are left out. In
-        any other directory, it lists what exists now, so ranks that call it at different times may get different
-        results: call it on one rank and broadcast the result.
+        In a run's --checkpoint-dir, these are the checkpoints that existed when the ranks started, and the checkpoints
+        of this attempt whose steps this rank has passed to save(). Checkpoints that have been removed since are left
+        out. In any other directory, these are the checkpoints that exist now, so ranks that call list() at different
+        times may get different results: call it on one rank and broadcast the result.
         """
         entries = folder.listing(self._location)
         if not self._is_here():
@@ -246,18 +246,18 @@ class Store:
         entries = [
             entry for entry in entries if entry.name in there or (entry.parsed.stamp == stamp and entry.step in steps)
         ]
-        # The listing may be stale. Checkpoints that the driver has seen, but the listing lacks, are looked up by name.
+        # The listing may be stale. Checkpoints that the driver has seen but the listing lacks are looked up by name.
         missing = there.difference(entry.name for entry in entries)
         entries += filter(None, (folder.look(self._location, name) for name in missing))
         return sorted(entries, key=lambda entry: entry.parsed.age, reverse=True)
 
     def latest(self) -> Entry | None:
-        """The newest complete checkpoint, or None.
+        """Return the newest complete checkpoint, or None.
 
         In a run with --checkpoint-dir, all ranks of an attempt get the same result: the checkpoint that restore() would
         restore, or None after --fresh. Once this rank has called save(), the result is the newest complete checkpoint
         of this attempt, if there is one. Rank 0 completes each checkpoint, and save() on other ranks does not wait for
-        that. So after a save(), ranks get the same result only if all of them first call wait() and then a collective.
+        rank 0. So after a save(), ranks get the same result only if all of them call wait() and then a collective.
         """
         if not self._is_here():
             return newest(self.list())
@@ -273,16 +273,16 @@ class Store:
         return Entry(now.resume, "committed", folder.commit_of(now.commit))
 
     def best(self) -> Entry | None:
-        """The checkpoint with the best metric.
+        """Return the checkpoint with the best metric.
 
         Once this store has saved or restored, only checkpoints of the same training are compared; before that, all are.
-        It chooses among the checkpoints that list() returns: where ranks get different lists, they may get different
-        results. CheckpointError if the store has no metric.
+        The choice is among the checkpoints that list() returns, so if ranks get different lists, they may get different
+        results. Raises CheckpointError if the store has no metric.
         """
         return self._best(self.list())
 
     def find(self, which: Which = "latest") -> Entry:
-        """The checkpoint that `which` means now; `which` is as in load(). CheckpointError if there is none."""
+        """Return the checkpoint that `which`, as in load(), means now. Raises CheckpointError if there is none."""
         if which in ("latest", "best"):
             entry = newest(self.list()) if which == "latest" else self.best()
             told = "checkpoint"
@@ -365,7 +365,7 @@ class Store:
         return _steps.setdefault((self._location.url, self._stamp_now()), [])
 
     def _is_here(self) -> bool:
-        """Whether the store's directory is the run's --checkpoint-dir."""
+        """Return whether the store's directory is the run's --checkpoint-dir."""
         there = locate(here().directory) if here().directory else None
         return there is not None and (there.fs, there.path) == (self._location.fs, self._location.path)
 
@@ -385,7 +385,7 @@ class Store:
             ) from error
 
     def _loaded(self, which: Which) -> tuple[Entry, Any]:
-        """Read a checkpoint. Return it with the tree of its state. CheckpointError if there is none."""
+        """Read a checkpoint. Return it with the tree of its state. Raises CheckpointError if it does not exist."""
         self.wait()
         found = self._read(which, {})
         if found is None:
@@ -423,7 +423,7 @@ class Store:
         return None
 
     def _candidates(self, which: Which) -> Iterator[Entry]:
-        """Yield the checkpoints to try, best first. For "latest", damaged ones are among them."""
+        """Yield the checkpoints to try, the preferred ones first. For "latest", these include damaged checkpoints."""
         entries = self.list()
         if which == "latest":
             yield from (entry for entry in entries if entry.state != "partial")
@@ -433,7 +433,7 @@ class Store:
             entries.remove(entry)
 
     def _named(self, which: Which) -> tuple[Entry | None, str]:
-        """Return the checkpoint of a step or a name, None if there is none; and what errors call it."""
+        """Return the checkpoint with a step or a name (or None), and a text for the checkpoint in errors."""
         if isinstance(which, Entry | str):
             name = which.name if isinstance(which, Entry) else which
             return (folder.look(self._location, name) if Name.of(name) else None), f"checkpoint {name!r}"
@@ -514,7 +514,7 @@ class Store:
 
 
 class Contents(NamedTuple):
-    """What was read from a checkpoint: `state` and `random` are skeletons of trees, and `leaves` has their arrays."""
+    """The contents of a checkpoint. `state` and `random` are skeletons of trees, and `leaves` has their arrays."""
 
     commit: Commit
     state: Any
@@ -523,7 +523,7 @@ class Contents(NamedTuple):
     leaves: dict[str, Leaf]
 
     def tree(self, which: Literal["state", "random"]) -> Any:
-        """Put one of the two trees together."""
+        """Rebuild one of the two trees."""
         start = f"{which}/"
         leaves = {name.removeprefix(start): leaf for name, leaf in self.leaves.items() if name.startswith(start)}
         return tree.rebuild(self.state if which == "state" else self.random, leaves)
@@ -538,7 +538,7 @@ def _check_state(state: Any) -> None:
 
 
 def _whole(value: Any, least: int) -> int | None:
-    """Return the value as a whole number, or None if it is not one or is less than `least`."""
+    """Return the value as an int, or None if it is not a whole number or is less than `least`."""
     with contextlib.suppress(TypeError):
         number = operator.index(value)
         return number if number >= least and not isinstance(value, bool) else None

@@ -21,24 +21,24 @@ from sparkring.checkpointing.variables import Variables, check_compiled, optimiz
 from sparkring.errors import CheckpointError
 from sparkring.runtime import world
 
-STREAM = 1 << 40  # how many random numbers lie between the stream of one rank and that of the next rank
+STREAM = 1 << 40  # how many random numbers lie between the starts of two ranks' streams
 
 
 # ── kinds of objects ──────────────────────────────────────────────────────────
 
 
 def is_model(value: Any) -> bool:
-    """Whether a value is a model of Keras 2."""
+    """Return whether a value is a model of Keras 2."""
     return _made_by_keras(value, "Model")
 
 
 def is_optimizer(value: Any) -> bool:
-    """Whether a value is one of Keras 2's optimizers, new or legacy."""
+    """Return whether a value is one of Keras 2's optimizers, new or legacy."""
     return _made_by_keras(value, "optimizers.Optimizer", "optimizers.legacy.Optimizer")
 
 
 def is_of_tf(name: str, value: Any) -> bool:
-    """Whether a value is a tf.`name`."""
+    """Return whether a value is an instance of TensorFlow's class `name`, such as "Variable"."""
     return _is(value, sys.modules.get("tensorflow"), name)
 
 
@@ -58,7 +58,7 @@ def _is(value: Any, module: Any, name: str) -> bool:
 
 
 def keras_of(model: Any) -> Any:
-    """The Keras module (keras or tf_keras) that a model belongs to."""
+    """Return the Keras module (keras or tf_keras) that a model belongs to."""
     return sys.modules["keras" if _is(model, sys.modules.get("keras"), "Model") else "tf_keras"]
 
 
@@ -108,7 +108,7 @@ VARIABLES = Variables(
 
 
 def put_module(module: Any, tree: dict[str, Any], path: str) -> None:
-    """Assign a module's saved variables. CheckpointError if they do not fit."""
+    """Assign a module's saved variables. Raises CheckpointError if they do not fit."""
     VARIABLES.put(variables_of(module), tree, path, "the module", "Build the module, or call it once, before restore()")
 
 
@@ -123,7 +123,7 @@ def take_optimizer(optimizer: Any) -> dict[str, Any]:
         **VARIABLES.take(variables_of(optimizer)),
         "settings": {name: leaf(variable) for name, variable in _settings(optimizer).items()},
         "inner": take_optimizer(optimizer.inner_optimizer) if hasattr(optimizer, "inner_optimizer") else None,
-        # Each rank has accumulated gradients of its own. Those of ranks that do not write the checkpoint are lost.
+        # Each rank has accumulated its own gradients. They are lost on ranks that do not write the checkpoint.
         "gradients": {key: leaf(sum) for key, sum in gradients.items()} if isinstance(gradients, dict) else {},
     }
 
@@ -166,7 +166,7 @@ def _settings(optimizer: Any) -> dict[str, Any]:
 
 
 def _optimizer_config(optimizer: Any) -> dict[str, Any]:
-    """The configuration of the optimizer without Horovod's wrapping."""
+    """Return an optimizer's configuration, without Horovod's wrapping."""
     kind = next(kind for kind in type(optimizer).__mro__ if not kind.__module__.startswith("horovod."))
     config = optimizer.get_config()
     if hasattr(optimizer, "inner_optimizer") and "inner_optimizer" in config:
@@ -194,7 +194,10 @@ def take_model(model: Any, path: str) -> dict[str, Any]:
 
 
 def put_model(model: Any, tree: dict[str, Any], path: str) -> None:
-    """Assign what take_model() returned, in the scope of the model's strategy. CheckpointError if it does not fit."""
+    """Assign what take_model() returned, in the scope of the model's strategy.
+
+    Raises CheckpointError if the values do not fit the model.
+    """
     strategy = getattr(model, "distribute_strategy", None)
     with contextlib.nullcontext() if strategy is None else strategy.scope():
         if not model.built:
@@ -216,8 +219,9 @@ def put_model(model: Any, tree: dict[str, Any], path: str) -> None:
 def plain_model(tree: dict[str, Any]) -> Any:
     """Return a model made from what take_model() returned, compiled if the saved model was.
 
-    If there is no configuration, return the arrays by name instead. A checkpoint must not run code, so also return the
-    arrays if the configuration names a Lambda layer, or something that is neither Keras' own nor registered with it.
+    If there is no configuration, return the arrays by name instead. A checkpoint must not run code. So if the
+    configuration names a Lambda layer, or something that is neither Keras' own nor registered with Keras, return the
+    arrays, too.
     """
     by_name = VARIABLES.by_name(tree)
     if tree["architecture"] is None:
@@ -254,7 +258,7 @@ _BUILD = "Build it (model.build(input_shape)), or call it once."
 
 
 def _build(model: Any, tree: dict[str, Any], path: str) -> None:
-    """Build a model for the same shapes for which the saved model had been built."""
+    """Build a model for the shapes for which the saved model was built."""
     if tree["build"] is not None:
         with contextlib.suppress(Exception):  # a subclass may raise anything in build()
             model.build_from_config(json.loads(tree["build"]))
@@ -272,7 +276,7 @@ def _compile_config(model: Any) -> str | None:
 
 
 def or_none(make: Callable[[], str | None]) -> str | None:
-    """Return make(), or None if it fails: a user's own model may have no configuration, and is saved without one."""
+    """Return make(), or None if it fails. A user's own model that has no configuration is saved without one."""
     try:
         return make()
     except Exception:  # a user's layer may raise anything
@@ -284,7 +288,7 @@ _FUNCTIONS = ("activations", "losses", "metrics", "initializers", "regularizers"
 
 
 def _known(config: Any, keras: Any) -> bool:
-    """Whether everything that a configuration names is Keras' own or registered. Anything else could run code."""
+    """Return whether everything that a configuration names is Keras' own or registered. Other things could run code."""
     if isinstance(config, list):
         return all(_known(item, keras) for item in config)
     if not isinstance(config, dict):
@@ -321,17 +325,17 @@ def keep_random(model: Any) -> None:
         return
     changed = [_draw_from_generator(source) for source in _random_sources(model)]
     if any(changed):
-        # Keras makes this function again if it is None. The current one may have been traced with the older operations.
+        # The current function may have been traced with the older operations. If it is None, Keras makes it again.
         model.train_function = None
 
 
 def replicas(model: Any) -> int:
-    """The number of replicas in a model's strategy, on all ranks together; 1 without a strategy."""
+    """Return the number of replicas in a model's strategy, on all ranks together; 1 without a strategy."""
     return int(getattr(getattr(model, "distribute_strategy", None), "num_replicas_in_sync", 1))
 
 
 def _random_sources(model: Any) -> list[Any]:
-    """The sources from which a model's layers draw random numbers, in the order of the layers."""
+    """Return the sources from which a model's layers draw random numbers, in the order of the layers."""
     found: dict[int, Any] = {}
     for layer in model._flatten_layers():
         source = getattr(layer, "_random_generator", None)
@@ -357,7 +361,7 @@ def _random_state(source: Any) -> Any:
 def _set_random_state(source: Any, state: Any, ranks_on: int) -> None:
     """Make a source continue from a saved state, in this rank's random stream.
 
-    `ranks_on` is this rank's number minus that of the rank that saved the state.
+    `ranks_on` is this rank's number minus the number of the rank that saved the state.
     """
     _draw_from_generator(source)
     if source._generator is not None:
@@ -367,7 +371,7 @@ def _set_random_state(source: Any, state: Any, ranks_on: int) -> None:
 
 
 def random_states(of_random: Callable[[Any], Any]) -> dict[str, Any]:
-    """The states of the global random generators of TensorFlow and Keras, if they are imported."""
+    """Return the states of the global random generators of TensorFlow and Keras, if they are imported."""
     found: dict[str, Any] = {}
     if "tensorflow" in sys.modules:
         from tensorflow.python.eager import context

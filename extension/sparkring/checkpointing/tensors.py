@@ -34,12 +34,12 @@ from sparkring.checkpointing.tree import Array, Leaf, Raw
 from sparkring.errors import CheckpointDamagedError, CheckpointError
 from sparkring.runtime.storage import Location
 
-CHUNK_BYTES = 512 << 10  # written or read at a time; it fits into a core's cache, so hashing it next is fast
+CHUNK_BYTES = 512 << 10  # how much is written or read at a time; it fits into a core's cache, and so is hashed quickly
 COPIERS = min(4, os.cpu_count() or 1)  # the largest number of threads that copy a state
 PER_COPIER_BYTES = 8 << 20  # how many bytes justify another thread
 COPIED_BYTES = 4 << 20  # how much a thread copies at a time
 HEADER_BYTES = 100_000_000  # the most that safetensors' own readers accept
-_npy: Any = np.lib.format  # describes dtypes as .npy files do; Any, because it has no annotations
+_npy: Any = np.lib.format  # describes dtypes as .npy files do; Any, because the module has no annotations
 _LENGTH = struct.Struct("<Q")
 _METADATA = "__metadata__"
 # Two keys in the metadata of a file: for the metadata that the caller gave, and for the dtypes that the format lacks.
@@ -66,7 +66,7 @@ _RAW_CODES = {name: code for code, (name, _) in _RAW.items()}
 
 
 class TensorInfo(NamedTuple):
-    """What the header says of an array, whose bytes are from `start` to `stop`, counted from the end of the header.
+    """The header's entry for an array. The array's bytes run from `start` to `stop`, counted from the header's end.
 
     `code` is the format's name for the array's dtype, and `dtype` is ''. If the format lacks the dtype, the array is
     stored as bytes: `code` is then "U8", and `dtype` describes the dtype.
@@ -88,7 +88,7 @@ class Layout(NamedTuple):
 
 
 def lay_out(leaves: Mapping[str, Leaf]) -> Layout:
-    """Return the place of each of `leaves` in the file."""
+    """Decide where each of `leaves` is stored in the file."""
     found, start = [], 0
     stored = [(name, leaf, *_stored(leaf)) for name, leaf in leaves.items()]
     # Arrays with large elements come first, so that each array is aligned for its dtype. A program that maps the file
@@ -108,8 +108,8 @@ def copy_into(arena: npt.NDArray[np.uint8], layout: Layout, leaves: Mapping[str,
         for room, found in pairs:
             np.copyto(room, found)
 
-    # The training waits for the copy. Several threads are faster: one core alone does not use the whole bandwidth of
-    # the memory.
+    # The training waits for the copy. Several threads are faster, because one core alone cannot use the memory's full
+    # bandwidth.
     count = min(COPIERS, layout.size_bytes // PER_COPIER_BYTES)
     threads = [threading.Thread(target=copy, name="sparkring-copy", daemon=True) for _ in range(count - 1)]
     try:
@@ -124,7 +124,7 @@ def copy_into(arena: npt.NDArray[np.uint8], layout: Layout, leaves: Mapping[str,
 
 
 def in_order(layout: Layout, leaves: Mapping[str, Leaf]) -> Iterator[memoryview]:
-    """The bytes of `leaves` in the order of the file, copied only if they are not contiguous."""
+    """Yield the bytes of `leaves` in the order of the file, copied only if they are not contiguous."""
     return (_bytes_of(leaves[info.name]) for info in layout.arrays)
 
 
@@ -208,12 +208,12 @@ def check_size(file: Location, written: File) -> None:
 
 
 def size_mismatch(written: File, size: int) -> str:
-    """Say what is wrong with a file that now has this size."""
+    """Describe what is wrong with a file whose size is now `size`."""
     return f"{written.name} has {size:,} bytes instead of {written.size_bytes:,}"
 
 
 def digest_mismatch(name: str) -> str:
-    """Say what is wrong with a file of the right size but another digest."""
+    """Describe what is wrong with a file that has the right size but the wrong digest."""
     return f"{name} does not match its digest"
 
 
@@ -272,8 +272,8 @@ def _bytes_of(leaf: Leaf) -> memoryview:
 class _Reading:
     """A file that is being read from its beginning to its end.
 
-    Everything in its header is checked before use, because its digest is known only at the end. `digest` is None if the
-    digest has been checked before.
+    Everything in the header is checked before use, because the file's digest is known only at the end. `digest` is None
+    if the digest has already been checked.
     """
 
     def __init__(self, source: Any, digest: Digest | None, size_bytes: int, name: str) -> None:
@@ -351,9 +351,9 @@ def _room(size_bytes: int) -> npt.NDArray[np.uint8]:
 
 
 def _dtype_of(info: TensorInfo) -> tuple[str, np.dtype[Any] | None]:
-    """Return an array's dtype: '' and a NumPy dtype, or, if NumPy lacks it, its name and a NumPy dtype of its size.
+    """Return '' and an array's NumPy dtype. If NumPy lacks the dtype, return its name and a NumPy dtype of its size.
 
-    If the size of such a dtype is unknown, the NumPy dtype is None.
+    The NumPy dtype is None if that size is unknown.
     """
     if min(info.shape, default=0) < 0:
         raise ValueError(info.name)

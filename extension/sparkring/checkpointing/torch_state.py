@@ -16,7 +16,7 @@ from sparkring.errors import CheckpointError
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether a value is one of torch's tensors."""
+    """Return whether a value is one of torch's tensors."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
@@ -56,7 +56,7 @@ def tensor(found: Any) -> Any:
 def put(value: Any, found: Any, path: str) -> Any:
     """Copy a leaf into the tensor `value`, on any device, and return `value`.
 
-    If shape or dtype differ, return a new tensor instead, or raise CheckpointError if `value` is a Parameter.
+    If the shapes or dtypes differ, return a new tensor instead, or raise CheckpointError if `value` is a Parameter.
     """
     import torch
 
@@ -91,17 +91,17 @@ class Layout(NamedTuple):
 
 
 def is_spread(value: Any) -> bool:
-    """Whether a value is a tensor that is spread over the ranks."""
+    """Return whether a value is a tensor that is spread over the ranks."""
     return isinstance(value, getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ()))
 
 
 def piece(tensor: Any, path: str) -> dict[str, Any]:
-    """This rank's piece of a spread tensor, and how it is spread. Does not wait for other ranks."""
+    """Return this rank's piece of a spread tensor, and the tensor's layout. Does not wait for other ranks."""
     return {"value": leaf(tensor.detach().to_local(), path), "layout": tuple(_layout(tensor))}
 
 
 def put_piece(value: Any, found: dict[str, Any], path: str) -> None:
-    """Copy a piece into a spread tensor. CheckpointError, with the path, if the tensor is spread differently."""
+    """Copy a piece into a spread tensor. Raises CheckpointError if the tensor is spread differently."""
     import torch
 
     with torch.no_grad():
@@ -109,7 +109,7 @@ def put_piece(value: Any, found: dict[str, Any], path: str) -> None:
 
 
 def joined(found: dict[str, Any], like: Any, path: str) -> Any:
-    """Make a spread tensor from this rank's saved piece. CheckpointError if it was not spread as `like` is."""
+    """Make a spread tensor from this rank's saved piece. Raises CheckpointError if `like` is spread differently."""
     from torch.distributed.tensor import DTensor
 
     saved = Layout(*found["layout"])
@@ -126,7 +126,7 @@ def joined(found: dict[str, Any], like: Any, path: str) -> Any:
 
 
 def refuse_unlike(found: dict[str, Any], like: Any, path: str) -> None:
-    """Raise CheckpointError if a piece is spread unlike its parameter `like`, so that joined() could not restore it."""
+    """Raise CheckpointError if a piece and its parameter, `like`, are spread differently, since joined() would fail."""
     saved, now = Layout(*found["layout"]), _layout(like) if is_spread(like) else None
     if saved != now:
         raise CheckpointError(
@@ -136,7 +136,7 @@ def refuse_unlike(found: dict[str, Any], like: Any, path: str) -> None:
 
 
 def refuse_whole(saved: Any, like: Any, path: str) -> None:
-    """Raise CheckpointError if a tensor was saved whole, but has to be restored into a spread one."""
+    """Raise CheckpointError if a tensor was saved whole, but would have to be restored into a spread tensor."""
     if is_spread(like) and tuple(saved.shape) == tuple(like.shape):
         raise CheckpointError(
             f"{path} was saved unsharded, but here it is {_layout_words(_layout(like))}. Restore the model before "
@@ -147,8 +147,8 @@ def refuse_whole(saved: Any, like: Any, path: str) -> None:
 def counterparts(value: Any) -> Callable[[tuple[Any, ...]], Any]:
     """Return a function from keys in an object's state_dict() to the object's own tensor, or None if there is none.
 
-    For an optimizer, it returns the parameter whose state the keys lead to, because the optimizer has no tensors of its
-    own before its first step.
+    For an optimizer, the function returns the parameter whose state the keys lead to, because the optimizer has no
+    tensors of its own before its first step.
     """
     if hasattr(value, "param_groups"):
         parameters = dict(enumerate(parameter for group in value.param_groups for parameter in group["params"]))
@@ -164,7 +164,7 @@ def counterparts(value: Any) -> Callable[[tuple[Any, ...]], Any]:
 
 
 def has_pieces(value: Any) -> bool:
-    """Whether a value is a module that is spread over the ranks, or the optimizer of one."""
+    """Return whether a value is a module that is spread over the ranks, or the optimizer of such a module."""
     return any(map(is_spread, _parameters(value)))
 
 
@@ -185,7 +185,7 @@ def refuse_flattened(value: Any, path: str) -> None:
 
 
 def _parameters(value: Any) -> Iterable[Any]:
-    """The parameters of a module or an optimizer; none for any other object."""
+    """Return the parameters of a module or an optimizer; none for any other object."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.nn.Module):
         return value.parameters()  # type: ignore[no-any-return]

@@ -2,7 +2,7 @@
 
 Nothing here is pickled: checkpoints are in shared storage, and reading them must not run code.
 
-What JSON lacks is written as a JSON object with one key. There are no other JSON objects than these:
+Values that JSON lacks are written as JSON objects with one key. These are the only JSON objects:
 
     {"dict": {…}}        a dict whose keys are all text       {"float": hex}   a float that is not finite: its 8 bytes
     {"items": [[k, v]]}  any other dict                       {"int": hex}     an int of more than 63 bits
@@ -46,15 +46,19 @@ def flatten(state: Any, called: str = "state") -> tuple[Any, dict[str, Leaf]]:
     """Split `state` into a skeleton of JSON values and its arrays. The arrays are not copied.
 
     Each array is named by its path in the state, for example "model/0.weight". Subclasses are not kept: for an instance
-    of a subclass of dict, list, tuple, str, int or float, rebuild() returns an instance of the built-in class. Raises
-    CheckpointError for a value that cannot be saved, with its path, which begins with `called`.
+    of a subclass of dict, list, tuple, str, int or float, rebuild() returns an instance of the built-in class.
+
+    Raises CheckpointError for a value that cannot be saved. The message contains the value's path, after `called`.
     """
     taking = _Taking(called)
     return taking.apart(state, ()), taking.leaves
 
 
 def rebuild(skeleton: Any, leaves: dict[str, Leaf]) -> Any:
-    """The tree that flatten() split. CheckpointError if the skeleton has something that this version does not know."""
+    """Return the tree that flatten() split.
+
+    Raises CheckpointError if the skeleton contains something that this version of sparkring does not know.
+    """
     try:
         return _together(skeleton, leaves)
     except (KeyError, ValueError, TypeError, struct.error) as error:
@@ -128,7 +132,7 @@ class _Taking:
                 f"{self._told(path)} is an array of Python objects, which a checkpoint cannot hold: give it a dtype, "
                 "or make it a list."
             )
-        if dtype.isbuiltin == 2:  # another package's dtype: its name does not suffice to read it back
+        if dtype.isbuiltin == 2:  # another package's dtype, which cannot be restored from its name alone
             raise CheckpointError(
                 f"{self._told(path)} is an array of {dtype}, which is not one of NumPy's own dtypes: save it as "
                 "float32, for example."

@@ -17,7 +17,7 @@ class Variables:
     """How the properties and values of a framework's variables are read, and how values are assigned."""
 
     name: Callable[[Any], str]
-    # In a shape, None stands for a dimension of any length. In place of a shape, it stands for any shape.
+    # A None in a shape stands for a dimension of any length. None instead of a shape stands for any shape.
     shape: Callable[[Any], Sequence[int | None] | None]
     dtype: Callable[[Any], str]
     leaf: Callable[[Any], Any]
@@ -28,14 +28,14 @@ class Variables:
         return {"names": [self.name(variable) for variable in variables], "values": [self.leaf(v) for v in variables]}
 
     def by_name(self, tree: dict[str, Any]) -> dict[str, Any]:
-        """Return the values in a `tree` that take() returned, as arrays, by the names of their variables."""
+        """Return the values in `tree`, which take() returned, as a dict from variable names to arrays."""
         return {name: self.array(found) for name, found in zip(tree["names"], tree["values"], strict=True)}
 
     def put(self, variables: Sequence[Any], tree: dict[str, Any], path: str, owner: str, advice: str) -> None:
-        """Assign the values in `tree`, which take() returned, to `variables`. CheckpointError if they do not fit.
+        """Assign the values in `tree`, which take() returned, to `variables`.
 
         `owner` is what messages call the object that has these variables. `advice` says what to do if the number of
-        variables differs.
+        variables differs. Raises CheckpointError if the values do not fit.
         """
         names, values = tree["names"], tree["values"]
         if len(variables) != len(values):
@@ -66,7 +66,7 @@ class Variables:
 
 
 def optimizer_advice(trainable: Sequence[Any] | None) -> str:
-    """Say what to do if an optimizer's variables do not fit. `trainable` is None for an optimizer without a model."""
+    """Return advice if an optimizer's variables do not fit. `trainable` is None for an optimizer without a model."""
     if trainable is None:
         return "Call optimizer.build(variables) with the trained variables before restore(), or use the same optimizer"
     return "Use the same optimizer with the same trainable layers, or start over"

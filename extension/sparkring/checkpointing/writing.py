@@ -1,4 +1,4 @@
-"""One save: writes the files and the commit, then removes old checkpoints."""
+"""Carries out a save: writes the files and the commit, then removes old checkpoints."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _complained: set[str] = set()
 
 
 class Save(NamedTuple):
-    """What is to be written, and how. `commit` has no files yet.
+    """A checkpoint that is to be written. `commit` has no files yet.
 
-    `began` is when save() was called (time.monotonic()); `blocked_s` is how long a save in the background held up the
-    training; None if the training waits for the whole save.
+    `began` is the time at which save() was called (time.monotonic()). `blocked_s` is how long a save in the background
+    held up the training, or None if the training waits for the whole save.
     """
 
     directory: Location
@@ -51,9 +51,9 @@ def carry_out(save: Save, buffers: Iterable[memoryview]) -> None:
         others = _others(save)
         commit = save.commit._replace(files=files, time=time.time())
         folder.write_commit(save.directory, save.name, commit)
-    except BaseException as error:  # an interrupt as well: remove what has been written
+    except BaseException as error:  # interrupts, too: remove the files that have been written
         if not save.commit.sharded:
-            with contextlib.suppress(Exception):  # the error of the save is the one to raise
+            with contextlib.suppress(Exception):  # the error of the save is raised instead
                 folder.remove(save.directory, Entry(save.name, "partial"))
         if not isinstance(error, Exception):
             raise
@@ -122,7 +122,7 @@ def _others(save: Save) -> list[Entry]:
 
 
 def _committed(save: Save, commit: Commit, others: list[Entry]) -> None:
-    """Report the new checkpoint, and remove those that need not be kept now. No error here makes the save fail."""
+    """Report the new checkpoint, and remove those that need not be kept. The save succeeds even if a removal fails."""
     found = [Entry(save.name, "committed", commit), *others]
     top = save.policy.best(found)
     took_s = time.monotonic() - save.began
@@ -147,7 +147,7 @@ def _committed(save: Save, commit: Commit, others: list[Entry]) -> None:
 
 
 def _has_no_commit(directory: Location, name: str) -> bool:
-    """Whether a checkpoint really has no commit. It is looked up by name, because a listing may be stale."""
+    """Return whether a checkpoint really has no commit. It is looked up by name, because a listing may be stale."""
     try:
         return folder.look(directory, name) is None
     except CheckpointError:
@@ -164,7 +164,7 @@ def _removed(directory: Location, entry: Entry) -> bool:
 
 
 def _complain(directory: Location, error: Exception) -> None:
-    """Say that old checkpoints cannot be removed, but say it only once per directory, not again after each save."""
+    """Say that old checkpoints cannot be removed, but only once for each directory."""
     if directory.written not in _complained:
         _complained.add(directory.written)
         reason = folder.described(error)

@@ -1,4 +1,4 @@
-"""Java's long messages, cut to the line that says what happened."""
+"""Cuts Java's long error messages to the line that says what happened."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ REASONS = ("Error", "Exception")  # a line that contains one of these says why s
 
 
 def line_with(text: str, *words: str) -> str:
-    """Return a message's first line, or the first line after it that has one of `words`; cut to 400 characters."""
+    """Return a message's first line, or, if one of `words` is in a later line, the first such line.
+
+    Lines of stack traces are skipped, and the result is cut to 400 characters.
+    """
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith("at ")]
     for line in lines[1:] if len(lines) > 1 else lines:
         if any(word in line for word in words):

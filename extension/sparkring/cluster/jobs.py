@@ -1,4 +1,4 @@
-"""Spark jobs that end when the notebook is interrupted."""
+"""Runs Spark jobs that end when the notebook is interrupted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def interruptibly(
 ) -> Answer:
     """Return ask(). An interrupt first ends the Spark jobs that `ask` has started, and is then raised.
 
-    `what` is shown in Spark's UI. If a job takes a long time, `say` reports its tasks, at growing intervals.
+    `what` is shown in Spark's UI. As long as `ask` runs, `say` reports progress at growing intervals.
     """
     from pyspark import InheritableThread
 
@@ -59,7 +59,7 @@ def interruptibly(
 
 
 def _tasks(context: SparkContext, group: str) -> str:
-    """Return, in words, how many tasks of the group's jobs are done; '' if Spark does not know."""
+    """Return the progress of the group's jobs, such as ", 3 of 8 tasks"; '' if Spark does not know."""
     stages = [info for stage in stage_ids(context, group) if (info := context.statusTracker().getStageInfo(stage))]
     if not stages:
         return ""
@@ -67,7 +67,7 @@ def _tasks(context: SparkContext, group: str) -> str:
 
 
 def stage_ids(context: SparkContext, group: str) -> set[int]:
-    """Return Spark's ids of the stages of a group's jobs, and of the stages that these depend on."""
+    """Return Spark's ids of the stages of a group's jobs, including the stages that they depend on."""
     tracker = context.statusTracker()
     jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group)]
     return {stage for job in jobs if job is not None for stage in job.stageIds}

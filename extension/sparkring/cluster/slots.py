@@ -19,16 +19,17 @@ if TYPE_CHECKING:
 
     from sparkring.cluster.partitions import Data
 
-# Executors register with Spark a moment after the session has started. If there are too few slots at first, they are
-# therefore counted again for this long.
+# Executors register with Spark a moment after the session has started. So if there are too few slots at first, they are
+# counted again and again for this long.
 SETTLE_S = 1.2
 
 
 class Slots(NamedTuple):
-    """How many tasks Spark can run at once (`total`), and how many it runs now (`busy`).
+    """How many tasks Spark can run at once (`total`), and how many it is running (`busy`).
 
-    `holders` has a string for each running stage or pool: what it is, and how many tasks it runs. `gpus_per_task` and
-    `gpus_per_executor` count only GPUs that Spark itself assigns; if tasks share a GPU, `gpus_per_task` is a fraction.
+    `holders` has a string for each stage or pool that is running: its name, and how many tasks it is running.
+    `gpus_per_task` and `gpus_per_executor` count only GPUs that Spark itself assigns. If tasks share a GPU,
+    `gpus_per_task` is a fraction.
     """
 
     total: int
@@ -53,8 +54,8 @@ class Slots(NamedTuple):
 class Stage:
     """A stage that sparkring has submitted, and that may be running.
 
-    `title` says what the stage is for, and `size` is how many slots it holds. `persistent` is whether the stage keeps
-    its slots until it is stopped, as a warm gang does.
+    `title` says what the stage is for, and `size` is the number of slots that it holds. `persistent` says whether the
+    stage keeps its slots until it is stopped, as a warm gang does.
     """
 
     context: SparkContext
@@ -64,11 +65,11 @@ class Stage:
     group: str = field(init=False, default_factory=lambda: f"sparkring-{uuid.uuid4().hex[:12]}")
 
     def ids(self) -> set[int]:
-        """Spark's ids of the stage and of the stages that it depends on."""
+        """Return Spark's ids of the stage and of the stages that it depends on."""
         return stage_ids(self.context, self.group)
 
     def active_tasks(self) -> int:
-        """How many tasks Spark runs now for the stage; 0 if all of them wait for slots."""
+        """Return how many tasks Spark is running for the stage; 0 if all of them are waiting for slots."""
         found = [self.context.statusTracker().getStageInfo(stage) for stage in self.ids()]
         return sum(info.numActiveTasks for info in found if info is not None)
 
@@ -100,7 +101,7 @@ def slots(context: SparkContext, *, apart_from: Collection[int] = ()) -> Slots:
 
 
 def current_slots() -> Slots | None:
-    """The slots of the notebook's session; None if there is no session."""
+    """Return the slots of the notebook's session; None if there is no session."""
     from pyspark import SparkContext
 
     context = SparkContext._active_spark_context
@@ -139,8 +140,8 @@ def check_gpus(context: SparkContext, size: int, each: int) -> None:
 def check(context: SparkContext, size: int, data: Data | None, *, here: bool) -> None:
     """Raise LaunchError or SlotsError if a barrier stage of `size` tasks cannot start in the session as it is.
 
-    `data` is the partitioned data that the stage reads, if any. `here` is whether errors may suggest processes on this
-    machine in place of Spark tasks.
+    `data` is the partitioned data that the stage reads, if any. `here` says whether errors may suggest processes on
+    this machine instead of Spark tasks.
     """
     _refuse_dynamic_allocation(context)
     found = _settled(context, size)
@@ -171,7 +172,7 @@ def check(context: SparkContext, size: int, data: Data | None, *, here: bool) ->
 
 
 def check_ring(context: SparkContext, size: int) -> None:
-    """Raise LaunchError or SlotsError if Spark cannot start an item of a pool that runs on `size` ranks."""
+    """Raise LaunchError or SlotsError if Spark cannot start a pool's items, each of which runs on `size` ranks."""
     _refuse_dynamic_allocation(context)
     total = _settled(context, size).total
     if total < size:
@@ -200,7 +201,7 @@ def _refuse_dynamic_allocation(context: SparkContext) -> None:
 
 
 def waiting(context: SparkContext, mine: Collection[int]) -> dict[int, str]:
-    """Return the names of the stages, except `mine`, that are ready to run tasks but run none now, by stage id."""
+    """Return the names, by id, of the stages (except `mine`) that are ready but are not running any tasks."""
     tracker = context.statusTracker()
     found = {stage: tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds() if stage not in mine}
     return {stage: str(info.name) for stage, info in found.items() if info is not None and not info.numActiveTasks}

@@ -1,8 +1,8 @@
-"""Keeps AutoGraph from converting Horovod's own functions, which takes each rank about two seconds of its first `fit`.
+"""Keeps AutoGraph from converting Horovod's own functions, and so saves each rank about two seconds of its first fit().
 
-AutoGraph rewrites Python statements whose conditions are tensors. The functions here are those of Horovod 0.28. Their
-statements depend on Python values only, and they call tf.cond() where a tensor decides, so they need no conversion.
-The user's own functions are still converted. Tested with TensorFlow 2.13, 2.15 and 2.21.
+AutoGraph rewrites Python statements whose conditions are tensors. In the functions of Horovod 0.28, conditions are
+plain Python values, and tf.cond() is called for conditions that are tensors, so these functions need no conversion. The
+user's own functions are still converted. Tested with TensorFlow 2.13, 2.15 and 2.21.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def adapt_subgraphs(module: types.ModuleType) -> None:
 
 
 def adapt_tape(module: types.ModuleType) -> None:
-    """Adapt `horovod.tensorflow`: a tape that is made in a tf.function averages with a function, not a subgraph."""
+    """Adapt `horovod.tensorflow`, for tapes that are made in a tf.function. Such a tape does not use a subgraph."""
     keep = module.tf.autograph.experimental.do_not_convert
     make = module._make_allreduce_grads_fn
 
@@ -35,10 +35,10 @@ def adapt_tape(module: types.ModuleType) -> None:
         return keep(reduce) if inspect.isfunction(reduce) and _is_of_horovod(compression) else reduce
 
     module._make_allreduce_grads_fn = make_allreduce_grads_fn  # type: ignore[attr-defined]
-    # This only creates the tape, whose methods are still converted: gradient() may call functions of the user.
+    # This call only creates the tape. Its methods are still converted, since gradient() may call the user's functions.
     module.DistributedGradientTape = keep(module.DistributedGradientTape)  # type: ignore[attr-defined]
 
 
 def _is_of_horovod(compression: Any) -> bool:
-    """Whether Horovod has written the compressor. The methods of the user's compressors may need the conversion."""
+    """Return whether a compressor is Horovod's own. The methods of a user's compressor may need the conversion."""
     return getattr(compression, "__module__", None) == "horovod.tensorflow.compression"

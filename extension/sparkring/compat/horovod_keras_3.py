@@ -18,11 +18,11 @@ from sparkring.errors import SparkringError
 
 
 class HorovodKerasError(SparkringError):
-    """Horovod cannot do with Keras 3 what was asked for."""
+    """With Keras 3, Horovod does not support what was asked for."""
 
 
 def adapt(module: types.ModuleType) -> None:
-    """Adapt `horovod._keras` to Keras 3: both horovod.keras and horovod.tensorflow.keras call its functions."""
+    """Adapt `horovod._keras` to Keras 3. Both horovod.keras and horovod.tensorflow.keras call its functions."""
     signature = inspect.signature(module.create_distributed_optimizer)
 
     def create(*args: Any, **kwargs: Any) -> Any:
@@ -53,7 +53,7 @@ def adapt_elastic(module: types.ModuleType) -> None:
 
 
 def _replace(owner: Any, name: str, adapted: Callable[..., Any], applies: Callable[..., bool]) -> None:
-    """Make `owner.name()` call `adapted()` if `applies()` is true of the arguments. Otherwise it works as before."""
+    """Make the function `name` of `owner` call `adapted()` if `applies()` is true of the arguments."""
     real = getattr(owner, name)
 
     @functools.wraps(real)
@@ -87,7 +87,7 @@ _REDUCING = (
 
 
 def _create(hvd: Any, options: dict[str, Any]) -> Any:
-    """Return an optimizer that averages its gradients, made from an optimizer of Keras 3."""
+    """Return a new optimizer, made from a Keras 3 optimizer, that averages its gradients."""
     optimizer = options["optimizer"]
     _check(optimizer, options["backward_passes_per_step"])
     label = options["name"] or f"Distributed{type(optimizer).__name__}"
@@ -121,7 +121,7 @@ def _check(optimizer: Any, backward_passes_per_step: int) -> None:
 
 
 def _scales_loss(optimizer: Any) -> bool:
-    """Whether compile() will wrap the optimizer in a LossScaleOptimizer.
+    """Return whether compile() will wrap the optimizer in a LossScaleOptimizer.
 
     The LossScaleOptimizer would call apply() of the averaging optimizer only on ranks whose own gradients are finite.
     So some ranks could average while others skip the step.
@@ -134,8 +134,8 @@ def _scales_loss(optimizer: Any) -> bool:
 def _distribute(optimizer: Any, reduce: Any, local_divisor: int) -> Any:
     """Change a Keras 3 optimizer so that it averages its gradients, and return it.
 
-    Its new class has the name of the old one, because models are saved with that name. Gradients of variables that are
-    registered as local are not averaged, but divided by `local_divisor`.
+    The optimizer's new class has the name of the old class, because models are saved with that name. Gradients of
+    variables that are registered as local are not averaged, but divided by `local_divisor`.
     """
     base = type(optimizer)
     local: set[Any] = set()
@@ -179,8 +179,8 @@ def _load_model(
     classes = {kind.__name__: kind for kind in custom_optimizers or ()}
     model = keras.models.load_model(filepath, custom_objects={**classes, **(custom_objects or {})})
     if getattr(model, "optimizer", None) is not None:
-        # wrap_optimizer() makes a new optimizer, which lacks the state of the loaded one. So the model keeps the loaded
-        # optimizer, which only gets the class of the new one.
+        # wrap_optimizer() makes a new optimizer, which lacks the state of the loaded optimizer. So the model keeps the
+        # loaded optimizer, but with the class of the new optimizer.
         stateless = type(model.optimizer).from_config(model.optimizer.get_config())
         model.optimizer.__class__ = type(wrap_optimizer(lambda: stateless)())
     return model
@@ -236,5 +236,5 @@ def _variables(model: Any, optimizer: Any) -> list[Any]:
 
 
 def _shared_values(model: Any, optimizer: Any) -> list[Any]:
-    """Return the values that all ranks begin with. Seeds are left out, so Dropout drops other units on each rank."""
+    """Return the values that all ranks begin with. Seeds are left out, so that Dropout differs between ranks."""
     return [variable.value for variable in _variables(model, optimizer) if variable.name != "seed_generator_state"]

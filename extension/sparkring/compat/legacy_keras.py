@@ -1,8 +1,8 @@
 """Decides whether ranks use tf-keras as tf.keras.
 
-Newer versions of TensorFlow come with Keras 3; the package tf-keras gives them Keras 2. In these versions, tf.keras is
-Keras 3 unless TF_USE_LEGACY_KERAS=1 is set, and horovod.tensorflow.keras takes its callbacks and optimizers from
-tf.keras. So the ranks get this variable if the cell uses tf-keras; a notebook with models of Keras 3 keeps Keras 3.
+Newer versions of TensorFlow come with Keras 3, and the package tf-keras provides Keras 2 for them. In these versions,
+tf.keras is Keras 3 unless TF_USE_LEGACY_KERAS=1 is set, and horovod.tensorflow.keras takes its callbacks and optimizers
+from tf.keras. So the ranks get this variable if the cell uses tf-keras. A notebook with Keras 3 models keeps Keras 3.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _IMPORTS = re.compile(r"^\s*(from|import)\s+tf_keras\b", re.MULTILINE)
 
 
 def is_used(code: str, modules: Collection[str]) -> bool:
-    """Whether the code imports tf-keras or uses values from it, and uses no values from the package keras.
+    """Return whether the code imports tf-keras or uses values from it, and uses no values from the package keras.
 
     `modules` are the packages of the values that the code uses.
     """

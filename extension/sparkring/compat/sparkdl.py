@@ -4,7 +4,7 @@
     from sparkdl.horovod import log_to_driver
     from sparkdl.horovod.tensorflow.keras import LogCallback
 
-The API is that of sparkdl's public documentation.
+The API follows sparkdl's public documentation.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def install() -> None:
 
 
 def _finder(module: str) -> Any:
-    """Return a `__getattr__` for the module named `module`. It imports attributes when they are asked for."""
+    """Return a `__getattr__` for the module named `module`. It imports an attribute when the attribute is read."""
 
     def find(name: str) -> Any:
         if (module, name) == ("sparkdl.horovod.tensorflow.keras", "LogCallback"):

@@ -1,7 +1,7 @@
 """The interface of a framework, which connects the ranks of a gang.
 
-A framework makes environment variables for each rank. It also runs what the ranks need, for example a server through
-which they find each other.
+A framework provides environment variables for each rank. It also runs what the ranks need to connect, for example a
+server through which they find each other.
 """
 
 from __future__ import annotations
@@ -90,11 +90,14 @@ class Framework(ABC):
 
     @abstractmethod
     def environment(self, world: World, start: Start) -> dict[str, str]:
-        """Return the variables to add to the environment of the rank at `world`. Called before each request."""
+        """Return the variables to add to the environment of the rank that `world` describes.
+
+        This method is called before each request.
+        """
 
     def defaults(self, world: World) -> dict[str, str]:
         """Return the variables to add unless the rank already has them: the user's own values take precedence."""
         return {}
 
     def close(self) -> None:  # noqa: B027 - most frameworks have nothing to release
-        """Release what was kept open for the gang."""
+        """Release everything that was kept open for the gang."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 from sparkring.frameworks.base import Endpoint, Framework, Lesson, Start, Timeline
 from sparkring.runtime.world import World
 
-# Gloo's default is 30 s. The timeout applies to hvd.init(), too: after the first rank has called it, the last rank must
-# call it within this time. If a rank is lost, sparkring ends the gang, so no rank waits this long in vain.
+# Gloo's default is 30 s. The timeout applies to hvd.init(), too: the last rank must call hvd.init() at most this long
+# after the first rank. If a rank is lost, sparkring ends the gang, so no rank waits this long in vain.
 GLOO_TIMEOUT_S = 600
 
 
@@ -27,8 +27,8 @@ class Horovod(Framework):
         """,
         "model, x, y",
     )
-    # Only rank 0 writes the file, but the ring hangs unless the variable is set on all ranks. The timeline is to show
-    # when each rank was ready for a collective. Horovod leaves this out if it uses its cache, so the cache is off.
+    # Only rank 0 writes the file, but the ring hangs unless the variable is set on all ranks. The timeline should show
+    # when each rank was ready for a collective. Horovod leaves this out if its cache is on, so the cache is turned off.
     timeline = Timeline("HOROVOD_TIMELINE", {"HOROVOD_CACHE_CAPACITY": "0"})
 
     def __init__(self, host: str, bind_host: str, endpoints: list[Endpoint]) -> None:

@@ -1,4 +1,4 @@
-"""The key-value store through which Gloo's ranks find each other: PUT, GET and DELETE of /scope/key.
+"""The key-value store through which Gloo's ranks find each other. It answers PUT, GET and DELETE of /scope/key.
 
 Horovod's client cannot authenticate itself, so the store is restricted: it listens only on the interface in use and
 only as long as the gang exists, answers only the hosts of authenticated members, accepts only Horovod's scopes, and
@@ -83,7 +83,7 @@ class _Server(ThreadingHTTPServer):
                 request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        pass  # a broken connection need not be reported: if the rank is lost, its member reports that
+        pass  # a broken connection need not be reported: if the rank is lost, its member reports the loss
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -114,7 +114,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._reply(200)
 
     def do_DELETE(self) -> None:
-        # The key must really be removed: otherwise, a second hvd.init() would find the addresses of the first.
+        # The key must really be removed. Otherwise, a second hvd.init() would find addresses from the first.
         place = self._place()
         if place is not None:
             self.server.values.pop(place, None)

@@ -38,8 +38,8 @@ class TensorFlow(Framework):
 
     def __init__(self, host: str, bind_host: str, endpoints: list[Endpoint]) -> None:
         super().__init__(host, bind_host, endpoints)
-        # The ports in `endpoints` change, but those in TF_CONFIG must not change, because a rank's process has one
-        # TensorFlow server as long as the gang exists, and the strategies of later cells use this server again.
+        # The ports in `endpoints` change, but the ports in TF_CONFIG must not. A rank's process has one TensorFlow
+        # server as long as the gang exists, and the strategies of later cells use this server again.
         self._workers = [f"{endpoint.address}:{endpoint.port}" for endpoint in endpoints]
 
     def environment(self, world: World, start: Start) -> dict[str, str]:

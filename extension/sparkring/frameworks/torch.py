@@ -11,7 +11,7 @@ from sparkring.runtime.world import World
 
 
 class Torch(Framework):
-    """Ranks that connect through a store, which torch runs on rank 0; sparkring keeps nothing open."""
+    """Ranks that connect through a store that torch runs on rank 0."""
 
     lesson = Lesson(
         "torchrun",

@@ -1,1 +1,1 @@
-"""Modules for ranks and the driver: a rank's place, reports, storage, interrupts, and the checkpoint to resume from."""
+"""Modules for ranks and the driver: ranks' numbers, reports, storage, interrupts, and the checkpoint to resume from."""

@@ -1,4 +1,4 @@
-"""Notes interrupts (Stop, Ctrl-C), so that they do not raise an exception in the middle of an operation."""
+"""Records interrupts (Stop, Ctrl-C), so that they do not raise an exception in the middle of an operation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def interrupted(what: str) -> KeyboardInterrupt:
 
 
 class Interrupts:
-    """A context manager. In its block, an interrupt does not raise KeyboardInterrupt, but sets `seen` to True.
+    """A context manager in which an interrupt sets `seen` to True, and does not raise KeyboardInterrupt.
 
     Python lets only the main thread handle interrupts. If the block runs in another thread, the main thread handles
     interrupts as before, and `seen` is set only by request().
@@ -39,7 +39,7 @@ class Interrupts:
 
     @contextlib.contextmanager
     def let_through(self) -> Iterator[None]:
-        """In this block, which runs the user's code, let the handler that was set before handle interrupts."""
+        """Restore the earlier handler of interrupts in this block, which runs the user's code."""
         if self._before is None:
             yield
             return
@@ -50,7 +50,7 @@ class Interrupts:
             signal.signal(signal.SIGINT, self._note)
 
     def request(self) -> None:
-        """Set `seen`, as an interrupt does. A Stop button calls this method; any thread may call it."""
+        """Set `seen`, as an interrupt does. Stop buttons call this method, and any thread may call it."""
         self.seen = True
 
     def _note(self, number: int, frame: object) -> None:
@@ -59,7 +59,7 @@ class Interrupts:
 
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
-    """Hold back an interrupt that comes in the block. It is raised again after the block."""
+    """Hold back an interrupt that arrives in the block, and raise it again after the block."""
     with Interrupts() as interrupts:
         yield
     if interrupts.seen:

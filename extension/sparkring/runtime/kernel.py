@@ -1,4 +1,4 @@
-"""Whether this process is a notebook's kernel, which cell it runs, and how to show a message that belongs to no run."""
+"""Tells whether this process is a notebook's kernel and which cell it is running, and prints messages outside runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 
 def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook, and so can show HTML."""
+    """Return whether this process is the kernel of a notebook, and so can show HTML."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return getattr(shell, "kernel", None) is not None
@@ -23,7 +23,7 @@ def current_cell() -> int | None:
 def tell(text: str) -> None:
     """Print a message that belongs to no run, for example from a thread of sparkring or before a run begins.
 
-    In a notebook, it appears below the cell that is running, or else below the most recent one.
+    In a notebook, the message appears below the cell that is running, or else below the cell that ran last.
     """
     sys.stderr.write(f"sparkring: {text}\n")
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""The values of the parameters of one trial of a search, as an item sees them."""
+"""The parameter values of one trial of a search, as an item sees them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a rank reports to the notebook: numbers with log(), text with log_to_driver().
+"""Reports from a rank to the notebook: numbers with log(), text with log_to_driver().
 
-In a process that is not a rank, such as the driver, log() does nothing and log_to_driver() prints, so the same function
-can be tried in the notebook first.
+In a process that is not a rank, such as the driver, log() does nothing and log_to_driver() prints. So a function that
+calls them can first be tried in the notebook.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def connect(tell: Tell) -> None:
 
 
 def connected() -> bool:
-    """Whether there is a driver that receives what is reported."""
+    """Return whether there is a driver that receives the reports."""
     return _tell is not None
 
 
@@ -58,7 +58,7 @@ def log(
 
 
 def numbers(logs: Any) -> dict[str, float]:
-    """Return those values in Keras' `logs` that are single numbers, which tables and `best=` need."""
+    """Return the values in Keras' `logs` that are single numbers. Tables and `best=` need numbers."""
     found = {}
     for name, value in (logs or {}).items():
         with contextlib.suppress(TypeError, ValueError):
@@ -67,7 +67,7 @@ def numbers(logs: Any) -> dict[str, float]:
 
 
 def log_to_driver(message: object) -> None:
-    """Show a message in the notebook, even if `--logs` hides output. It is cut off after 4,000 characters."""
+    """Show a message in the notebook, even if `--logs` hides output. The message is cut off after 4,000 characters."""
     text = str(message)[:MESSAGE_CHARACTERS]
     if _tell is None:
         print(text)
@@ -78,7 +78,7 @@ def log_to_driver(message: object) -> None:
 def short_repr(value: object, most: int = VALUE_CHARACTERS) -> str:
     """Return a value's repr, cut to `most` characters; '' for None. If the repr raises an error, the text says so.
 
-    Of a pandas or polars object, the text gives the type and the shape: `DataFrame [97 rows × 4 columns]`.
+    For a pandas or polars object, the text gives the type and the shape: `DataFrame [97 rows × 4 columns]`.
     """
     if value is None:
         return ""
@@ -90,7 +90,7 @@ def short_repr(value: object, most: int = VALUE_CHARACTERS) -> str:
         short = reprlib.Repr()
         short.maxother = short.maxstring = most
         text = " ".join(short.repr(value).split())
-    except Exception as error:  # the user's own __repr__
+    except Exception as error:  # the user's own `__repr__` may raise anything
         return f"<{type(value).__name__}; its repr raised {type(error).__name__}>"
     return text if len(text) <= most else text[: most - 1] + "…"
 

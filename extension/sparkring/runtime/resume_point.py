@@ -1,4 +1,4 @@
-"""What the driver tells the ranks about checkpoints in a run with --checkpoint-dir.
+"""The information about checkpoints that the driver gives the ranks in a run with --checkpoint-dir.
 
 Members import this module at start-up, so `from __future__ import annotations` would make them start more slowly. The
 docstring of wire/messages says why.
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 class Here(NamedTuple):
     """This attempt's directory of checkpoints, and the checkpoint that it continues from.
 
-    directory: as the user wrote it.
+    directory: the directory, as the user wrote it.
     stamp: when the attempt began (ms since 1970, on the driver's clock). It is part of the names of the attempt's
         checkpoints: of two attempts, the newer one has the larger stamp.
     resume: the name of the checkpoint that all ranks continue from, '' for none.

@@ -48,11 +48,11 @@ class Location(NamedTuple):
         return Location(self.fs, f"{self.path.rstrip('/')}/{name}", f"{self.written.rstrip('/')}/{name}")
 
     def entries(self) -> Iterator[dict[str, Any]]:
-        """Yield what fsspec knows about each file and folder in this folder. FileNotFoundError if it does not exist."""
+        """Yield fsspec's information on each entry of this folder. Raises FileNotFoundError if there is no folder."""
         if not self.local:
             yield from self.fs.ls(self.path, detail=True)
             return
-        # One by one, because fsspec before 2024.12 listed nothing at all if an entry was removed meanwhile.
+        # Ask about each entry separately: fsspec before 2024.12 listed nothing if an entry was removed meanwhile.
         for name in self.fs.ls(self.path, detail=False):
             with contextlib.suppress(FileNotFoundError):
                 yield self.fs.info(name)
@@ -72,7 +72,7 @@ class Location(NamedTuple):
 
 
 def locate(path: str | os.PathLike[str]) -> Location:
-    """Return the Location of `path`, whether or not anything exists there. PathError if the path cannot be used."""
+    """Return the Location of `path`, which need not exist. Raises PathError if the path cannot be used."""
     written = os.fspath(path)
     if not written.strip():
         raise PathError("the path is empty.")
@@ -110,13 +110,16 @@ def dbfs_root() -> str:
 
 
 def root_for_ranks() -> dict[str, str]:
-    """Return the environment variables to set on ranks, so that dbfs:/ stands for the same folder there as here."""
+    """Return the environment variables with which dbfs:/ stands for the same folder on ranks as in this process."""
     root = dbfs_root()
     return {} if root == DBFS_MOUNT else {DBFS_ROOT: root}
 
 
 def _on_dbfs(rest: str, written: str) -> str:
-    """Return the path of `rest` in the folder for dbfs:/. PathError if it leads out, or the folder cannot be made."""
+    """Return the path of `rest` in the folder for dbfs:/.
+
+    Raises PathError if the path leads out of the folder, or if the folder cannot be made.
+    """
     for part in rest.split("/"):
         if _decoded(part) in ("..", "."):
             raise PathError(f"{written}: write the path without `{part}`, which DBFS does not resolve.")
@@ -137,7 +140,7 @@ def _on_dbfs(rest: str, written: str) -> str:
 
 
 def _decoded(part: str) -> str:
-    """Return a part of a path without percent-encoding: code that takes the path for a URL turns `%2e%2e` into `..`."""
+    """Return a part of a path without percent-encoding. Code that treats the path as a URL reads `%2e%2e` as `..`."""
     from urllib.parse import unquote
 
     while (again := unquote(part)) != part:

@@ -1,4 +1,4 @@
-"""A rank's place among the others, in the words of Horovod and MPI."""
+"""A rank's place among the others, in the terms of Horovod and MPI."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -32,15 +32,15 @@ def world() -> World:
 
 
 def enter(place: World) -> None:
-    """Make `place` this process's World. Each rank calls this once, when it comes up."""
+    """Make `place` this process's World. Each rank calls this once, when it starts."""
     global _current
     _current = place
 
 
 def place_ranks(nodes: Sequence[str], gpus: Sequence[Sequence[str]] = (), *, by_node: bool = True) -> list[World]:
-    """Return the World of each member. `nodes[i]` is the node that member i runs on, `gpus[i]` are its GPUs.
+    """Return the World of each member. `nodes[i]` is the node that member i runs on, and `gpus[i]` are its GPUs.
 
-    Ranks on one node are neighbours, as under mpirun: nodes are numbered in the order in which they first appear, and
+    Ranks on one node are consecutive, as under mpirun: nodes are numbered in the order in which they first appear, and
     members keep their order within a node. `cross_rank` counts the nodes that have a rank with the same `local_rank`,
     as Horovod's cross communicator does. If `by_node` is false, member i is rank i, whichever node it runs on.
     """
@@ -72,10 +72,10 @@ def share_gpus(addresses: Sequence[str], ranks: int, each: int) -> list[tuple[st
 
 
 def gpu_environments(worlds: Sequence[World]) -> dict[str, dict[str, str]]:
-    """Return, for the name of each node, the environment variables that tell CUDA which GPUs the node's ranks see.
+    """Map the name of each node to the environment variables that tell CUDA which GPUs the node's ranks see.
 
-    Each rank sees the GPUs of all ranks on its node, so that NCCL can copy between GPUs, in the order of local ranks.
-    So if each rank has one GPU, the GPU's number is the rank's local rank, as code for horovodrun and torchrun expects.
+    Each rank sees the GPUs of all ranks on its node, in the order of local ranks, so that NCCL can copy between GPUs.
+    If each rank has one GPU, the GPU's number is the rank's local rank, as code for horovodrun and torchrun expects.
     A GPU that tasks share is listed once, because CUDA does not accept an address twice.
     """
     seen: dict[str, dict[str, None]] = {}

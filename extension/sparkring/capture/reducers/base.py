@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 # How to rebuild a value, in the form that `object.__reduce_ex__` returns.
 Reduced: TypeAlias = tuple[Any, ...]
-# A reducer returns None if pickle is to pack the value.
+# A reducer returns None if pickle should pack the value.
 Reducer: TypeAlias = Callable[[Any], Reduced | None]
 
 

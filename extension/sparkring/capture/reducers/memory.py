@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 from sparkring.capture.reducers import torch
 from sparkring.capture.reducers.base import Layout, Reduced
 
-# Blocks start at multiples of this, because torch needs offsets in a block that are multiples of an element's size.
+# Blocks start at multiples of this number, because torch needs offsets that are multiples of an element's size.
 _ALIGNMENT = 16
-# How many candidates NumPy tries in the search for an element that two arrays have in common. If it needs more, the
-# arrays are taken to have one.
+# How many candidates NumPy tries when it searches for an element that two arrays share. If this number is not enough,
+# the arrays are assumed to share an element.
 _EFFORT = 10_000
 
 
@@ -28,8 +28,8 @@ class Block:
     def __init__(self, start: int, end: int, owner: object) -> None:
         start = _aligned(start)
         self.start, self.end = start, end
-        # The garbage collector tracks memoryviews and ctypes arrays, and could clear one that is still being read. It
-        # does not track NumPy arrays.
+        # A NumPy array, because the garbage collector tracks memoryviews and ctypes arrays, and could clear them while
+        # they are being read.
         self._content = _numpy().asarray(_Memory(Layout(start, 1, (end - start,), (1,)), "|u1", owner))
 
     def __contains__(self, layout: Layout) -> bool:
@@ -51,15 +51,15 @@ def _writable(buffer: Any) -> Any:
 
 class _Array(NamedTuple):
     layout: Layout
-    value: Any  # kept until the search for shared memory is done, so that the memory is not used for another array
+    value: Any  # kept so that its memory is not used for another array before the search is done
 
 
 class Memory:
     """The memory of all arrays that are packed together.
 
     reduce() packs an array that lies in one of `blocks` as a view of that block, and other arrays separately. When all
-    arrays are packed, shared() returns blocks for those that were packed separately although they share memory. The
-    caller then packs everything again with these blocks.
+    arrays are packed, shared() returns blocks for the arrays that were packed separately although they share memory.
+    The caller then packs everything again with these blocks.
     """
 
     def __init__(self, blocks: Sequence[Block] = ()) -> None:
@@ -93,7 +93,7 @@ class Memory:
         return torch.reduced(value, layout, block, layout.address - block.start)
 
     def shared(self) -> tuple[Block, ...]:
-        """Return blocks of the memory that separately packed arrays share. The blocks are ordered by address."""
+        """Return blocks, in the order of their addresses, for separately packed arrays that share memory."""
         ranges: list[tuple[int, int, object]] = []
         open_: list[_Array] = []  # earlier arrays that reach beyond the start of the current one
         for array in sorted(self._arrays, key=lambda array: array.layout.bounds):
@@ -124,7 +124,7 @@ def _shared(one: Layout, other: Layout) -> bool:
 
 
 class _Memory:
-    """Describes memory of `owner` to NumPy, which makes an array of it."""
+    """Describes memory to NumPy, which then makes an array of it. `owner` keeps the memory alive."""
 
     def __init__(self, layout: Layout, typestr: str, owner: object = None) -> None:
         self.owner = owner
@@ -142,7 +142,7 @@ def _probe(layout: Layout) -> Any:
 
 
 def _numpy() -> Any:
-    """Return NumPy if it has been imported, otherwise None. The import of torch also imports NumPy."""
+    """Return NumPy if it has been imported, otherwise None. Importing torch also imports NumPy."""
     return sys.modules.get("numpy")
 
 

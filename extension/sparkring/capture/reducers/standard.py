@@ -14,7 +14,7 @@ from sparkring.capture.reducers.base import Reduced, Reducer
 
 _HOOKS = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__")
 _HEAP_TYPE = 1 << 9  # in `type.__flags__`: the type was made by a class statement
-# All functions that `functools.singledispatch` makes have this same code object, and they are recognised by it.
+# The functions that `functools.singledispatch` makes are recognised by this code object, which they all share.
 _DISPATCHER = functools.singledispatch(lambda _: None).__code__  # type: ignore[attr-defined]
 
 
@@ -67,8 +67,8 @@ def _register(dispatcher: Any, implementations: Iterable[tuple[type, Callable[..
 def _has_unguarded_lookups(cls: type) -> bool:
     """Return whether pickle would call the `__getattr__` of the class on an object that has no attributes yet.
 
-    Pickle looks for hooks such as `__setstate__` on an object that it has just made. If the class has none, this calls
-    `__getattr__`, which often fails, because it reads attributes that the object does not have yet.
+    Pickle looks for hooks such as `__setstate__` on an object that it has just made. If the class has none, this lookup
+    calls `__getattr__`, which often fails, because it reads attributes that the object does not have yet.
     """
     own = [vars(base) for base in cls.__mro__[:-1]]
     if not any("__getattr__" in names for names in own) or any(hook in names for names in own for hook in _HOOKS):
@@ -78,7 +78,7 @@ def _has_unguarded_lookups(cls: type) -> bool:
 
 
 def _by_state(value: Any) -> Reduced:
-    """Do what `object.__reduce_ex__` does, but never call the class's `__getattr__`, neither here nor on the rank."""
+    """Do what `object.__reduce_ex__` does, but never call the class's `__getattr__`, here or on the rank."""
     cls = type(value)
     slots = {}
     for name in copyreg._slotnames(cls):  # type: ignore[attr-defined]

@@ -1,7 +1,8 @@
 """Reducers for TensorFlow's and Keras' objects: models, layers, optimizers, `tf.function` and `tf.data`.
 
 A Keras model is rebuilt from its configuration and its weights, and from the notebook's classes and functions that the
-model uses. Only functions that run on ranks import TensorFlow, because a driver with such an object has imported it.
+model uses. Only functions that run on ranks import TensorFlow: a driver that has such an object has already imported
+TensorFlow.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 from sparkring.capture.picklability import Kind, Refused, by_reference, walk
 from sparkring.capture.reducers.base import Reduced, Reducer
 
-_SEARCHED = 200  # the largest number of objects in a layer's attribute that are searched for classes and functions
+_SEARCHED = 200  # at most this many objects in a layer's attribute are searched for classes and functions
 
 
 def reducer_for(cls: type) -> Reducer | None:
@@ -36,7 +37,7 @@ def reducer_for(cls: type) -> Reducer | None:
     if "dataset_ops.DatasetV2" in kinds:
         return _dataset
     keras = _keras(cls)
-    if keras is None or not hasattr(keras, "Model"):  # Keras is still being imported
+    if keras is None or not hasattr(keras, "Model"):  # not of Keras, or Keras is still being imported
         return None
     if not keras.__version__.startswith("2."):
         return _reducer_of_keras_3(cls, keras)
@@ -56,10 +57,10 @@ def _reducer_of_keras_3(cls: type, keras: Any) -> Reducer | None:
     """
     container = next((kind for kind in (list, dict, set) if issubclass(cls, kind)), None)
     if container is not None and _is_theirs(cls):
-        # The containers with which Keras tracks a model's layers cannot be unpacked: pack a plain container instead.
+        # Keras tracks a model's layers with containers that cannot be unpickled. Pack a plain container instead.
         return lambda value: (container, (container(value),))
     if not str(getattr(cls.__reduce__, "__module__", "")).startswith("keras."):
-        return None  # the type is not one of Keras', or it is a subclass with a `__reduce__` of its own
+        return None  # the type is not part of Keras, or is a subclass with its own `__reduce__`
     if issubclass(cls, keras.Layer):
         return _model
     if issubclass(cls, keras.Optimizer):
@@ -88,7 +89,10 @@ def _refuse(kind: Kind, value: object) -> Reduced:
 
 
 def _names(cls: type) -> set[str]:
-    """Return a type's bases in TensorFlow, as `module.Class`; `module` is the last part, which all versions share."""
+    """Return a type's bases in TensorFlow, as `module.Class`.
+
+    `module` is only the last part of the module's name, because the other parts differ between versions.
+    """
     return {
         f"{base.__module__.rpartition('.')[2]}.{base.__name__}"
         for base in cls.__mro__
@@ -97,7 +101,7 @@ def _names(cls: type) -> set[str]:
 
 
 def _keras(cls: type) -> Any:
-    """Return the Keras that a class belongs to, which is the package `keras` or `tf_keras`; None for other classes."""
+    """Return the Keras package that a class belongs to, `keras` or `tf_keras`; None for other classes."""
     roots = (base.__module__.partition(".")[0] for base in cls.__mro__)
     return next((sys.modules[root] for root in roots if root in ("keras", "tf_keras")), None)
 
@@ -106,12 +110,12 @@ def _keras(cls: type) -> Any:
 
 
 def _function(function: Any) -> Reduced:
-    """Pack the decorated function; the rank traces it when it is first called there."""
+    """Pack the decorated function. The rank traces it on the first call."""
     original = function.python_function
     bound: Any = getattr(original, "__original_wrapped__", None)
     if isinstance(bound, types.MethodType) and hasattr(bound.__self__, "weakrefself_target__"):
-        # `function` is a method, which TensorFlow makes from the tf.function of the class when the object's
-        # attribute is first read. So on the rank, getattr() makes it.
+        # `function` is a method. TensorFlow makes it from the class's tf.function when the object's attribute is first
+        # read, so on the rank, getattr() makes it.
         target: Any = bound.__self__
         return getattr, (target.target, bound.__func__.__name__)
     options = {
@@ -158,7 +162,7 @@ def _dataset_of(graph: bytes, element_spec: Any) -> Any:
 
 
 def registered_names(value: Any) -> dict[str, str]:
-    """Map the name of each imported Keras package to the name under which the class or function is registered there."""
+    """Map each Keras package that has registered `value`, a class or function, to the name of the registration."""
     found = {}
     for root in ("keras", "tf_keras"):
         saving = getattr(sys.modules.get(root), "saving", None)
@@ -168,7 +172,7 @@ def registered_names(value: Any) -> dict[str, str]:
 
 
 def set_registered(set_state: Callable[[Any, Any], object], names: dict[str, str], made: Any, state: Any) -> None:
-    """Give a class or function its state, and register it with Keras under the names that it has in the notebook."""
+    """Give a class or function its state, and register it with Keras under `names`, from registered_names()."""
     set_state(made, state)
     for root, registered in names.items():
         package, _, name = registered.partition(">")
@@ -190,10 +194,10 @@ def _model(model: Any) -> Reduced:
             (at, *_learned(layer)) for at, layer in enumerate(model._flatten_layers()) if hasattr(layer, "adapt")
         ]
         if custom or not all(_is_theirs(type(layer)) for layer in model._flatten_layers()):
-            # Rebuild the model once here. If its classes make this fail, the user should see the error before a launch.
+            # Rebuild the model on the driver, so that the user sees an error in its classes before ranks are started.
             with _same_random_numbers(keras):
                 _remade(recipe, weights, adapted)
-            # Make the recipe again: from_config() may have changed the configuration in it.
+            # Make the recipe again, because from_config() may have changed the configuration in it.
             recipe = _model_recipe(model, keras, custom)
         compilation = _compilation(model)
     return _remade, (recipe, weights, adapted), compilation, None, None, _compile
@@ -207,10 +211,10 @@ def _model_recipe(model: Any, keras: Any, custom: dict[str, Any]) -> tuple[Any, 
 
 
 def _config(model: Any, keras: Any) -> dict[str, Any]:
-    """Return the configuration of a model. Raises ValueError if it lacks the arguments that `__init__()` was given.
+    """Return a model's configuration. Raises ValueError if the arguments of `__init__()` are not known.
 
-    In Keras 3, up to 3.15, a subclass of Model that defines `__init__()` but no get_config() has default values in
-    their place.
+    In Keras 3, up to 3.15, the configuration has default values instead of these arguments if a subclass of Model
+    defines `__init__()` but no get_config().
     """
     config: dict[str, Any] = model.get_config()
     cls = type(model)
@@ -264,7 +268,7 @@ def _custom_objects(owners: Iterable[Any], keras: Any) -> dict[str, Any]:
     """Return the classes and functions that Keras objects use and ranks lack, by their names in configurations."""
     parts = [part for owner in owners for part in (type(owner), *vars(owner).values())]
     found: dict[str, Any] = {}
-    # What a framework's object holds is not searched: a tf.function holds wrappers with the name of its function.
+    # Objects of frameworks are not searched: a tf.function holds wrappers that have the name of its function.
     walks = (
         walk(part, limit=_SEARCHED, enters=lambda value: not _is_frameworks(type(value)))
         for part in parts
@@ -287,16 +291,16 @@ def _is_frameworks(value: Any) -> bool:
 
 
 def _is_theirs(value: Any) -> bool:
-    """Whether a class or function belongs to a framework or to the standard library; builtins do not count."""
+    """Return whether a class or function belongs to a framework or to the standard library, except its builtins."""
     root = value.__module__.partition(".")[0]
     return _is_frameworks(value) or (root in sys.stdlib_module_names and root != "builtins")
 
 
 @contextmanager
 def _named(custom: dict[str, Any]) -> Iterator[None]:
-    """Name the objects in `custom` by their keys, and restore their names on exit.
+    """Set the name of each object in `custom` to its key, and restore the names on exit.
 
-    Configurations refer to objects by name, and several objects, such as lambdas, may share one.
+    Configurations refer to objects by name, and several objects, such as lambdas, may share a name.
     """
     own = {key: value.__name__ for key, value in custom.items() if ">" not in key and value.__name__ != key}
     try:
@@ -331,7 +335,7 @@ def _name_lambdas(config: Any, layers: dict[str, Any], custom: dict[str, Any]) -
 
 
 def _compilation(model: Any) -> dict[str, Any] | None:
-    """Return the arguments of the last `compile()`, with the model's optimizer; None if it has not been compiled."""
+    """Return the arguments of a model's last compile(), with its optimizer; None if it has not been compiled."""
     # Keras 2 has `_is_compiled`, and Keras 3 has `compiled`. Both keep the arguments in `_compile_config`, up to 3.15.
     if not getattr(model, "_is_compiled", getattr(model, "compiled", False)):
         return None
@@ -391,7 +395,7 @@ def _preprocessing(
 
 
 def _learned(layer: Any) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Return what a layer has learned in adapt(): its variables, and the contents of its vocabulary's files."""
+    """Return what a layer has learned in adapt(): its variables, and its vocabulary as files (name → contents)."""
     variables: dict[str, Any] = {}
     if not layer.built and not hasattr(layer, "get_vocabulary"):
         return {}, {}
@@ -407,7 +411,7 @@ def _learn(layer: Any, variables: dict[str, Any], files: dict[str, bytes]) -> No
     if variables:
         layer.load_own_variables(variables)
         if hasattr(layer, "bin_boundaries"):
-            # The load_own_variables() of other layers does this, but that of Discretization does not.
+            # Unlike other layers, Discretization does not do this in load_own_variables().
             layer.finalize_state()
     if files:
         with tempfile.TemporaryDirectory() as folder:
@@ -438,7 +442,7 @@ def _recipe(value: Any, noun: str) -> tuple[Any, ...]:
     """Return the arguments with which _from_config() rebuilds an optimizer, metric or loss."""
     keras = _keras(type(value))
     kind = type(value)
-    # The class that Horovod's DistributedOptimizer gives an optimizer of Keras 3 cannot be imported, but its base can.
+    # Horovod's DistributedOptimizer gives a Keras 3 optimizer a class that cannot be imported, so use its base.
     if _is_theirs(kind):
         kind = next(base for base in kind.__mro__ if by_reference(base))
     with _refused_if_not_rebuilt(value, noun):
@@ -446,7 +450,7 @@ def _recipe(value: Any, noun: str) -> tuple[Any, ...]:
         with _named(custom):
             config, tried = value.get_config(), value.get_config()
         if custom:
-            # Rebuild the object once here. If this fails, the user should see the error before a launch.
+            # Rebuild the object on the driver, so that the user sees an error before ranks are started.
             _from_config(kind, tried, custom, keras.__name__)
     return kind, config, custom, keras.__name__
 
@@ -458,22 +462,22 @@ def _from_config(cls: Any, config: dict[str, Any], custom: dict[str, Any], keras
 
 def _assign(owner: Any, values: list[Any]) -> None:
     variables = variables_of(owner)
-    if variables:  # a metric may create them only when it is first used, and then starts from zero
+    if variables:  # a metric may create its variables only when it is first used; they then start from zero
         for variable, value in zip(variables, values, strict=True):
             variable.assign(value)
 
 
 def variables_of(owner: Any) -> list[Any]:
     """Return the variables of a layer or of an optimizer."""
-    found = owner.variables  # a list, a method that returns it, or, of Horovod's optimizers, a list that can be called
+    found = owner.variables  # a list, a method that returns a list, or, in Horovod's optimizers, a callable list
     return list(found() if callable(found) else found)
 
 
 def _give_variables(optimizer: Any, values: list[Any]) -> None:
     """Make an optimizer assign `values` to its variables as soon as it has created them.
 
-    It creates most of them later, when it is given the model's weights. The first value, the number of iterations, is
-    assigned at once.
+    An optimizer creates most of its variables only when it is given the model's weights. The first value, the number of
+    iterations, is assigned at once.
     """
     # Legacy optimizers have `_create_all_weights()` in place of `build()`.
     name = "build" if hasattr(optimizer, "build") else "_create_all_weights"

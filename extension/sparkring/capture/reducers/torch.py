@@ -1,6 +1,6 @@
-"""Reducers for torch's tensors, with their gradients, and for what `torch.compile` and `torch.jit` return.
+"""Reducers for torch's tensors (with their gradients) and for the results of `torch.compile` and `torch.jit`.
 
-Only functions that run on ranks have to import torch, because a driver with an object of torch has already imported it.
+Only functions that run on ranks import torch: a driver that has one of torch's objects has already imported torch.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _complete(tensor: Any, state: tuple[Any, dict[str, Any]]) -> None:
 
 
 def _compiled_function(function: types.FunctionType) -> Reduced | None:
-    """Pack the function that `torch.compile` was given, for the rank to compile; None for any other function."""
+    """Pack the original of a compiled function, for the rank to compile again; return None for other functions."""
     attributes = vars(function)
     original = attributes.get("_torchdynamo_orig_callable")
     if original is None:

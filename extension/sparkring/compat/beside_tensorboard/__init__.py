@@ -1,1 +1,1 @@
-"""This folder goes on TensorBoard's PYTHONPATH: TensorBoard imports pkg_resources, which newer environments lack."""
+"""This folder is put on TensorBoard's PYTHONPATH: TensorBoard imports pkg_resources, which newer environments lack."""

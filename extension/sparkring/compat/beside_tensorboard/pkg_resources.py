@@ -1,4 +1,4 @@
-"""Has the two functions of pkg_resources that TensorBoard calls, because setuptools 82 and later lack that module."""
+"""The parts of pkg_resources that TensorBoard uses. setuptools has lacked this module since version 82."""
 
 from __future__ import annotations
 
