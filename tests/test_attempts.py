@@ -80,7 +80,7 @@ def test_what_cannot_heal():
 
 
 def test_the_cause_of_other_failures():
-    """A rank ended from outside is the most likely cause, a secondary failure the least. Texts do not matter."""
+    """The end of a rank's process precedes exceptions, and these precede secondary failures. Texts do not matter."""
     told = Exited(code=None, signal=9, out_of_memory=True, peak_memory_bytes=5_000_000_000)
     ended = [exit_failure(told), exit_failure(told._replace(out_of_memory=False))]
     assert [(each.cause, each.signal) for each in ended] == [("out of memory", "SIGKILL"), ("signal", "SIGKILL")]

@@ -63,7 +63,7 @@ def test_whose_keyword_is_whose(result: Any, expected: Any) -> None:
 
 @pytest.mark.parametrize("function", [train, decorated, functools.partial(train, 0.1)])
 def test_a_keyword_that_could_be_either_is_refused(function: Any) -> None:
-    """The keyword is refused even if it has its default value. The message says how to pass it to either function."""
+    """The keyword is refused even if it has its default value. The message says how to set each of the two."""
     with pytest.raises(OptionsError) as caught:
         run(function, checkpoint_dir="")
     assert str(caught.value) == (

@@ -1267,7 +1267,7 @@ NOT_FROM_TENSORFLOW = {
 
 
 def test_what_is_wrong_is_found_beside_a_proxy() -> None:
-    """TensorFlow's dicts and tuples are proxies. wrapt 1 and 2 fail differently if the wrapped object has no __dict__."""
+    """TensorFlow's dicts and tuples are proxies. wrapt 1 and 2 fail differently if an object has no __dict__."""
     proxies = [pytest.importorskip("wrapt").ObjectProxy(wrapped) for wrapped in ({1: 2}, (1,))]
     text = str(
         error("holder", notebook("import threading\nholder = [[[threading.Lock()]], *proxies]", proxies=proxies))
