@@ -22,7 +22,7 @@ from sparkring.inference import parts
 from sparkring.inference.destination import SUCCESS, Destination
 from sparkring.inference.parts import parts_of
 
-ROWS = 6_000  # in files of 2000 rows, one of which is empty
+ROWS = 6_000  # in three files of 2000 rows; a fourth file is empty
 INPUTS = {"x": ["a", "b"]}
 
 
