@@ -36,10 +36,10 @@ pytest_plugins = (
     "waiting",
     "leaks",
     "clusters",
+    "spares",
     "rings",
     "drivers",
     "pools",
-    "spares",
 )  # in tests/plugins; each may use those before it
 
 

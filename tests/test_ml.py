@@ -15,6 +15,7 @@ from pyspark.ml import Pipeline
 from pyspark.ml.evaluation import RegressionEvaluator
 from pyspark.ml.feature import VectorAssembler
 from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
+from rings import shared
 from waiting import until
 
 from sparkring.errors import DataError, OptionsError
@@ -35,6 +36,14 @@ def frame(spark, tmp_path, monkeypatch):
     monkeypatch.setattr(fitted_models, "predict", functools.partial(fitted_models.predict, idle_s=0.3))
     yield spark.sql(ROWS)
     until(lambda: not list(Path(tempfile.gettempdir()).glob("sparkring-model-*")), "no model process is left")
+
+
+@pytest.fixture
+def pair(watch):
+    """Two warm ranks that all of the fits here share. What they import is imported once for both."""
+    return shared(
+        "local", watch, 2, imports=("tensorflow", "keras", "horovod.tensorflow.keras", "torch", "torch._dynamo")
+    )
 
 
 def torch_estimator(**params):

@@ -9,6 +9,7 @@ from typing import Any
 
 import psutil
 import pytest
+import spares as spare_processes
 from leaks import runs
 from spares import ready
 from waiting import until
@@ -17,7 +18,6 @@ import sparkring
 from sparkring.errors import RunFailed
 from sparkring.launchers import spare
 from sparkring.launchers.spare import SpareProcess, Spares, setting_of
-from sparkring.runtime import storage
 
 # With this, launches of one rank and of two have the same settings. pandas stands for all frameworks: it is imported
 # fast, and NumPy's and pyarrow's libraries start threads.
@@ -27,11 +27,7 @@ AHEAD = "from sparkring.worker.rank import preloads; "
 
 
 def new(spares: Spares, *modules: str, **environment: str) -> SpareProcess:
-    """Return the spare process that follows a launch whose ranks have imported `modules`."""
-    setting = setting_of({**os.environ, **storage.root_for_ranks(), **dict(ENV), **environment}, 1)
-    spares.note_imports(setting, modules)
-    found: SpareProcess = until(lambda: spares.spare, "a spare process")
-    return found
+    return spare_processes.new(spares, 1, *modules, **dict(ENV), **environment)
 
 
 def test_forked_ranks_are_like_new_processes(local, spares, tmp_path, monkeypatch):

@@ -128,7 +128,7 @@ def test_several_at_once(ring, go, wait_until):
 
 @pytest.mark.slow
 @pytest.mark.any_launcher
-def test_two_rings_of_horovod(ring):
+def test_two_rings_of_horovod(ring, spares):
     """Each run has its own rendezvous."""
     cell = """
         import torch

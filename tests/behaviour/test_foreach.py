@@ -338,7 +338,7 @@ def test_large_values_both_ways(pools):
     assert [float(value[0]) for value in result.values] == [2.0, 4.0, 6.0]
 
 
-def test_rings(pools):
+def test_rings(pools, spares):
     """With --np-each 2, each item runs on two connected ranks, and the next item on the same ranks.
 
     PyTorch's random numbers are seeded, too, even for the item that imports it. A trial that is pruned ends on both

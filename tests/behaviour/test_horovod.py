@@ -6,6 +6,7 @@ import builtins
 import os
 
 import pytest
+from spares import prepared
 from versions import KERAS
 
 import sparkring
@@ -42,11 +43,13 @@ def train(base, *, step=1):
 @pytest.mark.slow
 @pytest.mark.standalone("the ranks meet at the executors' addresses")
 @pytest.mark.versions("of PyTorch, for which Horovod was built")
-def test_a_ring_that_is_made_twice(ring):
+def test_a_ring_that_is_made_twice(ring, spares):
     """HorovodRunner calls the function with its arguments on each rank, and returns what rank 0 returned.
 
     Ranks have the right numbers in Horovod and compute sums, and hvd.init() works again after hvd.shutdown().
     """
+    if ring.where == "local":
+        prepared(spares, 3, "torch", "horovod.torch")
     returned = HorovodRunner(np=ring.np(3)).run(function(TWICE, "train"), base=10, step=5)
     values = sparkring.last_result.values
     assert returned == values[0]
@@ -235,8 +238,10 @@ def train(base, step):
 
 @pytest.mark.slow
 @pytest.mark.any_launcher
-def test_run_is_the_runner_with_options(ring, tmp_path):
+def test_run_is_the_runner_with_options(ring, spares, tmp_path):
     """run() takes HorovodRunner's keywords and a launch magic's options, and passes the others to the function."""
+    if ring.where == "local":
+        prepared(spares, 2, "torch", "horovod.torch")
     options = {"np": ring.np(2), "checkpoint_dir": tmp_path, "max_restarts": 1}
     train = function(TRAIN, "train")
     found = sparkring.run(train, 10, **options, driver_log_verbosity="log_callback_only", step=5)

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from spares import also, ready
+from spares import prepared, ready
 
 from sparkring import shards
 from sparkring.errors import CheckpointError, RunFailed
@@ -327,11 +327,13 @@ ROWS, BATCH = 960, 8
 @pytest.mark.parametrize(
     ("framework", "cell", "kills", "imports"),
     [
-        pytest.param("plain", ALONE, 10, ("pyarrow.dataset",), id="alone"),
-        pytest.param("torch", TOGETHER, 10, ("torch._dynamo", "pyarrow.dataset"), id="in a ring of torch"),
+        pytest.param("plain", ALONE, 10, ("pandas", "pyarrow.dataset"), id="alone"),
+        pytest.param(
+            "torch", TOGETHER, 10, ("torch", "torch._dynamo", "pandas", "pyarrow.dataset"), id="in a ring of torch"
+        ),
     ],
 )
-def test_kills(local, spares, monkeypatch, tmp_path, framework, cell, kills, imports):
+def test_kills(local, spares, tmp_path, framework, cell, kills, imports):
     """Whenever ranks are killed, the weights equal those of an undisturbed run bit by bit, even with dropout, and
     each rank has read each of its rows once in each epoch. What they import is imported once for all attempts."""
     draw = np.random.default_rng(0)
@@ -345,9 +347,9 @@ def test_kills(local, spares, monkeypatch, tmp_path, framework, cell, kills, imp
         return local.run(cell, namespace=values, framework=framework, **options)
 
     enough.touch()
-    also(spares, monkeypatch, *imports)
+    found = prepared(spares, 2, *imports, "pandas", "pyarrow.dataset")
     undisturbed = train("undisturbed")
-    ready(spares)  # it serves all attempts: their imports would take most of the test's time
+    assert ready(spares) is found, "it serves all attempts: their imports would take most of the test's time"
     enough.unlink()
     chance, killed = random.Random(0), 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import shlex
@@ -30,7 +31,7 @@ class Cluster(NamedTuple):
     url: str
     python: str
     workers: list[subprocess.Popen[bytes]]
-    add: Callable[[], None]
+    add: Callable[[], object]
 
 
 @pytest.hookimpl(trylast=True)  # after our own temporary folder has been made
@@ -97,83 +98,162 @@ def _gpu_properties(folder: Path, gpus: int) -> str:
     return str(properties)
 
 
-@contextlib.contextmanager
-def _standalone(config: pytest.Config, folder: Path, python: str, workers: int = 2, gpus: int = 0) -> Iterator[Cluster]:
-    import pyspark
+class Master(NamedTuple):
+    """The master of a standalone cluster on loopback."""
 
-    set_java()
-    home = str(Path(pyspark.__file__).parent)
-    environment = {**os.environ, "SPARK_HOME": home, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_NO_DAEMONIZE": "1"}
-    environment["SPARK_DAEMON_JAVA_OPTS"] = java_archive.java_options(java_folder(config))
-    for name in ("PYTHONPATH", MARK):
-        environment.pop(name, None)
-    started: list[subprocess.Popen[bytes]] = []
+    url: str
+    log: Path
 
-    def start(name: str, *arguments: str) -> Path:
-        log = folder / f"{name}.log"
-        role = "master.Master" if name == "master" else "worker.Worker"
+    def has_no_worker(self) -> bool:
+        """Whether the master knows that all of its workers have ended."""
+        log = self.log.read_text()
+        return log.count("Registering worker ") == log.count("Removing worker ")
+
+
+class Daemons:
+    """The master or the workers of a standalone cluster: Java processes that last longer than a test's own."""
+
+    def __init__(self, config: pytest.Config, folder: Path) -> None:
+        self.started: list[subprocess.Popen[bytes]] = []
+        self._java_options = java_archive.java_options(java_folder(config))
+        self._folder = folder
+
+    def start(self, role: str, *arguments: str) -> Path:
+        """Start a process, and return the path of its log."""
+        import pyspark
+
+        set_java()
+        home = str(Path(pyspark.__file__).parent)
+        environment = {**os.environ, "SPARK_HOME": home, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_NO_DAEMONIZE": "1"}
+        environment["SPARK_DAEMON_JAVA_OPTS"] = self._java_options
+        for name in ("PYTHONPATH", MARK):
+            environment.pop(name, None)
+        log = self._folder / f"{role}-{len(self.started)}.log"
         with log.open("wb") as file:
             process = subprocess.Popen(
                 [f"{home}/bin/spark-class", f"org.apache.spark.deploy.{role}", "--host", "127.0.0.1", *arguments],
                 env=environment,
-                cwd=folder,
+                cwd=self._folder,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        started.append(process)
+        self.started.append(process)
         lasting.processes.append(psutil.Process(process.pid))
         return log
 
+    def stop(self) -> None:
+        ours = family(psutil.Process(process.pid) for process in self.started)
+        for process in reversed(self.started):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+        for process in self.started:
+            process.wait(DEADLINE_S)
+        until(lambda: not [pid for pid in ours if runs(pid)], "the daemons have ended")
+        lasting.processes[:] = [process for process in lasting.processes if process.is_running()]
+
+
+@contextlib.contextmanager
+def _master(config: pytest.Config, folder: Path) -> Iterator[Master]:
+    daemons = Daemons(config, folder)
     try:
-        log = start("master", "--port", "0", "--webui-port", "0")  # a port that was free before may not be free now
+        # A port that was free before may not be free now.
+        log = daemons.start("master.Master", "--port", "0", "--webui-port", "0")
         until(lambda: "New state: ALIVE" in log.read_text(), "the master is up")
         match = re.search(r"Starting Spark master at (spark://\S+)", log.read_text())
         assert match is not None
-        url = match[1]
-        work = ("--cores", "2", "--memory", "1g", "--webui-port", "0", "--work-dir", str(folder / "work"), url)
-        if gpus:
-            work = ("--properties-file", _gpu_properties(folder, gpus), *work)
-        logs: list[Path] = []
-
-        def add() -> None:
-            logs.append(start(f"worker-{len(logs)}", *work))
-            found.workers.append(started[-1])
-
-        found = Cluster(url, python, [], add)
-        for _ in range(workers):
-            add()
-        until(lambda: all("Successfully registered" in log.read_text() for log in logs), "the workers are up")
-        yield found
+        yield Master(match[1], log)
     finally:
-        ours = family(psutil.Process(process.pid) for process in started)
-        for process in reversed(started):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGTERM)
-        for process in started:
-            process.wait(DEADLINE_S)
-        until(lambda: not [pid for pid in ours if runs(pid)], "the cluster has ended")
+        daemons.stop()
+
+
+@contextlib.contextmanager
+def _workers(
+    config: pytest.Config, folder: Path, master: Master, python: str, count: int = 2, gpus: int = 0
+) -> Iterator[Cluster]:
+    daemons = Daemons(config, folder)
+    work = ("--cores", "2", "--memory", "1g", "--webui-port", "0", "--work-dir", str(folder / "work"), master.url)
+    if gpus:
+        work = ("--properties-file", _gpu_properties(folder, gpus), *work)
+
+    def add() -> Path:
+        return daemons.start("worker.Worker", *work)
+
+    try:
+        logs = [add() for _ in range(count)]
+        until(lambda: all("Successfully registered" in log.read_text() for log in logs), "the workers are up")
+        yield Cluster(master.url, python, daemons.started, add)
+    finally:
+        daemons.stop()
+        until(master.has_no_worker, "the master knows that the workers have ended")
+
+
+class SharedMaster:
+    """The master of the tests that have workers of their own, started when the first of them asks for it.
+
+    It ends as soon as the next test has no use for it.
+    """
+
+    def __init__(self, config: pytest.Config, folders: pytest.TempPathFactory) -> None:
+        self._config = config
+        self._folders = folders
+        self._open = contextlib.ExitStack()
+        self._master: Master | None = None
+
+    def get(self) -> Master:
+        if self._master is None:
+            self._master = self._open.enter_context(_master(self._config, self._folders.mktemp("master")))
+        return self._master
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_teardown(self, nextitem: pytest.Item | None) -> Generator[None]:
+        yield
+        if nextitem is None or kind_of(nextitem) != "cluster":
+            self.stop()
+
+    def stop(self) -> None:
+        self._master = None
+        self._open.close()
+
+
+@pytest.fixture(scope="session")
+def shared_master(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedMaster]:
+    found = SharedMaster(pytestconfig, tmp_path_factory)
+    pytestconfig.pluginmanager.register(found)
+    yield found
+    found.stop()
+
+
+Workers = Callable[..., contextlib.AbstractContextManager[Cluster]]
 
 
 @pytest.fixture
-def lonely_master(bare_python: str, pytestconfig: pytest.Config, tmp_path: Path) -> Iterator[Cluster]:
+def workers_of_its_own(
+    shared_master: SharedMaster, bare_python: str, pytestconfig: pytest.Config, tmp_path: Path
+) -> Workers:
+    """Starts workers for one test, which may kill them."""
+    return functools.partial(_workers, pytestconfig, tmp_path, shared_master.get(), bare_python)
+
+
+@pytest.fixture
+def lonely_master(workers_of_its_own: Workers) -> Iterator[Cluster]:
     """A standalone cluster that has no worker yet."""
-    with _standalone(pytestconfig, tmp_path, bare_python, workers=0) as found:
+    with workers_of_its_own(count=0) as found:
         yield found
 
 
 @pytest.fixture
-def brittle_cluster(bare_python: str, pytestconfig: pytest.Config, tmp_path: Path) -> Iterator[Cluster]:
+def brittle_cluster(workers_of_its_own: Workers) -> Iterator[Cluster]:
     """A standalone cluster of two workers, for a test that kills one."""
-    with _standalone(pytestconfig, tmp_path, bare_python) as found:
+    with workers_of_its_own() as found:
         yield found
 
 
 @pytest.fixture
-def gpu_cluster(bare_python: str, pytestconfig: pytest.Config, tmp_path: Path) -> Iterator[Cluster]:
+def gpu_cluster(workers_of_its_own: Workers) -> Iterator[Cluster]:
     """A standalone cluster of one worker with two cores and four GPUs."""
-    with _standalone(pytestconfig, tmp_path, bare_python, workers=1, gpus=4) as found:
+    with workers_of_its_own(count=1, gpus=4) as found:
         yield found
 
 
@@ -210,7 +290,9 @@ class Spark:
         cluster = None
         if python:
             # A real standalone cluster on loopback: a master and two workers with two cores each.
-            cluster = self._clusters.enter_context(_standalone(self._config, self._folders.mktemp("cluster"), python))
+            folder = self._folders.mktemp("cluster")
+            master = self._clusters.enter_context(_master(self._config, folder))
+            cluster = self._clusters.enter_context(_workers(self._config, folder, master, python))
         set_java()
         os.environ["PYSPARK_PYTHON"] = python or sys.executable
         settings = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import textwrap
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from kinds import pair_at
 from leaks import MARK, Watch
+from spares import forked
 
 from sparkring.engine import polling, restarts, supervisor, warm_gang
 from sparkring.engine.api import run_spec, start_spec
@@ -252,17 +254,21 @@ def shared_gang(ring: Ring, watch: Watch, lasting_gangs: None) -> WarmRing:
 
 @pytest.fixture
 def shared_local_gang(watch: Watch, lasting_gangs: None) -> WarmRing:
-    """Like shared_gang, but on this machine. The ranks import TensorFlow once for all tests of the module."""
-    return shared("local", watch)
+    """Like shared_gang, but on this machine, and with TensorFlow."""
+    return shared("local", watch, imports=("tensorflow",))
 
 
-def shared(where: str, watch: Watch, n: int = 3, framework: str = "plain") -> WarmRing:
-    """Return the warm ranks at one place, or new ones. A test that ends them does so for all tests."""
+def shared(where: str, watch: Watch, n: int = 3, framework: str = "plain", imports: tuple[str, ...] = ()) -> WarmRing:
+    """Return the warm ranks at one place, or new ones. A test that ends them does so for all tests.
+
+    New ranks on this machine have `imports` from the start.
+    """
     found = WarmRing(where, watch.mark)
     if not any(gang.where == found.place and not gang.ended for gang in warm_gang.every()):
 
         def start() -> None:
-            found.start(n, framework=framework, mark=False, env=QUIET)
+            with forked(n, *imports) if imports and where == "local" else contextlib.nullcontext():
+                found.start(n, framework=framework, mark=False, env=QUIET)
             found.cell("rank", framework="horovod")  # its rendezvous lasts as long as the gang
 
         watch.except_for(start)
@@ -273,8 +279,8 @@ def shared(where: str, watch: Watch, n: int = 3, framework: str = "plain") -> Wa
 def pair(watch: Watch) -> WarmRing:
     """Two warm ranks on this machine, shared by the tests of all files that are about frameworks in a cell.
 
-    A test that takes `ring` and is marked `pair` uses two such ranks at each place. Sharing saves time: each rank needs
-    3 s of processor time to import TensorFlow, 2 s for PyTorch, and another second for PyTorch's first optimizer.
+    A test that takes `ring` and is marked `pair` uses two such ranks at each place. Sharing saves time: the imports
+    need 4 s of processor time for TensorFlow, 2 s for PyTorch, and another second for PyTorch's first optimizer.
     """
     return shared("local", watch, 2)
 

@@ -22,10 +22,11 @@ FRAMEWORKS = frozenset(
         "torch",
     }
 )
-# Environment variables that these packages, or the libraries below them, read when they are imported. TF_CONFIG and
-# TORCH_NCCL_… are set for requests, and are read later.
+# Environment variables that these packages, or the libraries below them, read when they are imported. The excluded ones
+# are read later: TF_CONFIG and TORCH_NCCL_… are set for requests, and Lightning sets the third one when it is imported.
 _READ_AT_IMPORT = re.compile(
-    r"(?!TF_CONFIG$|TORCH_NCCL_)(ARROW|GOTO|KERAS|MKL|NUMEXPR|OMP|OPENBLAS|PYTORCH|TF|TORCH|XLA)_"
+    r"(?!TF_CONFIG$|TORCH_NCCL_|PYTORCH_NVML_BASED_CUDA_CHECK$)"
+    r"(ARROW|GOTO|KERAS|MKL|NUMEXPR|OMP|OPENBLAS|PYTORCH|TF|TORCH|XLA)_"
 ).match
 
 ahead: tuple[str, ...] = ()  # the frameworks that a spare process had imported before it forked this process
