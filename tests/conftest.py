@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Thousands of ranks import sparkring, and each would compile it again; each test worker would compile all tests.
+# With this variable, each of thousands of ranks would compile sparkring, and each test worker would compile all tests.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 # Tests that are not about spare processes must neither find one nor be slowed down by one.

@@ -40,7 +40,7 @@ def frame(spark, tmp_path, monkeypatch):
 
 @pytest.fixture
 def pair(watch):
-    """Two warm ranks that all of the fits here share. What they import is imported once for both."""
+    """Start two warm ranks for all fits in this file. Packages are imported once for both ranks."""
     return shared(
         "local", watch, 2, imports=("tensorflow", "keras", "horovod.tensorflow.keras", "torch", "torch._dynamo")
     )
