@@ -1,4 +1,4 @@
-"""Fixtures for every test: the plugins beside this file, and what is too small for a plugin."""
+"""Fixtures for all tests: those of the plugins in tests/plugins, and some that are too small for a plugin."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Thousands of ranks import sparkring, and each would compile it again; each test worker would compile all tests.
+# With this variable, each of thousands of ranks would compile sparkring, and each test worker would compile all tests.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-# A test that does not look for spare processes must not be slowed by one, nor find one.
+# Tests that are not about spare processes must neither find one nor be slowed down by one.
 os.environ["SPARKRING_SPARE"] = "0"
-# By default, gc runs after every 700 new objects, which would take a tenth of the time of the tests that run in this
-# process: it visits all that TensorFlow and PyTorch have made again and again. The leak watch collects when it must.
+# By default, gc runs after every 700 new objects, and visits all objects of TensorFlow and PyTorch again and again.
+# This would take a tenth of the time of the tests in this process. The leak watch collects garbage when it needs to.
 gc.set_threshold(100_000, 50, 100)
 # No test depends on the machine's speed. By default, Hypothesis fails a test whose example takes more than 200 ms.
 settings.register_profile("any speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -54,7 +54,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # A temporary folder of our own: the tests are not responsible for what other programs leave in the machine's.
+    # Use a separate temporary folder, because other programs may leave files in the machine's folder.
     folder = tempfile.mkdtemp(prefix="tests-of-")
     os.environ["TMPDIR"] = folder
     tempfile.tempdir = None
@@ -63,9 +63,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def notebook_cell(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
-    """`notebook_cell(source, **values)`: the namespace in which a cell has run as under ipykernel.
+    """Return a function that runs a cell as ipykernel does, in a namespace with `values`, and returns the namespace.
 
-    The cell's lines are in linecache only, not in a file.
+    The cell's lines are only in linecache, not in a file.
     """
 
     def run(source: str, filename: str = "/tmp/ipykernel_1/2.py", **values: Any) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def notebook_cell(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, An
 
 @pytest.fixture(scope="session")
 def run_demo() -> Any:
-    """The module notebooks/run_demo.py, which `make demo` runs; it can execute any of the notebooks."""
+    """Return the module notebooks/run_demo.py, which `make demo` runs. It can execute any of the notebooks."""
     path = Path(__file__).parents[1] / "notebooks" / "run_demo.py"
     spec = importlib.util.spec_from_file_location("run_demo", path)
     assert spec is not None

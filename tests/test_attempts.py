@@ -24,7 +24,7 @@ def saved(attempt: int) -> Checkpoint:
 
 
 def test_as_often_as_is_allowed():
-    """The message of the last attempt says how many there were, and names the option."""
+    """The message of the last attempt gives the number of attempts, and names the option."""
     assert gives_up(attempts(KILLED), (), 0) == NoRestart("not asked for")
     assert no_restart(NoRestart("not asked for")) == ""
     assert gives_up(attempts(KILLED, KILLED), (), 2) is None
@@ -34,7 +34,7 @@ def test_as_often_as_is_allowed():
 
 
 def test_the_same_mistake_is_not_repeated_for_ever():
-    """The run is given up after the same exception at the same line twice, with no checkpoint in between."""
+    """The run is given up if the same exception is raised twice on the same line, with no checkpoint in between."""
     assert gives_up(attempts(WRONG), (), 9) is None
     why = gives_up(attempts(WRONG, WRONG), (), 9)
     assert why is not None
@@ -50,7 +50,7 @@ def test_the_same_mistake_is_not_repeated_for_ever():
 
 
 def test_a_damaged_checkpoint_costs_no_restart():
-    """The checkpoint is skipped, and the one before is used."""
+    """A damaged checkpoint is skipped, and the checkpoint before it is used."""
     damaged = Failure("damaged checkpoint", "CheckpointDamagedError: dir/00000020.1-0: …")
     assert gives_up(attempts(KILLED, damaged), (), 1) is None
     assert gives_up(attempts(KILLED, damaged, KILLED), (), 1) is not None
@@ -80,7 +80,7 @@ def test_what_cannot_heal():
 
 
 def test_the_cause_of_other_failures():
-    """A rank that was ended from outside comes first, secondary failures last; an exception's text does not matter."""
+    """The end of a rank's process precedes exceptions, and these precede secondary failures. Texts do not matter."""
     told = Exited(code=None, signal=9, out_of_memory=True, peak_memory_bytes=5_000_000_000)
     ended = [exit_failure(told), exit_failure(told._replace(out_of_memory=False))]
     assert [(each.cause, each.signal) for each in ended] == [("out of memory", "SIGKILL"), ("signal", "SIGKILL")]

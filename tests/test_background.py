@@ -25,7 +25,7 @@ from sparkring.views.terminal import TerminalView
 
 
 def started(title: str, work) -> background.BackgroundRun:
-    """Start a run that only does `work(interrupts)`."""
+    """Start a run that only calls `work(interrupts)`."""
     recorder = Recorder(Quiet(), RunStarted(1.0, run_store.new_id(), title, "", 1, "local", "plain", "all"))
     interrupts = Interrupts()
 
@@ -94,7 +94,7 @@ def test_tab_offers_what_can_be_stopped():
 
 
 def test_a_run_is_found_by_its_id_or_its_name():
-    """A run is found as in %logs, until it has ended."""
+    """Until a run has ended, it is found by the same words as in %logs."""
     one, other = started("one", until_stopped), started("other", until_stopped)
     assert background.going() == [other, one]
     assert background.find(one.run_id) is one
@@ -136,7 +136,7 @@ def test_an_error_holds_nothing_of_the_run():
 
 
 def test_out_says_what_the_panel_does_not():
-    """On its own, a run is shown with what can be done with it, or with its result; in a list, with its state."""
+    """If a cell returns a run, its methods or its result are shown; in a list, each run is shown with its state."""
     from IPython.lib.pretty import pretty
 
     run = started("cell", until_stopped)
@@ -158,7 +158,7 @@ def test_a_run_that_goes_while_another_makes_room(monkeypatch):
 
 
 def test_a_terminal_is_left_to_the_prompt():
-    """A background run has no progress line: one that is rewritten would disturb what the user types."""
+    """A background run has no progress line, because rewriting the line would disturb the user's typing."""
 
     class Terminal(io.StringIO):
         def isatty(self) -> bool:

@@ -1,4 +1,4 @@
-"""binder/, as far as repo2docker's rules can be checked without building an image.
+"""Checks of binder/ against those of repo2docker's rules that can be checked without building an image.
 
 The rules are those of repo2docker's documentation: https://repo2docker.readthedocs.io/en/latest/configuration/
 """
@@ -39,7 +39,7 @@ def setup() -> configparser.ConfigParser:
 
 @pytest.fixture(scope="module")
 def commands() -> list[list[str]]:
-    """The words of postBuild's lines, without assignments before a command."""
+    """Return the words of postBuild's lines, without assignments before a command."""
     lines = (BINDER / "postBuild").read_text(encoding="utf-8").splitlines()
     found = [shlex.split(line, comments=True) for line in lines if "$(" not in line]
     return [words for words in found if words]
@@ -53,7 +53,7 @@ def test_files_have_the_names_that_are_read() -> None:
     names = {path.name for path in BINDER.iterdir()}
     assert names <= READ
     assert "postBuild" in names
-    # With an environment.yml, conda's Python counts, and the other two would be passed over.
+    # If there is an environment.yml, repo2docker uses conda's Python and ignores the other two files.
     assert not ("environment.yml" in names and names & {"requirements.txt", "runtime.txt"})
 
 
@@ -78,7 +78,7 @@ def test_post_build_can_be_run() -> None:
     staged = subprocess.run(
         ["git", "ls-files", "--stage", str(script)], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    assert not staged.stdout or staged.stdout.startswith("100755 ")  # what a clone will have
+    assert not staged.stdout or staged.stdout.startswith("100755 ")  # the mode that the file has in a clone
 
 
 def test_the_package_is_installed_with_the_constraints(
@@ -103,7 +103,7 @@ def test_the_package_is_installed_with_the_constraints(
     sys.version_info[:2] != (3, 11), reason="asks the installed packages what they need, and Binder's are for 3.11"
 )
 def test_what_the_notebooks_import_is_installed(commands: list[list[str]], setup: configparser.ConfigParser) -> None:
-    """Every package that a notebook imports is named by postBuild, or required by one that postBuild names."""
+    """Every package that a notebook imports is named by postBuild, or is required by a package that postBuild names."""
     named = [word for words in commands for word in words if "pip" in words and re.fullmatch(r"[a-z-]+", word)]
     wanted = [Requirement(line) for line in setup["options"]["install_requires"].split("\n") if line]
     extras = Requirement(setup["options.extras_require"]["all"].strip()).extras
@@ -117,7 +117,7 @@ def test_what_the_notebooks_import_is_installed(commands: list[list[str]], setup
 
 
 def imported() -> set[str]:
-    """The packages that cells of the notebooks import."""
+    """Return the packages that cells of the notebooks import."""
     sources = [
         "".join(cell["source"])
         for path in (ROOT / "notebooks").glob("*.ipynb")
@@ -128,7 +128,7 @@ def imported() -> set[str]:
 
 
 def with_what_they_need(names: set[str]) -> set[str]:
-    """These distributions and, as far as they are installed here, all that they require."""
+    """Return the distributions and everything that they require, as far as it is installed."""
     found: set[str] = set()
     waiting = {canonicalize_name(name) for name in names}
     while waiting:
@@ -151,4 +151,4 @@ def test_commands_exist(commands: list[list[str]], setup: configparser.ConfigPar
     assert ours == {"sparkring-build-horovod"} <= set(declared)
     (build,) = (words for words in commands if ours & set(words))
     accepted = {option for action in build_horovod.parser()._actions for option in action.option_strings}
-    assert {word for word in build if word.startswith("--")} - {"--cpu-list"} <= accepted  # that one is taskset's
+    assert {word for word in build if word.startswith("--")} - {"--cpu-list"} <= accepted  # an option of taskset

@@ -1,4 +1,4 @@
-"""Which keywords of sparkring.run() are its options, and which arguments are refused before a launch."""
+"""Tests of which keywords of sparkring.run() are options, and which arguments are refused before a launch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sparkring.errors import OptionsError
 
 @options_apart
 def run(main: Any, *args: Any, np: int = -1, checkpoint_dir: str = "", **kwargs: Any) -> Any:
-    """A stand-in for sparkring.run() without ranks: returns the options, and what the function returns."""
+    """Stand in for sparkring.run(), without ranks: return the options and the value that the function returns."""
     return np, checkpoint_dir, main(*args, **kwargs)
 
 
@@ -42,16 +42,16 @@ def decorated(*args: Any, **kwargs: Any) -> Any:
         (lambda: run(plain, 0.1, np=-2, checkpoint_dir="/x"), (-2, "/x", (0.1, 10))),
         (lambda: run(plain, steps=3, lr=0.1), (-1, "", (0.1, 3))),
         (lambda: run(main=plain, np=2, lr=1), (2, "", (1, 10))),
-        # The function's argument by position: the keyword is then the option.
+        # If the function's argument is passed by position, the keyword sets the option.
         (lambda: run(train, 0.1, "/mine"), (-1, "", (0.1, "/mine", (), 0, {}))),
         (lambda: run(train, 0.1, "/mine", checkpoint_dir="/x"), (-1, "/x", (0.1, "/mine", (), 0, {}))),
-        # The function's argument bound by functools.partial(): the same.
+        # The same applies if functools.partial() has bound the function's argument.
         (
             lambda: run(functools.partial(train, checkpoint_dir="/mine", np=4), 1, np=-2, checkpoint_dir="/x"),
             (-2, "/x", (1, "/mine", (), 4, {})),
         ),
         (lambda: run(functools.partial(functools.partial(train, 1), np=4), np=-2), (-2, "", (1, "own", (), 4, {}))),
-        # A function with **kwargs names no keyword: options are run()'s, and bound arguments are its own.
+        # A function with **kwargs names no keywords: options go to run(), and bound arguments go to the function.
         (lambda: run(takes_all, np=-2, lr=1), (-2, "", {"lr": 1})),
         (lambda: run(functools.partial(takes_all, np=7), np=-2, lr=1), (-2, "", {"np": 7, "lr": 1})),
     ],
@@ -63,7 +63,7 @@ def test_whose_keyword_is_whose(result: Any, expected: Any) -> None:
 
 @pytest.mark.parametrize("function", [train, decorated, functools.partial(train, 0.1)])
 def test_a_keyword_that_could_be_either_is_refused(function: Any) -> None:
-    """The keyword is refused even with its default value; the message says how to write either."""
+    """The keyword is refused even if it has its default value. The message says how to set each of the two."""
     with pytest.raises(OptionsError) as caught:
         run(function, checkpoint_dir="")
     assert str(caught.value) == (
@@ -107,7 +107,7 @@ def test_names_of_arguments() -> None:
 
 
 def test_a_call_travels_with_its_arguments() -> None:
-    """Positional arguments arrive in their places, and the table names all arguments."""
+    """Positional arguments arrive in their order, and the table names all arguments."""
     args, kwargs = (0.1, "/mine", 3), {"np": 4, "more": 5}
     packed = pack_call(train, kwargs, None, args)
     function, keywords = unpack_call(packed.payload, packed.buffers)

@@ -1,4 +1,4 @@
-"""What a cell takes from the notebook: which names, how their values are sent, and the errors if they cannot be."""
+"""Tests of capture: which names a cell reads, how values are sent, and the errors for values that cannot be sent."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ Namespace = dict[str, Any]
 
 
 def notebook(source: str = "", **values: Any) -> Namespace:
-    """A namespace like that of a notebook in which `source` has run as `__main__`."""
+    """Return a namespace like that of a notebook in which `source` has run as `__main__`."""
     namespace: Namespace = {"__name__": "__main__", "__builtins__": builtins, **values}
     exec(compile(textwrap.dedent(source), "<notebook>", "exec", dont_inherit=True), namespace)
     return namespace
 
 
 def travelled(source: str, namespace: Namespace, **options: Any) -> Namespace:
-    """The namespace that a rank in this process would have for the cell `source`."""
+    """Return the namespace that a rank in this process would have for the cell `source`."""
     rank: Namespace = {"__name__": "__main__"}
     unpack_names(capture(textwrap.dedent(source), namespace, **options).payload, rank)
     return rank
 
 
 def on_rank(payload: bytes, cell: str, tmp_path: Path, start: str = "") -> str:
-    """What `cell` prints in a new process whose `__main__` has loaded `payload`; `start` runs there first."""
+    """Return what `cell` prints in a new process, which first runs `start` and loads `payload` into `__main__`."""
     path = tmp_path / "payload"
     path.write_bytes(payload)
     start += "import os, pathlib; data = pathlib.Path(os.environ['PAYLOAD']).read_bytes()\n"
@@ -75,7 +75,7 @@ def row(source: str, namespace: Namespace, name: str, **options: Any) -> Capture
 
 # ── Which names a cell reads ─────────────────────────────────────────────────────────────────────────────────────────
 
-# source, required, optional; builtins aside
+# source, required names, optional names, all without builtins
 CONSTRUCTS = {
     "read": ("x", "x", ""),
     "bound then read": ("x = 1\nx", "", ""),
@@ -191,7 +191,7 @@ CONSTRUCTS = {
 
 @pytest.mark.parametrize("construct", CONSTRUCTS)
 def test_names_read(construct: str) -> None:
-    """The reads of each construct are found. Only names that the cell may not have bound by then are required."""
+    """All names that each construct reads are found. Names that the cell may have bound itself are optional."""
     source, required, optional = CONSTRUCTS[construct]
     found = names_read(source)
     assert set(found.required) - BUILTINS == set(required.split()) - BUILTINS
@@ -200,7 +200,7 @@ def test_names_read(construct: str) -> None:
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="except* needs Python 3.11")
 def test_except_star() -> None:
-    """`except*` is followed as `except` is."""
+    """`except*` is analysed in the same way as `except`."""
     found = names_read("try: x = f()\nexcept* E as e: x = e\nx")
     assert set(found.required) == {"f", "E"}
     assert not found.optional
@@ -208,7 +208,7 @@ def test_except_star() -> None:
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="type parameters need Python 3.12")
 def test_type_parameters() -> None:
-    """Type parameters are separate names. Names that the body of a generic class reads are read at once."""
+    """Type parameters are not names of the notebook, but the other names that generic code reads are found."""
     found = names_read("class A[T](B):\n    x: T = y\ndef f[U](a: U) -> V: return z\ntype W = list[Q]\ny = 1")
     assert {"B", "V", "z", "Q"} <= set(found.required) | set(found.optional)
     assert "y" in {**found.required, **found.optional}
@@ -216,13 +216,13 @@ def test_type_parameters() -> None:
 
 
 def test_lines() -> None:
-    """Each name carries the first line that reads it, as the notebook numbers it."""
+    """Each name has the number of the first line that reads it, as the notebook counts lines."""
     found = names_read("\n\nx\n\ndef f():\n    return (1 +\n        y)\nx")
     assert found.required == {"x": 3, "y": 7}
 
 
 def test_bound_names() -> None:
-    """All names that a cell may bind at its top level are found, whatever the statement."""
+    """All names that a cell may bind at its top level are found, whichever statement binds them."""
     source = """
     import a.b
     for c in []: d = 1
@@ -242,7 +242,7 @@ def test_bound_names() -> None:
 
 @pytest.mark.parametrize("source", ["from os import *", "exec('x = 1')", "globals()['x'] = 1"])
 def test_unseen_bindings(source: str) -> None:
-    """Where a cell may bind names that its text does not show, no name is called missing."""
+    """If a cell may bind names that do not appear in its text, no name is reported as missing."""
     assert names_read(source).star_imports
     capture(f"{source}\nx", notebook())
 
@@ -254,7 +254,7 @@ def test_syntax_errors_pass_through() -> None:
 
 
 def test_no_warnings_for_the_cell() -> None:
-    """Reading a cell does not repeat the compiler's warnings."""
+    """Finding the names of a cell does not repeat the compiler's warnings."""
 
     def warned(read: Callable[[str], object]) -> set[str]:
         with warnings.catch_warnings(record=True) as found:
@@ -264,7 +264,7 @@ def test_no_warnings_for_the_cell() -> None:
 
     of_compiler = warned(lambda source: compile(source, "cell", "exec"))
     assert len(of_compiler) == 3
-    # There may be others: garbage of earlier tests, such as open files, may be collected at any time.
+    # There may be other warnings, since garbage of earlier tests, such as open files, may be collected at any time.
     assert not of_compiler & warned(names_read)
 
 
@@ -294,7 +294,7 @@ def test_a_missing_import_of_the_package(cell: str, hint: str) -> None:
 
 
 def test_all_missing_names_at_once() -> None:
-    """Several missing names are one error, in the order of their lines."""
+    """Several missing names are reported in one error, in the order of their lines."""
     raised = error("b_name\na_name", notebook())
     assert [line[:26] for line in str(raised).split("\n")] == [
         f"cell line {n} reads `{m}_name`" for n, m in ((1, "b"), (2, "a"))
@@ -324,7 +324,7 @@ def test_read_before_the_cell_binds_it() -> None:
     ],
 )
 def test_not_missing(source: str) -> None:
-    """A name that may be defined when it is read, or whose NameError is caught, is no error before the run."""
+    """There is no error before the run if a name may be defined when it is read, or if the NameError is caught."""
     capture(source, notebook())
 
 
@@ -336,7 +336,7 @@ def test_provided_names() -> None:
 
 
 def test_helper_that_sets_a_global() -> None:
-    """A name that a function of the notebook sets when the cell calls it is not missing."""
+    """A name is not missing if a function of the notebook sets it when the cell calls the function."""
     namespace = notebook("def init():\n    global model\n    model = 1")
     rank = travelled("init()\nmodel", namespace)
     exec("init()\nassert model == 1", rank)
@@ -416,11 +416,11 @@ def _run(source: str, namespace: Namespace) -> tuple[list[Any], str]:
 @example("if (b if b else (a := b)):\n    a = a", {"a", "b"})  # each branch of the test returns by itself
 @given(PROGRAMS, st.sets(NAMES))
 def test_captured_names_are_enough(source: str, defined: set[str]) -> None:
-    """A cell does the same with the names it takes from the notebook as with the whole notebook."""
+    """With the captured names alone, a cell does the same as with all names of the notebook."""
     namespace = {name: 10 + at for at, name in enumerate(sorted(defined))} | {"g": lambda: 5, "f": lambda: 6}
     try:
         found = names_read(source)
-    except SyntaxError:  # a comprehension whose variable is also a walrus's
+    except SyntaxError:  # a comprehension whose variable is also bound by a walrus
         reject()
     taken = {name: namespace[name] for name in {*found.required, *found.optional} & {*namespace}}
     assert _run(source, taken) == _run(source, namespace)
@@ -445,7 +445,7 @@ def test_cycles() -> None:
 
 
 def test_modules_and_importable_functions_go_by_reference() -> None:
-    """Modules, and the functions and classes of modules, are sent as names; values are not."""
+    """Modules, and the functions and classes of modules, are sent by reference; other values are sent by value."""
     import json
 
     namespace = notebook("def f(): pass\nclass C: pass", json=json, dumps=json.dumps, path=Path, length=len, x=[1])
@@ -459,7 +459,7 @@ def test_modules_and_importable_functions_go_by_reference() -> None:
 
 
 def test_lazily_loaded_modules_go_by_reference() -> None:
-    """An example is `keras` in `from tensorflow import keras`, which has its own type and is loaded when it is used."""
+    """One such module is `keras` in `from tensorflow import keras`: it has its own type and is loaded on first use."""
     source = """
         import importlib, types
 
@@ -496,13 +496,13 @@ def test_table_order_and_sizes() -> None:
 
 
 def test_large_names() -> None:
-    """Names of more than LARGE_BYTES can be warned of."""
+    """Names whose values have LARGE_BYTES or more are listed, so that the user can be warned of them."""
     captured = capture("a, b", notebook(a=bytes(module.LARGE_BYTES), b=1))
     assert [each.name for each in captured.large] == ["a"]
 
 
 def test_a_million_elements() -> None:
-    """A long list is sent without Python code that looks at each element."""
+    """Packing a long list runs no Python code for each element."""
     assert travelled("x", notebook(x=list(range(1_000_000))))["x"][-1] == 999_999
 
 
@@ -534,7 +534,7 @@ def test_torch() -> None:
 
 
 def test_cuda_tensors_stay() -> None:
-    """A tensor on a GPU is refused, wherever it is: the rank has a GPU of its own."""
+    """A tensor on a GPU is refused, even inside another value, since the rank has its own GPU."""
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("no GPU")
@@ -605,7 +605,7 @@ def test_classes_of_the_notebook(tmp_path: Path) -> None:
 
 
 def test_functions_share_the_ranks_main(tmp_path: Path) -> None:
-    """Functions of the notebook and the cell have one set of globals on the rank, the cell's own."""
+    """On the rank, functions of the notebook share the globals of the cell."""
     namespace = notebook(
         """
         counter = 0
@@ -633,7 +633,7 @@ def test_functions_share_the_ranks_main(tmp_path: Path) -> None:
 
 
 def test_what_helpers_use_comes_along() -> None:
-    """The table has what the notebook's functions use, each with its own size and the name that needs it."""
+    """The table lists the names that the notebook's functions use, each with its size and the name that needs it."""
     namespace = notebook("def inner(): return data\ndef helper(): return inner()", data=bytes(100_000))
     rows = {each.name: each for each in capture("helper()", namespace).names}
     assert rows.keys() == {"helper", "inner", "data"}
@@ -676,7 +676,7 @@ def test_values_made_by_the_notebooks_code() -> None:
 
 
 def test_redefined_by_the_cell() -> None:
-    """A helper uses a name whose value cannot be sent: it is left out if the cell defines the name."""
+    """If a helper uses a name whose value cannot be sent, but the cell defines the name, the value is left out."""
     namespace = notebook("def use(): return len(rows)", rows=(i for i in ()))
     rank = travelled("rows = [1, 2]\nuse()", namespace)
     rank["rows"] = [1, 2]
@@ -713,7 +713,7 @@ def test_closures_and_decorators() -> None:
 
 
 def test_new_types() -> None:
-    """A NewType of the notebook, which would be pickled as a name, arrives, even in annotations."""
+    """Although pickle would treat a NewType of the notebook as a name, it arrives, even in annotations."""
     namespace = notebook("import typing\nUser = typing.NewType('User', int)\ndef f(user: User): return user")
     rank = travelled("f, User", namespace)
     assert rank["f"].__annotations__ == {"user": rank["User"]}
@@ -778,7 +778,7 @@ within = [Unsendable.Within()]
 
 
 def test_pickle_finds_what_values_are_made_of(tmp_path: Path) -> None:
-    """Classes and functions that captured values are made of have their names in the rank's `__main__`."""
+    """Classes and functions that captured values need are found by name in the rank's `__main__`."""
     cell = """
     import pickle, __main__
     again = pickle.loads(pickle.dumps(values))
@@ -797,7 +797,7 @@ def test_pickle_finds_what_values_are_made_of(tmp_path: Path) -> None:
     assert on_rank(captured.payload, cell, tmp_path) == "good\n"
     rows = {each.name: each for each in captured.names}
     assert (rows["Net"].via, rows["Net"].required, rows["Net"].travels) == ("values", False, "by value")
-    # If an outer class cannot be sent, pickle does not find what is inside it, but nothing else is lost.
+    # If an outer class cannot be sent, pickle does not find the classes inside it, but nothing else is lost.
     assert (rows["Unsendable"].travels, rows["Unsendable"].via) == ("cannot", "within")
     assert rows["within"].travels == "by value"
 
@@ -830,7 +830,7 @@ def test_calls_bring_what_their_arguments_are_made_of(tmp_path: Path) -> None:
 
 
 def test_source_lines(notebook_cell: Callable[..., Namespace], tmp_path: Path) -> None:
-    """inspect and tracebacks find the lines of captured code. The lines are sent once, those of libraries never."""
+    """inspect and tracebacks find the lines of captured code. They are sent once; those of libraries are never sent."""
     namespace = notebook_cell("""
         import contextlib
         def outer(x):
@@ -887,7 +887,7 @@ PACKAGE = {"__init__": "", "sub/__init__": "", "sub/deep": "x = 5", "other": "x 
     ],
 )
 def test_submodules(cell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Submodules in attribute chains are imported on the rank. One that is missing there matters only if it is used."""
+    """Submodules in attribute chains are imported on the rank. A missing submodule matters only if it is used."""
     for name, source in PACKAGE.items():
         path = tmp_path / f"pack/{name}.py"
         path.parent.mkdir(exist_ok=True, parents=True)
@@ -913,7 +913,7 @@ def test_submodules(cell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 # ── Names inside strings ─────────────────────────────────────────────────────────────────────────────────────────────
 
-# source, the notebook's names that it reads inside strings
+# source, the names of the notebook that it reads in strings
 IN_STRINGS = {
     "query": ("df.query('x > @a and y.str.contains(\"me@b\")')", "a"),
     "query by keyword": ("df.query(expr='x > @a.limit')", "a"),
@@ -1031,14 +1031,14 @@ def test_what_pickle_loses(tmp_path: Path) -> None:
     assert typing.get_type_hints(configured) == {"c": Config, "return": typing.Optional[Hinted]}
     print("good")
     """
-    # The namespace that type hints are looked up in is the cell's: `Hinted` comes through `Config` alone.
+    # Type hints are looked up in the cell's namespace. `Hinted` is sent only because `Config` needs it.
     captured = capture(textwrap.dedent(cell.replace("Hinted", "object")), notebook(PECULIAR))
     assert ("Hinted", "Config") in {(each.name, each.via) for each in captured.names}
     assert on_rank(captured.payload, cell, tmp_path) == "good\n"
 
 
 def test_hints_of_the_cell() -> None:
-    """Names in annotations that are strings are sent; the cell does without those that cannot be."""
+    """Names in annotations that are strings are sent. Names whose values cannot be sent are left out."""
     namespace = notebook("class A: pass\nclass B: pass", lock=threading.Lock())
     assert travelled("def f(a: 'list[A]', l: 'lock'): ...", namespace).keys() >= {"A"}
     assert travelled("from __future__ import annotations\ndef f(a: A) -> B: ...", namespace).keys() >= {"A", "B"}
@@ -1105,7 +1105,7 @@ step(torch.ones(1, 2))
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
 def test_tensors_and_compiled_functions() -> None:
-    """Tensors keep their gradients and share what they shared. What was compiled is compiled again."""
+    """Tensors keep their gradients and shared memory. Compiled functions are compiled again."""
     torch = pytest.importorskip("torch")
     namespace = notebook(TENSORS)
     cell = "part, base, array, columns, model, state, half, empty, scalar, leaf, scripted"
@@ -1229,8 +1229,8 @@ def results():
 def test_keras_models_and_what_tensorflow_has_traced(tmp_path: Path, watch: Any) -> None:
     """Models of the notebook's classes, losses and lambdas, adapted layers, `tf.function` and datasets arrive.
 
-    Of the private attributes of models, `_flatten_layers` and `_compile_config` are used, as Keras 2.15 and 3.15 have
-    them.
+    The test uses the private attributes `_flatten_layers` and `_compile_config` of models, which exist in Keras 2.15
+    and 3.15.
     """
     pytest.importorskip("tensorflow")
     namespace = watch.except_for(lambda: notebook(KERAS))  # TensorFlow leaves a file open
@@ -1267,7 +1267,7 @@ NOT_FROM_TENSORFLOW = {
 
 
 def test_what_is_wrong_is_found_beside_a_proxy() -> None:
-    """TensorFlow's dicts and tuples are proxies: if what is wrapped has no __dict__, wrapt 1 and 2 fail differently."""
+    """TensorFlow's dicts and tuples are proxies. wrapt 1 and 2 fail differently if an object has no __dict__."""
     proxies = [pytest.importorskip("wrapt").ObjectProxy(wrapped) for wrapped in ({1: 2}, (1,))]
     text = str(
         error("holder", notebook("import threading\nholder = [[[threading.Lock()]], *proxies]", proxies=proxies))
@@ -1283,7 +1283,7 @@ def test_tensorflow_objects_that_cannot_travel(what: str) -> None:
     pytest.importorskip("tensorflow")
     source, expected = NOT_FROM_TENSORFLOW[what]
     found = str(error("x", notebook(f"import tensorflow as tf\nfrom tensorflow import keras\n{source}")))
-    assert expected in found.replace("EagerPyFunc", "PyFunc")  # as newer versions of TensorFlow call it
+    assert expected in found.replace("EagerPyFunc", "PyFunc")  # the name in newer versions of TensorFlow
 
 
 # ── What cannot be sent ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -1375,13 +1375,13 @@ def test_cannot_travel(what: str) -> None:
 
 
 def test_a_getstate_that_leaves_the_lock_out() -> None:
-    """A class may leave out of its state what cannot be sent."""
+    """A class may leave out of its state an attribute that cannot be sent."""
     namespace = notebook(TRAINER + "Loader.__getstate__ = lambda self: {'lock': None}\nloader = trainer.loader")
     assert vars(travelled("loader", namespace)["loader"]) == {"lock": None}
 
 
 def test_all_that_cannot_travel_at_once() -> None:
-    """Several names that cannot be sent are one error."""
+    """Several names that cannot be sent are reported in one error."""
     raised = error("b\nprint(a)", notebook(TRAINER + "a = trainer\nb = (i for i in ())"))
     assert [line[:21] for line in str(raised).split("\n")] == ["cell line 1 reads `b`", "cell line 2 reads `a`"]
 
@@ -1409,7 +1409,7 @@ def test_dry_run_raises_nothing() -> None:
 
 
 def test_walk_ends_in_endless_objects() -> None:
-    """The search for the culprit ends, whatever the value is made of."""
+    """The search for the object at fault ends, even in a very long list."""
     source = "class C:\n    def __reduce__(self): return print, (i for i in ())\nx = [C(), *map(str, range(300_000))]"
     namespace = notebook(source)
     assert "cannot be packed" in str(error("x", namespace))
@@ -1438,7 +1438,7 @@ def test_spark_objects(holder: str, path: str, spark: Any) -> None:
 
 
 def test_large_buffers_travel_beside_the_payload() -> None:
-    """A large array is not copied into the payload. Names that share the array still do, and it is writable."""
+    """A large array is not copied into the payload. On the rank, names still share the array, which is writable."""
     import numpy
 
     large = numpy.arange(1_000_000.0)
@@ -1456,7 +1456,7 @@ def test_large_buffers_travel_beside_the_payload() -> None:
 
 
 def test_calls(tmp_path: Path) -> None:
-    """A function and its arguments are sent together, and share what they shared."""
+    """A function and its arguments are sent together, and still share the same objects."""
     namespace = notebook("def train(data, rate=0.1, **more): return data, rate, more['same'] is data, base\nbase = 5")
     data = [1]
     function, kwargs = unpack_call(pack_call(namespace["train"], {"data": data, "same": data}, None).payload)
@@ -1464,7 +1464,7 @@ def test_calls(tmp_path: Path) -> None:
 
 
 def test_calls_share_the_ranks_main(tmp_path: Path) -> None:
-    """With the notebook's namespace given, its functions have the rank's `__main__` as their globals."""
+    """If the notebook's namespace is given, its functions have the rank's `__main__` as their globals."""
     namespace = notebook("def step(): global n; n += 1\ndef train():\n    step()\n    return n\nn = 1")
     path = tmp_path / "payload"
     path.write_bytes(pack_call(namespace["train"], {}, namespace).payload)
@@ -1479,7 +1479,7 @@ def test_calls_share_the_ranks_main(tmp_path: Path) -> None:
 
 
 def test_importable_functions_are_called_by_reference() -> None:
-    """A function of a module is sent as its name."""
+    """A function of a module is sent by reference."""
     assert unpack_call(pack_call(textwrap.dedent, {"text": " x"}, None).payload) == (textwrap.dedent, {"text": " x"})
 
 

@@ -1,4 +1,4 @@
-"""The connection between driver and member: proof first, then frames that arrive whole or not at all."""
+"""Tests of the connection between driver and member: both prove themselves, and frames arrive whole or not at all."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SECRET = b"s" * 32
 
 
 def run(*parts) -> Run:
-    """A message with these parts."""
+    """Return a message with these parts."""
     return Run("cell", "1", (), True, False, {}, {}, NotebookState(), Here(), (), parts)
 
 
@@ -64,7 +64,7 @@ def door(watch):
 
 
 def test_messages_go_both_ways(door):
-    """A message arrives with its fields and parts, and the answer comes back."""
+    """A message arrives with its fields and parts, and the answer arrives, too."""
     connection = dial("127.0.0.1", door.listener.port, SECRET)
     connection.send(run(b"one", b"", b"three")._replace(source="ünï"))
     assert connection.receive() == UserMessage("answer to Run")
@@ -76,7 +76,7 @@ def test_messages_go_both_ways(door):
 
 
 def test_frames_with_many_and_large_parts():
-    """A thousand parts, and parts beyond what one write takes, arrive as they were sent."""
+    """A thousand parts, and parts that are too large for one write, arrive as they were sent."""
     left, right = pair()
     parts = tuple(bytes([n % 256]) * n for n in range(1000))
     large = [bytes(3 * channel.CHUNK_BYTES + 7), memoryview(b"abcd" * 10).cast("I"), b"x"]
@@ -122,7 +122,7 @@ def test_frames_of_several_threads_do_not_mix():
 
 
 def test_the_wrong_secret_is_refused(door):
-    """Both sides stop: the driver does not accept the member, and the member says why."""
+    """The driver does not accept a member with the wrong secret, and the member gets an error."""
     with pytest.raises(ChannelClosed):
         dial("127.0.0.1", door.listener.port, b"t" * 32)
     assert door.welcomed == 0
@@ -197,7 +197,7 @@ def test_nothing_is_parsed_before_the_proof(door, monkeypatch, proof):
 
 
 def test_a_silent_peer_does_not_block_others(door):
-    """Peers that connect and say nothing do not keep a member out."""
+    """Peers that connect and send nothing do not keep other peers from connecting."""
     with door.raw(), door.raw():
         connection = dial("127.0.0.1", door.listener.port, SECRET)
         connection.send(Beat())
@@ -216,7 +216,7 @@ def test_a_silent_peer_is_given_up(monkeypatch, watch):
 
 
 def test_half_a_frame_is_no_frame(door):
-    """A connection that breaks in the middle of a frame ends; the part that arrived is discarded."""
+    """If a connection breaks in the middle of a frame, the part that has arrived is discarded."""
     connection = dial("127.0.0.1", door.listener.port, SECRET)
     header = json.dumps({"message": "Output", "stream": "stdout", "sizes": [100]}).encode()
     connection._sock.sendall(PREFIX.pack(len(header), 100) + header + b"half")
@@ -228,7 +228,7 @@ def test_half_a_frame_is_no_frame(door):
 @pytest.mark.parametrize(
     "header",
     [
-        b'{"message": "Output", "stream": "stdout", "sizes": [5]}',  # and the prefix says another sum
+        b'{"message": "Output", "stream": "stdout", "sizes": [5]}',  # the sum in the prefix is different
         b'{"message": "Output", "stream": "stdout", "sizes": [200, -100]}',
         b'{"message": "Output", "stream": "stdout", "sizes": ["100"]}',
         b'{"message": "Output", "stream": "stdout", "sizes": 100}',
@@ -245,7 +245,7 @@ def test_half_a_frame_is_no_frame(door):
     ],
 )
 def test_what_is_no_message_ends_the_connection(header):
-    """If a header is cut off, contradicts its prefix, or is not a message's, nothing after it is read."""
+    """If a header is cut off, contradicts its prefix, or is not that of a message, nothing after it is read."""
     left, right = pair()
     left._sock.sendall(PREFIX.pack(len(header), 100) + header + bytes(100))
     with pytest.raises(ProtocolError):
@@ -255,7 +255,7 @@ def test_what_is_no_message_ends_the_connection(header):
 
 
 def test_text_in_the_place_of_a_frame():
-    """Text is refused as soon as its beginning arrives. Otherwise, it would be taken for the size of a header."""
+    """Text is refused as soon as its beginning arrives, which would otherwise be taken for the size of a header."""
     left, right = pair()
     left._sock.sendall(b"Traceback (most recent call last):")
     with pytest.raises(ProtocolError, match="Traceback"):
@@ -265,7 +265,7 @@ def test_text_in_the_place_of_a_frame():
 
 
 def test_a_part_that_no_memory_can_hold():
-    """The connection to the sender is closed, and the thread that reads it goes on."""
+    """If a part is too large for the memory, the receiver closes the connection with an error."""
     left, right = pair()
     header = json.dumps({"message": "Output", "stream": "stdout", "sizes": [1 << 62]}).encode()
     left._sock.sendall(PREFIX.pack(len(header), 1 << 62) + header)
@@ -278,7 +278,7 @@ def test_a_part_that_no_memory_can_hold():
 def test_nothing_follows_half_a_frame():
     """After a send that was cut short, the connection refuses further frames rather than garble them."""
     left, right = pair()
-    left._sock.settimeout(0.1)  # as if interrupted: nobody reads
+    left._sock.settimeout(0.1)  # the send is cut short, because nobody reads
     with pytest.raises((ChannelClosed, TimeoutError)):
         left.send(Output("stdout", bytes(64 << 20)))
     with pytest.raises(ChannelClosed, match="middle of a frame"):
@@ -288,7 +288,7 @@ def test_nothing_follows_half_a_frame():
 
 
 def test_closing_ends_everything(watch):
-    """close() wakes all waiting threads and leaves none, whether peers are authenticated, silent or in between."""
+    """close() ends all waiting threads, whether peers are authenticated, silent or in between."""
     found = Door()
     connection = dial("127.0.0.1", found.listener.port, SECRET)
     with found.raw(), found.raw() as half:
@@ -302,7 +302,7 @@ def test_closing_ends_everything(watch):
 
 
 def test_a_failed_accept_does_not_end_the_listener(watch, monkeypatch):
-    """After an error that a peer has caused, the listener accepts the next connection."""
+    """After accept() has failed, the listener accepts the next connection."""
     accept, failures = socket.socket.accept, [ConnectionAbortedError(), OSError(errno.EMFILE, "Too many open files")]
 
     def failing(sock):

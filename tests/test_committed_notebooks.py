@@ -19,13 +19,13 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 FOLDER = Path(__file__).parents[1] / "notebooks"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.ipynb"))
 WIDGET = "application/vnd.jupyter.widget-view+json"
-IMAGE = '<img src="data:image/png;base64,AA/spindle+A/home/ada/B=">'  # base64 that looks like names
+IMAGE = '<img src="data:image/png;base64,AA/spindle+A/home/ada/B=">'  # base64 data that contains the names by chance
 SILENT_MAGICS = ("%load_ext", "%config")
 
 
 @pytest.fixture(scope="module")
 def tool() -> Iterator[Any]:
-    """The module notebooks/write_outputs.py, which `make notebooks` runs."""
+    """Return the module notebooks/write_outputs.py, which `make notebooks` runs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(FOLDER))
         yield importlib.import_module("write_outputs")
@@ -33,7 +33,7 @@ def tool() -> Iterator[Any]:
 
 @pytest.fixture(scope="module", autouse=True)
 def loop() -> Iterator[None]:
-    """The event loop that Jupyter's blocking calls share: made before the first test, closed after the last."""
+    """Make the event loop that Jupyter's blocking calls share, and close it after the last test."""
     found = ensure_event_loop()
     yield
     found.close()
@@ -53,7 +53,7 @@ def may_fail(cell: NotebookNode) -> bool:
 
 
 def has_something_to_show(source: str) -> bool:
-    """Whether a cell has outputs: a panel, the answer of a magic, or something printed, drawn or returned."""
+    """Return whether a cell has outputs, such as a panel, the answer of a magic, or a value."""
     first, _, rest = source.partition("\n")
     if first.startswith("%%"):
         return bool(re.search(r" (-n|--np|--dry-run)\b", first)) or has_something_to_show(rest)
@@ -103,14 +103,14 @@ def test_is_a_notebook_of_ours(notebook: NotebookNode) -> None:
 
 
 def test_leads_on(notebook: NotebookNode) -> None:
-    """The last cell links to the notebooks to read next, which exist."""
+    """The last cell links to the notebooks to read next, and all of them exist."""
     linked = re.findall(r"\]\((\w+)\.ipynb\)", notebook.cells[-1].source)
     assert linked
     assert set(linked) <= set(NAMES)
 
 
 def test_has_its_outputs(notebook: NotebookNode, tool: Any) -> None:
-    """All cells ran in order, with their current code, and have their outputs. If not, run `make notebooks`."""
+    """All cells have run in order, with their current code, and have their outputs. Otherwise, run `make notebooks`."""
     cells = code(notebook)
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
     assert notebook.metadata.sparkring.code == tool.code_digest(notebook)
@@ -135,12 +135,12 @@ def test_tells_nothing_of_a_machine(notebook: NotebookNode, tool: Any) -> None:
     assert len(nbformat.writes(notebook).encode()) < tool.LARGEST_BYTES
 
 
-# What the command keeps of outputs
+# Which outputs the command keeps
 
 
 @pytest.fixture
 def say(tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
-    """Cleans text as on a computer named spindle, with a typical home folder and environment."""
+    """Return a function that cleans text as on a computer named spindle, with a typical home folder and environment."""
     monkeypatch.setattr(tool.socket, "gethostname", lambda: "spindle.example.org")
     monkeypatch.setattr(tool.socket, "getfqdn", lambda: "spindle.example.org")
     monkeypatch.setattr(tool.Path, "home", lambda: Path("/home/ada"))

@@ -1,4 +1,4 @@
-"""README.md and docs/: everything that they link to, show as code or name exists."""
+"""Tests of README.md and docs/: everything that the pages link to, show as code or name exists."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PACKAGE = Path(sparkring.__file__).parent
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
-# Folders in which a file that is named without a folder may be.
+# Folders that are searched for files that a page names without a folder.
 FOLDERS = (ROOT, PACKAGE, *(path for path in PACKAGE.rglob("*") if path.is_dir()))
 REFERENCE = DOCS / "reference.md"
 TROUBLES = DOCS / "troubleshooting.md"
 
 LAUNCH = {each.lesson.magic for each in FRAMEWORKS.values() if each.lesson is not None}
 OTHERS_MAGICS = {"px"}  # ipyparallel's
-OTHERS_METHODS = {"cache", "cpu", "run"}  # Spark's, torch's, TorchDistributor's
+OTHERS_METHODS = {"cache", "cpu", "run"}  # of Spark, torch and TorchDistributor
 
 
 class Fence(NamedTuple):
@@ -51,7 +51,7 @@ class Fence(NamedTuple):
 
 
 class Page:
-    """A page in its parts: prose without code, inline code, and blocks."""
+    """A page, divided into prose without code, inline code, and blocks of code."""
 
     def __init__(self, text: str, path: Path) -> None:
         self.path = path
@@ -69,7 +69,7 @@ class Page:
         return ""
 
     def anchors(self) -> set[str]:
-        """The anchors that GitHub makes of the headings."""
+        """Return the anchors that GitHub makes from the headings."""
         found: set[str] = set()
         for heading in self.headings:
             slug = re.sub(r"[^\w\- ]", "", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()).replace(" ", "-")
@@ -118,7 +118,7 @@ def wrong_code(page: Page) -> Iterator[str]:
 
 
 def wrong_line(magic: str, line: str) -> Iterator[str]:
-    """What the magic's own parser says about its line."""
+    """Yield what the magic's own parser finds wrong with the line."""
     name = magic.lstrip("%")
     parse: dict[str, Callable[[str], object]] = {
         "%%ranks": lambda text: launch.parse("ranks", launch.parse_ranks(text, size=8)[1]),
@@ -176,15 +176,15 @@ def wrong_names(page: Page) -> Iterator[str]:
 
 
 def wrong_methods(page: Page) -> Iterator[str]:
-    """Inline code that begins with a dot names a method or attribute of the package's public objects."""
+    """Yield inline code that begins with a dot, but does not name a method or attribute of a public object."""
     for span in page.spans:
-        found = re.match(r"\.(?!venv)([a-z]\w*)\b", span)  # .venv and .venv-current are folders, if make has made them
+        found = re.match(r"\.(?!venv)([a-z]\w*)\b", span)  # .venv and .venv-current are folders that make creates
         if found and found[1] not in methods() | OTHERS_METHODS and not (ROOT / span).exists():
             yield f"`{span}`: nothing of ours has that"
 
 
 def wrong_files(page: Page) -> Iterator[str]:
-    """Inline code that looks like a file or folder of ours names one that exists."""
+    """Yield inline code that looks like a file or folder of this repository, but does not exist."""
     for span in page.spans:
         looks = re.fullmatch(r"[\w/]+(\.(py|js|css)|/)", span)
         if looks and not any((folder / span).exists() for folder in FOLDERS):
@@ -214,7 +214,7 @@ def wrong_settings(page: Page) -> Iterator[str]:
 
 
 def wrong_messages(page: Page) -> Iterator[str]:
-    """Quoted messages are in the code; `…` stands for anything."""
+    """Yield quoted messages that the code does not contain; `…` stands for anything."""
     for line in re.findall(r"(?m)^> .*", page.path.read_text(encoding="utf-8")):
         for message in re.findall(r"`([^`]+)`", line):
             if not any(is_like(message, text) for text in texts()):
@@ -243,7 +243,7 @@ def complaints(page: Page) -> list[str]:
 
 @functools.cache
 def helps() -> dict[str, str]:
-    """The help of our magics in the reference, by name."""
+    """Return the help of sparkring's magics from the reference, by name."""
     text = REFERENCE.read_text(encoding="utf-8")
     return dict(re.findall(r"(?ms)^### `%%?(\w+)`\n\n```text\n(.*?)^```$", text))
 
@@ -259,7 +259,7 @@ def known_magics() -> set[str]:
 
 
 def options_of(magic: str) -> set[str]:
-    """The options that a magic takes, according to its parser or else to its help."""
+    """Return the options that a magic takes, according to its parser or, if it has none, its help."""
     if magic in LAUNCH | {"ranks"}:
         return launch.options_table(magic).flags
     return set(re.findall(r"--[a-z][a-z-]*", helps().get(magic, "")))
@@ -270,26 +270,26 @@ def build_options() -> set[str]:
 
 
 def exists(name: str) -> bool:
-    """Whether a dotted name can be imported, or is an attribute of something that can."""
+    """Return whether a dotted name can be imported, or is an attribute of something that can be imported."""
     thing: object = sparkring
     path = "sparkring"
     for part in name.split(".")[1:]:
         path += f".{part}"
         if path == name and part in dir(thing):
-            return True  # Petastorm's names are listed, and refused on Python 3.13
+            return True  # Petastorm's names are listed, but raise an error on Python 3.13
         if hasattr(thing, part):
             thing = getattr(thing, part)
             continue
         try:
             thing = importlib.import_module(path)
         except ImportError:
-            return path == "sparkring.last_result.values"  # there is no last result here
+            return path == "sparkring.last_result.values"  # there is no last result in this process
     return True
 
 
 @functools.cache
 def methods() -> set[str]:
-    """The methods and attributes of the objects that notebooks use."""
+    """Return the methods and attributes of the objects that notebooks use."""
     found: set[str] = set()
     public = [each for name in sparkring.__all__ if inspect.isclass(each := getattr(sparkring, name))]
     for owner in (*public, Shards, Store, Rows, Records, SparkDatasetConverter):
@@ -309,7 +309,7 @@ def settings() -> set[str]:
 
 @functools.cache
 def texts() -> list[str]:
-    """Every string in the package, with … in place of inserted values."""
+    """Return every string in the package, with … instead of inserted values."""
     found = []
     for source in sources():
         for node in ast.walk(ast.parse(source)):
@@ -322,7 +322,7 @@ def texts() -> list[str]:
 
 
 def is_like(message: str, text: str) -> bool:
-    """Whether all parts of a message are in the text, in their order."""
+    """Return whether all parts of a message are in the text, in the same order."""
     at = 0
     for part in message.split("…"):
         at = text.find(part.strip(), at)
@@ -410,7 +410,7 @@ def test_every_setting_is_in_the_reference() -> None:
 
 
 def test_the_reference_is_what_the_tool_writes(tmp_path: Path) -> None:
-    """If it is not, run `make docs`."""
+    """If this test fails, run `make docs`."""
     written = tmp_path / "reference.md"
     environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
     subprocess.run([sys.executable, DOCS / "write_reference.py", written], env=environment, check=True)

@@ -1,4 +1,4 @@
-"""A saved run's metrics for TensorBoard, read back by TensorBoard's own reader."""
+"""Tests of a saved run's metrics for TensorBoard, which TensorBoard's own reader reads back."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def read_back(folder) -> dict[str, dict[str, list[tuple[int, float, float]]]]:
 
 
 def keras(rank: int, time: float, loss: float, epoch: int, step: int | None = None) -> events.Metrics:
-    """A report like those of Keras' fit: within an epoch of 10 steps, or at its end."""
+    """Return a report like those of Keras' fit: within an epoch of 10 steps, or at the end of the epoch."""
     values = {"loss": loss} if step else {"loss": loss, "val_loss": loss + 1}
     return events.Metrics(values, step, epoch, 10 if step else None, 2, ends_epoch=step is None, time=time, rank=rank)
 
 
 def test_ranks_and_their_mean_by_step_and_by_epoch():
-    """Steps continue from epoch to epoch, the mean is of all ranks, and times are those of the reports."""
+    """Steps continue from epoch to epoch, means are over all ranks, and times are those of the reports."""
     folder = write_event_files(
         saved(
             keras(0, 10.0, 4.0, 1, 5), keras(1, 10.5, 2.0, 1, 5), keras(0, 12.0, 3.0, 1), keras(1, 12.0, 1.0, 1),
@@ -75,7 +75,7 @@ def test_counting_that_begins_anew_is_a_series_of_its_own():
 
 
 def test_reports_without_a_step_are_counted():
-    """log(loss=…) needs no step."""
+    """Reports without a step, as from log(loss=…), are numbered."""
     found = scalars(
         [events.Metrics({"loss": 3.0}, time=1.0, rank=0), events.Metrics({"loss": float("nan")}, time=2.0, rank=0)]
     )
@@ -109,7 +109,7 @@ def test_all_or_nothing(monkeypatch):
 
 
 def test_without_metrics_or_tensorboard(monkeypatch):
-    """A run without metrics, and a missing TensorBoard, are errors that give the reason."""
+    """If a run has no metrics, or TensorBoard is missing, an error says so."""
     path = saved()
     with pytest.raises(DataError, match="no metrics"):
         write_event_files(path)
@@ -121,7 +121,7 @@ def test_without_metrics_or_tensorboard(monkeypatch):
 
 @pytest.mark.slow
 def test_tensorboard_itself_starts_and_reads_them():
-    """TensorBoard starts even if its environment is not on PATH, and setuptools no longer has pkg_resources."""
+    """TensorBoard starts even if its environment is not on PATH, and even if setuptools has no pkg_resources."""
     folder = write_event_files(saved(keras(0, 1.0, 1.0, 1), keras(0, 2.0, 0.5, 2)))
     needed = environment()
     command = [needed.pop("TENSORBOARD_BINARY", "tensorboard"), "--inspect", "--logdir", str(folder)]

@@ -1,4 +1,4 @@
-"""The first ring of `make demo`: a script of its own, which needs neither Horovod nor a notebook."""
+"""Tests of the first ring of `make demo`, a separate script that needs neither Horovod nor a notebook."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a gang handles messages, with members that are threads of this process."""
+"""Tests of how a gang handles messages. Its members are threads of this process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CELL = Request(Run("cell", parts=(b"",)), "plain")
 
 @contextlib.contextmanager
 def running(cell: Callable[[FakeRank], object], size: int = 2) -> Iterator[Gang]:
-    """A gang whose ranks run `cell` for each request."""
+    """Start a gang whose ranks run `cell` for each request."""
     with contextlib.closing(Gang(FakeLauncher(cell), size)) as found:
         found.start()
         yield found
@@ -46,7 +46,7 @@ def ended(execution: Execution) -> bool:
 
 
 def test_requests_one_after_another(watch):
-    """Ranks get numbers when all have connected. Each request has its own outcome, perhaps on only some ranks."""
+    """Ranks get numbers when all have connected. Each request has its own outcome, even on only some ranks."""
     with running(lambda rank: (rank.world.rank, rank.world.local_size, rank.request.source)) as gang:
         first = gang.submit(CELL._replace(run=CELL.run._replace(source="one")))
         found = events_until(lambda: first.done, gang)
@@ -66,7 +66,7 @@ def test_requests_one_after_another(watch):
 
 
 def test_no_output_is_lost_however_much_waits(watch):
-    """One poll takes a bounded number of messages, and leaves the others where they are."""
+    """One poll takes a bounded number of messages, and leaves the others in the queue."""
     lines = [f"line {number}\n".encode() for number in range(5 * QUEUE_MESSAGES)]
 
     def cell(rank: FakeRank) -> None:
@@ -98,7 +98,7 @@ def test_each_request_begins_with_how_the_gpus_were_used(watch):
 
 
 def test_the_cause_is_found_among_several_failures(watch):
-    """A rank that died comes before the exception that its death causes on another rank, whichever arrives first."""
+    """A rank's death is the cause of the exception on another rank, even if the exception arrives first."""
 
     class HorovodInternalError(RuntimeError):
         pass
@@ -117,7 +117,7 @@ def test_the_cause_is_found_among_several_failures(watch):
 
 
 def test_an_interrupt(watch):
-    """Ranks that respond to it are stopped, not failed. A rank that had finished keeps its value."""
+    """Ranks that respond to an interrupt are stopped, not failed. A rank that had finished keeps its value."""
 
     def cell(rank: FakeRank) -> int:
         if rank.world.rank:
@@ -134,7 +134,7 @@ def test_an_interrupt(watch):
 
 
 def test_a_connection_that_breaks_off(watch):
-    """The rank of a connection that breaks off counts as lost, and the failure names the node."""
+    """If a connection breaks off, its rank counts as lost, and the failure names the node."""
 
     def cell(rank: FakeRank) -> None:
         if rank.world.rank == 1:
@@ -157,7 +157,7 @@ def test_a_connection_that_breaks_off(watch):
     ],
 )
 def test_what_is_no_message_ends_that_peer(header, said, watch):
-    """The peer counts as lost, and the failure has the reason. The other ranks continue until the run is ended."""
+    """If a peer sends something that the driver does not accept, it counts as lost. The other ranks continue."""
 
     def cell(rank: FakeRank) -> int:
         if rank.world.rank == 1:
@@ -175,7 +175,7 @@ def test_what_is_no_message_ends_that_peer(header, said, watch):
 
 
 def test_a_member_that_comes_twice(watch):
-    """The second one is refused, and so is a number that does not exist. The first one continues."""
+    """A second member with the same number is refused, and so is a number that does not exist. The first continues."""
 
     def cell(rank: FakeRank) -> int:
         turned_away = 0
@@ -213,7 +213,7 @@ def test_members_that_do_not_come(watch, monkeypatch):
 
 
 def test_stacks(watch):
-    """The line of the cell is read from the rank's stack."""
+    """The rank's current line of the cell is found in its stack."""
 
     def cell(rank: FakeRank) -> None:
         rank.tell(Stack("waiting", 'Thread 0x1 (most recent call first):\n  File "<cell>", line 3 in f\n'))

@@ -1,4 +1,4 @@
-"""Which value of a name counts: the notebook's, or that of a warm gang's ranks."""
+"""Tests of which value of a name counts: the notebook's, or that of a warm gang's ranks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Thing.__module__ = "__main__"
 
 
 def sent(value: Any) -> tuple[RemoteNames, dict[str, Any]]:
-    """Return what the ranks hold after `x = value` was sent to them, and the notebook."""
+    """Return what the ranks hold after `x = value` was sent to them, and the notebook's namespace."""
     held, notebook = RemoteNames(), {"x": value}
     held.beside(notebook, ALL)
     held.bound(["x"], ALL)
@@ -69,7 +69,7 @@ def test_what_has_not_changed_is_held(what):
     ],
 )
 def test_a_change_in_place_makes_the_notebooks_the_newer(value, change):
-    """Data, and plain attributes of the notebook's own objects, are compared by content."""
+    """Data and the plain attributes of the notebook's own objects are compared by content."""
     held, notebook = sent(value)
     change(value)
     assert "x" not in held.beside(notebook, ALL)
@@ -106,7 +106,7 @@ def test_an_object_that_is_gone_is_not_taken_for_another():
 
 
 def test_what_only_some_ranks_have():
-    """A name counts as held if all ranks in question have it."""
+    """The ranks' value of a name counts only if all ranks in question have it."""
     held, notebook = sent(1)
     notebook["y"] = 1
     held.bound(["y"], [0])
@@ -126,7 +126,7 @@ def test_a_newer_value_that_some_ranks_got_leaves_the_others_with_an_old_one():
 
 
 def test_a_name_of_the_ranks_alone():
-    """The ranks' variable counts until the notebook has one of that name."""
+    """The ranks' variable counts until the notebook has a variable of the same name."""
     held, notebook = sent(1)
     held.bound(["trained"], ALL)
     assert "trained" in held.beside(notebook, ALL)
@@ -136,7 +136,7 @@ def test_a_name_of_the_ranks_alone():
 
 
 def test_a_name_that_the_notebook_has_deleted():
-    """The ranks still have their variable of that name."""
+    """If the notebook deletes a name, the ranks still have their variable of that name."""
     held, notebook = sent([1])
     del notebook["x"]
     assert "x" in held.beside(notebook, ALL)

@@ -1,4 +1,4 @@
-"""The extension in a real kernel, used as a notebook uses it: through the kernel's messages."""
+"""Tests of the extension in a real kernel, which is used as by a notebook: through messages."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FRAMEWORKS = ["tensorflow", "torch", "horovod", "pyspark", "ipywidgets", "anywid
 
 @dataclass
 class Cell:
-    """A cell that was run: its outputs as the notebook would keep them, and how it ended."""
+    """A cell that has run: its outputs as the notebook would keep them, and how it ended."""
 
     status: str
     outputs: list[nbformat.NotebookNode]
@@ -44,28 +44,28 @@ class Cell:
 
     @property
     def printed(self) -> str:
-        """What the cell wrote to stdout and stderr."""
+        """Return what the cell wrote to stdout and stderr."""
         return "".join(output.text for output in self.outputs if output.output_type == "stream")
 
     @property
     def displayed(self) -> str:
-        """What the cell displayed, as text."""
+        """Return what the cell displayed, as text."""
         return "\n".join(
             output.data.get("text/plain", "") for output in self.outputs if output.output_type == "display_data"
         )
 
     @property
     def result(self) -> str:
-        """The value of the cell's last expression, as text."""
+        """Return the value of the cell's last expression, as text."""
         return next((o.data["text/plain"] for o in self.outputs if o.output_type == "execute_result"), "")
 
     @property
     def error(self) -> nbformat.NotebookNode:
-        """The error with which the cell ended."""
+        """Return the error with which the cell ended."""
         return next(output for output in self.outputs if output.output_type == "error")
 
     def done(self) -> Cell:
-        """Return the cell itself, which must have succeeded."""
+        """Return the cell, after checking that it has succeeded."""
         assert self.status == "ok", self.reply.get("evalue")
         return self
 
@@ -76,7 +76,7 @@ class Kernel:
     def __init__(self, folder: Path, *, loaded: bool = True) -> None:
         self.sockets = tempfile.mkdtemp(prefix="kernel-")  # the path of a socket must be short
         self.manager = KernelManager(
-            kernel_spec_manager=KernelSpecManager(kernel_dirs=[]),  # this Python's kernel, whatever is installed
+            kernel_spec_manager=KernelSpecManager(kernel_dirs=[]),  # always this Python's kernel
             transport="ipc",
             ip=f"{self.sockets}/socket",
         )
@@ -101,7 +101,7 @@ class Kernel:
         while True:
             message = self.client.get_iopub_msg(timeout=DEADLINE_S)
             kind, content = message["msg_type"], message["content"]
-            if kind == "update_display_data":  # perhaps of an earlier cell, whose run goes on in the background
+            if kind == "update_display_data":  # perhaps from an earlier cell, whose run continues in the background
                 for output in self.shown[content["transient"]["display_id"]]:
                     output.data = nbformat.from_dict(content["data"])
             if message["parent_header"].get("msg_id") != sent:
@@ -122,24 +122,24 @@ class Kernel:
         return Cell(reply["status"], outputs, reply, shown)
 
     def reply_to(self, sent: str) -> dict[str, Any]:
-        """The kernel's own answer to a request."""
+        """Return the kernel's own answer to a request."""
         while True:
             message = self.client.get_shell_msg(timeout=DEADLINE_S)
             if message["parent_header"].get("msg_id") == sent:
                 return dict(message["content"])
 
     def run(self, code: str) -> Cell:
-        """Run a cell to its end. If ipykernel 6 does not run it, since a cell has just failed, send it again."""
+        """Run a cell to its end. If ipykernel 6 does not run it because a cell has just failed, send it again."""
         while (cell := self.receive(self.send(code))).status == "aborted":
             time.sleep(0.1)
         return cell
 
     def value(self, expression: str) -> str:
-        """What the notebook shows for an expression."""
+        """Return what the notebook shows for an expression."""
         return self.run(expression).done().result
 
     def ranks(self) -> list[str]:
-        """The processes that the kernel has started and that are still running."""
+        """Return the processes that the kernel has started and that are still running."""
         found = []
         for child in self.process.children(recursive=True):
             try:
@@ -158,7 +158,7 @@ class Kernel:
 
 @pytest.fixture(scope="module", autouse=True)
 def loop() -> Iterator[None]:
-    """The event loop that Jupyter's blocking calls share: made before the first test, closed after the last."""
+    """Make the event loop that Jupyter's blocking calls share, and close it after the last test."""
     found = ensure_event_loop()
     yield
     found.close()
@@ -166,7 +166,7 @@ def loop() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def shared(loop: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
-    """One kernel for the tests that leave it as it was."""
+    """Start one kernel for all tests that leave it unchanged."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPARKRING_HOME", str(tmp_path_factory.mktemp("home")))
         kernel = Kernel(tmp_path_factory.mktemp("notebook"))
@@ -177,8 +177,8 @@ def shared(loop: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ker
 
 @pytest.fixture
 def kernel(shared: Kernel) -> Iterator[Kernel]:
-    """The shared kernel, with a notebook without any names. After the test, no rank may be left."""
-    # Not with %reset, which collects garbage: after the first completion, that takes a long time.
+    """Return the shared kernel, in which no names are defined. After the test, no rank may be left."""
+    # %reset would collect garbage, which takes a long time after the first completion.
     shared.run("for _name in {*globals()} - _bare: del globals()[_name]").done()
     yield shared
     assert not shared.ranks()
@@ -186,7 +186,7 @@ def kernel(shared: Kernel) -> Iterator[Kernel]:
 
 @pytest.fixture
 def kernels(tmp_path: Path) -> Iterator[Callable[..., Kernel]]:
-    """Starts kernels that belong to one test."""
+    """Return a function that starts a kernel for one test."""
     started: list[Kernel] = []
 
     def start(**options: Any) -> Kernel:
@@ -206,7 +206,7 @@ def spark_kernel(
     lasting_processes: list[psutil.Process],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Kernel]:
-    """A kernel with a SparkSession of two slots, called `spark`, for all tests that need one."""
+    """Start a kernel with a SparkSession of two slots, called `spark`, for all tests that need a session."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPARKRING_HOME", str(tmp_path_factory.mktemp("home")))
         kernel = Kernel(tmp_path_factory.mktemp("notebook"))
@@ -286,7 +286,7 @@ def test_a_line_that_asks_for_help_gets_it(kernel: Kernel, line: str, said: str)
 
 
 def test_a_front_end_that_needs_a_view_of_the_widget_saves_nothing_of_it(kernel: Kernel) -> None:
-    """VS Code is such a front end, known by a variable that it sets. The view exists only during the run."""
+    """VS Code is such a front end, recognised by a variable that it sets. The view exists only during the run."""
     view, seen = "application/vnd.jupyter.widget-view+json", []
     kernel.run("__vsc_ipynb_file__ = '/home/ada/x.ipynb'").done()
     cell = kernel.receive(
@@ -302,7 +302,7 @@ def test_a_front_end_that_needs_a_view_of_the_widget_saves_nothing_of_it(kernel:
 
 
 def complete(kernel: Kernel, code: str, cursor: int | None = None) -> list[str]:
-    """What Tab offers at the cursor, which by default is at the end of the code."""
+    """Return what Tab offers at the cursor, which by default is at the end of the code."""
     sent = kernel.client.complete(code, len(code) if cursor is None else cursor)
     return list(kernel.reply_to(sent)["matches"])
 
@@ -351,7 +351,7 @@ def test_barrier_lines_that_make_no_sense(kernel: Kernel, line: str, said: str) 
 
 
 def only_spark_s(kernel: Kernel) -> bool:
-    """Whether the kernel has started only Spark, and no ranks."""
+    """Return whether the kernel has started only Spark, and no ranks."""
     return not [line for line in kernel.ranks() if "pyspark" not in line and "spark_daemon" not in line]
 
 
@@ -380,7 +380,7 @@ def test_torchrun_gives_the_environment_of_torchrun(kernel: Kernel) -> None:
 
 
 def test_foreach_runs_the_cell_for_each_item(kernel: Kernel) -> None:
-    """Targets and items have Python's syntax. One error says what failed. An error in the line has no traceback."""
+    """Targets and items have Python's syntax. One error lists all failures. An error in the line has no traceback."""
     kernel.run(
         "from itertools import product\nshops, rates, x, title, seen = ['a', 'b'], [1, 2], 'x', 'shops', []"
     ).done()
@@ -465,7 +465,7 @@ def test_tab_in_the_cell_completes_the_notebooks_names(kernel: Kernel) -> None:
 
 @pytest.fixture
 def uneven(kernel: Kernel, tmp_path: Path) -> Path:
-    """A data set of three row groups of 100, 10 and 10 rows, called `path` in the notebook."""
+    """Write a data set with row groups of 100, 10 and 10 rows; its path is called `path` in the notebook."""
     kernel.run(f"""
         import pathlib, pyarrow as pa, pyarrow.parquet as pq
         path = pathlib.Path({str(tmp_path)!r}) / "set of rows"
@@ -478,7 +478,7 @@ def uneven(kernel: Kernel, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("source", ["'{path}'", "path", "made", "made.dataset", "'{path}/*.parquet'"])
 def test_shards_are_shown_before_a_launch(kernel: Kernel, uneven: Path, source: str) -> None:
-    """For a path, a variable with one, or shards(), a picture, a table and advice are shown, and no rank is started."""
+    """For a path, a variable or shards(), a picture, a table and advice are shown. No rank is started."""
     kernel.run("import sparkring\nmade = sparkring.shards(path, 6)\ndataset = made.dataset").done()
     name = "dataset" if "." in source else source.format(path=uneven)
     cell = kernel.run(f"%shards {name} -n 3 --batch-size 5").done()
@@ -503,7 +503,7 @@ def test_shards_take_what_the_object_says(kernel: Kernel, uneven: Path) -> None:
 
 
 def test_shards_of_chosen_columns_and_rows(kernel: Kernel, uneven: Path) -> None:
-    """--columns and --where choose what is read."""
+    """--columns and --where choose the columns and rows that are read."""
     told = kernel.run(f"%shards '{uneven}' -n 2 --columns y --where \"x >= 10\"").done().displayed
     assert "90 rows in 3 files, 3 row groups" in told
     assert "columns y · where x >= 10" in told
@@ -549,7 +549,7 @@ def test_help_and_tab_of_shards(kernel: Kernel, uneven: Path) -> None:
 
 @pytest.fixture
 def saved(kernel: Kernel, tmp_path: Path) -> Path:
-    """A directory with checkpoints of steps 10, 20 and 30, the last one without a commit; `path` in the notebook."""
+    """Make a directory of checkpoints, `path` in the notebook, of steps 10, 20 and, without a commit, 30."""
     kernel.run(f"""
         import pathlib
         from sparkring.checkpointing import folder
@@ -631,7 +631,7 @@ def test_checkpoints_that_cannot_be_shown(kernel: Kernel, saved: Path, line: str
 
 
 def test_no_checkpoints_are_no_mistake(kernel: Kernel, tmp_path: Path) -> None:
-    """One sentence is printed for a folder that does not exist; it is not an error."""
+    """If a folder does not exist, one sentence is printed, without an error."""
     assert kernel.run(f"%checkpoints {tmp_path}/none").done().printed == (
         f"{tmp_path}/none: this folder does not exist.\n"
     )
@@ -760,7 +760,7 @@ def test_output_is_shown_while_the_cell_runs(kernel: Kernel, tmp_path: Path) -> 
 
     def look(output: nbformat.NotebookNode) -> None:
         text = output.get("text") or output.get("data", {}).get("text/plain", "")
-        # The rank waits for the file, which is made when its first line is shown: this is before the cell ends.
+        # The rank waits for the file, so its first line must be shown before the cell ends.
         if "the first line" in text and not go_on.exists():
             seen.append(text)
             go_on.touch()
@@ -780,7 +780,7 @@ def test_output_is_shown_while_the_cell_runs(kernel: Kernel, tmp_path: Path) -> 
 
 
 def shown(page: str) -> str:
-    """The text that a reader of the HTML sees, with single spaces."""
+    """Return the text that a reader of the HTML sees, with single spaces."""
     return " ".join(html.unescape(re.sub(r"(?s)<(style|script)\b.*?</\1>|<[^>]*>", " ", page)).split())
 
 
@@ -971,7 +971,7 @@ NOT_USABLE = {
 
 @pytest.fixture
 def not_usable(kernel: Kernel) -> Iterator[Kernel]:
-    """The shared kernel with the variables that the cells above read."""
+    """Return the shared kernel with the variables that the cells above read."""
     kernel.run("""
         import threading
 
@@ -1139,7 +1139,7 @@ WITH_A_GANG = {
 
 
 def complaint(kernel: Kernel, code: str) -> str:
-    """Run a cell that must fail with an error of one line, and return that line."""
+    """Run a cell, check that it fails with an error of one line, and return this line."""
     cell = kernel.run(code)
     assert cell.error.traceback == [f"{cell.error.ename}: {cell.error.evalue}"]
     return str(cell.error.traceback[0])
@@ -1147,7 +1147,7 @@ def complaint(kernel: Kernel, code: str) -> str:
 
 @pytest.fixture
 def gang(kernel: Kernel) -> Iterator[Kernel]:
-    """The shared kernel with two warm ranks."""
+    """Start two warm ranks in the shared kernel, and return the kernel."""
     assert "started in" in kernel.run("%gang start -n -2 --framework plain").done().printed
     yield kernel
     kernel.run("%gang stop").done()
@@ -1161,9 +1161,9 @@ def test_cells_on_a_gang(gang: Kernel) -> None:
     gang.run("rate = 0.25").done()
     assert gang.run("%%ranks 1 --pull model\nmodel['steps'] = 9\nrate").done().result == "rank 1: 0.25"
     assert gang.value("model") == "{'steps': 9}"
-    # A value that was pulled does not count as newer than the ranks' own.
+    # A value that was pulled does not count as newer than the ranks' own value.
     assert gang.run("%%ranks 1\nmodel['steps'] += 1\nmodel").done().result == "rank 1: {'steps': 10}"
-    # Other magics and another number of ranks.
+    # Run cells with other magics and another number of ranks.
     assert gang.run("%%torchrun\nimport os\nos.environ['RANK']").done().result == "rank 0: '0'\nrank 1: '1'"
     gang.run("%%horovod -n -1\n'os' in globals()").done()
     assert gang.value("_.values") == "[False]"
@@ -1275,7 +1275,7 @@ found = 40 + rank
 
 @pytest.fixture
 def waiting(kernel: Kernel, tmp_path: Path) -> Iterator[tuple[Cell, Path]]:
-    """A cell that has started a run in the background, called `run`, and the file that its ranks wait for."""
+    """Start a run in the background, called `run`. Return the cell, and the file that its ranks are waiting for."""
     go = tmp_path / "go"
     kernel.run(f"go = {str(go)!r}").done()
     started = kernel.run("%%horovod -n -2 --name later --pull found --background\n" + WAITS).done()
@@ -1285,18 +1285,18 @@ def waiting(kernel: Kernel, tmp_path: Path) -> Iterator[tuple[Cell, Path]]:
 
 
 def run_of(cell: Cell) -> str:
-    """The id of the run in the background that a cell has started."""
+    """Return the id of the run in the background that a cell has started."""
     return cell.result.split()[1]
 
 
 def panel(cell: Cell) -> str:
-    """The panel of the run that a cell has started, as it is now."""
+    """Return the current panel of the run that a cell has started."""
     (output,) = (each for each in cell.shown.values() if "data-sparkring-static" in each.data["text/html"])
     return str(output.data["text/plain"])
 
 
 def says(kernel: Kernel, cell: Cell, words: str) -> bool:
-    """Wait for the panel to contain `words`, and return whether it does; the static view is drawn every few seconds."""
+    """Wait for the panel to contain `words`, and return whether it does. The view is redrawn every few seconds."""
     until = time.monotonic() + DEADLINE_S
     while words not in panel(cell) and time.monotonic() < until:
         kernel.run("import time; time.sleep(0.1)").done()
@@ -1304,7 +1304,7 @@ def says(kernel: Kernel, cell: Cell, words: str) -> bool:
 
 
 def test_the_notebook_is_free_while_a_run_goes_on(kernel: Kernel, waiting: tuple[Cell, Path]) -> None:
-    """The cell has returned, and others can run. The run's panel is still updated, and names arrive at its end."""
+    """The cell returns, and other cells can run. The panel is updated, and pulled names arrive at the end."""
     started, go = waiting
     assert re.fullmatch(
         r"run \S+ in the background: \.result\(\) waits for its result, \.stop\(\) ends it",
@@ -1313,7 +1313,7 @@ def test_the_notebook_is_free_while_a_run_goes_on(kernel: Kernel, waiting: tuple
     assert kernel.value("run.done, 'found' in globals(), 6 * 7") == "(False, False, 42)"
     assert kernel.run("%%horovod -n -2\nrank").done().result == "rank 0: 0\nrank 1: 1"
     assert says(kernel, started, "2 running")
-    # The panel can be shown again, as its output may have been cleared: a place for it, and the static view.
+    # The panel can be shown again, since its output may have been cleared. The output contains a static view, too.
     for code in ("run", "%runs later"):
         shown = kernel.run(code).done()
         place, static = (each.data["text/html"] for each in shown.outputs if each.output_type == "display_data")
@@ -1331,7 +1331,7 @@ def test_the_notebook_is_free_while_a_run_goes_on(kernel: Kernel, waiting: tuple
 
 
 def test_the_notebooks_stop_is_for_what_the_notebook_runs(kernel: Kernel, waiting: tuple[Cell, Path]) -> None:
-    """Stop ends a cell that computes, waits for the result, or runs ranks, but not the run in the background."""
+    """Stop ends a cell that is computing, waiting for the result or running ranks, but not the background run."""
     _, go = waiting
     word = "import time\nprint('in' + 'side', flush=True)\n"
     for code in (f"{word}time.sleep(1000)", f"{word}run.result()", f"%%horovod\n{word}time.sleep(1000)"):

@@ -1,4 +1,4 @@
-"""The Watch that checks every test for leaks: what it notices, and when it need not search."""
+"""Tests of the Watch that checks every test for leaks: what it notices, and when it need not search."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ print(subprocess.Popen(["sleep", "1000"], start_new_session=True, stdout=null, s
 
 @pytest.fixture
 def again(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
-    """A Watch like that of every test, which begins now."""
+    """Return a Watch like that of every test, which begins now."""
     monkeypatch.setenv(MARK, f"of a test of the watch in {os.getpid()}")
     found = Watch(os.environ[MARK])
     assert not found.complaints(0)
@@ -34,7 +34,7 @@ def again(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
 
 
 def test_processes_are_noticed(again: Watch) -> None:
-    """The Watch notices a child that runs, and one that has ended but was not waited for."""
+    """The Watch notices a child that is running, and a child that has ended but was not waited for."""
     with subprocess.Popen(["sleep", "1000"]) as child:
         (told,) = again.complaints(0)["processes"]
         assert told.startswith(f"{child.pid} ")
@@ -72,7 +72,7 @@ def test_what_is_no_process_is_noticed(again: Watch) -> None:
 
 
 def test_a_test_that_starts_no_process_is_not_searched_for_any() -> None:
-    """The test runs a process of its own, since its worker may have children: a Spark session, for example."""
+    """The check runs in a process of its own, because the test worker may have children, such as a Spark session."""
     script = """
         import subprocess
         from leaks import Watch

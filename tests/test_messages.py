@@ -97,7 +97,7 @@ def name_of(message: Message) -> str:
 
 
 def header(message: Message) -> dict[str, Any]:
-    """The message's fields as they are read from the frame."""
+    """Return the message's fields as they are read from the frame."""
     found: dict[str, Any] = json.loads(json.dumps(encode(message)[0]))
     return found
 
@@ -135,7 +135,7 @@ def test_a_field_too_few_or_too_many(message):
 
 @pytest.mark.parametrize("message", EXAMPLES, ids=name_of)
 def test_a_part_too_many_or_too_few(message):
-    """A wrong number of parts is refused. Only a request may have any number of parts, but at least one."""
+    """A wrong number of parts is refused. Only a request may have any number of parts, if it has at least one."""
     fields, parts = header(message), encode(message)[1]
     wrong = [[*parts, b""], *([parts[:-1]] if parts else [])]
     if isinstance(message, messages.Run | messages.Work):
@@ -146,14 +146,14 @@ def test_a_part_too_many_or_too_few(message):
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The paths of all values in the JSON."""
+    """Return the paths of all values in the JSON."""
     inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [path, *(place for key, item in inside for place in places(item, (*path, key)))]
 
 
 @pytest.mark.parametrize("message", [each for each in EXAMPLES if encode(each)[0]], ids=name_of)
 def test_a_value_of_another_type(message):
-    """A wrong type is refused wherever it is, except in a checkpoint's commit, which is passed on as it is."""
+    """A wrong type is refused anywhere except in a checkpoint's commit, which is passed on as it is."""
     for path in places(header(message))[1:]:
         if "checkpoints" in path and 7 in path:
             continue
@@ -249,7 +249,7 @@ def test_whatever_comes_is_a_message_or_refused(message, data):
     "message", [each for each in EXAMPLES if isinstance(each, messages.Kept | messages.Stack)], ids=name_of
 )
 def test_what_is_told_becomes_an_event(message):
-    """Each field becomes the field of the same name of the event, which is saved."""
+    """Each field of the message becomes the event's field of the same name, and the event is saved."""
     event = as_event(5.0, 3, message)
     assert (event.time, event.rank) == (5.0, 3)
     for name, value in message._asdict().items():

@@ -1,4 +1,4 @@
-"""KerasEstimator and TorchEstimator: stages of Spark pipelines that train on ranks."""
+"""Tests of KerasEstimator and TorchEstimator, which are stages of Spark pipelines that train on ranks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def frame(spark, tmp_path, monkeypatch):
 
 @pytest.fixture
 def pair(watch):
-    """Two warm ranks that all of the fits here share. What they import is imported once for both."""
+    """Start two warm ranks for all fits in this file. Packages are imported once for both ranks."""
     return shared(
         "local", watch, 2, imports=("tensorflow", "keras", "horovod.tensorflow.keras", "torch", "torch._dynamo")
     )
@@ -94,7 +94,7 @@ def test_pipelines(frame, pair, driver, tmp_path, monkeypatch, capfd):
     assert "reused" in said
     assert "writing the DataFrame" not in said
     torch_estimator(model=torch.nn.Linear(2, 1)).write().save(str(tmp_path / "estimator"))
-    # The new Python process uses the Java of this one, which saves the start of another.
+    # The new Python process uses the Java process of this one, so it need not start another.
     gateway = frame.sparkSession.sparkContext._gateway.gateway_parameters
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", str(gateway.port))
     monkeypatch.setenv("PYSPARK_GATEWAY_SECRET", gateway.auth_token)
@@ -141,7 +141,7 @@ def test_cross_validation(frame, pair):
 
 @pytest.mark.slow
 def test_a_fit_goes_on_after_a_rank_is_lost(frame, tmp_path, capfd):
-    """On Spark: rank 1 is killed in the second epoch. Later, a callback ends the training."""
+    """On Spark, rank 1 is killed in the second epoch, and later a callback ends the training."""
     rows = VectorAssembler(inputCols=["a", "b"], outputCol="x").transform(frame)
     killed = tmp_path / "killed"
 
@@ -194,7 +194,7 @@ def test_what_is_refused_before_the_launch(frame):
 
 
 def test_parameters():
-    """Parameters have the names and methods that users of horovod.spark and of pyspark know."""
+    """Parameters have the same names as in horovod.spark, and the methods of pyspark's Params."""
     estimator = KerasEstimator(num_proc=4, batch_size=8, label_cols="y")
     assert (estimator.getNumProc(), estimator.getBatchSize(), estimator.getLabelCols()) == (4, 8, ["y"])
     assert estimator.setEpochs(7) is estimator

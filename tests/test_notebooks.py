@@ -1,4 +1,4 @@
-"""The notebooks other than the quickstart, run from the first cell to the last in a real kernel."""
+"""Tests that run the notebooks, except the quickstart, from the first cell to the last in a real kernel."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ import sparkring
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 SOURCE_ROOT = str(Path(sparkring.__file__).parents[1])
 CELL_TIMEOUT_S = 300
-HAS_PETASTORM = sys.version_info < (3, 13)  # there are no builds of the pyarrow and NumPy that it needs
-# With spare processes, as users have them: here, several ranks on this machine import the same.
+HAS_PETASTORM = sys.version_info < (3, 13)  # there are no builds of the versions of pyarrow and NumPy that it needs
+# Notebooks that run with spare processes, as for users. Several ranks on this machine import the same packages.
 WITH_SPARES = {"survive", "strategies", "images"}
-PICTURES = {  # the cells that draw them
+PICTURES = {  # the cells that draw pictures
     "shards": ("data-picture", "picture"),
     "mixed_inputs": ("picture", "bars"),
     "images": ("tiles-picture", "mistakes", "map"),
@@ -29,7 +29,7 @@ PICTURES = {  # the cells that draw them
 
 @pytest.fixture(scope="module", autouse=True)
 def loop() -> Iterator[None]:
-    """The event loop that Jupyter's blocking calls share: made before the first test, closed after the last."""
+    """Make the event loop that Jupyter's blocking calls share, and close it after the last test."""
     found = ensure_event_loop()
     yield
     found.close()
@@ -37,7 +37,7 @@ def loop() -> Iterator[None]:
 
 @pytest.fixture
 def outputs(run_demo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], dict[str, list[Any]]]:
-    """`outputs(name)` runs the notebook, and returns the outputs of its cells, by id."""
+    """Return a function that runs a notebook, and returns the outputs of its cells by id."""
 
     def run(name: str) -> dict[str, list[Any]]:
         monkeypatch.setenv("PYTHONPATH", SOURCE_ROOT)
@@ -100,9 +100,9 @@ def test_a_conversation(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
 
 @pytest.mark.slow
 def test_three_ways_to_feed_a_ring(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
-    """All three train. On uneven row groups, Petastorm's shards hang, which is reported, and shards() trains.
+    """All three readers work. On uneven row groups, Petastorm's shards hang, which is reported, and shards() works.
 
-    Where Petastorm cannot be installed, the other two train, and the cells that are meant to fail say so.
+    If Petastorm cannot be installed, the other two work, and the cells that are meant to fail say so.
     """
     found = outputs("shards")
     cells = ("keep", "petastorm-keep", "tfrecord-keep", "fine-keep")
@@ -139,7 +139,7 @@ def test_three_ways_to_feed_a_ring(outputs: Callable[[str], dict[str, list[Any]]
 
 @pytest.mark.slow
 def test_a_picture_and_what_came_before_it(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
-    """Each picture comes with its own window: otherwise both inputs together would be no better than one."""
+    """Each picture gets its own window; otherwise, both inputs together would be no better than one."""
     found = outputs("mixed_inputs")
     told = dict(re.findall(r"^(.+): (\d\.\d{3})$", printed(found["outcome"]), re.MULTILINE))
     picture, readings, both = (float(told[name]) for name in ("picture", "readings", "picture and readings"))
@@ -154,7 +154,7 @@ def test_a_picture_and_what_came_before_it(outputs: Callable[[str], dict[str, li
 
 @pytest.mark.slow
 def test_images_from_a_table_to_mistakes(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
-    """The pipeline's predictions are those of predict(). A wrong shape is told before ranks train with Petastorm."""
+    """The pipeline and predict() give the same predictions. A wrong shape is found before Petastorm's ranks start."""
     found = outputs("images")
     accuracies = [found["fit"], *([found["train"]] if HAS_PETASTORM else [])]
     for cell in accuracies:
@@ -227,8 +227,8 @@ def test_a_horovodrunner_notebook_as_it_is(outputs: Callable[[str], dict[str, li
     )
     assert "1 rank finished" in one["text/plain"]
     assert "rank 0 of 1 trains on 1437 digits" in one["text/html"]
-    assert "epoch 6 ends after" in one["text/plain"]  # from LogCallback, which is shown by default …
-    assert "Epoch 6/6" not in one["text/plain"]  # … unlike Keras' own lines
+    assert "epoch 6 ends after" in one["text/plain"]  # LogCallback prints this line, which is shown by default …
+    assert "Epoch 6/6" not in one["text/plain"]  # … and Keras prints this one, which is not
     assert "2 ranks finished" in two["text/plain"]
     assert "Epoch 6/6" in two["text/plain"]
     assert all(
@@ -248,7 +248,7 @@ def test_a_horovodrunner_notebook_as_it_is(outputs: Callable[[str], dict[str, li
 
 @pytest.mark.slow
 def test_two_frameworks_come_to_the_same_net(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
-    """With the same rows and the same initial weights, they differ only by the order of additions."""
+    """With the same rows and initial weights, the nets differ only by the order of additions."""
     found = outputs("strategies")
     same = printed(found["same"])
     assert re.findall(r"^(\w+) +both ranks hold the same weights: (\w+)$", same, re.MULTILINE) == [

@@ -1,4 +1,4 @@
-"""The lines of magics: which options they take, what these mean, and the errors for lines that cannot be used."""
+"""Tests of the lines of magics: which options they take, what these mean, and the errors for invalid lines."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_bad_lines(line, word):
     ],
 )
 def test_logs_lines(line, expected):
-    """%logs takes a run, a rank and a number of lines."""
+    """%logs takes a run, a rank, and the number of lines to print."""
     assert history.LOGS.parse(line) == expected
 
 
@@ -167,7 +167,7 @@ def test_bad_logs_lines(line):
     ],
 )
 def test_completions(line, some, none):
-    """Tab offers options that can still be given, and the choices of an option that has some."""
+    """Tab offers options that can still be given, and the values of options that have fixed choices."""
     found = set(MAGICS["horovod"].complete(line))
     assert some <= found
     assert not none & found
@@ -201,7 +201,7 @@ def test_barrier_lines_that_are_refused(line):
 
 
 def test_only_barrier_takes_data():
-    """Other magics refuse --data, as their ranks would get no rows."""
+    """Other magics refuse --data, since their ranks would get no rows."""
     with pytest.raises(OptionsError, match="--data"):
         parse("horovod", "-n 2 --data digits")
     assert MAGICS["barrier"].complete(" --da") == ["--data"]
@@ -345,7 +345,7 @@ def test_gang_completions(line, expected):
     ],
 )
 def test_foreach_lines(line, targets, items, expected, monkeypatch):
-    """The clause is Python's own. The options begin at the first word that can begin one and that a clause precedes."""
+    """The clause has Python's syntax. Options begin at the first word after a whole clause that can be an option."""
     monkeypatch.setattr("sparkring.worker.member.process.cores", lambda: 3)
     clause, options, _ = foreach.parse(line)
     assert (clause.targets, clause.items) == (targets, items)
@@ -476,7 +476,7 @@ def test_shards_completions(line, some, none):
 
 
 def test_the_remainders_are_those_of_the_plan():
-    """The choices of --remainder are those that the reader knows."""
+    """The choices of --remainder are those that the reader supports."""
     from sparkring.data import plan
 
     (remainder,) = (option for option in data.OPTIONS.options if option.names == ("--remainder",))
@@ -511,7 +511,7 @@ def test_checkpoints_lines(line, expected):
     ],
 )
 def test_bad_checkpoints_lines(line, words):
-    """One OptionsError says what is wrong."""
+    """One OptionsError says what is wrong with the line."""
     with pytest.raises(OptionsError) as caught:
         checkpoints.parse(line)
     assert str(caught.value).startswith("%checkpoints: ")
@@ -556,7 +556,7 @@ def test_bad_runs_lines(line, words):
     ],
 )
 def test_numbers_that_are_too_small(start, name, value):
-    """The functions refuse what the options of a magic refuse."""
+    """The functions refuse the same values as the options of the magics."""
     option = name.removesuffix("_s").replace("_", "-")
     with pytest.raises(OptionsError, match=f"--{option} {value} is too small"):
         start(print, *([[1]] if start is sparkring.foreach else []), **{name: value})
@@ -588,5 +588,5 @@ def test_only_horovod_records_a_timeline():
     ],
 )
 def test_what_a_cell_says_of_itself(cell, title):
-    """The title found in a cell is the title of a run without a name; if none is found, it is empty."""
+    """The title of a run without a name is taken from the cell. If the cell has no suitable text, it is empty."""
     assert title_of(f"\n{cell}") == title

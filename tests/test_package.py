@@ -1,4 +1,4 @@
-"""The package itself: its public names, and errors at import."""
+"""Tests of the package itself: its public names, and errors at import."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def test_petastorm_is_refused_where_it_cannot_be_installed():
 
 
 def pins(constraints):
-    """The versions that a set of constraints has, by package."""
+    """Return the versions in a set of constraints, by package."""
     lines = (ROOT / constraints).read_text(encoding="utf-8").splitlines()
     return dict(line.lower().replace("_", "-").split("==") for line in lines if line and not line.startswith("#"))
 
 
 def test_lower_bounds_are_what_the_oldest_set_has():
-    """Each dependency has a lower bound, which is the tested version up to the parts that the bound leaves out."""
+    """Each dependency has a lower bound, which is the tested version or its first parts."""
     setup = configparser.ConfigParser(interpolation=None)
     setup.read(ROOT / "setup.cfg")
     extras = setup["options.extras_require"]

@@ -1,4 +1,4 @@
-"""The places of ranks: on their node, among all ranks, and across the nodes."""
+"""Tests of the numbers of ranks: on their node, among all ranks, and across the nodes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sparkring.runtime.world import World, gpu_environments, place_ranks, share_
 
 
 def test_two_nodes():
-    """Ranks on one node are neighbours, in the order in which nodes and members first appear."""
+    """Ranks on one node have successive numbers, in the order in which nodes and members first appear."""
     placed = place_ranks(["b", "a", "b"])
     assert placed[0] == World(0, 3, local_rank=0, local_size=2, cross_rank=0, cross_size=2, node="b", nodes=2)
     assert placed[2] == World(1, 3, local_rank=1, local_size=2, cross_rank=0, cross_size=1, node="b", nodes=2)
@@ -19,12 +19,12 @@ def test_two_nodes():
 
 
 def test_the_driver_is_rank_0_of_1():
-    """A process that is no rank has a World all the same."""
+    """A process that is not a rank has a World, too."""
     assert world() == World(0, 1)
 
 
 def test_members_in_their_own_order():
-    """With by_node=False, rank i is member i; the rest of a place does not change."""
+    """With by_node=False, rank i is member i; the other numbers do not change."""
     nodes = ["a", "b", "a"]
     placed = place_ranks(nodes, by_node=False)
     assert [place.rank for place in placed] == [0, 1, 2]
@@ -52,7 +52,7 @@ def test_places_are_complete_and_agree(nodes):
 
 @given(st.integers(1, 9), st.integers(0, 4), st.integers(0, 3))
 def test_each_rank_gets_the_next_gpus(ranks, each, more):
-    """Each rank gets the same number of GPUs, in order. No GPU is given twice, and the rest are left over."""
+    """Each rank gets the same number of GPUs, in order. No GPU is given to two ranks, and spare GPUs are left over."""
     addresses = [str(index) for index in range(ranks * each + more)]
     shared = share_gpus(addresses, ranks, each)
     assert [len(own) for own in shared] == [each] * ranks
@@ -61,7 +61,7 @@ def test_each_rank_gets_the_next_gpus(ranks, each, more):
 
 @given(st.lists(st.sampled_from("abcd"), min_size=1, max_size=12), st.integers(0, 3))
 def test_every_rank_finds_its_gpus_by_its_local_rank(nodes, each):
-    """With K GPUs for each, those of local rank r begin at index r × K of what its node's ranks see."""
+    """If each rank has K GPUs, those of local rank r begin at index r × K of the GPUs that the node's ranks see."""
     gpus = [
         [f"{node}{nodes[:member].count(node) * each + n}" for n in range(each)] for member, node in enumerate(nodes)
     ]
@@ -76,6 +76,6 @@ def test_every_rank_finds_its_gpus_by_its_local_rank(nodes, each):
 
 
 def test_a_shared_gpu_stands_there_once():
-    """Tasks that each have a fraction of a GPU may have the same GPU."""
+    """Tasks that each have a fraction of a GPU may share one, which is then listed only once."""
     placed = place_ranks(["a", "a", "a"], [["1"], ["1"], ["0"]])
     assert gpu_environments(placed)["a"]["CUDA_VISIBLE_DEVICES"] == "1,0"

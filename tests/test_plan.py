@@ -1,4 +1,4 @@
-"""What follows from the measurements of an item: how many fit at once, what the limit is, and how long all take."""
+"""Tests of plans: how many items fit at once, what the limit is, and how long all items take."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_cores_bind():
 
 
 def test_memory_binds():
-    """What the items share counts once, and a tenth of the free memory stays free."""
+    """Memory that the items share counts once, and a tenth of the free memory stays free."""
     found = of({"free_bytes": 8 * GB})
     assert (found.fits, found.binds, found.memory_at(6)) == (6, "memory", 6_500_000_000)
     assert found.warning == ""

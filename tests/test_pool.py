@@ -1,4 +1,4 @@
-"""Independent runs as the driver sees them, with members that are threads of this process."""
+"""Tests of independent runs on the driver's side. The members are threads of this process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from sparkring.wire.messages import Metrics, Output, Script
 
 
 def test_items_in_their_order(runs):
-    """The values come in the items' order, whichever item ends first. The work is sent only once to each process."""
+    """The values come in the items' order, whichever item ends first. The work is sent once to each process."""
     first = threading.Event()
 
     def cell(rank: FakeRank, item: int) -> int:
@@ -60,7 +60,7 @@ def test_items_in_their_order(runs):
 
 
 def test_an_item_takes_its_scripts_along():
-    """The key of its result depends on the scripts' contents. Names that they read from the notebook are sent, too."""
+    """The key of an item's result depends on its scripts' contents. Names that the scripts read are sent, too."""
     script = Script("{path}", "a.py", "/a.py", (("/a.py", "x = 1"),))
     found = [
         Items(["a.py"], Targets("path"), {"table": [1]}, scripts_of=lambda values, made=made: (made, ["table"]))
@@ -79,7 +79,7 @@ def test_an_item_takes_its_scripts_along():
 
 
 def test_a_view_that_fails_at_the_end(runs, monkeypatch):
-    """The result is still returned."""
+    """If a view fails when it is closed, the result is still returned."""
 
     def close(record: RunRecord) -> None:
         raise OSError("the page is gone")
@@ -97,7 +97,7 @@ def test_an_empty_list_starts_nothing(runs):
 
 
 def test_an_endless_iterable_is_taken_from_when_there_is_room(runs):
-    """The run can be stopped like any other: the results so far are kept, and running items are interrupted."""
+    """A run over an endless iterable can be stopped: running items are interrupted, and the results so far are kept."""
     taken = 0
 
     def endless():
@@ -175,7 +175,7 @@ def test_retries_succeed(runs):
 
 
 def test_out_of_memory_is_tried_with_fewer_at_once(runs):
-    """Three items run at once, and one is killed for its memory: from then on, one item runs at a time."""
+    """If one of three items at once runs out of memory, only one item runs at a time from then on."""
     three, told, lock, begun, running = threading.Barrier(3), threading.Event(), threading.Lock(), [], 0
 
     def wait_for_notice(record: RunRecord) -> None:
@@ -224,7 +224,7 @@ def _with(make: Callable[..., Any], **more: Any) -> Callable[..., Any]:
 
 
 def test_ranks_without_an_item_end_first(runs, monkeypatch):
-    """If ranks have to wait for a place to run, those without an item end while the last item still runs."""
+    """If ranks may have to wait for a slot to start, ranks without an item end while the last item is still running."""
     monkeypatch.setattr(slot.SlotSettings, "__new__", _with(slot.SlotSettings.__new__, queues=True))
     done = [threading.Event() for _ in range(3)]
 
@@ -241,7 +241,7 @@ def test_ranks_without_an_item_end_first(runs, monkeypatch):
 
 
 def test_an_item_that_takes_too_long(runs, monkeypatch):
-    """The item is interrupted and its process is replaced. Other items go on meanwhile."""
+    """The item is interrupted, and its process is replaced. Meanwhile, other items continue."""
     monkeypatch.setattr(slot, "TIMEOUT_GRACE_S", 0.1)
 
     def cell(rank: FakeRank, item: int) -> int:
@@ -316,7 +316,7 @@ def test_an_item_that_does_not_fit_the_targets_fails(runs):
 
 
 def test_processes_that_cannot_be_started(runs, monkeypatch):
-    """The start is tried again, which does not count as an attempt. If it keeps failing, the error says why."""
+    """The start is tried again, without counting as an attempt of the item. If it keeps failing, an error says why."""
     monkeypatch.setattr(slots, "START_PAUSE_S", 0.01)
     runs.launched.refused = 2
     result = runs(lambda rank, item: item, [1])
@@ -330,7 +330,7 @@ def test_processes_that_cannot_be_started(runs, monkeypatch):
 
 
 def test_an_item_that_ends_when_the_last_start_fails(runs, monkeypatch, tmp_path):
-    """An item that has ended is recorded and kept, even if the run fails in the same moment."""
+    """An item that has ended is recorded and its result kept, even if the run fails at the same moment."""
     monkeypatch.setattr(slots, "STARTS_TRIED", 1)
     monkeypatch.setattr(slots, "LOOK_EVERY_S", 0.0)  # each time, poll both slots
     poll, ended = slot.Slot.poll, slot.Slot.ended
@@ -362,7 +362,7 @@ def test_an_item_that_ends_when_the_last_start_fails(runs, monkeypatch, tmp_path
 
 
 def test_an_error_at_the_end_closes_the_record(runs):
-    """If what follows the last item raises an error of any type, the run has failed and has no open files."""
+    """If any error is raised after the last item, the run has failed, and leaves no files open."""
     run = api.open_items(prepare(ForeachSpec(Call(len), [1], ForeachOptions(-1))), runs.view)
     runs.launched.cell = lambda rank, item: item
 
@@ -398,7 +398,7 @@ def test_what_cannot_be_run():
 
 
 def test_only_what_is_missing_runs_again(runs, tmp_path):
-    """A kept result belongs to the item's content and to the code. Of two equal items, each has a result of its own."""
+    """A kept result is used only for the same item and code. Each of two equal items has its own result."""
     ran: list[Any] = []
 
     def cell(rank: FakeRank, item: Any) -> Any:

@@ -1,4 +1,4 @@
-"""predict() and predict_udf(): predictions as columns of a DataFrame, from one model process per machine."""
+"""Tests of predict() and predict_udf(): one model process per machine adds predictions to a DataFrame as columns."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def frame(spark):
 
 @pytest.fixture
 def no_folder_left():
-    """Waits until the model processes of the test have ended, and checks that they leave nothing behind."""
+    """Wait until the model processes of the test have ended, and check that they leave nothing behind."""
     yield
     until(lambda: not folders(), "the model processes have removed their folders")
 
@@ -120,7 +120,7 @@ def test_rows_that_cannot_be_scored():
     assert caught.value.row == 9
     found = scorer(model, on_error="null").score(rows)
     assert found.column(0).to_pylist() == [None if x == 9 else 2 * x for x in range(14)]
-    # A NaN is a value like any other; a null of a whole number, and a row of another length, are not.
+    # A NaN is an ordinary value, but nulls of whole numbers and rows of a different length cannot be scored.
     nan = scorer(lambda batch: batch["x"]).score(pa.table({"x": pa.array([1.0, None, np.nan])}))
     assert np.isnan(nan.column(0).to_numpy()).tolist() == [False, True, True]
     whole = pa.table({"x": pa.array([1, None, 3])})
@@ -131,7 +131,7 @@ def test_rows_that_cannot_be_scored():
     ragged = pa.table({"x": pa.array([[1.0, 2.0], [3.0], None, [4.0, 5.0]])})
     lost = scorer(lambda batch: batch["x"].sum(axis=1), on_error="null").score(ragged)
     assert lost.column(0).to_pylist() == [3, None, None, 9]
-    with pytest.raises(RowsError, match="returned 1 rows") as caught:  # only in a batch of several rows
+    with pytest.raises(RowsError, match="returned 1 rows") as caught:  # this happens only in a batch of several rows
         scorer(lambda batch: batch["x"][:1]).score(rows)
     assert caught.value.row is None
 
@@ -166,7 +166,7 @@ def test_rows_of_files(tmp_path):
 
 
 class Broadcast:
-    """A broadcast variable that Spark has not left in a file."""
+    """A broadcast variable whose value is not in a file."""
 
     def __init__(self, *parts):
         self.value = parts
@@ -186,7 +186,7 @@ def task(key, model, batches, *, idle_s=0.1):
 
 
 def test_the_model_process(tmp_path, no_folder_left):
-    """Batches are cut at the same rows whatever Spark sends. A killed process is started again, a few times."""
+    """Batches are cut at the same rows, however Spark sends them. A killed process is started again a few times."""
     folder = Path(tempfile.gettempdir())
     dead = folder / "sparkring-model-dead"
     dead.mkdir()
@@ -251,7 +251,7 @@ def test_columns_of_predictions(frame, no_folder_left):
         frame, model, inputs={"x": ["pair", "a.b", "id"]}, returns=returns, batch_size=100, idle_s=3
     )
     assert scored.columns == [*frame.columns, *returns]
-    assert not folders()  # it is lazy
+    assert not folders()  # the DataFrame is lazy
     found = {row["id"]: row for row in scored.drop("whole").collect()}
     assert list(found) == list(range(3000))
     assert all(row["sum"] == 2.75 * i and row["two"] == [i / 2, i / 4] for i, row in found.items())
@@ -272,7 +272,7 @@ def test_columns_of_predictions(frame, no_folder_left):
 
 @pytest.mark.versions("pandas UDFs of pyspark, and pandas")
 def test_columns_of_all_kinds(spark, no_folder_left):
-    """The model gets the same arrays in the model process as for the first rows, on the driver."""
+    """The model gets the same arrays in the model process as on the driver, where it scores the first rows."""
     from pyspark.ml.functions import array_to_vector
 
     frame = spark.sql("""
@@ -349,7 +349,7 @@ def test_files_are_read_by_the_model_process(spark, tmp_path, no_folder_left):
 
 
 def test_the_first_rows_go_through_the_model_here(frame):
-    """Invalid arguments raise an error before there is a job, and no model process has started."""
+    """Invalid arguments raise an error before a job or a model process is started."""
     import torch
 
     net = torch.nn.Linear(2, 3).train()
@@ -384,7 +384,7 @@ def test_the_first_rows_go_through_the_model_here(frame):
 
 
 def test_which_modules_one_thread_computes():
-    """Small ones. Operations are counted, so the answer does not depend on the time; those of an LSTM are not known."""
+    """One thread computes small modules. Operations are counted, not timed; those of an LSTM cannot be counted."""
     import torch
 
     def is_small(net, width, batch_size):
@@ -404,7 +404,7 @@ def test_spark_connect():
 
 
 def test_errors_of_tasks(frame, spark, no_folder_left):
-    """A failed row is named with its partition, and a model that cannot be loaded with its host; both end the query."""
+    """If a row fails, its partition is named; if a model cannot be loaded, its host. Both errors end the query."""
 
     def fails_late(batch):
         if (batch["id"] == 2600).any():
@@ -467,7 +467,7 @@ def test_the_same_as_predict_batch_udf(frame, spark, no_folder_left):
         ]
         for name, (make, options) in makers.items()
     }
-    ours = theirs = frame.limit(200)  # one partition, since each column starts a Python worker for each task
+    ours = theirs = frame.limit(200)  # with one partition, because each column starts a Python worker for each task
     for name, (which, arguments) in columns.items():
         our_udf, their_udf = udfs[which]
         ours, theirs = ours.withColumn(name, our_udf(*arguments)), theirs.withColumn(name, their_udf(*arguments))
@@ -555,15 +555,15 @@ KILLED = """
 
 @pytest.mark.slow
 def test_a_worker_is_killed(driver, brittle_cluster, tmp_path, no_folder_left):
-    """The worker's model process ends, too, and tasks of the other worker start a new one.
+    """If a worker is killed, its model process ends, too, and tasks of the other worker start a new model process.
 
-    Each row is scored once in the result, with the same bits as without a failure. Executors need not have sparkring.
+    The result contains each row once, with the same bits as without a failure. Executors need not have sparkring.
     """
     ran, go = tmp_path / "ran", tmp_path / "go"
     script = driver(KILLED.format(python=brittle_cluster.python, url=brittle_cluster.url, ran=str(ran), go=str(go)))
     until(lambda: ran.exists() and ran.read_text(), "the model process scores the second half")
     pid = int(ran.read_text().split()[0])
-    above = {process.pid for process in psutil.Process(os.getpgid(pid)).parents()}  # it is in its daemon's group
+    above = {process.pid for process in psutil.Process(os.getpgid(pid)).parents()}  # its daemon's group
     (worker,) = [worker for worker in brittle_cluster.workers if worker.pid in above]
     os.kill(worker.pid, signal.SIGKILL)
     until(lambda: not runs(pid), "the model process ends with its executor")

@@ -1,4 +1,4 @@
-"""predict() of Parquet files: a pool writes parts to a folder, which appears when all of them are complete."""
+"""Tests of predict() for files: a pool writes parts to a folder, which appears when all parts are complete."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sparkring.inference import parts
 from sparkring.inference.destination import SUCCESS, Destination
 from sparkring.inference.parts import parts_of
 
-ROWS = 6_000  # in files of 2000 rows, of which one is empty
+ROWS = 6_000  # in three files of 2000 rows; a fourth file is empty
 INPUTS = {"x": ["a", "b"]}
 
 
@@ -43,7 +43,7 @@ def data(tmp_path):
 
 @pytest.fixture
 def small_parts(monkeypatch):
-    """Parts of two row groups each."""
+    """Make parts of two row groups each."""
     monkeypatch.setattr(parts, "LEAST_BYTES", 40_000)
 
 
@@ -95,7 +95,7 @@ def wide(batch):
 
 
 def test_an_interrupt_before_the_run_leaves_no_folder(data, tmp_path, monkeypatch):
-    """The unfinished folder exists already when the run is prepared, but no part is complete."""
+    """If the run is interrupted before any part is complete, its unfinished folder is removed."""
 
     def interrupted(spec):
         assert (tmp_path / "_preds.unfinished").exists()
@@ -108,7 +108,7 @@ def test_an_interrupt_before_the_run_leaves_no_folder(data, tmp_path, monkeypatc
 
 
 def test_files_on_this_machine(data, tmp_path, small_parts, no_folder_left):
-    """The rows and their order stay, and the model stays loaded. A rank and the model process are killed."""
+    """The rows keep their order, and the model stays loaded, even if a rank and the model process are killed."""
     to, held, go, once = (tmp_path / name for name in ("preds", "held", "go", "once"))
 
     def model(batch):
@@ -162,7 +162,7 @@ def test_files_on_this_machine(data, tmp_path, small_parts, no_folder_left):
 
 
 def test_a_row_that_cannot_be_scored(data, tmp_path, no_folder_left):
-    """The error names the row and its file. If no part is complete, no folder stays."""
+    """The error names the row and its file. If no part is complete, no folder is left."""
     to = tmp_path / "preds"
 
     def model(batch):
@@ -203,7 +203,7 @@ KILLED = """
 
 
 def test_a_killed_kernel(driver, data, tmp_path, no_folder_left):
-    """No process is left, and the folder does not exist. The next run writes only the parts that are missing."""
+    """A killed kernel leaves no process and no folder with results. The next run writes only the missing parts."""
     to, held, go = (tmp_path / name for name in ("preds", "held", "go"))
     script = KILLED.format(data=str(data), to=str(to), held=str(held), go=str(go))
     first = driver(script)
@@ -232,7 +232,7 @@ def test_files_in_spark_tasks(data, tmp_path, spark, small_parts, no_folder_left
 
 
 def test_storage_that_cannot_rename():
-    """Files are copied. Until the last one is there, the folder is not complete, and a later run copies them again."""
+    """If the storage cannot rename, files are copied. If copying fails, a later run copies them again."""
     to = "memory://predictions/run1"
     belongs = {"data": "1", "model": "2"}
 

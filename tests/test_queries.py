@@ -1,4 +1,4 @@
-"""The records of queries that use a column of predictions."""
+"""Tests of the records of queries that use a column of predictions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def frame(spark):
 
 
 def ended(count):
-    """The records of the `count` runs of the test, the first one first, when all of them have ended."""
+    """Wait until the `count` runs of the test have ended, and return their records, oldest first."""
 
     def found():
         records = [run_store.load(path) for path in run_store.saved()]
@@ -40,7 +40,7 @@ def rows_of(record):
 
 
 def test_a_query(frame, capsys):
-    """Each use of the column has a record of its own, whose items are the partitions. Scripts print nothing of it."""
+    """Each query that uses the column has its own record, whose items are the partitions. Scripts do not print it."""
 
     def model(batch):
         time.sleep(0.01)
@@ -97,7 +97,7 @@ class Stage(NamedTuple):
 
 
 class Spark:
-    """What a query asks a SparkContext: `stages` has each stage by its id, and `active` those that are running."""
+    """Stand in for a SparkContext: `stages` has each stage by its id, and `active` has the running stages."""
 
     master = "local[2]"
 
@@ -120,7 +120,7 @@ class Spark:
 
 @contextlib.contextmanager
 def connected(spark):
-    """A connection to the listener, and a function that reports tasks over it."""
+    """Return a function that reports tasks over a connection to the listener."""
     order = queries.watch(spark, "predict data with model", "predict(…)")
     with contextlib.closing(dial(order["host"], order["port"], bytes.fromhex(order["secret"]))) as connection:
 
@@ -135,13 +135,13 @@ def scored(connection, task, partition, state="running", *, stage=0, query="0", 
 
 
 def test_attempts_of_tasks():
-    """A partition whose task has failed is tried again; one whose rows are not all needed has finished."""
+    """If a task fails, its partition is tried again. Partitions whose rows are not all needed count as finished."""
     spark = Spark({0: Stage(3, 0)})
     with connected(spark) as report:
         report(load_s=None)
         report(scored(0, 0, 0), scored(1, 1, 1))
         report(scored(0, 0, 0, "failed", error="no"), scored(1, 1, 1, "closed", rows=30, seconds=5.0))
-        report(scored(4, 0, 0, "failed", rows=0, error="no"))  # its column is computed in two places
+        report(scored(4, 0, 0, "failed", rows=0, error="no"))  # the query computes its column twice
         report(scored(2, 2, 0), scored(3, 3, 2))
         report(scored(2, 2, 0, "finished"), scored(3, 3, 2, "finished"))
         spark.stages[0] = Stage(3, 3)
@@ -149,12 +149,12 @@ def test_attempts_of_tasks():
     (record,) = ended(1)
     assert (record.items.total, record.items.finished, record.items.failed, record.items.again) == (3, 3, 0, 1)
     assert [item.attempt for item in record.items.known] == [2, 1, 1]
-    assert "60 rows scored" in record.message  # with those of the attempt that failed
+    assert "60 rows scored" in record.message  # including the rows of the attempt that failed
     assert "slowest: partition 1 (5.0 s)" in record.message
 
 
 def test_a_query_that_is_stopped():
-    """A process that has been killed has not reported the end of its tasks."""
+    """A killed process does not report the end of its tasks, but the record ends."""
     spark = Spark({0: Stage(4, 0)})
     with connected(spark) as report:
         report(scored(0, 0, 0), scored(1, 1, 1))

@@ -1,4 +1,4 @@
-"""The record of a run: a pure fold over its events, of bounded size."""
+"""Tests of the record of a run, which is computed from the run's events and has a bounded size."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ STARTED = RunStarted(1.0, "id", "title", "code", 2, "local", "plain", "all")
 
 
 def printed(*data: bytes, rank: int = 0, stream="stdout") -> RunRecord:
-    """The record of a run in which one rank wrote `data`, piece by piece."""
+    """Return the record of a run in which one rank wrote `data` piece by piece."""
     return replay([STARTED, *(Output(stream, piece, time=2.0, rank=rank) for piece in data)])
 
 
@@ -46,7 +46,7 @@ def texts(record: RunRecord, rank: int = 0) -> list[str]:
 
 
 def test_a_whole_life():
-    """The record has, at each point, what is known by then."""
+    """At each point, the record contains everything that is known by then."""
     record = replay([STARTED, MemberJoined(1.1, 0, "h"), MemberJoined(1.2, 1, "h")])
     assert (record.joined, record.running_since, record.outcome) == (2, 0.0, None)
     record = replay([RankStarted(1.3, 0, "h", 10), RankStarted(1.4, 1, "h", 11)], record)
@@ -60,12 +60,12 @@ def test_a_whole_life():
 
 
 def test_a_rank_that_ends_without_a_word_was_stopped():
-    """RankExited of a running rank leaves it stopped."""
+    """If a running rank exits without reporting its end, its state is `stopped`."""
     assert replay([STARTED, RankStarted(1.3, 0, "h", 10), RankExited(2.0, 0)]).ranks[0].state == "stopped"
 
 
 def test_the_last_use_of_each_gpu_is_kept():
-    """GPUs are in the order in which they were first reported. A GPU's report is no sign of life of its rank."""
+    """GPUs are in the order of their first reports. A report about a GPU is not a sign of life from its rank."""
     told = [GpuUsed(address, "A", used, 9, 50, time=2.0, rank=1) for address, used in (("1", 3), ("0", 4), ("1", 5))]
     record = replay([STARTED, *told])
     assert [(gpu.address, gpu.used_bytes) for gpu in record.ranks[1].gpus] == [("1", 5), ("0", 4)]
@@ -73,7 +73,7 @@ def test_the_last_use_of_each_gpu_is_kept():
 
 
 def test_lines_in_pieces():
-    """A line that comes in pieces is one line; streams do not mix; an unfinished line is kept apart."""
+    """A line that arrives in pieces is one line, streams do not mix, and an unfinished line is kept separately."""
     record = printed(b"a", b"b\nc", b"\n", b"rest")
     assert texts(record) == ["ab", "c"]
     assert record.ranks[0].partial_stdout == b"rest"
@@ -103,17 +103,17 @@ def test_lines_in_pieces():
     ],
 )
 def test_lines_as_shown(line, shown):
-    """A line is shown as a terminal would finally show it, as text."""
+    """A line is shown as plain text, as a terminal would show it in the end."""
     assert as_shown(line) == shown
 
 
 def test_a_character_split_between_pieces():
-    """A UTF-8 character whose bytes come in separate pieces is shown whole."""
+    """A UTF-8 character whose bytes arrive in separate pieces is shown whole."""
     assert texts(printed(b"\xc3", b"\xbc\n")) == ["ü"]
 
 
 def test_lines_are_bounded_and_counted():
-    """Only the last lines are kept, of each rank and of all ranks together, but all are counted."""
+    """Only the last lines of each rank, and of all ranks together, are kept, but all lines are counted."""
     record = printed(b"".join(b"%d\n" % n for n in range(5000)), b"end\n")
     assert record.ranks[0].line_count == record.recent_count == 5001
     assert texts(record)[-2:] == ["4999", "end"]
@@ -130,7 +130,7 @@ def test_a_line_without_an_end_is_bounded():
 
 
 def test_metrics_are_bounded_and_keep_the_ends_of_epochs():
-    """If there are very many metrics, older ones are thinned out, except ends of epochs. The newest one is kept."""
+    """If there are very many metrics, older metrics are thinned out, except ends of epochs. The newest is kept."""
     record = RunRecord(ranks=(module.RankRecord(0),))
     many = [
         Metrics({"loss": 1.0}, step=n, ends_epoch=n % 1000 == 0, time=0.0, rank=0) for n in range(module.METRICS_KEPT)
@@ -144,7 +144,7 @@ def test_metrics_are_bounded_and_keep_the_ends_of_epochs():
 
 
 def test_thinned_metrics_can_be_compared_across_ranks():
-    """However often metrics are thinned, nearly all steps that are kept are those of all ranks."""
+    """However often metrics are thinned, nearly all steps that are kept are the same for all ranks."""
     size = 3
     record = RunRecord(ranks=tuple(module.RankRecord(rank) for rank in range(size)))
     for step in range(1, 5_001):
@@ -164,7 +164,7 @@ def test_notices_are_bounded():
 
 
 def test_notices_go_when_they_are_no_longer_true():
-    """A notice about the start goes when the ranks are up, one about silence when a rank is heard from. Others stay."""
+    """Notices about the start disappear when the ranks are up, and those about silence when a rank reports."""
     slow, stall, large = Notice(1.1, "waiting", "up"), Notice(2.0, "nothing heard", "heard"), Notice(1.0, "large")
     record = replay([STARTED, slow, large, RankStarted(1.3, 0, "h", 10)])
     assert record.notices == (slow, large)
@@ -176,7 +176,7 @@ def test_notices_go_when_they_are_no_longer_true():
 
 
 def test_no_rank_runs_when_the_run_is_over():
-    """When a run is over, even a rank that was killed does not count as running. One that took no part stays idle."""
+    """When a run is over, even a rank that was killed does not count as running. Ranks that took no part stay idle."""
     record = replay([STARTED, RankStarted(1.3, 0, "h", 10), RunFinished(5.0, "interrupted", "2 ranks ended")])
     assert [rank.state for rank in record.ranks] == ["stopped", "stopped"]
     record = replay([WARM, RankFinished(2.0, 0, ""), RunFinished(5.0, "interrupted")])
@@ -184,7 +184,7 @@ def test_no_rank_runs_when_the_run_is_over():
 
 
 def test_messages_and_stacks():
-    """A message is a line in a stream of its own; a stack is kept with its rank."""
+    """A message is a line in a separate stream; a stack is kept with its rank."""
     stack = StackTaken(2.0, 1, "waiting", 4, "text")
     record = replay([STARTED, UserMessage("hello", time=1.5, rank=1), stack])
     assert record.recent == (LogLine(1.5, 1, "message", "hello"),)
@@ -192,7 +192,7 @@ def test_messages_and_stacks():
 
 
 def test_a_stack_is_kept_until_the_rank_has_moved_on():
-    """A newer stack replaces a stack. News from the rank some time later removes it, and so does the rank's end."""
+    """A newer stack replaces a stack. A report from the rank some time later removes it, and so does the rank's end."""
     first, second = StackTaken(2.0, 1, "waiting", 4, "text"), StackTaken(3.0, 1, "running", 5, "text")
     record = replay([STARTED, first, second])
     assert record.ranks[1].stack == second
@@ -217,7 +217,7 @@ WARM = RunStarted(1.0, "id", "title", "code", 4, "local", "plain", "all", (0, 2,
 
 
 def test_a_run_on_some_ranks_of_a_warm_gang():
-    """The run's ranks run from the start; the others are idle, even if heard from. Any rank's death is recorded."""
+    """The run's ranks are running from the start. Others are idle, even if they report. Any death is recorded."""
     record = apply(RunRecord(), WARM)
     assert (record.warm, record.running_since, record.part) == (True, 1.0, (0, 2, 3))
     assert [rank.state for rank in record.ranks] == ["running", "idle", "running", "running"]
@@ -246,7 +246,7 @@ def test_a_warm_rank_does_not_exit_but_its_last_line_ends_with_the_run():
 
 
 def test_ranks_survive_being_saved():
-    """The ranks are a tuple again, though JSON has only lists; records of older versions have neither field."""
+    """The ranks are a tuple again, although JSON has only lists. Records of older versions have neither field."""
     saved = json.loads(to_json(WARM))
     assert from_json(saved) == WARM
     older = {name: value for name, value in saved.items() if name not in ("ranks", "warm")}
@@ -254,7 +254,7 @@ def test_ranks_survive_being_saved():
 
 
 def test_of_many_readers_the_last_plans_are_kept():
-    """The plan of an epoch replaces the one before, and only the readers that were used last keep theirs."""
+    """The plan of an epoch replaces the previous plan, and only the readers that were used last keep their plans."""
     opened = [DataOpened(reader, f"data {reader}", "parquet", time=1.0, rank=0) for reader in range(6)]
     plans = [DataPlanned(epoch % 5, epoch, (Piece(0, 0, epoch),), time=2.0 + epoch, rank=0) for epoch in range(1, 9)]
     record = replay([STARTED, *opened, *plans])
@@ -285,7 +285,7 @@ def test_the_fold_is_pure(events, at):
 
 @given(st.lists(st.sampled_from([b"a", b"b\n", b"\n", b"c\rd\n", b"\xc3", b"\xbc\n"]), max_size=20))
 def test_how_output_is_cut_does_not_matter(pieces):
-    """The same bytes give the same lines, however many pieces they come in."""
+    """The same bytes give the same lines, however many pieces they arrive in."""
     one, many = printed(b"".join(pieces)), printed(*pieces)
     assert texts(one) == texts(many)
     assert one.ranks[0].partial_stdout == many.ranks[0].partial_stdout

@@ -1,4 +1,4 @@
-"""Gloo's key-value store: it holds only what Horovod keeps there, and answers only hosts that take part."""
+"""Tests of Gloo's key-value store, which accepts only Horovod's keys, and answers only hosts that take part."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def store(watch):
 
 
 def ask(store: Store, method: str, path: str, body: bytes | None = None, **headers: str) -> tuple[int, bytes]:
-    """One request on a connection of its own: the status and the body of the answer."""
+    """Send one request on a new connection, and return the status and the body of the answer."""
     connection = http.client.HTTPConnection("127.0.0.1", store.port, timeout=20)
     try:
         connection.request(method, path, body, headers)
@@ -63,7 +63,7 @@ def test_other_paths_are_refused(store, method, path):
 
 
 def test_values_are_bounded(store):
-    """The largest value is accepted; a larger one is not, whatever its sender says about its length."""
+    """Values up to the limit are accepted. Larger values are not, whatever length their sender declares."""
     most = rendezvous.MOST_VALUE_BYTES
     assert ask(store, "PUT", "/global/a", bytes(most))[0] == 200
     assert ask(store, "PUT", "/global/b", bytes(most + 1))[0] == 413
@@ -73,14 +73,14 @@ def test_values_are_bounded(store):
 
 
 def test_their_number_is_bounded(store, monkeypatch):
-    """Beyond the limit, no new key is accepted; existing ones can still be changed."""
+    """When the limit is reached, no new keys are accepted, but existing values can still be changed."""
     monkeypatch.setattr(store._server, "most_keys", 2)
     assert [ask(store, "PUT", f"/global/{key}", b"1")[0] for key in "abca"] == [200, 200, 507, 200]
 
 
 @pytest.mark.parametrize("method", ["POST", "OPTIONS", "HEAD", "TRACE"])
 def test_other_methods_are_refused(store, method):
-    """Only PUT, GET and DELETE are known."""
+    """Only PUT, GET and DELETE are accepted."""
     assert ask(store, method, "/global/0")[0] == 501
 
 
@@ -107,7 +107,7 @@ def test_many_ranks_at_once(store):
 
 
 def test_closing_ends_connections_that_wait(watch):
-    """close() returns although peers keep their connections open, silent or half-way through a request."""
+    """close() returns even if peers keep their connections open, whether silent or half-way through a request."""
     store = Store("127.0.0.1", peers={"127.0.0.1"}, ranks=1)
     with socket.create_connection(("127.0.0.1", store.port)) as silent:
         with socket.create_connection(("127.0.0.1", store.port)) as half:

@@ -1,4 +1,4 @@
-"""Saved runs: they are read back, lines that were cut off are skipped, and a run that is going on is not removed."""
+"""Tests of saved runs: they are read back without lines that were cut off, and active runs are not removed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sparkring.history.record import replay
 
 
 def story(run_id: str, *, title: str = "cell", ended: bool = True) -> list[events.Event]:
-    """Events of every kind."""
+    """Return events of every kind."""
     frame = events.CodeFrame("<cell>", 3, "f", in_cell=True, source=(events.SourceLine(3, "1 / 0"),))
     failure = events.Failure(
         "exception", "ZeroDivisionError: …", (frame,), "Traceback …", "advice", signal="SIGKILL", exit_code=3
@@ -93,7 +93,7 @@ def test_a_saved_run_is_the_live_one():
 
 
 def reading(seconds: float, *, ended: bool) -> list[events.Event]:
-    """Events of two ranks that read four epochs and report five times a second, while one of them prints."""
+    """Return events of two ranks that read four epochs and report five times a second; one of the ranks also prints."""
     found: list[events.Event] = [events.RunStarted(100.0, "reads", "t", "c", 2, "local", "plain", "all")]
     found += [events.RankStarted(100.0, rank, "h", 10 + rank) for rank in (0, 1)]
     found += [events.DataOpened(0, "digits", "parquet", rows=1000, time=100.0, rank=rank) for rank in (0, 1)]
@@ -120,7 +120,7 @@ def reading(seconds: float, *, ended: bool) -> list[events.Event]:
 @pytest.mark.parametrize("ended", [True, False], ids=["ended", "broken off"])
 @pytest.mark.parametrize("seconds", [2, 60])
 def test_what_is_told_often_is_thinned_and_the_end_is_the_same(seconds, ended):
-    """Readers and GPUs report five times a second. The last report of every 5 s is kept, and all ends of epochs."""
+    """Readers and GPUs report five times a second. The last report of every 5 s and all ends of epochs are kept."""
     found = reading(seconds, ended=ended)
     path = save("reads", found).path
     kept = list(run_store._events(path))
@@ -136,7 +136,7 @@ def test_what_is_told_often_is_thinned_and_the_end_is_the_same(seconds, ended):
 
 
 def test_what_a_killed_driver_last_knew():
-    """If the run's folder was never closed, a reader's progress is known to within seconds."""
+    """If the driver was killed, the saved progress of a reader is only a few seconds old."""
     found = reading(60, ended=False)
     folder = run_store.RunFolder("killed")
     for event in found:
@@ -163,7 +163,7 @@ def test_of_plans_the_last_is_kept():
 
 
 def test_what_data_a_run_has_read():
-    """Each data set is listed once, in the order of opening. A rank's message that looks like such an event is not."""
+    """Each data set is listed once, in the order of opening. Messages that look like such an event are not listed."""
     opened = [
         events.DataOpened(reader, name, "parquet", time=100.0, rank=rank)
         for rank in range(3)
@@ -180,7 +180,7 @@ def test_what_data_a_run_has_read():
 
 
 def test_only_the_beginning_of_a_run_is_looked_through(monkeypatch):
-    """The search works even if a line is cut at the end of that part."""
+    """Only the beginning of the file is searched, even if this cuts a line."""
     start = events.RunStarted(99.0, "long", "t", "c", 3, "local", "plain", "all")
     opened = [events.DataOpened(number, f"data {number}", "parquet", time=100.0, rank=0) for number in range(50)]
     path = save("long", [start, *opened]).path
@@ -200,7 +200,7 @@ def test_every_event_survives_json():
 
 
 def test_a_run_that_an_older_version_saved():
-    """Events without captured names and versions can be read, and captured names with fields of a later version."""
+    """Events without captured names and versions can be read, as can captured names with fields of a later version."""
     started = json.loads(events.to_json(story("x")[0]))
     older = {name: value for name, value in started.items() if name not in ("captured", "versions")}
     found = events.from_json(older)
@@ -216,7 +216,7 @@ def test_the_folder_is_the_user_s_alone():
 
 @pytest.mark.parametrize("cut", range(0, 400, 23))
 def test_a_record_that_was_cut_off(cut):
-    """Whatever a killed driver left of its last lines, the rest can be read, and the run has no end."""
+    """Whatever a killed driver has left of its last lines, the other lines can be read, and the run has no end."""
     path = save("cut", story("cut")).path
     file = path / run_store.EVENTS
     data = file.read_bytes()
@@ -227,7 +227,7 @@ def test_a_record_that_was_cut_off(cut):
 
 
 def test_a_record_whose_last_event_is_output():
-    """A driver that was killed while ranks printed leaves a run without an end, and prune() copes with it."""
+    """A driver that was killed while ranks were printing leaves a run without an end, which prune() can handle."""
     events = story("killed")
     at = max(index for index, event in enumerate(events) if type(event).__name__ == "Output")
     path = save("killed", events[: at + 1]).path
@@ -237,7 +237,7 @@ def test_a_record_whose_last_event_is_output():
 
 
 def test_logs_that_were_cut_off():
-    """A log shorter than the record says is read as far as it goes."""
+    """If a log is shorter than the record says, the part that exists is read."""
     path = save("short", story("short")).path
     (path / run_store.log_name(0)).write_bytes(b"on")
     (path / run_store.log_name(1)).unlink()
@@ -245,7 +245,7 @@ def test_logs_that_were_cut_off():
 
 
 def test_an_empty_record():
-    """A run whose first line was never written still has a row."""
+    """A run whose first line was never written still has a row in the list."""
     path = save("empty", []).path
     assert run_store.first(path).title == "?"
     assert run_store.last(path) is None
@@ -276,7 +276,7 @@ def test_new_ids_are_new():
 
 
 def test_pruning_keeps_the_newest_and_what_is_going_on():
-    """Old runs are removed, except those without an end, unless nothing was written to them for a day."""
+    """Old runs are removed. Runs without an end are removed only if nothing has been written to them for a day."""
     for number in range(6):
         save(f"run-{number}", story(f"run-{number}", ended=number not in (0, 1)))
     long_ago = time.time() - run_store.ABANDONED_AFTER_S - 60
@@ -286,7 +286,7 @@ def test_pruning_keeps_the_newest_and_what_is_going_on():
 
 
 def test_quick_cells_of_a_warm_gang_go_first(monkeypatch):
-    """Many quick cells do not displace yesterday's training run; the newest runs stay, whatever they are."""
+    """Many quick cells do not displace yesterday's training run. The newest runs stay, even if they are quick cells."""
     monkeypatch.setattr(run_store, "NEWEST", 3)
     save("run-00", story("run-00"))
     for number in range(1, 12):

@@ -1,4 +1,4 @@
-"""Two runs and their checkpoints, which version 0.1 saved and which are kept beside this file, can still be read."""
+"""Tests that two runs and their checkpoints, which version 0.1 saved (in tests/saved_by_0_1), can still be read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Some 300 small notebooks: a cell gives the same on a rank as in the notebook, or is refused before the launch."""
+"""Tests with about 300 small notebooks: a cell gives the same result on a rank, or is refused before the launch."""
 
 from __future__ import annotations
 

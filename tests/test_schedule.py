@@ -1,4 +1,4 @@
-"""The schedule decides which item runs next, and what follows when an attempt has ended."""
+"""Tests of the schedule, which decides which item runs next, and whether a failed item is tried again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def schedule(items: int, at_once: int, **settings) -> Schedule:
 
 
 def begun(found: Schedule, *free: int) -> list[tuple[int, int, int]]:
-    """Return item, attempt and slot of each attempt that begins when these slots are free."""
+    """Return the item, attempt and slot of each attempt that begins when these slots are free."""
     return [(each.item.number, each.number, each.slot) for each in found.assign(free)]
 
 
@@ -98,7 +98,7 @@ def test_ranks_that_could_not_be_started_cost_no_attempt():
 
 
 def test_short_items_that_a_slot_has_besides():
-    """A slot may be given more items than it runs at once. Those that it gives back run next, as if never tried."""
+    """A slot may be given more items than it runs at once. Items that it returns run next, as if untried."""
     found = schedule(5, 2)
     assert begun(found, 0, 1) == [(0, 1, 0), (1, 1, 1)]
     assert begun(found, 2) == [], "two slots have items"
@@ -117,7 +117,7 @@ def test_short_items_that_a_slot_has_besides():
 
 
 def test_fewer_at_once_when_the_memory_is_exhausted():
-    """Half as many items run at once, then half of these, until an item that runs alone has failed."""
+    """Each time, only half as many items run at once, until an item fails while it runs alone."""
     found = schedule(9, 8)
     begun(found, *range(8))
     assert [found.ended(slot, NO_MEMORY) for slot in (0, 1)] == ["again", "again"]
@@ -138,7 +138,7 @@ def test_fewer_at_once_when_the_memory_is_exhausted():
 
 
 def test_fail_fast():
-    """No item begins after one has failed for good. The pool ends the items that run."""
+    """After an item has failed for good, no item begins. The pool ends the running items."""
     found = schedule(5, 2, retries=1, fail_fast=True)
     begun(found, 0, 1)
     assert found.ended(0, RAISED) == "again"

@@ -1,4 +1,4 @@
-"""What a %run line means, which script it names, and what running the script does to a rank's `__main__`."""
+"""Tests of %run lines: which script a line names, and what running the script does to a rank's `__main__`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def find(line: str, **variables: str) -> Script:
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The notebook's folder, with a script, and a notebook."""
+    """Make the notebook's folder, with a script and a notebook."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my jobs").mkdir()
     (tmp_path / "my jobs" / "job.py").write_text("")
@@ -59,7 +59,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_lines(line: str, expected: dict[str, Any]) -> None:
-    """Lines mean the same as in IPython; what follows the script's name belongs to the script."""
+    """Lines mean the same as in IPython. All words after the script's name are arguments of the script."""
     script = find(line, where="my jobs")
     assert {name: getattr(script, name) for name in expected} == expected
     assert script.line == line
@@ -88,7 +88,7 @@ def test_lines(line: str, expected: dict[str, Any]) -> None:
     ],
 )
 def test_lines_that_are_refused(folder: Path, line: str, said: str) -> None:
-    """One OptionsError says what is wrong, before anything is started."""
+    """An OptionsError says what is wrong, before anything is started."""
     (folder / "broken.py").write_text("x = 1\ny = (\n")
     (folder / "latin.py").write_bytes(b"x = '\xe4'\n")
     (folder / "return.py").write_text("return 3\n")
@@ -114,7 +114,7 @@ def test_what_is_read(folder: Path) -> None:
 
 
 def test_parameters_that_are_given(folder: Path) -> None:
-    """In a cell with the tag `parameters`, the defaults of given names are left out; lines keep their number."""
+    """In a cell with the tag `parameters`, the defaults of given names are left out. Lines keep their numbers."""
     source = "lr = 0.1; steps: int = (\n  3\n)\nother = 'é'; lr = 2\nif lr: steps = 1\n"
     cells = [
         {"cell_type": "code", "source": source, "metadata": {"tags": ["parameters"]}},
@@ -158,7 +158,7 @@ def test_names_of_scripts(folder: Path) -> None:
     (folder / "use.py").write_text("import os\ntotal = base + step\ndef f(): return scale\nstep = 1\n")
     notebook = {"base": 1, "scale": 2, "total": 0, "before": 3}
     alone = captured("use.py", after="total", **notebook)
-    assert alone.sent == ["total"]  # the notebook's, in case the script does not bind it
+    assert alone.sent == ["total"]  # the notebook's value, in case the script does not bind the name
     assert {"os", "total", "f", "step"} <= alone.binds
     assert captured("use.py", after="total", total=threading.Lock()).sent == []
     inside = captured("-i use.py", **notebook)
@@ -179,7 +179,7 @@ def test_names_of_scripts(folder: Path) -> None:
 
 @pytest.fixture
 def cell(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
-    """A rank's `__main__`, as its namespace."""
+    """Return the namespace of a rank's `__main__`."""
     main = types.ModuleType("__main__")
     main.__dict__.update(rank=1, before="kept")
     monkeypatch.setitem(sys.modules, "__main__", main)
@@ -210,7 +210,7 @@ later = True
 
 @pytest.fixture
 def program(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Script]:
-    """A script and a module beside it, in a folder of their own; returns a function that finds a line's script."""
+    """Make a folder with a script and a module. Return a function that finds the script of a line."""
     (folder / "src").mkdir()
     (folder / "src" / "beside.py").write_text("here = True\n")
     (folder / "src" / "program.py").write_text(PROGRAM)
@@ -219,7 +219,7 @@ def program(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Sc
 
 
 def test_a_script_runs_as_a_program(cell: dict[str, Any], program: Callable[[str], Script], folder: Path) -> None:
-    """A script has its own `__main__`, sys.argv and sys.path[0]; the cell gets its names, and nothing else changes."""
+    """A script has its own `__main__`, sys.argv and sys.path[0]. The cell gets only the script's names."""
     path = str(folder / "src" / "program.py")
     run_script(program("src/program.py"))
     assert cell["found"] == ["__main__", path, ["src/program.py"], str(folder / "src"), True, False]
@@ -239,7 +239,7 @@ def test_names_and_namespaces(cell: dict[str, Any], program: Callable[[str], Scr
 
 @pytest.mark.parametrize("code", ["0", "None"])
 def test_an_exit_that_is_a_success(cell: dict[str, Any], program: Callable[[str], Script], code: str) -> None:
-    """sys.exit() ends the script, and the cell goes on with what it has bound."""
+    """sys.exit() ends the script, and the cell continues with the names that the script has bound."""
     run_script(program("src/program.py"), [code])
     assert "found" in cell
     assert "later" not in cell

@@ -1,4 +1,4 @@
-"""Searches as the driver sees them, with ranks that are threads of this process."""
+"""Tests of searches on the driver's side. The ranks are threads of this process."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from sparkring.runtime.parameters import Parameters
 from sparkring.wire.messages import Metrics
 
 STEPS = 4
-WORSE = optuna.pruners.ThresholdPruner(upper=3.0)  # prunes a trial when it reports more than this
+WORSE = optuna.pruners.ThresholdPruner(upper=3.0)  # prunes a trial that reports a larger value
 
 
 @pytest.fixture(autouse=True)
 def quiet_optuna():
-    """Hide Optuna's log, and do without optuna.importance, whose import would take a second."""
+    """Hide Optuna's log."""
     level = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     yield
@@ -56,7 +56,7 @@ def states(study: Any) -> list[str]:
 
 
 def test_a_pruned_trial_ends_at_its_next_report(runs):
-    """A pruned trial has not failed and is not tried again. Its value is the last metric; its process goes on."""
+    """A pruned trial has not failed, and is not tried again. Its value is the last metric. Its process continues."""
     result = runs(train, grid([1, 2, 3, 4]), 1, retries=3)
     table = result.table
     assert list(table.columns) == ["q", "state", "attempts", "seconds", "place", "loss", "value", "error"]
@@ -81,7 +81,7 @@ def test_a_pruned_trial_ends_at_its_next_report(runs):
 
 
 def test_trials_have_what_the_sampler_chooses(runs):
-    """The values are those that Optuna's own loop would try. The last trials depend on the results of earlier ones."""
+    """The values are those that Optuna's own loop would try. The last trials depend on earlier results."""
     space = {
         "lr": sparkring.log_uniform(1e-5, 1e-1),
         "width": [64, 128],
@@ -113,7 +113,7 @@ def test_trials_have_what_the_sampler_chooses(runs):
 
 
 def test_a_later_run_goes_on_with_the_study(runs, tmp_path):
-    """Trials that have ended, pruned ones too, do not run again; the others run again with the same values."""
+    """Trials that have ended, even by pruning, do not run again. The others run again with the same values."""
     options = {"checkpoint_dir": str(tmp_path / "kept")}
     second = threading.Event()
 
@@ -158,7 +158,7 @@ def test_a_later_run_goes_on_with_the_study(runs, tmp_path):
 
 
 def test_a_run_that_goes_on_tries_other_values(runs, tmp_path):
-    """A random sampler does not begin with the same numbers again, and the study of a killed kernel is completed."""
+    """A random sampler does not repeat its first numbers. The study of a killed kernel is completed."""
     options = {"checkpoint_dir": str(tmp_path)}
     space = {"q": sparkring.uniform(0, 1), "sampler": "random", "minimize": "loss", "prune": False}
     first = runs(train, sparkring.search(**space, trials=3), 1, **options)
@@ -176,7 +176,7 @@ def test_a_run_that_goes_on_tries_other_values(runs, tmp_path):
 
 
 def test_a_metric_that_is_not_reported(runs):
-    """One sentence at the end says what to call. A metric that is not a number is a failure only for Optuna."""
+    """One sentence at the end says which call is missing. A metric that is NaN is a failure only for Optuna."""
     with pytest.raises(ItemsFailed) as caught:
         runs(lambda rank, trial: rank.tell(Metrics({"los": 0.5})), grid([1, 2], maximize="val_loss", minimize=""), 1)
     assert "  2 × did not report val_loss, which the search maximizes: items 0, 1\n" in str(caught.value)
@@ -192,7 +192,7 @@ def test_a_metric_that_is_not_reported(runs):
 
 
 def test_a_trial_that_is_tried_again_stays_the_same_trial(runs):
-    """Steps that its second attempt reports again are not judged again."""
+    """If the second attempt of a trial reports steps again, these steps are not judged again."""
     tried = []
 
     def cell(rank: FakeRank, trial: Any) -> None:
@@ -211,7 +211,7 @@ def test_a_trial_that_is_tried_again_stays_the_same_trial(runs):
 
 
 def test_a_users_own_study(runs):
-    """The study's sampler, pruner and trials are used, and the trials that are in its queue come first."""
+    """The study's sampler, pruner and trials are used, and trials in the study's queue come first."""
     study = optuna.create_study(direction="maximize", pruner=WORSE, sampler=optuna.samplers.RandomSampler(seed=1))
     study.enqueue_trial({"q": 2})
     own = {"study": study, "maximize": "loss", "q": sparkring.integer(1, 9), "trials": 3}
@@ -225,7 +225,7 @@ def test_a_users_own_study(runs):
 
 
 def test_an_error_of_the_users_pruner_ends_the_run(runs):
-    """Items that run are finished, as after an error of an iterable, and the error shows the user's lines."""
+    """Running items are finished, as after an error of the iterable, and the error shows the user's lines."""
 
     class Broken(optuna.pruners.BasePruner):
         def prune(self, study: Any, trial: Any) -> bool:
@@ -238,7 +238,7 @@ def test_an_error_of_the_users_pruner_ends_the_run(runs):
 
 
 def test_what_is_reported_within_epochs():
-    """An epoch counts when it is over, with its last value. Without steps and epochs, reports are counted."""
+    """An epoch counts when it is over, with its last value. Reports without steps and epochs are numbered."""
     trials = Trials(sparkring.search(q=[1], minimize="loss", prune=False))
 
     def told(*reports: Metrics) -> dict[int, float]:
@@ -297,7 +297,7 @@ def test_ranges_that_do_not_exist(make, what):
 
 
 def test_targets_that_do_not_fit(runs):
-    """Too many names, too few, or the right names in another order are refused before anything starts."""
+    """Too many names, too few names, and the right names in a different order are refused before anything starts."""
     space = sparkring.search(lr=[0.1], width=[64], minimize="loss", trials=1)
     for targets, what in [("a, b, c", "write `lr, width`, or one name"), ("width, lr", "in another order")]:
         with pytest.raises(OptionsError, match=what):
@@ -318,7 +318,7 @@ def test_parameters():
 
 
 def test_choices_of_any_kind(runs):
-    """Optuna's file can hold only plain choices; the items get the values themselves."""
+    """Optuna's file can contain only plain choices, but the items get the values themselves."""
     choices = [(64, 64), (128,), len]
     result = runs(
         lambda rank, trial: [rank.tell(Metrics({"loss": 1.0})), trial.layers][1],

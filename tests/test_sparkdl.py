@@ -1,4 +1,4 @@
-"""What notebooks import from sparkdl."""
+"""Tests of the names that notebooks import from sparkdl."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sparkring.compat.sparkdl import _log_callback
 
 
 def test_log_callback_leaves_out_what_is_no_number(monkeypatch, capsys):
-    """A metric may be an array, such as a confusion matrix, which must not end the training."""
+    """A metric may be an array, such as a confusion matrix. This must not end the training."""
     keras = SimpleNamespace(callbacks=SimpleNamespace(Callback=object))
     monkeypatch.setitem(sys.modules, "tensorflow", SimpleNamespace(keras=keras))
     callback = _log_callback()(per_batch_log=True)

@@ -1,4 +1,4 @@
-"""What a stack says about a rank: where it is, and whether it waits for the others."""
+"""Tests of what a stack says about a rank: where it is, and whether it is waiting for the others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SYNCHRONIZE = ("horovod/torch/mpi_ops.py", 1285, "synchronize")
 
 
 def stack(frames, outer=OUTER) -> str:
-    """A stack as faulthandler prints it: another thread, then the main thread, innermost frame first."""
+    """Return a stack as faulthandler prints it: another thread, then the main thread, innermost frame first."""
     lines = [
         "Thread 0x7f01 (most recent call first):",
         '  File "/usr/lib/python3.11/threading.py", line 327 in wait',
@@ -39,7 +39,7 @@ def stack(frames, outer=OUTER) -> str:
     return "\n".join(lines) + "\n"
 
 
-# Frames of real ranks that waited for another one; shortened in the middle.
+# Frames of real ranks that were waiting for another rank, shortened in the middle.
 SEEN = {
     "allreduce": [
         SYNCHRONIZE,
@@ -105,7 +105,7 @@ SEEN = {
 
 @pytest.mark.parametrize("name", SEEN)
 def test_a_rank_that_waits_for_the_others(name):
-    """The innermost collective is given the name that users know."""
+    """The innermost collective has the name that users know."""
     assert collective(stack(SEEN[name])) == (GRAPH if name == GRAPH else name.partition(" ")[0])
 
 
@@ -141,7 +141,7 @@ def test_only_the_main_thread_counts():
 
 
 def test_where_a_rank_stands():
-    """Library files are shown by their path in the library, others by name. Without an answer, nothing is shown."""
+    """Library files are shown with their path in the library, others with their name. An empty stack shows nothing."""
     assert innermost(stack(SEEN["barrier of Spark"])) == "socket.py:706 readinto"
     assert innermost(stack(SEEN["barrier of Spark"][1:])) == "pyspark/serializers.py:572 loads"
     assert innermost(stack([("/home/user/train.py", 3, "step")])) == "train.py:3 step"
@@ -163,7 +163,7 @@ def test_a_rank_that_waits_for_its_next_cell(folder):
 
 
 def test_a_stack_may_be_taken_while_threads_run():
-    """faulthandler reads frames without the GIL, so frames of other threads may be freed meanwhile."""
+    """faulthandler reads frames without the GIL, so frames of other threads may be freed while it reads them."""
     code = """
         import os, sys, threading
         from sparkring.history import stacks

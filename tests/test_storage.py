@@ -1,4 +1,4 @@
-"""Paths as users type them."""
+"""Tests of paths as users type them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STEPS_OUT = ("../x", "a/../../x", "%2e%2e/x", "a/%252e%252e/x", ".%2E/x", "out/x
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
-    """A folder that stands for dbfs:/, with links in it that lead out of it and back."""
+    """Make a folder that stands for dbfs:/, and contains links that lead out of it and back."""
     found = tmp_path / "root"
     (found / "deep").mkdir(parents=True)
     (tmp_path / "secret").mkdir()
@@ -64,12 +64,12 @@ def test_nothing_leads_out_of_the_root(root, form, rest):
 
 
 def test_a_link_that_stays_inside(root):
-    """A link inside the root that leads to another place inside it is allowed."""
+    """A link inside the root is allowed if its target is inside the root, too."""
     assert locate("dbfs:/deep/back/deep/x").path == str(root / "deep" / "back" / "deep" / "x")
 
 
 def test_ten_thousand_paths(root, tmp_path):
-    """Whatever is typed after dbfs:/ or /dbfs/ is refused, or names something below the root."""
+    """Any text after dbfs:/ or /dbfs/ is refused, or names a path below the root."""
     draw = random.Random(20)
     inside = 0
     for _ in range(10_000):

@@ -1,4 +1,4 @@
-"""Horovod's timeline: what is read from files with known operations, and from files that Horovod did not write."""
+"""Tests of the summary of Horovod's timeline, from files with known operations, and from other files."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def event(kind: str, at: float, name: str = "", pid: int = 1) -> str:
 
 
 def named(name: str, pid: int = 1) -> str:
-    """Return the event that names a tensor, as Horovod writes it: names are not escaped."""
+    """Return the event that names a tensor, as Horovod writes it, without escaping the name."""
     return f'{{"name": "process_name", "ph": "M", "pid": {pid}, "args": {{"name": "{name}"}}}}'
 
 
 def operation(begin: float, *, pid: int = 1, late: int = 1, ready: dict[int, float] | None = None) -> list[str]:
-    """One allreduce: negotiated in 100 µs, waiting 10, copying 5 twice, reducing 20, and 1 before the second copy."""
+    """Return the events of an allreduce: 100 µs negotiating, 10 waiting, 5 copying, 20 reducing, 1 idle, 5 copying."""
     ready = ready or {0: 1, late: 99}
     ticks = [event("X", begin + at, str(rank), pid) for rank, at in ready.items()]
     begin_end = begin + 100
@@ -72,7 +72,7 @@ def summary(data: bytes):
 
 
 def test_where_the_time_went():
-    """Each phase of an operation counts; between operations nothing is under way."""
+    """Each phase of an operation counts. The time between operations counts as time elsewhere."""
     found = summary(written([named("grad"), *operation(0), *operation(1000)]))
     assert (found.operations, found.tensors, found.problem) == (2, 1, "")
     assert found.wall_s == pytest.approx(1141e-6)
@@ -84,32 +84,32 @@ def test_where_the_time_went():
 
 
 def test_what_happens_at_once_counts_once_in_the_whole_and_apart_by_tensor():
-    """Of two tensors under way, the total counts the one that is further along. The parts add up to the wall time."""
+    """If two tensors are being processed, the total counts the more advanced one. The parts add up to the wall time."""
     apart = operation(0) + operation(50, pid=2)
     events = sorted(apart, key=lambda text: json.loads(text)["ts"])
     found = summary(written([named("a"), named("b", 2), *events]))
     assert found.wall_s == pytest.approx(191e-6)
     parts = (found.negotiating_s, found.waiting_s, found.copying_s, found.reducing_s, found.elsewhere_s)
     assert sum(parts) == pytest.approx(found.wall_s)
-    assert found.negotiating_s == pytest.approx(109e-6)  # 100 until the first goes on, 9 after its end
+    assert found.negotiating_s == pytest.approx(109e-6)  # 100 µs before the first tensor is ready, 9 after its end
     assert [tensor.negotiating_s for tensor in found.slowest] == pytest.approx([100e-6, 100e-6])
 
 
 def test_who_was_late():
-    """The wait for the last rank begins when the second to last is ready. Waits at the same time count once."""
+    """The wait for the last rank begins when the second-to-last rank is ready. Overlapping waits count once."""
     one = operation(0, ready={0: 10, 2: 40, 1: 90})
     other = operation(0, pid=2, ready={2: 5, 0: 60, 1: 95})
     third = operation(1000, ready={0: 10, 1: 20, 2: 80})
     both = sorted(one + other, key=lambda text: json.loads(text)["ts"])
     found = summary(written([*both, *third]))
-    # For rank 1 from 40 to 90 and from 60 to 95, for rank 2 from 20 to 80.
+    # Others waited for rank 1 from 40 to 90 and from 60 to 95, and for rank 2 from 20 to 80.
     assert [(each.rank, each.times) for each in found.late] == [(2, 1), (1, 2)]
     assert [each.waited_s for each in found.late] == pytest.approx([60e-6, 55e-6])
 
 
 @pytest.mark.parametrize("piece", [1, 7, 100, 100_000])
 def test_pieces_make_no_difference(piece):
-    """Wherever the data is split into pieces, the summary and what is kept are the same."""
+    """Wherever the data is split into pieces, the summary and the saved file are the same."""
     data = written([named("grä\\u00fc"), *operation(0), *operation(500, pid=2)])
     found, text = brought(data, piece=piece)
     assert found == summary(data)
@@ -172,7 +172,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)
 def test_what_is_no_timeline(data):
-    """There is no error: the summary says what is wrong, and the file is valid JSON."""
+    """No error is raised. The summary says what is wrong, and the file is valid JSON."""
     found, text = brought(data)
     assert isinstance(json.loads(text), list)
     assert found.wall_s >= 0
@@ -180,7 +180,7 @@ def test_what_is_no_timeline(data):
 
 
 def test_broken_places_are_counted_and_passed_over():
-    """What is between broken places is read."""
+    """Operations before and after broken parts are read."""
     garbage = "}{ not JSON" + " " * horovod_timeline.EVENT_CHARACTERS
     found, text = brought(written([*operation(0), garbage, garbage, *operation(1000)]))
     assert found.operations == 2
@@ -205,7 +205,7 @@ def test_memory_is_bounded(monkeypatch):
 
 
 def test_what_is_missing_is_said():
-    """A lost connection, bytes that were too many to keep, and a damaged stream are reported."""
+    """A lost connection, a file that was too large to keep, and a damaged stream are reported."""
     data = written(operation(0))
     assert brought(data)[0].problem == ""
     assert "was lost" in brought(data, whole=False)[0].problem

@@ -1,4 +1,4 @@
-"""Runs, restarts and warm gangs as the driver sees them, with members that are threads of this process."""
+"""Tests of runs, restarts and warm gangs on the driver's side. The members are threads of this process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Launched(list[FakeLauncher]):
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
-    """Makes ranks on this machine threads."""
+    """Make the ranks on this machine threads of this process."""
     found = Launched()
     monkeypatch.setattr("sparkring.launchers.LocalLauncher", found.launch)
     return found
@@ -38,7 +38,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
 
 @pytest.fixture
 def run(launched: Launched, local: Any) -> Callable[..., Any]:
-    """`run(cell, **options)`: a run whose ranks run `cell`."""
+    """Return a function `run(cell, **options)` that starts a run whose ranks run `cell`."""
 
     def start(cell: Cell, **options: Any) -> Any:
         launched.cell = cell
@@ -49,7 +49,7 @@ def run(launched: Launched, local: Any) -> Callable[..., Any]:
 
 @pytest.fixture
 def gang(launched: Launched, local_gang: Any) -> Any:
-    """A warm gang on this machine, yet to be started."""
+    """Return a warm gang on this machine that has not been started."""
     launched.cell = lambda rank: rank.world.rank
     local_gang.launched = launched
     return local_gang
@@ -66,7 +66,7 @@ def test_a_run(run):
 
 
 def test_without_restarts_nothing_is_said_of_them(run):
-    """There is one attempt, and none is listed."""
+    """There is only one attempt, and the record lists no attempts."""
 
     def cell(rank: FakeRank) -> None:
         raise ValueError("no")
@@ -78,7 +78,7 @@ def test_without_restarts_nothing_is_said_of_them(run):
 
 
 def test_the_same_mistake_twice_ends_the_run(run):
-    """After the first time the run is restarted, since the ranks had got as far as a step."""
+    """The run is restarted after the first mistake, because the ranks had reached a step."""
 
     def cell(rank: FakeRank) -> None:
         rank.tell(Metrics({"loss": 0.5}, step=1))
@@ -110,7 +110,7 @@ def test_what_cannot_heal_ends_the_run_at_once(run, error, on, why):
 
 
 def test_a_mistake_that_only_echoes_a_death_is_no_reason_to_give_up(run):
-    """A rank fails because another has died before it was done: the run is restarted, and succeeds."""
+    """A rank fails because another rank has died. The run is restarted, and succeeds."""
     gone = threading.Event()
 
     def cell(rank: FakeRank) -> int:
@@ -140,7 +140,7 @@ def test_the_time_limit_is_the_runs(run):
 
 
 def test_a_display_that_fails_does_not_end_the_run(run):
-    """The run continues to its end, and its record says that it could not be shown."""
+    """If a view fails, the run continues to its end, and the record says that it could not be shown."""
 
     class Broken:
         def refresh(self, record):
@@ -176,7 +176,7 @@ def test_a_second_gang_at_the_same_place(gang):
 
 
 def test_ranks_that_die_between_cells(gang, wait_until):
-    """The notebook is told at once which ranks died, and the next cell says that their state is gone."""
+    """The notebook shows at once which ranks died, and the next cell says that their state is lost."""
     gang.start(3)
     for rank in gang.launched[0].ranks[1:]:
         rank.exit(signal=9)
@@ -188,7 +188,7 @@ def test_ranks_that_die_between_cells(gang, wait_until):
 
 
 def test_a_flood_of_messages_between_cells_is_bounded(gang, wait_until):
-    """The end of the output is kept, and a notice says that its beginning is not."""
+    """Only the end of the output is kept, and a notice says that the beginning was dropped."""
     gang.start(2)
     for rank in gang.launched[0].ranks:
         for _ in range(5_000):
@@ -202,7 +202,7 @@ def test_a_flood_of_messages_between_cells_is_bounded(gang, wait_until):
 
 
 def test_a_rank_that_does_not_come_back_takes_the_gang_with_it(gang, monkeypatch):
-    """After the grace period, the gang is ended. The error says so, and names the rank at fault."""
+    """If a rank does not respond, the gang is ended after a grace period. The error says so, and names the rank."""
     monkeypatch.setattr("sparkring.engine.supervisor.RETURN_GRACE_S", 0.2)
     gang.start(2)
 

@@ -1,4 +1,4 @@
-"""What display() and the `%` lines of a cell do on a rank."""
+"""Tests of what display() and the `%` lines of a cell do on a rank."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sparkring.worker.rank.shell import get_ipython
 
 
 def test_handles_of_displays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A handle updates its own display, even if its value was only text at first, which is printed and not sent."""
+    """A handle updates its own display, even if the first value was text, which is printed and not sent."""
     found: list[displays.Displayed] = []
     monkeypatch.setattr(displays, "_send", found.append)
     displays.begin()
@@ -25,7 +25,7 @@ def test_handles_of_displays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_quotes_in_a_line_of_pip(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The arguments are those of a shell, as in the notebook."""
+    """Arguments are split as by a shell, as in the notebook."""
     found: list[list[str]] = []
     monkeypatch.setattr(subprocess, "run", lambda command, **_: found.append(command))
     get_ipython().run_line_magic("pip", """install "torch>=2.1" 'my package/' -q""")

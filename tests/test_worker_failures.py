@@ -1,4 +1,4 @@
-"""What a rank reports about an exception: advice, and whether another attempt may help or another rank caused it."""
+"""Tests of what a rank reports about an exception: advice, and the cause, such as another rank's failure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sparkring import errors
 from sparkring.capture import submodules
 from sparkring.worker.rank.failures import as_failure
 
-# Code that fails on a rank, and the name that the ranks do not know; '' if that is not why it fails.
+# Code that fails on a rank, and the name that the ranks do not know, or '' if it fails for another reason.
 UNKNOWN = {
     "a name": ("limit", "limit"),
     "pandas": ("raise NameError(\"local variable 'limit' is not defined\")", "limit"),
@@ -32,7 +32,7 @@ UNKNOWN = {
 
 @pytest.fixture
 def advice(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
-    """The advice that is given when code of a rank's `__main__` fails."""
+    """Return a function that runs code in a rank's `__main__`, where it fails, and returns the advice."""
     main = types.ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", main)
 
@@ -46,14 +46,14 @@ def advice(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
 
 @pytest.mark.parametrize("what", UNKNOWN)
 def test_a_name_that_the_ranks_do_not_know(what: str, advice: Callable[[str], str]) -> None:
-    """The error says what to do, whatever code looked up the name. Other errors are left as they are."""
+    """The error says what to do, whichever code looked up the name. Other errors get no advice."""
     source, name = UNKNOWN[what]
     expected = f"`{name}` is not known on the ranks: define it in the cell or in the notebook, or name it with --push."
     assert advice(source) == (expected if name else "")
 
 
 def test_a_submodule_that_could_not_be_imported(advice: Callable[[str], str]) -> None:
-    """The error of the code that uses it says why."""
+    """If a submodule could not be imported, the error of the code that uses it says why."""
     try:
         submodules.import_submodule("json.nowhere")
         told = advice("import json\njson.nowhere.f()")
@@ -65,11 +65,11 @@ def test_a_submodule_that_could_not_be_imported(advice: Callable[[str], str]) ->
 
 
 class HorovodInternalError(RuntimeError):
-    """Recognised by its name, as Horovod's own is."""
+    """An error that is recognised by its name, like Horovod's own."""
 
 
 class OwnTypeError(TypeError):
-    """A class of the user's."""
+    """A class that the user has defined."""
 
 
 @pytest.mark.parametrize(
@@ -90,12 +90,12 @@ class OwnTypeError(TypeError):
     ],
 )
 def test_what_the_type_says(error, cause):
-    """Base classes count, the text does not."""
+    """The base classes of an exception count, but its text does not."""
     assert as_failure(error).cause == cause
 
 
 def test_what_a_handler_raises_is_an_echo():
-    """A TypeError raised while a broken collective was being handled came from another rank's end."""
+    """A TypeError that is raised while the error of a collective is handled results from another rank's end."""
 
     def handled(*, hidden: bool) -> BaseException:
         try:

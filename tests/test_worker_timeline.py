@@ -1,4 +1,4 @@
-"""How a member sends the file of a rank's timeline."""
+"""Tests of how a member sends the file of a rank's timeline."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_what_was_written_comes_out_in_pieces(file):
 
 @pytest.mark.parametrize("limit", ["MOST_BYTES", "MOST_SENT"])
 def test_there_is_a_limit(file, monkeypatch, limit):
-    """What is beyond the limit is counted, but not sent."""
+    """Bytes beyond the limit are counted, but not sent."""
     monkeypatch.setattr(timeline, limit, 2 << 20)
     data = random.Random(1).randbytes(5 << 20)
     Path(file.path).write_bytes(data)
