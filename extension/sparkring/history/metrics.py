@@ -369,9 +369,9 @@ def _within_epochs(record: RunRecord, found: Table) -> _ByName:
 
 
 def _steps(record: RunRecord, found: Table) -> Iterator[tuple[float, Metrics, dict[str, float]]]:
-    """Yield each report with a step, preceded by this step counted through all epochs, and followed by its values.
+    """Yield three things for each report with a step: the step, the report, and the values that the table shows.
 
-    The values are those that the table shows.
+    The step is counted through all epochs.
     """
     before = {(row.attempt, row.lap, row.at): number for number, row in enumerate(found.rows)}
     for place, metrics, values in _shared(record, found.by):

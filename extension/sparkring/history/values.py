@@ -52,7 +52,7 @@ def like(printer: Any) -> Write:
 
 
 def _written(value: object, write: Write) -> str:
-    """Return the value's text as plain() shows it, cut if it is long. If `write` raises an error, name the types."""
+    """Return the value's text as plain() shows it, cut if it is long. If `write` raises an error, name its type."""
     try:
         text = write(value)
     except Exception as error:  # a class's repr() may raise anything
