@@ -1,4 +1,4 @@
-"""Records for views to show, made as real ones are: by replaying events."""
+"""Fixtures that make records by replaying events, as real runs do."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ STARTED = 1_700_000_000.0
 
 @pytest.fixture
 def replayed() -> Callable[..., RunRecord]:
-    """`replayed(*events, size=2, …)`: a run whose ranks are up, and then `events`; the rest are RunStarted's fields."""
+    """`replayed(*events, size=2, …)` is the record of a run whose ranks are up, after `events`.
+
+    With `up=False`, the ranks have not started. Other keywords are fields of RunStarted.
+    """
 
     def make(*events: Event, size: int = 2, up: bool = True, **fields: Any) -> RunRecord:
         begun = {
@@ -34,7 +37,7 @@ def replayed() -> Callable[..., RunRecord]:
 
 @pytest.fixture
 def unfolded() -> Callable[[str], str]:
-    """`unfolded(page)`: a static view, with its drawings as elements and without the elements' own styles."""
+    """`unfolded(page)` is a static view in which images are <svg> elements again and inline styles are removed."""
 
     def drawing(found: re.Match[str]) -> str:
         svg = base64.b64decode(found[2]).decode()

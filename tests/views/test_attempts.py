@@ -1,4 +1,4 @@
-"""What views say about attempts: one line for each, computed from the record."""
+"""Tests the line that views show for each attempt."""
 
 from __future__ import annotations
 
@@ -41,12 +41,15 @@ BACK = [CheckpointRestored(FOLDER, "00000120.1795294802123-0", 120, time=T + 16.
 
 @pytest.fixture
 def told(replayed):
-    """The lines of a run with a checkpoint directory after these events."""
+    """Return a function that returns the lines about a run's attempts after some events.
+
+    The run has a checkpoint directory.
+    """
     return lambda *events: [each.line for each in story(replayed(*events, up=False, checkpoint_dir=FOLDER))]
 
 
 def test_a_rank_is_lost_and_the_run_goes_on(told):
-    """The lines say what ended the attempt, what had been saved, and from where and when the next one continued."""
+    """The lines say what ended the attempt, what had been saved, and from which step the next attempt continued."""
     lost = "attempt 1 · 2 ranks · 14 s · ended: rank 1 on vm was killed by SIGKILL (step 120 was saved 3.0 s before)"
     assert told(*FIRST, *SECOND) == [lost, "attempt 2 · 1 rank instead of 2 · continues from step 120 · running"]
     assert told(*FIRST, *SECOND, *BACK) == [
@@ -59,28 +62,28 @@ def test_a_rank_is_lost_and_the_run_goes_on(told):
 
 
 def test_what_the_lost_rank_printed_last_is_kept(replayed):
-    """The lines are kept to be unfolded below the attempt's line."""
+    """The story has the last lines of the rank that failed."""
     first, second = story(replayed(*FIRST, *SECOND, up=False))
     assert (first.failed_rank, [line.text for line in first.last_lines]) == (1, ["munmap_chunk()"])
     assert (first.state, second.state, second.last_lines) == ("ended", "running", ())
 
 
 def test_a_run_that_never_lost_a_rank_has_no_story(told):
-    """There are no lines, unless the run continues from an earlier run's checkpoint."""
+    """There is no line about attempts, unless the run continues from an earlier run's checkpoint."""
     assert told() == []
     assert told(AttemptStarted(T, 1, 2)) == []
     assert told(AttemptStarted(T, 1, 2, "x", 40)) == ["attempt 1 · 2 ranks · continues from step 40 · starting"]
 
 
 def test_nothing_was_saved(told):
-    """If nothing was saved, the line says so, and the next attempt starts over."""
+    """The line says that no checkpoint was saved, and that the next attempt starts over."""
     lines = told(*(each for each in FIRST if not isinstance(each, CheckpointSaved)), AttemptStarted(T + 16, 2, 2))
     assert lines[0].endswith("was killed by SIGKILL (no checkpoint was saved)")
     assert lines[1] == "attempt 2 · 2 ranks · started over · starting"
 
 
 def test_a_ring_that_grows_has_no_failed_rank(told):
-    """The reason comes from the driver."""
+    """The line quotes the driver's reason for ending the attempt."""
     events = [AttemptStarted(T, 1, 1), AttemptEnded(T + 9, 1, "2 slots are free"), AttemptStarted(T + 9, 2, 2, "x", 9)]
     lines = told(*events, RunFinished(T + 12, "failed", "no"))
     assert lines[0] == "attempt 1 · 1 rank · 9.0 s · ended: 2 slots are free (no checkpoint was saved)"
@@ -100,13 +103,13 @@ def test_a_ring_that_grows_has_no_failed_rank(told):
     ],
 )
 def test_why_it_ended(replayed, failure, words):
-    """The reason is one clause, whatever the failure was."""
+    """Every kind of failure is described in one clause."""
     record = replayed(*FIRST[:3], RankFailed(T + 9, 1, failure), AttemptEnded(T + 9, 1, "?", 1), up=False)
     assert why(record.attempts[0]) == words
 
 
 def test_news_is_told_once(replayed):
-    """Each end and each start is one line, and no line comes twice."""
+    """There is one line for each start and each end of an attempt, and no line appears twice."""
     seen: tuple = ()
     lines = []
     events = [*FIRST, *SECOND, *BACK]

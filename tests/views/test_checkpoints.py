@@ -1,4 +1,4 @@
-"""How checkpoints of a run and of a directory are shown: the picture, the table, and the resume point."""
+"""Tests how views show the checkpoints of a run and of a directory."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SHAPE = re.compile(r'<g transform="translate\(([\d.]+) ([\d.]+)\)(?: scale\(0.75
 
 
 def entry(step, state="committed", *, stamp=1_795_294_802_123, number=None, reason="", **fields) -> Entry:
-    """A checkpoint of ours, saved `step` seconds after T."""
+    """Return a checkpoint that sparkring saved `step` seconds after T."""
     commit = Commit(
         step, T + step, (File("rank-0.safetensors", 4_200_000, "x:0"),), {}, "line", "run-a1b2c3", 2, False, "", {}
     )
@@ -46,7 +46,7 @@ def entry(step, state="committed", *, stamp=1_795_294_802_123, number=None, reas
 
 
 def directory(*entries: Entry, **fields) -> Inventory:
-    """An inventory of these, a minute after step 300."""
+    """Return an inventory of these checkpoints, made one minute after step 300."""
     return Inventory(FOLDER, T + 360, tuple(sorted(entries, key=lambda e: e.parsed.age, reverse=True)), **fields)
 
 
@@ -76,7 +76,7 @@ def damaged(step, reason="cut"):
 
 
 def test_what_a_resume_takes_and_what_is_best():
-    """The newest committed checkpoint and the one with the best value are named in words and in the table."""
+    """The text and the table name the newest committed checkpoint and the best checkpoint."""
     assert views.folder_words(THREE) == [
         "3 checkpoints: 12.6 MB on disk.",
         "The resume point is step 300, saved 1 min ago by run run-a1b2c3 on 4 ranks.",
@@ -101,7 +101,7 @@ def test_a_later_attempt_is_newer_whatever_its_step():
 
 
 def test_advice_is_about_what_is_not_whole():
-    """The advice names damaged checkpoints with reasons, one that is being written, and one that was abandoned."""
+    """The advice names a damaged checkpoint, a checkpoint that is being written, and an abandoned checkpoint."""
     found = directory(
         entry(100, "partial"),
         entry(200, "corrupt", reason="rank-0.safetensors is cut"),
@@ -124,7 +124,7 @@ def test_no_checkpoint_is_whole():
 
 
 def test_a_metric_that_no_checkpoint_has():
-    """The advice says which metrics there are."""
+    """The advice lists the metrics that the checkpoints have."""
     assert views.advice(THREE._replace(metric="f1")) == ["No checkpoint has a value of f1: the metrics are acc, loss."]
     assert views.advice(directory(entry(1), metric="f1")) == [
         "No checkpoint has a value of f1: none was saved with metrics."
@@ -132,18 +132,18 @@ def test_a_metric_that_no_checkpoint_has():
 
 
 def test_two_trainings_in_one_directory():
-    """Before one training run continues from a checkpoint of the other, the advice says that there are two."""
+    """The advice says that two training runs have saved to the same directory."""
     assert "2 training runs have saved to this" in views.advice(directory(entry(1), entry(2, lineage="other")))[0]
 
 
 def test_an_empty_directory_is_one_sentence():
-    """A missing directory is one sentence, too."""
+    """For an empty or missing directory, only one sentence is shown."""
     assert views.empty_words(directory()) == f"{FOLDER} has no checkpoints."
     assert views.empty_words(directory(exists=False)) == (f"{FOLDER}: this folder does not exist.")
 
 
 def test_what_others_have_written():
-    """Other checkpoints have a table of their own, even if there are none of ours."""
+    """Checkpoints of other tools have a separate table, even if sparkring has saved none."""
     others = (Other("Keras model", "best.keras", 35_000_000, T), Other("torch", "x.pt", 1, 0.0))
     told = views.checkpoints_text(directory(others=others))
     assert re.search(r"best.keras +Keras model +6 min ago +35.0 MB\n", told)
@@ -154,7 +154,7 @@ def test_what_others_have_written():
 
 
 def test_checked():
-    """After a check, the words say that all bytes were read."""
+    """After a check, the text says that all bytes were read."""
     assert views.folder_words(THREE._replace(checked=True))[0] == (
         "3 checkpoints: 12.6 MB on disk; all 12.6 MB were read and match their digests."
     )
@@ -173,7 +173,7 @@ def test_ages(seconds, words):
 
 
 def test_a_mark_for_each_as_high_as_its_metric():
-    """Marks go from left to right in time; greater values are higher. The best is a star, the resume point ringed."""
+    """Later marks are farther right, and greater values are higher. The best is a star; the resume point has a ring."""
     marks = SHAPE.findall(timeline.picture(views.listed(THREE), THREE.time))
     assert [float(x) for x, *_ in marks] == [60.0, 106.0, 152.0]
     heights = [float(y) for _, y, *_ in marks]
@@ -185,7 +185,7 @@ def test_a_mark_for_each_as_high_as_its_metric():
 
 
 def test_states_differ_in_shape():
-    """The shapes differ, not only the colours."""
+    """The marks of different states differ in shape, not only in colour."""
     outlines = {re.sub(r'(fill|stroke)="[^"]*"', "", shape) for shape in timeline._SHAPES.values()}
     assert len(outlines) == len(timeline._SHAPES)
 
@@ -203,7 +203,7 @@ def test_where_another_run_begins(unfolded):
 
 
 def test_sizes_stand_below_where_they_differ(unfolded):
-    """If all sizes are equal, they are only in the words above the picture."""
+    """Sizes are labelled in the picture only if they differ."""
     assert "4.20 MB</text>" not in unfolded(views.checkpoints_html(THREE))
     other = entry(400, files=(File("rank-0.safetensors", 9_100_000, "x:0"),))
     page = unfolded(views.checkpoints_html(THREE._replace(entries=(other, *THREE.entries))))
@@ -212,7 +212,7 @@ def test_sizes_stand_below_where_they_differ(unfolded):
 
 
 def test_many_are_thinned_out(unfolded):
-    """At most MARKS are drawn, the important ones among them, and labels do not touch."""
+    """At most MARKS marks are drawn, including the important ones, and labels do not touch."""
     entries = [entry(step, metrics={"loss": 1 / (step + 1)}) for step in range(1000)]
     entries[400] = entries[400]._replace(state="corrupt")
     entries[500] = entry(500, metrics={"loss": 0.0001})
@@ -237,7 +237,7 @@ def test_many_are_thinned_out(unfolded):
 
 
 def test_removed_ones_do_not_crowd_out_those_that_are_there():
-    """If a thousand were removed, the three that are left have enough room."""
+    """If a thousand checkpoints were removed, the three remaining ones still have enough room."""
     marks = [Mark(step, "removed") for step in range(1000)] + [Mark(1000 + step, "committed") for step in range(3)]
     xs = timeline.positions(marks)
     assert xs[-1] <= timeline.WIDTH
@@ -250,7 +250,7 @@ def test_removed_ones_do_not_crowd_out_those_that_are_there():
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 3.0, 1e300, -0.0])
 def test_odd_values_can_be_drawn(value):
-    """NaN and infinity are drawn at the bottom, equal values on one line."""
+    """NaN and infinity are drawn at the bottom, and equal values at the same height."""
     marks = tuple(Mark(step, "committed", T, 5, {"x": value if step else 3.0}) for step in range(3))
     page = timeline.picture(Series("f", marks), T)
     assert not re.search(r"(nan|inf)[ ,)\"H]", re.sub("<title>.*?</title>|<figcaption>.*?</figcaption>", "", page))
@@ -261,7 +261,7 @@ def test_odd_values_can_be_drawn(value):
 
 
 def test_one_line_on_what_was_saved(replayed):
-    """The line says when the last one was saved, its size, how long training waited, and how many there are."""
+    """The line says when the last checkpoint was saved, its size, how long training waited, and the counts."""
     events = [saved(T + step, step, took_s=0.21, blocked_s=0.012, metrics={"loss": 0.5}) for step in (10, 20, 30)]
     record = replayed(*events, removed(10), damaged(20))
     (series,) = views.recorded(record)
@@ -277,7 +277,7 @@ def test_one_line_on_what_was_saved(replayed):
 
 
 def test_keras_own_checkpoints_are_a_series_of_their_own(replayed):
-    """The series has Keras' name and unit, and none of its checkpoints is a resume point."""
+    """This series has the name and the unit of Keras, and none of its checkpoints is a resume point."""
     record = replayed(saved(T, 5), saved(T + 1, 2, kind="tensorflow", name="ckpt-2"))
     ours, theirs = views.recorded(record)
     assert (theirs.noun, theirs.kind, theirs.marks[0].resumes) == ("epoch", "BackupAndRestore", False)
@@ -287,7 +287,7 @@ def test_keras_own_checkpoints_are_a_series_of_their_own(replayed):
 
 
 def test_damage_found_in_an_earlier_runs_checkpoint(replayed):
-    """The damaged checkpoint is named although this run has saved nothing."""
+    """A damaged checkpoint is named even if this run has saved nothing."""
     record = replayed(damaged(20, "cut <here>"))
     page = panel(record, now=T + 9, final=False)
     assert "1 checkpoint is damaged: step 20 (cut &lt;here&gt;). A resumed run skips it." in page
@@ -296,7 +296,7 @@ def test_damage_found_in_an_earlier_runs_checkpoint(replayed):
 
 
 def test_a_save_adds_no_line_to_the_panel(replayed):
-    """The live panel has one line and the picture, however many were saved; the final view has a table to unfold."""
+    """The live panel does not grow with the number of checkpoints. The final view has a table, folded away."""
     few = replayed(*(saved(T + step, step) for step in range(1, 4)))
     many = replayed(*(saved(T + step, step) for step in range(1, 40)))
     count = [len(re.findall("<div|<tr|<figure", panel(each, now=T + 50, final=False))) for each in (few, many)]
@@ -309,7 +309,7 @@ def test_a_save_adds_no_line_to_the_panel(replayed):
 
 
 def test_a_thousand_checkpoints_and_fifty_attempts_fit(replayed):
-    """The final view has a bounded size, whatever ranks and users have written."""
+    """The size of the final view is limited, whatever ranks and users have written."""
     nasty = "<&>\u202e" * 400
     events: list = []
     for attempt in range(1, 51):
@@ -341,7 +341,7 @@ def test_a_thousand_checkpoints_and_fifty_attempts_fit(replayed):
 
 
 def test_the_panel_tells_the_story(replayed):
-    """The panel has a line for each attempt, and, folded, the last lines of the lost rank."""
+    """The panel has a line for each attempt, and the last lines of the rank that failed, folded away."""
     record = replayed(
         AttemptStarted(T, 1, 2), RankStarted(T, 0, "vm", 1), RankStarted(T, 1, "vm", 2), saved(T + 8, 120),
         Output("stdout", b"<last words>\n", time=T + 9, rank=1),
@@ -359,7 +359,7 @@ def test_the_panel_tells_the_story(replayed):
 
 
 def test_in_a_terminal(replayed):
-    """The terminal shows one line for each end, each start and each damaged checkpoint, once."""
+    """The terminal shows one line for each end, each restart and each damaged checkpoint."""
     stream = io.StringIO()
     view = TerminalView(stream)
     events = [
@@ -382,7 +382,7 @@ def test_in_a_terminal(replayed):
 
 
 def test_a_check_says_how_far_it_is_when_it_takes_long():
-    """Nothing is shown in the first two seconds, then a line that is rewritten, and removed at the end."""
+    """Nothing is shown in the first two seconds. Then a line is shown, and cleared at the end."""
     now, stream = [0.0], io.StringIO()
     with CheckProgress(stream, lambda: now[0]) as progress:
         progress.tell(0, 3, 0, 6_000_000)

@@ -1,4 +1,4 @@
-"""What ranks have displayed, as the notebook shows it: by rank, harmless, and bounded."""
+"""Tests how the notebook shows the ranks' displays."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def shown(rank: int, number: int, data: bytes = PNG, mime_type: Any = "image/png
 
 
 def tags(record: RunRecord) -> list[str]:
-    """The ranks in front of each display."""
+    """Return the labels in front of the displays."""
     found = displays.bundle(record)
     return [] if found is None else re.findall(r"<b>\[([^]]*)]</b>", found["text/html"])
 
@@ -53,7 +53,7 @@ def test_equal_displays_are_shown_once(replayed: Callable[..., RunRecord]) -> No
 
 
 def test_updates_and_cleared_displays(replayed: Callable[..., RunRecord]) -> None:
-    """An update replaces a display of its rank and attempt in place; a display that clears replaces all of its rank."""
+    """An update replaces one display of its rank and attempt. A display that clears replaces all displays of a rank."""
     record = replayed(shown(0, 1, b"a"), shown(1, 1, b"x"), shown(0, 2, b"b"), shown(0, 1, b"c"))
     assert [(each.rank, each.data) for each in record.displays] == [(0, b"c"), (1, b"x"), (0, b"b")]
     assert [each.data for each in apply(record, shown(0, 3, b"d", clears=True)).displays] == [b"x", b"d"]
@@ -63,7 +63,7 @@ def test_updates_and_cleared_displays(replayed: Callable[..., RunRecord]) -> Non
 def test_a_rank_that_shows_too_much(
     replayed: Callable[..., RunRecord], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Displays for which there is no room are counted. The others are in the run's folder, and are read from there."""
+    """Displays for which there is no room are only counted. The others are saved in the run's folder."""
     monkeypatch.setenv("SPARKRING_HOME", str(tmp_path))
     started = Started(1_700_000_000.0, "2026-11-20_14-03-22_a1b2", "t", "%%plain\n", 2, "local", "plain", "all")
 
@@ -92,7 +92,7 @@ def test_a_rank_that_shows_too_much(
 
 
 def test_an_output_has_an_end(replayed: Callable[..., RunRecord]) -> None:
-    """What no longer fits into the notebook is counted, and the folder that has it is named."""
+    """Displays that do not fit into the notebook are counted, and their folder is named."""
     large = displays.OUTPUT_BYTES // 3
     record = replayed(*(shown(rank, 1, bytes([rank]) * large) for rank in range(4)), size=4)
     found = displays.bundle(record)
@@ -103,7 +103,7 @@ def test_an_output_has_an_end(replayed: Callable[..., RunRecord]) -> None:
 
 
 class Odd(HTMLParser):
-    """Collects what must not be in HTML that a rank has made."""
+    """Collects the elements and attributes that HTML from a rank must not have."""
 
     TAGS = frozenset(
         (
@@ -170,5 +170,5 @@ def test_what_is_harmless_stays() -> None:
     assert "<td><strong>b</strong></td>" in found
     assert '<a href="https://example.org" rel="noopener noreferrer">c</a>' in found
     assert 'src="data:image/png;base64,AAAA"' in found
-    # Of a widget or a script, only the text form is shown.
+    # For a widget or a script, only the text form is shown.
     assert body_html(shown(0, 1, b"<div></div><script>draw()</script>", "text/html")) == "<pre>&lt;Figure&gt;</pre>"

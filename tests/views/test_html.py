@@ -42,7 +42,7 @@ NOW = 1_700_000_060.0
 _TAGS = {"div", "b", "small", "span", "pre", "table", "caption", "thead", "tbody", "tr", "th", "td", "details",
          "summary", "mark", "figure", "figcaption", "svg", "path", "polyline", "polygon", "text", "g",
          "title", "p", "code", "img"}  # fmt: skip
-_SPOKEN = {"title", "aria-label", "alt"}  # the attributes that may hold a user's text
+_SPOKEN = {"title", "aria-label", "alt"}  # attributes that may contain text from users
 _OTHERS = {"class", "style", "align", "d", "stroke", "stroke-opacity", "stroke-width", "stroke-dasharray", "x", "y",
            "dy", "text-anchor", "points", "fill", "fill-opacity", "width", "height", "viewbox", "role", "tabindex",
            "font-size", "font-weight", "transform", "src", "data-sparkring-static"}  # fmt: skip
@@ -75,7 +75,7 @@ class Elements(HTMLParser):
 
 
 def payloads(count: int = 200) -> Iterator[str]:
-    """Strings that try to be more than text; each names itself `evilN`."""
+    """Yield strings that would harm a page if they were not escaped. Each begins with `evilN`, where N is a number."""
     rnd = random.Random(7)
     parts = [
         "<script>evil()</script>", "<img src=evil onerror=evil()>", '"><evil>', "' evil='", '" onmouseover="evil()',
@@ -92,7 +92,7 @@ def payloads(count: int = 200) -> Iterator[str]:
 
 @pytest.fixture
 def hostile(replayed):
-    """A run in which every text is a payload."""
+    """Return a function that returns the record of a run in which every text is a payload."""
 
     def make(payload: str, final: bool = True):
         line = payload.encode("utf-8", "surrogatepass") + b"\n"
@@ -132,7 +132,7 @@ def hostile(replayed):
 
 
 def check(page: str, allowed_tags: set[str] = _TAGS) -> Elements:
-    """Check that a page has only elements and attributes of ours, and no invisible characters."""
+    """Check that a page has only elements and attributes that views use, and no invisible characters."""
     found = Elements(page)
     for tag, attributes in found.tags:
         assert tag in allowed_tags
@@ -149,7 +149,7 @@ def not_drawn(*_):
 
 
 def check_image(source: str) -> None:
-    """Check that an image loads nothing, and that a drawing has only elements of ours."""
+    """Check that an image loads nothing, and that a drawing has only elements that views use."""
     kind, data = source.split(",")
     if kind == "data:image/png;base64":
         assert base64.b64decode(data, validate=True).startswith(b"\x89PNG")
@@ -247,7 +247,7 @@ def test_while_it_runs(replayed):
 
 
 def test_gpus(replayed):
-    """Each rank's GPUs are shown with what is known about them; if there are many, only the first ones."""
+    """Each rank's GPUs are shown with what is known about them. If there are many GPUs, only the first are shown."""
     record = replayed(
         GpuUsed("3", "NVIDIA H200", 10**9, 150 * 10**9, 80, time=2.0, rank=1),
         GpuUsed("2", "A", *[None] * 3, time=2.0, rank=0),
@@ -339,7 +339,7 @@ def test_of_a_quick_run_only_lines_stay(replayed):
     found = bundle(record, now=NOW, final=True)
     page = Elements(found["text/html"])
     assert page.text == "0, 1 │ <hello>\n   1 ! half\n⚑ a thing"
-    assert re.search(rf'style="color: ?{RANK_COLOURS[0]}[^"]*">0, 1<', found["text/html"])  # whichever was first
+    assert re.search(rf'style="color: ?{RANK_COLOURS[0]}[^"]*">0, 1<', found["text/html"])  # whichever printed first
     assert not {"details", "table"} & {tag for tag, _ in page.tags}
     assert found["text/plain"] == "[0, 1] <hello>\n[1] half"
     check(found["text/html"])
@@ -434,7 +434,7 @@ def measured(replayed, size=2, count=30, **more):
 
 
 def pictures(record) -> list[str]:
-    """The sources of the pictures in a final view."""
+    """Return the sources of the pictures in the final view of the metrics."""
     found = [attributes for tag, attributes in check(metrics.html(record, NOW, "final")).tags if tag == "img"]
     assert all(" by step: from " in attributes["alt"] for attributes in found)
     return [attributes["src"] for attributes in found]

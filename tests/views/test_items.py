@@ -1,4 +1,4 @@
-"""Runs of items in all views: how far they are, which items run, which failed, which are best."""
+"""Tests how views show runs of items: the progress, and the running, failed and best items."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def begun(total: int | None = 300, at_once: int = 2) -> Iterator[events.Event]:
 
 
 def item(number: int, ending: events.ItemEnding | None = "finished", slot: int = 0) -> Iterator[events.Event]:
-    """Return the events of an item that reports a metric, and ends after one second unless `ending` is None."""
+    """Return the events of an item that reports a metric. The item ends after one second, unless `ending` is None."""
     time = 100.0 + number
     yield events.ItemStarted(time, number, f"shop='<i>{number}</i>'", slot)
     yield events.Metrics({"mape": number / 10}, time=time, rank=slot)
@@ -44,7 +44,7 @@ def item(number: int, ending: events.ItemEnding | None = "finished", slot: int =
 
 
 def running() -> RunRecord:
-    """Return a record of 300 items: in 12 s, one has failed and ten have finished, and two run."""
+    """Return a record of 300 items. After 12 s, one has failed, ten have finished, and two are running."""
     found = [*begun(), *item(0, "failed")]
     for number in range(1, 11):
         found += item(number)
@@ -81,7 +81,7 @@ def test_a_record_keeps_the_last_items_of_many(monkeypatch):
 
 @pytest.mark.parametrize("final", [False, True])
 def test_html(final):
-    """What users and items write is escaped. Items that are running or have failed are shown."""
+    """Text from users and items is escaped. Items that are running or have failed are shown."""
     shown = html.panel(ended() if final else running(), now=122.0, final=final)
     assert "ValueError: &lt;b&gt;no&lt;/b&gt; data" in shown
     assert "&lt;i&gt;0&lt;/i&gt;" in shown
@@ -94,7 +94,7 @@ def test_html(final):
 
 
 def test_lines_are_labelled_with_the_item():
-    """A line without an end, too, belongs to the item that wrote it, and the next item begins a new line."""
+    """Even an unfinished line belongs to the item that wrote it, and the next item begins a new line."""
 
     def output(data: bytes, slot: int) -> events.Output:
         return events.Output("stdout", data, time=110.0, rank=slot)
@@ -124,7 +124,7 @@ def test_lines_are_labelled_with_the_item():
 
 
 def test_displays_are_labelled_with_the_item():
-    """An item does not replace those of another on the same process; they come in the items' order."""
+    """An item does not replace displays of another item in the same process. Displays are in the items' order."""
     found = [*begun()]
     for number in (2, 1):
         shown = events.Displayed(1, "text/html", f"<b>{number}</b>".encode(), f"picture {number}", item=number, rank=0)
@@ -137,7 +137,7 @@ def test_displays_are_labelled_with_the_item():
 
 
 def test_the_page_is_told_of_each_item_once():
-    """Only items that have changed are sent to the page again, such as those with new metrics."""
+    """Only items that have changed, for example items with new metrics, are sent to the page again."""
     feed = live.Feed()
 
     def told(record: RunRecord, now: float) -> list[list[object]]:
@@ -180,7 +180,7 @@ def test_the_terminal():
 
 
 def curved(number: int, *reports: events.Metrics, ending: events.ItemEnding | None = "finished") -> list[events.Event]:
-    """Return the events of an item that makes these reports."""
+    """Return the events of an item that sends these reports."""
     found = [events.ItemStarted(100.0, number, f"shop={number}", 0), *reports]
     return [*found, *([] if ending is None else [events.ItemEnded(102.0, number, ending, "")])]
 
@@ -233,7 +233,7 @@ def test_many_items_keep_fewer_points(monkeypatch):
 
 
 def test_curves_are_saved_as_pictures():
-    """There is a picture for each metric with curves. A metric that was reported once or twice has none."""
+    """There is a picture for each metric with curves. A metric that was reported only once or twice has no curve."""
     found = [*begun(3), *curved(0, *steps(5, "<i>loss", "acc")), *curved(1, *steps(4, "<i>loss"), ending="failed")]
     found[-1] = found[-1]._replace(failure=FAILED)
     record = replay([*found, *curved(2, *steps(2, "mape")), events.RunFinished(103.0, "failed")])
@@ -304,7 +304,7 @@ def test_the_best_trial_is_said_everywhere():
 
 
 def test_a_search_as_pictures():
-    """The saved form has three pictures. What users write is escaped."""
+    """The saved form has three pictures. Text from users is escaped."""
     shown = html.panel(searched(over=True), now=103.0, final=True)
     assert shown.count('src="data:image/png;base64,') == 3
     assert 'alt="lr, act, width and val_loss of all trials"' in shown

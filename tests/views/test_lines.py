@@ -95,7 +95,7 @@ FOLDING = json.loads((Path(__file__).parent / "folding.json").read_text(encoding
 
 @pytest.mark.parametrize("case", FOLDING, ids=lambda case: case["what"])
 def test_lines_and_tracebacks_fold_and_each_rank_keeps_its_order(case):
-    """The page folds by the same rules: tests/views/panel/twins.test.mjs."""
+    """tests/views/panel/twins.test.mjs tests the page with the same cases."""
     found = folded([line(text, rank, stream) for rank, stream, text in case["lines"]])
     assert [[rank_numbers(shared.ranks), shared.line.text] for shared in found] == case["folded"]
 

@@ -1,4 +1,4 @@
-"""Messages to a page that shows a run: each line is sent once, as text, and little is sent twice."""
+"""Tests the messages to a page that shows a run: each line is sent only once, and as text."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_the_state_is_told_when_it_changes_and_not_too_often(running):
     assert of_kind(feed.news(record, soon), "state") == []  # the last state was sent a moment ago
     (told,) = of_kind(feed.news(record, soon + STATE_PAUSE_S), "state")
     assert told["ranks"]["step"] == [None, 7]
-    assert told["last"] == []  # only together with the table and the curves
+    assert told["last"] == []  # new values are sent only together with the table and the curves
     news = feed.news(record, soon + 2 * SECTIONS_PAUSE_S)
     assert of_kind(news, "state")[0]["last"] == ["loss 0.5"]
     assert "metrics" in of_kind(news, "sections")[0]["html"]
@@ -144,7 +144,7 @@ def test_a_section_is_told_when_it_has_changed(running):
     assert list(told["html"]) == ["code"]
     record = apply(running, events.Metrics({"loss": 0.5}, step=1, time=BEGAN + 3, rank=0))
     (told,) = of_kind(feed.news(record, BEGAN + 60), "sections")
-    assert list(told["html"]) == ["metrics", "code"]  # which now says how to open TensorBoard
+    assert list(told["html"]) == ["metrics", "code"]  # the section `code` now says how to open TensorBoard
     record = apply(record, events.Metrics({"loss": 0.4}, step=2, time=BEGAN + 4, rank=0))
     (told,) = of_kind(feed.news(record, BEGAN + 90), "sections")
     assert list(told["html"]) == ["metrics"]

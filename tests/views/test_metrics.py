@@ -8,7 +8,7 @@ from sparkring.views.charts import charts
 
 
 def epochs(rank, count, begin=0.0, first=1):
-    """What a rank with Keras reports: running values, and then those of the epoch."""
+    """Return what a rank with Keras reports: in each epoch, running values and then the values of the whole epoch."""
     for epoch in range(first, first + count):
         now = begin + epoch * 10
         yield Metrics({"loss": 2 / epoch}, step=20, epoch=epoch, steps=40, epochs=4, time=now - 5, rank=rank)
@@ -35,13 +35,13 @@ def test_a_second_fit_begins_a_new_lap(replayed):
 
 
 def steps(first, last, rank=0, begin=0.0, **more):
-    """What a rank logs step by step, one step per second."""
+    """Return what a rank logs at each step. There is one step per second."""
     for step in range(first, last + 1):
         yield Metrics({"loss": 1 / step + 0.5 * rank}, step=step, **more, time=begin + step, rank=rank)
 
 
 def restarted(replayed):
-    """Two ranks, one slower, are lost at step 10 and continue from step 8. Every fourth step is a checkpoint."""
+    """Two ranks, one of them slower, are lost at step 10 and continue from step 8. Every fourth step is saved."""
     return replayed(
         AttemptStarted(0.0, 1, 2),
         *steps(1, 10),
@@ -122,7 +122,7 @@ def test_ranks_that_agree_have_one_line(replayed):
 
 
 def test_single_reports_of_several_ranks_are_no_curve(replayed):
-    """A line would connect values of different ranks."""
+    """There is no curve, because a curve would connect values of different ranks."""
     told = [Metrics({"accuracy": 0.9}, step=10 + rank, time=rank, rank=rank) for rank in range(4)]
     ended = [RankFinished(9.0, rank, "") for rank in range(4)]
     record = replayed(*told, *ended, size=4)
@@ -179,7 +179,7 @@ def test_progress_and_the_time_left(replayed):
 
 
 def test_progress_is_that_of_the_slowest_rank_that_goes_on(replayed):
-    """Ranks that are in a later epoch, or done, make no difference. Only the current attempt counts."""
+    """Ranks that have finished or are in a later epoch make no difference. Only the current attempt counts."""
     told = [
         *epochs(0, 4),
         *epochs(1, 1),
@@ -202,7 +202,7 @@ def test_progress_is_that_of_the_slowest_rank_that_goes_on(replayed):
 
 
 def test_a_metric_has_one_value(replayed):
-    """The header, the table and the chart go as far as the slowest rank, wherever the others are."""
+    """The header, the table and the chart end where the slowest rank is."""
     fast, slow = [*steps(1, 39)], [*steps(1, 13, 1)]
     by_step = replayed(*fast, *slow), 1 / 13 + 0.25
     in_epochs = [
@@ -220,11 +220,11 @@ def test_a_metric_has_one_value(replayed):
         values = row["loss"].mean, metrics.table(record).last()["loss"].mean, curve.last, curve.points[-1].value.mean
         assert values == pytest.approx((mean,) * 4)
     assert len(metrics.table(by_step[0]).rows) == 13
-    # A rank that has finished is no longer waited for; a metric of one rank alone waits for no other.
+    # Views do not wait for a rank that has finished, or for other ranks if only one rank reports the metric.
     record = replayed(*fast, *slow, RankFinished(50.0, 1, ""), Metrics({"alone": 1.0}, step=39, time=60.0, rank=0))
     assert metrics.table(record).last()["loss"].mean == pytest.approx(1 / 39)
     assert metrics.table(record).last()["alone"].mean == 1
-    # If the ranks report in turn, each counts with its last value.
+    # If the ranks report in turn, the last value of each rank is used.
     record = replayed(*(Metrics({"loss": float(n % 2)}, step=n, time=n, rank=n % 2) for n in range(1, 60)))
     assert {row["loss"].mean for _, row in metrics.table(record).newest(20)} == {0.5}
 

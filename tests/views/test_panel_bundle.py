@@ -1,4 +1,4 @@
-"""The live panel's bundle was made of its current sources, and the sources pass their unit tests."""
+"""Tests that the live panel's bundle was made from its current sources, and runs the unit tests of the sources."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HERE = Path(panel.__file__).parent
 
 @pytest.mark.parametrize("bundle", ["panel.bundle.js", "panel.bundle.css"])
 def test_the_bundle_was_made_of_these_sources(bundle):
-    """The digest is the one that build.js writes. Where there is npm, `make check` compares the whole bundle."""
+    """The bundle has the digest that build.js computes. If npm is installed, `make check` compares the whole bundle."""
     digest = hashlib.sha256()
     for name in ("../style.css", "build.js", "package-lock.json", *sorted(f"src/{p.name}" for p in HERE.glob("src/*"))):
         digest.update(f"{name}\n{(HERE / name).read_text(encoding='utf-8')}".encode())
@@ -41,7 +41,7 @@ def test_nothing_names_a_registry():
 
 
 def test_the_sources_in_node():
-    """The unit tests beside this file pass."""
+    """The unit tests of the sources pass."""
     node = shutil.which("node")
     if node is None:
         if os.environ.get("CI"):

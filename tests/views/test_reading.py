@@ -1,4 +1,4 @@
-"""How reading is shown: which ranks wait for data, which end an epoch early, and which data they read."""
+"""Tests how reading is shown: which data ranks read, which ranks wait for data, and which end an epoch early."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOW = START + 60
 
 
 def opened(rank: int, reader: int = 0, name: str = "/data/digits", **fields: Any) -> DataOpened:
-    """A rank opens a data set, by default one of a million rows."""
+    """Return the event that a rank opens a data set, by default with a million rows."""
     known: dict[str, Any] = {
         "kind": "parquet", "columns": ("a", "b"), "version": "3f2a", "files": 8, "row_groups": 32, "rows": 1_000_000,
         "size_bytes": 40_100_000, "batch_size": 256,
@@ -29,7 +29,7 @@ def opened(rank: int, reader: int = 0, name: str = "/data/digits", **fields: Any
 
 
 def read(rank: int, rows: int, waited: float = 0.05, *, reader: int = 0, ago: float = 0.0, **fields: Any) -> DataRead:
-    """A rank has read `rows` of 1,000 rows in 10 s, and has waited for the share `waited` of that time."""
+    """Return the event that a rank has read `rows` of 1,000 rows in 10 s, waiting for a fraction of this time."""
     known: dict[str, Any] = {
         "epoch": 1, "steps": rows // 10, "size_bytes": rows * 40, "rows_planned": 1_000, "elapsed_s": 10.0,
         "place": f"part-{rank}.parquet, row group 1 of 4",
@@ -60,7 +60,7 @@ def marks(record, now: float = NOW) -> list[str]:
     ],
 )
 def test_a_rank_that_starves(replayed, waited, marked):
-    """A rank starves if it waits more than half of its time, or three tenths and clearly more than the others."""
+    """A rank starves if it waits for over half of its time, or for over 0.3 and clearly longer than the others."""
     events: list[Event] = []
     for rank, part in enumerate(waited):
         events += [opened(rank), read(rank, 500, part)]
@@ -89,13 +89,13 @@ def test_the_first_batch_has_to_be_waited_for(replayed):
     ids=["others read", "just now", "all have", "others are ahead", "the other needs no more", "not begun"],
 )
 def test_a_rank_that_ends_its_epoch_early(replayed, others, ago, marked):
-    """A rank is early if it ended an epoch some time ago, and a rank that is still running has not ended that epoch."""
+    """A rank is early if it ended an epoch some time ago and a rank that is still running has not ended this epoch."""
     events = [opened(0), opened(1), read(0, 1_000, done=True, ago=ago), *others]
     assert marks(replayed(*events)) == ["early" if marked else "", ""]
 
 
 def test_marks_in_words(replayed):
-    """The words give the figures for each mark."""
+    """The note on each mark gives the numbers."""
     events = [*map(opened, range(4)), read(0, 500), read(1, 100, 0.76), read(2, 500), read(3, 310, done=True, ago=7.5)]
     (found,) = data_sets(replayed(*events, size=4), NOW)
     assert notes(found) == (
@@ -111,7 +111,7 @@ def test_marks_in_words(replayed):
 
 
 def test_many_marks_are_told_together(replayed):
-    """A hundred ranks do not have a sentence each."""
+    """The notes on a hundred ranks are summed up."""
     events = [*map(opened, range(100)), *(read(rank, 100, 0.8) for rank in range(90))]
     (found,) = data_sets(replayed(*events, size=100), NOW)
     assert notes(found) == "ranks 0–89 waited a long time for data"
@@ -125,7 +125,7 @@ def test_many_marks_are_told_together(replayed):
 
 
 def test_readers_of_the_same_data_are_one_data_set(replayed):
-    """Readers match by name, kind and filter, not by number. If a rank has several, the last one counts."""
+    """Readers match by name, kind and filter, not by number. Of several such readers of a rank, the last one counts."""
     events = [
         opened(0), opened(0, 1, "/data/val"), opened(1, 0, "/data/val"), opened(1, 1), opened(0, 2, where="a > 3"),
         read(0, 100), read(0, 200, reader=1), read(1, 300), read(1, 400, reader=1),
@@ -143,7 +143,7 @@ def test_readers_of_the_same_data_are_one_data_set(replayed):
 
 
 def test_what_data_it_was(replayed):
-    """The words have name, columns, filter, amount and version, as far as they are known."""
+    """The text has the name, columns, filter, amount and version of the data, as far as they are known."""
     first, second, third = data_sets(
         replayed(
             opened(0, where="a > 3", columns=tuple("abcdefghij")),
@@ -162,7 +162,7 @@ def test_what_data_it_was(replayed):
 
 
 def test_ranks_that_found_different_files_are_told(replayed):
-    """The words report ranks that found different files: the same path may hold different data on different hosts."""
+    """The text says if ranks found different files, since a path may hold different data on different hosts."""
     (found,) = data_sets(replayed(opened(0), opened(1, version="77aa"), opened(2), size=3), NOW)
     assert "ranks found different files: version 3f2a on ranks 0, 2, 77aa on rank 1" in reading.data_words(found)
 
@@ -171,7 +171,7 @@ def test_ranks_that_found_different_files_are_told(replayed):
 
 
 def test_a_line_for_each_rank(replayed):
-    """A line has the rows read and planned, rates over the epoch, waiting, and the place in the data."""
+    """A line has the rows read and planned, the rates, the waiting time, and the position in the data."""
     record = replayed(opened(0), opened(1), read(0, 500), read(1, 7, rows_planned=None, steps=2, steps_planned=8))
     (found,) = data_sets(record, NOW)
     first, second = lines(found)
@@ -182,7 +182,7 @@ def test_a_line_for_each_rank(replayed):
 
 
 def test_many_ranks_in_blocks(replayed):
-    """More than 32 ranks are shown in blocks of neighbours, with sums; ranks with marks are named."""
+    """More than 32 ranks are shown in blocks of neighbours, with sums. Ranks with marks are named."""
     events = [*map(opened, range(70)), *(read(rank, 500, 0.9 if rank == 33 else 0.05) for rank in range(70))]
     (found,) = data_sets(replayed(*events, size=70), NOW)
     told = lines(found)
@@ -200,7 +200,7 @@ def test_many_ranks_in_blocks(replayed):
 
 @pytest.fixture
 def run(replayed):
-    """`run(n)`: n ranks read two data sets; rank 1 starves and rank 2 finished the epoch early."""
+    """`run(n)` is a run in which n ranks read two data sets. Rank 1 starves, and rank 2 finished the epoch early."""
 
     def make(size: int, *more: Event, **fields: Any):
         events: list[Event] = []
@@ -213,7 +213,7 @@ def run(replayed):
 
 
 def test_the_panel_while_it_reads(run):
-    """The panel has bars for what was read, in the marks' colours, and the marks in words."""
+    """The panel has bars in the marks' colours, and says what the marks mean."""
     page = panel(run(4), now=NOW, final=False)
     assert re.findall(r'sr-read" title="(\d+)%"[^>]*><div style="[^"]*width: ?(\d+)%;background: ?(#\w+)"', page) == [
         ("50", "50", "#2f80d0"),
@@ -229,7 +229,7 @@ def test_the_panel_while_it_reads(run):
 
 
 def test_the_panel_that_stays(run, unfolded):
-    """What was read and the marks are visible, and in the plain text, too; the ranks' table is folded."""
+    """The HTML and the plain text show the data and the marks. The ranks' table is folded away."""
     found = bundle(run(4, RunFinished(NOW, "timed out")), now=NOW + 9, final=True)
     page, text = unfolded(found["text/html"]), found["text/plain"]
     assert "read /data/digits · columns a, b" in page
@@ -243,13 +243,13 @@ def test_the_panel_that_stays(run, unfolded):
 
 
 def test_a_quick_cell_that_reads_keeps_its_panel(run):
-    """A short run shows what it has read, too."""
+    """The panel of a quick run is kept if the run has read data."""
     record = run(2, RunFinished(START + 0.5, "finished"), warm=True)
     assert "read /data/digits" in bundle(record, now=NOW, final=True)["text/html"]
 
 
 def test_hundreds_of_ranks_that_read_fit(run):
-    """With several data sets on each rank and with long names, the panel keeps to its limit."""
+    """With several data sets on each rank and with long names, the panel stays within its size limit."""
     more = [
         event
         for reader in range(2, 5)
@@ -293,7 +293,7 @@ class Terminal(io.StringIO):
 
 
 def test_in_a_terminal(run, monkeypatch):
-    """The progress line says how much has been read and which ranks have marks; the end says what was read."""
+    """The progress line says how much has been read and which ranks have marks. The last lines say what was read."""
     monkeypatch.setenv("COLUMNS", "200")
     stream = Terminal()
     view = TerminalView(stream)
@@ -309,7 +309,7 @@ def test_in_a_terminal(run, monkeypatch):
 
 
 def test_of_runs_that_read_nothing_nothing_is_said(replayed):
-    """Such a run has no line and no table about reading."""
+    """A run that reads no data has no line and no table about reading."""
     record = replayed(RunFinished(NOW, "finished"))
     assert "read" not in panel(record, now=NOW, final=True)
     assert closing_words(record, NOW) == []
@@ -320,7 +320,7 @@ def test_of_runs_that_read_nothing_nothing_is_said(replayed):
 
 
 def test_real_ranks_tell_what_they_read(local, tmp_path):
-    """Two ranks read real files; the record has the data, each rank's rows, and that the epochs were completed."""
+    """Two ranks read real files. The record has the data set, each rank's rows, and the completed epochs."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

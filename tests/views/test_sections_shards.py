@@ -1,4 +1,4 @@
-"""The section about reading: for each rank, a strip of what it has read, is reading and will read; and the balance."""
+"""Tests the section about reading: each rank's strip, and the text about the balance between ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NOW = START + 60
 
 
 def opened(rank: int, reader: int = 0, **fields: Any) -> DataOpened:
-    """A rank opens 40,000 rows in 4 MB."""
+    """Return the event that a rank opens a data set with 40,000 rows in 4 MB."""
     known = {"name": "/data/digits", "kind": "parquet", "files": 8, "row_groups": 32, "rows": 40_000,
              "size_bytes": 4_000_000}  # fmt: skip
     return DataOpened(reader, **{**known, **fields}, time=START + 2, rank=rank)
@@ -37,19 +37,19 @@ def pieces_and_names(rows: tuple[int, ...]) -> tuple[tuple[Piece, ...], tuple[tu
 
 
 def planned(rank: int, rows: list[int], *, reader: int = 0, epoch: int = 1, **fields: Any) -> DataPlanned:
-    """A rank plans row groups of so many rows, two in a file."""
+    """Return a rank's plan to read row groups with these numbers of rows, two row groups in each file."""
     pieces, names = pieces_and_names(tuple(rows))
     return DataPlanned(reader, epoch, **{"pieces": pieces, "names": names, **fields}, time=START + 3, rank=rank)
 
 
 def read(rank: int, rows: int, of: int | None, *, reader: int = 0, epoch: int = 1, **fields: Any) -> DataRead:
-    """A rank has read so many rows in 10 s."""
+    """Return the event that a rank has read `rows` rows in 10 s."""
     known = {"elapsed_s": 10.0, "rows_planned": of, "place": f"part-{rank}.parquet, row group 1 of 4"}
     return DataRead(reader, epoch, rows, rows // 100, rows * 80, **{**known, **fields}, time=NOW - 5, rank=rank)
 
 
 def states(plan: DataPlanned, now: DataRead | None, most: int = 100, **options: Any) -> str:
-    """The blocks of a strip, as one letter each: R for read, N for now, c for to come."""
+    """Return a letter for each block of a strip: R for read, N for being read, c for to come."""
     found = strip(RankReading(plan.rank, now, plan=plan), most, **options)
     assert found is not None
     return "".join({"read": "R", "reading": "N", "to come": "c"}[block.state] for block in found.blocks)
@@ -63,7 +63,7 @@ def states(plan: DataPlanned, now: DataRead | None, most: int = 100, **options: 
     [(0, "Nccc"), (99, "Nccc"), (100, "RNcc"), (101, "RNcc"), (399, "RRRN"), (400, "RRRR")],
 )
 def test_in_order_one_row_group_is_being_read(rows, shown):
-    """All row groups before it are read, all after it are to come."""
+    """Row groups before the current one have been read, and row groups after it are still to come."""
     assert states(planned(0, [100] * 4), read(0, rows, 400)) == shown
 
 
@@ -72,7 +72,7 @@ def test_in_order_one_row_group_is_being_read(rows, shown):
     [(0, "NNNccc"), (249, "NNNccc"), (250, "RRNNNc"), (499, "RRNNNc"), (500, "RRRRRN"), (550, "RRRRRN")],
 )
 def test_shuffled_rows_come_of_several_row_groups_at_a_time(rows, shown):
-    """The row groups in the buffer are being read; one that continues in the next buffer is not read before that."""
+    """All row groups in the buffer are being read, even a row group that continues in the next buffer."""
     assert states(planned(0, [100] * 6, window=250), read(0, rows, 600)) == shown
 
 
@@ -86,7 +86,7 @@ def test_an_epoch_that_has_ended_is_read():
 
 
 def test_an_epoch_that_goes_on_from_its_middle():
-    """What was read before the stop counts as read."""
+    """Rows that were read before the reader was made count as read."""
     plan = planned(0, [100] * 4, begun=150)
     assert states(plan, None) == "RNcc"
     found = strip(RankReading(0, read(0, 100, 250), plan=plan), 10)
@@ -104,7 +104,7 @@ def test_a_plan_is_of_its_epoch():
 
 
 def test_what_was_to_come_when_the_run_ended_was_not_read():
-    """In a run that has ended, the words are "begun" and "not read"."""
+    """After a run, blocks are called "begun" and "not read"."""
     found = strip(RankReading(3, read(3, 150, 400), plan=planned(3, [100] * 4)), 10, over=True)
     assert found.words == "rank 3, epoch 1: 1 row group read, 1 begun, 2 not read"
     assert [block.words for block in found.blocks] == [
@@ -123,7 +123,7 @@ def test_what_was_to_come_when_the_run_ended_was_not_read():
     st.booleans(),
 )
 def test_blocks_are_the_whole_epoch(rows, at, window, most, done):
-    """Blocks have no gaps and are ordered by state; there are about `most` of them, and each row group counts once."""
+    """There are about `most` blocks, without gaps and in the order of their states. Each row group counts once."""
     total = sum(rows)
     at = min(at, total)
     mine = RankReading(0, read(0, at, total, done=done), plan=planned(0, rows, window=window))
@@ -141,7 +141,7 @@ def test_blocks_are_the_whole_epoch(rows, at, window, most, done):
 
 
 def test_many_row_groups_are_drawn_as_few():
-    """Neighbours in one state are one block, which says how many they are, even if the rank has joined them."""
+    """Neighbouring row groups in the same state share a block, which says how many they are."""
     plan = planned(0, [10] * 500)
     found = strip(RankReading(0, read(0, 2_505, 5_000), plan=plan), 20)
     assert len(found.blocks) <= 23
@@ -163,7 +163,7 @@ def balance(replayed, *events: Event, size: int = 2) -> str:
 
 
 def test_who_has_more_rows(replayed):
-    """The words say by how much, and compare only ranks that read the same epoch."""
+    """The text says how many more rows a rank has, and compares only ranks that read the same epoch."""
     begun = [opened(rank) for rank in range(3)]
     plans = [planned(0, [1_000]), planned(1, [500, 560]), planned(2, [1_120])]
     assert balance(replayed, *begun, *plans, size=3) == "rank 2 has 12 % more rows than rank 0 (1,120 and 1,000)"
@@ -178,7 +178,7 @@ def test_who_has_more_rows(replayed):
 
 
 def test_who_is_slowest_and_how_much_is_read(replayed):
-    """The slowest rank is compared with the median, and the bytes read with the files' size, if known."""
+    """The slowest rank is compared with the median, and the bytes read are compared with the files' size, if known."""
     events = [opened(rank) for rank in range(3)] + [read(rank, 1_000 * (rank + 2), 10_000) for rank in range(3)]
     assert balance(replayed, *events, size=3) == (
         "each rank has 10,000 rows · slowest: rank 0, 200 rows/s; median 300 · "
@@ -191,7 +191,7 @@ def test_who_is_slowest_and_how_much_is_read(replayed):
 
 
 def test_data_in_a_list_of_runs():
-    """The list has the last part of each path, and how many more there are."""
+    """The list has the last parts of the first paths, and the number of further paths."""
     assert named_shortly([]) == ""
     assert named_shortly(["dbfs:/data/flights/"]) == "flights"
     assert named_shortly(["/a/b", "c", "d", "e"]) == "b, c and 2 more"
@@ -202,7 +202,7 @@ def test_data_in_a_list_of_runs():
 
 
 class Page(HTMLParser):
-    """The strips of a page, and the titles of their blocks; checks that every tag is closed."""
+    """Collects the strips of a page and the titles of their blocks. Checks that every tag is closed."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -231,7 +231,7 @@ class Page(HTMLParser):
 
 
 def run(replayed, size: int, groups: int, *more: Event, sets: int = 1):
-    """Each rank is in the middle of `groups` row groups; rank 1 waits for data, and the last rank is slow."""
+    """Return a run in which ranks are reading `groups` row groups. Rank 1 waits for data, and the last rank is slow."""
     events: list[Event] = []
     for rank in range(size):
         for reader in range(sets):
@@ -245,7 +245,7 @@ def run(replayed, size: int, groups: int, *more: Event, sets: int = 1):
 
 
 def test_a_tab_shows_a_strip_for_each_rank(replayed):
-    """A strip has words for screen readers, and a title for each row group; a legend explains the colours."""
+    """A strip has a text for screen readers and a title for each row group. A legend explains the boxes."""
     page = shards.html(run(replayed, 3, 4), NOW, "tab")
     found = Page(page)
     middle, slow = "2 row groups read, 1 being read, 1 to come", "1 row group read, 1 being read, 2 to come"
@@ -273,7 +273,7 @@ def test_states_differ_in_shape(replayed):
 
 
 def test_what_is_stacked_is_as_short_as_without_plans(replayed):
-    """The stacked form has bars, and no further lines."""
+    """The form "stacked" has only bars, and no text about the balance."""
     page = shards.html(run(replayed, 2, 4), NOW, "stacked")
     assert "<svg" not in page
     assert page.count("sr-read") == 2
@@ -281,7 +281,7 @@ def test_what_is_stacked_is_as_short_as_without_plans(replayed):
 
 
 def test_what_stays_has_its_strips_below_the_fold(replayed):
-    """The strips are folded, with the table; which rank had more to read is visible."""
+    """The table with the strips is folded away, but the text about the balance is visible."""
     page = shards.html(run(replayed, 3, 4, RunFinished(NOW, "interrupted")), NOW, "final")
     outside = re.sub(r"<details>.*?</details>", "", page)
     assert "<svg" not in outside
@@ -311,7 +311,7 @@ def test_where_it_is_not_known_what_a_rank_reads_there_is_a_bar(replayed):
     ],
 )
 def test_many_ranks_with_many_row_groups_fit(replayed, size, form, strips, most_bytes):
-    """Each rank has a strip if there is room; otherwise only those that stand out."""
+    """Each rank has a strip if there is room; otherwise, only some ranks have strips."""
     page = shards.html(run(replayed, size, 500), NOW, form)
     found = Page(page)
     assert len(found.strips) == strips
@@ -323,7 +323,7 @@ def test_many_ranks_with_many_row_groups_fit(replayed, size, form, strips, most_
 
 
 def test_a_panel_of_several_data_sets_fits(replayed):
-    """The final view keeps to its limits."""
+    """The section and the final view stay within their size limits."""
     record = run(replayed, 1024, 500, RunFinished(NOW, "interrupted"), sets=3)
     assert len(shards.html(record, NOW, "final")) < 60_000
     assert len(panel(record, now=NOW, final=True)) < 190_000
@@ -344,7 +344,7 @@ def test_files_names_are_text(replayed):
 
 
 def test_slow_and_starving_ranks_come_first(replayed):
-    """If not all ranks fit, these are shown first; the ranks are in the order of their numbers."""
+    """If not all ranks fit, slow and starving ranks are chosen first. The chosen ranks are in numerical order."""
     (found,) = data_sets(run(replayed, 100, 4), NOW)
     assert [each.rank for each in reading.telling(found, 8)] == [0, 1, 2, 3, 4, 5, 6, 99]
     assert reading.telling(found, 100) == found.ranks

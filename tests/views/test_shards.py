@@ -1,4 +1,4 @@
-"""What `%shards` shows: the picture to the pixel, the table, and advice with its numbers."""
+"""Tests what `%shards` shows: the picture, the table and the advice."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from sparkring.views.shards import (
 
 @pytest.fixture
 def seen() -> Callable[..., Outlook]:
-    """`seen([[40, 40], [5]], 4)`: the outlook for 4 ranks, on files with these rows in their row groups."""
+    """`seen([[40, 40], [5]], 4)` is the Outlook for 4 ranks and files whose row groups have these numbers of rows."""
 
     def look(
         counts: Sequence[Sequence[int]],
@@ -68,7 +68,7 @@ def seen() -> Callable[..., Outlook]:
 
 
 def test_what_the_data_set_is(seen):
-    """The words have its counts, its size, and what was chosen from it."""
+    """The text has the data set's counts and size, and the chosen columns and filter."""
     assert shards.data_words(seen([[1000, 1000], [5]], 2)) == (
         "2,005 rows in 2 files, 3 row groups, 16.0 MB · version 3f2a"
     )
@@ -88,13 +88,13 @@ def test_what_the_data_set_is(seen):
     ],
 )  # fmt: skip
 def test_an_epoch_in_words(seen, remainder, words):
-    """The sentence has the steps, and what happens to rows that do not fill a batch."""
+    """The sentence has the number of steps, and says what happens to rows that do not fill a batch."""
     assert epoch_words(seen([[20], [3]], 3, 3, remainder=remainder)) == words
 
 
 @pytest.mark.slow
 def test_requests_are_told_where_they_cost(seen):
-    """Nothing is said for local files. For others: how many, what they cost, and when a prefix is slowed down."""
+    """For an object store, the text has the number and price of requests, and when a prefix is slowed down."""
     counts = [[4]] * 200_000
     assert request_words(seen(counts, 4, epochs=1000)) == []
     priced, slowed = request_words(seen(counts, 4, epochs=1000, protocol="memory", path="bucket/events"))
@@ -107,7 +107,7 @@ def test_requests_are_told_where_they_cost(seen):
 
 
 def test_good_files_need_no_advice(seen):
-    """There is no advice if files are few, and row groups are even, not too large, and enough for all ranks."""
+    """There is no advice if there are few files and enough row groups, which are even and not too large."""
     assert advice(seen([[1000, 1000]] * 4, 4)) == []
 
 
@@ -137,19 +137,19 @@ def test_good_files_need_no_advice(seen):
     ],
 )  # fmt: skip
 def test_advice_has_the_numbers(seen, counts, size, how, words):
-    """Each problem is reported with the numbers concerned, and with what to do."""
+    """Each problem is reported with the relevant numbers, and with what to do about it."""
     told = "\n".join(advice(seen(counts, size, **how)))
     assert words in told, told
 
 
 @pytest.mark.parametrize("remainder", ["pad", "join"])
 def test_a_batch_that_is_not_filled_matters_only_where_it_is_dropped(seen, remainder):
-    """With padding or joining, there is a step."""
+    """With padding or joining, an epoch has a step even if no batch is full."""
     assert not any("fill a batch" in line for line in advice(seen([[7, 7]], 2, remainder=remainder)))
 
 
 def test_a_filter_that_empties_a_petastorm_shard(seen):
-    """A shard may have row groups and no rows."""
+    """The advice names ranks whose row groups have no matching rows."""
     found = seen([[1], [0]], 2, 1)
     assert "With Petastorm's shards, rank 1 would get only row groups without matching rows." in advice(found)
 
@@ -158,7 +158,7 @@ def test_a_filter_that_empties_a_petastorm_shard(seen):
 
 
 def test_a_row_for_each_rank(seen):
-    """Our numbers are on the left, and Petastorm's on the right."""
+    """A row has the numbers for shards() on the left, and the numbers for Petastorm on the right."""
     assert table_rows(seen([[40, 40], [20]], 2)) == [
         ("0", "50", "400 kB", "1", "2", "5", "60", "2", "6"),
         ("1", "50", "400 kB", "2", "2", "5", "40", "1", "4"),
@@ -166,7 +166,7 @@ def test_a_row_for_each_rank(seen):
 
 
 def test_many_ranks_in_blocks(seen):
-    """With more than 32 ranks, neighbours share a row, which has the range of their numbers."""
+    """With more than 32 ranks, neighbouring ranks share a row, which has ranges of numbers."""
     assert [len(blocks(count)) for count in (1, 32, 33, 64, 1024)] == [1, 32, 17, 32, 32]
     assert [rank for block in blocks(1000) for rank in block] == list(range(1000))
     rows = table_rows(seen([[100]] * 48, 64))
@@ -181,7 +181,7 @@ def test_many_ranks_in_blocks(seen):
 
 
 def drawn(page: str, split: int) -> list[list[tuple[float, float]]]:
-    """Return the bands of a split's picture: for each rank, pairs (left, width) as parts of the whole band."""
+    """Return the bands of a split's picture: for each rank, pairs (left, width) as fractions of the whole band."""
     figure = re.findall(r"<figure>.*?</figure>", page)[split]
     bands = re.findall(r'<path d="([^"]*)" fill="#', figure)
     return [
@@ -194,7 +194,7 @@ def drawn(page: str, split: int) -> list[list[tuple[float, float]]]:
 
 
 def test_the_picture_is_to_scale(seen, unfolded):
-    """Bands are where the rows are, in proportion, except for a pixel between neighbours."""
+    """The bands show the positions of the rows to scale, except for a gap of one pixel between neighbours."""
     page = unfolded(shards_html(seen([[100, 300], [400]], 2)))
     gap = pytest.approx
     even, in_turn = drawn(page, 0), drawn(page, 1)
@@ -218,7 +218,7 @@ def test_a_rank_with_nothing_stands_out(seen, unfolded):
 
 
 def test_coverage_is_exact():
-    """Every row is in one cell or shared by two."""
+    """The fractions of cells that stretches cover are exact, even if a stretch ends within a cell."""
     assert covered([Stretch(0, 5), Stretch(10, 20)], 20, 4) == [1.0, 0.0, 1.0, 1.0]
     assert covered([Stretch(0, 3)], 4, 2) == [1.0, 0.5]
     assert covered([Stretch(1, 2)], 3, 1) == [pytest.approx(1 / 3)]
@@ -237,7 +237,7 @@ def test_coverage_is_exact():
     ids=["100,000 row groups", "and 1,024 ranks", "one row", "empty ones", "large"],
 )
 def test_the_page_stays_small_and_is_only_what_we_put_there(seen, counts, size):
-    """Whatever the data set, there are no scripts, no ids, nothing from elsewhere, and only a few dozen kilobytes."""
+    """For any data set, the page is small, has no scripts and no ids, and loads nothing."""
     found = seen(counts, size)
     page = shards_html(found)
     assert len(page) < 150_000
@@ -249,7 +249,7 @@ def test_the_page_stays_small_and_is_only_what_we_put_there(seen, counts, size):
 
 
 def test_names_are_text(seen):
-    """Paths, columns and filters are escaped, and control characters are gone."""
+    """Paths, columns and filters are escaped, and control characters are removed."""
     evil = "<script>evil()</script>\x1b[2J\" onload='evil()'"
     found = seen([[5, 5]], 3, name=evil, path=evil, where=evil, protocol="memory", columns=(evil, "a"))
     page = shards_html(found)

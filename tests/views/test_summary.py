@@ -41,7 +41,7 @@ def test_durations(seconds, words):
 
 
 def test_the_page_has_the_same_words():
-    """The page writes durations, numbers and ranks in the same way: tests/views/panel/twins.test.mjs tests it."""
+    """Durations, numbers and ranks are written as in the page, which tests/views/panel/twins.test.mjs tests."""
     same = json.loads((Path(__file__).parent / "words.json").read_text(encoding="utf-8"))
     assert [describe.duration(seconds) for seconds, _ in same["duration"]] == [words for _, words in same["duration"]]
     assert [describe.number(value) for value, _ in same["number"]] == [words for _, words in same["number"]]
@@ -90,7 +90,7 @@ def test_a_failure_names_rank_host_line_advice_last_lines_followers_and_log(repl
 
 
 def test_in_a_notebook_the_whole_log_is_no_path(replayed, monkeypatch):
-    """JupyterLab would turn a path into a link that opens its debugger."""
+    """Errors name a %logs line, because JupyterLab would turn a path into a link that opens its debugger."""
     monkeypatch.setattr("sparkring.history.describe.run.in_notebook", lambda: True)
     record = replayed(RankFailed(3.0, 1, FAILURE), RunFinished(4.0, "failed", "", 1))
     assert describe.explain_failure(record).endswith("\n\nWhole log: %logs 2026-11-20_14-03-22_a1b2 --rank 1")
@@ -98,7 +98,7 @@ def test_in_a_notebook_the_whole_log_is_no_path(replayed, monkeypatch):
 
 
 def test_how_long_a_run_took(replayed):
-    """The time is in whole seconds during the run. If the ranks never started, the words say so."""
+    """The time is in whole seconds during the run. If the ranks never started, the text says so."""
     began = 1_700_000_000.0
     assert describe.took(replayed(), began + 3.6) == "3 s"
     ended = RunFinished(began + 3.6, "timed out", "the limit of 3 s passed")
@@ -207,7 +207,7 @@ HOROVOD = f"{PACKAGES}/horovod/torch/mpi_ops.py"
 
 
 def test_where_every_rank_is_in_one_sentence(replayed):
-    """Ranks that have left the cell come first. A collective is named before the line, another function after it."""
+    """Ranks that have left the cell come first. A collective is named before the line, other functions after it."""
     record = replayed(
         *(stack(rank, "running", 7, HOROVOD, "allreduce") for rank in (0, 1, 3)),
         RankFinished(20.0, 2, ""),
@@ -226,7 +226,7 @@ def test_where_every_rank_is_in_one_sentence(replayed):
 
 
 def test_a_graph_is_not_called_a_collective(replayed):
-    """For a rank that runs a TensorFlow graph, the words say only that, and whether its process runs or waits."""
+    """For a rank in a TensorFlow graph, the text names no collective, but says whether the process runs or waits."""
     context = f"{PACKAGES}/tensorflow/python/eager/context.py"
     record = replayed(
         stack(0, "running", 7, context, "call_function"), stack(1, "waiting", 0, context, "call_function")
@@ -268,7 +268,7 @@ def test_stacks_as_a_table(replayed):
 
 
 def test_only_ranks_that_take_part_are_counted(replayed):
-    """When a cell runs on some ranks of a gang, the others are idle, and are not counted."""
+    """When a cell runs on some ranks of a gang, the other ranks are idle and are not counted."""
     part = {"size": 4, "ranks": (0, 2), "warm": True}
     assert describe.outcome(replayed(**part)) == "2 running"
     record = replayed(RankFinished(1_700_000_001.0, 0, ""), **part)

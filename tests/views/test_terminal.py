@@ -68,7 +68,7 @@ def test_a_burst_is_cut_and_says_where_the_rest_is(replayed, pipe):
 
 
 def test_a_traceback_is_printed_when_it_is_whole(replayed, pipe):
-    """A traceback is held back while its lines arrive among those of others. If no more come, it is printed soon."""
+    """A traceback is held back while its lines are still arriving. If no more lines arrive, it is printed soon."""
     now = [0.0]
     view, events = TerminalView(pipe, clock=lambda: now[0]), []
     traceback = ["Traceback (most recent call last):", '  File "<cell>", line 2, in <module>', "ValueError: 3"]
@@ -144,7 +144,7 @@ def test_the_progress_line_is_rewritten_below_the_lines(replayed, terminal):
 
 
 def test_the_progress_line_has_the_gpus(replayed, terminal):
-    """The line has the GPUs of all ranks together. A GPU that ranks of a host share is counted once."""
+    """The line sums up the GPUs of all ranks. A GPU that ranks on the same host share is counted only once."""
     used = [GpuUsed("0", "A", 10**9, 4 * 10**9, 40 + 20 * rank, time=2.0, rank=rank) for rank in range(2)]
     TerminalView(terminal).refresh(replayed(*used, GpuUsed("0", "A", 10**9, 4 * 10**9, 60, time=2.0, rank=2), size=3))
     assert " · 2 GPUs 60 %, 2.00 GB of 8.00 GB · " in terminal.getvalue()

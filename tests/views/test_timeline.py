@@ -1,4 +1,4 @@
-"""What a run's views say about its Horovod timeline."""
+"""Tests what views show of Horovod's timeline."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def saved(**changed) -> TimelineSaved:
 
 
 def test_what_is_said_in_plain_words(replayed):
-    """The section has shares of the time, for whom the others waited, the file, and how to open it."""
+    """The section says how the time was spent, which rank the others waited for, and how to open the file."""
     record = replayed(saved())
     for form in ("tab", "final"):
         shown = timeline.html(record, 0.0, form)
@@ -36,7 +36,7 @@ def test_what_is_said_in_plain_words(replayed):
         assert "/runs/a1b2/timeline.json (123 kB)" in shown
         assert "https://ui.perfetto.dev" in shown
         assert "allreduce.grad" in shown
-        assert "waiting for data" not in re.sub(r"<[^>]*>", "", shown)  # where there was none
+        assert "waiting for data" not in re.sub(r"<[^>]*>", "", shown)  # because no time was spent on it
     assert timeline.html(record, 0.0, "stacked") == ""
 
 
@@ -45,7 +45,7 @@ def test_nothing_is_said_of_a_run_without_one(replayed):
 
 
 def test_hostile_names_are_text(replayed):
-    """A tensor's name carries no markup, no bidi code and no escape into the page, wherever it stands."""
+    """No markup, bidi code or escape sequence in a tensor's name or a problem reaches the page."""
     shown = panel(replayed(saved(problem=HOSTILE), RunFinished(2.0, "finished")), now=3.0, final=True)
     assert "<script" not in shown
     assert "\u202e" not in shown
@@ -63,7 +63,7 @@ def test_the_bar_is_as_long_as_the_whole(replayed):
 
 
 def test_large_ones_stay_small(replayed):
-    """With long names, many ranks and many attempts, the panel keeps to its limit."""
+    """With long names, many ranks and many attempts, the panel stays within its size limit."""
     tensors = tuple(TensorTimes("x" * 200, 10**6, 1e5, 1e5, 1e5, 1e5) for _ in range(20))
     late = tuple(Lateness(rank, 10**6, 1e5 / (rank + 1)) for rank in range(64))
     many = [AttemptStarted(1.0, number, 100) for number in range(1, 21)]
@@ -73,13 +73,13 @@ def test_large_ones_stay_small(replayed):
 
 
 def test_empty_and_broken_ones(replayed):
-    """For a timeline without a completed operation, the section says so."""
+    """The section says if a timeline has no completed operation."""
     none = TimelineSaved(1.0, "timeline.json", 3, problem="it has no completed operation")
     assert "it has no completed operation" in timeline.html(replayed(none), 0.0, "tab")
 
 
 def test_the_terminal_and_the_plain_text_name_it(replayed):
-    """One line at the end has the shares, the late rank and the path."""
+    """The line about the timeline says how the time was spent, which rank was late, and where the file is."""
     stream = io.StringIO()
     record = replayed(saved(), RunFinished(2.0, "finished"))
     TerminalView(stream).close(record)

@@ -10,14 +10,14 @@ from sparkring.history.values import CHARACTERS, ENTRIES, told
 
 
 class Odd:
-    """A value that cannot be shown."""
+    """A class whose repr() raises an error."""
 
     def __repr__(self):
         raise ValueError("no")
 
 
 class Unwritten:
-    """A value whose repr() is not text."""
+    """A class whose repr() is not text."""
 
     def __repr__(self):
         return None
@@ -35,7 +35,7 @@ def result(replayed):
 
 @pytest.fixture
 def out():
-    """What a notebook shows as Out[]."""
+    """The formatter with which a notebook shows values as Out[]."""
     return PlainTextFormatter()
 
 

@@ -1,7 +1,7 @@
-"""The events of a run: every kind of thing that can happen in it. Applying them one by one yields a RunRecord.
+"""The events of a run. Applying them one by one yields a RunRecord.
 
-Most reports of members and ranks are kept as they are: these events are the messages of `wire/messages/`. The other
-events are defined here. `time` is in Unix seconds on the driver's clock, taken when the driver heard of the event.
+Most of what members and ranks report is kept unchanged, so these events are messages of `wire/messages/`. The other
+events are defined in this module. `time` is when the driver learned of the event, in Unix seconds on its clock.
 """
 
 from __future__ import annotations
@@ -42,21 +42,23 @@ CurvesBy = Literal["report", "step", "epoch"]
 ItemEnding = Literal[
     "finished",
     "failed",
-    "again",  # the attempt failed, and another one follows
-    "stopped",  # it had not ended when the run was over
-    "kept",  # it did not run: its result was kept by an earlier run
-    "pruned",  # a search ended it early, because others were better
+    "again",  # the attempt failed, and another attempt follows
+    "stopped",  # the item had not ended when the run was over
+    "kept",  # the item did not run, since an earlier run has kept its result
+    "pruned",  # a search ended the item early, because other items were better
 ]
 
 CAPTURED_KEPT = 200  # RunStarted has at most this many captured names, because each event is saved as one line
 
 
 class CapturedName(NamedTuple):
-    """One name of the notebook and how it reaches the ranks.
+    """One name of the notebook, and how its value reaches the ranks.
 
     size_bytes: what the name adds to the payload; None if it could not be packed.
-    travels: how it is sent. Modules and importable functions and classes are sent by reference, that is, as a name.
-    problem: why it cannot be sent, with the path to the object at fault ("`trainer.loader._lock` is a `_thread.lock`").
+    travels: how the value is sent. Modules and importable functions and classes are sent by reference: only their names
+    are sent.
+    problem: why the value cannot be sent, with the path to the object at fault ("`trainer.loader._lock` is a
+    `_thread.lock`").
     advice: what to do about the problem.
     required: whether the cell cannot run without the name.
     via: None if the cell itself uses the name; otherwise another name, which needs this one.
@@ -73,12 +75,12 @@ class CapturedName(NamedTuple):
 
 
 class RunStarted(NamedTuple):
-    """The run has begun; `code` is what the user wrote, with the magic's line as its first line.
+    """The run has begun. `code` is what the user wrote, including the line of the magic.
 
-    `ranks` are those that the cell runs on; () for all ranks. `warm` says whether the run is on a gang whose ranks are
-    up already. `checkpoint_dir` is the directory for checkpoints, as the user wrote it; '' for none. `captured` are the
-    names that were sent to the ranks, at most CAPTURED_KEPT. `versions` are the names and versions of packages that are
-    installed on the driver.
+    `ranks` are the ranks that the cell runs on; () means all ranks. `warm` says whether the run is on a gang that is
+    already up. `checkpoint_dir` is the directory for checkpoints, as the user wrote it; '' if there is none.
+    `captured` are the names that were sent to the ranks, at most CAPTURED_KEPT. `versions` are the names and versions
+    of packages that are installed on the driver.
     """
 
     time: float
@@ -111,7 +113,7 @@ class AttemptStarted(NamedTuple):
 
 
 class AttemptEnded(NamedTuple):
-    """An attempt is over, and another one follows after `pause_s`. `reason` says in one line why the attempt ended.
+    """An attempt is over, and another attempt follows after `pause_s`. `reason` says in one line why this one ended.
 
     `failed_rank` is the rank whose failure ended the attempt. It is None if no rank failed, for example if the attempt
     was ended so that the next one can have more ranks.
@@ -160,8 +162,8 @@ class TensorTimes(NamedTuple):
 class Lateness(NamedTuple):
     """How often a rank was the last one to be ready for an operation, and how long the other ranks waited for it.
 
-    `waited_s` counts the time in which all other ranks were ready. Time in which they waited with several tensors
-    at once counts only once.
+    `waited_s` is the time in which all other ranks were ready. Time in which they waited with several tensors at once
+    is counted only once.
     """
 
     rank: int
@@ -172,11 +174,12 @@ class Lateness(NamedTuple):
 class TimelineSaved(NamedTuple):
     """Horovod's timeline of an attempt is in the run's folder as `name`; the other fields summarise it.
 
-    `wall_s` is the time from the timeline's first event to its last. It is the sum of the five times that follow, since
-    each moment counts for only one of them. If several operations are under way, the one that is furthest along
-    decides: reducing, else copying, else waiting for data, else negotiating. `elsewhere_s` is the time in which no
-    operation is under way, for example while gradients are computed. `slowest` are the tensors that took longest, and
-    `late` are the ranks that others waited for, worst first. `problem` says what, if anything, is wrong with the file.
+    `wall_s` is the time from the timeline's first event to its last. It is the sum of the five times that follow it,
+    since each moment counts towards only one of them. If several operations are under way, the moment counts as
+    reducing if any of them is reducing, else as copying, waiting for data or negotiating, in this order. `elsewhere_s`
+    is the time in which no operation is under way, for example while gradients are computed. `slowest` are the tensors
+    that took longest. `late` are the ranks that others waited for, with the longest wait first. `problem` says what, if
+    anything, is wrong with the file.
     """
 
     time: float
@@ -197,7 +200,7 @@ class TimelineSaved(NamedTuple):
 
 
 class RankFinished(NamedTuple):
-    """A rank has run the cell to its end; `value` is a short repr of its last expression."""
+    """A rank has run the cell to its end. `value` is a short repr of the value of the cell's last expression."""
 
     time: float
     rank: int
@@ -227,7 +230,7 @@ class RankExited(NamedTuple):
 
 
 class StackTaken(NamedTuple):
-    """Where a rank was when it was asked for its stack; `cell_line` is 0 if no line of the cell was on its stack."""
+    """Where a rank was when its stack was taken; `cell_line` is 0 if no line of the cell was on the stack."""
 
     time: float
     rank: int
@@ -240,8 +243,8 @@ class ItemsPlanned(NamedTuple):
     """The run consists of independent items. This event is recorded again when one of its numbers changes.
 
     At most `at_once` items run at the same time. Each item runs on the `ranks_each` ranks of a slot; the first rank of
-    slot s has the number s × ranks_each. `total` is the number of items; None while it is not known. `up` is how many
-    slots can run items now; None if a slot never has to wait until its ranks can start.
+    slot s has the number s × ranks_each. `total` is the number of items; None while this is not known. `up` is the
+    number of slots that can currently run items; None if slots never have to wait until their ranks can start.
     """
 
     time: float
@@ -252,11 +255,11 @@ class ItemsPlanned(NamedTuple):
 
 
 class ItemStarted(NamedTuple):
-    """An attempt of an item begins, on the ranks of `slot`; `slot` is -1 if the item ends without having run.
+    """An attempt of an item begins on the ranks of `slot`; `slot` is -1 if the item ends without having run.
 
-    `item` is the number of the item, from 0, and `name` is a short text of its values. `attempt` counts from 1. If the
-    item is a trial of a search, `parameters` has the values of its parameters. A value that is not a number is
-    given as text.
+    `item` is the number of the item, counted from 0, and `name` is a short text with its values. `attempt` is counted
+    from 1. If the item is a trial of a search, `parameters` has the values of its parameters; values that are not
+    numbers are given as text.
     """
 
     time: float
@@ -270,9 +273,9 @@ class ItemStarted(NamedTuple):
 class ItemEnded(NamedTuple):
     """An attempt of an item has ended. `value` is a short repr of the item's value.
 
-    `seconds` is how long the attempt took on its ranks; 0 if that is not known. If the result was kept from an earlier
-    run, `metrics`, `seconds`, `curves` and `by` are those of that run, and `pruned` says whether the item was pruned in
-    it. item_records.ItemRecord explains `curves` and `by`.
+    `seconds` is how long the attempt took on its ranks; 0 if this is not known. If the result was kept from an earlier
+    run, `metrics`, `seconds`, `curves` and `by` come from that run, and `pruned` says whether that run pruned the item.
+    item_records.ItemRecord explains `curves` and `by`.
     """
 
     time: float
@@ -288,7 +291,7 @@ class ItemEnded(NamedTuple):
 
 
 class Searched(NamedTuple):
-    """A parameter of a search: its range, whose scale is logarithmic if `log` is set, or the texts of its choices."""
+    """A parameter of a search, with its range or the texts of its choices. `log`: whether the scale is logarithmic."""
 
     name: str
     low: float = 0.0
@@ -316,8 +319,8 @@ class SearchEnded(NamedTuple):
 class Notice(NamedTuple):
     """Something the user should know: progress of a slow start, a warning.
 
-    `until` says how long it is shown: until the ranks are "up", until a rank is "heard" from, until all ranks have
-    "ended" the cell, or always ("").
+    `until` says how long the notice is shown: until the ranks are "up", until the next message from a rank ("heard"),
+    until all ranks have "ended" the cell, or always ("").
     """
 
     time: float
@@ -344,13 +347,13 @@ _BY_NAME["Message"] = UserMessage  # version 0.1 saved a UserMessage under this 
 
 
 def to_json(event: Event, **more: Any) -> str:
-    """Return the event as JSON, with its type and the fields `more`, but without `data`, which has its own file."""
+    """Return the event as JSON, with its type and the fields `more`, but without `data`, which has a separate file."""
     found = {name: _plain(value) for name, value in event._asdict().items() if name != "data"}
     return json.dumps({"type": type(event).__name__, **found, **more})
 
 
 def _plain(value: Any) -> Any:
-    """Return the value for JSON: named tuples become dicts. Pieces stay tuples to save space, as there may be many."""
+    """Return the value for JSON: named tuples become dicts. Pieces, which may be many, stay tuples to save space."""
     if not isinstance(value, tuple) or isinstance(value, Piece):
         return value
     named = value._asdict() if hasattr(value, "_asdict") else None
@@ -358,7 +361,7 @@ def _plain(value: Any) -> Any:
 
 
 def from_json(found: dict[str, Any]) -> Event:
-    """Return the event that to_json() wrote. The caller has added any `data` to `found`. Ignore unknown fields."""
+    """Return the event that to_json() wrote; unknown fields are ignored. The caller has added any `data` to `found`."""
     kind: Any = _BY_NAME[found["type"]]
     event: Event = _converter(kind)(found)
     return event
@@ -366,7 +369,7 @@ def from_json(found: dict[str, Any]) -> Event:
 
 @functools.cache
 def _converter(hint: Any) -> Callable[[Any], Any]:
-    """Return a function that makes a value of type `hint` from JSON, which has lists and dicts in place of tuples."""
+    """Return a function that makes a value of type `hint` from JSON, in which tuples have become lists and dicts."""
     origin, arguments = get_origin(hint), get_args(hint)
     if hasattr(hint, "_fields"):
         fields = {name: _converter(field) for name, field in get_type_hints(hint).items()}
@@ -391,7 +394,7 @@ def _converter(hint: Any) -> Callable[[Any], Any]:
 
 
 def _of_0_1(found: dict[str, Any]) -> dict[str, Any]:
-    """Return today's form of a failure that version 0.1 saved, whose cause is in several fields and in the summary."""
+    """Convert a failure that version 0.1 saved, in which the cause is spread over several fields and the summary."""
     named = {"code": "code", "damaged": "damaged checkpoint"}.get(found.get("cause", ""), found["kind"])
     cause = "interrupt" if found.get("interrupt") else "echo" if found.get("follows") else named
     signal = re.search(r"killed by (SIG\w+|signal \d+)", found["summary"]) if cause == "signal" else None

@@ -1,13 +1,13 @@
 """Reads Horovod's timeline as a stream, saves it as valid JSON, and summarises it.
 
-The timeline is a list of Chrome trace events. In it, each tensor is a "process", whose name is in an "M" event. Nested
-"B" and "E" events mark the beginning and end of the operations on a tensor. In NEGOTIATE_ALLREDUCE, an "X" event whose
-name is a rank's number says that this rank is ready. The ALLREDUCE that follows contains WAIT_FOR_DATA,
-MEMCPY_IN_FUSION_BUFFER, GLOO_ALLREDUCE and the like (horovod.readthedocs.io/en/stable/timeline_include.html). Times are
-in microseconds.
+The timeline is a list of Chrome trace events. Each tensor appears as a "process", whose name is in an "M" event. Nested
+"B" and "E" events mark the beginning and end of the operations on a tensor. Within NEGOTIATE_ALLREDUCE, an "X" event
+whose name is a rank's number says that this rank is ready. The ALLREDUCE that follows contains events such as
+WAIT_FOR_DATA, MEMCPY_IN_FUSION_BUFFER and GLOO_ALLREDUCE
+(horovod.readthedocs.io/en/stable/timeline_include.html). Times are in microseconds.
 
-If Horovod was killed, the end of the list is missing. The user's code may also have written anything into the file. So
-parts that cannot be read are skipped, and the use of memory is limited.
+If Horovod was killed, the end of the list is missing. The user's code may also have written anything into the file.
+Therefore, parts that cannot be read are skipped, and the use of memory is limited.
 """
 
 from __future__ import annotations
@@ -31,16 +31,15 @@ DEPTH = 16
 NAME_CHARACTERS = 200
 SLOWEST, LATEST = 20, 64  # how many tensors and ranks a summary names
 PIECE_BYTES = 1 << 20
-MOST_BYTES = 1 << 29  # at most this much of an unpacked timeline is read; members send less
+MOST_BYTES = 1 << 29  # at most this many bytes of an unpacked timeline are read; members send less
 STRETCHES = 1_000
 
 Phase = Literal["negotiating", "waiting", "copying", "reducing", "operation"]
-# If several phases are under way at a moment, this moment counts only for the first of them in this order.
+# If several phases are under way at the same moment, this moment counts only towards the first of them in this order.
 PHASES: tuple[Phase, ...] = ("reducing", "copying", "waiting", "operation", "negotiating")
 _WAITING = {"QUEUE", "WAIT_FOR_DATA", "WAIT_FOR_OTHER_TENSOR_DATA"}
 _COPYING = re.compile(r"FUSION_BUFFER|MEMCPY|ALLOCATE|^SCALE")
-# The event that names a tensor. If the name contains quotation marks, the event is not JSON, because Horovod does not
-# escape them.
+# The event that names a tensor. Horovod does not escape quotation marks in the name, so the event may be invalid JSON.
 _NAMED = re.compile(
     r'\{"name": "process_name", "ph": "M", "pid": (\d{1,9}), "args": \{"name": "(.{0,10000}?)"\}\}(?=,\n|\])'
 )
@@ -48,7 +47,7 @@ _BETWEEN = re.compile(r"[\s\[\],]*")
 
 
 def phase_of(name: str, *, outermost: bool) -> Phase:
-    """Return the phase of the event `name` of a tensor; `outermost` says whether no other event encloses it."""
+    """Return the phase that an event called `name` marks; `outermost` says whether no other event encloses it."""
     if name.startswith("NEGOTIATE_"):
         return "negotiating"
     if name in _WAITING:
@@ -62,7 +61,7 @@ def phase_of(name: str, *, outermost: bool) -> Phase:
 
 
 class Scanner:
-    """Parses a timeline, piece by piece; `broken` counts the places that could not be parsed."""
+    """Parses a timeline piece by piece. `broken` is the number of parts that could not be parsed."""
 
     def __init__(self) -> None:
         self.broken = 0
@@ -71,7 +70,7 @@ class Scanner:
         self._rest = ""
 
     def feed(self, data: bytes, *, last: bool = False) -> Iterator[tuple[dict[str, Any], str]]:
-        """Yield the events that `data` completes, each with its text; `last` says whether it is the last piece."""
+        """Yield the events that end in `data`, each with its text. `last` says whether `data` is the last piece."""
         text = self._rest + self._text.decode(data, last)
         at = 0
         while self.broken < BROKEN_PLACES:
@@ -114,7 +113,7 @@ def _problem(scanner: Scanner, tally: Tally, *, whole: bool, cut: int) -> str:
         found.append(f"its last {cut / 2**20:,.0f} MiB were left out, since the timeline is too large")
     if scanner.broken >= BROKEN_PLACES:
         found.append(f"reading stopped after {BROKEN_PLACES:,} parts that cannot be read")
-    elif scanner.broken > 1:  # a single part is not a problem: it is where the file was cut off
+    elif scanner.broken > 1:  # a single unreadable part is normal: the place where the file was cut off
         found.append(f"{scanner.broken:,} parts of it cannot be read")
     if not tally.operations:
         found.append("it has no completed operation")
@@ -122,7 +121,7 @@ def _problem(scanner: Scanner, tally: Tally, *, whole: bool, cut: int) -> str:
 
 
 class Arriving:
-    """A timeline that is being received: add() takes its compressed pieces, and valid JSON is written to `file`."""
+    """A timeline that is being received. add() takes its compressed pieces and writes them to `file` as valid JSON."""
 
     def __init__(self, file: IO[str]) -> None:
         self._file = file
@@ -135,14 +134,14 @@ class Arriving:
 
     @staticmethod
     def holds_any(data: bytes) -> bool:
-        """Whether the compressed stream `data`, which is complete, has any content."""
+        """Whether `data`, a complete compressed stream, has any content."""
         try:
             return bool(zlib.decompressobj().decompress(data, 1))
         except zlib.error:
             return True  # damaged, but not empty
 
     def add(self, data: bytes) -> None:
-        """Unpack the piece `data`, and write the events in it. Raise OSError if they cannot be written."""
+        """Unpack the piece `data`, and write its events. Raise OSError if writing fails."""
         while data and not self._damaged and self._size < MOST_BYTES:
             try:
                 piece = self._unpack.decompress(data, PIECE_BYTES)
@@ -188,11 +187,11 @@ class _Tensor:
 
 
 class _Stretches:
-    """Measures the time that stretches of time cover, added in the order of their ends. Overlaps count once."""
+    """Measures the time that intervals cover; overlaps count once. Intervals are added in the order of their ends."""
 
     def __init__(self) -> None:
         self.covered = 0.0
-        self._last: deque[tuple[float, float]] = deque(maxlen=STRETCHES)  # stretches that overlap are merged into one
+        self._last: deque[tuple[float, float]] = deque(maxlen=STRETCHES)  # intervals that overlap have been merged
 
     def add(self, begin: float, end: float) -> None:
         while self._last and self._last[-1][1] >= begin:
@@ -204,7 +203,7 @@ class _Stretches:
 
 
 class Tally:
-    """Sums up events, which are added in the order in which Horovod wrote them. All times are in microseconds."""
+    """Sums up events. They must be added in the order in which Horovod wrote them. All times are in microseconds."""
 
     def __init__(self) -> None:
         self.operations = 0
@@ -215,7 +214,7 @@ class Tally:
         self._late: dict[int, tuple[int, _Stretches]] = {}
 
     def add(self, event: dict[str, Any]) -> None:
-        """Take in an event; an event that Horovod does not write is ignored."""
+        """Add an event. Events of a kind that Horovod does not write are ignored."""
         pid, name, at = event.get("pid"), event.get("name"), event.get("ts")
         if not isinstance(pid, int) or (pid not in self._tensors and len(self._tensors) >= TENSORS):
             return
@@ -263,7 +262,7 @@ class Tally:
             self.operations += 1
 
     def _judge(self, ready: dict[int, float]) -> None:
-        """Note which of the ranks became ready last, and how long all other ranks had been ready by then."""
+        """Note which rank became ready last, and how long all other ranks had been ready by then."""
         if len(ready) > 1:
             *_, (before, _), (last, rank) = sorted((at, rank) for rank, at in ready.items())
             times, stretches = self._late.get(rank, (0, _Stretches()))
@@ -287,6 +286,6 @@ class Tally:
 def _times(tensor: _Tensor) -> TensorTimes:
     spent = {phase: value / 1e6 for phase, value in tensor.spent.items()}
     waiting, copying = spent.get("waiting", 0.0), spent.get("copying", 0.0)
-    # All of an operation that is neither waiting nor copying counts as reducing, even the time between two phases.
+    # Any time of an operation in which it is neither waiting nor copying counts as reducing, even between two phases.
     reducing = max(0.0, spent.get("reducing", 0.0), spent.get("operation", 0.0) - waiting - copying)
     return TensorTimes(tensor.name, tensor.operations, spent.get("negotiating", 0.0), waiting, copying, reducing)

@@ -11,9 +11,9 @@ from sparkring.history import events
 from sparkring.history.events import Curve, CurvesBy
 
 ITEMS_KEPT = 20_000  # how many ended items the record keeps, so that an endless run does not fill the memory
-# How many metrics of an item have a curve, and how many points a curve has at most. When many items have ended, the
-# record keeps fewer points of each item that ends later. So each time the number of ended items grows tenfold, the
-# record grows by about 2.3 × POINTS_KEPT points.
+# The largest number of an item's metrics that have a curve, and of points in a curve. The more items have ended, the
+# fewer points are kept of the next item that ends. So each time the number of ended items grows tenfold, the record
+# grows by about 2.3 × POINTS_KEPT points.
 CURVES_KEPT, CURVE_POINTS = 6, 64
 POINTS_KEPT, FEWEST_POINTS = 40_000, 4
 
@@ -24,8 +24,8 @@ class ItemRecord(NamedTuple):
     """One item. `started` and `ended` are the times of its last attempt, which ran on `host`, on the ranks of `slot`.
 
     `metrics` has the last value of each metric that the item reported. `curves` has the values of the first CURVES_KEPT
-    metrics, by step, by epoch or by the number of the report; `by` says which of the three it is. If the item is a
-    trial of a search, `parameters` has the values of its parameters.
+    metrics; `by` says whether they are by step, by epoch or by the number of the report. If the item is a trial of a
+    search, `parameters` has the values of its parameters.
     """
 
     item: int
@@ -49,7 +49,7 @@ class ItemRecord(NamedTuple):
 
 
 class Search(NamedTuple):
-    """What the items search for; see SearchBegan and SearchEnded. `best` is the best finished item, and its value."""
+    """What the items search for; see SearchBegan and SearchEnded. `best` is the number and value of the best item."""
 
     metric: str
     mode: Literal["min", "max"]
@@ -58,19 +58,19 @@ class Search(NamedTuple):
     best: tuple[int, float] | None = None
 
     def better(self, value: float) -> bool:
-        """Whether a value is better than that of the best item so far."""
+        """Whether `value` is better than the value of the best item so far. NaN is never better."""
         if self.best is None or math.isnan(value):
             return not math.isnan(value)
         return value < self.best[1] if self.mode == "min" else value > self.best[1]
 
 
 class ItemsRecord(NamedTuple):
-    """The items that are `running`, and the last ITEMS_KEPT items that have `ended`, in the order of their ends.
+    """The items that are `running`, and the last ITEMS_KEPT items that have `ended`, in the order in which they ended.
 
-    `up` is how many of the `at_once` slots can run items now; it is None if a slot never has to wait until its ranks
-    can start. `finished`, `failed`, `stopped`, `pruned` and `kept` each count all items that have ended in that way; a
-    pruned item that was kept counts as kept. `again` counts the failed attempts that were followed by another attempt.
-    `search` is None if the items are not the trials of a search.
+    `up` says how many of the `at_once` slots can currently run items; it is None if slots never have to wait until
+    their ranks can start. `finished`, `failed`, `stopped`, `pruned` and `kept` each count all items that ended in this
+    way; a pruned item that was kept counts as kept. `again` counts the failed attempts that were followed by another
+    attempt. `search` is None if the items are not the trials of a search.
     """
 
     at_once: int
@@ -94,17 +94,17 @@ class ItemsRecord(NamedTuple):
 
     @property
     def ran(self) -> int:
-        """How many items have run; without those whose results were kept from an earlier run."""
+        """How many items have run; items whose results were kept from an earlier run do not count."""
         return self.finished + self.failed + self.pruned
 
     @property
     def over(self) -> int:
-        """How many items have ended, in whatever way."""
+        """How many items have ended in any way."""
         return self.done + self.stopped
 
     @property
     def fraction(self) -> float | None:
-        """The fraction of all items that is done; None if the number of items is not known."""
+        """The fraction of the items that are done; None if the number of items is not known."""
         return self.done / self.total if self.total else None
 
     @property
@@ -114,14 +114,14 @@ class ItemsRecord(NamedTuple):
 
 
 def item_on(items: ItemsRecord, rank: int) -> int:
-    """Return the number of the item that a rank runs or ran last; if it has run none, the number of the rank."""
+    """Return the number of the item that a rank is running or ran last; if it has run none, the number of the rank."""
     slot = rank // items.ranks_each
     found = (each.item for each in itertools.chain(items.running, reversed(items.ended)) if each.slot == slot)
     return next(found, rank)
 
 
 def planned(items: ItemsRecord | None, event: events.ItemsPlanned) -> ItemsRecord:
-    """Return the items with what the event says: how many there are, and how many can run at once."""
+    """Return the items with the numbers of the event: how many items there are, and how many can run at once."""
     found = items or ItemsRecord(event.at_once)
     return found._replace(at_once=event.at_once, ranks_each=event.ranks_each, total=event.total, up=event.up)
 
@@ -151,7 +151,7 @@ def ended(items: ItemsRecord, event: events.ItemEnded) -> ItemsRecord:
         share = max(FEWEST_POINTS, POINTS_KEPT // ((items.over + 1) * len(over.curves)))
         curves = {name: each if name == searched else thinned(each, share) for name, each in over.curves.items()}
         over = over._replace(curves=curves)
-    if event.seconds:  # the rank knows the duration better than the driver, which hears of several short items at once
+    if event.seconds:  # more exact than the driver's times: several short items may be reported to the driver at once
         over = over._replace(started=event.time - event.seconds)
     if event.ending == "kept":
         over = over._replace(metrics=event.metrics, curves=event.curves, by=event.by)
@@ -164,7 +164,7 @@ def ended(items: ItemsRecord, event: events.ItemEnded) -> ItemsRecord:
 
 
 def measured(items: ItemsRecord, event: events.Metrics) -> ItemsRecord:
-    """Return the items after a rank has reported metrics. In a ring, the first rank's values take precedence."""
+    """Return the items after a rank has reported metrics. If an item has several ranks, the first rank's values win."""
     slot, place = divmod(event.rank, items.ranks_each)
 
     def told(each: ItemRecord) -> ItemRecord:
@@ -190,16 +190,17 @@ def _longer(item: ItemRecord, search: Search | None, report: events.Metrics) -> 
 
 
 def _place(report: events.Metrics) -> tuple[Literal["", "step", "epoch"], float | None]:
-    """Return what the horizontal axis of a report's curves counts, and the report's place on it; or '' and None."""
+    """Return what the horizontal axis of the curves counts, and the report's position on this axis; or '' and None."""
     if report.step is not None and (report.epoch is None or report.epochs == 1):
         return "step", report.step
     return ("", None) if report.epoch is None else ("epoch", report.epoch)
 
 
 def _with_point(curve: Curve, x: float | None, value: float) -> Curve:
-    """Return the curve with a value at `x`; if that is None, at the next whole number.
+    """Return the curve with a value added at `x`, or at the next whole number if `x` is None.
 
-    Within an epoch, a later value replaces the value before. A second attempt of an item starts its curve again.
+    Points at or after `x` are dropped, so a later value for the same epoch replaces the earlier one. Beyond
+    CURVE_POINTS points, every other point is dropped.
     """
     at = float(x) if x is not None else curve[-1][0] + 1 if curve else 1.0
     kept = curve if not curve or curve[-1][0] < at else tuple(point for point in curve if point[0] < at)
@@ -209,7 +210,7 @@ def _with_point(curve: Curve, x: float | None, value: float) -> Curve:
 
 
 def thinned(curve: Curve, most: int) -> Curve:
-    """Return at most `most` points of a curve, evenly distributed, with its first and its last point."""
+    """Return at most `most` points of a curve, evenly distributed and including its first and last point."""
     if len(curve) <= most:
         return curve
     return tuple(curve[round(at * (len(curve) - 1) / (most - 1))] for at in range(most))

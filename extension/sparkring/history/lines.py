@@ -10,14 +10,14 @@ from sparkring.history.record import LogLine, RunRecord, labelled
 
 # ── Control codes ─────────────────────────────────────────────────────────────
 
-# Sequences on which a terminal acts: CSI (colours, cursor), strings with an end mark (titles, links), short sequences.
+# Sequences that control a terminal: CSI (colours, cursor), strings with an end mark (titles, links), short sequences.
 _SEQUENCE = re.compile(
     r"(?:\x1b\[|\x9b)(?P<parameters>[0-?]*)[ -/]*(?P<final>[@-~])"
     r"|(?:\x1b[\]P^_X]|[\x9d\x90\x9e\x9f\x98])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)"
     r"|\x1b[ -/]+[0-~]"
     r"|\x1b[=>NOc78DEHM]"
 )
-# Invisible characters that change what is seen. Tabs, joiners and soft hyphens are harmless, so they are not included.
+# Invisible characters that change how a text looks. Harmless ones (tabs, joiners, soft hyphens) are not included.
 _HIDDEN = re.compile(
     "[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\U000e0000-\U000e007f]"
@@ -25,20 +25,20 @@ _HIDDEN = re.compile(
 
 
 def shown(text: str) -> str:
-    """`text` with each hidden character as a visible one: a control picture, or its escape."""
+    """Return `text` with each hidden character replaced by a visible one: a control picture or an escape."""
     return _HIDDEN.sub(_picture, text)
 
 
 def plain(text: str) -> str:
-    """A line without colours and cursor movements; other control characters become visible."""
+    """Return a line without colours and cursor movements. Other control characters are made visible."""
     return shown(_SEQUENCE.sub("", text.lstrip("\b")))
 
 
 def coloured(text: str) -> list[tuple[str, str]]:
     """Split a line at its colour codes (SGR). Return pairs: a code's parameters, and the text up to the next code.
 
-    The parameters are "" for text without a colour code. Sequences other than colour codes are left out, and other
-    control characters become visible.
+    The parameters are "" for text without a colour code. Other sequences are left out, and other control characters are
+    made visible.
     """
     text = text.lstrip("\b")
     pieces: list[tuple[str, str]] = []
@@ -102,7 +102,7 @@ class Shared:
 
 
 def visible(found: Iterable[LogLine], logs: str) -> list[LogLine]:
-    """The lines that `--logs` asks for, and all messages that ranks sent to the notebook on purpose."""
+    """Return the lines that `--logs` asks for, and all messages that ranks sent to the notebook on purpose."""
     if logs == "all":
         return in_lines(found)
     rank = 0 if logs == "rank0" else None
@@ -110,7 +110,7 @@ def visible(found: Iterable[LogLine], logs: str) -> list[LogLine]:
 
 
 def in_lines(found: Iterable[LogLine]) -> list[LogLine]:
-    """Return the same lines, except that a message of several lines becomes one LogLine for each of its lines."""
+    """Return the same lines, but with each message of several lines split into one LogLine per line."""
     cut: list[LogLine] = []
     for line in found:
         if line.stream == "message" and "\n" in line.text:
@@ -121,7 +121,7 @@ def in_lines(found: Iterable[LogLine]) -> list[LogLine]:
 
 
 def pending(record: RunRecord) -> list[LogLine]:
-    """At most _PENDING lines whose end has not been printed yet, such as progress bars."""
+    """Return at most _PENDING lines whose end has not been printed yet, such as progress bars."""
     found: list[LogLine] = []
     for rank in record.ranks:
         found += labelled(record, rank.partial_lines())
@@ -135,8 +135,8 @@ def pending(record: RunRecord) -> list[LogLine]:
 # views/panel/src/lines.js folds by the same rules: tests/views/folding.json has the test cases for both.
 _TRACEBACK = "Traceback (most recent call last)"
 _CHAINED = ("During handling of the above exception, another", "The above exception was the direct cause of the")
-# Even equal tracebacks differ from rank to rank in these parts: the number of the cell, addresses, ranks, processes,
-# ports. They are ignored when tracebacks are compared.
+# The numbers of cells, ranks, processes and ports, and addresses. They differ from rank to rank in tracebacks that are
+# otherwise equal, so they are ignored when tracebacks are compared.
 _RANKS_OWN = re.compile(
     r"(<cell)(?: \d+)?(?=>)|(\b0x)[0-9a-f]+|((?:rank|pid|process)\W{0,3})\d+|(:)\d{5}\b", re.IGNORECASE
 )
@@ -145,9 +145,9 @@ Block = list[LogLine]
 
 
 class _Traceback:
-    """A traceback of one rank, built line by line. The first `whole` of `lines` certainly belong to it.
+    """A traceback of one rank, built line by line. The first `whole` lines certainly belong to the traceback.
 
-    Whether the rest belongs to it is open: it may be the beginning of a chained exception, or other output.
+    The other lines may be the beginning of a chained exception, or other output.
     """
 
     def __init__(self, line: LogLine) -> None:
@@ -157,7 +157,7 @@ class _Traceback:
         self._chained = False
 
     def take(self, line: LogLine) -> bool:
-        """Add the line if it may belong to the traceback; returns whether it was added."""
+        """Add the line if it may belong to the traceback. Return whether it was added."""
         text = line.text
         if self._in_frames:
             self._in_frames = text.startswith(" ")
@@ -177,17 +177,17 @@ class _Traceback:
 
 
 class Blocks:
-    """Collects the lines of each traceback into one block, even if other ranks have printed in between.
+    """Collects the lines of each traceback into one block, even if other ranks print between these lines.
 
-    take() is given one line, and returns the blocks that are complete: a line by itself, or a whole traceback once it
-    has ended. If the line may belong to a traceback that has not ended, take() keeps it back and returns no block.
+    take() is given one line, and returns the blocks that this line completes: a single line, or a whole traceback once
+    it has ended. If the line may belong to a traceback that has not ended, take() holds it back and returns no block.
     """
 
     def __init__(self) -> None:
         self._open: dict[int, _Traceback] = {}
 
     def __bool__(self) -> bool:
-        """Whether lines are kept back."""
+        """Whether any lines are being held back."""
         return bool(self._open)
 
     def take(self, line: LogLine) -> list[Block]:
@@ -203,7 +203,7 @@ class Blocks:
         return [*complete, [line]]
 
     def rest(self) -> list[Block]:
-        """Return the lines that were kept back, even if their tracebacks are not complete."""
+        """Return the lines that were held back, even if their tracebacks are not complete."""
         return [block for rank in list(self._open) for block in self._end(rank)]
 
     def _end(self, rank: int) -> list[Block]:
@@ -220,10 +220,9 @@ def folded(lines: Iterable[LogLine]) -> list[Shared]:
 def folded_blocks(blocks: Iterable[Block]) -> list[Shared]:
     """Like folded(), for lines that are already in blocks: equal tracebacks are folded as a whole.
 
-    A block is folded into the first equal block of another rank. If rank 1 printed the block, the search for the
-    equal block begins after the place of rank 1's previous block. This keeps the lines of each rank in their order. For
-    example, if two ranks both print A B A B, the first A of one rank is folded into the first A of the other, and the
-    second A into the second A, whether the ranks print in turn or in bursts.
+    A block is folded into the first equal block that comes after the previous block of the same rank. This keeps the
+    lines of each rank in order. For example, if two ranks both print A B A B, the first A of one is folded into the
+    first A of the other, and the second A into the second A, whether the ranks print in turn or in bursts.
     """
     found: list[tuple[Block, str, list[int]]] = []
     last_of: dict[int, int] = {}
@@ -243,7 +242,7 @@ def folded_blocks(blocks: Iterable[Block]) -> list[Shared]:
 
 
 def _compared(block: Block) -> str:
-    """Return the text by which blocks are compared. Only blocks whose texts are equal are folded into one."""
+    """Return the text that decides whether two blocks are equal."""
     if len(block) == 1:
         return block[0].text
     return _RANKS_OWN.sub(r"\1\2\3\4", "\n".join(line.text for line in block))

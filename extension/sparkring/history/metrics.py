@@ -15,9 +15,9 @@ from sparkring.history.record import RunRecord
 
 CURVE_POINTS = 100
 RANK_LINES = 8  # up to this many ranks have a line each; for more ranks, a band is drawn
-# If a rank's last report is beyond this fraction of a curve, its last value counts up to the curve's end.
+# If a rank's last report is beyond this fraction of a curve, the rank's last value is used up to the curve's end.
 STILL_THERE = 0.9
-MARKED_PLACES = 100  # the axis is divided into this many places; marks of one kind at the same place are drawn once
+MARKED_PLACES = 100  # the axis is divided into this many parts; marks of one kind in the same part are drawn once
 
 
 class Spread(NamedTuple):
@@ -37,9 +37,9 @@ class Row(NamedTuple):
     """An epoch or a step of one attempt.
 
     `attempt` is the number of restarts before the attempt. `at` is the number of the epoch or step. `lap` is 1 at
-    first, and grows each time counting starts over within the attempt, as when fit() is called again. If the epoch or
-    step was run several times, `turn` says which time this row is, counted from 1; otherwise, `turn` is 0. `by_rank`
-    has the values by metric and rank. `time` is the time of the last report.
+    first, and grows each time counting starts over within the attempt, for example because fit() is called again. If
+    the epoch or step was run several times, `turn` numbers these times from 1; otherwise, `turn` is 0. `by_rank` has
+    the values by metric and rank. `time` is the time of the last report.
     """
 
     attempt: int
@@ -53,9 +53,9 @@ class Row(NamedTuple):
 class Table(NamedTuple):
     """The last value of each metric in each epoch, or in each step if no epochs were reported.
 
-    The values of a metric end at the place that the slowest of its ranks has reached. So a mean covers all the ranks
-    that report the metric. `laps` says whether counting has started over without a restart. `reached` has, for each
-    attempt, lap, metric and rank, the epoch or step of the rank's last report of the metric.
+    The values of a metric end at the epoch or step that the slowest rank reporting the metric has reached. So a mean
+    covers all the ranks that report the metric. `laps` says whether counting has started over without a restart.
+    `reached` has, for each attempt, lap, metric and rank, the epoch or step of the rank's last report of the metric.
     """
 
     by: Literal["epoch", "step"]
@@ -65,16 +65,16 @@ class Table(NamedTuple):
     reached: Mapping[tuple[int, int, str, int], int] = {}
 
     def label(self, row: Row) -> str:
-        """What to call a row: `3`, or `2nd 3` if that epoch or step was run more than once."""
+        """The name of a row: `3`, or `2nd 3` if epoch or step 3 was run more than once."""
         return f"{_ordinal(row.turn)} {row.at}" if row.turn else str(row.at)
 
     def newest(self, count: int) -> list[tuple[Row, dict[str, Spread]]]:
-        """The last `count` rows, each with the Spread of its metrics over the ranks."""
+        """The last `count` rows, each with the Spread of every metric over the ranks."""
         first = max(0, len(self.rows) - count)
         return [(self.rows[at], found) for at, found in self._spreads(range(first, len(self.rows)))]
 
     def last(self) -> dict[str, Spread]:
-        """The last value of each metric, as a Spread over the ranks."""
+        """The Spread of each metric's last values over the ranks."""
         at = {name: at for at, row in enumerate(self.rows) for name in row.by_rank}
         found = dict(self._spreads({*at.values()}))
         return {name: found[at[name]][name] for name in self.names}
@@ -82,7 +82,7 @@ class Table(NamedTuple):
     def _spreads(self, wanted: Container[int]) -> Iterator[tuple[int, dict[str, Spread]]]:
         """Yield the number and the metrics of each row whose number is in `wanted`.
 
-        Ranks may report at different steps. If a rank has no report at a step, its previous report counts.
+        Ranks may report at different steps. For a step at which a rank has not reported, its previous report is used.
         """
         lap = (0, 0)
         known: dict[str, dict[int, float]] = {}
@@ -100,7 +100,7 @@ class Table(NamedTuple):
 
 
 class Point(NamedTuple):
-    """A place on a curve; `lowest` and `highest` are the ranks that reported the lowest and the highest value."""
+    """A point of a curve. `lowest` and `highest` are the ranks that reported the lowest and the highest value."""
 
     x: float
     value: Spread
@@ -111,9 +111,9 @@ class Point(NamedTuple):
 class Curve(NamedTuple):
     """One metric over the course of the run.
 
-    `last` is the metric's last value in the table; the last point may differ from it, as a point may be the mean of
-    several values. `ranks` has each rank's pairs of x and value, if the values differ and the ranks are few enough to
-    be told apart. If a restart undid epochs or steps of an attempt, their means are a separate line in `undone`.
+    `last` is the metric's last value in the table. It may differ from the last point, which may be the mean of several
+    values. `ranks` has each rank's pairs of x and value, if the values differ and the ranks are few enough to be told
+    apart. If a restart undid epochs or steps of an attempt, `undone` has their means as a separate line.
     """
 
     name: str
@@ -152,7 +152,7 @@ class Progress(NamedTuple):
 
 @dataclass
 class _Place:
-    """How far a rank's reports have come: to the epoch or step `at`; `ended` says whether the epoch has ended."""
+    """The epoch or step `at` that a rank's reports have reached; `ended` says whether this epoch has ended."""
 
     attempt: int = 0
     lap: int = 1
@@ -166,7 +166,7 @@ _Made = TypeVar("_Made")
 
 
 def remembered(*fields: str) -> Callable[[Callable[[RunRecord], _Made]], Callable[[RunRecord], _Made]]:
-    """Return a decorator that caches a function's last result while these `fields` of its record are unchanged."""
+    """Return a decorator that caches a function's last result until one of these `fields` of the record changes."""
 
     def remember(make: Callable[[RunRecord], _Made]) -> Callable[[RunRecord], _Made]:
         last: list[tuple[list[Any], _Made]] = []
@@ -174,8 +174,8 @@ def remembered(*fields: str) -> Callable[[Callable[[RunRecord], _Made]], Callabl
         @functools.wraps(make)
         def find(record: RunRecord) -> _Made:
             values = [getattr(record, name) for name in fields]
-            for known, made in last:  # `last` is read only once, because another thread may change it
-                if known == values:  # this is quick if the fields are still the same objects
+            for known, made in last:  # read `last` only once, because another thread may change it
+                if known == values:  # quick if the fields are still the same objects
                     return made
             made = make(record)
             last[:] = [(values, made)]
@@ -190,7 +190,7 @@ def remembered(*fields: str) -> Callable[[Callable[[RunRecord], _Made]], Callabl
 def table(record: RunRecord) -> Table:
     """Return all metrics by epoch, or by step if no epochs were reported.
 
-    In a table by step, a report without a step is numbered: its step is the number of reports that its rank has made.
+    In a table by step, a report without a step is numbered: the first report of its rank is step 1, and so on.
     """
     by: Literal["epoch", "step"] = "epoch" if any(m.epoch is not None for m in record.metrics) else "step"
     names: dict[str, None] = {}
@@ -216,10 +216,10 @@ def table(record: RunRecord) -> Table:
 
 
 def _shared(record: RunRecord, by: str) -> Iterator[tuple[_Key, Metrics, dict[str, float]]]:
-    """Yield the place of each report, the report, and those of its values that are shown.
+    """Yield the place of each report (attempt, lap, and epoch or step), the report, and the values that are shown.
 
-    In the current attempt, a value is shown only when all ranks have reported the metric up to the value's place.
-    Finished ranks, and ranks that have never reported the metric, are not waited for.
+    In the current attempt, a value is shown only when all ranks have reported the metric up to the value's place. There
+    is no need to wait for ranks that have finished or have never reported the metric.
     """
     restarts = _restarts(record)
     finished = frozenset(record.finished_ranks)
@@ -253,21 +253,21 @@ def _restarts(record: RunRecord) -> list[float]:
 def placed(reports: Sequence[Metrics], restarts: Sequence[float], by: str) -> Iterator[tuple[_Key, Metrics]]:
     """Yield each report with its place: the attempt, the lap, and the epoch or step, as `by` says.
 
-    If places are epochs, a report without an epoch gets the epoch that its rank has reached.
+    If `by` is "epoch", a report without an epoch gets the epoch that its rank has reached.
     """
     places = defaultdict[int, _Place](_Place)
     first = min((m.epoch for m in reports if m.epoch is not None), default=1)
     for metrics in reports:
         place = places[metrics.rank]
         attempt = bisect.bisect_right(restarts, metrics.time)
-        if attempt != place.attempt:  # all ranks start over together, however far they had come
+        if attempt != place.attempt:  # a restart makes all ranks start over together
             place.attempt, place.lap, place.at, place.ended = attempt, 1, None, False
         place.reports += 1
         step = place.reports if metrics.step is None else metrics.step
         at = metrics.epoch if by == "epoch" else step
         if at is not None:
-            # Users may still report values of an epoch that has ended. But if such a report has a step, then the
-            # epoch is being run again by another fit.
+            # Users may still report values for an epoch that has ended. But if such a report has a step, another fit()
+            # is running the epoch again.
             again = at == place.at and place.ended and metrics.step is not None
             if place.at is not None and (at < place.at or again):
                 place.lap += 1
@@ -276,7 +276,7 @@ def placed(reports: Sequence[Metrics], restarts: Sequence[float], by: str) -> It
 
 
 def last_by_rank(record: RunRecord) -> dict[int, dict[str, float]]:
-    """The last value of each metric on each rank that reported any."""
+    """The last value of each metric on each rank, for the ranks that reported any."""
     found: dict[int, dict[str, float]] = {}
     for metrics in record.metrics:
         found.setdefault(metrics.rank, {}).update(metrics.values)
@@ -284,7 +284,7 @@ def last_by_rank(record: RunRecord) -> dict[int, dict[str, float]]:
 
 
 def spread(values: Iterable[float]) -> Spread:
-    """Return the mean, minimum and maximum of `values`; if a value is not finite, that value stands for all three."""
+    """Return the mean, minimum and maximum of `values`. If a value is not finite, it stands for all three."""
     found = list(values)
     if len(found) == 1:
         return Spread(found[0], found[0], found[0])
@@ -308,7 +308,7 @@ class _Measured(NamedTuple):
 def curves(record: RunRecord, found: Table) -> list[list[Curve]]:
     """Return the curves of each chart. A training metric and its validation metric (`loss`, `val_loss`) share a chart.
 
-    A metric has no curve if it has fewer than 3 finite values, or if no rank has reported it twice.
+    A metric has no curve if it is finite at fewer than 3 positions, or if no rank has reported it twice.
     """
     charts: dict[str, list[Curve]] = {}
     measured, undone = _measured(record, found)
@@ -329,7 +329,7 @@ _ByName = dict[str, list[_Measured]]
 
 
 def _measured(record: RunRecord, found: Table) -> tuple[_ByName, dict[int, _ByName]]:
-    """Return the measurements that count, by metric, and those that later attempts undid, by attempt and metric."""
+    """Return the valid measurements, by metric, and the measurements that restarts undid, by attempt and metric."""
     measured: _ByName = {}
     undone: dict[int, _ByName] = {}
     if len(found.rows) <= 2:
@@ -348,19 +348,19 @@ def _xs(found: Table) -> list[int]:
 
 
 def _kept(found: Table) -> list[bool]:
-    """Whether each row is kept: it is lost if a later attempt began at or before the row's epoch or step."""
+    """Whether each row is kept. A row is undone if a later attempt began at or before the row's epoch or step."""
     if found.laps or not found.rows[-1].attempt:
         return [True] * len(found.rows)
     kept, lowest = [], math.inf
     for row, later in zip(found.rows[::-1], (None, *found.rows[:0:-1]), strict=True):
         if later is not None and later.attempt != row.attempt:
-            lowest = min(lowest, later.at)  # the first epoch or step of that attempt
+            lowest = min(lowest, later.at)  # the first epoch or step of the later attempt
         kept.append(row.at < lowest)
     return kept[::-1]
 
 
 def _within_epochs(record: RunRecord, found: Table) -> _ByName:
-    """Return, by metric, the values reported for steps. They make curves if the table has only one or two rows."""
+    """Return the values reported for steps, by metric. They are drawn if the table has only one or two rows."""
     values: dict[str, dict[float, dict[int, float]]] = {}
     for x, metrics, reported in _steps(record, found):
         for name, value in reported.items():
@@ -369,7 +369,10 @@ def _within_epochs(record: RunRecord, found: Table) -> _ByName:
 
 
 def _steps(record: RunRecord, found: Table) -> Iterator[tuple[float, Metrics, dict[str, float]]]:
-    """Yield, for each report with a step: the step, counted through all epochs; the report; its values in the table."""
+    """Yield three things for each report with a step: the step, the report, and the values that the table shows.
+
+    The step is counted through all epochs.
+    """
     before = {(row.attempt, row.lap, row.at): number for number, row in enumerate(found.rows)}
     for place, metrics, values in _shared(record, found.by):
         if metrics.step is not None and place in before:
@@ -391,7 +394,7 @@ _Lines = dict[int, list[tuple[float, float]]]
 
 
 def _rank_lines(by_rank: _Lines) -> _Lines:
-    """The ranks' lines if they can be distinguished, that is, if there are several, not too many, and they differ."""
+    """Return the ranks' lines if they can be told apart: if there are several but not too many, and they differ."""
     if not 1 < len(by_rank) <= RANK_LINES:
         return {}
     at: dict[float, list[float]] = {}
@@ -404,7 +407,8 @@ def _rank_lines(by_rank: _Lines) -> _Lines:
 def _thinned(measured: list[_Measured]) -> tuple[tuple[Point, ...], _Lines]:
     """Return at most CURVE_POINTS points, and the points of each rank's own line.
 
-    Each point stands for equally many neighbouring measurements. If a rank has none of them, its previous point counts.
+    Each point stands for the same number of neighbouring measurements. If a rank has none of these measurements, its
+    previous point is used.
     """
     stride = -(-len(measured) // CURVE_POINTS)
     last = {rank: at for at, each in enumerate(measured) for rank in each.by_rank}
@@ -430,7 +434,7 @@ def _thinned(measured: list[_Measured]) -> tuple[tuple[Point, ...], _Lines]:
 
 
 def marks(record: RunRecord, found: Table) -> list[Mark]:
-    """Return the places on the curves at which checkpoints were saved or attempts continued after a restart."""
+    """Return marks where checkpoints were saved, and where attempts began after a restart."""
     by_time = _by_time(record, found)
     if not by_time:
         return []
@@ -450,14 +454,14 @@ def marks(record: RunRecord, found: Table) -> list[Mark]:
 
 
 def _by_time(record: RunRecord, found: Table) -> list[tuple[float, float]]:
-    """Return the times of reports, each with the place on the horizontal axis that the run had reached by then."""
+    """Return the time of each report, with the position on the horizontal axis that the run had reached by then."""
     if len(found.rows) > 2:
         return sorted((row.time, float(x)) for row, x in zip(found.rows, _xs(found), strict=True))
     return sorted((metrics.time, x) for x, metrics, values in _steps(record, found) if values)
 
 
 def _x_at(by_time: list[tuple[float, float]], time: float) -> float:
-    """Return the place that the run had reached at `time`, interpolated between two reports."""
+    """Return the position that the run had reached at `time`, interpolated between two reports."""
     after = bisect.bisect_left(by_time, (time, -math.inf))
     if after in (0, len(by_time)):
         return by_time[min(after, len(by_time) - 1)][1]
@@ -472,7 +476,8 @@ def _x_at(by_time: list[tuple[float, float]], time: float) -> float:
 class _Course:
     """The oldest and the newest report of a rank in its current attempt and lap.
 
-    `oldest_done` and `newest_done` are the completed fractions of the run at these reports, if the totals are known.
+    `oldest_done` and `newest_done` are the fractions of the run that were complete at these reports; None if the totals
+    are not known.
     """
 
     lap: int
@@ -507,14 +512,14 @@ def progress(record: RunRecord, now: float) -> Progress | None:
     step = None if at.ends_epoch else at.step
     size = len(record.taking_part)
     fraction, left_s = course.newest_done, _left_s(course, now)
-    if not going and len(finished) < size:  # the ranks that still run have not reported anything
+    if not going and len(finished) < size:  # the ranks that are still running have not reported anything
         fraction = left_s = None
     return Progress(rank, epoch, at.epochs, step, at.steps, fraction, left_s, len(finished), size)
 
 
 @remembered("metrics", "attempts")
 def _courses(record: RunRecord) -> dict[int, _Course]:
-    """The course of each rank that reports epochs or steps in the newest attempt."""
+    """The _Course of each rank that reports epochs or steps in the newest attempt."""
     counting = [m for m in record.metrics if m.epoch is not None or m.step is not None]
     by = "epoch" if any(m.epoch is not None for m in counting) else "step"
     first, restarts = first_epoch(record), _restarts(record)

@@ -1,4 +1,4 @@
-"""Which data the ranks read, their progress, and which ranks wait for data or finish before the others."""
+"""Describes which data the ranks read, their progress, and which ranks wait for data or finish before the others."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from sparkring.history.events import DataOpened, DataPlanned, DataRead, Piece
 from sparkring.history.lines import plain
 from sparkring.history.record import Reading, RunRecord
 
-STARVED = 0.5  # a rank starves if it waits for data for more than this part of its time
-# A rank also starves if it waits for more than 0.3 of its time, and this part exceeds the others' median by over 0.2.
+STARVED = 0.5  # a rank starves if it spends more than this fraction of its time waiting for data
+# A rank also starves if this fraction is more than 0.3, and more than 0.2 above the other ranks' median.
 STARVED_BESIDE_OTHERS, MORE_THAN_OTHERS = 0.3, 0.2
 # In an epoch's first second, waiting is ignored, since every rank has to wait for its first batch.
 JUDGED_AFTER_S = 1.0
-# A rank is early if it ended its epoch at least this long ago and others have not. A shorter time may only mean that
-# the others' reports are late.
+# A rank is early if it ended its epoch at least this long ago and others have not. If the time is shorter, the others'
+# reports may only be late.
 EARLY_S = 2.0
 RANKS_ALONE, BLOCKS = 32, 16  # more ranks than RANKS_ALONE are shown as at most BLOCKS blocks of neighbours
 NAMED = 3  # this many data sets of a run are shown: those that were opened last
 UNEVEN = 1.01  # the ranks' shares count as even if the largest is at most this many times the smallest
-_NAME_CHARACTERS = 40  # at most this much of a file's name is shown in a picture
+_NAME_CHARACTERS = 40  # at most this many characters of a file's name are shown in a picture
 _NOTES_SHOWN = 4
 _COLUMNS = 8
-_DATA_LISTED = 2  # how many data sets a list of runs names for each run
+_DATA_LISTED = 2  # how many data sets of each run a list of runs names
 _RANKS_CHARACTERS = 60
 
 Mark = Literal["", "starves", "early"]
@@ -47,7 +47,7 @@ class RankReading(NamedTuple):
 
     @property
     def fraction(self) -> float | None:
-        """The part of its epoch that the rank has read; None if the length of the epoch is not known."""
+        """The fraction of its epoch that the rank has read; None if the length of the epoch is not known."""
         if self.read is None:
             return None
         for done, planned in ((self.read.rows, self.read.rows_planned), (self.read.steps, self.read.steps_planned)):
@@ -57,7 +57,7 @@ class RankReading(NamedTuple):
 
     @property
     def waiting(self) -> float | None:
-        """The part of its epoch's time in which the rank waited for data; None if it is too early to tell."""
+        """The fraction of the epoch's time that the rank spent waiting for data; None if it is too early to tell."""
         if self.read is None or self.read.elapsed_s < JUDGED_AFTER_S:
             return None
         return min(1.0, self.read.waited_s / self.read.elapsed_s)
@@ -70,12 +70,12 @@ class RankReading(NamedTuple):
 
     @property
     def epoch(self) -> int:
-        """The epoch that the rank reads, counted from 1; 0 before the first epoch begins."""
+        """The epoch that the rank is reading, counted from 1; 0 before the first epoch begins."""
         return max(self.read.epoch if self.read else 0, self.plan.epoch if self.plan else 0)
 
     @property
     def read_of_plan(self) -> DataRead | None:
-        """The rank's progress in the epoch of its plan; None if it has not reported any yet."""
+        """The rank's progress in the epoch of its plan; None if the rank has not reported any progress yet."""
         if self.plan is None or self.read is None or self.read.epoch != self.plan.epoch:
             return None
         # Progress that is older than the plan belongs to an earlier start of the same epoch.
@@ -83,12 +83,12 @@ class RankReading(NamedTuple):
 
     @property
     def begun(self) -> int:
-        """The number of the epoch's rows that had already been read when the rank's reader was made."""
+        """How many of the epoch's rows had already been read when the rank's reader was made."""
         return self.plan.begun if self.plan is not None and self.plan.epoch == self.epoch else 0
 
     @property
     def rows_planned(self) -> int | None:
-        """The number of rows that the rank's reader is to read in the epoch; None if it is not known."""
+        """The number of rows that the rank's reader is to read in the epoch; None if this is not known."""
         if self.plan is not None and self.plan.epoch == self.epoch:
             return self.plan.rows - self.plan.begun
         return None if self.read is None else self.read.rows_planned
@@ -103,7 +103,7 @@ class DataSet(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A line of the table, for one rank or several neighbouring ranks. The texts are formatted to be shown."""
+    """A line of the table, for one rank or several neighbouring ranks. The texts are ready to be shown."""
 
     ranks: tuple[int, ...]
     epoch: str
@@ -138,10 +138,10 @@ def _data_set(record: RunRecord, readings: dict[int, Reading], now: float) -> Da
 
 
 def _judged(record: RunRecord, ranks: Sequence[RankReading], now: float) -> tuple[RankReading, ...]:
-    """Return the ranks, with a mark and a note on those that have ended an epoch before others or wait for data."""
+    """Return the ranks. Ranks that ended an epoch before others, or that wait for data, get a mark and a note."""
     over = record.outcome is not None
     reading = {rank.rank for rank in record.ranks if (rank.state != "finished" if over else rank.state == "running")}
-    waitings = sorted(each.waiting for each in ranks if each.waiting is not None)  # only once: there may be many ranks
+    waitings = sorted(each.waiting for each in ranks if each.waiting is not None)  # sort only once: ranks may be many
     reached = [(each.read.epoch + each.read.done, each.rank) for each in ranks if each.read and each.rank in reading]
 
     @functools.cache
@@ -181,7 +181,7 @@ def _median_without(ordered: Sequence[float], value: float) -> float | None:
 
 
 def data_words(found: DataSet) -> str:
-    """What was read: `digits.parquet · columns a, b · where x > 3 · 1,797 rows in 2 files, 40.1 kB · version 3f…`."""
+    """The data set in words: `digits.parquet · columns a, b · where x > 3 · 1,797 rows in 2 files · version 3f…`."""
     opened = found.opened
     counts = [counted(opened.rows, "row")] if opened.rows else []
     counts += [f"in {counted(opened.files, 'file')}"] if opened.files else []
@@ -202,7 +202,7 @@ def data_words(found: DataSet) -> str:
 
 
 def progress_words(record: RunRecord, now: float) -> str:
-    """Return the progress in the data set with the latest report: `34 % of digits read, 1,203,000 rows/s`; or ''."""
+    """Return the progress in the data set that was reported last: `34 % of digits read, 1,203,000 rows/s`; or ''."""
     found = max(data_sets(record, now), key=_last_heard, default=None)
     if found is None or not _last_heard(found):
         return ""
@@ -217,7 +217,7 @@ def progress_words(record: RunRecord, now: float) -> str:
 
 
 def notes(found: DataSet) -> str:
-    """Return the ranks' problems with reading, rank by rank, or summed up if many ranks have one; '' if none has."""
+    """Return the ranks' problems with reading, rank by rank, or summed up if many ranks have problems; or ''."""
     told = [each for each in found.ranks if each.note]
     if len(told) <= _NOTES_SHOWN:
         return "; ".join(f"rank {each.rank} {each.note}" for each in told)
@@ -227,17 +227,17 @@ def notes(found: DataSet) -> str:
 
 
 def closing_words(record: RunRecord, now: float) -> list[str]:
-    """A line for each data set of a run: what it was, and what was wrong with the reading."""
+    """A line for each of a run's last data sets: what was read, and any problems with reading."""
     return [dotted(f"read {data_words(found)}", notes(found)) for found in data_sets(record, now)[-NAMED:]]
 
 
 def balance_words(found: DataSet) -> str:
-    """Return which rank has more to read than others, which is slowest, and how much has been read in all; or ''."""
+    """Say which rank has more to read than others, which is slowest, and how much has been read in total; or ''."""
     return plain(dotted(_share_words(found), _pace_words(found), _amount_words(found)))
 
 
 def _share_words(found: DataSet) -> str:
-    """Return how the shares of the ranks in the latest epoch differ: `rank 3 has 12 % more rows than rank 0`; or ''."""
+    """Say how the ranks' shares of the latest epoch differ: `rank 3 has 12 % more rows than rank 0 (…)`; or ''."""
     epoch = max((each.epoch for each in found.ranks), default=0)
     same = [(each.rows_planned, each.rank) for each in found.ranks if each.epoch == epoch]
     known = [(rows, rank) for rows, rank in same if rows is not None]
@@ -262,7 +262,7 @@ def _pace_words(found: DataSet) -> str:
 
 
 def _amount_words(found: DataSet) -> str:
-    """Return how much of the files has been read. This is an estimate: some ranks may be in the next epoch already."""
+    """Estimate how much of the files has been read. Some ranks may already be in the next epoch."""
     opened = found.opened
     rows = sum(each.read.rows + each.begun for each in found.ranks if each.read is not None)
     if not (opened.rows and opened.size_bytes and rows):
@@ -278,7 +278,7 @@ def _ranks(found: Sequence[int]) -> str:
 
 
 def named_shortly(names: Sequence[str]) -> str:
-    """`digits, val and 3 more`: short enough for a list of runs."""
+    """The names of data sets, short enough for a list of runs: `digits, val and 3 more`."""
     return named([*map(_short, names)], _DATA_LISTED, 30)
 
 
@@ -303,7 +303,7 @@ def lines(found: DataSet, alone: int = RANKS_ALONE) -> list[Line]:
 
 
 def line(found: DataSet) -> Line:
-    """All ranks in one line: what they have read, their rates added up, and the range of their waiting times."""
+    """All ranks of `found` in one line: the rows they have read, the sum of their rates, and the range of waiting."""
     ranks = found.ranks
     reads = [each.read for each in ranks if each.read is not None]
     planned = [read.rows_planned for read in reads if read.rows_planned is not None]
@@ -349,7 +349,7 @@ class Block(NamedTuple):
 
 
 class Strip(NamedTuple):
-    """A rank's epoch in the order in which it is read. `at` is the fraction read; None if not known or all of it."""
+    """A rank's epoch, in the order of reading. `at` is the fraction read; None if unknown or if all has been read."""
 
     blocks: tuple[Block, ...]
     at: float | None
@@ -357,7 +357,7 @@ class Strip(NamedTuple):
 
 
 def strip(mine: RankReading, most: int, *, over: bool = False) -> Strip | None:
-    """Return a rank's epoch, divided into at most about `most` blocks; None if it is not known what the rank reads.
+    """Return a rank's epoch, divided into about `most` blocks at most; None if its plan for the epoch is not known.
 
     `over` says whether the run has ended.
     """
@@ -392,7 +392,7 @@ def strip(mine: RankReading, most: int, *, over: bool = False) -> Strip | None:
 
 
 def state_words(over: bool) -> dict[State, str]:
-    """Return the words for the states: those for a run in progress, or those for a run that is `over`."""
+    """Return the word for each state. The words differ between a run in progress and a run that is `over`."""
     now, later = ("begun", "not read") if over else ("being read", "to come")
     return {"read": "read", "reading": now, "to come": later}
 
@@ -402,10 +402,10 @@ def _position(plan: DataPlanned, read: DataRead | None) -> int:
 
 
 def _reach(plan: DataPlanned, read: DataRead | None) -> tuple[int, int]:
-    """Return how many rows of the plan have been read, and up to which row the rank is reading now.
+    """Return how many rows of the plan have been read, and up to which row the rank is currently reading.
 
-    Rows are shuffled within a window, so all rows of the current window count as being read. If the number of rows to
-    read is not known, all rows of the plan count as being read.
+    Rows are shuffled within a window, so all rows of the current window count as being read. If it is not known how
+    many rows the rank is to read, all rows of the plan count as being read.
     """
     if read is not None and read.done:
         return plan.rows, 0
@@ -429,7 +429,7 @@ def _file_name(name: str) -> str:
 
 
 def telling(found: DataSet, most: int) -> tuple[RankReading, ...]:
-    """Choose at most `most` ranks to show: first some with marks, then some of the slowest, then the first ranks."""
+    """Choose at most `most` ranks to show: some ranks with marks, then some of the slowest, then the first ranks."""
     if len(found.ranks) <= most:
         return found.ranks
     marked = [each for each in found.ranks if each.mark]

@@ -1,8 +1,8 @@
-"""A run's record: what is known of the run so far, computed by a pure fold over its events.
+"""A run's record: what is known about the run so far, computed by a pure fold over the run's events.
 
-A view shows only what is in a RunRecord, so a saved run looks like a live one. The size of a record is limited:
-it has only the last lines that the ranks printed (the log files have all lines), and at most DISPLAYS_KEPT displays of
-each rank, with at most DISPLAY_BYTES in total.
+A view shows only what is in a RunRecord, so a saved run looks like a live one. The size of a record is limited. It has
+only the last lines that the ranks printed (the log files have all lines). For each rank, it has at most DISPLAYS_KEPT
+displays, of at most DISPLAY_BYTES in total.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ TAIL_LINES = 200  # how many of each rank's last lines are kept
 RECENT_LINES = 1_000  # how many of the last lines of all ranks together are kept, in order of arrival
 METRICS_KEPT = 5_000
 NOTICES_KEPT = 50
-EPOCHS_KEPT = 100  # how many of the last epochs that have ended are kept for each reader
-PLANS_KEPT = 3  # how many of a rank's newest plans are kept; each reader has at most one of them, its last plan
+EPOCHS_KEPT = 100  # how many epochs that have ended are kept for each reader: the last ones
+PLANS_KEPT = 3  # how many of a rank's plans are kept: the newest ones, and at most one for each reader
 CHECKPOINTS_KEPT = 1_000
 TIMELINES_KEPT = 20
-ATTEMPT_LINES = 20  # how many last lines are kept of the rank whose failure ended an attempt
+ATTEMPT_LINES = 20  # if a rank's failure ends an attempt, this many of the rank's last lines are kept
 LINE_CHARACTERS = 4_000  # a longer line is cut in the record, not in the log file
 PARTIAL_BYTES = 64 * 1024  # a line that grows beyond this before it ends is shown in pieces
 QUICK_S = 1.0  # a cell of a warm gang that finishes in less time is quick
@@ -34,7 +34,7 @@ RankState = Literal["starting", "running", "finished", "failed", "stopped", "idl
 
 
 class LogLine(NamedTuple):
-    """One line that a rank printed, or a message that it sent to the notebook on purpose, whose `stream` is "message".
+    """One line that a rank printed, or a message that it sent to the notebook on purpose (`stream` is "message").
 
     In a run of items, `rank` is the number of the item, except in the `tail` of a RankRecord.
     """
@@ -49,10 +49,10 @@ CheckpointState = Literal["committed", "damaged", "removed"]
 
 
 class Checkpoint(NamedTuple):
-    """A checkpoint that this run saved, or that it found damaged, and what has become of it.
+    """A checkpoint that this run saved or found damaged, and its state.
 
     `attempt` is the number of the attempt that saved the checkpoint. It is 0 if an earlier run saved the checkpoint, or
-    if this run lists no attempts. `reason` says in which way the checkpoint is damaged.
+    if this run lists no attempts. `reason` says how the checkpoint is damaged.
     """
 
     saved: events.CheckpointSaved
@@ -70,8 +70,8 @@ class Attempt(NamedTuple):
     """One attempt of a run that can restart.
 
     `checkpoint` is the name of the checkpoint to continue from, and `step` is the checkpoint's step. `restored` is the
-    time at which the first rank had restored this checkpoint (Unix seconds; 0 if no rank has yet). `ended` and the
-    fields after `ended` say when and why the attempt ended, if it ended before the run was over.
+    time at which the first rank reported that it had restored the checkpoint (Unix seconds; 0 before that). `ended` and
+    the fields after it say when and why the attempt ended, if another attempt was to follow.
     """
 
     number: int
@@ -101,8 +101,8 @@ class RankRecord(NamedTuple):
     """One rank. A rank whose state is "idle" does not run the cell.
 
     `partial_stdout` and `partial_stderr` hold the beginning of a line whose end has not been printed yet. `stack` is
-    the last stack that was taken of the rank. If a message from the rank arrives more than STACK_HOLDS_S seconds after
-    this stack was taken, the rank has moved on, so the stack is dropped.
+    the rank's last stack. It is dropped when a message from the rank arrives more than STACK_HOLDS_S seconds after the
+    stack was taken, since the rank has then moved on.
     """
 
     rank: int
@@ -136,9 +136,9 @@ class RankRecord(NamedTuple):
 class RunRecord(NamedTuple):
     """One run.
 
-    `part` are the ranks that the cell runs on; () for all ranks. `joined` is the number of members that have connected
-    in the current attempt. `recent` are the last lines of all ranks, and `recent_count` counts all lines that were ever
-    added to `recent`.
+    `part` are the ranks that the cell runs on; () means all ranks. `joined` is the number of members that have
+    connected in the current attempt. `recent` are the last lines of all ranks, and `recent_count` counts all lines that
+    have ever been added to `recent`.
     """
 
     run_id: str = ""
@@ -184,7 +184,7 @@ class RunRecord(NamedTuple):
 
     @property
     def failure(self) -> events.Failure | None:
-        """The failure of the rank whose failure ended the run; None if no rank's failure did."""
+        """The failure that ended the run; None if no rank's failure did."""
         return None if self.failed_rank is None else self.ranks[self.failed_rank].failure
 
 
@@ -276,7 +276,7 @@ def _after_news(record: RunRecord, rank: RankRecord, event: events.RankEvent) ->
             return _exited(record, event)
         case events.StackTaken():
             return _with_rank(record, rank._replace(stack=event))
-    return record  # a TimelinePart: timelines are in files; or an ItemMeasured, from which a plan is made
+    return record  # a TimelinePart, which is saved in a file, or an ItemMeasured, which is used for a plan
 
 
 def _started(record: RunRecord, event: events.RunStarted) -> RunRecord:
@@ -306,8 +306,8 @@ def _noticed(record: RunRecord, notice: events.Notice) -> RunRecord:
 
 def _without_old_notices(before: RunRecord, event: events.Event, after: RunRecord) -> RunRecord:
     """Drop the notices that no longer apply from `after`, the record after the event. Return the result."""
-    # A rank that is stopped during a stall writes a traceback. This is not progress, so it must not remove the notice
-    # about the stall.
+    # If a rank is stopped during a stall, it writes a traceback. This is not progress, so the notice about the stall
+    # must stay.
     on_stderr = isinstance(event, events.Output) and event.stream == "stderr"
     ends = on_stderr or isinstance(event, events.RankFailed | events.RankStopped)
     ranks = zip(before.ranks, after.ranks, strict=False)
@@ -321,22 +321,22 @@ def _without_old_notices(before: RunRecord, event: events.Event, after: RunRecor
 
 
 def _thinned(metrics: tuple[events.Metrics, ...]) -> tuple[events.Metrics, ...]:
-    """Drop every other step of the older half of the metrics, so that curves keep their beginning.
+    """Drop every other step from the older half of the metrics, so that curves keep their beginning.
 
-    The same steps are dropped for all ranks, so that ranks can be compared at the steps that stay.
+    The same steps are dropped for all ranks, so that ranks can be compared at the remaining steps.
     """
     older, newer = metrics[: METRICS_KEPT // 2], metrics[METRICS_KEPT // 2 :]
     places = _places(older)
     numbers = {place: number for number, place in enumerate(dict.fromkeys(places))}
-    # A step may have reports of some ranks in the older half and of others in the newer half. The newer half is kept
-    # whole, so such a step is also kept in the older half.
+    # Some ranks' reports of a step may be in the older half, and other ranks' in the newer half, which is kept whole.
+    # Such a step is kept in the older half, too.
     split = {*_places(newer[: 2 * len({each.rank for each in older})])}
     keep = (each.ends_epoch or at in split or numbers[at] % 2 == 0 for each, at in zip(older, places, strict=True))
     return (*itertools.compress(older, keep), *newer)[-METRICS_KEPT:]
 
 
 def _places(metrics: Sequence[events.Metrics]) -> list[tuple[int | None, int]]:
-    """Return the epoch and step of each report. Without a step, it is the number of reports that its rank has made."""
+    """Return the epoch and step of each report. A report without a step gets its number among its rank's reports."""
     counted = Counter[int]()
     places = []
     for each in metrics:
@@ -346,7 +346,7 @@ def _places(metrics: Sequence[events.Metrics]) -> list[tuple[int | None, int]]:
 
 
 def as_shown(line: bytes) -> str:
-    """Return what a terminal finally shows: the text after the last carriage return, with bad bytes as \\xNN."""
+    """Return what a terminal finally shows: the text after the last carriage return, with invalid bytes as \\xNN."""
     line = line.rstrip(b"\r")
     line = line[line.rfind(b"\r") + 1 :]
     text = line.decode("utf-8", "backslashreplace")
@@ -365,7 +365,7 @@ def _at_the_start(size: int, part: Sequence[int] = (), warm_at: float = 0.0) -> 
 
 
 def _begun(record: RunRecord, event: events.AttemptStarted) -> RunRecord:
-    """Begin an attempt. Its ranks are new, but they keep the last lines and the counts of lines and bytes."""
+    """Begin an attempt. Its ranks are new, but they keep the last lines of the ranks before, and their counts."""
     ranks = tuple(
         rank._replace(line_count=old.line_count, size_bytes=old.size_bytes, tail=old.tail) if old else rank
         for rank, old in itertools.zip_longest(_at_the_start(event.size), record.ranks[: event.size])
@@ -390,7 +390,7 @@ def _saved(record: RunRecord, event: events.CheckpointSaved) -> RunRecord:
     for each in record.checkpoints:
         if event.best and each.saved.best and (each.saved.folder, each.saved.kind) == (event.folder, event.kind):
             each = each._replace(saved=each.saved._replace(best=False))
-        if each.place != found.place:  # ModelCheckpoint may overwrite a checkpoint: `found` then replaces it
+        if each.place != found.place:  # if ModelCheckpoint has overwritten a checkpoint, `found` replaces it
             others.append(each)
     return record._replace(checkpoints=(*others, found)[-CHECKPOINTS_KEPT:])
 
@@ -422,7 +422,7 @@ def _heard(rank: RankRecord, time: float) -> RankRecord:
 
 
 def _told(record: RunRecord, event: events.RankEvent, **changes: Any) -> RunRecord:
-    """Apply `changes` to the rank of `event`. The event shows that the rank lives, so note that it was heard from."""
+    """Apply `changes` to the rank of `event`, and note that a message from the rank has arrived."""
     return _with_rank(record, _heard(record.ranks[event.rank], event.time)._replace(**changes))
 
 
@@ -432,7 +432,7 @@ def _with_rank(record: RunRecord, changed: RankRecord) -> RunRecord:
 
 
 def _with_lines(record: RunRecord, rank: RankRecord, lines: list[LogLine], count: int) -> RunRecord:
-    """Add new lines of a rank to the record: `count` is their number, and `lines` are the last ones of them.
+    """Add new lines of a rank to the record. `count` is the number of new lines, and `lines` are the last of them.
 
     Lines that `--logs` leaves out are kept only in the rank's `tail`.
     """
@@ -446,7 +446,7 @@ def _with_lines(record: RunRecord, rank: RankRecord, lines: list[LogLine], count
 
 
 def labelled(record: RunRecord, lines: list[LogLine]) -> list[LogLine]:
-    """Return lines of a rank as they are shown. In a run of items, they get the number of the item."""
+    """Return lines of a rank as they are shown. In a run of items, their `rank` becomes the number of the item."""
     if record.items is None or not lines:
         return lines
     item = item_records.item_on(record.items, lines[0].rank)
@@ -474,7 +474,7 @@ def _printed(record: RunRecord, event: events.Output) -> RunRecord:
 
 
 def bounded(record: RunRecord, event: events.Displayed) -> events.Displayed:
-    """Return the display as the record will keep it: without its data if it exceeds the limits for a rank."""
+    """Return the display as the record will keep it: without data if this would exceed the limits for a rank."""
     event = event._replace(attempt=len(record.attempts) or 1)
     others = [each for each in record.displays if each.rank == event.rank and not _takes_place(event, each)]
     full = len(others) >= DISPLAYS_KEPT or sum(len(each.data) for each in others) + len(event.data) > DISPLAY_BYTES
@@ -487,7 +487,7 @@ def _takes_place(new: events.Displayed, old: events.Displayed) -> bool:
 
 
 def _displayed(record: RunRecord, event: events.Displayed) -> RunRecord:
-    """Add a display, or replace the display that it updates. A display without data is counted as left out."""
+    """Add a display, or replace an earlier display with the same number. Without data, count it as left out."""
     if not event.data:
         return _told(record, event, displays_left_out=record.ranks[event.rank].displays_left_out + 1)
     at = next((at for at, each in enumerate(record.displays) if not event.clears and _takes_place(event, each)), None)
@@ -521,7 +521,7 @@ def _exited(record: RunRecord, event: events.RankExited) -> RunRecord:
 
 
 def _all_ended(record: RunRecord) -> RunRecord:
-    """Mark the ranks that have not ended as stopped, since no event says that a rank had to be killed."""
+    """Mark the ranks that have not ended as stopped. A rank that had to be killed sends no event."""
     for rank in record.ranks:
         ended = rank._replace(state="stopped") if rank.state in ("starting", "running") else rank
         record = _with_last_lines(record, ended)
@@ -529,6 +529,6 @@ def _all_ended(record: RunRecord) -> RunRecord:
 
 
 def _with_last_lines(record: RunRecord, rank: RankRecord) -> RunRecord:
-    """Add the rank's last lines that have no end yet, as if they had ended."""
+    """Add the lines whose end the rank has not printed, as if they had ended."""
     last = rank.partial_lines()
     return _with_lines(record, rank._replace(partial_stdout=b"", partial_stderr=b""), last, len(last))

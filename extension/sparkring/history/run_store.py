@@ -2,8 +2,8 @@
 
     RUNS/2026-11-20_14-03-22_a1b2c3/
         events.jsonl     the events, one on each line. The bytes of an output event are in the rank's log, and the event
-                         says where. Frequent events (how far a rank has read, how a GPU is used) are collected, and
-                         every PROGRESS_EVERY_S seconds only the newest event of each reader and GPU is stored
+                         says where in the log. Of frequent events (reading progress, GPU use), only the newest event
+                         of each reader and GPU is stored, every PROGRESS_EVERY_S seconds
         rank-0.log …     everything that each rank wrote to stdout and stderr, in order of arrival
         displays/        what the ranks displayed: rank-0-1.png is rank 0's first display in attempt 1,
                          attempt-2-rank-0-1.png its first display in attempt 2
@@ -34,8 +34,8 @@ from sparkring.history.record import QUICK_S, RunRecord, replay
 
 KEEP = 100
 NEWEST = 20  # this many of the newest runs are never removed, not even quick ones
-# Old runs are removed only when there are this many more than KEEP. To do that after each cell would take a quarter of
-# the time of a warm gang's cells.
+# Old runs are removed only when there are this many more than KEEP. Removing them after each cell would take a quarter
+# of the time of a warm gang's cells.
 SLACK = 20
 PROGRESS_EVERY_S = 5.0
 EVENTS = "events.jsonl"
@@ -61,7 +61,7 @@ Kind = TypeVar("Kind", bound=events.Event)
 
 
 class RunFolder:
-    """Writes one run to its folder. If the disk is full, writing ends and this is reported once; the run goes on."""
+    """Writes one run to its folder. If writing fails, it ends, and this is reported once; the run goes on."""
 
     def __init__(self, run_id: str) -> None:
         self.path = home() / run_id
@@ -75,7 +75,7 @@ class RunFolder:
                 "writable folder."
             ) from error
         self._logs: dict[int, IO[bytes]] = {}
-        # Frequent events that are not written yet: the newest one of each reader and of each GPU.
+        # Frequent events that have not been written yet: only the newest event of each reader and of each GPU.
         self._later: dict[tuple[object, ...], events.Event] = {}
         self._due = 0.0
         self._timeline: tuple[int, Arriving] | None = None  # an attempt's number, and its unfinished timeline
@@ -199,7 +199,7 @@ class RunFolder:
 def new_id() -> str:
     """Return the id of a new run: the local time, five hex digits for the fraction of the second, and a random digit.
 
-    Ids sort by time, even if several runs begin within a second. The random digit makes clashes less likely.
+    Ids sort by time, even if several runs begin within a second. The random digit makes equal ids less likely.
     """
     now = time.time()
     fraction = int(now % 1 * 0x10_0000)
@@ -231,7 +231,7 @@ def log(path: Path, rank: int) -> str:
 
 
 def item_log(path: Path, item: int) -> str:
-    """Return what the ranks wrote while they ran the item, in all its attempts; '' if there was no such item."""
+    """Return what the ranks wrote while they ran the item, in all attempts; '' if there was no such item."""
     found: list[bytes] = []
     ranks, each = range(0), 1
     for event in _events(path):
@@ -256,7 +256,7 @@ def saved() -> list[Path]:
 
 
 def find(name: str) -> Path | None:
-    """Return the folder of the saved run that `name` means; None if there is none.
+    """Return the folder of the saved run called `name`; None if there is no such run.
 
     `name` is the run's id, the beginning or the end of its id, or its title; '' means the newest run.
     """
@@ -285,7 +285,7 @@ def last_checkpoint_dir() -> str:
 
 
 def is_named(name: str, run_id: str) -> bool:
-    """Whether `name` is the run's id, or the beginning or the end of it."""
+    """Whether `name` is the run's id, or the beginning or the end of this id."""
     return run_id.startswith(name) or run_id.endswith(name)
 
 
@@ -320,7 +320,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
             try:
                 found = json.loads(line)
             except ValueError:
-                return  # the driver was killed while it wrote this line
+                return  # the driver was killed while it was writing this line
             yield found
 
 
@@ -332,7 +332,7 @@ def told(path: Path, kind: type[Kind]) -> Iterator[Kind]:
 
 
 def first(path: Path) -> RunStarted:
-    """Return the event with which a saved run began; if it is missing, a RunStarted with "?" for unknown values."""
+    """Return the event with which a saved run began. If it is missing, return a RunStarted with "?" for most values."""
     try:
         event = next(map(events.from_json, _lines(path)), None)
     except FileNotFoundError:  # another kernel has removed the run
@@ -341,7 +341,7 @@ def first(path: Path) -> RunStarted:
 
 
 def data(path: Path) -> list[str]:
-    """Return the names of the data sets that a saved run has opened. Of a long run, only the beginning is searched."""
+    """Return the names of the data sets that a saved run has opened. Only the beginning of a long run is searched."""
     with (path / EVENTS).open("rb") as file:
         seen = file.read(LOOKED_THROUGH_BYTES)
     begin = f'{{"type": "{events.DataOpened.__name__}",'.encode()
@@ -369,7 +369,7 @@ def last(path: Path) -> events.RunFinished | None:
 def prune(keep: int = KEEP, slack: int = 0) -> None:
     """If more than `keep` + `slack` runs are saved, remove all but `keep` of them. Runs that may be in progress stay.
 
-    The runs of quick cells are removed first: a hundred quick cells must not displace yesterday's training.
+    The runs of quick cells are removed first, since a hundred quick cells must not displace yesterday's training.
     """
     try:
         if len(os.listdir(home())) <= keep + slack:
@@ -387,12 +387,12 @@ def prune(keep: int = KEEP, slack: int = 0) -> None:
                 shutil.rmtree(path)
                 left -= 1
         except OSError:
-            pass  # another kernel has removed it
+            pass  # another kernel has removed the run
 
 
 def _was_quick(path: Path) -> bool:
     try:
         begun, ended = first(path), last(path)
-    except OSError:  # another run or kernel has removed it
+    except OSError:  # another run or kernel has removed this run
         return False
     return begun.warm and ended is not None and ended.outcome == "finished" and ended.time - begun.time < QUICK_S

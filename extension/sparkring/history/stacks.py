@@ -1,6 +1,6 @@
-"""The Python stack of a rank, taken without its cooperation.
+"""Takes the Python stack of a rank without its cooperation.
 
-The signal handler of faulthandler is C code. So it works even while the rank waits in an allreduce, holds the GIL, or
+The signal handler of faulthandler is C code, so it works even while the rank waits in an allreduce, holds the GIL, or
 is in a system call. It does not work while the process is frozen (SIGSTOP).
 """
 
@@ -19,8 +19,8 @@ _LIBRARIES = re.compile(r".*(?:/(?:site|dist)-packages/|\.zip/|/lib/python3\.\d+
 
 # The functions in which a rank waits for the others: a pattern for the file, a pattern for the function, and the usual
 # name of the collective. If the name is '', the group `name` of the function's pattern is used. Functions that only
-# begin an operation (allreduce_async, isend) are not listed. The synchronize() in Horovod's mpi_ops is not listed
-# either, because its caller is listed.
+# begin an operation (allreduce_async, isend) are not listed. Neither is synchronize() in Horovod's mpi_ops, since its
+# caller is listed.
 _WAITS = tuple(
     (re.compile(file), re.compile(function), name)
     for file, function, name in (
@@ -54,8 +54,8 @@ _WAITS = tuple(
         (r"/pyspark/taskcontext\.py$", r"(?P<name>barrier|allGather)", ""),
     )
 )
-# TensorFlow runs a whole graph in one call, as in Keras' fit. The Python stack does not show whether the rank computes
-# in this call or waits in one of the graph's collectives.
+# TensorFlow runs a whole graph in one call, for example in Keras' fit. The Python stack does not show whether the rank
+# is computing in this call or waiting in one of the graph's collectives.
 GRAPH = "a TensorFlow graph"
 _RUNS_GRAPH = (
     ("/tensorflow/python/eager/context.py", "call_function"),
@@ -77,12 +77,12 @@ class Frame(NamedTuple):
 def install(fd: int) -> None:
     """Write the main thread's stack to `fd` on SIGUSR2, and all threads' stacks to stderr when the process crashes.
 
-    The main thread handles the signal, so it reads its own stack. Reading the stacks of other threads while they run
-    would crash the process sooner or later. A library may replace the handler, as Lightning does when a fit ends;
-    calling this again restores it.
+    The main thread handles the signal, so it reads its own stack. Reading the stacks of other threads while they are
+    running would crash the process sooner or later. A library may replace the handler, as Lightning does when a fit
+    ends; calling install() again restores the handler.
     """
     faulthandler.enable(all_threads=True)  # a crash may be in a thread of a library
-    faulthandler.unregister(signal.SIGUSR2)  # otherwise, the next line would not set the signal's handler again
+    faulthandler.unregister(signal.SIGUSR2)  # otherwise, the next line would leave a replaced handler as it is
     faulthandler.register(signal.SIGUSR2, file=fd, all_threads=False)
 
 
@@ -102,7 +102,7 @@ def is_cell(filename: str) -> bool:
 def cell_line(text: str) -> int:
     """Return the innermost line of the cell on the main thread's stack `text`; 0 if the cell is not on the stack.
 
-    `text` was written by faulthandler. If it has frames of several cells, the newest cell is meant.
+    `text` was written by faulthandler. If it has frames of several cells, the line is that of the newest cell.
     """
     newest, line = 0, 0
     for frame in _main_thread(text):
@@ -113,7 +113,7 @@ def cell_line(text: str) -> int:
 
 
 def innermost(text: str) -> str:
-    """Return the function that the main thread runs, as `numpy/linalg.py:12 solve`; '' if it is not known."""
+    """Return the function that the main thread is in, as `numpy/linalg.py:12 solve`; '' if it is not known."""
     frames = _main_thread(text)
     if not frames:
         return ""
@@ -129,16 +129,16 @@ def waits_for_cell(text: str) -> bool:
 
 
 def collective(text: str) -> str:
-    """Return the collective in which the main thread waits, such as `allreduce` or `init`; '' if none is known.
+    """Return the collective in which the main thread is waiting, such as `allreduce` or `init`; '' if none is known.
 
     This is the innermost function on the stack that is a collective of Horovod, torch.distributed, TensorFlow or Spark.
-    If there is none, but TensorFlow executes a graph, GRAPH is returned.
+    If there is no such function, but TensorFlow is running a graph, GRAPH is returned.
     """
     frames = _main_thread(text)
     graph = ""
     for at, frame in enumerate(frames):
         if is_cell(frame.file):
-            break  # the frames farther out only wait for the cell to end
+            break  # the functions farther out only wait for the cell to end
         for file, function, name in _WAITS:
             found = function.fullmatch(frame.function)
             if found and file.search(frame.file):
@@ -152,5 +152,5 @@ def collective(text: str) -> str:
 
 def _main_thread(text: str) -> list[Frame]:
     """Return the frames of the main thread, innermost first."""
-    last_block = text.rpartition("(most recent call first):")[2]  # version 0.1 saved other threads' frames before it
+    last_block = text.rpartition("(most recent call first):")[2]  # in version 0.1, other threads' frames came first
     return [Frame(found["file"], int(found["line"]), found["function"]) for found in _FRAME.finditer(last_block)]

@@ -1,4 +1,4 @@
-"""Writes a saved run's metrics as TensorBoard's event files: one series for each rank, and one for the ranks' mean."""
+"""Writes a saved run's metrics as TensorBoard's event files: a series for each rank, and a series for the mean."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ FOLDER = "tensorboard"
 
 
 def environment() -> dict[str, str]:
-    """Return the environment variables with which TensorBoard must be started from here.
+    """Return the environment variables that TensorBoard needs when it is started with this Python.
 
     TENSORBOARD_BINARY is the path of TensorBoard's program; it is set if the program is not on the PATH. TensorBoard
-    imports pkg_resources. If pkg_resources is not installed, PYTHONPATH adds a replacement for it.
+    imports pkg_resources. If pkg_resources is not installed, PYTHONPATH adds a replacement.
     """
     found = {}
     beside = Path(sys.executable).with_name("tensorboard")
@@ -40,7 +40,7 @@ def environment() -> dict[str, str]:
 
 @contextlib.contextmanager
 def environment_set() -> Iterator[None]:
-    """Set the variables of environment() in this process, which starts TensorBoard, and restore them afterwards."""
+    """Set the variables of environment() in this process while it starts TensorBoard, and restore them afterwards."""
     needed = environment()
     before = {name: os.environ.get(name) for name in needed}
     try:
@@ -63,7 +63,7 @@ def shell_command(folder: Path) -> str:
 
 
 class Scalar(NamedTuple):
-    """One point of a curve; `series` is the name of the curve's folder, `time` is in Unix seconds."""
+    """One point of a curve. `series` is the name of the curve's folder, and `time` is in Unix seconds."""
 
     series: str
     tag: str
@@ -73,9 +73,10 @@ class Scalar(NamedTuple):
 
 
 def write_event_files(run: Path) -> Path:
-    """Write event files with the metrics of the saved run `run`, all or none, and return their folder.
+    """Write event files with the metrics of the saved run `run`, and return their folder.
 
-    Raise OptionsError if TensorBoard is not installed, and DataError if there are no metrics or writing fails.
+    Incomplete files are never left in this folder. Raise OptionsError if TensorBoard is not installed, and DataError if
+    there are no metrics or writing fails.
     """
     try:
         import tensorboard  # noqa: F401 - to see if it is installed
@@ -105,7 +106,7 @@ def write_event_files(run: Path) -> Path:
 def scalars(reports: Iterable[Metrics], restarts: Sequence[float] = ()) -> list[Scalar]:
     """Return every value that was reported, and the means over the ranks.
 
-    There is a mean for each metric and step for which every rank that reports metrics has a value.
+    For each metric, there is a mean at each step at which every rank that reports metrics has a value.
 
     Values that were reported at the end of an epoch have tags that begin with `epoch/`, and their step is the epoch.
     The steps of other values are counted through all epochs if the number of steps per epoch is known. If counting

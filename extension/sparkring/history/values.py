@@ -1,6 +1,6 @@
-"""The text with which a notebook shows the values of the ranks' last expressions.
+"""Turns the values of the ranks' last expressions into the text that a notebook shows.
 
-Values that look alike are shown once, with the list of their ranks.
+A text that several ranks share is shown once, with the list of these ranks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from sparkring.history.describe import rank_list
 from sparkring.history.lines import plain
 
 ENTRIES = 20
-CHARACTERS = 4_000  # of each entry; longer entries are cut
+CHARACTERS = 4_000  # the text of a longer value is cut
 
 Write = Callable[[object], str]
 
@@ -21,8 +21,8 @@ Write = Callable[[object], str]
 def told(values: Mapping[int, object], write: Write = repr) -> str:
     """Return the values of the ranks as entries such as `ranks 0–3: 0.9731`; '' if all values are None.
 
-    Ranks whose values have the same text, which `write` returns, share an entry. A text of several lines begins on a
-    line of its own, so that its columns stay aligned.
+    `write` turns a value into text. Ranks whose values have the same text share an entry. A text of several lines
+    begins on a separate line, so that its columns stay aligned.
     """
     by_text: dict[str, list[int]] = {}
     for rank in sorted(values):
@@ -52,7 +52,7 @@ def like(printer: Any) -> Write:
 
 
 def _written(value: object, write: Write) -> str:
-    """Return the value's text as plain() shows it, cut if it is long; if `write` raises an error, name its type."""
+    """Return the value's text as plain() shows it, cut if it is long. If `write` raises an error, name its type."""
     try:
         text = write(value)
     except Exception as error:  # a class's repr() may raise anything

@@ -17,4 +17,4 @@ class View(Protocol):
         """Show the run as it ended."""
 
     def again(self, record: RunRecord) -> None:
-        """Show the run in the current cell as well, since the user has asked for it."""
+        """Show the run in the current cell as well, because the user has asked for this."""

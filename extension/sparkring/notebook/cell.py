@@ -20,20 +20,20 @@ _OUTSIDE_A_FUNCTION = {
     "yield": "The cell is the body of a function that runs once on each rank. Collect the values in a list, and end "
     "the cell with it.",
 }
-# A cell's title may be the call that ends the cell. A call to one of these functions does not show what the cell is
+# A cell's title may be the call that ends the cell. But a call to one of these functions does not show what the cell is
 # for.
 _UNTELLING_CALLS = frozenset({"barrier", "display", "init", "init_process_group", "print", "seed", "shutdown"})
 
 
 def python_source(shell: Any, magic: str, cell: str) -> str:
-    """Return the cell as Python. Its lines have the numbers that the notebook shows: the line of the magic is line 1.
+    """Return the cell as Python. The lines have the same numbers as in the notebook, where the magic is on line 1.
 
     Raise CaptureError if the cell is not Python, or if it has magics that do not work on ranks. Raise OptionsError if
     the cell is empty.
     """
     if not cell.strip():
         raise OptionsError(f"the cell is empty: the lines below %%{magic} are what the ranks run.")
-    # IPython drops the empty lines at the top of a cell. They are put back here, so that line numbers stay right.
+    # IPython drops the empty lines at the top of a cell. Add them again, so that line numbers stay right.
     empty = cell[: len(cell) - len(cell.lstrip())].count("\n")
     source: str = "\n" * (1 + empty) + shell.transform_cell(cell)
     try:
@@ -58,7 +58,10 @@ def _syntax_error(error: SyntaxError, cell: str) -> CaptureError:
 
 
 def _magic_call(node: ast.AST) -> tuple[str, str, str] | None:
-    """If IPython made the call `node` from a magic, return its method, the magic's name, and the rest of the line."""
+    """If `node` is a call that IPython made from a magic, return its method, the magic's name and the rest of the line.
+
+    Otherwise, return None.
+    """
     match node:
         case ast.Call(
             func=ast.Attribute(value=ast.Call(func=ast.Name("get_ipython")), attr=kind),
@@ -88,8 +91,8 @@ def find_scripts(
     """Return the scripts that a cell runs with `%run`.
 
     If such a script is itself a notebook or an .ipy file, the scripts that it runs with `%run` are included.
-    If the cell runs for each of several items, `bound` are the names whose values differ from item to item, and
-    `values` are their values for one item. If `values` is None, scripts whose path depends on the item are left out.
+    If the cell runs once for each item, `bound` are the names whose values differ from item to item, and `values` are
+    the values of these names for one item. If `values` is None, scripts whose path depends on the item are left out.
     """
     scripts: dict[str, Script] = {}
     namespace = {**shell.user_ns, **(values or {})}
@@ -130,8 +133,8 @@ def _error_at(node: ast.AST, where: str, message: str) -> CaptureError:
 def title_of(source: str) -> str:
     """Return a title for a run that the user has not named, or '' if the cell has nothing that can be a title.
 
-    The title is the first of these that the cell has: a comment or docstring at the top, a call of fit(), a last
-    expression, a function definition.
+    The title is the first of these that the cell has: a comment or docstring at the top, a call of fit(), an expression
+    at the end, a function definition.
     """
     lines = (line.strip() for line in source.splitlines())
     first = next((line for line in lines if line and not line.startswith(("import ", "from "))), "")

@@ -25,7 +25,7 @@ MAGICS: dict[str, Magic] = {magic.name: magic for family in _FAMILIES for magic 
 
 
 def load(shell: Any) -> None:
-    """Register everything in an IPython shell, and define `sparkring` there if nothing has this name."""
+    """Register everything in an IPython shell. Define `sparkring` in the user's namespace unless the name is taken."""
     from sparkring.compat import sparkdl
     from sparkring.data.petastorm import quiet
 
@@ -40,7 +40,7 @@ def load(shell: Any) -> None:
 
 
 def unload(shell: Any) -> None:
-    """Remove the magics, and end the runs and gangs that they have started."""
+    """Remove the magics, and end all background runs and warm gangs."""
     from sparkring.engine import background, warm_gang
 
     background.stop_all()
@@ -73,7 +73,7 @@ def _function(shell: Any, magic: Magic) -> Callable[..., Any]:
 
 
 def _completions(context: CompletionContext) -> dict[str, Any]:
-    """Return what Tab offers on the line of a magic of sparkring."""
+    """Return what Tab offers on the line of one of sparkring's magics."""
     line = re.match(r"%%?(\w+)(\s.*)", context.text_until_cursor)
     magic = MAGICS.get(line[1]) if line else None
     words = magic.complete(line[2]) if line and magic else []
@@ -81,5 +81,5 @@ def _completions(context: CompletionContext) -> dict[str, Any]:
 
 
 # Completion uses one of IPython's matchers and not one of its hooks. With a hook, Jedi would add Python's keywords and
-# names to the words that Tab offers, although they are not options.
+# names to the options that Tab offers.
 _complete: Any = context_matcher(identifier="sparkring", priority=100)(_completions)

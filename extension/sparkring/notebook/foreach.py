@@ -123,7 +123,7 @@ TABLE = OptionsTable(
 class Clause(NamedTuple):
     """The text of TARGETS and of ITEMS, and the compiled `code` that computes ITEMS.
 
-    `makes_items` is false if ITEMS only names an object that is there already, such as a variable.
+    `makes_items` is false if ITEMS only names an object that already exists, such as the value of a variable.
     """
 
     targets: str
@@ -154,7 +154,7 @@ def split(line: str) -> tuple[Clause, str]:
 def _begins_options(word: str) -> bool:
     """Whether options or a comment may begin with `word`.
 
-    `--` is rarely part of an expression. `-n` may be, but it is read as the option.
+    `--` is rarely part of an expression. `-n` may be part of an expression, but is always read as the option.
     """
     return word.startswith(("#", "--")) or re.fullmatch(r"-np?(=?-?\d*)?", word) is not None
 
@@ -180,7 +180,7 @@ def parse(line: str, fill_in: Callable[[str], str] = lambda options: options) ->
     """Return the clause and the options of a `%%foreach` line, and whether it is a dry run.
 
     Raise OptionsError if the line is not valid. `fill_in` replaces `{name}` and `$name` in the options, as IPython does
-    for other magics; the clause is Python and stays as it is.
+    for other magics. The clause stays as it is, because it is Python.
     """
     from sparkring.launchers import default_at_once
 
@@ -211,9 +211,9 @@ def complete(line: str) -> list[str]:
 
 
 def _variables(current: str) -> list[str]:
-    """Return the completions of `current` with the notebook's variables that begin like the name at its end.
+    """Return the words that complete the name at the end of `current` to the name of a variable of the notebook.
 
-    After a variable and a dot, as in `df.gr`, these are the attributes of the variable's value.
+    After a variable and a dot, as in `df.gr`, the name is completed to an attribute of the variable's value.
     """
     from IPython.core.getipython import get_ipython
 
@@ -258,9 +258,9 @@ def _run(shell: Any, line: str, cell: str) -> Any:
 
 
 def _evaluated(clause: Clause, namespace: dict[str, Any]) -> Any:
-    """Return the value of ITEMS. If the expression raises an error, raise OptionsError, which says so.
+    """Return the value of ITEMS. If the expression raises an error, raise an OptionsError that describes this error.
 
-    The errors of search() and other functions of this package are raised as they are.
+    Errors from search() and other functions of this package are not replaced.
     """
     from sparkring.worker.rank.failures import as_failure
 

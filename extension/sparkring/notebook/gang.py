@@ -55,14 +55,14 @@ _START = OptionsTable(
 )
 _PLACES = ("local", "spark")
 # Starting a gang adds this name to the notebook's namespace, and %reset deletes it. So if the name is missing while a
-# gang is up, there has been a %reset.
+# gang is up, the user has run %reset.
 _MARK = "_sparkring_gang"
 
 
 class GangRequest(NamedTuple):
-    """What `%gang` is asked to do: `start` a gang, `stop` gangs, `show` them, or show the `stacks` of ranks.
+    """What the user asks `%gang` to do: `start` a gang, `stop` gangs, `show` the gangs, or show the `stacks` of ranks.
 
-    `where` is the place of the gang to stop; '' stops all gangs.
+    `where` says which gang to stop: "local" or "spark"; '' stops all gangs.
     """
 
     action: Literal["start", "stop", "show", "stacks"]
@@ -155,7 +155,7 @@ def _row(gang: WarmGang) -> tuple[str, ...]:
 
 
 def stop_after_reset(result: Any) -> None:
-    """Stop the gangs if the cell that has just run was a %reset, so that the ranks' variables are deleted, too."""
+    """Stop the gangs if a %reset has just run, so that the ranks' variables are deleted, too."""
     from sparkring.engine import warm_gang
 
     shell = get_ipython()

@@ -14,7 +14,7 @@ from sparkring.notebook.magic import Magic
 from sparkring.notebook.option_types import count
 from sparkring.notebook.options_table import Option, OptionsTable
 
-TITLE_CHARACTERS = 60  # of a run's title in the list
+TITLE_CHARACTERS = 60  # a longer title is cut in the list of runs
 
 _RUNS_HELP = """List saved runs, show a run, open its metrics in TensorBoard, or stop a background run.
 
@@ -68,7 +68,7 @@ LOGS = OptionsTable(
 
 @dataclass(frozen=True)
 class RunsRequest:
-    """What `%runs` is asked to do: list the last `count` runs, or show `run`, open it in TensorBoard, or stop it."""
+    """What the user asks `%runs` to do: list the last `count` runs, or show, plot (in TensorBoard) or stop `run`."""
 
     count: int = 20
     run: str = ""
@@ -111,7 +111,7 @@ def _runs(shell: Any, line: str) -> None:
 
 
 def _rows(most: int) -> Iterator[tuple[str, ...]]:
-    """Yield the rows of the table of `%runs`: one for each of the newest saved runs, but at most `most` rows."""
+    """Yield the rows of the table of `%runs`: a row for each of the newest saved runs, but at most `most` rows."""
     from sparkring.engine import background
     from sparkring.history import describe, reading, run_store
 
@@ -119,7 +119,7 @@ def _rows(most: int) -> Iterator[tuple[str, ...]]:
     for path in run_store.saved()[:most]:
         try:
             started, finished, data = run_store.first(path), run_store.last(path), run_store.data(path)
-        except OSError:  # the run has been removed in the meantime, to make room
+        except OSError:  # the run has been removed in the meantime, to make room for newer runs
             continue
         took = describe.duration(finished.time - started.time) if finished else ""
         unfinished = "running, or its kernel was killed"

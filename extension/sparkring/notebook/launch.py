@@ -1,4 +1,4 @@
-"""The magics that run their cell on ranks: those of the frameworks, and `%%ranks`."""
+"""The magics that run their cell on ranks: a magic for each framework, and `%%ranks`."""
 
 from __future__ import annotations
 
@@ -140,13 +140,13 @@ _BARRIER_DATA = Option(
 
 @functools.cache
 def options_table(magic: str) -> OptionsTable:
-    """Return the table with the options of a launch magic, or of %%ranks."""
+    """Return the table of the options of a framework's magic, or of %%ranks."""
     rows = (_BARRIER_RANKS, *_OPTIONS, _BARRIER_DATA) if magic == "barrier" else (_RANKS, *_OPTIONS)
     return OptionsTable(f"%%{magic}", *rows)
 
 
 def parse(magic: str, line: str, default_np: int = Options.np) -> Options:
-    """Return the Options that the line of a launch magic asks for. Raise OptionsError if the line is not valid."""
+    """Return the Options that the line of a magic asks for. Raise OptionsError if the line is not valid."""
     given = options_table(magic).parse(line)
     np = given["np"]
     if magic == "barrier":
@@ -165,7 +165,8 @@ def parse(magic: str, line: str, default_np: int = Options.np) -> Options:
 def _barrier_np(np: int | None, data: str, default_np: int) -> int | None:
     """Return the number of ranks of %%barrier, or None for the default. Raise OptionsError if the number is not valid.
 
-    `np` is what -n gives. Without -n, 0 is returned if there is a DataFrame: one rank for each partition.
+    `np` is the value of -n, or None without -n. With a DataFrame but without -n, return 0, which means one rank for
+    each partition.
     """
     if np is not None and np < 1:
         raise OptionsError(
@@ -190,8 +191,8 @@ def parse_ranks(line: str, size: int) -> tuple[tuple[int, ...], str]:
         if part == "all":
             ranks |= set(range(size))
         elif low.isdecimal() and (high.isdecimal() if dash else True):
-            # If the line names ranks that do not exist, the number `size` is added for them. Since no rank has this
-            # number, the check below raises an error, which names the ranks that exist.
+            # For ranks that do not exist, add the number `size`. Since no rank has this number, the check below raises
+            # an error that names the existing ranks.
             ranks |= set(range(int(low), min(int(high or low), size) + 1)) or {size}
         else:
             raise OptionsError(f"%%ranks takes the ranks first, as in `%%ranks 0,2-3` or `%%ranks all`, not {first!r}.")

@@ -7,11 +7,11 @@ from typing import Any, Literal, NamedTuple
 
 
 class Magic(NamedTuple):
-    """One magic. Its module lists it in MAGICS, and extension.py registers it.
+    """One magic. The module that defines the magic lists it in MAGICS, and extension.py registers it.
 
-    `help` is shown by --help and `?`. `run` is called with the shell, the line and, for a cell magic, the cell.
-    `complete` is called with the line up to the cursor, and returns what Tab offers there. Unless the magic is `raw`,
-    IPython first replaces `{name}` and `$name` in the line with the values of variables.
+    --help and `?` show `help`. `run` is called with the shell, the line and, for a cell magic, the cell. `complete` is
+    called with the line up to the cursor, and returns what Tab offers. Unless the magic is `raw`, IPython first
+    replaces `{name}` and `$name` in the line with the values of variables.
     """
 
     name: str

@@ -1,6 +1,6 @@
 """The types of options. Each function turns the text of an option on a magic's line into a value.
 
-If the text is not of the type, the function raises ArgumentTypeError, which says what is wrong.
+If the text is not valid, the function raises an ArgumentTypeError that says why.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _separated(text: str) -> list[str]:
 
 
 def assignment(text: str) -> tuple[str, str]:
-    """Return the key and the value of a `text` of the form KEY=VALUE."""
+    """Split a `text` of the form KEY=VALUE into the key and the value."""
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise ArgumentTypeError(f"{text!r} is not of the form KEY=VALUE")
@@ -79,7 +79,7 @@ def assignment(text: str) -> tuple[str, str]:
 
 
 def count(text: str, least: int = 0) -> int:
-    """Return a whole number that is not smaller than `least`."""
+    """Return a whole number that is at least `least`."""
     if not text.isdecimal() or int(text) < least:
         raise ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
     return int(text)

@@ -12,12 +12,12 @@ from sparkring.errors import OptionsError
 
 
 class Option:
-    """One row of the table. It is an option, whose flags begin with a dash, or an argument, whose name does not.
+    """One row of the table: an option, whose flags begin with a dash, or an argument, whose name does not.
 
     `settings` are passed to argparse's add_argument(). When the user presses Tab, `suggest` is called with the word at
-    the cursor, and returns words that could stand there. They are values of the option or, if the option takes no
-    value, of the argument that follows it. If `alone` is true, the option cannot be combined with other options, so Tab
-    offers none after it.
+    the cursor, and returns words that could replace this word. These are values of the option or, if the option takes
+    no value, of the argument that follows the option. If `alone` is true, the option cannot be combined with other
+    options, so Tab offers no options after it.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Option:
 
     @property
     def is_argument(self) -> bool:
-        """Whether this row is an argument, which is recognised by its place on the line."""
+        """Whether this row is an argument, which is recognised by its position on the line."""
         return not self.names[0].startswith("-")
 
     @property
@@ -52,7 +52,7 @@ class Option:
 
     @property
     def usage(self) -> str:
-        """The names of the row and its value, as the help shows them."""
+        """The option's names and the name of its value, as the help shows them."""
         choices = "|".join(self.settings.get("choices", ()))
         value = self.settings.get("metavar", choices) if self.takes_value else ""
         return value if self.is_argument else f"{'/'.join(self.names)} {value}".strip()
@@ -82,7 +82,7 @@ class OptionsTable:
         return self.parse_words(split_line(self.magic, line))
 
     def parse_words(self, words: Sequence[str]) -> dict[str, Any]:
-        """Do the same as parse() for a line that has already been split into words."""
+        """Do the same as parse(), but for a line that has already been split into words."""
         return vars(self._parser.parse_args(self._joined(words)))
 
     @functools.cached_property
@@ -101,8 +101,8 @@ class OptionsTable:
     def complete(self, line: str) -> list[str]:
         """Return what Tab offers at the end of `line`, which is the magic's line up to the cursor.
 
-        After an option that takes a value, Tab offers the option's values, if they are known. While a required argument
-        is missing, Tab offers options only if the word at the cursor begins with a dash.
+        After an option that takes a value, Tab offers the option's values, if these are known. As long as a required
+        argument is missing, Tab offers options only if the word at the cursor begins with a dash.
         """
         words = line.split()
         current = "" if line[-1:].isspace() or not words else words.pop()
@@ -137,8 +137,8 @@ class OptionsTable:
     def _joined(self, words: Sequence[str]) -> list[str]:
         """Return the words with the number of ranks in a form that argparse understands: `--np=-2` for `-np -2`.
 
-        argparse would read `-np` as `-n p`. `-n -2` becomes `--np=-2`, too, so that argparse takes whatever follows
-        `-n` as its value. Otherwise, it would say for `-n -2x` that the number is missing, not that it is wrong.
+        argparse would read `-np` as `-n p`. `-n -2` becomes `--np=-2`, too, so that argparse takes any word after `-n`
+        as the value. Otherwise, the error for `-n -2x` would be that the number is missing, not that it is wrong.
         """
         if "--np" not in self._by_flag:
             return list(words)

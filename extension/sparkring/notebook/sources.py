@@ -1,7 +1,4 @@
-"""Arguments of magics that can be a variable of the notebook, a path or a URL.
-
-value_of() returns the value of such an argument, and suggest_sources() returns what Tab offers for it.
-"""
+"""Values and completions for arguments of magics that can be a variable of the notebook, a path or a URL."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ PATHS_OFFERED = 200
 
 
 def value_of(shell: Any, name: str) -> Any:
-    """Return the value of the notebook's variable `name`. If there is none, return `name`, which may be a path."""
+    """Return the value of the notebook's variable `name`. If there is no such variable, return `name` itself."""
     return shell.user_ns.get(name, name) if name.isidentifier() else name
 
 

@@ -1,6 +1,6 @@
-"""Ways to show a run. A view sees a RunRecord and nothing else.
+"""Ways to show a run. Everything that a view shows comes from a RunRecord.
 
-Ranks import this module too, on executors that may lack the libraries for drawing. Therefore the modules that draw are
+Ranks import this module too, on executors that may lack the libraries for drawing. Therefore, modules that draw are
 imported only when they are used.
 """
 
@@ -16,7 +16,7 @@ from sparkring.runtime.kernel import in_notebook
 
 
 class Quiet:
-    """Shows nothing during the run: its result or exception is enough."""
+    """Shows nothing, for users who only want the run's result or exception."""
 
     def refresh(self, record: RunRecord) -> None:
         """Show nothing."""
@@ -25,16 +25,16 @@ class Quiet:
         """Show nothing."""
 
     def again(self, record: RunRecord) -> None:
-        """Show the run, since the user has asked for it."""
+        """Show the run, because the user has asked for this."""
         show_run(record)
 
 
 def open_view(*, quiet: bool = False, stop: Callable[[], None] | None = None, background: bool = False) -> View:
-    """The view for the place where Python runs: in a notebook's kernel the live panel, elsewhere plain text.
+    """Return a new view: the live panel in a notebook's kernel, plain text elsewhere, or a Quiet one if `quiet`.
 
     `stop` ends the run and can be called from any thread. With `background`, the run's thread calls refresh() and
     close(); only the first refresh() comes from the thread that starts the run. If SPARKRING_PANEL is 0, or on
-    Databricks, which has no widgets, the panel is HTML that is redrawn as a whole for each update.
+    Databricks, which has no widgets, the panel is plain HTML, which each update redraws as a whole.
     """
     if quiet:
         return Quiet()

@@ -1,4 +1,4 @@
-"""The attempts of a run that can restart, one line for each: where the attempt continued, and what ended it."""
+"""Describes each attempt of a run in one line: from which step the attempt continued, and what ended it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ REASON_CHARACTERS = 300
 class Chapter(NamedTuple):
     """One attempt in words.
 
-    `state` says whether the attempt is running or how it ended. "ended" means that another attempt followed or was to
-    follow. "cut" means that the run was interrupted or timed out. `last_lines` are from the rank that failed.
+    `state` says whether the attempt is running, or how it ended: "ended" means that another attempt followed or was to
+    follow, and "cut" that the run was interrupted or timed out. `last_lines` are from the rank that failed.
     """
 
     state: Literal["ended", "running", "finished", "failed", "cut"]
@@ -25,7 +25,7 @@ class Chapter(NamedTuple):
 
 
 def story(record: RunRecord) -> list[Chapter]:
-    """The attempts in order; [] for a run that was never restarted and did not continue from a checkpoint."""
+    """The attempts in order; [] if the run was never restarted and did not continue from a checkpoint."""
     attempts = record.attempts
     if len(attempts) < 2 and not any(each.ended or each.checkpoint for each in attempts):
         return []
@@ -46,7 +46,7 @@ def why(attempt: Attempt) -> str:
 
 
 def saved_before(record: RunRecord, attempt: Attempt) -> str:
-    """What an attempt had saved when it ended: `step 120 was saved 3 s before`; '' without a checkpoint directory."""
+    """What an attempt had saved before it ended: `step 120 was saved 3 s before`; '' without a checkpoint directory."""
     if not record.checkpoint_dir:
         return ""
     saved = [each.saved for each in record.checkpoints if each.attempt == attempt.number]

@@ -1,4 +1,4 @@
-"""The curves of a run as numbers, for the page to draw (panel/src/charts.js)."""
+"""The curves of a run as numbers, which the page draws (panel/src/charts.js)."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Column = list[float | None]
 def charts(record: RunRecord) -> dict[str, Any]:
     """All charts of a run, as JSON values; {} if there is nothing to draw.
 
-    A chart's `x` lists the places on the horizontal axis, in ascending order. A curve's columns have an entry for each
-    of these places: a value, or None if the curve has no value there.
+    A chart's `x` lists positions on the horizontal axis, in ascending order. A curve's columns have an entry for each
+    of these positions: the curve's value, or None if it has no value at this position.
     """
     table = metrics.table(record)
     found = metrics.curves(record, table)[:MOST] if table.rows else []
@@ -82,7 +82,7 @@ def words(curves: Sequence[Curve], axis: str) -> str:
 
 
 def legend(found: Sequence[Sequence[Curve]], marks: Sequence[Mark]) -> str:
-    """The meaning of the lines and marks that have no label of their own."""
+    """The meaning of the lines and marks that have no labels."""
     curves = [curve for chart in found for curve in chart]
     kinds = {mark.kind for mark in marks}
     return dotted(

@@ -1,4 +1,4 @@
-"""Checkpoints as a picture, in the order in which they were saved; a mark's height shows the value of a metric."""
+"""Draws checkpoints as marks, in the order in which they were saved. A mark's height shows the value of a metric."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from sparkring.history.describe import ago, counted, dotted, duration, first_line, number, size
 from sparkring.views.markup import AMBER, BLUE, GREEN, RED, svg, text, tint
 
-MARKS, CROWD = 80, 40  # a picture has at most MARKS marks, and if it has more than CROWD, most of them are drawn small
+MARKS, CROWD = 80, 40  # a picture has at most MARKS marks; if there are more than CROWD, most of them are drawn small
 METRICS_NAMED, NAME_CHARACTERS, REASON_CHARACTERS = 4, 40, 200
 TITLE_CHARACTERS = 120  # the most characters in the text that appears over a mark
 
@@ -30,7 +30,7 @@ SAID: dict[State, str] = {
 
 
 class Mark(NamedTuple):
-    """One checkpoint as it is shown; `time` is in Unix seconds, and unknown values are 0 or None.
+    """One checkpoint as it is shown. `time` is in Unix seconds. Unknown values are 0 or None.
 
     `origin` says what saved the checkpoint, for example which run. It has one text for each of the Series' `headers`.
     Marks with the same `stretch` were saved in the same attempt or run. `resumes` is True for the resume point.
@@ -74,14 +74,14 @@ def when(series: Series, mark: Mark, now: float) -> str:
 
 
 def state_words(mark: Mark) -> str:
-    """The state in words: `committed, best; the resume point` or `damaged: rank-0.safetensors is cut`."""
+    """The checkpoint's state: `committed, best; the resume point` or `damaged: rank-0.safetensors is cut`."""
     words = SAID[mark.state] + (", best" if mark.best and mark.state == "committed" else "")
     words += "; the resume point" if mark.resumes else ""
     return f"{words}: {first_line(mark.reason, REASON_CHARACTERS)}" if mark.reason else words
 
 
 def metric_names(series: Series) -> list[str]:
-    """The names of the metrics to list: the metric that was asked for, then others of the newest checkpoints."""
+    """The names of the metrics to list: first the metric that was asked for, then those of the newest checkpoints."""
     found: dict[str, None] = {series.metric: None} if series.metric else {}
     for mark in reversed(series.marks):
         found |= dict.fromkeys(mark.metrics)
@@ -92,7 +92,7 @@ def metric_names(series: Series) -> list[str]:
 
 
 def picture(series: Series, now: float) -> str:
-    """The checkpoints from left to right, oldest first; if there is a metric, the height shows its value."""
+    """Draw the checkpoints from left to right, oldest first. If they have a metric, their height shows its value."""
     if not series.marks:
         return ""
     metric = series.metric if any(series.metric in mark.metrics for mark in series.marks) else _metric_to_draw(series)
@@ -127,7 +127,10 @@ def picture(series: Series, now: float) -> str:
 
 
 def chosen(marks: Sequence[Mark], most: int) -> list[int]:
-    """Which of many marks are shown: the best, the resume point, and some of each state, evenly spread."""
+    """Choose at most `most` marks to show: the best, the resume point, the first, the last, and some of each state.
+
+    Marks of the same state are evenly spread.
+    """
     if len(marks) <= most:
         return list(range(len(marks)))
     found = {at for at, mark in enumerate(marks) if mark.best or mark.resumes} | {0, len(marks) - 1}
@@ -149,7 +152,7 @@ def positions(marks: Sequence[Mark]) -> list[float]:
     left = len(marks) - gone
     narrow = min(0.5, _REMOVED_PART / (1 - _REMOVED_PART) * left / gone) if gone and left else 1.0
     widths = [narrow if mark.state == "removed" else 1.0 for mark in marks]
-    # How far the middle of each mark is from the middle of the first mark.
+    # The distance from the middle of the first mark to the middle of each mark.
     ways = [0.0]
     for one, other in itertools.pairwise(widths):
         ways.append(ways[-1] + (one + other) / 2)
@@ -159,7 +162,7 @@ def positions(marks: Sequence[Mark]) -> list[float]:
 
 
 def _metric_to_draw(series: Series) -> str:
-    """The metric by which the best checkpoint was chosen, else the first metric of the newest checkpoint."""
+    """Return the metric by which the best checkpoint seems to have been chosen, else the first metric; '' if none."""
     names = metric_names(series)
     best = next((mark for mark in series.marks if mark.best), None)
     for name in names:
@@ -177,7 +180,7 @@ def _tick(value: float, y: float) -> str:
 
 
 def _stretches(series: Series, xs: Sequence[float], bottom: int) -> list[str]:
-    """Return SVG: a line where each further attempt or run begins, and its name if there is room for the name."""
+    """Return SVG: a line before each attempt or run except the first, and the names for which there is room."""
     begins = [at for at in range(len(xs)) if not at or series.marks[at].stretch != series.marks[at - 1].stretch]
     if len(begins) < 2:
         return []
@@ -261,10 +264,10 @@ def _callouts(series: Series, places: Mapping[int, tuple[float, float]]) -> list
 
 
 def _labels(series: Series, places: Mapping[int, tuple[float, float]], now: float) -> list[tuple[float, list[str]]]:
-    """Return the labels below the marks, each with its horizontal place.
+    """Return the labels below the marks, each with its horizontal position.
 
-    The lines of a label are the mark's step, when it was saved, and its size if the sizes of the marks differ. If there
-    is no room for all labels, the most important marks are labelled.
+    The lines of a label are the checkpoint's step, when it was saved, and, if the sizes of the checkpoints differ, its
+    size. If there is no room for all labels, only the most important marks are labelled.
     """
 
     def weight(at: int) -> tuple[bool, ...]:
@@ -305,7 +308,7 @@ def _caption(series: Series, metric: str) -> str:
 
 
 def _legend(series: Series, drawn: int) -> str:
-    """What the shapes in the picture mean, and how many there are of each."""
+    """Return a legend with the meaning of each shape and the number of checkpoints in each state."""
     told = []
     if any(mark.best and mark.state == "committed" for mark in series.marks):
         told.append((_SHAPES["best"], "best"))
@@ -325,7 +328,7 @@ def _legend(series: Series, drawn: int) -> str:
 
 
 def nice_ticks(low: float, high: float, most: int = 4) -> list[float]:
-    """Round numbers (1, 2 or 5 times a power of ten) between `low` and `high`; at least one."""
+    """Return the multiples of a round step (1, 2 or 5 times a power of ten) from `low` to `high`; at least one."""
     span = high - low
     if span <= abs(high) * 1e-9 or not math.isfinite(span):
         return [low]

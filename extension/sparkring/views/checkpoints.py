@@ -1,4 +1,4 @@
-"""Shows checkpoints: as a picture in which time goes from left to right, as a table, and in words."""
+"""Shows checkpoints as a picture, as a table and in words."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ROWS_LISTED = 200
 OTHERS_LISTED = 50
 DAMAGED_NAMED = 3
 METRICS_LISTED = 8
-# A check's progress first appears after QUIET_S seconds. After that it changes every PROGRESS_EVERY_S seconds.
+# A check's progress first appears after QUIET_S seconds, and then changes every PROGRESS_EVERY_S seconds.
 QUIET_S, PROGRESS_EVERY_S = 2.0, 0.5
 
 _WRITERS = {"keras": "ModelCheckpoint", "tensorflow": "BackupAndRestore", "torch": "torch"}
@@ -41,7 +41,7 @@ _WRITERS = {"keras": "ModelCheckpoint", "tensorflow": "BackupAndRestore", "torch
 
 
 def recorded(record: RunRecord) -> list[Series]:
-    """Return the checkpoints that a run has saved or found damaged: a series for each directory and writer."""
+    """Return the checkpoints that a run has saved or found damaged, as a series for each directory and writer."""
     by_place: dict[tuple[str, str], list[Checkpoint]] = {}
     for each in record.checkpoints:
         by_place.setdefault((each.saved.folder, each.saved.kind), []).append(each)
@@ -58,8 +58,8 @@ def _recorded(folder: str, kind: str, found: Sequence[Checkpoint], record: RunRe
         Mark(
             each.saved.step,
             each.state,
-            # If an earlier run saved the checkpoint, the time of saving is unknown, and `saved.time` is when this run
-            # found the damage.
+            # If an earlier run saved the checkpoint, it is not known when. `saved.time` is then the time at which this
+            # run found the damage.
             0.0 if _earlier(each) else each.saved.time,
             each.saved.size_bytes or None,
             each.saved.metrics,
@@ -76,7 +76,7 @@ def _recorded(folder: str, kind: str, found: Sequence[Checkpoint], record: RunRe
 
 
 def _earlier(found: Checkpoint) -> bool:
-    """Whether an earlier run saved the checkpoint, and this run only found it damaged. Then its size is unknown."""
+    """Whether an earlier run saved the checkpoint and this run only found it damaged, so that its size is unknown."""
     return not found.attempt and not found.saved.size_bytes
 
 
@@ -103,7 +103,7 @@ def _listed(entry: Entry, *, best: bool, resumes: bool) -> Mark:
 
 
 def saved_words(record: RunRecord, series: Series, now: float) -> str:
-    """What was saved last, and the counts: `saved step 120, 3 s ago · 4.20 MB in 0.2 s · 12 saved, 3 still there`."""
+    """What was saved last, and counts: `saved step 120, 3 s ago · 4.20 MB in 0.2 s · 12 saved, 3 still there · …`."""
     own = [each.saved for each in record.checkpoints if not _earlier(each)]
     found = [each for each in own if (each.folder, _WRITERS.get(each.kind, "")) == (series.folder, series.kind)]
     if not found:
@@ -140,7 +140,7 @@ def damage_words(series: Series) -> str:
 
 
 def folder_words(found: Inventory) -> list[str]:
-    """Sentences about the number and size of the checkpoints, the resume point, and the best checkpoint."""
+    """Return sentences about the number and size of the checkpoints, the resume point, and the best checkpoint."""
     committed, damaged, partial = (_in_state(found, state) for state in ("committed", "corrupt", "partial"))
     counts = [counted(len(committed), "checkpoint")]
     counts += [f"{len(part):,} {said}" for part, said in ((damaged, "damaged"), (partial, "not committed")) if part]
@@ -168,7 +168,7 @@ def _size(entries: Iterable[Entry]) -> str:
 
 
 def advice(found: Inventory) -> list[str]:
-    """Problems and what to do about them, the most serious first."""
+    """Return sentences about problems and what to do about them, the most serious first."""
     told = []
     if found.entries and found.newest is None:
         told.append("No checkpoint here is complete, so a run starts from the beginning.")
@@ -219,7 +219,7 @@ def empty_words(found: Inventory) -> str:
 
 
 def table_rows(series: Series, now: float, most: int) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """The headers, and rows for the newest checkpoints, the newest first. There are at most `most` rows."""
+    """Return the headers, and a row for each of the last `most` checkpoints, newest first."""
     names = metric_names(series)
     headers = (series.noun, "saved", "size", *(first_line(n, NAME_CHARACTERS) for n in names), *series.headers, "state")
     rows = []
@@ -258,7 +258,7 @@ def _others_note(found: Inventory) -> str:
 
 
 def show_checkpoints(found: Inventory) -> None:
-    """Show a directory of checkpoints, as HTML in a notebook, otherwise as text; one sentence if it is empty."""
+    """Show a directory of checkpoints as HTML in a notebook, or as text elsewhere. An empty one becomes a sentence."""
     if empty := empty_words(found):
         sys.stdout.write(f"{empty}\n")
     else:
@@ -266,7 +266,7 @@ def show_checkpoints(found: Inventory) -> None:
 
 
 def checkpoints_html(found: Inventory) -> str:
-    """The picture, the table, the resume point and the advice as one block of HTML."""
+    """Return the picture, the table, the resume point and the advice as one block of HTML."""
     series = listed(found)
     parts = [f'<div class="sr-head"><span class="sr-title">{text(first_line(found.directory, 200))}</span></div>']
     if found.entries:
@@ -279,7 +279,7 @@ def checkpoints_html(found: Inventory) -> str:
 
 
 def checkpoints_text(found: Inventory) -> str:
-    """The table, the resume point and the advice as text for a terminal."""
+    """Return the table, the resume point and the advice as text for a terminal."""
     parts = [first_line(found.directory, 200)]
     if found.entries:
         parts.append("\n".join(map(plain, folder_words(found))))
@@ -291,7 +291,7 @@ def checkpoints_text(found: Inventory) -> str:
 
 
 class CheckProgress:
-    """Shows the progress of a check in one line, which is cleared at the end. A quick check shows no progress."""
+    """Shows the progress of a check on one line, which is cleared at the end. A quick check shows no progress."""
 
     def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream or sys.stderr
@@ -322,13 +322,13 @@ class CheckProgress:
 
 
 def progress_words(record: RunRecord) -> str:
-    """`saved step 120`; '' if nothing has been saved."""
+    """Say what was saved last: `saved step 120`; '' if nothing has been saved."""
     found = [each.saved for each in record.checkpoints if not _earlier(each)]
     return f"saved {_noun(found[-1].kind)} {found[-1].step:,}" if found else ""
 
 
 def news(before: Iterable[Checkpoint], record: RunRecord) -> list[str]:
-    """Return a line for each checkpoint found damaged since an earlier record, whose checkpoints are `before`."""
+    """Return a line for each checkpoint found damaged since an earlier record, which had the checkpoints `before`."""
     known = {each.place for each in before if each.state == "damaged"}
     return [
         f"the checkpoint of step {each.saved.step:,} in {first_line(each.saved.folder, 200)} is damaged and was skipped"

@@ -1,4 +1,4 @@
-"""Shows what ranks have displayed, as a separate output below the panel, during the run and after it.
+"""Shows what ranks have displayed, in an output below the panel, during the run and after it.
 
 Styles are inline, so that the output looks the same if a front end removes style sheets.
 """
@@ -17,8 +17,8 @@ from sparkring.history.record import RunRecord
 from sparkring.runtime.report import DISPLAY_BYTES, DISPLAYS_KEPT
 
 PAUSE_S = 0.2
-BYTES_PER_S = 500_000  # the most that is sent to the browser
-OUTPUT_BYTES = 4_000_000  # the most for all ranks together; Databricks keeps 10 MB of a cell's output
+BYTES_PER_S = 500_000  # the largest rate at which bytes are sent to the browser
+OUTPUT_BYTES = 4_000_000  # the largest size of all ranks' displays; Databricks keeps 10 MB of a cell's output
 
 Bundle = dict[str, str]
 _PLACE = {"text/html": '<div data-sparkring-displays=""></div>', "text/plain": ""}
@@ -26,18 +26,18 @@ _PLACE = {"text/html": '<div data-sparkring-displays=""></div>', "text/plain": "
 
 @dataclass
 class Shared:
-    """A display, and the ranks that showed an equal one."""
+    """A display, and the ranks that showed it or an equal one."""
 
     display: Displayed
     ranks: list[int]
 
 
 class DisplaysView:
-    """Draws the ranks' displays below the panel, and redraws them there when there is a new one.
+    """Draws the ranks' displays in one output below the panel, and redraws them when a new display arrives.
 
-    `show(bundle, id, update)` puts them into the notebook. With `early`, an empty place for them is put there at once.
-    A run in the background needs this place: when its first display comes, the kernel may already be running another
-    cell. Without the place, the display would appear below that cell.
+    `show(bundle, id, update)` creates or updates an output of the notebook. With `early`, an empty output is created at
+    once. A run in the background needs this: when its first display arrives, the kernel may already be running another
+    cell, and an output created only then would appear below that cell.
     """
 
     def __init__(self, show: Callable[[Bundle, str, bool], None], display_id: str, *, early: bool = False) -> None:
@@ -49,12 +49,12 @@ class DisplaysView:
         self._due = 0.0
 
     def refresh(self, record: RunRecord) -> None:
-        """Draw, unless the last drawing is too recent."""
+        """Draw new displays, unless the last drawing is too recent."""
         if time.monotonic() >= self._due:
             self.close(record)
 
     def close(self, record: RunRecord) -> None:
-        """Draw what is new, even if the last drawing is recent."""
+        """Draw new displays, even if the last drawing is recent."""
         found = bundle(record) if self._is_new(record) else None
         if found is None and self._early and not self._made:
             found = _PLACE
@@ -69,7 +69,7 @@ class DisplaysView:
 
 
 def bundle(record: RunRecord) -> Bundle | None:
-    """The output for all displays; None if there are none."""
+    """Return the output with all displays; None if there is nothing to show."""
     every, parts, texts, size = shared(record), [], [], 0
     for each in every:
         part = _html(each)
@@ -87,8 +87,7 @@ def bundle(record: RunRecord) -> Bundle | None:
     if not parts and not notes:
         return None
     body = "".join(parts) + "".join(f"<div><small>{escape(note)}</small></div>" for note in notes)
-    # The two classes keep MathJax from typesetting TeX in the displays, since TeX can contain links that nothing has
-    # checked.
+    # The two classes keep MathJax from typesetting TeX in the displays. TeX can contain links, which are not checked.
     html = f'<div class="mathjax_ignore tex2jax_ignore" data-sparkring-displays="{escape(record.run_id)}">{body}</div>'
     return {"text/html": html, "text/plain": "\n".join(texts + notes)}
 
@@ -96,7 +95,7 @@ def bundle(record: RunRecord) -> Bundle | None:
 def shared(record: RunRecord) -> list[Shared]:
     """Return the displays that `--logs` selects, in the order in which each rank showed them.
 
-    Equal displays of several ranks are merged. In a run of items, there are all displays, in the order of the items.
+    Equal displays of several ranks are merged. For a run of items, return all displays, in the order of the items.
     """
     if record.items is not None:
         return [Shared(each, [each.rank]) for each in sorted(record.displays, key=lambda each: each.item or 0)]
@@ -120,7 +119,7 @@ def shared(record: RunRecord) -> list[Shared]:
 
 
 def _who(each: Shared) -> str:
-    """The ranks that showed the display, or, in a run of items, the item that showed it."""
+    """Return the ranks that showed the display or, in a run of items, the item that showed it."""
     return describe.rank_list(each.ranks) if each.display.item is None else f"item {each.display.item}"
 
 
@@ -129,13 +128,13 @@ def _seen(display: Displayed) -> tuple[str, bytes]:
 
 
 def left_out(record: RunRecord) -> dict[int, int]:
-    """Return how many displays of each rank were left out, for the ranks that had any."""
+    """Return the number of displays that were left out, by rank; ranks without such displays are not included."""
     counts = {rank.rank: rank.displays_left_out for rank in record.ranks if _asked_for(record, rank.rank)}
     return {rank: count for rank, count in counts.items() if count}
 
 
 def folder(record: RunRecord) -> str:
-    """The folder with the files of the displays."""
+    """Return the path of the folder with the files of the displays; '' if the run is not saved."""
     return f"{record.log_folder}/{run_store.DISPLAYS}" if record.log_folder else ""
 
 
@@ -150,7 +149,7 @@ def _asked_for(record: RunRecord, rank: int) -> bool:
 
 
 def _html(each: Shared) -> str:
-    # This module is imported only here, since it loads libraries, and most runs display nothing.
+    # Not imported at the top, because this import loads libraries that most runs do not need.
     from sparkring.views.foreign import body_html
 
     tag = f"<div><b>[{escape(_who(each))}]</b></div>"

@@ -1,8 +1,7 @@
-"""Charts as pictures that stay in the notebook: a small PNG for each chart, which matplotlib draws.
+"""Draws charts with matplotlib as pictures that stay in the notebook: a small PNG for each chart.
 
-JupyterLab removes scripts and inline SVG from a notebook that it does not trust, and so do some web pages. Pictures
-stay. A picture holds only numbers and lines. Names that users choose are written beside the picture, since its font may
-lack their letters.
+JupyterLab removes scripts and inline SVG from a notebook that it does not trust, and so do some web pages. They keep
+pictures. Names that users choose are written beside the picture where possible, since its font may lack their letters.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ if TYPE_CHECKING:
 
 WIDTH, HEIGHT = 320, 165  # CSS pixels
 PICTURES_BYTES = 80_000  # the largest size of all pictures together, in base64
-# Each pair is the number of pixels per CSS pixel, and the number of colours in a picture's palette; with a palette, the
-# picture takes a quarter of the bytes. The second pair is used if the pictures of the first pair take too many bytes.
+# Each pair is the number of pixels per CSS pixel, and the number of colours in a picture's palette. A palette reduces
+# the size of the picture to a quarter. The second pair is used if the pictures would otherwise be too large.
 _QUALITIES = ((2, 48), (1, 24))
 _DOTS_PER_INCH = 96  # CSS pixels per inch
 _LEFT, _RIGHT, _TOP, _BOTTOM = 0.5, 0.08, 0.08, 0.36  # inches that a chart leaves for its labels
-_RANK_APART = 0.08  # a rank is named if its line ends farther from the mean than this part of the chart's height
+_RANK_APART = 0.08  # a rank is named if its line ends farther than this from the mean, relative to the chart's height
 _RC: dict[str, Any] = {
     "axes.edgecolor": GREY,
     "axes.labelcolor": GREY,
@@ -62,14 +61,14 @@ class Drawing(NamedTuple):
 
 
 def figures(charts: Sequence[Sequence[Curve]], axis: str, marks: Sequence[Mark] = ()) -> str:
-    """A <figure> for each chart: an <img>, or its description if there is no picture."""
+    """Return a <figure> for each chart, with an <img>, or with a description of the chart if there is no picture."""
     drawn = pictures([Drawing(functools.partial(_chart, curves=curves, axis=axis, marks=marks)) for curves in charts])
     both = zip(charts, drawn, strict=True)
     return "".join(figure(_caption(curves), picture, words(curves, axis)) for curves, picture in both)
 
 
 def figure(caption: str, picture: str, said: str, width: int = WIDTH) -> str:
-    """A <figure> with a picture and its caption, which is HTML. `said` describes the picture in words."""
+    """Return a <figure> with a picture and the HTML `caption`. `said` describes the picture in words."""
     return f"<figure>{caption}{_image(picture, text(said), width)}</figure>"
 
 
@@ -87,13 +86,13 @@ def _image(picture: str, said: str, width: int) -> str:
 
 
 def pictures(drawings: Sequence[Drawing]) -> list[str]:
-    """Return drawings as PNG in base64. All are '' if they are too large, or if matplotlib cannot draw them."""
+    """Return drawings as PNGs in base64; '' for all of them if they are too large or matplotlib cannot draw them."""
     try:
         for quality in _QUALITIES:
             found = [base64.b64encode(png).decode() for png in _drawn(drawings, *quality)]
             if sum(map(len, found)) <= PICTURES_BYTES:
                 return found
-    except Exception:  # the user's version of matplotlib, settings and fonts may raise anything
+    except Exception:  # any error may result from the user's version of matplotlib, settings or fonts
         pass
     return [""] * len(drawings)
 
@@ -150,7 +149,7 @@ def _chart(axes: Axes, curves: Sequence[Curve], axis: str, marks: Sequence[Mark]
 
 
 def many_curves(axes: Axes, found: Sequence[Sequence[tuple[float, float]]], looks: Sequence[dict[str, Any]]) -> None:
-    """Draw the curves of items or trials, pairs of x and y, with a look for each of them."""
+    """Draw the curves of items or trials. A curve consists of pairs of x and y, and each curve has its own look."""
     for curve, look in zip(found, looks, strict=True):
         dot: dict[str, Any] = {} if curve[1:] else {"marker": "o", "markersize": 2.5}
         axes.plot(*zip(*curve, strict=True), **look, **dot) if curve else None
@@ -158,7 +157,7 @@ def many_curves(axes: Axes, found: Sequence[Sequence[tuple[float, float]]], look
 
 
 def ticked(axes: Axes) -> None:
-    """Give the axes a few ticks at round numbers, and at whole ones on the horizontal axis, and horizontal lines."""
+    """Give the axes a few ticks at round numbers (whole numbers on the horizontal axis), and horizontal lines."""
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))

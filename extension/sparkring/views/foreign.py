@@ -1,8 +1,8 @@
 """Turns HTML, Markdown and pictures from ranks into harmless HTML.
 
-Everyone who opens the notebook sees the result, and the content may come from data that a rank has read. Therefore the
+Everyone who opens the notebook sees the result, and the content may come from data that a rank has read. Therefore, the
 result has no scripts, style sheets, forms, ids or classes, and no attributes that Jupyter acts on. It loads nothing
-from elsewhere.
+from other places.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sparkring.history.events import Displayed
 from sparkring.history.lines import shown
 
 _PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp", "image/svg+xml")
-# SVG is allowed here, since in an <img> it runs no script and loads nothing.
+# SVG is allowed as a picture, since an SVG in an <img> runs no scripts and loads nothing.
 _PICTURE = re.compile(rf"data:({'|'.join(map(re.escape, _PICTURES))})(;charset=[\w-]+)?[;,]", re.IGNORECASE)
 _STYLES = frozenset(
     ("background-color", "border", "border-collapse", "color", "font-family", "font-size", "font-style", "font-weight")
@@ -55,7 +55,7 @@ _markdown = markdown_it.MarkdownIt("commonmark", {"html": True}).enable(["table"
 
 @functools.lru_cache(maxsize=256)
 def body_html(display: Displayed) -> str:
-    """Return a display as harmless HTML, or as plain text if nothing visible is left after the cleaning."""
+    """Return a display as harmless HTML, or as plain text if nothing visible remains after cleaning."""
     text = display.data.decode("utf-8", "replace") if display.mime_type not in _PICTURES[:4] else ""
     match display.mime_type:
         case "text/html":

@@ -1,6 +1,6 @@
-"""A run as HTML in a notebook: a panel that is redrawn in place, and its final form, which is saved.
+"""Shows a run as HTML in a notebook: a panel that is redrawn in place, and its final form, which is saved.
 
-It has no scripts, loads nothing from other hosts, and is readable if a page removes styles.
+The HTML has no scripts, loads nothing from other hosts, and stays readable if a page removes styles.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from sparkring.views.sections import (
 )
 
 PAUSE_S = 0.2
-# On a warm gang, the first drawing waits this long. Most cells have ended by then, and only what they printed is shown.
+# On a warm gang, the first drawing waits this long. Most cells end earlier, so that only their output is shown.
 WARM_PAUSE_S = 0.1
 PAUSE_PER_WORK = 10  # drawing takes at most a tenth of the time, since the ranks may need the processor
-BYTES_PER_S = 500_000  # the most that is sent to the browser
+BYTES_PER_S = 500_000  # the largest rate at which bytes are sent to the browser
 PANEL_BYTES = 190_000
-QUICK_LINES, QUICK_BYTES = 200, 120_000  # how much of a quick run's output is shown
+QUICK_LINES, QUICK_BYTES = 200, 120_000  # at most this much of a quick run's output is shown
 
 
 class HtmlView:
     """Draws the panel in place, at most a few times a second, and once more when the run has ended.
 
-    For a quick run on a warm gang, it shows only what the ranks printed, or nothing if they printed nothing. What ranks
-    display appears below the panel. With `early`, the place for this output is reserved at once.
+    After a quick run on a warm gang, only the ranks' output is shown, or nothing if there is none. What ranks display
+    appears in another output below the panel. With `early`, that output is created at once.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class HtmlView:
         self._displays.close(record)
 
     def again(self, record: RunRecord) -> None:
-        """Draw the panel in the current cell, too; both places are kept up to date."""
+        """Draw the panel in the current cell, too. From then on, both panels are updated."""
         self._shown = bundle(record, now=time.time(), final=record.outcome is not None)
         self._show(self._shown, self._id, False)
 
@@ -100,13 +100,13 @@ def _display(found: Bundle, display_id: str, update: bool) -> None:
 
 
 def show(record: RunRecord) -> None:
-    """Show the run of `record` without its id, because a live panel of the run would hide an output with this id."""
+    """Show the run of `record`. Its id is left out, since a live panel of the run would hide an output with this id."""
     found = bundle(record._replace(run_id=""), now=describe.last_known(record), final=record.outcome is not None)
     _display(found, f"sparkring-{secrets.token_hex(8)}", False)
 
 
 def bundle(record: RunRecord, *, now: float, final: bool) -> Bundle:
-    """The run in all the formats that a notebook keeps."""
+    """Return the run in all formats that a notebook keeps: HTML and plain text."""
     if final and describe.quick(record):
         return {"text/html": _quick(record), "text/plain": describe.last_lines(record) or describe.closing(record, now)}
     story = [chapter.line for chapter in attempts.story(record)[-restarts.ATTEMPTS_SHOWN :]]
@@ -116,7 +116,7 @@ def bundle(record: RunRecord, *, now: float, final: bool) -> Bundle:
 
 
 def _quick(record: RunRecord) -> str:
-    """Return HTML of what the ranks of a quick run printed. If there is nothing to show, return how the run ended."""
+    """Return what the ranks of a quick run printed as HTML. If there is nothing to show, say how the run ended."""
     seen = lines.visible(record.recent, record.logs)
     every = lines.folded([line for line in seen if not lines.is_noise(line)])
     found = every[-QUICK_LINES:]
@@ -133,7 +133,7 @@ def _quick(record: RunRecord) -> str:
 
 
 def panel(record: RunRecord, *, now: float, final: bool) -> str:
-    """The run as one block of HTML, of PANEL_BYTES at most."""
+    """Return the run as one block of HTML of at most PANEL_BYTES."""
     form: Form = "final" if final else "stacked"
     parts = [
         state.head_html(record, now),

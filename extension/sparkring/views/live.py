@@ -3,18 +3,18 @@
 A message is a dict of JSON values with the `run` and a `kind`:
 
     lines     what ranks printed. `start` is the number of the first new line among all lines of the run, and `count`
-              is the number of new lines. The new lines that are shown are described by columns: `rank`, `stream` ("o"
-              for stdout, "e" for stderr, "m" for a message), `time` (in seconds since the run began), `text`, and
-              `html`, which has entries only for the lines with colours, by index. `noise` has the indices of
-              TensorFlow's start-up messages. `pending` has lines whose end has not been printed yet
+              is the number of new lines. The new lines that are shown are given as columns: `rank`, `stream` ("o" for
+              stdout, "e" for stderr, "m" for a message), `time` (in seconds since the run began), `text`, and `html`,
+              which has entries only for lines with colours, by index. `noise` has the indices of TensorFlow's start-up
+              messages. `pending` has the lines whose end has not been printed yet, as such columns
     state     the state of the run, and a column for each fact about its ranks
     sections  the HTML of those sections (views/sections) that have changed, by name
-    charts    the curves as numbers (views/charts), all of them when one has changed
+    charts    the curves as numbers (views/charts). If a curve has changed, all curves are sent
     search    what the items search for, if they are the trials of a search
-    items     a row for each item that has changed since the last message of this kind, with the FIELDS of
+    items     a row for each item that has changed since the last message of this kind. Its columns are the FIELDS of
               panel/src/items.js
 
-Texts are plain (history/lines.plain) and the HTML is our own, so a page needs to trust nothing that a rank has printed.
+Texts are plain (history/lines.plain), and the HTML escapes what users wrote. So a page need not trust what ranks print.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _FOLLOWED = "y"  # the state of a rank that failed after another rank had failed
 _STREAMS = {"stdout": "o", "stderr": "e", "message": "m"}
 
 Section = Callable[[RunRecord, float, Form], str]
-# In the order of the tabs, which have the same names in panel/src/panel.js.
+# In the order of the tabs. panel/src/panel.js uses the same names.
 SECTIONS: dict[str, Section] = {
     "metrics": measured.html,
     "shards": shards.html,
@@ -70,9 +70,9 @@ class Feed:
         self._sections_due = 0.0
 
     def news(self, record: RunRecord, now: float) -> list[Message]:
-        """Return the messages with what the page does not know yet.
+        """Return messages with everything that the page does not know yet.
 
-        While the run goes on, the state and the sections are sent again only after a pause.
+        During the run, there is a pause before the state and the sections are sent again.
         """
         ended = record.outcome is not None
         found = self._new_lines(record)
@@ -83,7 +83,7 @@ class Feed:
             state = state_message(record, now)
             self._state_due = now + max(STATE_PAUSE_S, PAUSE_PER_WORK * (clock.monotonic() - began))
             if not drawn and self._state:
-                state["last"] = self._state["last"]  # must match the table and the curves, which are not sent now
+                state["last"] = self._state["last"]  # this must match the table and the curves that were last sent
             if state != self._state:
                 self._state = state
                 found.append({**state, "now": now})
@@ -132,7 +132,7 @@ class Feed:
 
 
 def whole(record: RunRecord, now: float) -> list[Message]:
-    """Everything in the record, for a new page."""
+    """Return messages with everything in the record, for a new page."""
     return Feed().news(record, now)
 
 
@@ -153,9 +153,9 @@ def _columns(found: Sequence[LogLine], began: float) -> Message:
 
 
 def _item(record: RunRecord, found: ItemRecord, most: int = item_records.CURVE_POINTS) -> list[Any]:
-    """Return the row of an item, with the FIELDS of panel/src/items.js, and at most `most` points of each curve.
+    """Return the row of an item, with the FIELDS of panel/src/items.js and at most `most` points of each curve.
 
-    Times are seconds since the run began. A curve of a single value is not sent, except that of a search's metric.
+    Times are in seconds since the run began. A curve of a single value is sent only for a search's metric.
     """
     assert record.items is not None
     took = round(found.ended - found.started, 3) if found.ended else None
@@ -203,7 +203,7 @@ def search_message(record: RunRecord) -> Message:
 
 
 def state_message(record: RunRecord, now: float) -> Message:
-    """The state of the run. The message stays the same while nothing but the time changes."""
+    """Return the state of the run, in a form that does not change merely because time passes."""
     progress = None if record.outcome == "finished" else metrics.progress(record, record.ended or now)
     running = record.outcome is None
     fraction = progress.fraction if progress else None
@@ -236,9 +236,9 @@ def state_message(record: RunRecord, now: float) -> Message:
 
 
 def _ranks(record: RunRecord) -> Message:
-    """Return facts about the ranks. Most are columns, which have a value for each rank.
+    """Return facts about the ranks. Most of them are columns with a value for each rank.
 
-    `heard` is the time of a rank's last message, and `step` its step in the epoch, or None if the rank reports no step.
+    `heard` is the time of a rank's last message. `step` is the rank's step in the epoch, or None if it reports no step.
     """
     hosts = sorted({rank.host for rank in record.ranks})
     place = {host: at for at, host in enumerate(hosts)}

@@ -1,6 +1,6 @@
-"""Functions that make pieces of HTML, and enclosed(), which turns them into the form that a notebook saves.
+"""Functions that make pieces of HTML, and enclosed(), which turns the pieces into the form that a notebook saves.
 
-What users wrote and what ranks printed is escaped, so that a page shows it as text and does not act on it.
+Text from users and ranks is escaped, so that a page shows it and does not act on it.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from pathlib import Path
 
 from sparkring.history.lines import coloured, plain
 
-# Mid-tones, which can be read on a light page and on a dark one.
+# Mid-tones, which are readable on light and on dark pages.
 BLUE, GREEN, RED, AMBER = "#2f80d0", "#23935a", "#dd4a45", "#b97a10"
 RANK_COLOURS = (BLUE, GREEN, AMBER, "#9262d6", "#d0528f", "#16908f", "#7d8a1e", "#cf6a32")
 
-# An image cannot use the text colour of the page around it, so text in images has one of these colours. GREY can be
-# read on white and on black.
+# An image cannot use the text colour of the page around it, so text in images has one of these colours. GREY is
+# readable on white and on black.
 GREY, GREY_ON_DARK = "#767676", "#b4b4b4"
 
 
 def text(value: str) -> str:
-    """Return any text as HTML: without colours, with hidden characters made visible and with markup escaped."""
+    """Return any text as HTML: without colour codes, with hidden characters made visible, and with markup escaped."""
     return escape(plain(value))
 
 
@@ -46,7 +46,7 @@ def enclosed(body: str, run_id: str = "") -> str:
 @functools.cache
 def _inliner() -> Callable[[str], str]:
     """Return the function that turns the rules of style.css into inline styles."""
-    import css_inline  # here and not above, because this import is slow
+    import css_inline  # not at the top, because this import is slow
 
     style = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
     inliner = css_inline.CSSInliner(inline_style_tags=False, load_remote_stylesheets=False, minify_css=True)
@@ -61,7 +61,7 @@ _SVG_STYLE = (
 
 
 def _image(svg: str) -> str:
-    """Return a drawing as an <img>. Images cannot show the titles of a drawing, so an alt text replaces them."""
+    """Return an <svg> as an <img>. Images show no titles, so the titles are removed; the <img> has an alt text."""
     tag, _, inside = svg.partition(">")
     looks = dict(re.findall(r'([\w-]+)="([^"]*)"', tag))
     kept = "".join(f' {name}="{looks[name]}"' for name in _SVG_ATTRIBUTES if name in looks)
@@ -77,7 +77,7 @@ _SVG_ATTRIBUTES = ("width", "height", "viewBox", "font-size", "fill")
 
 
 def svg(width: float, height: float, words: str, parts: Iterable[str], font_size: float = 11) -> str:
-    """Return a drawing that consists of `parts`, in the colour of the text around it. `words` describe it in words."""
+    """Return an <svg> that consists of `parts`, in the colour of the text around it. `words` describe the picture."""
     return (
         f'<svg width="{width:g}" height="{height:g}" viewBox="0 0 {width:g} {height:g}" role="img" '
         f'aria-label="{text(words)}" font-size="{font_size:g}" fill="currentColor">{"".join(parts)}</svg>'
@@ -98,7 +98,7 @@ def note(said: str) -> str:
 
 
 def paragraph(said: str) -> str:
-    """Return a paragraph in small letters, for the space below charts, or '' if `said` is empty."""
+    """Return a paragraph in small letters, to stand below charts, or '' if `said` is empty."""
     return f"<p><small>{text(said)}</small></p>" if said else ""
 
 
@@ -108,13 +108,13 @@ def warning(said: str) -> str:
 
 
 def advised(lines: Iterable[str]) -> str:
-    """Return advice as a list with an item for each of the `lines`, or '' if there are none."""
+    """Return advice as a list with an item for each of the `lines`, or '' if there are no lines."""
     told = "".join(f"<li>{text(line)}</li>" for line in lines)
     return f'<ul class="sr-advice">{told}</ul>' if told else ""
 
 
 def scrolled(body: str, words: str) -> str:
-    """Return `body` in a box that mouse and keyboard can scroll, or '' if `body` is empty. `words` name the box."""
+    """Return `body` in a box that can be scrolled, even with the keyboard; '' if `body` is empty. `words` name it."""
     return f'<div class="sr-scroll" role="group" tabindex="0" aria-label="{text(words)}">{body}</div>' if body else ""
 
 
@@ -144,13 +144,13 @@ _BASIC = ("#767676", RED, GREEN, AMBER, BLUE, "#b557c8", "#16908f", "")
 
 
 class Colours:
-    """The colours and weights that SGR codes, by which a program styles its text on a terminal, have switched on."""
+    """The style that results from SGR codes, with which programs style their text on a terminal."""
 
     def __init__(self) -> None:
         self._set: dict[str, str] = {}
 
     def css(self) -> str:
-        """Return CSS declarations for a style attribute. They contain only words of this module, and numbers."""
+        """Return CSS declarations for a style attribute. They contain no text from the codes except numbers."""
         own = self._set.get("color") in _BASIC
         found = ((name, value) for name, value in self._set.items() if value)
         return ";".join(tint(value) if own and name == "color" else f"{name}:{value}" for name, value in found)
@@ -207,6 +207,6 @@ def _extended(codes: list[int]) -> str:
         else:
             red = green = blue = 8 + 10 * (number - 232)
     else:
-        codes.clear()  # a broken code: what follows cannot be understood
+        codes.clear()  # an invalid code: the numbers after it have no clear meaning
         return ""
     return f"#{red:02x}{green:02x}{blue:02x}"

@@ -1,4 +1,4 @@
-"""Which rank will read which part of a data set: a picture, a table and advice, before a launch."""
+"""Shows which rank will read which part of a data set, in a picture and a table with advice, before a run starts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sparkring.history.lines import plain
 from sparkring.views.markup import RANK_COLOURS, advised, enclosed, svg, text
 from sparkring.views.tables import bare_table, show, table_text
 
-ROWS_SHOWN = 32  # if there are more ranks, each line of the table and of a picture stands for several neighbours
+ROWS_SHOWN = 32  # if there are more ranks, each line of the table and of a picture stands for several ranks
 BAND, LABEL, NUMBERS, PITCH, TALL = 260, 84, 110, 17, 13  # measures of a picture, in pixels
 CELLS = 32  # the width of a band in the text picture, in characters
 FILES_MARKED = 64
@@ -28,12 +28,12 @@ UNEVEN = 1.1  # there is advice if one rank gets at least this many times as man
 
 
 def show_shards(found: Outlook) -> None:
-    """Show what each rank reads."""
+    """Show which rows each rank will read."""
     show(shards_text(found), lambda: shards_html(found))
 
 
 def shards_html(found: Outlook) -> str:
-    """The picture, the table and the advice as one block of HTML."""
+    """Return the picture, the table and the advice as one block of HTML."""
     counts = [f"<div>{text(line)}</div>" for line in (epoch_words(found), *request_words(found)) if line]
     parts = [
         f'<div class="sr-head"><span class="sr-title">{text(first_line(found.dataset.name, 120))}</span> '
@@ -47,7 +47,7 @@ def shards_html(found: Outlook) -> str:
 
 
 def shards_text(found: Outlook) -> str:
-    """The picture, the table and the advice as text for a terminal."""
+    """Return the picture, the table and the advice as text for a terminal."""
     parts = [
         f"{first_line(found.dataset.name, 120)}: {plain(data_words(found))}",
         "\n".join([epoch_words(found), *map(plain, request_words(found))]),
@@ -62,7 +62,7 @@ def shards_text(found: Outlook) -> str:
 
 
 def data_words(found: Outlook) -> str:
-    """What the data set is: `1,000,000 rows in 8 files, 32 row groups, 40.1 MB · columns a, b · where x > 3`."""
+    """Describe the data set: `1,000,000 rows in 8 files, 32 row groups, 40.1 MB · columns a, b · where x > 3`."""
     data = found.dataset
     whole = len(data.stored_schema.names) == len(data.columns)
     return dotted(
@@ -75,7 +75,7 @@ def data_words(found: Outlook) -> str:
 
 
 def epoch_words(found: Outlook) -> str:
-    """How many steps an epoch takes, and what becomes of the rows that do not fill a batch."""
+    """Say how many steps an epoch takes, and what happens to rows that do not fill a batch."""
     steps = [share.steps for share in found.ours]
     taken = f"{min(steps):,}" + (f" to {max(steps):,}" if max(steps) > min(steps) else "")
     of = f"{taken} step{'' if max(steps) == 1 else 's'} of {counted(found.batch_size, 'row')} on each"
@@ -91,7 +91,7 @@ def epoch_words(found: Outlook) -> str:
 
 
 def request_words(found: Outlook) -> list[str]:
-    """Return sentences on requests to the object store: number, price and limit. There are none for local files."""
+    """Return sentences on the number, the price and the limit of requests to an object store; [] for local files."""
     if found.dataset.local:
         return []
     asked = found.requests
@@ -111,7 +111,7 @@ def request_words(found: Outlook) -> list[str]:
 
 
 def advice(found: Outlook) -> list[str]:
-    """Return the problems and what to do about them, in a few sentences each; the most serious comes first."""
+    """Return problems and what to do about them, in a few sentences each, the most serious first."""
     told = [_few_rows(found), _few_groups(found), _uneven(found), _large_groups(found), _small_files(found)]
     return [line for line in [*told, _selective(found)] if line]
 
@@ -217,13 +217,13 @@ _OURS, _PETASTORMS = ("rows", "size_bytes", "files", "row_groups", "steps"), ("r
 
 
 def blocks(count: int) -> list[range]:
-    """Divide ranks into at most ROWS_SHOWN blocks of neighbours; if there is room, each rank is its own block."""
+    """Divide ranks into at most ROWS_SHOWN blocks of neighbours. If there is room, each block has only one rank."""
     length = -(-count // ROWS_SHOWN)
     return [range(begin, min(begin + length, count)) for begin in range(0, count, length)]
 
 
 def table_rows(found: Outlook) -> list[tuple[str, ...]]:
-    """Return the table's row for each rank or block of ranks; in the row of a block, cells have ranges of numbers."""
+    """Return a row for each rank or block of ranks. In the row of a block, the cells have ranges of numbers."""
     columns = [(found.ours, name) for name in _OURS] + [(found.petastorms, name) for name in _PETASTORMS]
     rows: list[tuple[str, ...]] = []
     for ranks in blocks(found.size):
@@ -244,7 +244,7 @@ class Stretch(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """How a split looks. For each block of ranks, `bands` has the stretches that it reads, and `rows` their rows."""
+    """A split as it is drawn. For each block of ranks, `bands` has its stretches, and `rows` the number of its rows."""
 
     title: str
     bands: tuple[tuple[Stretch, ...], ...]
@@ -268,7 +268,7 @@ def _groups(found: Outlook) -> list[Stretch]:
 
 
 def covered(stretches: Iterable[Stretch], rows: int, cells: int) -> list[float]:
-    """Divide `rows` rows into `cells` equal cells; return, for each cell, which share (0 to 1) the stretches cover."""
+    """Divide `rows` rows into `cells` equal cells. Return the fraction of each cell that the stretches cover."""
     found = [0.0] * cells
     scale = cells / max(1, rows)
     for begin, end in stretches:
@@ -308,7 +308,7 @@ def _number(said: str, line: int, *, missing: bool = False) -> str:
 
 
 def _band_of_data(found: Outlook) -> list[str]:
-    """Draw all row groups one after another, and mark where each file begins if there are at most FILES_MARKED."""
+    """Draw all row groups one after another. If there are at most FILES_MARKED files, mark where each file begins."""
     groups = [group for group in _groups(found) if group.end > group.begin]
     parts = [_path(groups, found.dataset.rows, 0, "currentColor", 0.4)]
     ends = itertools.accumulate(sum(group.rows for group in file.row_groups) for file in found.dataset.files)
@@ -321,8 +321,8 @@ def _band_of_data(found: Outlook) -> list[str]:
 def _band(band: Sequence[Stretch], rows: int, line: int, colour: str) -> list[str]:
     if len(band) <= BAND // 4:
         return [_path([each for each in band if each.end > each.begin], rows, line, colour, 0.9)]
-    # There are too many stretches to draw each of them. So the data set is divided into equal parts, and the shade of
-    # each part shows how much of it the band covers.
+    # There are too many stretches to draw them all. Divide the data set into equal parts instead. The shade of a part
+    # shows how much of it the band covers.
     cells = max(8, min(BAND // 4, len(band) // 8))
     shades: dict[int, list[Stretch]] = {}
     for cell, share in enumerate(covered(band, rows, cells)):
@@ -336,7 +336,7 @@ def _path(
 ) -> str:
     """Draw all stretches as one path, with `gap` pixels between two neighbouring stretches.
 
-    If `gap` is None, the gap is one pixel, or zero pixels if there are too many stretches for gaps.
+    If `gap` is None, the gap is one pixel, or there is no gap if there are too many stretches.
     """
     if gap is None and len(stretches) > BAND // 4:
         stretches, gap = _joined(stretches), 0
@@ -363,7 +363,7 @@ def _text_picture(found: Outlook) -> str:
     labels = ["row groups", *(rank_list(ranks) for ranks in shown)]
     width = max(map(len, labels))
     groups = _groups(found)
-    # Neighbouring row groups alternate between two shades, if there is room for all.
+    # Neighbouring row groups alternate between two shades, if there is room to show all row groups.
     odd = covered(groups[1::2], rows, CELLS) if len(groups) <= CELLS // 2 else [0.0] * CELLS
     data = "".join("▓" if share > 0.5 else "█" for share in odd)
     lines = ["  ".join(["".ljust(width), *(layout.title.ljust(CELLS) for layout in layouts)])]

@@ -1,4 +1,4 @@
-"""Small tables that line magics show: saved runs, slots, the names that a cell needs."""
+"""Small tables that magics show, for example of saved runs, of slots, and of the names that a cell needs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CELL_CHARACTERS = 300  # longer content is cut
 
 
 def show_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, empty: str) -> None:
-    """Show `rows` under `headers`, or the sentence `empty` if there are none."""
+    """Show `rows` under `headers`, or the sentence `empty` if there are no rows."""
     if rows:
         show(table_text(headers, rows), lambda: table_html(headers, rows))
     else:
@@ -55,7 +55,7 @@ def captured_rows(names: Iterable[CapturedName]) -> list[tuple[str, ...]]:
 
 
 def table_text(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return `rows` as text in aligned columns; columns of numbers or sizes are aligned to the right."""
+    """Return `rows` as text in aligned columns. Columns of numbers or sizes are aligned to the right."""
     cells = [[_cell(value) for value in row] for row in rows]
     right = _numeric(cells, len(headers))
     widths = [max(map(_width, column)) for column in zip(headers, *cells, strict=True)]
@@ -70,20 +70,20 @@ def table_text(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def table_html(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return `rows` as an HTML table that brings its own style; every text is escaped."""
+    """Return `rows` as an HTML table with inline styles. All text is escaped."""
     return enclosed(bare_table(headers, rows))
 
 
 def titled_html(
     title: str, alert: str, headers: Sequence[str], rows: Sequence[Sequence[str]], notes: Iterable[str] = ()
 ) -> str:
-    """Return a table as HTML, with a title, a warning unless `alert` is '', and `notes` below it."""
+    """Return a table as HTML, with a title, a warning (unless `alert` is ''), and `notes` below the table."""
     below = "".join(map(note, notes))
     return enclosed(f"<div><b>{text(title)}</b></div>{warning(alert)}{bare_table(headers, rows)}{below}")
 
 
 def bare_table(headers: Sequence[str], rows: Iterable[Sequence[str]], note: str = "") -> str:
-    """Return `rows` as an HTML table without style, for HTML that is styled as a whole; `note` becomes its caption."""
+    """Return `rows` as an HTML table without styles, to be styled later with enclosed(). `note` is the caption."""
     cells = [[_cell(value) for value in row] for row in rows]
     marks = [' class="sr-n" align="right"' if number else ' align="left"' for number in _numeric(cells, len(headers))]
 
@@ -103,13 +103,13 @@ def _cell(value: str) -> str:
 
 
 def _numeric(rows: Sequence[Sequence[str]], columns: int) -> list[bool]:
-    """Return, for each column, whether all its cells that are not empty are numbers, sizes or durations."""
+    """Return for each column whether it has only numbers, sizes or durations, apart from empty cells."""
     filled = [[row[column] for row in rows if row[column]] for column in range(columns)]
     return [bool(cells) and all(_AMOUNT.fullmatch(cell) for cell in cells) for cells in filled]
 
 
 def _width(shown: str) -> int:
-    """How many columns a string takes on a terminal. An East Asian wide character takes two columns, an accent none."""
+    """Return the width of a string in columns of a terminal. Wide East Asian characters take two, accents none."""
     return sum(
         0 if unicodedata.combining(character) else 2 if unicodedata.east_asian_width(character) in "WF" else 1
         for character in shown

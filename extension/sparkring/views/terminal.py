@@ -1,4 +1,4 @@
-"""A run as plain text, line by line, in a terminal or in a script's output."""
+"""Shows a run as plain text, line by line, in a terminal or in a script's output."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from sparkring.history.record import Attempt, Checkpoint, RunRecord
 from sparkring.views import attempts, checkpoints, displays, timelines
 
 PROGRESS_EVERY_S = 0.2
-TRACEBACK_WITHIN_S = 0.5  # an unfinished traceback is printed if no line comes for this long
-WARM_PAUSE_S = 0.1  # a warm run shows no progress before this time, because most warm runs have ended by then
+TRACEBACK_WITHIN_S = 0.5  # an unfinished traceback is printed if no new line arrives for this long
+WARM_PAUSE_S = 0.1  # a warm run shows no progress during this time, because most warm runs end sooner
 _RANK_COLOURS = ("36", "32", "33", "35", "34", "96", "92", "95")
 _DIM, _RESET, _CLEAR_LINE = "\x1b[2m", "\x1b[0m", "\r\x1b[K"
 
 
 class TerminalView:
-    """Prints lines as they come. On a terminal, they are in colour, and the last line shows the run's progress.
+    """Prints lines as they arrive. On a terminal, the lines are in colour, and the last line shows the run's progress.
 
-    Without `progress`, this last line is left out, because the line of a run in the background would overwrite the
-    prompt.
+    Background runs pass `progress=False`, since their progress line would overwrite the prompt.
     """
 
     def __init__(self, stream: TextIO, *, clock: Callable[[], float] = time.monotonic, progress: bool = True) -> None:
@@ -47,7 +46,7 @@ class TerminalView:
         self._print(self._news(record), record)
 
     def close(self, record: RunRecord) -> None:
-        """Print what is new, and then closing lines. Unless the run was quick, the last line says how it ended."""
+        """Print what is new, and then some closing lines. Unless the run was quick, the last line says how it ended."""
         told = self._news(record)
         if self._noise:
             hidden = f"{describe.counted(self._noise, 'line')} of TensorFlow's start-up not shown"
@@ -102,13 +101,13 @@ class TerminalView:
         cleared = _CLEAR_LINE if self._progress_shown else ""
         whole = cleared + "".join(f"{line}\n" for line in told) + progress
         self._progress_shown = progress
-        # A character that the terminal's encoding lacks would raise an error and end the run, so it becomes a `?`.
+        # A character that the terminal cannot encode would raise an error and end the run, so it is printed as `?`.
         encoding = getattr(self._stream, "encoding", None) or "utf-8"
         self._stream.write(whole.encode(encoding, "replace").decode(encoding))
         self._stream.flush()
 
     def _progress(self, record: RunRecord) -> str:
-        """Return the progress line without a newline. Until a new line is due, the last one is returned again."""
+        """Return the progress line without a newline. Until a new line is due, return the previous line again."""
         if not self._shows_progress or record.outcome is not None:
             return ""
         began = self._clock()

@@ -1,4 +1,4 @@
-"""Horovod's timelines in words: how the time was spent, and which ranks the others waited for."""
+"""Describes Horovod's timelines: how the time was spent, and which ranks the others waited for."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from sparkring.history.record import RunRecord
 from sparkring.views.markup import AMBER, BLUE, GREEN
 
 HOW_TO_OPEN = "open it in https://ui.perfetto.dev or chrome://tracing"
-WORTH_NAMING = 0.02  # anything that took less than this part of the whole time is not mentioned
+WORTH_NAMING = 0.02  # anything that took less than this fraction of the whole time is not mentioned
 _NAMED = 3
 
 ELSEWHERE_COLOUR = "#8b939c"
 
 
 class Share(NamedTuple):
-    """A part of the time: what it was spent on, and the colour of its bar."""
+    """What some of the time was spent on: in seconds, as a fraction `part` of the whole, and the colour of the bar."""
 
     what: str
     seconds: float
@@ -26,7 +26,7 @@ class Share(NamedTuple):
 
 
 def shares(saved: TimelineSaved) -> list[Share]:
-    """Return the parts of the whole time, one for each thing that the time was spent on."""
+    """Divide the whole time into what it was spent on."""
     whole = saved.wall_s or 1.0
     return [
         Share(what, seconds, seconds / whole, colour)
@@ -46,20 +46,20 @@ def path(record: RunRecord, saved: TimelineSaved) -> str:
 
 
 def head_words(record: RunRecord, saved: TimelineSaved) -> str:
-    """`26 operations on 5 tensors in 0.9 s`, with the attempt's number if there were several attempts."""
+    """Sum up a timeline: `26 operations on 5 tensors in 0.9 s`. If there were several attempts, add its number."""
     done = f"{counted(saved.operations, 'operation')} on {counted(saved.tensors, 'tensor')}"
     words = f"{done} in {duration(saved.wall_s)}"
     return f"attempt {saved.attempt}: {words}" if len(record.attempts) > 1 else words
 
 
 def share_words(saved: TimelineSaved) -> str:
-    """`92% waiting for ranks, 5% reducing`; the largest first."""
+    """Say what the time was spent on: `92% waiting for ranks, 5% reducing`. The largest share comes first."""
     named = [each for each in shares(saved) if each.part >= WORTH_NAMING]
     return ", ".join(f"{each.part:.0%} {each.what}" for each in sorted(named, key=lambda each: -each.part))
 
 
 def late_words(record: RunRecord, saved: TimelineSaved) -> str:
-    """`the other ranks waited 12 s in total for rank 1 (the last to be ready 40 times)`; leaves out short waits."""
+    """Name ranks that the others waited long for: `the other ranks waited 12 s in total for rank 1 (…)`."""
     worth = [each for each in saved.late if each.waited_s >= WORTH_NAMING * saved.wall_s][:_NAMED]
     if not worth:
         return "no rank made the others wait" if saved.late else ""
@@ -72,7 +72,7 @@ def late_words(record: RunRecord, saved: TimelineSaved) -> str:
 
 
 def closing_words(record: RunRecord) -> list[str]:
-    """Return a line for each timeline: its summary, what is wrong with it, how to open it, and where the file is."""
+    """Return a line for each timeline: its summary, any problem with it, how to open it, and its path."""
     told = []
     for saved in record.timelines:
         words = [f"timeline: {head_words(record, saved)}", share_words(saved), late_words(record, saved)]

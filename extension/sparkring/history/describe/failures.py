@@ -19,7 +19,10 @@ _FOLLOWERS_NAMED = 3  # how many different secondary failures are named; the oth
 
 
 def explain_failure(record: RunRecord) -> str:
-    """What ended the run: rank, host, the line of the cell, advice, the rank's last lines, and secondary failures."""
+    """Explain what ended the run: the rank and its host, the line of the cell, advice, and secondary failures.
+
+    The rank's last lines and the path of its log follow.
+    """
     if record.failed_rank is None or record.failure is None:
         return outcome(record)
     rank, failure = record.ranks[record.failed_rank], record.failure
@@ -30,7 +33,7 @@ def explain_failure(record: RunRecord) -> str:
 
 
 def failed_line(record: RunRecord) -> int:
-    """The line of the cell that was being run when it failed; 0 if that is not known."""
+    """Return the number of the line on which the cell failed; 0 if the line is not known."""
     if record.failed_rank is None or record.failure is None:
         return 0
     numbers = [frame.line for frame in record.failure.frames if frame.filename == CELL_NAME]
@@ -38,7 +41,10 @@ def failed_line(record: RunRecord) -> int:
 
 
 def _in_the_cell(record: RunRecord, rank: RankRecord, failure: Failure) -> str:
-    """Quote the innermost line that was running in the cell, or in a script that the cell runs, with its callers."""
+    """Quote the innermost line that was running in the cell, or in a script that the cell runs, and list its callers.
+
+    Without such a line, only name the innermost frame of the failure; '' if it has no frames.
+    """
     in_cell = [frame for frame in failure.frames if frame.in_cell or frame.source]
     if not in_cell:
         line = _line_of_crash(rank)
@@ -60,7 +66,7 @@ def _place(frame: CodeFrame) -> str:
     if frame.filename == CELL_NAME:
         return f"cell line {frame.line}{function}"
     if frame.in_cell:
-        # Frames of earlier cells have the name EARLIER_CELL. Other frames may be of the cell that calls run().
+        # Frames of earlier cells have the file name EARLIER_CELL. Others may belong to the cell that calls run().
         which = "an earlier" if frame.filename == EARLIER_CELL else "a notebook"
         return f"line {frame.line} of {which} cell{function}"
     return f"{'/'.join(frame.filename.rsplit('/', 3)[-3:])}:{frame.line}{function}"
@@ -78,22 +84,22 @@ def _source(record: RunRecord, frame: CodeFrame) -> list[str]:
 
 
 def _line_text(record: RunRecord, frame: CodeFrame) -> str:
-    # Prefer the text of the cell itself to the text that comes from the rank, because on ranks, IPython has replaced
-    # the cell's `%` and `!` lines by Python.
+    # Prefer the text of the cell as the user wrote it. In the rank's text, IPython has already translated the cell's
+    # `%` and `!` lines to Python.
     if frame.filename == CELL_NAME and (text := code_line(record, frame.line)):
         return text
     return next((line.text for line in frame.source if line.number == frame.line), "")
 
 
 def _line_of_crash(rank: RankRecord) -> int:
-    """The line of the cell in the stack that Python printed on stderr when it crashed; 0 if there is no such line."""
+    """Return the line of the cell in the stack that a crashing Python printed on stderr; 0 if there is no such line."""
     texts = [line.text for line in rank.tail if line.stream == "stderr"]
     begin = max((at for at, text in enumerate(texts) if text.startswith("Fatal Python error")), default=len(texts))
     return cell_line("\n".join(texts[begin:]))
 
 
 def _followers(record: RunRecord) -> str:
-    """One line about the ranks that failed in addition to the one that ended the run; '' if there are none."""
+    """Return one line about the ranks that failed in addition to the one that ended the run; '' if there are none."""
     by_summary: dict[str, list[int]] = {}
     for rank in record.ranks:
         if rank.failure is not None and rank.rank != record.failed_rank:
@@ -117,10 +123,10 @@ def _last_lines(rank: RankRecord, failure: Failure) -> str:
 
 
 def without_traceback(lines: Sequence[LogLine], failure: Failure) -> list[LogLine]:
-    """Return `lines` without those in which the rank printed the traceback of `failure`."""
+    """Return `lines` without the traceback of `failure`, if the rank has printed this traceback."""
     wanted = [as_shown(line.encode("utf-8", "backslashreplace")) for line in failure.traceback.splitlines()]
     at = [index for index, line in enumerate(lines) if line.stream == "stderr"]
-    # Compare from the end of the traceback: its beginning may no longer be in the tail, and other lines may follow it.
+    # Compare from the end of the traceback, because its beginning may be missing. Other lines may follow the traceback.
     for end in range(len(at) - 1, -1, -1):
         if wanted and lines[at[end]].text == wanted[-1]:
             length = 0
@@ -132,7 +138,7 @@ def without_traceback(lines: Sequence[LogLine], failure: Failure) -> list[LogLin
 
 
 class NoRestart(NamedTuple):
-    """Why a failed run was not restarted. It made `attempts` attempts; `max_restarts` + 1 were allowed.
+    """Why a failed run was not restarted. The run made `attempts` attempts; `max_restarts` + 1 were allowed.
 
     `error` is the class of the exception that another attempt would raise again. `size` is the number of ranks.
     """

@@ -9,12 +9,12 @@ from sparkring.history.events import Failure
 
 
 def waiting_for_ranks(joined: int, size: int, reason: str) -> str:
-    """What a slow start waits for. `reason` says why the start is slow; it is '' if that is not known."""
+    """Say how many ranks have connected during a slow start. `reason` says why the start is slow; '' if unknown."""
     return f"waiting for ranks to start: {joined} of {size} have connected" + (reason and f" ({reason})")
 
 
 def waiting_for_imports(ranks: Sequence[int]) -> str:
-    """What the end of a cell on a warm gang waits for, and how the user can end it at once."""
+    """Say which ranks an interrupted cell is still waiting for, and how the user can end the gang instead."""
     return f"waiting for {rank_list(ranks)} to finish importing a package; interrupt again to end the gang instead"
 
 
@@ -25,7 +25,7 @@ def interrupted(running: int, left: str, *, warm: bool) -> str:
 
 
 def gang_kept(*, released: bool) -> str:
-    """Say that a warm gang stays up after a run. `released`: whether its ranks' collectives were ended."""
+    """Say that a warm gang stays up after a run. `released` says whether collectives were ended to free its ranks."""
     kept = "The gang stays up: its ranks keep the variables of the cells."
     if released:
         kept += " The collectives in which ranks waited were ended, so call hvd.init() or init_process_group() again."
@@ -33,7 +33,7 @@ def gang_kept(*, released: bool) -> str:
 
 
 def gang_gone(dead: Sequence[int], stuck: Sequence[int]) -> str:
-    """Say that a warm gang was closed because ranks died or did not respond, and what that means."""
+    """Say that a warm gang has ended, why, and what this means for the user."""
     if dead:
         why = f"{rank_list(dead)} died"
     else:
@@ -51,12 +51,12 @@ def deaths(failures: Mapping[int, Failure]) -> str:
 
 
 def large_value(name: str, size_bytes: int) -> str:
-    """A notice about a value that is sent to every rank."""
+    """Return a notice about a large value that is sent to every rank."""
     return f"`{name}` ({size(size_bytes)}) is sent to every rank; if possible, load or create large data on the ranks"
 
 
 def unread_change(name: str) -> str:
-    """A notice about a value that the cell of each item changes, but does not read."""
+    """Return a notice about a value that the cell of each item changes but does not read."""
     return (
         f"`{name}` is changed in the items' processes, and not in the notebook: end the cell with the value that you "
         "want back"

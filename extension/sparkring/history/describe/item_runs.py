@@ -1,4 +1,4 @@
-"""A run of items, or a search: how far it is, and why items failed."""
+"""Describes a run of items or a search: its progress, and why items failed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sparkring.history.record import RunRecord
 from sparkring.history.stacks import CELL_NAME
 
 _SQUARES = 10  # how many squares show the slots of a pool
-_FAILURES_NAMED, _ITEMS_NAMED = 8, 10  # how many causes are named when items fail, and how many items of each cause
+_FAILURES_NAMED, _ITEMS_NAMED = 8, 10  # how many causes of failure are named, and how many items for each cause
 
 
 def items(record: RunRecord, *, over: bool = False) -> str:
@@ -55,7 +55,7 @@ def best_trial(record: RunRecord) -> str:
 
 
 def importance(record: RunRecord) -> str:
-    """How much the parameters of a search matter: `importance: lr 72 %, width 20 %`; '' if that is not known."""
+    """Say how much each parameter of a search matters: `importance: lr 72 %, width 20 %`; '' if this is not known."""
     search = None if record.items is None else record.items.search
     if search is None or not search.importance:
         return ""
@@ -66,8 +66,8 @@ def importance(record: RunRecord) -> str:
 def items_progress(record: RunRecord, now: float) -> str:
     """The progress of a run of items: `137 of 300 items · 2 failed · ■■■□ 4 at once · 3.4 items/s`.
 
-    The squares are the slots in use and the idle ones. If the ranks of some slots are still waiting to start, the text
-    has `2 of 4 at once` instead.
+    Full squares are slots in use; empty squares are idle slots. If the ranks of some slots are still waiting to start,
+    the text says `2 of 4 at once` instead of `4 at once`.
     """
     found = record.items
     if found is None:
@@ -80,14 +80,17 @@ def items_progress(record: RunRecord, now: float) -> str:
 
 
 def _slots(found: ItemsRecord) -> str:
-    """A full square for each slot in use, and an empty one for each idle slot; a square may stand for several slots."""
+    """Draw a full square for each slot in use and an empty square for each idle slot.
+
+    If the pool has more than _SQUARES slots, each square stands for several slots.
+    """
     each = math.ceil(found.at_once / _SQUARES)
     squares, used = math.ceil(found.at_once / each), math.ceil(min(len(found.running), found.at_once) / each)
     return "■" * used + "□" * (squares - used)
 
 
 def items_rate(record: RunRecord, now: float) -> str:
-    """How many items have ended in a second, a minute or an hour: `3.4 items/s`; '' if none has run yet."""
+    """The rate at which items end, per second, minute or hour: `3.4 items/s`; '' if no item has run yet."""
     ran, seconds = (record.items.ran if record.items else 0), elapsed_s(record, now)
     if not ran or not seconds:
         return ""
@@ -98,7 +101,7 @@ def items_rate(record: RunRecord, now: float) -> str:
 
 
 def items_left(record: RunRecord, now: float) -> str:
-    """How long the other items will take at the rate of those that have run: `4 min left`; '' if that is not known."""
+    """How long the remaining items will take at the rate so far: `4 min left`; '' if this is not known."""
     found = record.items
     if found is None or found.total is None or not found.ran:
         return ""
@@ -109,7 +112,7 @@ def items_left(record: RunRecord, now: float) -> str:
 def explain_items(record: RunRecord, results: str) -> str:
     """Say how many items failed, and why. Items with the same error on the same line are listed together.
 
-    `results` says where the results of the other items are.
+    `results` is a sentence that says where the results of the other items are.
     """
     assert record.items is not None
     failed = [each for each in record.items.known if each.state == "failed"]
@@ -131,7 +134,7 @@ def explain_items(record: RunRecord, results: str) -> str:
 
 
 def item_value(item: ItemRecord) -> str:
-    """The value of an item as tables show it; '' for a pruned item, whose value is that of its metric."""
+    """Return an item's value as tables show it; '' for a pruned item, whose value only repeats its metric."""
     if item.state == "pruned":
         return ""
     try:
@@ -147,12 +150,12 @@ def item_error(record: RunRecord, failure: Failure) -> str:
 
 
 def item_failure(record: RunRecord, failure: Failure) -> str:
-    """Say where an item failed, and what to do about it, in a line each; '' if neither is known."""
+    """Say where an item failed, and give advice on the next line, as far as these are known."""
     return plain_lines("\n".join(filter(None, [_failed_at(record, failure), failure.advice])))
 
 
 def _alike(record: RunRecord, group: Sequence[ItemRecord]) -> str:
-    """Say which items failed in the same way, and give the error of the first of them."""
+    """Say which items failed in the same way, and give the error of the first item."""
     failure = group[0].failure
     assert failure is not None
     which = f"items {rank_numbers(sorted(each.item for each in group)[:_ITEMS_NAMED])}"
@@ -164,9 +167,10 @@ def _alike(record: RunRecord, group: Sequence[ItemRecord]) -> str:
 
 
 def _failed_at(record: RunRecord, failure: Failure) -> str:
-    """Return the line of the cell, or of the script or notebook that the cell runs: ``cell line 3: `1 / 0` ``.
+    """Return the line on which an item failed: ``cell line 3: `1 / 0` ``.
 
-    For a function that foreach() calls, it is the line of the function's file or cell.
+    This is a line of the cell, of a script or notebook that the cell runs, or, for a function that foreach() calls, of
+    the function's file or cell.
     """
     frames = failure.frames
     if not frames:

@@ -1,4 +1,4 @@
-"""How far a run is, and how it ended."""
+"""Describes the progress of a run, and how it ended."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SHORT_LINES, _SHORT_CHARACTERS = 10, 200
 def took(record: RunRecord, now: float) -> str:
     """How long the run took, or has taken so far, and whether it ended before its ranks were up.
 
-    After a run of items, this includes how many items ended in a second: `42 s · 7.1 items/s`.
+    After a run of items, this includes the rate at which items ended: `42 s · 7.1 items/s`.
     """
     if not record.ended:
         return duration(int(elapsed_s(record, now)))
@@ -25,7 +25,7 @@ def took(record: RunRecord, now: float) -> str:
 
 
 def outcome(record: RunRecord) -> str:
-    """The state or the outcome in one line: `2 ranks finished`, `rank 1 failed: ValueError: bad shape`."""
+    """The run's state or outcome in one line: `2 ranks finished`, `rank 1 failed: ValueError: bad shape`."""
     if record.items is not None and record.outcome in (None, "finished"):
         return items(record)
     if record.outcome is None:
@@ -54,7 +54,7 @@ def closing(record: RunRecord, now: float) -> str:
 
 
 def metric_words(record: RunRecord, most: int) -> list[str]:
-    """The last values of the first `most` metrics, as means over the ranks: `loss 0.031`."""
+    """The last value of each of the first `most` metrics, as a mean over the ranks: `loss 0.031`."""
     last = metrics.table(record).last()
     return [f"{plain(name)} {number(last[name].mean)}" for name in list(last)[:most]]
 
@@ -65,7 +65,7 @@ def short(record: RunRecord, now: float) -> str:
 
 
 def last_lines(record: RunRecord) -> str:
-    """The last lines of the ranks, equal ones folded, as plain text."""
+    """The last lines of the ranks as plain text. Equal lines of several ranks are folded into one."""
     seen = [line for line in visible(record.recent, record.logs) if not is_noise(line)]
     last = folded(seen)[-_SHORT_LINES:]
     return "\n".join(f"[{rank_numbers(each.ranks)}] {plain(each.line.text)}"[:_SHORT_CHARACTERS] for each in last)
@@ -82,5 +82,5 @@ def progress_words(found: Progress, *, running: bool = True) -> str:
 
 
 def left_words(found: Progress) -> str:
-    """`12 s left`; '' if that is not known."""
+    """How long the run will still take: `12 s left`; '' if this is not known."""
     return "" if found.left_s is None else f"{duration(max(1, round(found.left_s)))} left"

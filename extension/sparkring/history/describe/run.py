@@ -1,4 +1,4 @@
-"""Where and when a run takes place, which states its ranks are in, and where its logs are."""
+"""Describes where and when a run takes place, the states of its ranks, and where its logs are."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _RANKS_CHARACTERS = 40
 
 
 def states(record: RunRecord) -> dict[str, int]:
-    """The number of ranks in each state. The states are in the order in which a rank goes through them."""
+    """The number of ranks in each state, in the order in which a rank goes through the states."""
     found = Counter(rank.state for rank in record.taking_part)
     return {state: found[state] for state in ("starting", "running", "finished", "failed", "stopped") if found[state]}
 
@@ -42,7 +42,7 @@ def facts(record: RunRecord) -> list[str]:
 
 
 def quick(record: RunRecord) -> bool:
-    """Whether a warm run finished quickly and reported nothing, so that its ranks' output is all there is to show."""
+    """Whether a warm run finished quickly and reported nothing, so there is only its ranks' output to show."""
     took = record.ended - record.started
     told = record.metrics or record.checkpoints or any(rank.readings for rank in record.ranks)
     return record.warm and record.outcome == "finished" and took < QUICK_S and not told
@@ -59,7 +59,7 @@ def last_known(record: RunRecord) -> float:
 
 
 def gpu_words(used: Sequence[GpuUsed]) -> str:
-    """How much several GPUs are used, as far as is known: `2 GPUs 87 %, 24.6 GB of 302 GB`; '' if there are none."""
+    """The load and memory use of several GPUs, as far as known: `2 GPUs 87 %, 24.6 GB of 302 GB`; '' if none."""
     if not used:
         return ""
     busy = [gpu.busy_percent for gpu in used if gpu.busy_percent is not None]
@@ -71,15 +71,18 @@ def gpu_words(used: Sequence[GpuUsed]) -> str:
 
 
 def log_path(record: RunRecord, rank: int | None = None) -> str:
-    """The path of the whole log of `rank`. If `rank` is None, this is a pattern for the paths of all ranks' logs."""
+    """The path of the whole log of `rank`, or if `rank` is None, a pattern for the paths of all ranks' logs.
+
+    '' if the run is not saved.
+    """
     name = "rank-N.log" if rank is None else f"rank-{rank}.log"
     return f"{record.log_folder}/{name}" if record.log_folder else ""
 
 
 def whole_log(record: RunRecord, rank: int | None = None) -> str:
-    """How an error names the whole log: as a %logs line in a notebook, else as the path of the file.
+    """What an error calls the whole log: a %logs line in a notebook, the path of the file elsewhere.
 
-    In a notebook, no path is named, because JupyterLab turns a path in an error into a link that opens the debugger.
+    In a notebook, JupyterLab would turn a path in an error into a link that opens the debugger.
     """
     if not record.log_folder or not in_notebook():
         return log_path(record, rank)

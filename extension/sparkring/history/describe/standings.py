@@ -1,4 +1,4 @@
-"""Where every rank is, and what it is doing there."""
+"""Describes where each rank is in the code, and what it is doing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _STANDINGS_NAMED = 8
 
 
 class Standing(NamedTuple):
-    """What a rank is doing, and where. Ranks that do the same thing in the same place have equal Standings."""
+    """What a rank is doing, and where. Ranks that are doing the same thing on the same line have equal Standings."""
 
     state: str
     where: str = ""
@@ -40,7 +40,7 @@ STACK_HEADERS = ("rank", "host", "state", "cell line", "where", "last line")
 
 
 def explain_where(record: RunRecord) -> str:
-    """Where the ranks are, in one sentence, according to their last stacks.
+    """Say in one sentence where the ranks are, according to their last stacks.
 
     ``rank 2 finished; ranks 0, 1, 3 wait in allreduce, cell line 14: `hvd.allreduce(x)` ``
     """
@@ -56,7 +56,7 @@ def explain_where(record: RunRecord) -> str:
 
 
 def explain_timeout(record: RunRecord, timeout_s: float) -> str:
-    """Where each rank was when the time limit passed."""
+    """Say where each rank was when the time limit passed."""
     head = f"the time limit of {duration(timeout_s)} passed"
     if not record.running_since:
         return f"{head} before the ranks were up: {outcome(record)}"
@@ -69,7 +69,7 @@ def explain_timeout(record: RunRecord, timeout_s: float) -> str:
 
 
 def stacks_table(record: RunRecord) -> list[tuple[str, ...]]:
-    """Where each rank is: a table for show_table(), with one row for each rank and the columns STACK_HEADERS."""
+    """Return the rows of a table that shows where each rank is. The titles of its columns are STACK_HEADERS."""
     rows: list[tuple[str, ...]] = []
     for rank in record.ranks:
         line = rank.stack.cell_line if rank.stack is not None else 0
@@ -109,8 +109,8 @@ def _state(rank: RankRecord) -> str:
         return "no answer"
     if waits_for_cell(rank.stack.text):
         return "idle"
-    # In Horovod for PyTorch, a rank waits for the others in a loop, so its process seems to be busy. In a TensorFlow
-    # graph, a rank may really be busy.
+    # Horovod for PyTorch waits for the other ranks in a loop, so the process of a waiting rank seems to be busy. In a
+    # TensorFlow graph, a rank may really be busy.
     spins = rank.stack.state == "running" and _meets(rank) not in ("", GRAPH)
     return "waiting" if spins else rank.stack.state
 
@@ -120,7 +120,10 @@ def _meets(rank: RankRecord) -> str:
 
 
 def _inside(rank: RankRecord) -> str:
-    """The collective that a rank has called, or else the function that it is in, if that is outside the cell."""
+    """Return the collective that a rank has called. If there is none, return the innermost function outside the cell.
+
+    Return '' if the rank is in the cell's own code, or is idle.
+    """
     inner = innermost(rank.stack.text) if rank.stack is not None else ""
     if _state(rank) == "idle":
         return ""

@@ -40,7 +40,7 @@ def ago(seconds: float) -> str:
 
 
 def size(size_bytes: float | None) -> str:
-    """A number of bytes in decimal units, with three digits: 999 B, 1.20 kB, 34.5 MB; nothing for None."""
+    """A number of bytes in decimal units, with three digits: 999 B, 1.20 kB, 34.5 MB; '' for None."""
     if size_bytes is None:
         return ""
     if size_bytes < 1000:
@@ -61,7 +61,7 @@ def number(value: float) -> str:
 
 
 def numbers(values: Sequence[float]) -> Callable[[float], str]:
-    """Return a function that writes a column's numbers: with four decimals if that suits all, else as number() does."""
+    """Return a function that formats a column's numbers: with four decimals if that suits them all, else number()."""
     plain_ones = all(value == 0 or 1e-3 <= abs(value) < 100 for value in values)
     if plain_ones and not all(value == int(value) for value in values):
         return lambda value: f"{value:.4f}"
@@ -74,13 +74,13 @@ def dotted(*parts: str) -> str:
 
 
 def rank_list(ranks: Iterable[int]) -> str:
-    """`rank 2`, or `ranks 0–3, 7`."""
+    """The ranks with a noun: `rank 2` or `ranks 0–3, 7`."""
     found = sorted(set(ranks))
     return f"{'rank' if len(found) == 1 else 'ranks'} {rank_numbers(found)}"
 
 
 def rank_numbers(ranks: Iterable[int]) -> str:
-    """`0–3, 7`: three or more consecutive numbers are written as a range."""
+    """The numbers of the ranks: `0–3, 7`. Three or more consecutive numbers are written as a range."""
     parts: list[str] = []
     for _, group in itertools.groupby(enumerate(sorted(set(ranks))), lambda found: found[1] - found[0]):
         span = [rank for _, rank in group]
@@ -89,12 +89,12 @@ def rank_numbers(ranks: Iterable[int]) -> str:
 
 
 def counted(count: int, what: str) -> str:
-    """`1 line`, `4,812 lines`."""
+    """A count with its noun: `1 line`, `4,812 lines`."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def span(values: Sequence[float], write: Callable[[Any], str]) -> str:
-    """The range of some values: `3–5`, or `3` if both ends are written the same."""
+    """The range of some values: `3–5`, or `3` if both ends look the same when written."""
     low, high = write(min(values)), write(max(values))
     return low if low == high else f"{low}–{high}"
 

@@ -1,6 +1,6 @@
-"""The live panel: one widget per kernel sends what is new in every run to the page, where the code in src/ draws it.
+"""The live panel. One widget per kernel sends the news of all runs to the page, where the code in src/ draws them.
 
-A widget's own view would turn into an error in the notebook once its kernel is gone. So a cell's output is HTML only:
+A widget's own view would turn into an error in the notebook once the kernel is gone. So a cell's output is HTML only:
 an empty element, and below it the static view. While there is a kernel, the widget's script puts the live panel into
 the element and hides the static view. A notebook that is saved, exported or reopened shows the static view.
 """
@@ -32,10 +32,10 @@ from sparkring.history.record import RunRecord
 from sparkring.views.html import PAUSE_PER_WORK, WARM_PAUSE_S, HtmlView
 from sparkring.views.live import Feed, Message, whole
 
-PAUSE_S = 0.05  # between two messages; a printed line must be visible in the page within 150 ms
+PAUSE_S = 0.05  # the pause between two messages; a printed line must be visible in the page within 150 ms
 BYTES_PER_S = 500_000  # Jupyter's server drops output above 1 MB/s
-# During a run, the static view is redrawn rarely, because only pages without widgets show it then. But it must not be
-# too old, because it is what the notebook keeps if the kernel is killed.
+# During a run, only pages without widgets show the static view, so it is redrawn rarely. But it must not become too
+# old, because it is what the notebook keeps if the kernel is killed.
 STATIC_AFTER_S = STATIC_PAUSE_S = 2.0
 BUSY_EVERY_S = 1.0
 ANNOUNCE_AFTER_S = (1.5, 4.0, 10.0)  # repeated, because a newly loaded page may not be listening yet
@@ -50,10 +50,10 @@ Stop = Callable[[], None]
 class Page(anywidget.AnyWidget):  # type: ignore[misc]
     """The connection to the pages that show this notebook.
 
-    The kernel sends pages the messages of views/live.py. A page sends two messages: `stop`, to stop a run, and `hello`,
-    when it first finds an empty element for the panel of a run. The kernel answers `hello` with the whole run, and with
-    a message `heard`, which says whether the kernel knows the run and can stop it. In JupyterLab, the messages of a
-    page arrive while a cell runs, in a thread of the kernel; elsewhere, they arrive when the cell has ended.
+    The kernel sends the messages of views/live.py to pages. A page sends `stop` to stop a run, and `hello` when it
+    first finds an empty element for the panel of a run. The kernel answers `hello` with the whole run, and with a
+    message `heard`, which says whether the kernel knows the run and can stop it. In JupyterLab, the messages of a page
+    arrive while a cell is running, in a thread of the kernel; elsewhere, they arrive after the cell has ended.
     """
 
     # Built by build.js from src/.
@@ -69,7 +69,7 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
         self.on_msg(self._heard)
 
     def begin(self, record: RunRecord, stop: Stop | None) -> None:
-        """Note a run that has begun, and `stop`, the function that stops it."""
+        """Remember a run that has begun, and `stop`, the function that stops the run."""
         with self._guard:
             self._records[record.run_id] = record
             if stop is not None:
@@ -83,7 +83,7 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
                 self._post(message)
 
     def end(self, record: RunRecord) -> None:
-        """Note that the run has ended. Pages can still ask for the last KEPT runs that have ended."""
+        """Note that the run has ended. Pages can still ask for it until KEPT other runs have ended."""
         with self._guard:
             self._stops.pop(record.run_id, None)
             self._records.move_to_end(record.run_id)
@@ -100,9 +100,9 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
     def announce(self) -> None:
         """Announce this widget's model to all pages again, and send them every run that is in progress.
 
-        A page that is loaded while a cell runs cannot ask the kernel for the model, so it needs the announcement. Such
-        a page shows no Stop button, since the kernel would not receive its messages. A page that already knows the
-        model replaces it with the announced one.
+        A page that is loaded while a cell is running cannot ask the kernel for the model, so it needs the announcement.
+        Such a page shows no Stop button, since the kernel would not receive its messages. A page that already knows the
+        model replaces it with the announced model.
         """
         for widget in (self.layout, self):
             opened = {"state": widget.get_state(), "buffer_paths": []}
@@ -114,8 +114,8 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
                         self._post(message)
 
     def _post(self, message: Message) -> None:
-        # Each run sends from its own thread. Context.run() raises an error if another thread is in the same context at
-        # that time, so each message is sent in a copy of the context.
+        # Each run sends messages from its own thread. Context.run() raises an error if another thread is using the same
+        # context, so each message is sent in a copy of the context.
         _apart.copy().run(self.send, message)
 
     def _heard(self, _: Any, message: Message, buffers: Any) -> None:
@@ -134,9 +134,9 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
 
 
 _page: Page | None = None
-# Every message of a kernel names a parent: the request that it belongs to. Messages to pages are sent in this context,
-# which has no parent. If their parent were the request to run the cell, the kernel would hold back its answers to pages
-# until this cell has ended.
+# Every message of a kernel names a parent, the request that the message belongs to. Messages to pages are sent in this
+# context, which has no parent. If their parent were the request to run the cell, the kernel would hold back its answers
+# to pages until the cell has ended.
 _apart = contextvars.Context()
 
 
@@ -153,12 +153,12 @@ def _open_page() -> Page:
 
 
 class _Foreground:
-    """Tells front ends what they cannot ask the kernel while a cell runs: its state, and that its widget is there.
+    """Tells front ends the kernel's state and announces its widget while a cell is running.
 
-    A subshell of the kernel can answer a message, for example a message from a widget, while the cell runs. JupyterLab
-    then shows the kernel as idle, so the busy state is sent again and again. A page that is loaded while the cell runs
-    gets no answer when it asks for the kernel's widgets. So when the kernel's socket shows that a page has connected,
-    the model is announced again.
+    A subshell of the kernel can answer messages, for example from a widget, while the cell is running. JupyterLab then
+    shows the kernel as idle, so the busy state is sent again and again. A page that is loaded during this time gets no
+    answer when it asks for the kernel's widgets. So when the kernel's socket shows that a page has connected, the model
+    is announced again.
     """
 
     def __init__(self) -> None:
@@ -168,7 +168,7 @@ class _Foreground:
         self._connections = _watch_connections(self._kernel)
 
     def tell(self, page: Page) -> None:
-        """Send the busy state and the announcement if they are due. This is called often, in the thread of the cell."""
+        """Send the busy state and the announcement if they are due. The cell's thread calls this often."""
         now = time.monotonic()
         if now < self._due:
             return
@@ -199,7 +199,7 @@ def _watch_connections(kernel: Any) -> Any:
     import zmq
 
     made: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    # Only the thread that owns the output's socket may use it, so that thread makes the monitor socket.
+    # Only its own thread may use the output's socket, so this thread makes the monitor socket.
     thread.schedule(lambda: made.put(thread.socket.get_monitor_socket(zmq.Event.HANDSHAKE_SUCCEEDED)))
     try:
         return made.get(timeout=1.0)
@@ -213,9 +213,9 @@ class PanelView:
     def __init__(self, stop: Stop | None = None, *, background: bool = False) -> None:
         self._stop = stop
         self._feed = Feed()
-        # The static view of a run is shown late, when the page already shows the panel. If it came first, the output
-        # would jump when the panel replaces it. A run in the background must show its static view at once: a later view
-        # would be in the output of whatever cell the kernel is running then.
+        # The static view is shown late, when the page already shows the panel. If it came first, the output would jump
+        # when the panel replaces it. But a run in the background must show its static view at once: a later view would
+        # appear in the output of whichever cell the kernel is running by then.
         after_s = 0.0 if background else STATIC_AFTER_S
         self._static = HtmlView(after_s=after_s, pause_s=STATIC_PAUSE_S, early=background)
         self._page: Page | None = None
@@ -251,8 +251,8 @@ class PanelView:
         elif self._page is not None:
             self._page.forget(record)
         if self._view is not None:
-            # The view was needed only to load the widget's script, so it can be removed now. If it were saved with the
-            # notebook, JupyterLab would show it as an error when there is no kernel.
+            # The widget's view was needed only to load the widget's script, so it can be removed now. If the view were
+            # saved with the notebook, JupyterLab would show an error when there is no kernel.
             self._view.update({"text/plain": ""}, raw=True)
 
     def again(self, record: RunRecord) -> None:
@@ -275,7 +275,7 @@ class PanelView:
 
 
 def _display_place(page: Page, run: str) -> Any:
-    """Display the empty element for a run's panel. If a widget's view is needed, display one, and return its handle."""
+    """Display the empty element for a run's panel. If the widget needs a view, display one and return its handle."""
     bundle: dict[str, Any] = {
         "text/html": f'<div class="sr-place" data-sparkring="{escape(run)}" data-page="{page.page}"></div>',
         "text/plain": "",
@@ -283,8 +283,8 @@ def _display_place(page: Page, run: str) -> Any:
     display(bundle, raw=True)  # type: ignore[no-untyped-call]
     if not _needs_a_view():
         return None
-    # The text is empty on purpose, because pages without widgets show this text. If the widget displayed itself, such
-    # pages would show the widget's repr.
+    # Pages without widgets show this text, so it is empty. If the widget displayed itself, such pages would show the
+    # widget's repr.
     view = {"version_major": 2, "version_minor": 1, "model_id": page.model_id}
     return display({_VIEW: view, "text/plain": ""}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
 

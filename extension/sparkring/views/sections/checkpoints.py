@@ -10,14 +10,14 @@ from sparkring.views.markup import details, note, warning
 from sparkring.views.sections import Form
 
 ROWS_SHOWN = 12
-SERIES_SHOWN = 3  # the number of directories of a run that are shown
+SERIES_SHOWN = 3  # how many of a run's checkpoint series are shown
 PANEL_BYTES = 60_000
 
 
 def html(record: RunRecord, now: float, form: Form) -> str:
     """Return what a run has saved to each of the SERIES_SHOWN directories that it used last.
 
-    A directory whose picture and table would not fit into PANEL_BYTES has only a line of text.
+    If a directory's picture and table would not fit into PANEL_BYTES, only a line of text is shown for it.
     """
     now = record.ended or now
     parts: list[str] = []

@@ -16,7 +16,10 @@ NAMES_FINAL = 30
 
 
 def html(record: RunRecord, now: float, form: Form) -> str:
-    """Return the cell with numbered lines and the failed line marked, the captured names, and facts about the run."""
+    """Return the cell, the captured names, and facts about the run. The cell's lines are numbered.
+
+    The line that failed is marked.
+    """
     cell, rest = _cell(record), _captured(record, form) + _facts(record, now, form)
     if form != "tab":
         return details("The cell", scrolled(cell, "the cell")) + details("Options and environment", rest)
@@ -43,7 +46,7 @@ def _captured(record: RunRecord, form: Form) -> str:
 
 
 def _facts(record: RunRecord, now: float, form: Form) -> str:
-    """Return a line for each fact. In the final view, the section `shards` shows the data that was read."""
+    """Return a line for each fact. The form "final" does not list data sets, since the section `shards` has them."""
     sets = reading.data_sets(record, now)[-reading.NAMED :] if form == "tab" else []
     told = [("data", text(first_line(reading.data_words(found), 600))) for found in sets]
     versions = " · ".join(f"{name} {version}" for name, version in record.versions)

@@ -1,4 +1,4 @@
-"""Tables of a run's items: those that failed, the first ones, those with the best metrics; and the items' curves."""
+"""Tables of a run's items (failed items, first items, items with the best metrics), and the items' curves."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ SIGNS = {"running": "▶", "finished": "✓", "failed": "✗", "stopped": "■",
 
 
 def html(record: RunRecord, now: float, form: Form) -> str:
-    """Return tables of some items: during the run, of the running items and of the last failures.
+    """Return tables of some items. During the run, these are running items and the last failures.
 
-    The final form has the first failures, the first items, and the items with the lowest and highest metrics. It also
-    has pictures of the items' curves; for a search, these are in the section `search`.
+    The form "final" has the first failures, the first items, and the items with the lowest and highest metrics. It also
+    has pictures of the items' curves. For a search, it has the best trials instead of pictures, which are in the
+    section `search`.
     """
     items = record.items
     if items is None:
@@ -62,7 +63,7 @@ def html(record: RunRecord, now: float, form: Form) -> str:
 
 
 def _pictures(items: Sequence[ItemRecord]) -> str:
-    """Return a picture for each metric with the curves of all items; '' if no item has a curve."""
+    """Return a picture for each metric, with the items' curves; '' if no curve has more than two points."""
     curved = {name: [each for each in items if len(each.curves.get(name, ())) > 2] for name in _metrics(items)}
     found = {name: drawn[-CURVES_SHOWN:] for name, drawn in curved.items() if drawn}
     if not found:
@@ -78,7 +79,7 @@ def _pictures(items: Sequence[ItemRecord]) -> str:
 
 
 def _curves(axes: Axes, name: str, items: Sequence[ItemRecord]) -> None:
-    order = sorted(items, key=lambda each: each.state == "failed")  # the failed ones are drawn on top
+    order = sorted(items, key=lambda each: each.state == "failed")  # failed items are drawn on top
     many_curves(axes, [each.curves[name] for each in order], [_LOOKS[each.state == "failed"] for each in order])
     values = [value for each in items for _, value in each.curves[name]]
     axes.set_ylim(*wider((extent(values, "max")[0], extent(values, "min")[1])))
@@ -109,13 +110,13 @@ def _extremes(record: RunRecord, name: str, items: Sequence[ItemRecord], now: fl
 
 
 def _ranked(items: Iterable[ItemRecord], name: str) -> list[ItemRecord]:
-    """Return the items that have a finite value of a metric, the lowest value first."""
+    """Return the items that have a finite value of a metric, lowest value first."""
     measured = [each for each in items if math.isfinite(each.metrics.get(name, math.nan))]
     return sorted(measured, key=lambda each: each.metrics[name])
 
 
 def _table(record: RunRecord, items: Sequence[ItemRecord], now: float, note: str = "") -> str:
-    """Return a table with a row for each of the items; '' if there are none."""
+    """Return a table with a row for each of the items; '' if there are no items."""
     if not items:
         return ""
     values = [describe.first_line(describe.item_value(each), 60) for each in items]

@@ -11,10 +11,10 @@ from sparkring.history.record import LogLine, RankRecord, RunRecord
 from sparkring.views.markup import AMBER, BLUE, RANK_COLOURS, details, enclosed, log_text, scrolled, text, tint
 from sparkring.views.sections import Form
 
-RANK_BYTES = 2_000  # the log of a rank is left out if there is space for fewer bytes of it than this
+RANK_BYTES = 2_000  # the space for the log of a rank; if even less space is left, the log is left out
 LOG_LINES = 30
 LINE_CHARACTERS = 600
-LINE_BYTES = 90  # an estimate of how much HTML block() adds to a line
+LINE_BYTES = 90  # an estimate of how many bytes of HTML block() adds to a line
 _SIGNS = {
     "stdout": "│",
     "stderr": f'<b style="{tint(AMBER)}" title="stderr">!</b>',
@@ -32,14 +32,14 @@ def html(record: RunRecord, now: float, form: Form) -> str:
 
 
 def box(shown: str, *, final: bool) -> str:
-    """Return lines in a box of their own, which stays scrolled to its end; '' if there are no lines."""
+    """Return lines in a box that stays scrolled to its end; '' if there are no lines."""
     look = "sr-log sr-done" if final else "sr-log"
     box = f'<div class="{look}" role="log" tabindex="0" aria-label="output of the ranks">{shown}</div>'
     return box if shown else ""
 
 
 def noise_html(seen: Sequence[LogLine]) -> str:
-    """Return TensorFlow's start-up messages among the lines `seen`, folded away."""
+    """Return those of the lines `seen` that are TensorFlow's start-up messages, folded away."""
     noise = [line for line in seen if lines.is_noise(line)]
     title = f"TensorFlow's start-up ({counted(len(noise), 'line')})"
     return details(title, scrolled(pre(lines.folded(noise[-100:])), title))
@@ -51,16 +51,16 @@ def pre(found: Sequence[Shared]) -> str:
     width = min(12, max(map(len, tags), default=0))
     shown = []
     for each, tag in zip(found, tags, strict=True):
-        colour = RANK_COLOURS[min(each.ranks) % len(RANK_COLOURS)]  # of the lowest rank, even if another printed first
+        colour = RANK_COLOURS[min(each.ranks) % len(RANK_COLOURS)]  # the lowest rank's, even if another printed first
         tagged = f'<span style="{tint(colour)};user-select:none">{tag.rjust(width)}</span> '
         shown.append(tagged + line_html(each.line))
     return block(shown, width)
 
 
 def block(shown: Sequence[str], width: int) -> str:
-    """Return lines below each other, each of which begins with a tag of `width` characters, such as a rank.
+    """Return lines below each other. Each line begins with a tag of `width` characters, for example a rank.
 
-    If a line is too long for the page, its continuation is indented, so that it does not run below the tags.
+    If a line is too long for the page, its continuation is indented, so that it does not appear below the tags.
     """
     behind = f"{_CHARACTER * (width + 3):.1f}em"
     begin = f'<span style="display:block;padding-left:{behind};text-indent:-{behind}">'
@@ -75,7 +75,7 @@ def line_html(line: LogLine) -> str:
 
 
 def by_rank_html(record: RunRecord, budget: int) -> str:
-    """Return the last lines of each rank, in at most `budget` bytes. The failed rank gets its space first."""
+    """Return the last lines of each rank, in at most `budget` bytes. The failed rank is given space first."""
     if record.logs == "all" and record.recent_count <= LOG_LINES and not any(map(lines.is_noise, record.recent)):
         return ""  # html(), which is shown above, has all lines already
     talkative = [rank for rank in record.ranks if rank.tail]

@@ -51,7 +51,7 @@ def _html(record: RunRecord, form: Form) -> str:
 
 
 def _table(headers: Sequence[str], rows: Sequence[tuple[str, Sequence[Spread | None]]], note: str = "") -> str:
-    """Return a table of numbers. If the values of the ranks differ, their range is in a column beside the mean."""
+    """Return a table of means. If the ranks' values of a metric differ, a column beside the mean has their range."""
     head, body = [f"<th{_RIGHT}>{text(headers[0])}</th>"], [f"<td{_RIGHT}>{text(label)}</td>" for label, _ in rows]
     for column, name in enumerate(headers[1:]):
         values = [row[column] for _, row in rows]
@@ -77,7 +77,7 @@ def _pictures(record: RunRecord, table: Table) -> str:
 
 
 def by_rank_html(record: RunRecord) -> str:
-    """Return the last metrics of each rank, or '' if these are the same on all ranks."""
+    """Return the last metrics of each rank, or '' if they are the same on all ranks."""
     return details("Last metrics by rank", _by_rank(record, metrics.table(record)))
 
 

@@ -1,4 +1,4 @@
-"""A tile for each rank, and a table of the GPUs they use."""
+"""A tile for each rank, and a table of the ranks' GPUs."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _tile(record: RunRecord, rank: RankRecord, now: float) -> str:
 
 
 def gpus_html(record: RunRecord) -> str:
-    """Return a table of the ranks' GPUs, as last reported: at most GPU_ROWS of them."""
+    """Return a table of at most GPU_ROWS of the ranks' GPUs, as last reported."""
     used = [gpu for rank in record.ranks for gpu in rank.gpus]
     if not used:
         return ""

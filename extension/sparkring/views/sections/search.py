@@ -1,4 +1,4 @@
-"""The trials of a search as pictures: their curves, the best value so far, and their parameters."""
+"""Pictures of the trials of a search: their curves, the best value so far, and their parameters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sparkring.views.sections import Form
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# A value is drawn at the edge of a chart if it is more than FAR times as far from the best value as the worse quartile.
+# A value that is more than FAR times as far from the best value as the worse quartile is drawn at the chart's edge.
 FAR = 2
 CURVES_SHOWN = 1_000
 _LABEL = 12  # characters of a choice that an axis shows
@@ -26,7 +26,7 @@ WHOLE = ("finished", "kept")
 
 
 def html(record: RunRecord, now: float, form: Form) -> str:
-    """Return the pictures of a search that is over; '' during the run, in which the live panel draws them itself."""
+    """Return the pictures of a search that is over; '' during the run, because the live panel then draws them."""
     search = None if record.items is None else record.items.search
     if record.items is None or search is None or form != "final":
         return ""
@@ -66,7 +66,7 @@ def _looks(trial: ItemRecord, best: int) -> dict[str, Any]:
 
 
 def extent(values: Sequence[float], mode: str) -> tuple[float, float]:
-    """Return the lowest and the highest value that a chart shows, by the rule of extent() in panel/src/search.js."""
+    """Return the lowest and the highest value that a chart shows. panel/src/search.js has the same function."""
     found = sorted(filter(math.isfinite, values))
     if not found:
         return 0.0, 1.0
@@ -99,7 +99,7 @@ def _history(axes: Axes, search: Search, trials: Sequence[ItemRecord]) -> None:
 
 
 def wider(bounds: tuple[float, float]) -> tuple[float, float]:
-    """Return bounds with some space beyond them, so that curves do not touch the edge of a chart."""
+    """Return wider bounds, so that curves do not touch the edge of a chart."""
     low, high = bounds
     return low - 0.05 * (high - low), high + 0.05 * (high - low)
 
@@ -116,7 +116,7 @@ def _parameters(axes: Axes, search: Search, trials: Sequence[ItemRecord], looks:
         axes.plot([x, x], [0, 1], color=GREY, lw=0.8)
         axes.text(x, 1.16, column.name[: 2 * _LABEL], ha="center", va="bottom", weight="bold", parse_math=False)
         small: dict[str, Any] = {"fontsize": 6.5, "parse_math": False}
-        if not column.choices:  # beyond the ends of the axis, no lines cross the numbers
+        if not column.choices:  # the numbers are beyond the ends of the axis, where no lines cross them
             axes.text(x, -0.04, describe.number(column.low), ha="center", va="top", **small)
             axes.text(x, 1.03, describe.number(column.high), ha="center", va="bottom", **small)
         for at, choice in enumerate(column.choices):
@@ -128,7 +128,7 @@ def _parameters(axes: Axes, search: Search, trials: Sequence[ItemRecord], looks:
 
 
 def place(parameter: Searched, value: float | str) -> float:
-    """Return where a value is on the axis of a parameter, from 0 (its lower end) to 1; NaN if it is not on the axis."""
+    """Return a value's position on a parameter's axis, from 0 (the lower end) to 1; NaN if it is not on the axis."""
     if parameter.choices:
         written = str(value)
         found = next((at for at, choice in enumerate(parameter.choices) if choice == written), None)

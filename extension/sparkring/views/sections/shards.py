@@ -11,12 +11,12 @@ from sparkring.history.record import RunRecord
 from sparkring.views.markup import AMBER, BLUE, GREEN, details, note, text, tint, warning
 from sparkring.views.sections import Form
 
-# A strip's width and height in pixels, and the height of the space above the strip, where a mark shows how far the rank
-# has read.
+# A strip's width and height in pixels, and the height of the space above it, where a mark shows how far the rank has
+# read.
 WIDTH, TALL, TOP = 220, 9, 6
 STRIPS: dict[Form, int] = {"stacked": 0, "tab": 64, "final": 16}  # the most strips of all data sets together
 BLOCKS: dict[Form, int] = {"stacked": 0, "tab": 280, "final": 150}  # the most blocks of all strips together
-# The smallest and the largest number of blocks in one strip. If there were more blocks, they could not be told apart.
+# The smallest and the largest number of blocks in one strip. If there were more blocks, nobody could tell them apart.
 LEAST_BLOCKS, MOST_BLOCKS = 4, WIDTH // 6
 MANY_STRIPS = 24  # the largest number of strips for a data set if there is no room for the strips of all its ranks
 
@@ -25,7 +25,7 @@ _COLOURS: dict[Mark, str] = {"starves": AMBER, "early": GREEN, "": BLUE}
 
 
 def html(record: RunRecord, now: float, form: Form) -> str:
-    """Return the last data sets (at most reading.NAMED) that the ranks read, and how far each rank is in them."""
+    """Return the last data sets (at most reading.NAMED) that the ranks read, and each rank's progress in them."""
     found = reading.data_sets(record, now)
     parts = []
     if len(found) > reading.NAMED:
@@ -44,7 +44,7 @@ def html(record: RunRecord, now: float, form: Form) -> str:
 
 
 def _tables(found: DataSet, form: Form, sets: int, over: bool) -> str:
-    """Return a table with a line for each rank, and with strips as far as there is room for them.
+    """Return a table with a line for each rank, and with strips for as many ranks as there is room for.
 
     If there are too many ranks, each line stands for a block of ranks, and a second table has the strips of some ranks.
     """
@@ -100,7 +100,7 @@ def _read_row(line: reading.Line, strips: Mapping[int, str]) -> str:
 
 
 def _picture(strip: Strip, colour: str) -> str:
-    """Draw a rank's epoch from left to right. Boxes are full if read, half full while being read, and else empty."""
+    """Draw a rank's epoch from left to right. A box is full if it has been read, half full while it is being read."""
     at = "" if strip.at is None else f'<path d="M{WIDTH * strip.at:.1f} {TOP}l-4 -6h8z" fill="currentColor"/>'
     return (
         f'<svg class="sr-strip" width="{WIDTH + 8}" height="{TOP + TALL + 1}" '
@@ -132,14 +132,14 @@ def _lower_half(block: Block) -> str:
 
 
 def _across(block: Block) -> tuple[float, float]:
-    """A block's left edge and its width, in pixels; the width leaves a gap to the next block if there is room."""
+    """Return a block's left edge and width, in pixels. The width leaves a gap before the next block if possible."""
     begin, end = round(WIDTH * block.begin, 1), round(WIDTH * block.end, 1)
     gap = 2.0 if end - begin > 4 else 0.5
     return begin + 0.5, round(max(0.5, end - begin - gap), 1)
 
 
 def _legend(over: bool) -> str:
-    """Return the legend, which says what the boxes mean."""
+    """Return the legend of the boxes."""
     keys = "".join(
         f'<span><svg width="18" height="{TALL + 2}" viewBox="0 {TOP - 1} 18 {TALL + 2}" aria-hidden="true">'
         f"{_boxes([Block(state, 0.0, 18 / WIDTH, '')], BLUE)}</svg>{said}</span> "

@@ -24,7 +24,7 @@ def head_html(record: RunRecord, now: float) -> str:
 
 
 def why_html(record: RunRecord) -> str:
-    """Return one line on why a run did not succeed. The exception, which is shown below, has the details."""
+    """Return one line on why a run did not succeed; '' if it did. The exception below the panel has the details."""
     if record.outcome in (None, "finished"):
         return ""
     line = describe.failed_line(record)
@@ -33,20 +33,20 @@ def why_html(record: RunRecord) -> str:
 
 
 def waiting_html(record: RunRecord) -> str:
-    """Return how many ranks have connected; '' once all ranks have, or when the run is over."""
+    """Return how many ranks have connected; '' once the ranks are running or the run is over."""
     if record.outcome is not None or record.running_since:
         return ""
     return f"<div>{text(describe.outcome(record))}</div>"
 
 
 def notices_html(record: RunRecord, form: Form) -> str:
-    """Return the last notices: three of them in the short form "stacked", ten in the others."""
+    """Return the last notices: at most three in the form "stacked", and at most ten in the other forms."""
     told = record.notices[-3 if form == "stacked" else -10 :]
     return "".join(note(f"⚑ {describe.first_line(notice.text, 600)}") for notice in told)
 
 
 def progress_html(record: RunRecord, now: float) -> str:
-    """Return how far the run is, or how far it got if it did not finish: in words and, while it runs, as a bar."""
+    """Return the run's progress, or how far it got if it did not finish: in words and, during the run, as a bar."""
     if record.items is not None:
         return _items_progress_html(record, now)
     found = None if record.outcome == "finished" else metrics.progress(record, record.ended or now)

@@ -1,4 +1,4 @@
-"""How Horovod spent its time: a bar for the whole time, the ranks that others waited for, and the slowest tensors."""
+"""Shows how Horovod spent its time: in a bar, with the ranks that others waited for, and with the slowest tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WIDTH, _LEFT, _RIGHT, _ROW, _BAR = 560, 66, 74, 19, 12
 
 
 def html(record: RunRecord, now: float, form: Form) -> str:
-    """Return the last timelines. While ranks run, there is none, since a timeline is read only after its rank's end."""
+    """Return the last timelines. While an attempt's ranks are running, its timeline has not been read yet."""
     return "".join(_timeline(record, saved, form) for saved in record.timelines[-SHOWN:]) if form != "stacked" else ""
 
 
@@ -33,7 +33,7 @@ def _timeline(record: RunRecord, saved: TimelineSaved, form: Form) -> str:
 
 
 def _whole(saved: TimelineSaved) -> str:
-    """Return one bar for the whole time, with a part for each thing that the time was spent on, and a legend."""
+    """Return a bar for the whole time, divided into what the time was spent on, and a legend."""
     if not saved.wall_s:
         return ""
     x, bars, legend = 0.0, [], []
@@ -55,7 +55,7 @@ def _whole(saved: TimelineSaved) -> str:
 
 
 def _late(saved: TimelineSaved) -> str:
-    """Return a bar for each rank that the other ranks waited for; the rank with the longest wait comes first."""
+    """Return a bar for each rank that the other ranks waited for, with the longest wait first."""
     shown = [each for each in saved.late if each.waited_s > 0][:RANKS_DRAWN]
     if not shown:
         return ""
@@ -78,11 +78,11 @@ def _late(saved: TimelineSaved) -> str:
 
 
 def _tensors(saved: TimelineSaved) -> str:
-    """Return a table of the tensors that took longest, and of what their time was spent on."""
+    """Return a table of the tensors that took longest, with the time that each of them spent in each phase."""
     shown = saved.slowest[:TENSORS_SHOWN]
     if not shown:
         return ""
-    # A column without any time in it is left out.
+    # Leave out columns whose times are all nearly zero.
     longest = [(header, of, max(map(of, shown))) for header, of in _COLUMNS]
     columns = [(header, of) for header, of, most in longest if header == "total" or most >= 0.00005]
     times = [tuple(duration(float(of(each))) for _, of in columns) for each in shown]
@@ -101,6 +101,6 @@ _COLUMNS: tuple[tuple[str, Callable[[TensorTimes], float]], ...] = (
 
 
 def _short(name: str) -> str:
-    """Return a tensor's name. A long name loses its beginning, since the end of the name says more."""
+    """Return a tensor's name. Long names are cut at the beginning, since the end of a name says more."""
     shown = name or "(no name)"
     return shown if len(shown) <= NAME_CHARACTERS else f"…{shown[1 - NAME_CHARACTERS :]}"
