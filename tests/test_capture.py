@@ -1362,7 +1362,7 @@ CANNOT = {
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.parametrize("what", CANNOT)
 def test_cannot_travel(what: str) -> None:
-    """The error has the line, the path to the value, what the value is, and what to do."""
+    """The error gives the line, the path to the value, a description of the value, and advice."""
     source, expected = CANNOT[what]
     namespace = notebook(source, __file__=__file__)
     raised = error("\n\nx", namespace)
@@ -1375,7 +1375,7 @@ def test_cannot_travel(what: str) -> None:
 
 
 def test_a_getstate_that_leaves_the_lock_out() -> None:
-    """A class may leave out of its state an attribute that cannot be sent."""
+    """The state of an object may omit an attribute that cannot be sent."""
     namespace = notebook(TRAINER + "Loader.__getstate__ = lambda self: {'lock': None}\nloader = trainer.loader")
     assert vars(travelled("loader", namespace)["loader"]) == {"lock": None}
 
@@ -1387,7 +1387,7 @@ def test_all_that_cannot_travel_at_once() -> None:
 
 
 def test_optional_names_are_left_out() -> None:
-    """A name that the cell may bind itself is left out if its value cannot be sent; the rest arrives."""
+    """A name that the cell itself may bind is left out if its value cannot be sent; the rest arrives."""
     namespace = notebook(TRAINER + "y = [1]")
     cell = "if y: trainer = 1\ntrainer, y"
     captured = capture(cell, namespace)
@@ -1398,7 +1398,7 @@ def test_optional_names_are_left_out() -> None:
 
 
 def test_dry_run_raises_nothing() -> None:
-    """A dry run lists everything that would be an error at the top of the table."""
+    """At the top of its table, a dry run lists everything that would be an error."""
     namespace = notebook(TRAINER + "big = bytes(1000)")
     captured = capture("trainer, big, foo", namespace, dry_run=True)
     assert [each.name for each in captured.names if not each.via] == ["foo", "trainer", "big"]

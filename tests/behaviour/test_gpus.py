@@ -130,7 +130,7 @@ def nvml_folder(tmp_path_factory):
 
 @pytest.fixture
 def four_gpus(nvml_folder, monkeypatch):
-    """Makes the processes that the test starts find four GPUs."""
+    """Processes that the test starts find four GPUs."""
     monkeypatch.setenv("LD_LIBRARY_PATH", os.pathsep.join([nvml_folder, os.environ.get("LD_LIBRARY_PATH", "")]))
     monkeypatch.setenv("FAKE_GPUS", "4")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -143,7 +143,7 @@ def found_by(driver, script):
 
 
 def test_local(driver, four_gpus):
-    """Each rank has the next K GPUs of the driver, and sees the GPUs of all ranks. Their use is reported and saved."""
+    """Each rank has K of the driver's GPUs, and sees the GPUs of all ranks. The use of GPUs is reported and saved."""
     found = found_by(driver, LOCAL)
     assert found["as they are"] == [[["0"], None, None], [["1"], None, None]], "the environment is left alone"
     assert found["one each"] == [[["0"], "0,1", "PCI_BUS_ID"], [["1"], "0,1", "PCI_BUS_ID"]]

@@ -179,7 +179,7 @@ first, seen()
 
 
 def test_ranks_that_ask_at_different_times_get_one_answer(local, tmp_path):
-    """Rank 1 asks after rank 0 has saved, but restores the same step as rank 0. Then both see the new checkpoint."""
+    """Rank 1 restores the same step as rank 0, although rank 0 has saved a checkpoint. Then both see the new one."""
     none, one, two = (None, None, []), ((1, {"loss": 1.0}), 1, [1]), ((2, {"loss": 0.5}), 2, [2, 1])
     for before, answers in enumerate([(none, one), (one, two)]):
         found = local.run(ASK, namespace={"before": before}, checkpoint_dir=str(tmp_path / "run"))
@@ -188,7 +188,7 @@ def test_ranks_that_ask_at_different_times_get_one_answer(local, tmp_path):
 
 @pytest.mark.any_launcher
 def test_it_says_how_to_go_on(count):
-    """When no restart is left, the error says which step is saved, and where."""
+    """When no restarts are left, the error says which step is saved, and where."""
     with pytest.raises(RunFailed, match=r"(?s)killed by SIGKILL.*Step \d0 is saved in .*run the cell again"):
         count(dies_at=25, max_restarts=0)
 

@@ -30,9 +30,9 @@ def fit(store, seed, stop=0):
 
 
 @pytest.mark.slow
-@pytest.mark.versions("of Keras, in which the training is resumed")
+@pytest.mark.versions("of Keras, which resumes the training")
 def test_a_ring_goes_on(pair, numbered, tmp_path):
-    """Horovod's ranks continue from a shared directory, and end with the weights of an uninterrupted training."""
+    """Horovod's ranks continue from a shared directory, and end with the weights of an uninterrupted run."""
     result = pair.run(
         f"""{TRAIN}
 whole = fit(checkpoints(folder + "-whole"), seed=7)

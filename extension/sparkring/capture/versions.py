@@ -34,7 +34,7 @@ def versions() -> tuple[tuple[str, str], ...]:
 
 
 def show_versions(*modules: str) -> None:
-    """Print in one line the versions of Python and of `modules`, such as "tensorflow", without importing them.
+    """Print one line with the versions of Python and of `modules` (such as "tensorflow"), which are not imported.
 
     Without arguments, print what the record of a run contains: the versions of Python and sparkring, and of the
     installed packages for frameworks, Spark and data formats.
@@ -71,7 +71,7 @@ def _home(value: object) -> str:
 
 @functools.cache  # because it searches all installed packages
 def installed() -> dict[str, str]:
-    """Map each top-level module that this Python's packages provide to the version of its package."""
+    """Return a dict from each installed top-level module to the version of the package that has it."""
     # metadata.packages_distributions() takes ten times as long, and on Spark, every member needs this dict.
     found: dict[str, str] = {}
     packages: set[str] = set()

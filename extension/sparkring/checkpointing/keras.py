@@ -117,14 +117,14 @@ class Resume:
         # The epoch and the batch where fit() begins; None once fit() has begun.
         self._first: tuple[int, int] | None = (state["epoch"], state["batch"])
         self._epoch, self._batch = -1, 0  # Keras' epoch, and how many of its batches are done
-        self._start: Any = None  # the position from which this epoch of the data is read
+        self._start: Any = None  # the position from which the data's current epoch is read
         self._left = self._taken = 0  # how many batches follow `_start`, and how many of them were taken
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._count(batch + 1 - self._batch)
         self._batch = batch + 1
         steps = self.params.get("steps")
-        # After an epoch's last batch, nothing is saved here, because on_epoch_end() then saves, with more metrics.
+        # After an epoch's last batch, nothing is saved here: on_epoch_end() follows, and saves with more metrics.
         if self._due() and not (steps and self._batch >= steps):
             self._save(self._epoch, self._batch, logs)
 
@@ -144,7 +144,7 @@ class Resume:
         self._step += batches
         self._taken += batches
         if self._data is not None and self._taken >= self._left:
-            # The next epoch is the one after `_start`, not the one after data.start: a strategy reads ahead, so
+            # The next epoch is the one after `_start`, not the one after data.start: TensorFlow reads ahead, so
             # data.start may already be in a later epoch than the training.
             self._begin(type(self._start)(self._start.epoch + 1, self._start.seed))
 

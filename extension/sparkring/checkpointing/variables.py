@@ -34,14 +34,14 @@ class Variables:
     def put(self, variables: Sequence[Any], tree: dict[str, Any], path: str, owner: str, advice: str) -> None:
         """Assign the values in `tree`, which take() returned, to `variables`.
 
-        `owner` is what messages call the object that has these variables. `advice` says what to do if the number of
-        variables differs. Raises CheckpointError if the values do not fit.
+        `owner` is the name that messages use for the object with these variables. `advice` says what to do if the
+        number of variables differs. Raises CheckpointError if the values do not fit.
         """
         names, values = tree["names"], tree["values"]
         if len(variables) != len(values):
             arrays = f"{len(values):,} array{'' if len(values) == 1 else 's'}"
             raise CheckpointError(
-                f"{path}: the checkpoint has {arrays} for {owner}, but here it has {len(variables):,}. {advice}."
+                f"{path}: the checkpoint has {arrays} for {owner}, which here has {len(variables):,}. {advice}."
             )
         here = [self.name(variable) for variable in variables]
         if len(set(here)) == len(here) and set(here) == set(names):
@@ -66,7 +66,10 @@ class Variables:
 
 
 def optimizer_advice(trainable: Sequence[Any] | None) -> str:
-    """Return advice if an optimizer's variables do not fit. `trainable` is None for an optimizer without a model."""
+    """Return the advice to show when an optimizer's variables do not fit.
+
+    `trainable` is None for an optimizer without a model.
+    """
     if trainable is None:
         return "Call optimizer.build(variables) with the trained variables before restore(), or use the same optimizer"
     return "Use the same optimizer with the same trainable layers, or start over"
@@ -88,7 +91,7 @@ def _fits(shape: Sequence[int | None] | None, found: tuple[int, ...]) -> bool:
 
 
 def raw_or_array(found: Any) -> Any:
-    """Return an array as a leaf: itself, or Raw if its dtype is not NumPy's own (bfloat16 and the small floats)."""
+    """Return the leaf for an array: a Raw if NumPy itself lacks the dtype (such as bfloat16), otherwise the array."""
     if found.dtype.kind == "V":
         return Raw(found.dtype.name, found.shape, np.ascontiguousarray(found).reshape(-1).view(np.uint8))
     return found

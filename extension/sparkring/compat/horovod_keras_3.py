@@ -87,7 +87,7 @@ _REDUCING = (
 
 
 def _create(hvd: Any, options: dict[str, Any]) -> Any:
-    """Return a new optimizer, made from a Keras 3 optimizer, that averages its gradients."""
+    """Return a copy of a Keras 3 optimizer. The copy averages its gradients over the ranks."""
     optimizer = options["optimizer"]
     _check(optimizer, options["backward_passes_per_step"])
     label = options["name"] or f"Distributed{type(optimizer).__name__}"

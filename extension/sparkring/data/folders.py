@@ -39,18 +39,18 @@ def write_json(file: Location, layout: int, content: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def storage_errors(failed: str, advice: str = "") -> Iterator[None]:
-    """A context manager that turns a storage error into a DataError with the text `failed`, the reason and `advice`."""
+    """Turn a storage error into a DataError whose message has `failed`, the reason and `advice`."""
     try:
         yield
     except DataError:
         raise
-    except Exception as error:  # each of fsspec's packages has its own errors
+    except Exception as error:  # each fsspec backend raises its own errors
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise DataError(f"{failed}: {reason}.{advice}") from error
 
 
 def this_process() -> dict[str, Any]:
-    """Return a description of this process in JSON values, for has_ended()."""
+    """Return a description of this process for has_ended(). It can be written as JSON."""
     return {"host": socket.gethostname(), "pid": os.getpid(), "started": _started(os.getpid())}
 
 

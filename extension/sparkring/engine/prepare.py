@@ -68,7 +68,7 @@ class _Packed(NamedTuple):
     values: list[tuple[str, Any]]  # pairs of a name in the notebook ('' for an argument) and its value
     title: str
     code: str
-    scripts: tuple[str, ...] = ()  # sources of the cell's scripts, which count as code of the cell in a checkpoint
+    scripts: tuple[str, ...] = ()  # sources of the cell's scripts; for checkpoints, they are part of its code
     data: Data | None = None
     on_result: Callable[[RunResult], None] = lambda result: None
 
@@ -90,8 +90,8 @@ def prepare(spec: RunSpec) -> PreparedRun:
     here = spec.framework != "barrier"
     launch = LaunchRequest(options.np, size, dict(options.env), packed.title, options.gpus, packed.data, here)
     if options.background:
-        # The run's thread opens its own launcher. Open one in this thread, too, so that errors are raised at once, and
-        # so that a new SparkSession is made in the main thread.
+        # The run's thread opens its own launcher. Open one in the main thread, too, so that errors are raised at once,
+        # and so that a new SparkSession is made here.
         open_launcher(launch, tell)
         # The parts share memory with the notebook's arrays, which the notebook may change before the parts are sent, at
         # the start or at a restart. So copy the parts now.

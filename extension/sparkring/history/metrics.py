@@ -246,7 +246,7 @@ def _shared(record: RunRecord, by: str) -> Iterator[tuple[_Key, Metrics, dict[st
 
 
 def _restarts(record: RunRecord) -> list[float]:
-    """Return the times at which the attempts after the first began."""
+    """Return the start time of every attempt except the first."""
     return [attempt.started for attempt in record.attempts[1:]]
 
 
@@ -299,7 +299,7 @@ def spread(values: Iterable[float]) -> Spread:
 
 
 class _Measured(NamedTuple):
-    """One metric at a position of the horizontal axis."""
+    """One metric at a position on the horizontal axis."""
 
     x: float
     by_rank: dict[int, float]

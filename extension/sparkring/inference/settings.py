@@ -139,15 +139,15 @@ class Settings:
             )
         if not callable(model):
             raise OptionsError(
-                f"the model is a `{type(model).__name__}`: pass a torch module, a Keras model, a function of a dict of "
-                "arrays, as in lambda batch: model.predict(batch['x']), or a directory of checkpoints."
+                f"the model is a `{type(model).__name__}`: pass a torch module, a Keras model, a function that takes a "
+                "dict of arrays (such as `lambda batch: model.predict(batch['x'])`), or a directory of checkpoints."
             )
         if predictors.is_torch(model) and any(each.device.type != "cpu" for each in model.parameters()):
-            return Live(copy.deepcopy(model).cpu())  # the executors may have no GPU, or other GPUs
+            return Live(copy.deepcopy(model).cpu())  # the executors may have no GPU, or different ones
         return Live(model)
 
     def kinds(self) -> dict[str, Any]:
-        """Return the types of the predictions by the names of their columns, or {} if the types are not given."""
+        """Return a dict from the predictions' columns to their types, or {} if the types are not given."""
         if not isinstance(self.returns, Mapping):
             return {} if self.returns is None else {outputs.DEFAULT_NAME: self.returns}
         if not self.returns:
@@ -176,7 +176,7 @@ class Settings:
             ) from error
 
     def scorer(self, source: Source, inputs: Described, found: Sequence[Output], **more: Any) -> dict[str, Any]:
-        """Return the arguments of the Scorer that makes the columns `found`."""
+        """Return the arguments of the Scorer that makes the columns in `found`."""
         return {
             "model": source,
             "inputs": inputs,
@@ -189,7 +189,7 @@ class Settings:
 
 
 def check_new(found: Sequence[Output], names: Sequence[str], data: str, more: str = "") -> None:
-    """Raise OptionsError if one of the columns `found` has a name that is among `names`, the columns of the data."""
+    """Raise OptionsError if a column in `found` has one of the `names` of the data's columns."""
     taken = {name.lower() for name in names}
     for output in found:
         if output.name.lower() in taken:

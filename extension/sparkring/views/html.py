@@ -100,7 +100,7 @@ def _display(found: Bundle, display_id: str, update: bool) -> None:
 
 
 def show(record: RunRecord) -> None:
-    """Show the run of `record`. Its id is left out, since a live panel of the run would hide an output with this id."""
+    """Show the run of `record`, without its id: a live panel of the run would hide any output that has the id."""
     found = bundle(record._replace(run_id=""), now=describe.last_known(record), final=record.outcome is not None)
     _display(found, f"sparkring-{secrets.token_hex(8)}", False)
 
@@ -116,7 +116,7 @@ def bundle(record: RunRecord, *, now: float, final: bool) -> Bundle:
 
 
 def _quick(record: RunRecord) -> str:
-    """Return what the ranks of a quick run printed as HTML. If there is nothing to show, say how the run ended."""
+    """Return, as HTML, what the ranks of a quick run printed. If there is nothing to show, say how the run ended."""
     seen = lines.visible(record.recent, record.logs)
     every = lines.folded([line for line in seen if not lines.is_noise(line)])
     found = every[-QUICK_LINES:]

@@ -1,4 +1,4 @@
-"""Reports to the notebook how far a rank has read TFRecord files."""
+"""Tells the notebook how far a rank has read its TFRecord files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MOST_OPEN, OPEN_IN_ORDER = 16, 256
 
 
 class Reading:
-    """How one rank reads its share. It is made on the rank, since only the rank knows which share it has."""
+    """How one rank reads its share. The object is created on the rank, since only the rank knows its share."""
 
     def __init__(self, records: Records) -> None:
         schema = records.schema
@@ -49,7 +49,7 @@ class Reading:
             _advise(records)
 
     def begin(self) -> Any:
-        """Begin the next epoch, and return the order in which its parts are opened.
+        """Begin the next epoch, and return the order in which it opens the parts of the share.
 
         Every pass over the data counts as an epoch, even if it ends early. So ranks may be in different epochs. This
         does no harm, since the share of a rank is the same in every epoch.

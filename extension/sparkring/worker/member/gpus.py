@@ -14,9 +14,9 @@ from sparkring.wire.messages import GpuUsed
 
 
 def found(visible: str | None) -> list[GpuUsed]:
-    """Return the GPUs that CUDA finds on this machine if CUDA_VISIBLE_DEVICES is `visible`; all GPUs if that is None.
+    """Return the GPUs that CUDA would find if CUDA_VISIBLE_DEVICES were `visible`, or all GPUs if `visible` is None.
 
-    If an address in `visible` does not exist, this address and all that follow are ignored, as in CUDA.
+    If `visible` names a GPU that does not exist, this GPU and all that follow are ignored, as in CUDA.
     """
     nvml = _open()
     if nvml is None:
