@@ -18,7 +18,7 @@ import pytest
 from rings import READY, ready
 from waiting import DEADLINE_S
 
-from sparkring.engine import warm_gang
+from sparkring.engine import api, runner, warm_gang
 from sparkring.errors import CaptureError, ResultError, RunFailed, RunTimeout
 from sparkring.history import describe, run_store
 from sparkring.launchers import slots_table
@@ -656,6 +656,31 @@ def test_an_interrupt_while_a_gang_starts_or_stops(local_gang):
     freeze(local_gang.pids()[1])  # so that stopping takes some time
     assert "after the gang was stopped" in interrupt_after(0.5, lambda: warm_gang.stop("local"))
     assert not warm_gang.every()
+
+
+def test_an_interrupt_at_the_end_is_not_lost(local_gang, monkeypatch, request):
+    """An interrupt is also raised if the gang is already up when it arrives, or if the run has already ended."""
+    # As in a kernel; pyspark's own handler would cancel every job.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
+
+    def interrupted_before(function):
+        def call(*args):
+            signal.raise_signal(signal.SIGINT)
+            return function(*args)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        patch.setattr(warm_gang, "WarmGang", interrupted_before(warm_gang.WarmGang))
+        with pytest.raises(KeyboardInterrupt, match="after the gang was started"):
+            local_gang.start(2)
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "_close", interrupted_before(runner._close))
+        with pytest.raises(KeyboardInterrupt, match="after the run had finished"):
+            local_gang.cell("rank * 2")
+    assert api.last_result.values == [0, 2]
+    assert local_gang.values("rank") == [0, 1]
 
 
 def test_two_gangs_at_once(spark_gang, local_gang):

@@ -26,7 +26,7 @@ from sparkring.errors import OptionsError, ResultError
 from sparkring.frameworks import FRAMEWORKS
 from sparkring.history.view import View
 from sparkring.launchers import default_at_once
-from sparkring.runtime.interrupts import Interrupts
+from sparkring.runtime.interrupts import Interrupts, interrupted
 from sparkring.runtime.kernel import in_notebook, tell
 from sparkring.views import open_view
 
@@ -43,7 +43,11 @@ def run_spec(spec: RunSpec, view: View | None = None) -> RunResult:
     Raises CaptureError if something that the cell reads is missing or cannot be sent; RunFailed, LaunchError or
     KeyboardInterrupt if the run does not finish; and the other errors of prepare().
     """
-    return _carry_out(_open(spec, view))
+    run = _open(spec, view)
+    result = _carry_out(run)
+    if run.interrupts.seen:
+        raise interrupted("after the run had finished: its result is in sparkring.last_result")
+    return result
 
 
 def start_spec(spec: RunSpec, view: View | None = None) -> BackgroundRun[RunResult]:

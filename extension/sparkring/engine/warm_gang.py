@@ -27,7 +27,7 @@ from sparkring.history.events import Event
 from sparkring.history.record import RunRecord, replay
 from sparkring.launchers import open_launcher
 from sparkring.launchers.base import LaunchRequest
-from sparkring.runtime.interrupts import Interrupts, interrupted
+from sparkring.runtime.interrupts import Interrupts, held_back, interrupted
 
 LISTEN_S = 1.0
 LEAVE_S = 2.0
@@ -115,7 +115,7 @@ class WarmGang:
 
     def stacks(self) -> RunRecord:
         """Return the current stack of every rank, as a record that belongs to no run."""
-        with Interrupts(), self.take() as gang:
+        with held_back(), self.take() as gang:
             asked = time.time()
             started = events.RunStarted(asked, "", "", "", gang.size, self.where, self.wanted.framework, "all")
             found = replay([started, *(events.RankStarted(asked, *gang.place_of(rank)) for rank in range(gang.size))])
@@ -246,6 +246,8 @@ def start(wanted: GangOptions, say: Tell, tell: Tell) -> WarmGang:
         if not _gangs:
             atexit.register(stop)
         _gangs.append(WarmGang(wanted, gang, tell))
+    if interrupts.seen:
+        raise interrupted("after the gang was started")
     return _gangs[-1]
 
 
