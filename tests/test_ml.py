@@ -41,9 +41,7 @@ def frame(spark, tmp_path, monkeypatch):
 @pytest.fixture
 def pair(watch):
     """Start two warm ranks for all fits in this file. Packages are imported once for both ranks."""
-    return shared(
-        "local", watch, 2, imports=("tensorflow", "keras", "horovod.tensorflow.keras", "torch", "torch._dynamo")
-    )
+    return shared("local", watch, 2, imports=("tensorflow", "keras", "horovod.tensorflow.keras", "torch"))
 
 
 def torch_estimator(**params):
