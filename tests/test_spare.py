@@ -18,6 +18,7 @@ import sparkring
 from sparkring.errors import RunFailed
 from sparkring.launchers import spare
 from sparkring.launchers.spare import SpareProcess, Spares, setting_of
+from sparkring.worker.rank import preloads
 
 # With this, launches of one rank and of two have the same settings. pandas stands for all frameworks: it is imported
 # fast, and NumPy's and pyarrow's libraries start threads.
@@ -162,6 +163,17 @@ def test_when_new_processes_are_started(local, spares, tmp_path, monkeypatch):
     ready(spares)
     assert local.run(ahead, 1, env=(*ENV, ("TF_NAME", "1"))).value == ()
     until(lambda: found.ended, "a spare process that has another environment is ended")
+
+
+def test_variables_that_are_read_after_an_import_may_change(monkeypatch):
+    """Lightning sets such a variable when it is imported, and PyTorch reads it only later."""
+    monkeypatch.setattr(preloads.imports, "note_order", lambda names: None)
+    watched = preloads.Preloads()
+    watched.begin()
+    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "set by Lightning")
+    assert watched.changed() == []
+    monkeypatch.setenv("KERAS_BACKEND", "another one")
+    assert watched.changed() == ["KERAS_BACKEND"]
 
 
 def test_a_changed_installation_is_another_setting(tmp_path, monkeypatch, spares):
