@@ -11,8 +11,11 @@ import venv
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
+from waiting import until
 
+from sparkring.cluster.slots import slots
 from sparkring.errors import SlotsError
 
 CASES = """
@@ -157,6 +160,19 @@ def test_too_few_slots(tasks):
     with pytest.raises(SlotsError, match=r"needs 99 task slots, but there are 4 in all.*-n -99") as caught:
         tasks.run("rank", n=99)
     assert "-n 4" in str(caught.value)
+
+
+@pytest.mark.standalone("the cluster replaces its executors")
+def test_an_executor_that_was_just_lost_is_waited_for(tasks, spark, capsys):
+    for options in ({}, {"max_restarts": 1}):
+        (executor,) = tasks.run(
+            "import psutil\n[one.pid for one in psutil.Process().parents() if 'java' in one.name()][0]", n=1
+        ).values
+        psutil.Process(executor).kill()
+        until(lambda: slots(spark.sparkContext).total == 2, "Spark knows that it has lost an executor")
+        assert tasks.run("rank", n=4, **options).values == [0, 1, 2, 3]
+        said = capsys.readouterr().err if options else tasks.view.record.notices[0].text
+        assert "s for an executor: Spark lost one " in said
 
 
 def test_without_a_session_one_is_made(attempts):

@@ -274,6 +274,9 @@ class Spark:
         """Return the session on a standalone cluster whose executors run `python`; for None, that on local[4]."""
         if self._session is None or python != self._python:
             self._session = watch.except_for(lambda: self._start(python))
+        if python:
+            tracker = self._session.sparkContext._jsc.sc()  # the test before this one may have lost an executor
+            until(lambda: tracker.getExecutorMemoryStatus().size() == 3, "both executors have registered")
         return self._session
 
     @pytest.hookimpl(wrapper=True)
@@ -312,9 +315,6 @@ class Spark:
         assert gateway is not None
         lasting.processes.append(psutil.Process(gateway.proc.pid))
         lasting.ports |= {gateway.gateway_parameters.port, context._accumulatorServer.server_address[1]}
-        if cluster:
-            tracker = context._jsc.sc()
-            until(lambda: tracker.getExecutorMemoryStatus().size() == 3, "both executors have registered")
         return session
 
     def stop(self) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 import uuid
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -20,8 +21,10 @@ if TYPE_CHECKING:
     from sparkring.cluster.partitions import Data
 
 # Executors register with Spark a moment after the session has started. So if there are too few slots at first, they are
-# counted again and again for this long.
-SETTLE_S = 1.2
+# counted again and again for this long, or, if Spark has just lost an executor, until it should have been replaced.
+SETTLE_S, REPLACED_S = 1.2, 15.0
+
+Say = Callable[[str], None]  # shows the user a message
 
 
 class Slots(NamedTuple):
@@ -137,14 +140,14 @@ def check_gpus(context: SparkContext, size: int, each: int) -> None:
     )
 
 
-def check(context: SparkContext, size: int, data: Data | None, *, here: bool) -> None:
+def check(context: SparkContext, size: int, data: Data | None, say: Say | None, *, here: bool) -> None:
     """Raise LaunchError or SlotsError if a barrier stage of `size` tasks cannot start in the session as it is.
 
     `data` is the partitioned data that the stage reads, if any. `here` says whether errors may suggest processes on
-    this machine instead of Spark tasks.
+    this machine instead of Spark tasks. If Spark has just lost an executor, wait for another one, unless `say` is None.
     """
     _refuse_dynamic_allocation(context)
-    found = _settled(context, size)
+    found = _settled(context, size, say)
     gangs = [one for one in list(running) if one.persistent and one.context is context]
     held = sum(one.size for one in gangs)
     if held and found.total - held < size <= found.total:
@@ -171,10 +174,10 @@ def check(context: SparkContext, size: int, data: Data | None, *, here: bool) ->
         )
 
 
-def check_ring(context: SparkContext, size: int) -> None:
+def check_ring(context: SparkContext, size: int, say: Say | None) -> None:
     """Raise LaunchError or SlotsError if Spark cannot start a pool's items, each of which runs on `size` ranks."""
     _refuse_dynamic_allocation(context)
-    total = _settled(context, size).total
+    total = _settled(context, size, say).total
     if total < size:
         raise SlotsError(
             f"each item needs {size} task slots (--np-each {size}), but there are {total} in all ({context.master}): "
@@ -182,13 +185,34 @@ def check_ring(context: SparkContext, size: int) -> None:
         )
 
 
-def _settled(context: SparkContext, size: int) -> Slots:
-    """Return the slots. If there are fewer than `size`, wait a moment for executors to register."""
-    deadline = time.monotonic() + SETTLE_S
+def _settled(context: SparkContext, size: int, say: Say | None) -> Slots:
+    """Return the slots. If there are fewer than `size`, wait for executors that are about to register."""
     found = slots(context)
-    while found.total < size and not context.master.startswith("local") and time.monotonic() < deadline:
+    if found.total >= size or context.master.startswith("local"):
+        return found
+    wait_s = SETTLE_S
+    if say is not None and (lost_s := _executor_lost_ago(context)) < REPLACED_S - SETTLE_S:
+        wait_s = REPLACED_S - lost_s
+        say(
+            f"waiting up to {wait_s:.0f} s for an executor: Spark lost one {lost_s:.0f} s ago, and has {found.total} "
+            f"of the {size} task slots that are needed"
+        )
+    deadline = time.monotonic() + wait_s
+    while found.total < size and time.monotonic() < deadline:
         time.sleep(0.1)
         found = slots(context)
+    return found
+
+
+def _executor_lost_ago(context: SparkContext) -> float:
+    """Return how many seconds ago Spark last lost an executor; infinity if it has lost none."""
+    assert context._jsc is not None
+    executors = context._jsc.sc().statusStore().executorList(False).iterator()
+    found = math.inf
+    while executors.hasNext():
+        removed = executors.next().removeTime()
+        if removed.isDefined():
+            found = min(found, time.time() - removed.get().getTime() / 1000)
     return found
 
 

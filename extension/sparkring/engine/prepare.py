@@ -89,10 +89,11 @@ def prepare(spec: RunSpec) -> PreparedRun:
     directory = _open_directory(options, size, packed)
     here = spec.framework != "barrier"
     launch = LaunchRequest(options.np, size, dict(options.env), packed.title, options.gpus, packed.data, here)
-    if options.background:
-        # The run's thread opens its own launcher. Open one in the main thread, too, so that errors are raised at once,
-        # and so that a new SparkSession is made here.
+    if options.background or options.survives:
+        # The run opens its own launchers. Open one here, too: in the main thread, where a new SparkSession can be made,
+        # and where an interrupt ends the wait for an executor; and so that errors are raised at once.
         open_launcher(launch, tell)
+    if options.background:
         # The parts share memory with the notebook's arrays, which the notebook may change before the parts are sent, at
         # the start or at a restart. So copy the parts now.
         request = request._replace(run=request.run._replace(parts=tuple(map(bytes, request.run.parts))))

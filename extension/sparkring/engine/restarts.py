@@ -91,7 +91,8 @@ class Restarts:
         here = Here(run_id=record.run_id) if self.directory is None else self.directory.here(record, last)
         np = self._size if self.launch.np > 0 else -self._size
         try:
-            launcher = open_launcher(self.launch._replace(np=np, size=self._size), self.recorder.notice)
+            launch = self.launch._replace(np=np, size=self._size)
+            launcher = open_launcher(launch, self.recorder.notice, patient=False)  # _wait_for_slots() has waited
         except LaunchError as error:
             return Outcome("not started", str(error), error=error)
         self._room_since = 0.0

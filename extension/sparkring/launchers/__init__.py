@@ -14,17 +14,20 @@ from sparkring.launchers.local import LocalLauncher, pool_shares, sharers, visib
 from sparkring.worker.member import gpus, process
 
 
-def open_launcher(request: LaunchRequest, say: Callable[[str], None]) -> Launcher:
-    """Return a launcher for the request. Raise LaunchError if a launcher could not start the members."""
+def open_launcher(request: LaunchRequest, say: Callable[[str], None], *, patient: bool = True) -> Launcher:
+    """Return a launcher for the request. Raise LaunchError if a launcher could not start the members.
+
+    `patient` says whether to wait for executors if Spark has just lost one.
+    """
     if request.np < 0:
         return LocalLauncher(request.environment, request.size, request.gpus)
     from sparkring.cluster.session import find_session
     from sparkring.launchers.spark import SparkLauncher
 
     if request.data is not None:
-        return SparkLauncher(request.data.session(), request)
+        return SparkLauncher(request.data.session(), request, say if patient else None)
     session = find_session(request.size * max(1, request.at_once), say, here=request.here)
-    return SparkLauncher(session, request)
+    return SparkLauncher(session, request, say if patient else None)
 
 
 def pool_requests(request: LaunchRequest, slots: int, gpus: float | None) -> list[LaunchRequest]:

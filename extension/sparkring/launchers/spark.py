@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sparkring.cluster.java_errors import line_with, root_cause
 from sparkring.cluster.python import SET_PYTHON, executed_by_this_python, executors_python
 from sparkring.cluster.session import LOOPBACK
-from sparkring.cluster.slots import Stage, check, check_gpus, check_ring, gpus_per, running, slots, waiting
+from sparkring.cluster.slots import Say, Stage, check, check_gpus, check_ring, gpus_per, running, slots, waiting
 from sparkring.errors import LaunchError, MemberLost, SlotsError
 from sparkring.history.describe import counted
 from sparkring.launchers.archive import archive, by_value
@@ -46,13 +46,14 @@ class SparkLauncher(Launcher):
     The members of a pool (`request.at_once` is not 0) wait for slots. So their start does not fail because slots are
     busy, and there is no limit on how long the start takes.
 
-    If members cannot start in the session, SparkLauncher() raises LaunchError or SlotsError, before any job runs.
+    If members cannot start in the session, SparkLauncher() raises LaunchError or SlotsError, before any job runs. With
+    `say`, it first waits for a lost executor's replacement, and says so.
     """
 
     slow_after_s = 2.0
     give_up_after_s = 300.0
 
-    def __init__(self, session: SparkSession, request: LaunchRequest) -> None:
+    def __init__(self, session: SparkSession, request: LaunchRequest, say: Say | None = None) -> None:
         size, data = request.size, request.data
         self._size = size
         self._data = data
@@ -77,9 +78,9 @@ class SparkLauncher(Launcher):
         if request.at_once:
             self.give_up_after_s = math.inf
             if self._barrier:
-                check_ring(self._context, size)
+                check_ring(self._context, size, say)
         else:
-            check(self._context, size, data, here=request.here)
+            check(self._context, size, data, say, here=request.here)
         self._gpus = request.gpus
         self.pins_gpus = request.gpus == 0 or gpus_per(self._context, "task") > 0
         self.host, self.bind_host, self.port = driver_address(self._context)

@@ -307,7 +307,7 @@ class ForeachRun:
     def _pool(self) -> Pool:
         options, launches, recorder = self.prepared.options, self.prepared.launches, self.recorder
         settings = SlotSettings(
-            lambda slot: open_launcher(launches[slot], recorder.notice),
+            lambda slot: open_launcher(launches[slot], recorder.notice, patient=False),
             options.each,
             options.fresh_after,
             options.timeout_each_s,
