@@ -187,18 +187,16 @@ def check_ring(context: SparkContext, size: int, say: Say | None) -> None:
 
 def _settled(context: SparkContext, size: int, say: Say | None) -> Slots:
     """Return the slots. If there are fewer than `size`, wait for executors that are about to register."""
+    deadline = time.monotonic() + SETTLE_S
     found = slots(context)
-    if found.total >= size or context.master.startswith("local"):
-        return found
-    wait_s = SETTLE_S
-    if say is not None and (lost_s := _executor_lost_ago(context)) < REPLACED_S - SETTLE_S:
-        wait_s = REPLACED_S - lost_s
-        say(
-            f"waiting up to {wait_s:.0f} s for an executor: Spark lost one {lost_s:.0f} s ago, and has {found.total} "
-            f"of the {size} task slots that are needed"
-        )
-    deadline = time.monotonic() + wait_s
-    while found.total < size and time.monotonic() < deadline:
+    while found.total < size and not context.master.startswith("local") and time.monotonic() < deadline:
+        if say is not None and (lost_s := _executor_lost_ago(context)) < REPLACED_S:
+            deadline += REPLACED_S - lost_s
+            say(
+                f"waiting up to {REPLACED_S - lost_s:.0f} s for an executor: Spark lost one {lost_s:.0f} s ago, and "
+                f"has {found.total} of the {size} task slots that are needed"
+            )
+            say = None
         time.sleep(0.1)
         found = slots(context)
     return found

@@ -89,7 +89,7 @@ def prepare(spec: RunSpec) -> PreparedRun:
     directory = _open_directory(options, size, packed)
     here = spec.framework != "barrier"
     launch = LaunchRequest(options.np, size, dict(options.env), packed.title, options.gpus, packed.data, here)
-    if options.background or options.survives:
+    if options.background or (options.survives and options.np > 0):
         # The run opens its own launchers. Open one here, too: in the main thread, where a new SparkSession can be made,
         # and where an interrupt ends the wait for an executor; and so that errors are raised at once.
         open_launcher(launch, tell)
