@@ -134,6 +134,7 @@ def _plan_error(source: str, spare: str) -> Measured:
     """
     from sparkring.launchers.spare import spares
 
+    others = set(psutil.Process().children(recursive=True))  # Spark's and peers' processes
     before = os.environ["SPARKRING_SPARE"]
     os.environ["SPARKRING_SPARE"] = spare
     try:
@@ -143,7 +144,7 @@ def _plan_error(source: str, spare: str) -> Measured:
             notebook().user_ns["over"] = str(over)
             plan = run_cell(f"%%foreach i in range(4) -n -4 --plan\n{cell}")
             over.unlink()
-            held = threads.submit(_peak_until, over)
+            held = threads.submit(_peak_until, over, others)
             try:
                 run_cell(f"%%foreach i in range(4) -n -4\n{cell}")
             finally:
@@ -154,23 +155,24 @@ def _plan_error(source: str, spare: str) -> Measured:
         os.environ["SPARKRING_SPARE"] = before
 
 
-def _peak_until(over: Path) -> int:
+def _peak_until(over: Path, others: set[psutil.Process]) -> int:
     found = 0
     while not over.exists():
-        found = max(found, _held_below())
+        found = max(found, _held_below(others))
         time.sleep(0.05)
     return found
 
 
-def _held_below() -> int:
-    """Return how much memory the child processes of this one hold. Shared memory and mapped files are counted once.
+def _held_below(others: set[psutil.Process]) -> int:
+    """Return how much memory the child processes of this one hold, apart from `others`.
 
-    Files that only the spare process has mapped are not counted, since the system can drop them from memory.
+    Shared memory and mapped files are counted once. Files that only the spare process has mapped are not counted,
+    since the system can drop them from memory.
     """
     from sparkring.launchers.spare import spares
 
     own = files = 0
-    for process in psutil.Process().children(recursive=True):
+    for process in set(psutil.Process().children(recursive=True)) - others:
         with contextlib.suppress(psutil.Error, OSError):
             shares = _kilobytes(f"/proc/{process.pid}/smaps_rollup")
             own += shares["Pss_Anon"] + shares["Pss_Shmem"]

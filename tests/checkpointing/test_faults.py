@@ -33,7 +33,7 @@ def state_of(step: int) -> dict[str, Any]:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two states are equal to the last bit."""
+    """Whether two states are identical, down to the last bit."""
     if isinstance(other, dict):
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in other)
     if isinstance(other, list):

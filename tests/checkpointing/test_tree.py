@@ -18,7 +18,7 @@ from sparkring.errors import CheckpointError
 
 
 def same(one, other):
-    """Whether two states are equal to the last bit, with the same types at every level."""
+    """Whether two states are identical, down to the last bit, with the same types at every level."""
     if type(one) is not type(other):
         return False
     if isinstance(one, np.ndarray | np.generic):

@@ -111,8 +111,8 @@ def _check(optimizer: Any, backward_passes_per_step: int) -> None:
         )
     if _scales_loss(optimizer):
         raise HorovodKerasError(
-            "under the policy mixed_float16, ranks have to agree on whether a step is skipped: give "
-            "DistributedOptimizer a keras.optimizers.LossScaleOptimizer around the optimizer."
+            "under the policy mixed_float16, ranks have to agree on whether a step is skipped: wrap "
+            "the optimizer in a keras.optimizers.LossScaleOptimizer, and give that to DistributedOptimizer."
         )
     if getattr(type(optimizer), "_sparkring_distributed", False):
         raise HorovodKerasError(

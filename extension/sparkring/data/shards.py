@@ -92,8 +92,8 @@ def shards(
     leave out or repeat a few rows. The shards of two ranks differ by at most one row. All ranks take the same number
     of steps; only with remainder="join" may some ranks take one step more than others.
 
-    source: a path (dbfs:, file:, any URL that fsspec supports) of a file, a folder or a glob, a list of them, or a
-        Spark DataFrame. A DataFrame is written once to the folder `cache`, and read from there.
+    source: the path of a file or a folder, or a glob (dbfs:, file:, or any URL that fsspec supports); a list of these;
+        or a Spark DataFrame, which is written once to the folder `cache`, and read from there.
     batch_size: the number of rows in a batch of this rank.
     columns: the names of the columns to read (default: all), or a dict that describes the arrays of a batch. A key of
         this dict is the name of an array. Its value is the name of a column, or a list of numeric columns, which

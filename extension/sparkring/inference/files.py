@@ -97,7 +97,7 @@ class _OpenFile:
         self.rows: int = self._file.metadata.num_rows
         if self.rows >> _ROW_BITS:
             raise DataError(
-                f"{path} has {self.rows:,} rows, but a file may have at most {(1 << _ROW_BITS) - 1:,}: divide the file."
+                f"{path} has {self.rows:,} rows, but a file may have at most {(1 << _ROW_BITS) - 1:,}: split it into smaller files."
             )
         stored = self._file.schema_arrow
         self._names = {field.name: name for field in files.types if (name := _stored_name(field.name, stored, files))}
@@ -129,7 +129,7 @@ class _OpenFile:
         group = int(np.searchsorted(self._begins, row, "right")) - 1
         if not self._begin <= row < self._end:
             group_begin = int(self._begins[group])
-            if row < self._begin or self._end <= group_begin:  # before the last part, or in a later row group
+            if row < self._begin or self._end <= group_begin:  # before the part decoded last, or in a later row group
                 self._batches, self._end = self._decoded(group), group_begin
         while row >= self._end:
             with self._told():

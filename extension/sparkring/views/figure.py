@@ -166,7 +166,7 @@ def ticked(axes: Axes) -> None:
 
 
 def _name_ranks(axes: Axes, curves: Sequence[Curve]) -> None:
-    """Name the ranks whose lines end highest and lowest, if these ends are well apart from the mean."""
+    """Name the ranks whose lines end highest and lowest, if these ends are far from the mean."""
     low, high = axes.get_ylim()
     for curve in curves:
         ends = sorted((points[-1][1], rank, points[-1][0]) for rank, points in curve.ranks.items())

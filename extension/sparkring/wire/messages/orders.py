@@ -77,7 +77,7 @@ class NotebookState(NamedTuple):
 class Script(NamedTuple):
     """A script that a rank runs, and how to run it.
 
-    line: the text after %run, by which the rank finds the script.
+    line: the text after %run. The rank uses it to look up the script.
     written: the path as the user wrote it, or the name of a module.
     path: the absolute path, '' for a module.
     parts: the code, as pairs: the file name that tracebacks show, and the source. A notebook has a pair for each cell.
@@ -136,7 +136,7 @@ class Run(NamedTuple):
     and `seed` is the seed of the item's random numbers. With `measure`, the rank sends an ItemMeasured when the item
     has finished.
 
-    A Run that arrives while the rank is running another one waits at the member.
+    If a Run arrives while the rank is running another one, it waits at the member.
 
     pull: names whose values are to be sent back afterwards.
     barrier: whether to give the cell the context and the rows of the rank's Spark task.

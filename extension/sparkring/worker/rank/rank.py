@@ -234,8 +234,8 @@ class Rank:
             return preloads.imported()
         if preloads.ahead:
             _print(
-                f"sparkring: {', '.join(changed)} changed after {', '.join(preloads.ahead)} had been imported, which "
-                "may be too late. Set it in the notebook or with --env, or run the cell again.\n"
+                f"sparkring: {', '.join(changed)} changed after {', '.join(preloads.ahead)} had been imported. "
+                "This may be too late: set it in the notebook or with --env, or run the cell again.\n"
             )
         return None
 
@@ -331,7 +331,7 @@ def open_streams() -> None:
 
 
 def _pass_over(number: int, frame: object) -> None:
-    """Ignore SIGINT before and after the user's code. Processes that a cell starts would inherit SIG_IGN."""
+    """Ignore SIGINT before and after the user's code. Unlike SIG_IGN, processes that a cell starts do not inherit this."""
 
 
 def _flush() -> None:
@@ -346,6 +346,6 @@ def _print(text: str) -> None:
 
 
 def _leave_forked_child(code: int) -> None:
-    """At the end of the cell, end a process that the cell has forked. It is not a rank, and must report nothing."""
+    """End this process, which the cell has forked, at the end of the cell. It is not a rank, and must report nothing."""
     _flush()
     os._exit(code)

@@ -84,7 +84,7 @@ def _spent_here() -> _Spent:
 
 
 class _Imports:
-    """A context manager that adds up what imports in this thread use. Later items need not repeat the imports."""
+    """A context manager that adds up the resources used by this thread's imports, which later items need not repeat."""
 
     def __init__(self) -> None:
         self.spent = _Spent()
@@ -123,9 +123,9 @@ class _MemoryWatch:
         self.own_bytes = self.imported_bytes = self.gpu_bytes = 0
         self.spent = _Spent()
         self._held_bytes = held_bytes
-        self._file_bytes = 0  # the largest size of mapped files that was seen in RAM
-        self._mapped_bytes = 0  # the largest size of the rank's own and shared memory that was seen in RAM
-        self._others = {os.getppid()}  # the processes of this item at the last look, without the rank
+        self._file_bytes = 0  # the most RAM that mapped files were seen to take
+        self._mapped_bytes = 0  # the most RAM that own and shared memory together were seen to take
+        self._others = {os.getppid()}  # the processes of this item at the last look, except the rank
         self._gpus_before = _gpu_bytes()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="sparkring-memory", daemon=True)
