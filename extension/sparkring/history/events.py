@@ -244,7 +244,7 @@ class ItemsPlanned(NamedTuple):
 
     At most `at_once` items run at the same time. Each item runs on the `ranks_each` ranks of a slot; the first rank of
     slot s has the number s × ranks_each. `total` is the number of items; None while this is not known. `up` is the
-    number of slots that can currently run items; None if slots never have to wait until their ranks can start.
+    number of slots that can currently run items; None if the ranks of a slot can always start without waiting.
     """
 
     time: float

@@ -97,7 +97,8 @@ class _OpenFile:
         self.rows: int = self._file.metadata.num_rows
         if self.rows >> _ROW_BITS:
             raise DataError(
-                f"{path} has {self.rows:,} rows, but a file may have at most {(1 << _ROW_BITS) - 1:,}: split it into smaller files."
+                f"{path} has {self.rows:,} rows, but a file may have at most {(1 << _ROW_BITS) - 1:,}: split it "
+                "into smaller files."
             )
         stored = self._file.schema_arrow
         self._names = {field.name: name for field in files.types if (name := _stored_name(field.name, stored, files))}

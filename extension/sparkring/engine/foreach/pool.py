@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _Answer = TypeVar("_Answer")
 
 TAKE_S = 0.005  # take items for this long, then poll the slots
-STOP_GRACE_S = 0.5  # when a run ends, ranks with an item are interrupted, and killed at most this much later
+STOP_GRACE_S = 0.5  # when a run ends, ranks that are running an item are interrupted, and are killed after this time
 
 
 class Pool:

@@ -331,7 +331,7 @@ def open_streams() -> None:
 
 
 def _pass_over(number: int, frame: object) -> None:
-    """Ignore SIGINT before and after the user's code. Unlike SIG_IGN, processes that a cell starts do not inherit this."""
+    """Ignore SIGINT before and after the user's code. Processes that a cell starts do not inherit this."""
 
 
 def _flush() -> None:
@@ -346,6 +346,6 @@ def _print(text: str) -> None:
 
 
 def _leave_forked_child(code: int) -> None:
-    """End this process, which the cell has forked, at the end of the cell. It is not a rank, and must report nothing."""
+    """End this process, which the cell has forked. It is not a rank, and must not report the end of the cell."""
     _flush()
     os._exit(code)
