@@ -1,4 +1,4 @@
-"""Finds the modules that a cell imports at its top level, up to the first that the user may have written."""
+"""Finds the modules that a cell imports at its top level, before the first one that the user may have written."""
 
 from __future__ import annotations
 

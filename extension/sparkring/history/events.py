@@ -255,7 +255,7 @@ class ItemsPlanned(NamedTuple):
 
 
 class ItemStarted(NamedTuple):
-    """An attempt of an item begins on the ranks of `slot`; `slot` is -1 if the item ends without having run.
+    """An attempt to run an item begins on the ranks of `slot`; `slot` is -1 if the item ends without having run.
 
     `item` is the number of the item, counted from 0, and `name` is a short text with its values. `attempt` is counted
     from 1. If the item is a trial of a search, `parameters` has the values of its parameters; values that are not
@@ -271,7 +271,7 @@ class ItemStarted(NamedTuple):
 
 
 class ItemEnded(NamedTuple):
-    """An attempt of an item has ended. `value` is a short repr of the item's value.
+    """An attempt to run an item has ended. `value` is a short repr of the item's value.
 
     `seconds` is how long the attempt took on its ranks; 0 if this is not known. If the result was kept from an earlier
     run, `metrics`, `seconds`, `curves` and `by` come from that run, and `pruned` says whether that run pruned the item.

@@ -235,7 +235,8 @@ class Job:
         began = time.monotonic()
         connection = _connections.setdefault(self.order["key"], ModelProcess(self.order, self.token, self.model))
         connection.begin(part)
-        name = f"part-{part.number:05d}-{secrets.token_hex(4)}.parquet"  # a lost process may still be writing
+        # The name is random because a lost process may still be writing its file for this part.
+        name = f"part-{part.number:05d}-{secrets.token_hex(4)}.parquet"
         target = locate(self.folder) / name
         reading = Ahead(lambda: self._tables(part), 1)
         rows = nulls = 0

@@ -36,8 +36,8 @@ class Pool:
 
     `values` and `failures` map the numbers of the items that have ended so far to their values and failures, and
     `measured` lists what ranks have measured. `error` is the exception that the user's iterable raised, or None. Items
-    whose results are already in `kept` do not run. If the items' iterator steers the run, as that of a search does, the
-    pool tells it what items report and how they end. With `stay`, no slot ends its ranks before all items have ended.
+    whose results are already in `kept` do not run. A search's iterator steers the run: the pool tells the iterator what
+    items report and how they end. With `stay`, no slot ends its ranks before all items have ended.
     """
 
     def __init__(
