@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from harness import Ear, Measured, cell, new_array, notebook, spark_session
@@ -19,9 +20,27 @@ def horovod_on_spark(marker: str) -> Measured:
 
     spark_session()
     ear, begun = Ear(marker), time.perf_counter()
-    with _printing_to(ear):
+    with printing_to(ear):
         horovod.spark.run(_as_cell, args=("tensorflow_line",), num_proc=2, stdout=ear, stderr=ear, verbose=0)
     return _seconds(ear, begun)
+
+
+def horovod_estimator(folder: Path, **settings: Any) -> Any:
+    """Return horovod.spark's KerasEstimator with these parameters, whose ranks are two Spark tasks.
+
+    Horovod reads attributes of data sets that pyarrow has had only with use_legacy_dataset=True since version 11.
+    Otherwise, fit() fails: 'pyarrow.lib.Schema' object has no attribute 'to_arrow_schema'.
+    """
+    from horovod.spark.common.backend import SparkBackend
+    from horovod.spark.common.store import LocalStore
+    from horovod.spark.keras import KerasEstimator
+    from pyarrow.parquet import ParquetDataset
+
+    class Store(LocalStore):  # type: ignore[misc]
+        def get_parquet_dataset(self, path: str) -> ParquetDataset:
+            return ParquetDataset(self.get_localized_path(path), filesystem=self.fs, use_legacy_dataset=True)
+
+    return KerasEstimator(backend=SparkBackend(2, verbose=0), store=Store(str(folder / "store")), **settings)
 
 
 def torch_distributor_sum(*, local: bool) -> Measured:
@@ -31,7 +50,7 @@ def torch_distributor_sum(*, local: bool) -> Measured:
     names: dict[str, Any] = {"__name__": "__main__"}  # as in a notebook: the function is sent by value, as ours is
     exec(cell("torch_sum"), names)
     begun = time.perf_counter()
-    with _printing_to(Ear("nothing")):
+    with printing_to(Ear("nothing")):
         found = TorchDistributor(num_processes=2, local_mode=local, use_gpu=False).run(names["torch_sum"])
     seconds = time.perf_counter() - begun
     if found != [2.0] * 3:
@@ -46,7 +65,7 @@ def torch_distributor_death(note: str, *, local: bool, in_allreduce: bool) -> No
     spark_session()
     function = _die_in_allreduce if in_allreduce else _die
     try:
-        with _printing_to(Ear("nothing")):
+        with printing_to(Ear("nothing")):
             TorchDistributor(num_processes=2, local_mode=local, use_gpu=False).run(function, note)
     except Exception:  # of any kind: only the time until it comes is measured
         return
@@ -97,7 +116,7 @@ class Engines:
 
 
 @contextlib.contextmanager
-def _printing_to(ear: Ear) -> Iterator[None]:
+def printing_to(ear: Ear) -> Iterator[None]:
     """A context in which `ear` gets what a peer prints on the driver: its log, and ranks' lines to either stream."""
     with contextlib.redirect_stdout(ear), contextlib.redirect_stderr(ear):
         logging.disable(logging.INFO)

@@ -35,6 +35,7 @@ sys.dont_write_bytecode = False
 import burst  # noqa: E402
 import checkpoints  # noqa: E402
 import death  # noqa: E402
+import estimators  # noqa: E402
 import horde  # noqa: E402
 import items  # noqa: E402
 import latency  # noqa: E402
@@ -74,6 +75,8 @@ BENCHMARKS: dict[str, Callable[[Effort], list[Row]]] = {
     "restarts": checkpoints.runs,
     "panel": panel.live,
     "scoring": scoring.small_net,
+    "resnet": scoring.large_net,
+    "estimators": estimators.keras,
     "items": items.trivial,
     "utilisation": items.utilisation,
     "planned": items.planned,
@@ -124,7 +127,7 @@ def main() -> int:
     begun, rows, broken = time.monotonic(), [], []
     # Under the user's home, where users' runs are too: /tmp may be in memory, or hold too many files.
     with tempfile.TemporaryDirectory(prefix=".sparkring-benchmarks-", dir=Path.home()) as home:
-        os.environ["SPARKRING_HOME"] = os.environ["IPYTHONDIR"] = home
+        os.environ["SPARKRING_HOME"] = os.environ["SPARKRING_CACHE"] = os.environ["IPYTHONDIR"] = home
         for name in wanted.only or BENCHMARKS:
             started = time.monotonic()
             print(f"▸ {name}", flush=True)
@@ -161,9 +164,9 @@ def report(rows: list[Row], effort: Effort, broken: list[str], seconds: float) -
         "# Benchmarks",
         "",
         "Written by `make bench`. sparkring and its peers are measured in turn, in one run. Each figure is the median "
-        f"of {effort.runs} turns, with the minimum and maximum (at most 3 turns for training, latency and many ranks; "
-        "twice as many turns for loading). A ratio is ours divided by the peer's. Drivers are warm, as in a notebook "
-        "that is in use: the extension is loaded, and Spark's session is up.",
+        f"of {effort.runs} turns, with the minimum and maximum (at most 3 turns for training, latency, many ranks, "
+        "search, predictions and estimators; twice as many turns for loading). A ratio is ours divided by the peer's. "
+        "Drivers are warm, as in a notebook that is in use: the extension is loaded, and Spark's session is up.",
         "",
         f"{len(met)} goals met, {len(short)} not. The run took {seconds / 60:.0f} minutes.",
         *(f"Did not run: {name}." for name in broken),

@@ -1,11 +1,13 @@
-"""How fast a small model scores a DataFrame, and how much memory that takes, compared with other ways in Spark."""
+"""How fast models score a DataFrame, and how much memory that takes, compared with other ways in Spark."""
 
 from __future__ import annotations
 
 import functools
 import json
+import os
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -22,7 +24,8 @@ PEER, BY_HAND, ALONE = "predict_batch_udf", "mapInPandas", "PyTorch alone, one p
 SPARK_ALONE = "Spark alone: a pandas UDF that returns zeros"
 FASTER, NO_SLOWER = Goal(3, at_least=True, ratio=True), Goal(1, at_least=True, ratio=True)
 SOON, ONE_MODEL = Goal(2), Goal(520)
-BATCH = 1024
+MODEL_ALONE, AS_FAST = "the model alone, one process", Goal(0.98, at_least=True, ratio=True)
+BATCH, LARGE_BATCH = 1024, 32
 PIXELS = 32 * 32 * 3
 MOST_TURNS = 3
 Case = Callable[[], Measured]
@@ -67,6 +70,61 @@ def small_net(effort: Effort) -> list[Row]:
     cases = {US: functools.partial(_memory, "sparkring"), PEER: functools.partial(_memory, "peer")}
     told = "memory of all processes for a model of 400 MB, on 4 slots, beyond that for a small one"
     return [*found, Turns(1, cases).row(told, "MB", "grown", PEER, goal=ONE_MODEL)]
+
+
+def large_net(effort: Effort) -> list[Row]:
+    """Score images with a net of 11 million parameters in two tasks. Each contestant has two torch threads in all.
+
+    The model process uses both of them for one batch at a time, as does the model alone. Each task of the peer has one.
+    """
+    import numpy
+    import pyarrow
+    import pyarrow.parquet
+    import resnet
+    from pyspark.sql.types import FloatType
+
+    count = LARGE_BATCH * resnet.SLOTS * (1 if effort.quick else 8)
+    pixels = numpy.random.default_rng(0).integers(0, 256, (count, *resnet.SHAPE), "uint8")
+    with tempfile.TemporaryDirectory(prefix=".scoring-", dir=os.environ["SPARKRING_HOME"]) as folder:
+        for number, images in enumerate(numpy.split(pixels, resnet.SLOTS)):
+            table = pyarrow.table({"image": [image.tobytes() for image in images]})
+            pyarrow.parquet.write_table(table, Path(folder, f"part-{number}.parquet"))
+        frame = spark_session().read.parquet(folder)
+        assert frame.rdd.getNumPartitions() == resnet.SLOTS
+        scored = sparkring.predict(
+            frame,
+            resnet.net(),
+            inputs={"x": ["image"]},
+            raw={"image": ("uint8", resnet.SHAPE)},
+            transform=resnet.as_floats,
+            batch_size=LARGE_BATCH,
+        )
+        udf = _peer()(resnet.make_predict, return_type=FloatType(), batch_size=LARGE_BATCH)
+        cases: dict[str, Case] = {
+            US: functools.partial(_written, scored.select("prediction"), count),
+            PEER: functools.partial(_written, frame.select(udf("image")), count),
+            MODEL_ALONE: functools.partial(_model_alone, resnet.net(), resnet.as_floats({"x": pixels})["x"]),
+        }
+        for who, case in cases.items():
+            say(f"first run: {who} …")
+            case()
+        turns = Turns(min(effort.runs, MOST_TURNS), cases)
+    what = f"{count} images of 3 × 64 × 64, a ResNet of 11 million parameters, 2 tasks, 2 torch threads in all"
+    return [
+        turns.row(what, "rows/s", "rate", PEER),
+        turns.row("… compared with the model alone, its rows in memory", "rows/s", "rate", MODEL_ALONE, goal=AS_FAST),
+    ]
+
+
+def _model_alone(model: Any, images: Any) -> Measured:
+    """Score an array in this process."""
+    import torch
+
+    batches = torch.from_numpy(images).split(LARGE_BATCH)
+    begun = time.perf_counter()
+    with torch.inference_mode():
+        done = sum(len(model(batch).numpy()) for batch in batches)
+    return {"rate": done / (time.perf_counter() - begun)}
 
 
 def _predicted(frame: Any, width: int, rows: int, scored: Any) -> Measured:
