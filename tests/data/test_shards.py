@@ -6,6 +6,7 @@ import decimal
 import gc
 import itertools
 import json
+import logging
 import multiprocessing
 import os
 import pickle
@@ -286,6 +287,20 @@ def images(tmp_path):
         table = pa.table({"image": [pixels[row].tobytes() for row in rows], "n": rows})
         pq.write_table(table, tmp_path / f"{number}.parquet", row_group_size=8)
     return tmp_path, pixels
+
+
+def test_tensorflow_does_not_warn_without_source_code(numbered, monkeypatch, caplog):
+    """On Spark, TensorFlow finds no source code of sparkring, and would warn that it cannot convert a function."""
+
+    def no_source(*_):
+        raise OSError("could not get source code")
+
+    monkeypatch.setattr("inspect.getsourcelines", no_source)
+    monkeypatch.setattr("inspect.findsource", no_source)
+    logger = logging.getLogger("tensorflow")
+    monkeypatch.setattr(logger, "propagate", True)
+    shards(numbered, 50).as_tf("y")
+    assert not caplog.text
 
 
 @pytest.mark.parametrize("shuffle", [16, False])

@@ -119,7 +119,8 @@ def _several_at_a_time(data: Shards, take: Any, batch: dict[str, Any]) -> Any:
     signature = (tf.TensorSpec([], tf.int64), batch)
     pieces = tf.nest.map_structure(lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype), signature)
     found = tf.data.Dataset.from_generator(batches, output_signature=pieces).prefetch(1).unbatch()
-    return found.prefetch(tf.data.AUTOTUNE).map(handed_out)
+    # AutoGraph would warn on Spark, where it cannot find the source code of sparkring's functions.
+    return found.prefetch(tf.data.AUTOTUNE).map(tf.autograph.experimental.do_not_convert(handed_out))
 
 
 def _numbers(name: str, array: Any) -> Any:
