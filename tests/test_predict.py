@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import tempfile
+import warnings
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client
 from pathlib import Path
@@ -30,7 +31,7 @@ from sparkring.errors import CheckpointError, DataError, OptionsError
 from sparkring.inference import predictors
 from sparkring.inference.files import FileRows, Files
 from sparkring.inference.inputs import Described
-from sparkring.inference.outputs import Output, columns_of
+from sparkring.inference.outputs import Output, columns_of, types_of
 from sparkring.inference.scorer import RowsError, Scorer
 from sparkring.inference.settings import Live
 from sparkring.launchers.archive import archive, by_value
@@ -363,6 +364,7 @@ def test_the_first_rows_go_through_the_model_here(frame):
         r"failed on the first 16 rows: RuntimeError.*Its inputs were `id`: int64 of shape \[rows\]": {"inputs": ["id"]},
         r"float32 of shape \[rows, 3\] for `prediction`.*is float": {"inputs": ["pair"], "returns": "float"},
         "'flaot' is not a Spark type": {"inputs": ["pair"], "returns": "flaot"},
+        'expected "bfloat16" or "float16"': {"inputs": ["pair"], "autocast": torch.float32},
         "already has a column `rest`": {"inputs": ["pair"], "returns": {"rest": "array<float>"}},
         r"fill names `rest`": {"inputs": ["pair"], "fill": {"rest": 0}},
         r"column `whole` \(int32\) has nulls": {"inputs": ["whole"]},
@@ -378,6 +380,8 @@ def test_the_first_rows_go_through_the_model_here(frame):
         sparkring.predict(frame.limit(0), net, inputs=["pair"])
     with pytest.raises(OptionsError, match="the model is a `int`"):
         sparkring.predict(frame, 7, inputs=["pair"])
+    with pytest.raises(OptionsError, match="autocast='float16' is only for torch modules"):
+        sparkring.predict(frame, len, inputs=["id"], returns="long", probe=False, autocast="float16")
     with pytest.raises(DataError, match="is a `list`, not a Spark DataFrame"):
         sparkring.predict([1], net, inputs=["pair"])
     assert not folders()
@@ -395,6 +399,57 @@ def test_which_modules_one_thread_computes():
         assert is_small(torch.nn.Linear(10, 32), (10,), 1024)
     assert not is_small(torch.nn.Linear(10, 32), (10,), 102_400)
     assert not is_small(torch.nn.LSTM(4, 4), (3, 4), 16)
+
+
+@pytest.mark.parametrize("autocast", ["bfloat16", "float16"])
+def test_autocast(autocast):
+    """A torch module computes under torch.autocast(). The columns are float32: NumPy and Spark lack the other types."""
+    import torch
+
+    net = torch.nn.Linear(2, 3)
+    if autocast == "float16" and TORCH.release < (2, 2):
+        with pytest.raises(OptionsError, match="does not support autocast='float16' on the device type `cpu`"):
+            predictors.predictor_of(net, by_name=False, autocast=autocast)
+        return
+    rows = np.linspace(0, 1, 32).reshape(16, 2)
+    found = predictors.predictor_of(net, by_name=False, autocast=autocast)({"x": rows})
+    exact = predictors.predictor_of(net, by_name=False)({"x": rows})
+    with torch.no_grad(), torch.autocast("cpu", getattr(torch, autocast)):
+        expected = net(torch.tensor(rows, dtype=torch.float32))
+    assert found.dtype == getattr(torch, autocast)
+    assert torch.equal(found, expected)
+    assert not torch.equal(found.float(), exact)
+    assert not torch.is_autocast_enabled()
+    (kind,) = types_of(found, (), len(rows)).values()
+    assert kind == pa.list_(pa.float32())
+    (column,) = columns_of(found, [Output("prediction", kind, str(kind))], len(rows))
+    assert column.to_pylist() == expected.tolist()
+
+
+def test_autocast_that_pytorch_does_not_support(monkeypatch):
+    import torch
+
+    with pytest.raises(OptionsError, match="does not support autocast='float16' on the device type `meta`"):
+        predictors.predictor_of(torch.nn.Linear(2, 3, device="meta"), by_name=False, autocast="float16")
+    # For some types and devices, PyTorch only warns, and autocast() has no effect.
+    monkeypatch.setattr(torch, "autocast", lambda *_: warnings.warn("Disabling autocast.", stacklevel=2))
+    with pytest.raises(OptionsError, match="on the device type `cpu`: try autocast='bfloat16'"):
+        predictors.predictor_of(torch.nn.Linear(2, 3), by_name=False, autocast="float16")
+
+
+def test_autocast_in_the_model_process(frame, no_folder_left):
+    import torch
+
+    net = torch.nn.Linear(2, 3, bias=False)
+    with torch.no_grad():
+        net.weight.copy_(torch.tensor([[0.1, 0.2], [0.3, 0.7], [1.1, 1.3]]))
+    scored = sparkring.predict(frame.limit(50), net, inputs=["pair"], autocast="bfloat16", idle_s=0.3)
+    assert scored.schema["prediction"].dataType.simpleString() == "array<float>"
+    rows = torch.tensor([[i / 2, i / 4] for i in range(50)])
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        expected = net(rows).tolist()
+    assert expected != net(rows).tolist()
+    assert [row[0] for row in scored.select("prediction").collect()] == expected
 
 
 def test_spark_connect():
@@ -519,6 +574,8 @@ def test_models_from_checkpoints(frame, tmp_path, no_folder_left):
     saved.save(2, {"model": model})
     saved.wait()
     columns = {"right": "rest", "left": "a.b"}
+    with pytest.raises(OptionsError, match="autocast='bfloat16' is only for torch modules"):
+        sparkring.predict(some, str(tmp_path / "keras"), inputs=columns, autocast="bfloat16")
     scored = sparkring.predict(some, str(tmp_path / "keras"), inputs=columns, which=1, idle_s=0.5)
     sums = [i + 10 * (i % 5) for i in range(50)]
     assert [row[0] for row in scored.select("prediction").collect()] == [[each, 2 * each] for each in sums]

@@ -231,6 +231,43 @@ def test_files_in_spark_tasks(data, tmp_path, spark, small_parts, no_folder_left
     assert spark.read.parquet(str(to)).count() == ROWS
 
 
+def test_autocast(data, tmp_path, no_folder_left):
+    """The model process uses the same autocast as the first rows, which find the type of the column."""
+    import torch
+
+    net = torch.nn.Linear(2, 1, bias=False)
+    with torch.no_grad():
+        net.weight.copy_(torch.tensor([[0.1, 0.7]]))
+    to = tmp_path / "preds"
+    sparkring.predict(data, net, inputs=INPUTS, to=to, np=-1, columns=["a", "b"], autocast=torch.bfloat16)
+    found = pq.read_table(to)
+    assert found.schema.field("prediction").type == pa.float32()
+    rows = torch.tensor(np.stack([found["a"], found["b"]], axis=1), dtype=torch.float32)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        expected = net(rows)[:, 0].tolist()
+    assert found["prediction"].to_pylist() == expected
+    assert expected != net(rows)[:, 0].tolist()
+
+
+def test_parts_of_another_autocast(data, tmp_path, monkeypatch):
+    """An unfinished run does not continue with another autocast."""
+    import torch
+
+    net, belongs = torch.nn.Linear(2, 1), []
+
+    def interrupted(destination, found):
+        belongs.append(found)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Destination, "open", interrupted)
+    for autocast in (None, "bfloat16", torch.bfloat16):
+        with pytest.raises(KeyboardInterrupt):
+            sparkring.predict(data, net, inputs=INPUTS, to=tmp_path / "preds", np=-1, autocast=autocast)
+    first, second, third = belongs
+    assert second == third
+    assert {name for name in first if first[name] != second[name]} == {"settings"}
+
+
 def test_storage_that_cannot_rename():
     """If the storage cannot rename, files are copied. If copying fails, a later run copies them again."""
     to = "memory://predictions/run1"

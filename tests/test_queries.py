@@ -62,6 +62,29 @@ def test_a_query(frame, capsys):
     assert (second.outcome, second.items.total) == ("finished", 1)
 
 
+def test_a_udf(spark, frame, tmp_path):
+    """Each query that uses the UDF has a record, even in SQL. The micro-batches of a stream have none."""
+
+    def load():
+        return lambda x: x * 2.0
+
+    def udf():
+        return sparkring.predict_udf(load, return_type="double", batch_size=50, idle_s=1)
+
+    spark.sql("SELECT cast(id AS double) AS x FROM range(0, 3, 1, 1)").write.parquet(str(tmp_path / "in"))
+    double, unused = udf(), udf()
+    assert frame.select(double("x").alias("p")).selectExpr("sum(p)").first()[0] == ROWS * (ROWS - 1)
+    data = spark.readStream.schema("x double").parquet(str(tmp_path / "in")).select(unused(double("x")))
+    stream = data.writeStream.format("memory").queryName("quadruple").trigger(availableNow=True).start()
+    stream.awaitTermination()
+    assert sorted(row[0] for row in spark.table("quadruple").collect()) == [0, 4, 8]
+    spark.udf.register("double_of", double)
+    assert spark.sql("SELECT double_of(id) FROM range(0, 2, 1, 1)").collect() == [(0,), (2,)]
+    first, second = ended(2)
+    assert {first.title, second.title} == {"predict_udf with load"}
+    assert [rows_of(record) for record in (first, second)] == [ROWS, 2]
+
+
 def test_rows_that_cannot_be_scored(frame):
     def model(batch):
         if (batch["x"] >= ROWS - 2).any():

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from sparkring.engine.search.space import integer as integer
     from sparkring.engine.search.space import log_uniform as log_uniform
     from sparkring.engine.search.space import uniform as uniform
-    from sparkring.inference.udf import predict_udf as predict_udf
+    from sparkring.engine.udf import predict_udf as predict_udf
     from sparkring.runtime.report import log as log
     from sparkring.runtime.report import log_to_driver as log_to_driver
     from sparkring.runtime.world import World as World
@@ -60,7 +60,7 @@ _NAMES = {
     "engine.result": "RunResult",
     "engine.search.search": "search",
     "engine.search.space": "integer log_uniform uniform",
-    "inference.udf": "predict_udf",
+    "engine.udf": "predict_udf",
     "runtime.report": "log log_to_driver",
     "runtime.world": "World world",
 }

@@ -39,12 +39,14 @@ from sparkring.inference.outputs import Output
 from sparkring.inference.parts import Job, Model, ModelProcess, Written, parts_of
 from sparkring.inference.predict import IDLE_S
 from sparkring.inference.predict import predict as predict_frame
+from sparkring.inference.predictors import Autocast
 from sparkring.inference.scorer import OnError
 from sparkring.inference.settings import PROBED_ROWS, Saved, Settings, check_new
 from sparkring.runtime.storage import Location, root_for_ranks
 from sparkring.worker.member.process import cores
 
 if TYPE_CHECKING:
+    import torch
     from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType
 
@@ -109,6 +111,7 @@ def predict(
     dtype: Any = None,
     on_error: OnError = "raise",
     probe: bool = True,
+    autocast: Autocast | torch.dtype | None = None,
     idle_s: float = IDLE_S,
     to: str | os.PathLike[str] | None = None,
     np: int | None = None,
@@ -150,6 +153,8 @@ def predict(
     on_error: "raise" ends the query or the run at a row that cannot be scored; "null" makes the row's prediction null.
     probe: whether the model scores the first rows in this process. To find the first rows of a DataFrame, Spark may
         have to run a job.
+    autocast: for a torch module, "bfloat16" or "float16" lets the module compute under torch.autocast() with this type,
+        on the device on which it runs. Predictions of either type become float32 columns.
     idle_s: for a DataFrame, how many seconds a process keeps the model while no task is using it.
 
     The other arguments are for files only.
@@ -165,7 +170,7 @@ def predict(
     and ItemsFailed if rows cannot be scored.
     """
     settings = Settings(
-        model, inputs, make_model, returns, which, batch_size, transform, fill, raw, dtype, on_error, probe
+        model, inputs, make_model, returns, which, batch_size, transform, fill, raw, dtype, on_error, probe, autocast
     )
     if not _is_path(data):
         for_files = {"to": to, "np": np, "columns": columns, "mode": None if mode == "error" else mode}
@@ -246,7 +251,7 @@ def _prepared(
         "transform": version_of(settings.transform),
         "settings": digest(
             settings.groups, settings.fill, settings.raw, str(settings.dtype), str(found), settings.batch_size,
-            settings.on_error, kept,
+            settings.on_error, settings.autocast_name, kept,
         ),
     }  # fmt: skip
     code = f"sparkring.predict({dataset.name!r}, {name}, inputs={settings.inputs!r}, to={destination.folder.written!r})"

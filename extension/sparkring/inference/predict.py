@@ -67,7 +67,7 @@ def predict(
     sent = types if files is None else pa.schema([("row", pa.int64())])
     scorer = settings.scorer(source, inputs, result.outputs, files=files, small=small)
     title, code = _described(data, files, settings, source, rows)
-    report = None if data.isStreaming else watch(session.sparkContext, title, code)
+    report = watch(session.sparkContext, title, code)
     types_sent = sent.serialize().to_pybytes()
     udf = scoring_udf(session, scorer, result.kind, types_sent, idle_s=idle_s, report=report)
     with executed_by_this_python(session.sparkContext):

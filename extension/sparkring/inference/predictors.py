@@ -6,16 +6,18 @@ import contextlib
 import inspect
 import logging
 import sys
+import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from sparkring.checkpointing import keras_3_state, tensorflow_state
-from sparkring.errors import DataError
+from sparkring.errors import DataError, OptionsError
 
 Batch = dict[str, Any]
 Predict = Callable[[Batch], Any]
+Autocast = Literal["bfloat16", "float16"]
 
 _SMALL_FLOP = 20e6  # for fewer operations, one thread is faster than several threads that wait for each other
 
@@ -90,27 +92,39 @@ def is_small(model: Any, predict: Predict, batch: Batch, batch_size: int) -> boo
     return 0 < operations < _SMALL_FLOP
 
 
-def predictor_of(model: Any, *, by_name: bool) -> Predict:
+def check_autocast(model: Any, autocast: Autocast | None) -> None:
+    """Raise OptionsError if a model that is not a torch module is to compute under torch.autocast()."""
+    if autocast is not None and not is_torch(model):
+        raise OptionsError(
+            f"autocast={autocast!r} is only for torch modules, but the model is a `{type(model).__name__}`: leave "
+            "autocast=… out. A function can call torch.autocast() itself."
+        )
+
+
+def predictor_of(model: Any, *, by_name: bool, autocast: Autocast | None = None) -> Predict:
     """Return the function that calls a model with a dict of arrays.
 
     A function gets the dict. A torch module or a Keras model gets the arrays. Several arrays are passed by name if
-    `by_name` is true and the model has inputs with these names, otherwise in the order of the dict.
+    `by_name` is true and the model has inputs with these names, otherwise in the order of the dict. With `autocast`, a
+    torch module computes under torch.autocast(). Raise OptionsError if this is impossible.
     """
+    check_autocast(model, autocast)
     if is_torch(model):
-        return _of_torch(model, by_name)
+        return _of_torch(model, by_name, autocast)
     if is_keras(model):
         return _of_keras(model, by_name)
     found: Predict = model
     return found
 
 
-def _of_torch(module: Any, by_name: bool) -> Predict:
+def _of_torch(module: Any, by_name: bool, autocast: Autocast | None) -> Predict:
     import torch
 
     parameters = inspect.signature(module.forward).parameters
     weights = [each for each in module.parameters() if each.is_floating_point()]
     dtype = weights[0].dtype if weights else None
     device = next((each.device for each in module.parameters()), torch.device("cpu"))
+    casting = contextlib.nullcontext() if autocast is None else _autocast(device.type, autocast)
 
     def as_tensor(name: str, array: Any) -> Any:
         if array.dtype.kind not in "biuf":
@@ -124,12 +138,29 @@ def _of_torch(module: Any, by_name: bool) -> Predict:
 
     def predict(batch: Batch) -> Any:
         tensors = {name: as_tensor(name, array) for name, array in batch.items()}
-        with torch.inference_mode():
+        with torch.inference_mode(), casting:
             if by_name and len(tensors) > 1 and tensors.keys() <= parameters.keys():
                 return module(**tensors)
             return module(*tensors.values())
 
     return predict
+
+
+def _autocast(device_type: str, autocast: Autocast) -> contextlib.AbstractContextManager[Any]:
+    """Return torch.autocast() for this type of device. Raise OptionsError if PyTorch does not support it."""
+    import torch
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)  # otherwise, PyTorch might only warn, and compute in float32
+            found: contextlib.AbstractContextManager[Any] = torch.autocast(device_type, getattr(torch, autocast))
+            return found
+    except (RuntimeError, UserWarning) as error:
+        (other,) = {*get_args(Autocast)} - {autocast}
+        raise OptionsError(
+            f"PyTorch {torch.__version__} does not support autocast={autocast!r} on the device type `{device_type}`: "
+            f"try autocast={other!r}, or leave autocast=… out."
+        ) from error
 
 
 def _of_keras(model: Any, by_name: bool) -> Predict:

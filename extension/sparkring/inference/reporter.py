@@ -30,15 +30,16 @@ _ERROR_CHARACTERS = 1_000
 class Reporter:
     """Sends the changes in the model's tasks to the driver, in a thread. Without an `order`, it does nothing.
 
-    The `order` has the driver's address, the secret, and the key of the column.
+    The `order` has the driver's address, the secret, and the key of the column. With `of_stream`, the process was
+    started by a task of a stream: nothing is reported until another task uses the model.
     """
 
-    def __init__(self, order: Mapping[str, Any] | None) -> None:
+    def __init__(self, order: Mapping[str, Any] | None, *, of_stream: bool = False) -> None:
         self._order = order
         self._news = threading.Condition()
-        self._is_new = True
+        self._reports_load = self._is_new = not of_stream
         self._changed: dict[int, Task] = {}
-        self._open = 1  # the tasks that are connected; loading the model counts as one
+        self._open = 1  # the known tasks that are connected; loading the model counts as one
         self._load_s: float | None = None
         self._numbers = itertools.count()
         if order is not None:
@@ -47,21 +48,20 @@ class Reporter:
     def loaded(self, seconds: float) -> None:
         """Note that the model has been loaded, or that loading it has failed."""
         with self._news:
-            self._load_s, self._is_new = seconds, True
+            self._load_s = seconds
+            self._is_new |= self._reports_load
             self._open -= 1
             self._news.notify_all()
 
     def task(self) -> Task:
         """Return the Task of a new connection."""
-        found = Task(self, next(self._numbers))
-        self.changed(found, opened=1)
-        return found
+        return Task(self, next(self._numbers))
 
     def changed(self, task: Task, *, opened: int = 0) -> None:
-        """Note that the task has changed: 1 for `opened` means that it has connected, and -1 that it has ended."""
+        """Note that a known task has changed: 1 for `opened` means that it is known now, and -1 that it has ended."""
         with self._news:
             self._open += opened
-            if self._order is not None and task.is_known:
+            if self._order is not None:
                 self._changed[task.number] = task
                 self._is_new = True
             self._news.notify_all()
@@ -96,7 +96,11 @@ class Reporter:
 
 
 class Task:
-    """The rows that have been scored over one connection. The first request says which of Spark's tasks uses it."""
+    """The rows that have been scored over one connection.
+
+    The first request says which of Spark's tasks uses the connection. If it does not, as for the tasks of a stream, the
+    task is not known, and nothing is reported.
+    """
 
     def __init__(self, reporter: Reporter, number: int) -> None:
         self.number = number
@@ -107,22 +111,19 @@ class Task:
         self._state: Literal["running", "finished", "failed", "closed"] = "running"
         self._error = ""
 
-    @property
-    def is_known(self) -> bool:
-        return self._place is not None
-
     def asks(self, request: pa.Schema) -> None:
         """Note a request with this schema."""
         about = (request.metadata or {}).get(TASK)
         if self._place is None and about is not None:
             task, query, stage, partition = json.loads(about)
             self._place, self._began = (task, query, stage, partition), time.monotonic()
-            self._reporter.changed(self)
+            self._reporter.changed(self, opened=1)
 
     def scored(self, found: pa.RecordBatch) -> None:
         self._rows += len(found)
         self._nulls += max(column.null_count for column in found.columns)
-        self._reporter.changed(self)
+        if self._place is not None:
+            self._reporter.changed(self)
 
     def failed(self, error: str) -> None:
         self._state, self._error = "failed", error[:_ERROR_CHARACTERS]
@@ -137,7 +138,8 @@ class Task:
         if self._state == "running":
             self._state = "closed"
         self._ended = time.monotonic()
-        self._reporter.changed(self, opened=-1)
+        if self._place is not None:
+            self._reporter.changed(self, opened=-1)
 
     def told(self) -> TaskScored:
         assert self._place is not None

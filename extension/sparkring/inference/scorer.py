@@ -16,7 +16,7 @@ from sparkring.errors import SparkringError
 from sparkring.inference.files import FileRows, Files
 from sparkring.inference.inputs import AsTheyAre, Described
 from sparkring.inference.outputs import Output, columns_of
-from sparkring.inference.predictors import predictor_of, settled
+from sparkring.inference.predictors import Autocast, predictor_of, settled
 
 OnError = Literal["raise", "null"]
 STRUCT = {"struct": "1"}  # the metadata of a batch with several outputs, which are the fields of a struct
@@ -47,7 +47,7 @@ class Scorer:
 
     `outputs` describes the columns of the results. With `by_name`, a model with several inputs gets them by name. If
     there are `files`, the tables have one column, whose integers stand for rows of these files. A `small` model uses
-    one thread.
+    one thread. `autocast` is as for predictor_of().
     """
 
     def __init__(
@@ -61,9 +61,10 @@ class Scorer:
         on_error: OnError,
         files: Files | None = None,
         small: bool = False,
+        autocast: Autocast | None = None,
     ) -> None:
         self._inputs, self._outputs = inputs, tuple(outputs)
-        self._predict = predictor_of(settled(model.load(), small=small), by_name=by_name)
+        self._predict = predictor_of(settled(model.load(), small=small), by_name=by_name, autocast=autocast)
         self._batch_size, self._on_error = batch_size, on_error
         self._one_at_a_time = threading.Lock()
         self._file_rows = None if files is None else FileRows(files)

@@ -132,7 +132,8 @@ def _serve(order: dict[str, Any], parts: Sequence[bytearray]) -> None:
         signal.signal(number, _end)
     folder, lock = order["folder"], order["lock"]
     _remove_dead(folder)
-    scorer, problem, began, reporter = None, "", time.monotonic(), Reporter(order.get("report"))
+    reporter = Reporter(order.get("report"), of_stream=order.get("of_stream", False))
+    scorer, problem, began = None, "", time.monotonic()
     try:
         payload, *buffers = parts
         function, settings = unpack_call(payload, buffers)

@@ -18,10 +18,12 @@ from sparkring.errors import DataError, OptionsError
 from sparkring.inference import outputs, predictors
 from sparkring.inference.inputs import Described
 from sparkring.inference.outputs import Output
+from sparkring.inference.predictors import Autocast
 from sparkring.inference.scorer import OnError, Source, told
 from sparkring.runtime.kernel import tell
 
 if TYPE_CHECKING:
+    import torch
     from pyspark.sql.types import DataType
 
 PROBED_ROWS = 16
@@ -90,12 +92,15 @@ class Settings:
     dtype: Any = None
     on_error: OnError = "raise"
     probe: bool = True
+    autocast: Autocast | torch.dtype | None = None
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
             raise OptionsError(f"batch_size={self.batch_size!r}: expected the number of rows in a batch, at least 1.")
         if self.on_error not in get_args(OnError):
             raise OptionsError(f'on_error={self.on_error!r}: expected "raise" or "null".')
+        if self.autocast is not None and self.autocast_name is None:
+            raise OptionsError(f'autocast={self.autocast!r}: expected "bfloat16" or "float16".')
         if not self.groups:
             raise OptionsError("inputs names no columns: name those that the model uses, as in inputs=['pixels'].")
 
@@ -114,6 +119,11 @@ class Settings:
         """Whether a model with several inputs gets them by their names."""
         return isinstance(self.inputs, Mapping)
 
+    @property
+    def autocast_name(self) -> Autocast | None:
+        """The name of the type in which torch.autocast() computes, or None. It can be sent without importing torch."""
+        return next((name for name in get_args(Autocast) if str(self.autocast) in (name, f"torch.{name}")), None)
+
     def described(self, data: str) -> Described:
         """Return an object that makes arrays of rows. `data` is the name of the data in messages.
 
@@ -126,7 +136,7 @@ class Settings:
     def source(self) -> Source:
         """Return the source of the model. Checkpoints are looked up during this call.
 
-        Raise OptionsError if `model` is neither a model nor a directory of checkpoints.
+        Raise OptionsError if `model` is neither a model nor a directory of checkpoints, or does not support `autocast`.
         """
         model = checkpoints(self.model) if isinstance(self.model, str | os.PathLike) else self.model
         if isinstance(model, Store):
@@ -142,6 +152,7 @@ class Settings:
                 f"the model is a `{type(model).__name__}`: pass a torch module, a Keras model, a function that takes a "
                 "dict of arrays (such as `lambda batch: model.predict(batch['x'])`), or a directory of checkpoints."
             )
+        predictors.check_autocast(model, self.autocast_name)
         if predictors.is_torch(model) and any(each.device.type != "cpu" for each in model.parameters()):
             return Live(copy.deepcopy(model).cpu())  # the executors may have no GPU, or different ones
         return Live(model)
@@ -165,9 +176,9 @@ class Settings:
         model = source.load()
         try:
             with predictors.borrowed(model):
-                predict = predictors.predictor_of(model, by_name=self.by_name)
+                predict = predictors.predictor_of(model, by_name=self.by_name, autocast=self.autocast_name)
                 return predict(arrays), predictors.is_small(model, predict, arrays, self.batch_size)
-        except DataError:
+        except (DataError, OptionsError):
             raise
         except Exception as error:  # the model is the user's code
             given = ", ".join(f"`{name}`: {outputs.described(array)}" for name, array in arrays.items())
@@ -182,6 +193,7 @@ class Settings:
             "inputs": inputs,
             "outputs": found,
             "by_name": self.by_name,
+            "autocast": self.autocast_name,
             "batch_size": self.batch_size,
             "on_error": self.on_error,
             **more,

@@ -317,7 +317,10 @@ class _OfPartition(Process):
         if context is not None:
             query = context.getLocalProperty("spark.sql.execution.id") or ""
             place = [context.taskAttemptId(), query, context.stageId(), self._partition]
-            self._about = {TASK: json.dumps(place).encode()}
+            if context.getLocalProperty("sql.streaming.queryId"):  # each micro-batch would have a record
+                self._order = {**order, "of_stream": True}
+            else:
+                self._about = {TASK: json.dumps(place).encode()}
 
     def _model_file(self) -> str:
         path: str | None = getattr(self._model, "_path", None)

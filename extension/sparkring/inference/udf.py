@@ -1,4 +1,4 @@
-"""`predict_udf(…)`: a UDF with the arguments of pyspark's predict_batch_udf()."""
+"""The UDF of `predict_udf(…)`, which calls the function with arrays as pyspark's predict_batch_udf() does."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from sparkring.runtime.kernel import tell
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType
+
+    from sparkring.inference.predict import Watch
 
     Shapes = Sequence[list[int] | None] | Mapping[int, list[int]]
 
@@ -45,24 +47,14 @@ class Made:
 
 def predict_udf(
     make_predict_fn: Callable[[], Callable[..., Any]],
-    *,
     return_type: DataType | str,
     batch_size: int,
-    input_tensor_shapes: Shapes | None = None,
-    idle_s: float = 300.0,
+    shapes: Shapes | None,
+    *,
+    idle_s: float,
+    watch: Watch,
 ) -> Any:
-    """Return a UDF that does what pyspark's predict_batch_udf() does, with one process per machine for the model.
-
-        classify = sparkring.predict_udf(make_predict_fn, return_type="float", batch_size=1024)
-        df.select(classify("a", "b")); spark.udf.register("classify", classify)
-
-    make_predict_fn: a function that is called once on each machine. It loads the model, and returns a function of NumPy
-        arrays.
-    return_type: the Spark type of the predictions. A struct has a field for each array that the function returns.
-    batch_size: the number of rows in each call to the function.
-    input_tensor_shapes: the shape of a row of each input, or None for an input that is a number. These shapes are
-        needed if there are columns of arrays.
-    idle_s: how many seconds a process keeps the model while no task is using it.
+    """Return the UDF that engine/udf.py describes. `watch` is as for inference.predict.predict().
 
     Raises OptionsError, LaunchError or CaptureError.
     """
@@ -73,15 +65,18 @@ def predict_udf(
     if single.kind.typeName() == "struct":
         fields = {field.name: field.dataType for field in single.kind.fields}
         single = returned(fields, session, struct=True)
+    model = Made(make_predict_fn, shapes)
     settings = {
-        "model": Made(make_predict_fn, input_tensor_shapes),
+        "model": model,
         "inputs": AsTheyAre(),
         "outputs": single.outputs,
         "by_name": False,
         "batch_size": batch_size,
         "on_error": "raise",
     }
-    return scoring_udf(session, settings, single.kind, None, idle_s=idle_s)
+    call = f"{model.told}, return_type={single.kind.simpleString()!r}, batch_size={batch_size}"
+    report = watch(session.sparkContext, f"predict_udf with {model.told}", f"sparkring.predict_udf({call})")
+    return scoring_udf(session, settings, single.kind, None, idle_s=idle_s, report=report)
 
 
 def _arguments(columns: dict[str, Any], expected: int, shapes: Sequence[list[int] | None] | None) -> list[Any]:
