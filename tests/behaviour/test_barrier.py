@@ -350,16 +350,19 @@ def test_a_killed_worker_takes_its_rank_along(barrier, spark):
 
 @pytest.mark.standalone("the job is cancelled on executors")
 def test_interrupt(barrier, tasks, spark):
-    """An interrupt ends both a rank that is computing and a rank that is waiting at a barrier."""
+    """An interrupt ends both a rank that is computing and a rank that is waiting at a barrier.
+
+    The rank has to be waiting: Spark ends an executor if the rank breaks off its request for the barrier.
+    """
 
     def interrupt(record):
-        if "up" in "".join(line.text for line in record.recent):
+        if ready(2)(record):
             os.kill(os.getpid(), signal.SIGINT)
 
     tasks.view.on_refresh = interrupt
     with pytest.raises(KeyboardInterrupt, match="2 ranks ended"):
         barrier(
-            "next(rows)\nif rank == 0: print('up')\nelse: context.barrier()\nwhile True: pass",
+            f"import threading\nnext(rows)\n{READY}\nif rank == 1: context.barrier()\nwhile True: pass",
             spark.range(9, WIDE, 1, 2),
         )
 
