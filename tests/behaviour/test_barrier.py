@@ -348,11 +348,11 @@ def test_a_killed_worker_takes_its_rank_along(barrier, spark):
         )
 
 
-@pytest.mark.standalone("the job is cancelled on executors")
+@pytest.mark.standalone("cancelling the job would end an executor")
 def test_interrupt(barrier, tasks, spark):
     """An interrupt ends both a rank that is computing and a rank that is waiting at a barrier.
 
-    The rank has to be waiting: Spark ends an executor if the rank breaks off its request for the barrier.
+    If the job were cancelled instead, Spark would end an executor, and the next test would fail.
     """
 
     def interrupt(record):

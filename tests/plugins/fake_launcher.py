@@ -154,7 +154,7 @@ class FakeLauncher(Launcher):
     def problem(self, wait_s: float = 0.0) -> None:
         return None
 
-    def stop(self, grace_s: float) -> None:
+    def stop(self, grace_s: float, *, joined: bool) -> None:
         for rank in self.ranks:
             rank.home.close()
             for thread in rank.threads:

@@ -142,7 +142,7 @@ class Gang:
         if not self.gone:
             self._outbox.send_all(messages.Stop(signal.SIGKILL, 0.0))
         # If the outbox is busy, a member is stuck and will not read Stop, so waiting longer would be useless.
-        self.launcher.stop(0.5 if self._outbox.busy else 3.0)
+        self.launcher.stop(0.5 if self._outbox.busy else 3.0, joined=bool(self._members.connections))
 
     # ── state ─────────────────────────────────────────────────────────────────
 

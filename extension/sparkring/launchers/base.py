@@ -73,8 +73,11 @@ class Launcher(ABC):
         """Return why members cannot start or have ended; None if that is not known within `wait_s` seconds."""
 
     @abstractmethod
-    def stop(self, grace_s: float) -> None:
-        """Wait up to `grace_s` seconds for the members to end, then end those that are still running."""
+    def stop(self, grace_s: float, *, joined: bool) -> None:
+        """Wait up to `grace_s` seconds for the members to end, then end those that are still running.
+
+        `joined` says whether any member has connected to the driver.
+        """
 
     def note_imports(self, modules: Sequence[str] | None) -> None:  # noqa: B027 - most launchers have no use for it
         """Note the frameworks that a rank has imported; None if other ranks must not import any ahead of time."""

@@ -93,7 +93,7 @@ class LocalLauncher(Launcher):
                 )
         return None
 
-    def stop(self, grace_s: float) -> None:
+    def stop(self, grace_s: float, *, joined: bool) -> None:
         self._waiting = []
         deadline = time.monotonic() + grace_s
         for process in self._members:

@@ -201,12 +201,13 @@ class SparkLauncher(Launcher):
             "Interrupt the job and stop the gang (%gang stop), or start a session with more slots than the gang needs."
         )
 
-    def stop(self, grace_s: float) -> None:
+    def stop(self, grace_s: float, *, joined: bool) -> None:
         running.discard(self._stage)
         if self._thread is None:
             return
-        # If all tasks are waiting for slots, no member can end on its own.
-        if self._thread.is_alive() and _ask(self._stage.active_tasks, 1):
+        # If all tasks are waiting for slots, no member can end on its own. If a member has joined, its task is running,
+        # although Spark's status may still say otherwise.
+        if self._thread.is_alive() and (joined or _ask(self._stage.active_tasks, 1)):
             self._thread.join(grace_s)
         deadline = time.monotonic() + CANCEL_S
         while self._thread.is_alive() and time.monotonic() < deadline:
