@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from sparkring.history import describe, metrics
+from sparkring.history import describe, metrics, progress
 from sparkring.history.events import AttemptEnded, AttemptStarted, CheckpointSaved, Metrics, RankFinished
 from sparkring.views.charts import charts
 
@@ -171,7 +171,7 @@ def test_numbers_that_are_none(replayed):
 
 
 def test_progress_and_the_time_left(replayed):
-    found = metrics.progress(replayed(*epochs(1, 2), *epochs(0, 1)), now=12.0)
+    found = progress.slowest(replayed(*epochs(1, 2), *epochs(0, 1)), now=12.0)
     assert found is not None
     assert (found.rank, found.epoch, found.epochs, found.step) == (0, 1, 4, None)
     assert found.fraction == 0.25
@@ -187,18 +187,18 @@ def test_progress_is_that_of_the_slowest_rank_that_goes_on(replayed):
     ]
     for done in ((), (RankFinished(40.0, 0, ""),)):
         record = replayed(*told, *done)
-        found = metrics.progress(record, now=21.5)
+        found = progress.slowest(record, now=21.5)
         assert found is not None
         assert (found.rank, found.epoch, found.step, found.fraction) == (1, 2, 13, pytest.approx(1.325 / 4))
         words = describe.progress_words(found)
         assert words == f"{'1 of 2 ranks finished · ' if done else ''}epoch 2 of 4 · step 13 of 40 · 33 % · 51 s left"
-    assert metrics.progress(record, now=500.0).left_s is None, "if it takes longer than estimated, nothing is predicted"
+    assert progress.slowest(record, now=500.0).left_s is None, "if it takes longer than estimated, nothing is predicted"
     over = replayed(*epochs(0, 4), *(RankFinished(40.0, rank, "") for rank in (0, 1)))
-    assert metrics.progress(over, now=41.0).fraction == 1
-    alone = metrics.progress(replayed(*epochs(0, 4), RankFinished(40.0, 0, "")), now=41.0)
+    assert progress.slowest(over, now=41.0).fraction == 1
+    alone = progress.slowest(replayed(*epochs(0, 4), RankFinished(40.0, 0, "")), now=41.0)
     assert describe.progress_words(alone) == "1 of 2 ranks finished · epoch 4 of 4", "a silent rank does not count"
     restarted = replayed(AttemptStarted(0.0, 1, 2), *told, AttemptStarted(50.0, 2, 2))
-    assert metrics.progress(restarted, now=51.0) is None
+    assert progress.slowest(restarted, now=51.0) is None
 
 
 def test_a_metric_has_one_value(replayed):
@@ -230,7 +230,7 @@ def test_a_metric_has_one_value(replayed):
 
 
 def test_progress_of_one_who_counts_from_zero(replayed):
-    found = metrics.progress(
+    found = progress.slowest(
         replayed(Metrics({"loss": 1.0}, epoch=0, epochs=4, step=1, steps=2, time=1.0, rank=0)), now=1.0
     )
     assert found is not None
@@ -238,15 +238,15 @@ def test_progress_of_one_who_counts_from_zero(replayed):
 
 
 def test_a_second_fit_begins_its_progress_anew(replayed):
-    found = metrics.progress(replayed(*epochs(0, 4), *epochs(0, 1, begin=50.0)), now=60.0)
+    found = progress.slowest(replayed(*epochs(0, 4), *epochs(0, 1, begin=50.0)), now=60.0)
     assert found is not None
     assert (found.epoch, found.fraction) == (1, 0.25)
     assert found.left_s == pytest.approx(30)
 
 
 def test_progress_without_totals(replayed):
-    assert metrics.progress(replayed(), now=0.0) is None
-    found = metrics.progress(replayed(Metrics({"loss": 1.0}, step=7, time=1.0, rank=1)), now=1.0)
+    assert progress.slowest(replayed(), now=0.0) is None
+    found = progress.slowest(replayed(Metrics({"loss": 1.0}, step=7, time=1.0, rank=1)), now=1.0)
     assert found is not None
     assert (found.rank, found.step, found.fraction) == (1, 7, None)
 

@@ -62,7 +62,9 @@ class Restarts:
         with self.interrupts:
             while True:
                 number += 1
-                self.recorder.add([events.AttemptStarted(time.time(), number, self._size, last.name, last.step)])
+                most = self.options.max_restarts + 1
+                began = events.AttemptStarted(time.time(), number, self._size, last.name, last.step, most)
+                self.recorder.add([began])
                 outcome = self._attempt(number, last)
                 if outcome.ending == "not started" and number > 1 and time.monotonic() <= slots_until:
                     pause_s = PAUSE_S  # nothing has run, so this does not count as a restart

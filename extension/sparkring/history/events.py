@@ -102,7 +102,8 @@ class AttemptStarted(NamedTuple):
     """A run that can restart starts its attempt `number`, counted from 1, with `size` ranks.
 
     `checkpoint` is the name of the checkpoint that the attempt continues from, and `step` is the checkpoint's step. If
-    there is no checkpoint, they are '' and 0.
+    there is no checkpoint, they are '' and 0. `most` is the number of attempts that failures leave room for; 0 if it is
+    not known, as in runs that version 0.1 saved.
     """
 
     time: float
@@ -110,6 +111,7 @@ class AttemptStarted(NamedTuple):
     size: int
     checkpoint: str = ""
     step: int = 0
+    most: int = 0
 
 
 class AttemptEnded(NamedTuple):

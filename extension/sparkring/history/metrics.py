@@ -1,4 +1,4 @@
-"""The metrics of ranks as a table by epoch (or by step) and as curves, and the progress of the ranks."""
+"""The metrics of ranks as a table by epoch (or by step) and as curves."""
 
 from __future__ import annotations
 
@@ -130,23 +130,6 @@ class Mark(NamedTuple):
     kind: Literal["checkpoint", "restart"]
 
 
-class Progress(NamedTuple):
-    """The progress of the slowest rank, `rank`.
-
-    `epoch` is counted from 1, even if the user counts epochs from 0. `finished` of the `size` ranks have finished.
-    """
-
-    rank: int
-    epoch: int | None
-    epochs: int | None
-    step: int | None
-    steps: int | None
-    fraction: float | None
-    left_s: float | None
-    finished: int = 0
-    size: int = 0
-
-
 # ── By epoch or step ──────────────────────────────────────────────────────────
 
 
@@ -221,7 +204,7 @@ def _shared(record: RunRecord, by: str) -> Iterator[tuple[_Key, Metrics, dict[st
     In the current attempt, a value is shown only when all ranks have reported the metric up to the value's place. There
     is no need to wait for ranks that have finished or have never reported the metric.
     """
-    restarts = _restarts(record)
+    restarts = restarts_of(record)
     finished = frozenset(record.finished_ranks)
     reports: list[tuple[_Key, float, Metrics]] = []
     within: dict[int, tuple[_Key, float]] = {}
@@ -245,7 +228,7 @@ def _shared(record: RunRecord, by: str) -> Iterator[tuple[_Key, Metrics, dict[st
         yield key, metrics, {n: v for n, v in metrics.values.items() if n not in ahead} if ahead else metrics.values
 
 
-def _restarts(record: RunRecord) -> list[float]:
+def restarts_of(record: RunRecord) -> list[float]:
     """Return the start time of every attempt except the first."""
     return [attempt.started for attempt in record.attempts[1:]]
 
@@ -467,101 +450,6 @@ def _x_at(by_time: list[tuple[float, float]], time: float) -> float:
         return by_time[min(after, len(by_time) - 1)][1]
     (began, low), (ended, high) = by_time[after - 1 : after + 1]
     return low if high < low else low + (high - low) * (time - began) / ((ended - began) or 1)
-
-
-# ── Progress ──────────────────────────────────────────────────────────────────
-
-
-@dataclass
-class _Course:
-    """The oldest and the newest report of a rank in its current attempt and lap.
-
-    `oldest_done` and `newest_done` are the fractions of the run that were complete at these reports; None if the totals
-    are not known.
-    """
-
-    lap: int
-    oldest: Metrics
-    oldest_done: float | None
-    newest: Metrics
-    newest_done: float | None
-
-    @property
-    def place(self) -> tuple[int, float, float]:
-        """The rank's position, for comparison with other ranks."""
-        at = self.newest
-        return self.lap, at.epoch or 0, math.inf if at.ends_epoch else at.step or 0
-
-
-def progress(record: RunRecord, now: float) -> Progress | None:
-    """The progress of the slowest rank that reports epochs or steps; None if no rank does.
-
-    Finished ranks are left out, unless there are no others.
-    """
-    courses = _courses(record)
-    if not courses:
-        return None
-    finished = [rank.rank for rank in record.taking_part if rank.state == "finished"]
-    going = {rank: course for rank, course in courses.items() if rank not in finished}
-    among = going or courses
-    told = all(each.newest_done is not None for each in among.values())
-    rank = min(among, key=lambda rank: (among[rank].lap, among[rank].newest_done or 0.0) if told else among[rank].place)
-    course = among[rank]
-    at = course.newest
-    epoch = None if at.epoch is None else at.epoch + 1 - first_epoch(record)
-    step = None if at.ends_epoch else at.step
-    size = len(record.taking_part)
-    fraction, left_s = course.newest_done, _left_s(course, now)
-    if not going and len(finished) < size:  # the ranks that are still running have not reported anything
-        fraction = left_s = None
-    return Progress(rank, epoch, at.epochs, step, at.steps, fraction, left_s, len(finished), size)
-
-
-@remembered("metrics", "attempts")
-def _courses(record: RunRecord) -> dict[int, _Course]:
-    """The _Course of each rank that reports epochs or steps in the newest attempt."""
-    counting = [m for m in record.metrics if m.epoch is not None or m.step is not None]
-    by = "epoch" if any(m.epoch is not None for m in counting) else "step"
-    first, restarts = first_epoch(record), _restarts(record)
-    found: dict[int, _Course] = {}
-    for (attempt, lap, _), metrics in placed(counting, restarts, by):
-        if attempt != len(restarts):
-            continue
-        done, course = _done(metrics, first), found.get(metrics.rank)
-        if course is not None and course.lap == lap and (course.newest_done or 0.0) <= (done or 0.0):
-            course.newest, course.newest_done = metrics, done
-        else:
-            found[metrics.rank] = _Course(lap, metrics, done, metrics, done)
-    return found
-
-
-def first_epoch(record: RunRecord) -> int:
-    """Return the number from which the user counts epochs: 0 or 1."""
-    return 0 if any(metrics.epoch == 0 for metrics in record.metrics) else 1
-
-
-def _done(metrics: Metrics, first: int) -> float | None:
-    """The completed fraction of the run; None if the totals are not known."""
-    within = 0.0
-    if metrics.ends_epoch:
-        within = 1.0
-    elif metrics.step and metrics.steps:
-        within = min(1.0, metrics.step / metrics.steps)
-    if metrics.epoch is not None and metrics.epochs:
-        return min(1.0, max(0.0, (metrics.epoch - first + within) / metrics.epochs))
-    if metrics.epoch is None and metrics.steps and metrics.step is not None:
-        return within
-    return None
-
-
-def _left_s(course: _Course, now: float) -> float | None:
-    if course.newest_done is None or course.oldest_done is None or course.newest_done >= 1:
-        return None
-    took, made = course.newest.time - course.oldest.time, course.newest_done - course.oldest_done
-    if took < 1 or made <= 0:
-        return None  # too early to tell
-    left = took / made * (1 - course.newest_done) - (now - course.newest.time)
-    return left if left > 0 else None  # the estimated end has passed, so the rank has become slower
 
 
 def _ordinal(count: int) -> str:

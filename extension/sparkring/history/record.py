@@ -71,7 +71,8 @@ class Attempt(NamedTuple):
 
     `checkpoint` is the name of the checkpoint to continue from, and `step` is the checkpoint's step. `restored` is the
     time at which the first rank reported that it had restored the checkpoint (Unix seconds; 0 before that). `ended` and
-    the fields after it say when and why the attempt ended, if another attempt was to follow.
+    the fields after it say when and why the attempt ended, if another attempt was to follow. `most` is the number of
+    attempts that failures leave room for; 0 if it is not known.
     """
 
     number: int
@@ -86,6 +87,7 @@ class Attempt(NamedTuple):
     host: str = ""
     failure: events.Failure | None = None
     last_lines: tuple[LogLine, ...] = ()
+    most: int = 0
 
 
 class Reading(NamedTuple):
@@ -370,7 +372,8 @@ def _begun(record: RunRecord, event: events.AttemptStarted) -> RunRecord:
         rank._replace(line_count=old.line_count, size_bytes=old.size_bytes, tail=old.tail) if old else rank
         for rank, old in itertools.zip_longest(_at_the_start(event.size), record.ranks[: event.size])
     )
-    attempts = (*record.attempts, Attempt(event.number, event.time, event.size, event.checkpoint, event.step))
+    begun = Attempt(event.number, event.time, event.size, event.checkpoint, event.step, most=event.most)
+    attempts = (*record.attempts, begun)
     return record._replace(size=event.size, ranks=ranks, joined=0, running_since=0.0, attempts=attempts)
 
 

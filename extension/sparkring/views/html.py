@@ -18,6 +18,7 @@ from sparkring.views.sections import (
     Form,
     checkpoints,
     code,
+    failure,
     items,
     log,
     metrics,
@@ -137,7 +138,7 @@ def panel(record: RunRecord, *, now: float, final: bool) -> str:
     form: Form = "final" if final else "stacked"
     parts = [
         state.head_html(record, now),
-        state.why_html(record),
+        failure.html(record, now, form),
         restarts.html(record, now, form),
         ranks.html(record, now, form),
         state.waiting_html(record),

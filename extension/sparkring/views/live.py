@@ -24,12 +24,13 @@ import time as clock
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sparkring.history import describe, item_records, lines, metrics
+from sparkring.history import describe, item_records, lines, progress
 from sparkring.history.item_records import ItemRecord
+from sparkring.history.progress import Lag, Pace
 from sparkring.history.record import LogLine, RankRecord, RunRecord
 from sparkring.views.charts import charts
 from sparkring.views.markup import log_text
-from sparkring.views.sections import Form, checkpoints, code, restarts, shards, timeline
+from sparkring.views.sections import Form, checkpoints, code, failure, restarts, shards, timeline
 from sparkring.views.sections import metrics as measured
 
 Message = dict[str, Any]
@@ -43,8 +44,9 @@ _FOLLOWED = "y"  # the state of a rank that failed after another rank had failed
 _STREAMS = {"stdout": "o", "stderr": "e", "message": "m"}
 
 Section = Callable[[RunRecord, float, Form], str]
-# In the order of the tabs. panel/src/panel.js uses the same names.
+# Why the run failed, and then the tabs, in their order. panel/src/panel.js uses the same names.
 SECTIONS: dict[str, Section] = {
+    "failure": failure.html,
     "metrics": measured.html,
     "shards": shards.html,
     "checkpoints": checkpoints.html,
@@ -204,16 +206,17 @@ def search_message(record: RunRecord) -> Message:
 
 def state_message(record: RunRecord, now: float) -> Message:
     """Return the state of the run, in a form that does not change merely because time passes."""
-    progress = None if record.outcome == "finished" else metrics.progress(record, record.ended or now)
+    slowest = None if record.outcome == "finished" else progress.slowest(record, record.ended or now)
     running = record.outcome is None
-    fraction = progress.fraction if progress else None
-    words = describe.progress_words(progress._replace(left_s=None), running=running) if progress else ""
-    left = describe.left_words(progress) if progress and running else ""
+    fraction = slowest.fraction if slowest else None
+    words = describe.progress_words(slowest._replace(left_s=None), running=running) if slowest else ""
+    left = describe.left_words(slowest) if slowest and running else ""
     if record.items is not None:
         fraction, words = record.items.fraction, describe.items_progress(record, now) if running else ""
         left = describe.items_left(record, now) if running else ""
         if record.outcome == "finished":
             words = describe.items(record)
+    lags = progress.lags(record) if running else []
     return {
         "kind": "state",
         "state": record.outcome or ("running" if record.running_since else "starting"),
@@ -222,28 +225,33 @@ def state_message(record: RunRecord, now: float) -> Message:
         "started": record.started,
         "ended": record.ended,
         "took": describe.took(record, now) if record.ended else "",
-        "outcome": "" if record.outcome in (None, "finished") else describe.outcome(record),
-        "line": describe.failed_line(record) if record.outcome else 0,
+        "error": "" if record.failed_rank is None else describe.explain_failure(record),
+        "failed_rank": record.failed_rank,
         "waiting": "" if record.running_since or not running else describe.outcome(record),
         "fraction": fraction,
         "progress": words,
         "left": left,
         "last": describe.metric_words(record, 4),
         "notices": [describe.first_line(notice.text, 600) for notice in record.notices[-NOTICES:]],
+        "lag": describe.lag_words(lags),
+        "reports": len(record.metrics),
         "pooled": record.items is not None,
-        "ranks": _ranks(record),
+        "ranks": _ranks(record, lags),
     }
 
 
-def _ranks(record: RunRecord) -> Message:
+def _ranks(record: RunRecord, lags: Sequence[Lag]) -> Message:
     """Return facts about the ranks. Most of them are columns with a value for each rank.
 
     `heard` is the time of a rank's last message. `step` is the rank's step in the epoch, or None if it reports no step.
+    `done` is the completed fraction of the run, and `rate` is in steps per second; they are None if not known. `behind`
+    has the steps by which ranks are behind the others.
     """
     hosts = sorted({rank.host for rank in record.ranks})
     place = {host: at for at, host in enumerate(hosts)}
     told = [rank.metrics for rank in record.ranks]
-    first = metrics.first_epoch(record)
+    first, paces = progress.first_epoch(record), progress.paces(record)
+    pace = [paces.get(rank.rank, Pace()) for rank in record.ranks]
     return {
         "state": "".join(_state(record, rank) for rank in record.ranks),
         "hosts": hosts,
@@ -253,6 +261,9 @@ def _ranks(record: RunRecord) -> Message:
         "lines": [rank.line_count for rank in record.ranks],
         "epoch": [each.epoch + 1 - first if each and each.epoch is not None else None for each in told],
         "step": [each.step if each else None for each in told],
+        "done": [None if each.fraction is None else round(each.fraction, 4) for each in pace],
+        "rate": [None if each.rate is None else float(f"{each.rate:.2g}") for each in pace],
+        "behind": {lag.rank: lag.steps for lag in lags},
         "gpu": {rank.rank: describe.gpu_words(rank.gpus) for rank in record.ranks if rank.gpus},
         "failure": {
             rank.rank: describe.first_line(rank.failure.summary, 200)

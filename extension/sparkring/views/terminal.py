@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-from sparkring.history import describe, metrics, reading
+from sparkring.history import describe, progress, reading
 from sparkring.history.events import Notice
 from sparkring.history.lines import Blocks, Shared, coloured, folded_blocks, is_noise, plain, visible
 from sparkring.history.record import Attempt, Checkpoint, RunRecord
@@ -116,7 +116,7 @@ class TerminalView:
         if began < self._progress_due:
             return self._progress_shown
         now = time.time()
-        found = metrics.progress(record, now)
+        found = progress.slowest(record, now)
         words = [describe.progress_words(found) if found else describe.outcome(record)]
         if record.items is not None:
             words = [describe.items_progress(record, now), describe.items_left(record, now)]

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sparkring.history import metrics
 from sparkring.history.describe.item_runs import items, items_rate
 from sparkring.history.describe.run import elapsed_s, ranks, states
-from sparkring.history.describe.text import METRICS_NAMED, counted, dotted, duration, first_line, number, rank_numbers
+from sparkring.history.describe.text import (
+    METRICS_NAMED,
+    counted,
+    dotted,
+    duration,
+    first_line,
+    number,
+    rank_list,
+    rank_numbers,
+)
 from sparkring.history.lines import folded, is_noise, plain, visible
-from sparkring.history.metrics import Progress
+from sparkring.history.progress import Lag, Progress
 from sparkring.history.record import RunRecord
 
 _SHORT_LINES, _SHORT_CHARACTERS = 10, 200
@@ -84,3 +95,16 @@ def progress_words(found: Progress, *, running: bool = True) -> str:
 def left_words(found: Progress) -> str:
     """How long the run will still take: `12 s left`; '' if this is not known."""
     return "" if found.left_s is None else f"{duration(max(1, round(found.left_s)))} left"
+
+
+def lag_words(found: Sequence[Lag]) -> str:
+    """Say which ranks have fallen behind: `rank 5 is 26 steps behind, at 0.33× the median rate`; '' if none has."""
+    if not found:
+        return ""
+    if len(found) == 1:
+        [(rank, steps, ratio)] = found
+        rate = "" if ratio is None else f", at {ratio:.2g}× the median rate"
+        return f"rank {rank} is {counted(steps, 'step')} behind{rate}"
+    most, least = found[0].steps, found[-1].steps
+    span = f"{least:,} to {counted(most, 'step')}" if least < most else counted(most, "step")
+    return f"{rank_list([lag.rank for lag in found])} are {span} behind"

@@ -30,7 +30,7 @@ def ranks(record: RunRecord) -> str:
 
 
 def facts(record: RunRecord) -> list[str]:
-    """How many ranks there are, where they run, with which framework, and whether the gang is warm."""
+    """How many ranks there are, where they run, with which framework, and the attempt, if there were others before."""
     place = "on Spark" if record.where == "spark" else "on this machine"
     if record.items is not None:
         each = record.items.ranks_each
@@ -38,7 +38,15 @@ def facts(record: RunRecord) -> list[str]:
         return found + ([f"on {counted(each, 'rank')} each", record.framework] if each > 1 else [])
     hosts = len({rank.host for rank in record.taking_part if rank.host})
     found = [f"{ranks(record)} {place}" + (f" ({counted(hosts, 'host')})" if hosts > 1 else ""), record.framework]
-    return [*filter(None, found), *(["warm gang"] if record.warm else [])]
+    return [*filter(None, found), *(["warm gang"] if record.warm else []), *_attempt(record)]
+
+
+def _attempt(record: RunRecord) -> list[str]:
+    """The number of the current attempt, as in `attempt 2 of 4`; [] if it is the first."""
+    if len(record.attempts) < 2:
+        return []
+    number, most = record.attempts[-1].number, record.attempts[-1].most
+    return [f"attempt {number}" + (f" of {most}" if most >= number else "")]
 
 
 def quick(record: RunRecord) -> bool:

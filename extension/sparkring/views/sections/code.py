@@ -8,7 +8,7 @@ from sparkring.history.events import CAPTURED_KEPT
 from sparkring.history.record import RunRecord
 from sparkring.views.markup import details, scrolled, text
 from sparkring.views.sections import Form
-from sparkring.views.sections.log import LINE_CHARACTERS, block
+from sparkring.views.sections.log import LINE_CHARACTERS, numbered
 from sparkring.views.tables import CAPTURED, bare_table, captured_rows
 
 CODE_LINES = 400
@@ -27,12 +27,8 @@ def html(record: RunRecord, now: float, form: Form) -> str:
 
 
 def _cell(record: RunRecord) -> str:
-    code = [text(line[:LINE_CHARACTERS]) for line in record.code.rstrip().splitlines()[:CODE_LINES]]
-    failed, width = describe.failed_line(record), len(str(len(code)))
-    if 0 < failed <= len(code):
-        code[failed - 1] = f"<mark>{code[failed - 1]}</mark>"
-    numbered = (f'<small style="user-select:none">{at:>{width}}</small>  {line}' for at, line in enumerate(code, 1))
-    return block([*numbered], width - 1)
+    code = [line[:LINE_CHARACTERS] for line in record.code.rstrip().splitlines()[:CODE_LINES]]
+    return numbered([*enumerate(code, 1)], describe.failed_line(record))
 
 
 def _captured(record: RunRecord, form: Form) -> str:

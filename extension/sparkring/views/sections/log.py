@@ -68,6 +68,16 @@ def block(shown: Sequence[str], width: int) -> str:
     return f"<pre>{lines_in}</pre>" if shown else ""
 
 
+def numbered(found: Sequence[tuple[int, str]], marked: int = 0) -> str:
+    """Return lines of code with their numbers. The line with the number `marked` is highlighted."""
+    width = max((len(str(number)) for number, _ in found), default=1)
+    shown = []
+    for number, code in found:
+        said = f"<mark>{text(code)}</mark>" if number == marked else text(code)
+        shown.append(f'<small style="user-select:none">{number:>{width}}</small>  {said}')
+    return block(shown, width - 1)
+
+
 def line_html(line: LogLine) -> str:
     """Return the HTML of a line, without a tag, in the form that block() needs."""
     said = line.text if len(line.text) <= LINE_CHARACTERS else line.text[:LINE_CHARACTERS] + " …"

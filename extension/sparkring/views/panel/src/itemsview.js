@@ -158,7 +158,6 @@ export class ItemsView {
     if (this.told?.row !== row) this.told = { row, ...itemCharts(row) };
     this.charts.draw(this.told);
     const done = this.log.draw();
-    this.log.box.toggleAttribute("data-empty", done && !this.log.rows.size && !this.log.pendingRows.length);
     return done;
   }
 

@@ -45,6 +45,7 @@ export class Lines {
     this.characters = 0;
     this.told = 0; // how many lines of the run have arrived or were missed; gap() adds a line in place of missed lines
     this.pending = [];
+    this.spoken = false; // whether a rank has printed anything but TensorFlow's start-up messages
     // The unfinished traceback of each rank. Its lines are held back until it is complete, because other ranks may
     // print lines in between.
     this.tracebacks = new Map();
@@ -65,6 +66,7 @@ export class Lines {
       }
       this.told = start + count;
     }
+    this.spoken ||= noise.length < text.length || pending.text.length > 0;
     this.pending = pending.text.map((said, at) => (
       { rank: pending.rank[at], stream: pending.stream[at], text: said, html: pending.html[at] }
     ));

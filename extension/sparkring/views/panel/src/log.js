@@ -46,7 +46,7 @@ export class LogView {
     const bar = make("div", { class: "sr-logbar", role: "toolbar", "aria-label": "Lines" },
       this.search, this.count, this.chip, make("span", { class: "sr-spring" }), stream("o"), stream("e"),
       filter("fold equal", "show equal lines of several ranks only once", true, (on) => { this.filter.fold = on; }),
-      this.noiseButton, this.followButton, button("sr-tool", "copy", "copy these lines", () => this.copy()),
+      this.noiseButton, this.followButton, button("sr-tool", "copy", "copy these lines", () => this.panel.copy(this.texts())),
       button("sr-tool", "download", "save these lines as a file", () => this.download()));
     this.spacer = make("div", { class: "sr-spacer" });
     this.box = make("div", { class: "sr-lines", tabindex: "0", role: "log", "aria-live": "off",
@@ -121,6 +121,7 @@ export class LogView {
     if (this.height !== height) {
       this.height = height;
       this.spacer.style.height = `${height}px`;
+      this.box.style.setProperty("--sr-lines", `${Math.max(ROW, height)}px`); // used when the run is over
     }
     if (this.goTo != null && this.filter.done) {
       let at = 0;
@@ -158,6 +159,7 @@ export class LogView {
       this.box.append(row);
       return row;
     });
+    this.box.toggleAttribute("data-empty", this.filter.done && !length && !pending.length);
     this.noiseButton.hidden = !this.filter.noisy && !this.filter.noise;
     const many = length.toLocaleString("en");
     put(this.count, this.filter.query ? `${many} ${length === 1 ? "match" : "matches"}${this.filter.done ? "" : " …"}`
@@ -220,15 +222,6 @@ export class LogView {
       found.push(ranks.length ? `[${rankNumbers(ranks)}] ${text}` : `… ${text}`);
     }
     return found.join("\n") + "\n";
-  }
-
-  async copy() {
-    try {
-      await navigator.clipboard.writeText(this.texts());
-      this.panel.say("copied");
-    } catch (error) {
-      this.panel.say("this page cannot copy: use download");
-    }
   }
 
   download() {

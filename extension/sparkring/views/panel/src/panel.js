@@ -5,13 +5,18 @@ import { ChartsView } from "./charts.js";
 import { button, make, put } from "./elements.js";
 import { ItemsView } from "./itemsview.js";
 import { LogView } from "./log.js";
+import { Overview } from "./overview.js";
+import { RankView } from "./ranks.js";
 import { SearchView } from "./searchview.js";
-import { RankView } from "./tiles.js";
 import { duration } from "./words.js";
 
 export const KERNEL_GONE = "ended with the kernel";
 const LOOKS = { starting: "", interrupted: "sr-cut", "timed out": "sr-cut", [KERNEL_GONE]: "sr-cut" };
-const TABS = ["logs", "items", "search", "metrics", "shards", "checkpoints", "restarts", "timeline", "code"];
+const TABS = ["overview", "search", "items", "logs", "metrics", "shards", "checkpoints", "restarts", "timeline", "code"];
+// What the tooltip of a tab without content says.
+const NOTHING = { metrics: "no metrics have been reported", shards: "no data set has been read with a reader that reports it",
+  checkpoints: "no checkpoint has been saved", restarts: "the run has not been restarted", timeline: "recorded with %%horovod --timeline",
+  code: "the code of the run is not known" };
 
 let panels = 0;
 
@@ -22,27 +27,29 @@ export class Panel {
     this.place = place;
     this.id = `sr-panel-${panels++}`;
     this.chosen = new Set();
-    this.tab = "logs";
     this.elements();
+    this.overview = new Overview(this);
     this.log = new LogView(this);
     this.items = new ItemsView(this);
     this.search = new SearchView(this);
     this.charts = new ChartsView(this);
     this.numbers = make("div");
+    this.bodies.overview.append(this.overview.element);
     this.bodies.logs.append(this.log.element);
     this.bodies.items.append(this.items.element);
     this.bodies.search.append(this.search.element);
     this.bodies.metrics.append(this.charts.element, this.numbers);
     place.append(this.root);
     this.resized = new ResizeObserver(() => this.schedule());
-    for (const each of [this.log.box, this.charts.element, this.search.element, this.items.element]) this.resized.observe(each);
+    const sized = [this.log.box, this.overview.element, this.overview.log.box, this.charts.element, this.search.element, this.items.element];
+    for (const each of sized) this.resized.observe(each);
     // When the theme changes, front ends change attributes of these two elements. The charts must then be drawn again,
     // because they use the theme's text colour.
     this.themed = new MutationObserver(() => this.schedule());
     for (const each of [document.documentElement, document.body]) this.themed.observe(each, { attributes: true });
     this.htmlDirty = new Set(Object.keys(run.html));
     this.ticker = setInterval(() => this.scheduleState(), 1000);
-    this.select("logs");
+    this.select("overview");
     this.scheduleState();
   }
 
@@ -54,7 +61,10 @@ export class Panel {
     this.said = make("small", { class: "sr-words", role: "status", "aria-live": "polite" });
     this.bar = make("div", { role: "progressbar", "aria-label": "Progress", "aria-valuemin": "0", "aria-valuemax": "100" });
     this.words = make("small");
-    this.why = make("div", { class: "sr-why", role: "alert", hidden: true });
+    this.failure = make("div", { role: "alert", hidden: true });
+    this.advice = make("div", { class: "sr-actions", hidden: true },
+      button("sr-tool", "copy error", "copy the whole error", () => this.copy(this.run.state.error)),
+      this.itsLog = button("sr-tool", "", "show only the lines of the rank that failed", () => this.chooseRanks(new Set([this.run.state.failed_rank]), "logs")));
     this.notices = make("div", { class: "sr-notices" });
     this.ranks = new RankView(this);
     this.bodies = {};
@@ -63,10 +73,10 @@ export class Panel {
     const body = make("div", { class: "sr-body" });
     for (const name of TABS) {
       const title = name[0].toUpperCase() + name.slice(1);
-      this.buttons[name] = make("button", { type: "button", role: "tab", id: `${this.id}-${name}`, hidden: name !== "logs",
-        "aria-controls": `${this.id}-${name}-body`, onclick: () => this.select(name) }, title);
+      this.buttons[name] = make("button", { type: "button", role: "tab", id: `${this.id}-${name}`, "aria-disabled": String(name in NOTHING),
+        title: NOTHING[name], "aria-controls": `${this.id}-${name}-body`, onclick: () => this.isThere(name) && this.select(name) }, title);
       this.bodies[name] = make("div", { role: "tabpanel", class: `sr-tab sr-tab-${name}`, id: `${this.id}-${name}-body`,
-        "aria-labelledby": `${this.id}-${name}`, tabindex: name === "logs" ? false : "0" });
+        "aria-labelledby": `${this.id}-${name}`, tabindex: name === "logs" || name === "overview" ? false : "0" });
       list.append(this.buttons[name]);
       body.append(this.bodies[name]);
     }
@@ -75,7 +85,18 @@ export class Panel {
     this.root = make("div", { class: "sr-run sr-panel", role: "region", "aria-label": "Distributed run", tabindex: "-1" },
       make("div", { class: "sr-head" }, this.state, this.title, this.facts, make("span", { class: "sr-spring" }), this.said, this.stop),
       make("div", { class: "sr-bar sr-progress" }, this.bar), make("div", { class: "sr-words" }, this.words),
-      this.why, this.ranks.element, this.notices, list, body);
+      this.failure, this.advice, this.ranks.element, this.notices, list, body);
+  }
+
+  // Whether a tab has content. A run of items has no overview of ranks, and only a search has trials.
+  isThere(name) {
+    return !this.buttons[name].hidden && this.buttons[name].getAttribute("aria-disabled") === "false";
+  }
+
+  setThere(name, there) {
+    this.buttons[name].setAttribute("aria-disabled", String(!there));
+    this.buttons[name].title = there ? "" : NOTHING[name];
+    if (!there && this.tab === name) this.select("logs");
   }
 
   select(name) {
@@ -90,7 +111,7 @@ export class Panel {
   }
 
   walk(event) {
-    const there = TABS.filter((name) => !this.buttons[name].hidden);
+    const there = TABS.filter((name) => this.isThere(name));
     const at = there.indexOf(this.tab);
     const to = { ArrowRight: (at + 1) % there.length, ArrowLeft: (at + there.length - 1) % there.length, Home: 0,
                  End: there.length - 1 }[event.key];
@@ -111,11 +132,22 @@ export class Panel {
     this.schedule();
   }
 
-  chooseRanks(ranks) {
+  // Show only the lines of these ranks (of all ranks, if the set is empty), in the tab `where`.
+  chooseRanks(ranks, where = this.tab === "overview" ? "overview" : "logs") {
     this.chosen = ranks;
     this.log.setRanks(ranks);
-    this.select("logs");
+    this.overview.log.setRanks(ranks);
+    this.select(where);
     this.scheduleState();
+  }
+
+  async copy(text) {
+    try {
+      await navigator.clipboard.writeText(text);
+      this.say("copied");
+    } catch (error) {
+      this.say("this page cannot copy");
+    }
   }
 
   say(text) {
@@ -132,16 +164,24 @@ export class Panel {
       if (!this.root.isConnected) return;
       if (this.stateDirty) this.drawState();
       for (const name of this.htmlDirty) this.drawHtml(name);
-      if (this.run.items.rows.size && this.buttons.items.hidden) {
-        this.buttons.items.hidden = false;
-        this.select(this.run.search ? "search" : "items"); // when the first items come: they tell more than the log
-      }
-      this.buttons.search.hidden = !this.run.search;
+      this.arrange();
+      if (this.tab === "overview" && !this.overview.draw()) this.schedule();
       if (this.tab === "items" && !this.items.draw(this.now() - (this.run.state?.started ?? 0))) this.schedule();
       if (this.tab === "search") this.search.draw();
       if (this.tab === "logs" && !this.log.draw()) this.schedule();
       if (this.tab === "metrics") this.charts.draw(this.run.curves);
     });
+  }
+
+  // Show the tabs that this kind of run has.
+  arrange() {
+    const pooled = Boolean(this.run.state?.pooled), searched = Boolean(this.run.search);
+    if (this.pooled === pooled && this.searched === searched) return;
+    Object.assign(this, { pooled, searched });
+    this.buttons.overview.hidden = pooled;
+    this.buttons.items.hidden = !pooled;
+    this.buttons.search.hidden = !searched;
+    this.select(searched ? "search" : pooled ? "items" : "overview");
   }
 
   drawState() {
@@ -150,6 +190,7 @@ export class Panel {
     if (!state) return;
     const over = state.ended > 0, now = this.now();
     if (over) clearInterval(this.ticker);
+    this.root.classList.toggle("sr-over", over); // the height of the boxes then fits their content
     put(this.state, state.state);
     this.state.className = `sr-state ${LOOKS[state.state] ?? `sr-${state.state}`}`;
     put(this.title, state.title);
@@ -163,8 +204,8 @@ export class Panel {
     const words = [state.waiting, state.progress, state.left, ...state.last].filter(Boolean).join(" · ");
     put(this.words, words || "\u00a0");
     this.words.parentElement.hidden = over && !words;
-    this.why.hidden = !state.outcome;
-    put(this.why, state.outcome + (state.line ? ` (cell line ${state.line})` : ""));
+    this.advice.hidden = !state.error;
+    put(this.itsLog, `rank ${state.failed_rank}'s log`);
     const told = state.notices.map((text) => `⚑ ${text}`).join("\n");
     put(this.notices, told);
     this.notices.hidden = !told;
@@ -181,8 +222,8 @@ export class Panel {
   drawHtml(name) {
     const html = this.run.html[name] || "";
     this.htmlDirty.delete(name);
-    if (!this.bodies[name]) return;
-    const body = name === "metrics" ? this.numbers : this.bodies[name];
+    const body = { failure: this.failure, metrics: this.numbers }[name] ?? this.bodies[name];
+    if (!body) return;
     const open = new Set([...body.querySelectorAll("details[open] > summary")].map((each) => each.textContent));
     const top = body.scrollTop;
     body.innerHTML = html; // made and escaped by views/sections
@@ -190,8 +231,8 @@ export class Panel {
       if (open.has(summary.textContent)) summary.parentElement.open = true;
     }
     body.scrollTop = top;
-    this.buttons[name].hidden = !html;
-    if (!html && this.tab === name) this.select("logs");
+    if (name === "failure") body.hidden = !html;
+    else this.setThere(name, Boolean(html));
   }
 
   remove() {
@@ -200,6 +241,7 @@ export class Panel {
     this.resized.disconnect();
     this.themed.disconnect();
     this.charts.remove();
+    this.overview.remove();
     this.items.remove();
     this.root.remove();
   }
