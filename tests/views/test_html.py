@@ -275,12 +275,13 @@ def test_what_stays(replayed):
     assert "1  %%horovod -n -2\n" in page.text
 
 
-def test_a_failure_in_one_line_and_its_line_in_the_cell(replayed, unfolded):
+def test_a_failure_and_its_line_in_the_cell(replayed, unfolded):
     failure = Failure("exception", "ValueError: bad\nmore", (CodeFrame("<cell>", 2, "<module>", True),))
     record = replayed(RankFailed(3.0, 1, failure), RankExited(3.0, 0), RunFinished(4.0, "failed", "", 1))
     page = unfolded(panel(record, now=NOW, final=True))
-    assert "rank 1 failed: ValueError: bad <small>cell line 2</small>" in page
-    assert "<mark>train()</mark>" in page
+    assert "<b>rank 1 on node-1 failed: ValueError: bad</b> <small>cell line 2</small>" in page
+    assert "more" in page
+    assert page.count("<mark>train()</mark>") == 2, "beside the failure, and in the whole cell"
     assert 'class="x" title="rank 1 failed' in page
     assert 'class="s" title="rank 0 stopped' in page
 

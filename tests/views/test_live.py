@@ -132,8 +132,11 @@ def test_how_it_ended_is_told_at_once(running):
         ],
         running,
     )
-    (told,) = of_kind(feed.news(record, BEGAN + 2), "state")
-    assert (told["state"], told["outcome"]) == ("failed", "rank 1 failed: killed by SIGKILL")
+    news = feed.news(record, BEGAN + 2)
+    assert "rank 1 on here failed: killed by SIGKILL" in of_kind(news, "sections")[0]["html"]["failure"]
+    (told,) = of_kind(news, "state")
+    assert (told["state"], told["failed_rank"]) == ("failed", 1)
+    assert told["error"].startswith("rank 1 on here failed: killed by SIGKILL")
     assert told["ranks"]["state"] == "yx"
     assert told["ranks"]["failure"][1] == "killed by SIGKILL"
 

@@ -283,3 +283,19 @@ def test_long_curves_are_thinned_but_keep_their_extremes_and_their_end(replayed)
     assert len(curve.points) <= metrics.CURVE_POINTS
     assert max(point.value.high for point in curve.points) == 100.0
     assert (curve.points[-1].x, curve.last) == (8_999, 1.0)
+
+
+def test_ranks_that_have_fallen_behind(replayed):
+    """A rank is behind if the median rank is clearly ahead of it. Epochs count, and ranks that have ended do not."""
+    fast = [each for rank in (0, 1) for each in steps(1, 60, rank)]
+    assert progress.lags(replayed(*fast, *steps(1, 58, 2), size=3)) == [], "some ranks are always a step ahead"
+    slow = [Metrics({"loss": 1.0}, step=step, time=3.0 * step, rank=2) for step in range(1, 21)]
+    record = replayed(*fast, *slow, size=3)
+    assert progress.paces(record)[2].rate == pytest.approx(1 / 3)
+    [lag] = progress.lags(record)
+    assert (lag.rank, lag.steps, lag.ratio) == (2, 40, pytest.approx(1 / 3))
+    assert describe.lag_words([lag]) == "rank 2 is 40 steps behind, at 0.33× the median rate"
+    assert describe.lag_words([lag, lag._replace(rank=0, steps=1)]) == "ranks 0, 2 are 1 to 40 steps behind"
+    assert progress.lags(replayed(*fast, *slow, RankFinished(70.0, 2, ""), size=3)) == []
+    epochs_apart = [each for rank, count in ((0, 3), (1, 3), (2, 1)) for each in epochs(rank, count)]
+    assert [lag[:2] for lag in progress.lags(replayed(*epochs_apart, size=3))] == [(2, 80)]

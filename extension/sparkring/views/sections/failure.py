@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from sparkring.history import describe
 from sparkring.history.describe import Explanation
-from sparkring.history.lines import plain
 from sparkring.history.record import RunRecord
 from sparkring.views.markup import note, text
 from sparkring.views.sections import Form
-from sparkring.views.sections.log import LINE_CHARACTERS, numbered
+from sparkring.views.sections.log import LINE_CHARACTERS, block, numbered
+
+SUMMARY_LINES = 8  # how many more lines of the exception's message are shown
 
 
 def html(record: RunRecord, now: float, form: Form) -> str:
@@ -25,8 +26,10 @@ def html(record: RunRecord, now: float, form: Form) -> str:
 
 
 def _summary(found: Explanation) -> str:
+    first, _, more = found.summary.strip().partition("\n")
     place = f" <small>{text(found.place)}</small>" if found.place else ""
-    return f"<div><b>{text(found.summary)}</b>{place}</div>"
+    rest = [text(line[:LINE_CHARACTERS]) for line in more.splitlines()[:SUMMARY_LINES]]
+    return f"<div><b>{text(describe.first_line(first, LINE_CHARACTERS))}</b>{place}</div>{block(rest, 0)}"
 
 
 def _source(found: Explanation) -> str:
@@ -37,4 +40,4 @@ def _source(found: Explanation) -> str:
 def _around(found: Explanation) -> str:
     """Return the callers, the advice and the ranks that failed afterwards, each as a line."""
     advice = f"<div>{text(found.advice)}</div>" if found.advice else ""
-    return "".join(note(plain(each)) for each in found.callers) + advice + note(found.followers)
+    return "".join(map(note, found.callers)) + advice + note(found.followers)
