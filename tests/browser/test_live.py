@@ -79,19 +79,19 @@ class Watched:
         return self.panel.get_by_role("tab", name=name)
 
     def rows(self, text: str = "") -> Locator:
-        rows = self.panel.locator(".sr-row")
+        rows = self.panel.locator(".sr-tab-logs .sr-row")
         return rows.filter(has_text=text) if text else rows
 
     def ranks_of_rows(self) -> set[str]:
         """The ranks with which the visible lines are tagged."""
-        return set(self.panel.locator(".sr-row .sr-tag").all_inner_texts())
+        return set(self.panel.locator(".sr-tab-logs .sr-row .sr-tag").all_inner_texts())
 
     def until_ranks(self, *wanted: str) -> None:
         """Wait until the visible lines are those of exactly these ranks."""
         self.page.wait_for_function(
             """([at, wanted]) => {
               const panel = document.querySelectorAll('.jp-Notebook-cell')[at].querySelector('.sr-panel');
-              const found = new Set([...panel.querySelectorAll('.sr-row .sr-tag')].map((tag) => tag.textContent));
+              const found = new Set([...panel.querySelectorAll('.sr-tab-logs .sr-row .sr-tag')].map((tag) => tag.textContent));
               return found.size === wanted.length && wanted.every((each) => found.has(each));
             }""",
             arg=[self.AT, list(wanted)],
@@ -102,7 +102,7 @@ class Watched:
         expect(self.rows().first).to_be_visible()
         self.page.wait_for_function(
             """(panel) => {
-              const box = panel.querySelector('.sr-lines');
+              const box = panel.querySelector('.sr-tab-logs .sr-lines');
               box.scrollTop = 0;
               return box.querySelector('[data-line="0"]');
             }""",
@@ -138,7 +138,7 @@ def started(opened: Opened, lab: Lab, tmp_path_factory: pytest.TempPathFactory) 
     notebook.run(Watched.AT)
     found = Watched(notebook, folder)
     expect(found.panel).to_be_visible()
-    expect(found.tile(0)).to_have_text(re.compile(r"0 ▶ \d+"))
+    expect(found.tile(0)).to_have_text(re.compile(r"0 ▶ e1 · \d+"))
     yield found
     (folder / "end").touch()
     expect(found.panel.locator(".sr-state")).to_have_text("finished")
@@ -166,12 +166,30 @@ def test_it_moves_while_the_cell_runs(live: Watched, shoot: Callable[..., None])
     expect(words).to_contain_text("loss")
     expect(words).to_contain_text(re.compile(r"\bstep \d+"))
     step, share, last = live.number(live.tile(0)), bar.bounding_box(), live.rows().last.inner_text()
-    expect(live.tile(0)).not_to_have_text(f"0 ▶ {step}")
+    expect(live.tile(0)).not_to_have_text(f"0 ▶ e1 · {step}")
     expect(live.rows().last).not_to_have_text(last)
     live.page.wait_for_function("([bar, width]) => bar.getBoundingClientRect().width > width",
                                 arg=[bar.element_handle(), share["width"]])  # fmt: skip
     assert live.number(live.tile(0)) > step
     shoot(live.notebook, "running", live.notebook.cell(live.AT))
+
+
+def test_the_overview(live: Watched, shoot: Callable[..., None]) -> None:
+    """Charts and the last lines are shown together. A tab without content cannot be selected."""
+    live.tab("Overview").click()
+    overview = live.panel.get_by_role("tabpanel", name="Overview")
+    expect(overview.locator("figure canvas")).to_have_count(2)
+    expect(overview.locator(".sr-row").first).to_be_visible()
+    expect(live.tab("Checkpoints")).to_have_attribute("aria-disabled", "true")
+    live.tab("Checkpoints").click()
+    expect(live.tab("Overview")).to_have_attribute("aria-selected", "true")
+    shoot(live.notebook, "overview", live.panel)
+    live.tile(1).click()
+    live.page.wait_for_function(
+        "(panel) => [...panel.querySelectorAll('.sr-tab-overview .sr-row .sr-tag')].every((tag) => tag.textContent === '1')",
+        arg=live.panel.element_handle(),
+    )
+    expect(live.tab("Overview")).to_have_attribute("aria-selected", "true")
 
 
 def test_nothing_jumps_while_lines_arrive(live: Watched) -> None:
@@ -210,13 +228,13 @@ def test_search(live: Watched, shoot: Callable[..., None]) -> None:
     search.fill("NEEDLE")
     expect(count).to_have_text("1 match")
     expect(live.rows()).to_have_count(1)
-    expect(live.panel.locator(".sr-row mark")).to_have_text(["Needle", "needle"])
+    expect(live.panel.locator(".sr-tab-logs .sr-row mark")).to_have_text(["Needle", "needle"])
     search.press("Escape")
     expect(search).to_have_value("")
     live.until_ranks("0", "1", "2")
     expect(live.panel.locator("mark")).to_have_count(0)
 
-    live.panel.locator(".sr-lines").press("/")
+    live.panel.locator(".sr-tab-logs .sr-lines").press("/")
     expect(search).to_be_focused()
     live.page.keyboard.type("needle")
     expect(live.rows()).to_have_count(1)
@@ -323,7 +341,7 @@ def test_charts(live: Watched, shoot: Callable[..., None]) -> None:
     expect(reset).to_be_visible()
     step = live.number(live.tile(0))
     live.hold(False)
-    expect(live.tile(0)).not_to_have_text(f"0 ▶ {step}")
+    expect(live.tile(0)).not_to_have_text(f"0 ▶ e1 · {step}")
     expect(reset).to_be_visible()
     reset.click()
     expect(reset).to_be_hidden()
@@ -344,6 +362,9 @@ FOCUSED = "() => document.activeElement.matches('.sr-panel, .sr-panel *')"
 
 def test_keys_that_move_within_the_panel(live: Watched) -> None:
     live.tab("Logs").focus()
+    live.page.keyboard.press("ArrowLeft")
+    expect(live.tab("Overview")).to_have_attribute("aria-selected", "true")
+    live.page.keyboard.press("ArrowRight")
     live.page.keyboard.press("ArrowRight")
     expect(live.tab("Metrics")).to_be_focused()
     expect(live.tab("Metrics")).to_have_attribute("aria-selected", "true")
@@ -395,7 +416,7 @@ def test_keys_typed_in_the_panel_do_nothing_to_the_notebook(live: Watched) -> No
 
 def test_keys_that_stay_the_notebook_s(live: Watched, wait_until: Callable[..., Any]) -> None:
     """Ctrl+S in the panel saves the notebook, with the static view as soon as there is one."""
-    live.panel.locator(".sr-lines").focus()
+    live.panel.locator(".sr-tab-logs .sr-lines").focus()
 
     def is_saved() -> bool:
         live.page.keyboard.press("Control+s")
@@ -418,7 +439,7 @@ CONTRAST = """(panel) => {
   const texts = document.createTreeWalker(panel, NodeFilter.SHOW_TEXT);
   while (texts.nextNode()) {
     const text = texts.currentNode.textContent.trim(), element = texts.currentNode.parentElement;
-    const aside = 'svg, [disabled], .sr-sign, .sr-panel [style*="color:"]';
+    const aside = 'svg, [disabled], [aria-disabled=true], .sr-sign, .sr-panel [style*="color:"]';
     if (!text || !element.checkVisibility() || element.closest(aside)) continue;
     let ground = [255, 255, 255], share = 1;
     for (const each of parents(element)) {
@@ -446,7 +467,7 @@ def test_everybody_can_use_it(live: Watched, look: str) -> None:
     expect(live.panel).to_have_attribute("aria-label", re.compile("."))
     for tab in live.panel.get_by_role("tab").all():
         assert live.page.locator(f"[id='{tab.get_attribute('aria-controls')}']").get_attribute("role") == "tabpanel"
-    for name in ("Metrics", "Code", "Logs"):
+    for name in ("Overview", "Metrics", "Code", "Logs"):
         live.tab(name).click()
         found = live.panel.evaluate(CONTRAST)
         assert len(found) > 10
@@ -461,7 +482,7 @@ def test_a_page_that_is_loaded_again(started: Watched) -> None:
     expect(started.notebook.cell(Watched.AT)).to_contain_text("running")
     expect(started.panel.locator(".sr-state")).to_have_text("running")
     step = started.number(started.tile(0))
-    expect(started.tile(0)).not_to_have_text(f"0 ▶ {step}")  # the step count is still growing
+    expect(started.tile(0)).not_to_have_text(f"0 ▶ e1 · {step}")  # the step count is still growing
     expect(started.notebook.prompt(Watched.AT)).not_to_have_text(re.compile(r"\d"))
     (started.folder / "end").touch()
     expect(started.panel.locator(".sr-state")).to_have_text("finished")
