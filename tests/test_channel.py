@@ -245,7 +245,7 @@ def test_half_a_frame_is_no_frame(door):
     ],
 )
 def test_what_is_no_message_ends_the_connection(header):
-    """If a header is cut off, contradicts its prefix, or is not that of a message, nothing after it is read."""
+    """If a header is cut off, contradicts its prefix, or is not valid, nothing after the header is read."""
     left, right = pair()
     left._sock.sendall(PREFIX.pack(len(header), 100) + header + bytes(100))
     with pytest.raises(ProtocolError):

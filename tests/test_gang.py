@@ -152,7 +152,7 @@ def test_a_connection_that_breaks_off(watch):
     ("header", "said"),
     [
         ({"message": "Output", "stream": "stdout", "sizes": []}, "Output: 0 parts instead of 1"),
-        ({"message": "Gossip", "sizes": []}, "a frame's header is not that of a message"),
+        ({"message": "Gossip", "sizes": []}, "a frame's header is not valid"),
         ({"message": "Leave", "sizes": []}, "Leave is not for the driver"),
     ],
 )

@@ -129,7 +129,10 @@ def capture(
 def _wanted(
     source: str, cell: CellNames, namespace: Namespace, hidden: Collection[str], also: Collection[str]
 ) -> tuple[dict[str, _Wanted], set[str]]:
-    """Return the notebook's names that the cell may use, except those in `hidden`, and the names that functions set."""
+    """Return the notebook's names that the cell may use, without those in `hidden`.
+
+    Also return the names that the functions among their values set.
+    """
     wanted = {name: _Wanted(True, cell.required.get(name)) for name in (*also, *cell.required)}
     in_strings = names_in_strings(ast.parse(source), namespace) if MARKS.search(source) else []
     for name, line in (*cell.optional.items(), *in_strings):

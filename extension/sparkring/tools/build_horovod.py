@@ -204,7 +204,7 @@ def find_cmake() -> Path:
             return Path(cmake)
         refused = refused or (version and f"cmake {version[1]} at {cmake}")
     if refused:
-        raise BuildError(f"{refused} cannot configure Horovod, whose Gloo needs cmake 3.13 or later, below 4: {fix}")
+        raise BuildError(f"{refused} cannot configure Horovod, because Gloo needs cmake 3.13 or later, below 4: {fix}")
     raise BuildError(f"No cmake was found in {sysconfig.get_path('scripts')} or on PATH: {fix}")
 
 
@@ -365,7 +365,7 @@ def install(wheel: Path, target: Target, progress: Progress) -> str:
 
 
 def _is_installed(wheel: Path) -> bool:
-    """Whether the installed Horovod came from this very wheel. pip records the digest of a file that it installs."""
+    """Return whether the installed Horovod came from this wheel. pip records the digest of each wheel it installs."""
     try:
         noted = metadata.distribution("horovod").read_text("direct_url.json")
     except metadata.PackageNotFoundError:
