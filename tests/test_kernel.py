@@ -1,4 +1,4 @@
-"""Tests of the extension in a real kernel, which is used as by a notebook: through messages."""
+"""Tests of the extension in a real kernel. The tests use the kernel through messages, as a notebook does."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ def test_a_failed_item_leaves_the_others_alone(runs):
         5: "signal",
         6: "lost",
     }
-    assert list(result.table.attempts) == [1, 1, 1, 1, 1, 2, 2, 1], "what killed a process is tried once more"
+    assert list(result.table.attempts) == [1, 1, 1, 1, 1, 2, 2, 1], "an item whose process died is tried once more"
     assert result.record.items.again == 2
 
 

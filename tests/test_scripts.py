@@ -142,7 +142,7 @@ def test_arguments(text: str, patterns: bool, expected: list[str]) -> None:
     assert split_arguments(text, patterns=patterns) == expected
 
 
-# ── What the cell takes along for a script, and has from it ──────────────────────────────────────────────────────────
+# ── What a cell sends for a script, and which names it gets from it ──────────────────────────────────────────────────
 
 RUN = "get_ipython().run_line_magic('run', {!r})"
 

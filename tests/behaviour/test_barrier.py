@@ -38,7 +38,7 @@ def barrier(tasks):
 
 
 def by_rank(*expressions: str) -> str:
-    """A cell in which rank i computes the i-th expression. This saves launches, which take seconds of CPU time each."""
+    """Return a cell in which rank i computes the i-th expression, since each launch takes seconds of CPU time."""
     return "(" + "".join(f"lambda: ({expression}), " for expression in expressions) + ")[rank]()"
 
 
@@ -185,7 +185,7 @@ def rich(spark, monkeypatch):
 @pytest.mark.standalone("the rows come through the executors' pyarrow")
 @pytest.mark.versions("of pyspark, pyarrow and pandas")
 def test_values_are_what_spark_gives(barrier, spark, rich):
-    """Rows equal the result of collect(), and frames that of toPandas(), in types, nulls, nested values and UDTs.
+    """Rows are as from collect(), and frames as from toPandas(): the same types, nulls, nested values and UDTs.
 
     Timestamps are the local times of the session's time zone.
     """

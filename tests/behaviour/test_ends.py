@@ -45,13 +45,13 @@ def pids_of(found, after: str = "") -> list[int]:
 
 
 def started(driver) -> tuple:
-    """A driver whose two ranks on this machine are up, and the pids of the ranks and of their children."""
+    """Return a driver whose two ranks on this machine are up, and the pids of the ranks and of their children."""
     found = driver(WAITING.format(**LOCAL))
     return found, pids_of(found)
 
 
 def alive(pids) -> list[int]:
-    """The processes among `pids` that are still running."""
+    """Return the processes among `pids` that are still running."""
     found = []
     for pid in pids:
         try:

@@ -212,7 +212,7 @@ def test_spark(driver, four_gpus, gpu_cluster):
         assert [len(gpus) for gpus in own] == [each] * 2, found[name]
         in_order = [address for gpus in own for address in gpus]
         assert len(set(in_order)) == 2 * each, "no GPU is given twice"
-        assert seen == {(",".join(in_order), "PCI_BUS_ID")}, "all of the node's, by local rank"
+        assert seen == {(",".join(in_order), "PCI_BUS_ID")}, "all GPUs of the node, in the order of local ranks"
     assert [value[:2] for value in found["none"]] == [[[], ""]] * 2
     assert found["too few"].startswith("LaunchError: needs 3 GPUs for each task, but Spark assigns 2 (spark://")
     for setting in ("spark.task.resource.gpu.amount=3", "spark.executor.resource.gpu.amount", "discoveryScript"):

@@ -16,7 +16,7 @@ from sparkring.views.terminal import TerminalView
 
 
 def lines(ring, rank: int, stream: str) -> list[str]:
-    """The lines of one rank's stream that the view got, in order."""
+    """Return the lines of one rank's stream that the view got, in order."""
     return [line.text for line in ring.view.record.recent if (line.rank, line.stream) == (rank, stream)]
 
 
