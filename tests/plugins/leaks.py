@@ -68,8 +68,8 @@ class Lasting:
 
     def __init__(self) -> None:
         self.processes: list[psutil.Process] = []
-        # Ports between the session and the JVM. py4j has a connection for each thread, and the server of accumulators has
-        # one connection in total.
+        # Ports between the session and the JVM. py4j has a connection for each thread; the server of accumulators has
+        # a single connection.
         self.ports: set[int] = set()
         # The sockets that were connected to these ports. A socket loses its port when the JVM closes the connection.
         self.sockets: set[str] = set()

@@ -155,7 +155,7 @@ def test_a_newer_standard_goes_into_both_build_files(source: Path) -> None:
 
 
 def test_pytorch_uses_cuda_only_with_a_whole_toolkit(source: Path) -> None:
-    """PyTorch takes any nvcc for a toolkit. Without the runtime's headers and library, the build would fail."""
+    """PyTorch treats any nvcc as a toolkit. Without the runtime's headers and library, the build would fail."""
     build_horovod.patch(source, build_horovod.edits(BOTH))
     text = (source / "cmake/Modules/FindPytorch.cmake").read_text()
     decided = text.index("set(Pytorch_CUDA ${CUDAToolkit_FOUND})")

@@ -255,8 +255,8 @@ class _Reader:
                 return None
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                 # A function's body runs only when the function is called. So the names that the body reads are recorded
-                # where the name of the function or class is read. But a decorator may call the function at once: if
-                # there is one, the names are recorded here.
+                # where the name of the function or class is read. But a decorator may call the function at once, so the
+                # names that a decorated function reads are recorded here.
                 return self.run(node, known, deferred=not node.decorator_list)
         return self.run(node, known)
 
@@ -298,8 +298,8 @@ class _Reader:
     def before_loop(self, node: ast.stmt, known: frozenset[str]) -> frozenset[str]:
         """Return the names that are known to be bound in every iteration of a loop, not only in the first."""
         # An iteration may read names that the previous iteration bound, so all names that the loop binds are added to
-        # `possible`. To find these names, the loop is compiled. It is compiled inside a `while`, because its `else` may
-        # contain a `break` of an outer loop.
+        # `possible`. To find these names, the loop is compiled. It is inside a `while`, because the `else` of the loop
+        # may contain a `break` of an outer loop.
         code = self.compile([ast.While(ast.Constant(True), [node], [])])
         self.possible |= {each.argval for each, _ in instructions(code) if each.opname == "STORE_NAME"}
         return known - _unbound([node])

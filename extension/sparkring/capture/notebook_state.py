@@ -225,8 +225,8 @@ def import_path(own: Sequence[str], notebook: Sequence[Sequence[str]], *, same_p
     The rank's entries before its standard library come first, because they hold the code that was shipped to the rank.
     Then come the notebook's entries that exist on the rank, in their order, and last the rank's remaining entries.
 
-    If the rank's Python is not the notebook's, the rank keeps its own standard library and installed packages. Their
-    entries replace the notebook's entries of the same kind.
+    If the rank's Python is not the notebook's, the rank keeps its own standard library and installed packages. The
+    entries for these replace the notebook's entries of the same kind.
     """
     known = {entry for entry, _ in notebook}
     kinds = {entry: kind_of_entry(entry) for entry in own}

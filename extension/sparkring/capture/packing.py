@@ -148,7 +148,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return reduced
 
     def _complete(self, function: types.FunctionType, state: dict[str, Any]) -> None:
-        """Add the names that cloudpickle overlooks to the state of a function, and remove those that stay."""
+        """Add the names that cloudpickle overlooks to a function's state. Remove names that stay in the notebook."""
         code, carried = function.__code__, state["__globals__"]
         # cloudpickle overlooks, for example, names that are read only by a class body inside the function.
         for name in global_names(code).reads:

@@ -3,7 +3,7 @@
 A spare process is started when all ranks on this machine have ended, or for the first launch if it is known what that
 launch's ranks will import. It serves a launch only if everything that an import may depend on (see Setting) is still
 the same. All other launches start new processes, and a spare process that does not fit the last launch is replaced
-after it.
+after that launch.
 """
 
 from __future__ import annotations
@@ -234,10 +234,10 @@ class Spares:
     """Decides when there is a spare process, and whether it serves a launch.
 
     begin() and end() enclose each launch of ranks whose code is known. A spare process for the next launch is started
-    only while no launch is under way. If it is still importing when a launch begins, it is ended, because it would slow
-    the ranks down. If a launch finds no spare process, and it is known what its ranks will import first, a spare
-    process is started for the launch, and the launch waits for it. So the ranks of a first launch, and all processes of
-    a pool, need only one import.
+    only while no launch is under way. If the process is still importing when a launch begins, it is ended, because it
+    would slow the ranks down. If a launch finds no spare process, and it is known what its ranks will import first, a
+    spare process is started for the launch, and the launch waits for it. So the ranks of a first launch, and all
+    processes of a pool, need only one import.
     """
 
     def __init__(self) -> None:

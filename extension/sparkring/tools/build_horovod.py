@@ -155,7 +155,7 @@ def edits(target: Target) -> list[Edit]:
         old, new = (f"set(CMAKE_CXX_STANDARD {standard})" for standard in (14, target.cxx_standard))
         wanted += [Edit("CMakeLists.txt", old, new), Edit("horovod/torch/CMakeLists.txt", old, new)]
     if target.torch:
-        # PyTorch takes any nvcc, or the folder /usr/local/cuda, for a CUDA toolkit. With a toolkit that lacks the
+        # PyTorch treats any nvcc, or the folder /usr/local/cuda, as a CUDA toolkit. With a toolkit that lacks the
         # runtime's headers or library, the build would fail, so such a toolkit is ignored. Horovod then averages
         # tensors in the CPU's memory.
         has_cuda = 'string(TOUPPER "${Pytorch_CUDA}" Pytorch_CUDA)\n'

@@ -258,7 +258,7 @@ def pair() -> tuple[Connection, Connection]:
 
 
 def dial(host: str, port: int, secret: bytes) -> Connection:
-    """Connect to the driver; each side proves to the other that it knows the gang's secret."""
+    """Return a connection to the driver. Each side proves to the other that it knows the gang's secret."""
     # The name is passed as bytes: for a str, Python would import the idna codec and Unicode's tables, which takes 2 ms.
     name: Any = host.encode() if host.isascii() else host
     sock = socket.create_connection((name, port), timeout=HANDSHAKE_TIMEOUT_S)
