@@ -1159,7 +1159,7 @@ class Plain(keras.Model):
         super().__init__()
         self.inner = layers.Dense(2)
     def call(self, x): return self.inner(x)
-if hasattr(keras, "ops"):  # Keras 2 finds it out
+if hasattr(keras, "ops"):  # Keras 2 needs no get_config() here
     Net.get_config = lambda self: {"units": self.inner.units}
 class Half(keras.optimizers.schedules.LearningRateSchedule):
     def __call__(self, step): return 0.5 * by

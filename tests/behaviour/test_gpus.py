@@ -48,7 +48,7 @@ def attempt(name, np, **options):
 
 def used(np, **options):
     if os.path.exists(SEEN):
-        os.remove(SEEN)  # an earlier run has lasted long enough to write it
+        os.remove(SEEN)  # an earlier run may have written it
     record = run(USES, np, {"SEEN": SEEN}, **options).record
     saved = runs.load(runs.find(""))
     assert [rank.gpus for rank in saved.ranks] == [rank.gpus for rank in record.ranks]
