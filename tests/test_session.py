@@ -1,4 +1,4 @@
-"""Tests of the errors if Spark cannot run ranks: with Spark Connect, and without a suitable Java."""
+"""Tests of the errors that are raised if Spark cannot run ranks: with Spark Connect, and without a suitable Java."""
 
 from __future__ import annotations
 

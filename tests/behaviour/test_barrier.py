@@ -324,7 +324,7 @@ def test_a_rank_that_ends_in_the_middle_of_its_rows(barrier, spark):
 
 @pytest.mark.parametrize("reads", ["sum(1 for _ in rows)", "import time\nfor row in rows: pass\ntime.sleep(1000)"])
 def test_rows_that_spark_cannot_make(barrier, spark, reads, monkeypatch):
-    """Half a partition is never taken for a whole one: the run fails with Spark's message."""
+    """A rank never mistakes a part of its partition for all of it: the run fails with Spark's message."""
     monkeypatch.setattr(gang, "LOST_WAIT_S", DEADLINE_S)  # however long Spark takes to report the error
     frame = spark.range(0, WIDE, 1, 2).selectExpr("IF(id = 900000, raise_error('bad sector'), id) AS x")
     with pytest.raises(RunFailed, match="bad sector"):
