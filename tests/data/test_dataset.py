@@ -150,7 +150,7 @@ def test_dates_in_a_filter_are_strings(tmp_path):
 @pytest.mark.parametrize(
     ("where", "told"),
     [
-        ("x = 3", "For equality write =="),
+        ("x = 3", "For equality, write =="),
         ("x >= 3 and", "cannot be read: [^=]*$"),
         ("speed > 3", "the column `speed`, .* `x`, `city`"),
         ("cit == 'Ulm'", "did you mean `city`?"),
