@@ -255,8 +255,8 @@ def test_uneven_steps_are_told(local, uneven):
     """, namespace={"folder": str(uneven)})  # fmt: skip
     lines = [line for line in local.view.record.recent if line.stream == "stderr"]
     assert [line.rank for line in lines if "Warning" in line.text] == [0], lines
-    assert lines[0].text.startswith(f"<cell>:4: UserWarning: {uneven}: rank 0 gets 7 steps of 16 rows, rank 1 gets 6: "
-                                    "an allreduce in the last step hangs or fails.")  # fmt: skip
+    assert lines[0].text.startswith(f"<cell>:4: UserWarning: {uneven}: rank 0 gets 7 steps of 16 rows, but rank 1 gets "
+                                    "6: an allreduce in the last step hangs or fails.")  # fmt: skip
 
 
 def test_too_few_row_groups(local, tmp_path):

@@ -420,8 +420,8 @@ def null_counts(metadata: pq.FileMetaData, columns: set[str] | None = None) -> C
 def _named_in(condition: pc.Expression, schema: pa.Schema) -> set[str]:
     """Return the names of the columns that a filter reads.
 
-    Arrow does not list them. So the filter is applied to empty tables that each lack one column. If this fails for a
-    table, the filter reads the missing column.
+    Arrow does not list them. So the filter is applied to empty tables that each lack one column. If the filter fails on
+    a table, it reads the column that the table lacks.
     """
     found = set()
     for name in schema.names:
@@ -436,7 +436,7 @@ def _named_in(condition: pc.Expression, schema: pa.Schema) -> set[str]:
 
 
 def _counted(dataset: Dataset) -> Dataset:
-    """Return the data set with the numbers of rows that pass the filter.
+    """Return the data set with the number of rows in each row group that pass the filter.
 
     Arrow computes these numbers from the statistics in the footers if possible, and otherwise reads the rows.
     """

@@ -46,7 +46,7 @@ class Layout:
     objects: dict[str, str] = field(default_factory=dict)
 
     def learn(self, rows: pa.RecordBatch) -> None:
-        """Find `spec` from some rows.
+        """Set `spec` and `objects` from some rows.
 
         Raise DataError if the columns of these rows cannot become arrays, or if the transform does not return a dict of
         arrays that all have as many rows as `rows`.

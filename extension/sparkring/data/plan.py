@@ -162,8 +162,8 @@ def in_order(counts: Sequence[Sequence[int]]) -> list[RowRange]:
 def remaining(counts: Sequence[Sequence[int]], position: Position, window: int) -> list[RowRange]:
     """Return the rows of the epoch that no rank has read at `position`, as one sequence of ranges.
 
-    In each leg, the rows that the earlier legs have left are cut into stretches, one for each rank. Of its stretch, a
-    rank may have read only a part.
+    In each leg, the rows that the earlier legs have left are cut into stretches, one for each rank. A rank
+    may have read only a part of its stretch.
     """
     line = epoch_order(counts, position.seed, position.epoch) if window else in_order(counts)
     for number, leg in enumerate(position.legs):

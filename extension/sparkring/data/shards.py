@@ -99,7 +99,7 @@ def shards(
         this dict is the name of an array. Its value is the name of a column, or a list of numeric columns, which
         become one array [rows, columns].
     where: a row filter, as in "speed > 3 and city == 'Ulm'". A list in the form of pyarrow's `filters`, or an Arrow
-        expression, is accepted as well.
+        expression, is also accepted.
     transform: a function that is called with each batch (a dict of arrays [rows, …]) and returns the dict of arrays
         to use instead.
     shuffle: read row groups in a new order every epoch, and shuffle rows in a buffer. A number sets the size of this
@@ -207,7 +207,7 @@ class Shards:
 
     @property
     def spec(self) -> dict[str, Spec]:
-        """For each column of a batch, the shape of one row and the dtype. They are found from the first rows."""
+        """For each column of a batch, the shape of one row and the dtype. Both are found from the first rows."""
         if not self.layout.spec:
             # These are the first rows of the whole data set, not of this rank's shard, so that all ranks find the same
             # spec.
@@ -268,7 +268,7 @@ class Shards:
     def as_arrow(self) -> Iterator[pa.Table]:
         """Yield the batches of one epoch as Arrow tables.
 
-        They hold the columns as they are stored: `fill` and `transform` are not applied.
+        The tables hold the columns as they are stored: `fill` and `transform` are not applied.
         """
         return self.handed_out(self._ahead(self._read_arrow), lambda table, begin: table.slice(begin, self.batch_size))
 
