@@ -40,8 +40,8 @@ History = list[tuple[int, dict[str, float]]]
 Room = dict[str, npt.NDArray[Any]]
 
 # The steps that this process has passed to save(). The key is the directory and the stamp of the attempt, so all stores
-# of one directory share a list. The number of a save, which is part of the checkpoint's name, is the index of the save's
-# step in this list.
+# of one directory share a list. The number of a save, which is part of the checkpoint's name, is the index of its step
+# in this list.
 _steps: dict[tuple[str, int], list[int]] = {}
 
 
