@@ -143,7 +143,7 @@ def test_the_order_is_the_same_for_a_seed_and_new_in_every_epoch():
 
 
 def test_row_groups_and_rows_are_each_shuffled_by_epoch():
-    """Each epoch has new orders of row groups and of rows. The order of rows also depends on the rank and the buffer."""
+    """Each epoch has new orders of row groups and of rows. The order of rows also depends on rank and buffer."""
     counts = [[10] * 8] * 4
     assert len({tuple(epoch_order(counts, 0, epoch)) for epoch in range(1, 6)}) == 5
     keys = [

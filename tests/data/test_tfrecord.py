@@ -243,7 +243,7 @@ def test_remainder(folder, capsys):
 
 
 def test_what_is_asked_for(folder, tf):
-    """as_tf() can return dicts, tuples of named columns, single tensors, only some columns, or a transform's results."""
+    """as_tf() can return dicts, tuples of named columns, tensors, only some columns, or a transform's results."""
     write_tfrecord(numbered(8), folder, batch_size=4, files=2)
     records = tfrecords(folder, shuffle=False)
     assert set(records.as_tf().element_spec) == {"x", "y"}
