@@ -116,7 +116,10 @@ def test_a_mount_that_only_writes_in_one_go(mount, syncs):
 
 
 def test_listings_that_are_stale(mount, run, monkeypatch):
-    """No checkpoint is lost. A run resumes from a checkpoint by its name. Once listings are current, all old ones go."""
+    """No checkpoint is lost, and a run finds its resume point by name.
+
+    Once listings are up to date, all old checkpoints are removed.
+    """
     with mount(lag=LAG) as found:
         store = checkpoints("dbfs:/ml/run1", keep=2)
         for step in range(1, 30):

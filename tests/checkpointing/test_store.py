@@ -572,7 +572,10 @@ def test_the_drivers_choice(tmp_path, run, told, monkeypatch):
 
 
 def test_all_ranks_get_one_answer(tmp_path, run, seat, monkeypatch):
-    """A rank sees the checkpoints that the driver saw, and those that this attempt has saved at the rank's own steps."""
+    """A rank sees the checkpoints that the driver saw, and the checkpoints of this attempt.
+
+    It does not see those of steps that it has not yet passed to save() itself.
+    """
     outside = checkpoints(tmp_path, keep=None, best="loss")
     for step in (1, 2):
         saved(outside, step, metrics={"loss": step})
