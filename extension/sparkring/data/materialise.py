@@ -286,7 +286,10 @@ def _copy(copy: Location, version: str, commit: Mapping[str, Any], *, reused: bo
 
 
 def _computed(session: SparkSession, called: str, doing: str, ask: Callable[[], Any], tell: Say) -> Any:
-    """Return the result of ask(). If it fails, raise DataError with Spark's reason. An interrupt ends Spark's jobs."""
+    """Return the result of ask(). If ask() fails, raise DataError with Spark's reason.
+
+    An interrupt ends the Spark jobs of ask().
+    """
     try:
         return interruptibly(session.sparkContext, f"{doing} {called}", ask, tell)
     except KeyboardInterrupt:

@@ -3,7 +3,8 @@
 Spark writes the rows to the cache, as for shards(). An item only refers to its rows in the cache. It becomes a
 pandas.DataFrame when it is unpickled on a rank, so no rows go through the driver.
 
-    partitions      each partition is in one file; an empty partition may have no file
+    partitions      each partition has its own file, or several files if Spark limits their size; an empty partition may
+                    have none
     groups          Spark sorts the rows by their keys, so that the rows of a group are neighbours in a file. The folder
                     _groups has the index: the key, file, first row, last row and number of rows of each group.
 """

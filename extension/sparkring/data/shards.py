@@ -45,7 +45,7 @@ Held = TypeVar("Held")
 class Buffer(NamedTuple):
     """The first `rows` rows of a window, after its rows have been put in `order` (None: as stored).
 
-    `before` is the number of rows of this rank's shard that come before them.
+    `before` is the number of rows of this rank's shard that come before these rows.
     """
 
     window: Window
