@@ -52,8 +52,9 @@ def resume(store: Store, model: Any, data: Shards | None = None, every: str | in
     the states of the generators from which Dropout and similar layers draw. In three cases, the numbers differ, but the
     training is just as good: the model or its data use tf.random in a tf.function without a generator; operations add
     numbers in varying order, as on GPUs; or the number of ranks has changed. On ranks that do not save, random layers
-    draw numbers of their own. Without `data`, the data set that is passed to fit() decides what is read in the rest of
-    an epoch. Under a strategy with several replicas, `data` is refused, and random layers are not changed.
+    may draw different numbers, because the states of their generators are not saved. Without `data`, the data set that
+    is passed to fit() decides what is read in the rest of an epoch. Under a strategy with several replicas, `data` is
+    refused, and random layers are not changed.
 
     With Keras 3, the backend must be TensorFlow, callbacks count the batches of a continued epoch from 0, and fit()
     must be given `data.as_tf(…)` itself, not a data set made from it with map().

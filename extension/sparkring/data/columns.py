@@ -34,7 +34,7 @@ _VECTOR = {"type", "size", "indices", "values"}
 
 @dataclass(frozen=True)
 class Making:
-    """How arrays are made from columns. This is the same for all batches of a data set, whatever rows they contain.
+    """How arrays are made from columns: in the same way for all batches of a data set, whatever rows they contain.
 
     The keys of all mappings are column names. `fill` has the values that replace nulls. `raw` has the dtype and shape
     of the array that each row of a binary column holds. `nulls` names the columns whose arrays have another dtype
