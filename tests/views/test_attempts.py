@@ -50,7 +50,7 @@ def told(replayed):
 
 def test_a_rank_is_lost_and_the_run_goes_on(told):
     """The lines say what ended the attempt, what had been saved, and from which step the next attempt continued."""
-    lost = "attempt 1 · 2 ranks · 14 s · ended: rank 1 on vm was killed by SIGKILL (step 120 was saved 3.0 s before)"
+    lost = "attempt 1 · 2 ranks · 14 s · ended: rank 1 on vm was killed by SIGKILL (step 120 was saved 3.0 s earlier)"
     assert told(*FIRST, *SECOND) == [lost, "attempt 2 · 1 rank instead of 2 · continues from step 120 · running"]
     assert told(*FIRST, *SECOND, *BACK) == [
         lost,
@@ -118,7 +118,7 @@ def test_news_is_told_once(replayed):
         lines += news(seen, record)
         seen = record.attempts
     assert lines == [
-        "attempt 1 ended after 14 s: rank 1 on vm was killed by SIGKILL (step 120 was saved 3.0 s before)",
+        "attempt 1 ended after 14 s: rank 1 on vm was killed by SIGKILL (step 120 was saved 3.0 s earlier)",
         "attempt 2 continues from step 120 on 1 rank instead of 2",
     ]
     assert news((), replayed(*events, up=False, checkpoint_dir=FOLDER)) == lines, "what came at once is told in order"

@@ -266,7 +266,7 @@ def test_one_line_on_what_was_saved(replayed):
     record = replayed(*events, removed(10), damaged(20))
     (series,) = views.recorded(record)
     assert views.saved_words(record, series, T + 33) == (
-        "saved step 30, 3 s ago · 4.20 MB in 0.2 s, of which training waited 12 ms · loss 0.5 · "
+        "saved step 30, 3 s ago · 4.20 MB in 0.2 s (training waited 12 ms) · loss 0.5 · "
         f"3 saved, 1 still there, 1 damaged · {FOLDER}"
     )
     assert [(mark.state, mark.resumes) for mark in series.marks] == [
@@ -350,7 +350,7 @@ def test_the_panel_tells_the_story(replayed):
     )  # fmt: skip
     for final in (False, True):
         page = panel(record, now=T + 12, final=final)
-        assert "rank 1 on vm was killed by SIGKILL (step 120 was saved 2.0 s before)" in page
+        assert "rank 1 on vm was killed by SIGKILL (step 120 was saved 2.0 s earlier)" in page
         assert re.search(">last lines of rank 1</summary>.*&lt;last words&gt;", page, re.DOTALL)
         assert "continues from step 120" in page
     assert (

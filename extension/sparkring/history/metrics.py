@@ -348,7 +348,7 @@ def _xs(found: Table) -> list[int]:
 
 
 def _kept(found: Table) -> list[bool]:
-    """Return whether each row is kept. A row is undone if a later attempt began at or before the row's epoch or step."""
+    """Return whether each row is kept. A row is undone if a later attempt began at or before that epoch or step."""
     if found.laps or not found.rows[-1].attempt:
         return [True] * len(found.rows)
     kept, lowest = [], math.inf

@@ -85,7 +85,7 @@ def _source(record: RunRecord, frame: CodeFrame) -> list[str]:
 
 
 def _line_text(record: RunRecord, frame: CodeFrame) -> str:
-    # Prefer the text of the cell as the user wrote it. In the rank's text, IPython has already translated the cell's
+    # Prefer the text of the cell as the user wrote it. In the rank's copy, IPython has already translated the cell's
     # `%` and `!` lines to Python.
     if frame.filename == CELL_NAME and (text := code_line(record, frame.line)):
         return text
