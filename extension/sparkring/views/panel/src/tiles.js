@@ -1,4 +1,4 @@
-// The strip of tiles above the tabs, with a tile for each rank.
+// The strip of tiles above the tabs.
 
 import { make, put } from "./elements.js";
 import { duration } from "./words.js";
