@@ -303,7 +303,7 @@ def test_a_save_adds_no_line_to_the_panel(replayed):
     assert count[0] == count[1]
     done = panel(many._replace(outcome="finished", ended=T + 41), now=T + 50, final=True)
     assert "the newest 12 of 39 checkpoints" in done
-    assert "saved step 39, 2.0 s before the end" in done, "ages would be wrong for whoever looks at it later"
+    assert "saved step 39, 2.0 s before the end" in done, "an age would be wrong when the notebook is opened later"
     assert ">after 39 s</td>" in done
     assert " ago" not in done
 
@@ -382,7 +382,7 @@ def test_in_a_terminal(replayed):
 
 
 def test_a_check_says_how_far_it_is_when_it_takes_long():
-    """Nothing is shown in the first two seconds. Then a line is shown, and cleared at the end."""
+    """Nothing is shown in the first two seconds. After that, a line is shown, which is cleared at the end."""
     now, stream = [0.0], io.StringIO()
     with CheckProgress(stream, lambda: now[0]) as progress:
         progress.tell(0, 3, 0, 6_000_000)

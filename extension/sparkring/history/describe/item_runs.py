@@ -38,7 +38,7 @@ def items(record: RunRecord, *, over: bool = False) -> str:
     words = counted(number, "item") if whole in (None, number) else f"{number:,} of {counted(whole or 0, 'item')}"
     failed = f"{found.failed:,} failed" if found.failed else ""
     pruned = f"{found.pruned:,} pruned" if found.pruned else ""
-    kept = f"{found.kept:,} kept from before" if found.kept else ""
+    kept = f"{found.kept:,} kept from an earlier run" if found.kept else ""
     if over:
         # If an earlier run has finished the items, "0 of 40 items finished" would be wrong.
         words = f"{words} finished" if number or not found.kept else counted(whole or found.kept, "item")
