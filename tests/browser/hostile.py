@@ -241,7 +241,7 @@ def _numbered() -> list[str]:
         each.replace("{at}", str(at)).replace("{url}", f"{address}{at}").replace("{{", "{").replace("}}", "}")
         for at, each in enumerate(said)
     ]
-    # Each string begins with its number, so that it can be found, and so that the panel folds no two into one.
+    # Each string begins with its number, so that tests can find it and the panel does not fold strings into one.
     return [f"§{at}§ {each}" for at, each in enumerate(found)]
 
 

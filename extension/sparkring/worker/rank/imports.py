@@ -76,7 +76,7 @@ def under_way(frame: types.FrameType | None) -> bool:
 
 
 class _Finder(MetaPathFinder):
-    """Finds modules that have actions by asking the other finders, and has the modules' loaders call the actions."""
+    """Asks the other finders for modules that have actions, and makes the loaders of these modules call the actions."""
 
     def __init__(self) -> None:
         self._looking: set[str] = set()

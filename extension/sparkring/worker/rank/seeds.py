@@ -66,7 +66,7 @@ def _noted() -> Callable[[], None]:
 
 
 def _keras(module: Any, seed: int) -> None:
-    """Seed Keras' own generators. set_random_seed() also seeds those of Python and NumPy, so put these back."""
+    """Seed Keras' own generators. set_random_seed() also seeds those of Python and NumPy, which are put back."""
     put_back = _noted()
     module.utils.set_random_seed(seed)
     put_back()
