@@ -423,7 +423,7 @@ def test_only_what_is_missing_runs_again(runs, tmp_path):
         assert [(each.curves, each.by) for each in record.items.known] == [
             ({"loss": ((2, 0.75), (4, 0.5))}, "step")
         ] * 5
-    assert "2 of 5 items finished · 3 kept from before" in describe.outcome(result.record)
+    assert "2 of 5 items finished · 3 kept from an earlier run" in describe.outcome(result.record)
     assert any("do not run again" in notice.text for notice in result.record.notices)
     ran.clear()
     assert runs(cell, ["a"], 1, fresh=True, **options).values == [["a", 1]]

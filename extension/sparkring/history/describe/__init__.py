@@ -1,4 +1,4 @@
-"""Describes a run in words. All views, errors and lists use these words."""
+"""Describes a run in words. All views, errors and lists use the functions of this package."""
 
 from sparkring.history.describe.failures import NoRestart as NoRestart
 from sparkring.history.describe.failures import explain_failure as explain_failure

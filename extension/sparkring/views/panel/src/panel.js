@@ -102,10 +102,10 @@ export class Panel {
 
   stopRun() {
     this.run.stop();
-    this.buttons[this.tab].focus(); // Stop gets disabled; without this line, its focus would go to the page
+    this.buttons[this.tab].focus(); // Stop will be disabled; without this line, its focus would go to the page
   }
 
-  // Draw the state as well at the next frame.
+  // Draw at the browser's next frame, including the state.
   scheduleState() {
     this.stateDirty = true;
     this.schedule();
@@ -124,7 +124,7 @@ export class Panel {
     this.saying = setTimeout(() => put(this.said, ""), 4000);
   }
 
-  // Draw at the browser's next frame, only once even if many messages arrive until then.
+  // Draw at the browser's next frame: only once, even if many messages arrive before it.
   schedule() {
     if (this.frame || this.gone) return;
     this.frame = requestAnimationFrame(() => {
@@ -134,7 +134,7 @@ export class Panel {
       for (const name of this.htmlDirty) this.drawHtml(name);
       if (this.run.items.rows.size && this.buttons.items.hidden) {
         this.buttons.items.hidden = false;
-        this.select(this.run.search ? "search" : "items"); // when the first items come: they tell more than the log
+        this.select(this.run.search ? "search" : "items"); // when the first items arrive: these tabs tell more than the log
       }
       this.buttons.search.hidden = !this.run.search;
       if (this.tab === "items" && !this.items.draw(this.now() - (this.run.state?.started ?? 0))) this.schedule();
@@ -172,7 +172,7 @@ export class Panel {
     this.ranks.draw(state, now);
   }
 
-  // Return the kernel's time in seconds; after the end of the run, the time of its end.
+  // Return the kernel's current time in seconds; after the run, return the time at which the run ended.
   now() {
     return this.run.state?.ended || Date.now() / 1000 - this.run.offset;
   }

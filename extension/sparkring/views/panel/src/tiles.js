@@ -1,4 +1,4 @@
-// The strip of tiles above the tabs, with a tile for each rank.
+// The strip of tiles above the tabs.
 
 import { make, put } from "./elements.js";
 import { duration } from "./words.js";
@@ -7,7 +7,7 @@ const SILENT_S = 5, ALL_SILENT_S = 30;
 const TOLD_TILES = 16, NUMBERED_TILES = 32, SIGNED_TILES = 256, MOST_TILES = 1024;
 const SIGNS = { ".": "…", r: "▶", f: "✓", x: "✗", y: "✗", s: "■", i: "·" };
 const STATE_WORDS = { ".": "starting", r: "running", f: "finished", x: "failed", y: "failed after another rank",
-                      s: "stopped", i: "takes no part" };
+                      s: "stopped", i: "not taking part" };
 
 // A tile for each rank. It shows the rank's state as a colour and a sign, and its step. If there are few ranks, it also
 // shows the epoch, the host (if there are several), the GPU, and the time since the rank's last message.
