@@ -57,7 +57,7 @@ def test_memory_binds():
     assert of({"free_bytes": 8 * GB}, np=-8).warning == (
         "8 at once need about 8.50 GB of memory, but only 8.00 GB are free: use -n -6."
     )
-    assert of({"free_bytes": 0}).binds == "cores", "the system does not tell"
+    assert of({"free_bytes": 0}).binds == "cores", "the free memory is not known"
     ranks = of({"free_bytes": 8 * GB}, {"free_bytes": 8 * GB, "cpu_s": 0.5})
     assert (ranks.fits, ranks.memory_bytes, ranks.cpu_share) == (3, 2 * GB, 0.75)
 

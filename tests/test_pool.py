@@ -155,7 +155,7 @@ def test_a_failed_item_leaves_the_others_alone(runs):
         5: "signal",
         6: "lost",
     }
-    assert list(result.table.attempts) == [1, 1, 1, 1, 1, 2, 2, 1], "what killed a process is tried once more"
+    assert list(result.table.attempts) == [1, 1, 1, 1, 1, 2, 2, 1], "an item whose process died is tried once more"
     assert result.record.items.again == 2
 
 
@@ -423,7 +423,7 @@ def test_only_what_is_missing_runs_again(runs, tmp_path):
         assert [(each.curves, each.by) for each in record.items.known] == [
             ({"loss": ((2, 0.75), (4, 0.5))}, "step")
         ] * 5
-    assert "2 of 5 items finished · 3 kept from before" in describe.outcome(result.record)
+    assert "2 of 5 items finished · 3 kept from an earlier run" in describe.outcome(result.record)
     assert any("do not run again" in notice.text for notice in result.record.notices)
     ran.clear()
     assert runs(cell, ["a"], 1, fresh=True, **options).values == [["a", 1]]

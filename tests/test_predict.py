@@ -459,7 +459,7 @@ def test_spark_connect():
 
 
 def test_errors_of_tasks(frame, spark, no_folder_left):
-    """If a row fails, its partition is named; if a model cannot be loaded, its host. Both errors end the query."""
+    """If a row fails, the error names its partition; if a model cannot be loaded, its host. Both end the query."""
 
     def fails_late(batch):
         if (batch["id"] == 2600).any():

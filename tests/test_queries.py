@@ -40,7 +40,7 @@ def rows_of(record):
 
 
 def test_a_query(frame, capsys):
-    """Each query that uses the column has its own record, whose items are the partitions. Scripts do not print it."""
+    """Each query that uses the column has its own record. Its items are the partitions. Scripts print no record."""
 
     def model(batch):
         time.sleep(0.01)

@@ -192,7 +192,7 @@ def test_messages_and_stacks():
 
 
 def test_a_stack_is_kept_until_the_rank_has_moved_on():
-    """A newer stack replaces a stack. A report from the rank some time later removes it, and so does the rank's end."""
+    """A newer stack replaces an older one. A later report from the rank removes it, and so does the rank's end."""
     first, second = StackTaken(2.0, 1, "waiting", 4, "text"), StackTaken(3.0, 1, "running", 5, "text")
     record = replay([STARTED, first, second])
     assert record.ranks[1].stack == second

@@ -68,7 +68,7 @@ def test_a_pruned_trial_ends_at_its_next_report(runs):
     assert states(result.study) == ["COMPLETE", "COMPLETE", "PRUNED", "PRUNED"]
     assert [trial.value for trial in result.study.get_trials()] == [1.25, 2.25, 4.0, 5.0]
     assert (result.best().q, result.best().loss) == (1, 1.25)
-    assert result.best("loss", mode="max").q == 2, "of those that have finished"
+    assert result.best("loss", mode="max").q == 2, "the best of the finished trials"
     found = result.record.items
     assert (found.finished, found.pruned, found.done) == (2, 2, 4)
     assert found.search.best == (0, 1.25)

@@ -48,7 +48,7 @@ def attempt(name, np, **options):
 
 def used(np, **options):
     if os.path.exists(SEEN):
-        os.remove(SEEN)  # an earlier run has lasted long enough to write it
+        os.remove(SEEN)  # an earlier run may have written it
     record = run(USES, np, {"SEEN": SEEN}, **options).record
     saved = runs.load(runs.find(""))
     assert [rank.gpus for rank in saved.ranks] == [rank.gpus for rank in record.ranks]
@@ -212,7 +212,7 @@ def test_spark(driver, four_gpus, gpu_cluster):
         assert [len(gpus) for gpus in own] == [each] * 2, found[name]
         in_order = [address for gpus in own for address in gpus]
         assert len(set(in_order)) == 2 * each, "no GPU is given twice"
-        assert seen == {(",".join(in_order), "PCI_BUS_ID")}, "all of the node's, by local rank"
+        assert seen == {(",".join(in_order), "PCI_BUS_ID")}, "all GPUs of the node, in the order of local ranks"
     assert [value[:2] for value in found["none"]] == [[[], ""]] * 2
     assert found["too few"].startswith("LaunchError: needs 3 GPUs for each task, but Spark assigns 2 (spark://")
     for setting in ("spark.task.resource.gpu.amount=3", "spark.executor.resource.gpu.amount", "discoveryScript"):

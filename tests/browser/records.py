@@ -1,4 +1,4 @@
-"""Records of every kind of run that a notebook can show. Like real records, they are computed from events."""
+"""Records of every kind of run that a notebook can show. As in real runs, the records are computed from events."""
 
 from __future__ import annotations
 

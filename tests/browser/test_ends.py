@@ -45,7 +45,7 @@ from sparkring.views import open_view
 
 size, silent, slow = 1024, 77, 500
 now, started = time.time(), time.time() - 300
-soon = now + 3600  # in the future, so these ranks never count as silent
+soon = now + 3600  # in the future, so that ranks with a message at this time never count as silent
 record = replay([
     RunStarted(started, "2026-11-20_14-03-22_many", "a thousand ranks", "%%horovod -n 1024\\ntrain()", size, "spark",
                "horovod", "all"),
@@ -138,7 +138,7 @@ def was_interrupted(notebook: Notebook, panel: Locator) -> None:
     expect(notebook.cell(AT_ENDLESS).locator(".jp-OutputArea-output").last).to_contain_text("KeyboardInterrupt")
 
 
-@pytest.mark.versions("of JupyterLab and ipykernel, by which Stop comes")
+@pytest.mark.versions("of JupyterLab and ipykernel, which deliver Stop")
 def test_the_stop_button(notebook: Notebook, shoot: Callable[..., None]) -> None:
     panel = running(notebook)
     stop = panel.get_by_role("button", name="■ Stop")
@@ -245,7 +245,7 @@ def test_a_thousand_ranks(notebook: Notebook, shoot: Callable[..., None]) -> Non
 def test_items(notebook: Notebook, shoot: Callable[..., None], pictures: Path) -> None:
     """The table of items can be sorted and searched.
 
-    With the pointer and with keys, a user can get to an item's error, curves and lines.
+    With the pointer or the keyboard, a user can open an item's error, curves and lines.
     """
     notebook.run(AT_ITEMS)
     panel = notebook.panel(AT_ITEMS)
@@ -318,7 +318,7 @@ def colours(figure: Locator) -> set[tuple[int, ...]]:
 
 
 def test_a_search(notebook: Notebook, wait_until: Callable[..., Any], pictures: Path) -> None:
-    """Trials are drawn while the search runs, and can be chosen with the pointer and with keys."""
+    """Trials are drawn while the search runs, and can be chosen with the pointer or the keyboard."""
     notebook.show(AT_TRIALS)
     notebook.run(AT_TRIALS, wait=True)
     notebook.run(AT_SEARCH)
@@ -332,7 +332,7 @@ def test_a_search(notebook: Notebook, wait_until: Callable[..., Any], pictures: 
         expect(tab).to_be_visible()
         curves, history, axes = (tab.get_by_role("figure", name=name) for name in ("Curves", "Best", "Parameters"))
         wait_until(lambda: colours(history) == {GREY, BLUE, GREEN, AMBER}, "all states of trials are drawn")
-        # With keys: the Tab key follows the order of the page, and each axis has two sliders.
+        # With the keyboard: the Tab key follows the order of the page, and each axis has two sliders.
         log, (low, high) = tab.get_by_role("button", name="log scale"), ends(tab, "lr")
         log.focus()
         for focused in (curves, history, axes, low, high, *ends(tab, "width"), *ends(tab, "val_loss")):
@@ -381,7 +381,7 @@ def test_a_search(notebook: Notebook, wait_until: Callable[..., Any], pictures: 
     expect(panel.locator("div.sr-words")).to_contain_text(re.compile(r"\d+ of 16 items finished · \d pruned · best"))
     wait_until(lambda: colours(history) == {GREY, BLUE, AMBER}, "no trial runs")
     accessible(notebook, AT_SEARCH, pictures / "trials")
-    # Keys lead from trial to trial, and to the trial's item.
+    # With keys, a user can move from trial to trial, and open the trial's item.
     history.press("End")
     expect(panel.locator(".sr-search > .sr-reading")).to_contain_text(re.compile("^trial15 (finished|pruned)val_loss"))
     history.press("ArrowLeft")
@@ -414,7 +414,7 @@ def ended_with_its_kernel(panel: Locator) -> None:
 
 
 def test_outputs_that_were_cleared_and_a_kernel_that_restarts(notebook: Notebook, shoot: Callable[..., None]) -> None:
-    """A background run can be shown again by its name or by its object. It ends with its kernel."""
+    """A background run can be shown again by its name or by its object. The run ends with its kernel."""
     notebook.run(AT_BACKGROUND, wait=True)
     expect(state(notebook.panel(AT_BACKGROUND))).to_have_text("running")
     notebook.cell(AT_BACKGROUND).locator(".jp-InputArea .cm-content").click()
@@ -454,7 +454,7 @@ def test_a_kernel_that_is_killed_in_the_middle(notebook: Notebook, opened: Opene
     expect(static).to_contain_text(re.compile(r"as of \d{4}-\d\d-\d\d \d\d:\d\d:\d\d"))
     expect(static).to_contain_text(re.compile(r"line \d+"))
     expect(static.locator(".sr-ranks span")).to_have_count(2)
-    # Runs that had already ended are shown as before.
+    # Runs that had ended before the kernel was killed are still shown.
     expect(again.static(AT_FAILING)).to_contain_text("ValueError: shapes (3, 4) and (5,) do not match")
     assert "Error displaying widget" not in again.page.content()
     shoot(again, "after-a-kill", again.cell(AT_ENDLESS))

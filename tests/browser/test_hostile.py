@@ -36,7 +36,7 @@ plt.plot([1, 2])
 plt.show()
 """
 DISPLAYED = 20
-# A run that has a string in every other field that can contain a user's text.
+# A run that has a hostile string in every other field that can contain a user's text.
 EVERYWHERE = """from sparkring.history.events import *
 from sparkring.history.record import RunRecord, replay
 from sparkring.views import open_view
@@ -67,7 +67,7 @@ def show(at, said, live):
     return view, record
 
 """
-# One run has several strings, since JupyterLab shows only 50 outputs of a cell, and a run has three.
+# Each run gets several strings, since JupyterLab shows only 50 outputs of a cell, and each run has three outputs.
 TOGETHER = 18
 JOINED = f"""{EVERYWHERE}
 views = [show(at, ' '.join(PAYLOADS[at : at + {TOGETHER}]), True) for at in range(0, len(PAYLOADS), {TOGETHER})]
@@ -116,13 +116,13 @@ def test_printed_by_a_rank(notebook: Notebook) -> None:
     assert len(seen) == len(PAYLOADS) + len(RAW) + DISPLAYED + 1
     assert panel.evaluate(FOREIGN) == []
     displays = notebook.page.locator("[data-sparkring-displays]")
-    expect(displays).to_be_visible()  # though the static view is hidden while the panel is live
+    expect(displays).to_be_visible()  # although the static view is hidden while the panel is live
     expect(displays.get_by_alt_text("<Figure size 640x480 with 1 Axes>")).to_be_visible()
     assert displays.evaluate(HARMFUL) == []
 
 
 def all_rows(panel: Locator) -> list[str]:
-    """Return the text of each line, while scrolling the box to its end. A line with other elements is marked."""
+    """Scroll the box to its end, and return the text of each line. A line with unexpected elements is marked."""
     found: dict[int, str] = panel.evaluate(
         """async (panel) => {
           const box = panel.querySelector('.sr-lines'), found = {};
@@ -193,7 +193,7 @@ def test_what_stays(notebook: Notebook, opened: Opened) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def nothing_happened(opened: Opened) -> Iterator[Any]:
-    """None of the strings has opened a dialog or made a request."""
+    """Check at the end that none of the strings has opened a dialog or made a request."""
     yield
     assert opened.errors == []
     assert [url for url in opened.requests if SENTINEL in url] == []

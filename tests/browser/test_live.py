@@ -83,11 +83,11 @@ class Watched:
         return rows.filter(has_text=text) if text else rows
 
     def ranks_of_rows(self) -> set[str]:
-        """The ranks with which the visible lines are tagged."""
+        """Return the ranks that the visible lines are tagged with."""
         return set(self.panel.locator(".sr-tab-logs .sr-row .sr-tag").all_inner_texts())
 
     def until_ranks(self, *wanted: str) -> None:
-        """Wait until the visible lines are those of exactly these ranks."""
+        """Wait until the visible lines are tagged with exactly these ranks."""
         self.page.wait_for_function(
             """([at, wanted]) => {
               const panel = document.querySelectorAll('.jp-Notebook-cell')[at].querySelector('.sr-panel');
@@ -253,7 +253,7 @@ def test_what_is_shown_of_the_lines(live: Watched, shoot: Callable[..., None]) -
     expect(live.rows("the same everywhere")).to_have_count(1)
     tag = live.rows("the same everywhere").locator(".sr-tag")
     expect(tag).to_have_text("0–2")
-    expect(tag).to_have_class("sr-tag sr-c0")  # whichever rank's line came first
+    expect(tag).to_have_class("sr-tag sr-c0")  # the lowest rank's colour, whichever rank's line arrived first
     live.tile(2).click()
     expect(live.rows("the same everywhere").locator(".sr-tag")).to_have_text("2")
     live.tile(2).click()
@@ -486,7 +486,7 @@ def test_a_page_that_is_loaded_again(started: Watched) -> None:
     expect(started.notebook.prompt(Watched.AT)).not_to_have_text(re.compile(r"\d"))
     (started.folder / "end").touch()
     expect(started.panel.locator(".sr-state")).to_have_text("finished")
-    # Each rank's last line is shown once. By now, the first lines of a long run are only in its files.
+    # Each rank's last line is shown once. The first lines are not checked, since those of a long run are only in files.
     for rank in range(3):
         expect(started.rows(f"the last line of {rank}")).to_have_count(1)
 
@@ -496,7 +496,7 @@ def test_a_page_that_is_loaded_again(started: Watched) -> None:
 
 @pytest.fixture(scope="module")
 def over(started: Watched) -> Watched:
-    """The same cell after it has run again to its end, since the reloaded page missed the end of the first run."""
+    """The same cell after a second, complete run, since the reloaded page missed the end of the first run."""
     (started.folder / "end").touch()
     expect(started.panel.locator(".sr-state")).to_have_text("finished")
     started.notebook.run(started.AT, wait=True)

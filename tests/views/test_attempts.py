@@ -1,4 +1,4 @@
-"""Tests the line that views show for each attempt."""
+"""Tests the lines that views show for attempts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ BACK = [CheckpointRestored(FOLDER, "00000120.1795294802123-0", 120, time=T + 16.
 
 @pytest.fixture
 def told(replayed):
-    """Return a function that returns the lines about a run's attempts after some events.
+    """Return a function that takes events and returns the lines about a run's attempts after these events.
 
     The run has a checkpoint directory.
     """
@@ -50,7 +50,7 @@ def told(replayed):
 
 def test_a_rank_is_lost_and_the_run_goes_on(told):
     """The lines say what ended the attempt, what had been saved, and from which step the next attempt continued."""
-    lost = "attempt 1 · 2 ranks · 14 s · ended: rank 1 on vm was killed by SIGKILL (step 120 was saved 3.0 s before)"
+    lost = "attempt 1 · 2 ranks · 14 s · ended: rank 1 on vm was killed by SIGKILL (step 120 was saved 3.0 s earlier)"
     assert told(*FIRST, *SECOND) == [lost, "attempt 2 · 1 rank instead of 2 · continues from step 120 · running"]
     assert told(*FIRST, *SECOND, *BACK) == [
         lost,
@@ -118,10 +118,10 @@ def test_news_is_told_once(replayed):
         lines += news(seen, record)
         seen = record.attempts
     assert lines == [
-        "attempt 1 ended after 14 s: rank 1 on vm was killed by SIGKILL (step 120 was saved 3.0 s before)",
+        "attempt 1 ended after 14 s: rank 1 on vm was killed by SIGKILL (step 120 was saved 3.0 s earlier)",
         "attempt 2 continues from step 120 on 1 rank instead of 2",
     ]
-    assert news((), replayed(*events, up=False, checkpoint_dir=FOLDER)) == lines, "what came at once is told in order"
+    assert news((), replayed(*events, up=False, checkpoint_dir=FOLDER)) == lines, "the news of one record is in order"
 
 
 def test_the_closing_line(replayed):

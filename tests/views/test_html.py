@@ -92,7 +92,7 @@ def payloads(count: int = 200) -> Iterator[str]:
 
 @pytest.fixture
 def hostile(replayed):
-    """Return a function that returns the record of a run in which every text is a payload."""
+    """Return a function that makes the record of a run in which every text is a payload."""
 
     def make(payload: str, final: bool = True):
         line = payload.encode("utf-8", "surrogatepass") + b"\n"
@@ -171,7 +171,7 @@ def test_what_ranks_and_users_write_is_text(hostile, final, monkeypatch):
         assert plain(payload.partition("\n")[0]) in page.text
         check(code.html(hostile(payload, final), NOW, "tab") + metrics.html(hostile(payload, final), NOW, "tab"))
         assert not _HIDDEN.search(found["text/plain"].replace("\n", ""))
-        found["text/html"].encode()  # what cannot be encoded cannot be saved
+        found["text/html"].encode()  # a notebook with text that cannot be encoded could not be saved
 
 
 def test_tables_hold_text():
@@ -323,7 +323,7 @@ def test_some_ranks_of_a_warm_gang(replayed):
     record = replayed(RankFinished(NOW, 0, ""), size=4, warm=True, ranks=(0, 2, 3))
     page = panel(record, now=NOW, final=False)
     assert "ranks 0, 2, 3 of 4 on this machine (2 hosts) · horovod · warm gang · " in page
-    assert '<span class="i" title="rank 1 takes no part, node-1' in page
+    assert '<span class="i" title="rank 1 not taking part, node-1' in page
     assert ">1 ·</span>" in page
     assert '<span class="f" title="rank 0 finished' in page
 
@@ -404,7 +404,7 @@ def test_what_a_cell_ran_with(replayed):
     assert [tag for tag, _ in final.tags].count("details") == 2
     assert "sent from the notebook: the first 30" in final.text
     assert "name59" not in final.text
-    assert "/data/digits" not in final.text, "it stands above, with how it was read"
+    assert "/data/digits" not in final.text, "the section about reading shows the data set"
 
 
 def test_of_a_run_that_tells_nothing_of_it(replayed):
@@ -447,7 +447,7 @@ def test_what_was_measured_stays_as_pictures_with_their_names_as_text(replayed):
     for said in ("loss 0.5333", "val_loss 0.06667", "$auc$_<b> 3.333", "thin: each rank"):
         assert said in page.text
     assert len(pictures(record)) == 2
-    assert pictures(measured(replayed)) == pictures(record), "they are the same each time"
+    assert pictures(measured(replayed)) == pictures(record), "the pictures of equal records differ"
     assert "<svg" not in metrics.html(record, NOW, "final")
     assert "<img" not in metrics.html(record, NOW, "tab") + metrics.html(record, NOW, "stacked")
 

@@ -41,7 +41,10 @@ def steps(first, last, rank=0, begin=0.0, **more):
 
 
 def restarted(replayed):
-    """Two ranks, one of them slower, are lost at step 10 and continue from step 8. Every fourth step is saved."""
+    """Return a run of two ranks, one of them slower. They are lost at step 10 and continue from step 8.
+
+    A checkpoint is saved at every fourth step.
+    """
     return replayed(
         AttemptStarted(0.0, 1, 2),
         *steps(1, 10),
@@ -179,7 +182,7 @@ def test_progress_and_the_time_left(replayed):
 
 
 def test_progress_is_that_of_the_slowest_rank_that_goes_on(replayed):
-    """Ranks that have finished or are in a later epoch make no difference. Only the current attempt counts."""
+    """Ranks that have finished or are in a later epoch do not affect the progress. Only the current attempt counts."""
     told = [
         *epochs(0, 4),
         *epochs(1, 1),

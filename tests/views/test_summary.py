@@ -41,7 +41,7 @@ def test_durations(seconds, words):
 
 
 def test_the_page_has_the_same_words():
-    """Durations, numbers and ranks are written as in the page, which tests/views/panel/twins.test.mjs tests."""
+    """Durations, numbers and ranks have the same text as in the page, which tests/views/panel/twins.test.mjs tests."""
     same = json.loads((Path(__file__).parent / "words.json").read_text(encoding="utf-8"))
     assert [describe.duration(seconds) for seconds, _ in same["duration"]] == [words for _, words in same["duration"]]
     assert [describe.number(value) for value, _ in same["number"]] == [words for _, words in same["number"]]

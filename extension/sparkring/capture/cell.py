@@ -22,7 +22,7 @@ from sparkring.capture.submodules import imported_submodules
 from sparkring.errors import CaptureError
 from sparkring.history.events import CapturedName
 
-LARGE_BYTES = 10 * 1024**2  # a larger value is worth a warning
+LARGE_BYTES = 10 * 1024**2  # the user is warned about larger values
 
 
 class Captured(NamedTuple):
@@ -129,7 +129,10 @@ def capture(
 def _wanted(
     source: str, cell: CellNames, namespace: Namespace, hidden: Collection[str], also: Collection[str]
 ) -> tuple[dict[str, _Wanted], set[str]]:
-    """Return the notebook's names that the cell may use, except those in `hidden`, and the names that functions set."""
+    """Return the notebook's names that the cell may use, except those in `hidden`.
+
+    The second result has the names that the notebook's functions set when the cell calls the functions.
+    """
     wanted = {name: _Wanted(True, cell.required.get(name)) for name in (*also, *cell.required)}
     in_strings = names_in_strings(ast.parse(source), namespace) if MARKS.search(source) else []
     for name, line in (*cell.optional.items(), *in_strings):

@@ -34,7 +34,7 @@ def versions() -> tuple[tuple[str, str], ...]:
 
 
 def show_versions(*modules: str) -> None:
-    """Print one line with the versions of Python and of `modules` (such as "tensorflow"), which are not imported.
+    """Print one line with the versions of Python and of `modules`, such as "tensorflow". The modules are not imported.
 
     Without arguments, print what the record of a run contains: the versions of Python and sparkring, and of the
     installed packages for frameworks, Spark and data formats.

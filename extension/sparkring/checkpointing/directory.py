@@ -98,7 +98,7 @@ def open_directory(
     except OSError as error:
         raise CheckpointError(
             f"the checkpoint directory {path} cannot be read: {error.strerror or error}. "
-            "Name one that this kernel and the ranks can read and write."
+            "Use a directory that this kernel and the ranks can read and write."
         ) from error
     stamps = [entry.parsed.stamp for entry in entries]
     found = None if fresh else newest(entries)

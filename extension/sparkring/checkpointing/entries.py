@@ -125,7 +125,7 @@ def newest(entries: Iterable[Entry]) -> Entry | None:
 
 
 def best(entries: Iterable[Entry], metric: str, mode: Literal["min", "max"]) -> Entry | None:
-    """Return the newest committed checkpoint with the best value of `metric`; None if all are missing or NaN."""
+    """Return the newest committed checkpoint with the best value of `metric`; None if every value is missing or NaN."""
     sign = 1 if mode == "max" else -1
     scored = [
         (sign * entry.commit.metrics[metric], entry.parsed.age, entry)

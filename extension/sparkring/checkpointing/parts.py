@@ -106,7 +106,7 @@ def put_back(value: Any, tree: Any, path: str = _CALLED) -> Any:
             "when it was saved, or start over."
         )
     if _fits(value, inner):
-        if value is not inner:  # they are the same array if the file was read into it
+        if value is not inner:  # if the file was read into `value`, `inner` is the same array
             value[...] = inner
         return value
     return _made_anew(tree, path)
@@ -131,7 +131,7 @@ def plain(tree: Any) -> Any:
 def memory_of(value: Any) -> dict[str, npt.NDArray[Any]]:
     """Return the arrays of a state into which a file can be read directly, by the names that flatten() gives them.
 
-    There are none if TensorFlow is imported, because the tree's arrays for TensorFlow's variables are copies.
+    There are no such arrays if TensorFlow is imported, because the tree's arrays for its variables are copies.
     """
     if "tensorflow" in sys.modules:
         return {}
@@ -329,14 +329,14 @@ def _take_state_dict(value: Any, path: str) -> dict[str, Any]:
 
 def _put_state_dict(value: Any, tree: dict[str, Any], path: str) -> None:
     state: Any = plain(_for_object(value, tree["value"], path))
-    if tree["metadata"]:  # it tells torch's modules which version of their class saved the state
+    if tree["metadata"]:  # this tells torch's modules which version of their class saved the state
         state = OrderedDict(state)
         state._metadata = OrderedDict(plain(tree["metadata"]))
     try:
         value.load_state_dict(state)
     except SparkringError as error:
         raise CheckpointError(f"{path}: {error}") from error
-    except Exception as error:  # a user's class may raise anything
+    except Exception as error:  # a user's class can raise any exception
         told = (" ".join(str(error).split()) or type(error).__name__).rstrip(".")
         raise CheckpointError(
             f"{path}: the saved state of a {tree['class']} does not fit this {type(value).__name__}: {told}. Make "
@@ -400,7 +400,7 @@ def seed_from(*what: object) -> None:
     if tensorflow is not None:
         tensorflow.random.set_seed(number)
     if keras is not None:
-        keras.utils.set_random_seed(number)  # it has a generator of its own for the seeds of its layers
+        keras.utils.set_random_seed(number)  # Keras has its own generator for the seeds of its layers
 
 
 def _of_random(generator: random.Random) -> dict[str, Any]:

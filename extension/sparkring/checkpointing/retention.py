@@ -52,7 +52,7 @@ def expired(entries: Sequence[Entry], policy: Policy) -> list[Entry]:
     resumed = Name.of(policy.resume)
     if resumed is not None and sum(entry.parsed.age > resumed.age for entry in whole) < 2:
         kept.add(policy.resume)
-    # Damaged checkpoints that are newer than `recent` stay: they may look damaged only because a listing is stale.
+    # Damaged checkpoints that are newer than `oldest` stay: they may look damaged only because a listing is stale.
     oldest = recent[0].parsed.age
     return [entry for entry in ours if entry.name not in kept and entry.parsed.age < oldest]
 
@@ -60,7 +60,8 @@ def expired(entries: Sequence[Entry], policy: Policy) -> list[Entry]:
 def abandoned(entries: Sequence[Entry], policy: Policy, now: float) -> list[Entry]:
     """Return the partial checkpoints of earlier attempts that will not be completed.
 
-    These are all of them if no other run is writing to the directory, or else those that have not changed for an hour.
+    If no other run is writing to the directory, these are all partial checkpoints of earlier attempts. Otherwise, they
+    are those that have not changed for an hour.
     """
     return [
         entry

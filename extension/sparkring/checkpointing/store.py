@@ -40,7 +40,8 @@ History = list[tuple[int, dict[str, float]]]
 Room = dict[str, npt.NDArray[Any]]
 
 # The steps that this process has passed to save(). The key is the directory and the stamp of the attempt, so all stores
-# of one directory share a list. The number of a save, which is part of the checkpoint's name, is its index in the list.
+# of one directory share a list. The number of a save, which is part of the checkpoint's name, is the index of its step
+# in this list.
 _steps: dict[tuple[str, int], list[int]] = {}
 
 
@@ -174,7 +175,7 @@ class Store:
     # ── restoring ─────────────────────────────────────────────────────────────
 
     def restore(self, state: dict[str, Any], which: Which = "latest") -> int:
-        """Restore `state`, in place, and the random states from a checkpoint. Return the step; 0 without a checkpoint.
+        """Restore `state`, in place, and the random states from a checkpoint. Return the step, or 0 if there is none.
 
         which: "latest", "best", a step, or a name or entry from list(). For "latest" and "best", a damaged checkpoint
         is skipped with a message. Call restore() on every rank. In a run with --checkpoint-dir, the latest checkpoint
@@ -275,14 +276,17 @@ class Store:
     def best(self) -> Entry | None:
         """Return the checkpoint with the best metric.
 
-        Once this store has saved or restored, only checkpoints of the same training are compared; before that, all are.
-        The choice is among the checkpoints that list() returns, so if ranks get different lists, they may get different
-        results. Raises CheckpointError if the store has no metric.
+        Once this store has saved or restored, only checkpoints of the same training are compared; before that,
+        all checkpoints are. The choice is among the checkpoints that list() returns, so if ranks get different lists,
+        they may get different results. Raises CheckpointError if the store has no metric.
         """
         return self._best(self.list())
 
     def find(self, which: Which = "latest") -> Entry:
-        """Return the checkpoint that `which`, as in load(), means now. Raises CheckpointError if there is none."""
+        """Return the checkpoint that `which` means now. Raises CheckpointError if there is none.
+
+        `which` is as in load().
+        """
         if which in ("latest", "best"):
             entry = newest(self.list()) if which == "latest" else self.best()
             told = "checkpoint"
@@ -433,7 +437,7 @@ class Store:
             entries.remove(entry)
 
     def _named(self, which: Which) -> tuple[Entry | None, str]:
-        """Return the checkpoint with a step or a name (or None), and a text for the checkpoint in errors."""
+        """Return the checkpoint with a step or a name, or None, and the words for this checkpoint in errors."""
         if isinstance(which, Entry | str):
             name = which.name if isinstance(which, Entry) else which
             return (folder.look(self._location, name) if Name.of(name) else None), f"checkpoint {name!r}"
@@ -484,7 +488,7 @@ class Store:
         if metadata.get("layout") != LAYOUT:
             raise CheckpointError(
                 f"the checkpoint {entry.name} in {self.directory} was written by another version of sparkring: read "
-                "it with that one."
+                "it with that version."
             )
         history = [(int(step), dict(values)) for step, values in metadata["history"]]
         return Contents(commit, metadata["state"], metadata["random"], history, leaves)
@@ -532,7 +536,7 @@ class Contents(NamedTuple):
 def _check_state(state: Any) -> None:
     if not isinstance(state, dict):
         raise CheckpointError(
-            f'a state is a dict of what is to be saved, as in {{"model": model, "step": step}}, not a '
+            f'a state is a dict of the values to save, as in {{"model": model, "step": step}}, not a '
             f"`{type(state).__name__}`."
         )
 

@@ -260,7 +260,7 @@ _BUILD = "Build it (model.build(input_shape)), or call it once."
 def _build(model: Any, tree: dict[str, Any], path: str) -> None:
     """Build a model for the shapes for which the saved model was built."""
     if tree["build"] is not None:
-        with contextlib.suppress(Exception):  # a subclass may raise anything in build()
+        with contextlib.suppress(Exception):  # build() of a subclass can raise any exception
             model.build_from_config(json.loads(tree["build"]))
     if not model.built or (not model.weights and tree["values"]):
         raise CheckpointError(
@@ -279,7 +279,7 @@ def or_none(make: Callable[[], str | None]) -> str | None:
     """Return make(), or None if it fails. A user's own model that has no configuration is saved without one."""
     try:
         return make()
-    except Exception:  # a user's layer may raise anything
+    except Exception:  # a user's layer can raise any exception
         return None
 
 
@@ -325,7 +325,7 @@ def keep_random(model: Any) -> None:
         return
     changed = [_draw_from_generator(source) for source in _random_sources(model)]
     if any(changed):
-        # The current function may have been traced with the older operations. If it is None, Keras makes it again.
+        # The current train_function may have been traced with the older operations. Keras replaces None by a new one.
         model.train_function = None
 
 

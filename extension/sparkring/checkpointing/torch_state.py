@@ -145,10 +145,10 @@ def refuse_whole(saved: Any, like: Any, path: str) -> None:
 
 
 def counterparts(value: Any) -> Callable[[tuple[Any, ...]], Any]:
-    """Return a function from keys in an object's state_dict() to the object's own tensor, or None if there is none.
+    """Return a function that takes keys in an object's state_dict(), and returns the object's own tensor at these keys.
 
-    For an optimizer, the function returns the parameter whose state the keys lead to, because the optimizer has no
-    tensors of its own before its first step.
+    The function returns None if there is no such tensor. For an optimizer, it returns the parameter whose state is at
+    these keys, because an optimizer has no tensors of its own before its first step.
     """
     if hasattr(value, "param_groups"):
         parameters = dict(enumerate(parameter for group in value.param_groups for parameter in group["params"]))

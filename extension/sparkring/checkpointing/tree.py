@@ -24,7 +24,7 @@ import numpy.typing as npt
 from sparkring.capture.picklability import type_name
 from sparkring.errors import CheckpointError
 
-DEPTH = 100  # the most levels of a state; with many more, readers of JSON fail or crash
+DEPTH = 100  # the largest number of levels in a state; with many more, readers of JSON fail or crash
 _JSON_BITS = 63  # the most bits of a whole number that other readers of JSON accept
 
 Array = npt.NDArray[Any]

@@ -1,4 +1,4 @@
-"""A DataFrame of the notebook, of which each rank is given one partition."""
+"""Gives each rank one partition of a DataFrame of the notebook."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def numbered(frame: DataFrame) -> DataFrame:
 
 
 def serialized_schema(schema: StructType, session: SparkSession) -> bytes:
-    """Return the serialized Arrow schema of columns. Raise DataError if Arrow cannot represent one of them."""
+    """Return a Spark schema as a serialized Arrow schema. Raise DataError if Arrow cannot represent a column."""
     try:
         return arrow_schema(schema, session)
     except Exception as error:  # pyspark has several classes for this error

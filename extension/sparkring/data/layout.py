@@ -46,7 +46,7 @@ class Layout:
     objects: dict[str, str] = field(default_factory=dict)
 
     def learn(self, rows: pa.RecordBatch) -> None:
-        """Find `spec` from some rows.
+        """Set `spec` and `objects` from some rows.
 
         Raise DataError if the columns of these rows cannot become arrays, or if the transform does not return a dict of
         arrays that all have as many rows as `rows`.
@@ -156,7 +156,7 @@ def groups_of(columns: Columns | None, option: str = "columns") -> dict[str, tup
 def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """Return an array to be filled.
 
-    Arrow allocates the memory, because it reuses freed memory, and aligns it so that TensorFlow needs no copy.
+    Arrow allocates the memory, because Arrow reuses freed memory, and aligns it so that TensorFlow need not copy it.
     """
     if dtype.hasobject:
         return np.empty(shape, dtype)
@@ -195,8 +195,8 @@ def making_of(
 ) -> Making:
     """Return the Making for the user's options `fill` and `raw`.
 
-    Raise DataError if one of them is invalid or names a column that is not in `names`. Messages call these columns
-    `called`.
+    Raise DataError if one of them is invalid or names a column that is not in `names`. In messages, the columns in
+    `names` are called `called`.
     """
     for option, named in (("fill", fill or {}), ("raw", raw or {})):
         for name in named:

@@ -43,7 +43,7 @@ def preview(
 
 
 def can_be_previewed(value: Any) -> bool:
-    """Return whether to offer a preview of a variable. Strings could be paths, but there are too many of them."""
+    """Return whether to suggest a variable with this value for `%shards`. Strings are left out: most are not paths."""
     kind = type(value)
     return isinstance(value, os.PathLike) or hasattr(kind, "sparkSession") or kind.__name__ in ("Shards", "Dataset")
 

@@ -48,7 +48,7 @@ def compile_where(where: Where, schema: pa.Schema) -> tuple[pc.Expression | None
         found = pq.filters_to_expression(list(where))
     except (TypeError, ValueError) as error:
         raise DataError(
-            f"where={where!r}: {error}. Write it as a string, where=\"speed > 3 and city == 'Ulm'\"."
+            f"where={where!r}: {error}. Write it as a string, as in where=\"speed > 3 and city == 'Ulm'\"."
         ) from None
     return found, str(found)
 
@@ -73,7 +73,7 @@ class _Reader:
         try:
             tree = ast.parse(self._text, mode="eval")
         except (SyntaxError, ValueError) as error:
-            hint = " For equality write ==." if re.search(r"(?<![=!<>])=(?!=)", self._text) else ""
+            hint = " For equality, write ==." if re.search(r"(?<![=!<>])=(?!=)", self._text) else ""
             raise self._refused(f"{getattr(error, 'msg', error)}.{hint}") from None
         return self._condition(tree.body)
 

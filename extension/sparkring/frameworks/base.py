@@ -57,7 +57,7 @@ class Timeline(NamedTuple):
 
 
 class Start(NamedTuple):
-    """A start of the ranks for the run `run_id`, which has been restarted `restarts` of `max_restarts` times."""
+    """A start of the ranks for the run `run_id`, after `restarts` restarts. At most `max_restarts` are allowed."""
 
     run_id: str
     restarts: int

@@ -1,7 +1,7 @@
 """The events of a run. Applying them one by one yields a RunRecord.
 
-Most of what members and ranks report is kept unchanged, so these events are messages of `wire/messages/`. The other
-events are defined in this module. `time` is when the driver learned of the event, in Unix seconds on its clock.
+Most reports of members and ranks are kept unchanged, so these events are messages of `wire/messages/`. The other events
+are defined in this module. `time` is when the driver learned of the event, in Unix seconds on the driver's clock.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ CAPTURED_KEPT = 200  # RunStarted has at most this many captured names, because 
 class CapturedName(NamedTuple):
     """One name of the notebook, and how its value reaches the ranks.
 
-    size_bytes: what the name adds to the payload; None if it could not be packed.
+    size_bytes: how many bytes the name adds to the payload; None if its value could not be packed.
     travels: how the value is sent. Modules and importable functions and classes are sent by reference: only their names
     are sent.
     problem: why the value cannot be sent, with the path to the object at fault ("`trainer.loader._lock` is a
     `_thread.lock`").
     advice: what to do about the problem.
     required: whether the cell cannot run without the name.
-    via: None if the cell itself uses the name; otherwise another name, which needs this one.
+    via: another name, which needs this one; None if the cell itself uses this one.
     """
 
     name: str
@@ -146,7 +146,7 @@ class RankStarted(NamedTuple):
 
 
 class TensorTimes(NamedTuple):
-    """How long the operations on one tensor spent in each phase: the seconds of all `count` operations added up."""
+    """How many seconds the `count` operations on one tensor spent in each phase, all operations added up."""
 
     name: str
     count: int  # type: ignore[assignment] # hides tuple.count, but saved runs use this name
@@ -164,8 +164,8 @@ class TensorTimes(NamedTuple):
 class Lateness(NamedTuple):
     """How often a rank was the last one to be ready for an operation, and how long the other ranks waited for it.
 
-    `waited_s` is the time in which all other ranks were ready. Time in which they waited with several tensors at once
-    is counted only once.
+    `waited_s` is the time in which all other ranks were ready and this rank was not. If the ranks waited for this rank
+    with several tensors at once, that time counts only once.
     """
 
     rank: int
@@ -180,8 +180,8 @@ class TimelineSaved(NamedTuple):
     since each moment counts towards only one of them. If several operations are under way, the moment counts as
     reducing if any of them is reducing, else as copying, waiting for data or negotiating, in this order. `elsewhere_s`
     is the time in which no operation is under way, for example while gradients are computed. `slowest` are the tensors
-    that took longest. `late` are the ranks that others waited for, with the longest wait first. `problem` says what, if
-    anything, is wrong with the file.
+    that took longest. `late` are the ranks that other ranks waited for, with the longest wait first. `problem` says
+    what is wrong with the file; '' if nothing is wrong.
     """
 
     time: float
@@ -349,13 +349,13 @@ _BY_NAME["Message"] = UserMessage  # version 0.1 saved a UserMessage under this 
 
 
 def to_json(event: Event, **more: Any) -> str:
-    """Return the event as JSON, with its type and the fields `more`, but without `data`, which has a separate file."""
+    """Return the event as JSON, with its type and the fields `more`, but without `data`, which is saved separately."""
     found = {name: _plain(value) for name, value in event._asdict().items() if name != "data"}
     return json.dumps({"type": type(event).__name__, **found, **more})
 
 
 def _plain(value: Any) -> Any:
-    """Return the value for JSON: named tuples become dicts. Pieces, which may be many, stay tuples to save space."""
+    """Return the value for JSON: named tuples become dicts, except Pieces, which stay tuples to save space."""
     if not isinstance(value, tuple) or isinstance(value, Piece):
         return value
     named = value._asdict() if hasattr(value, "_asdict") else None
@@ -396,7 +396,7 @@ def _converter(hint: Any) -> Callable[[Any], Any]:
 
 
 def _of_0_1(found: dict[str, Any]) -> dict[str, Any]:
-    """Convert a failure that version 0.1 saved, in which the cause is spread over several fields and the summary."""
+    """Convert a failure that version 0.1 saved. There, the cause is spread over several fields and the summary."""
     named = {"code": "code", "damaged": "damaged checkpoint"}.get(found.get("cause", ""), found["kind"])
     cause = "interrupt" if found.get("interrupt") else "echo" if found.get("follows") else named
     signal = re.search(r"killed by (SIG\w+|signal \d+)", found["summary"]) if cause == "signal" else None

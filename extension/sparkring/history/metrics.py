@@ -65,22 +65,22 @@ class Table(NamedTuple):
     reached: Mapping[tuple[int, int, str, int], int] = {}
 
     def label(self, row: Row) -> str:
-        """The name of a row: `3`, or `2nd 3` if epoch or step 3 was run more than once."""
+        """Return the name of a row: `3`, or `2nd 3` if epoch or step 3 was run more than once."""
         return f"{_ordinal(row.turn)} {row.at}" if row.turn else str(row.at)
 
     def newest(self, count: int) -> list[tuple[Row, dict[str, Spread]]]:
-        """The last `count` rows, each with the Spread of every metric over the ranks."""
+        """Return the last `count` rows, each with the Spread of every metric over the ranks."""
         first = max(0, len(self.rows) - count)
         return [(self.rows[at], found) for at, found in self._spreads(range(first, len(self.rows)))]
 
     def last(self) -> dict[str, Spread]:
-        """The Spread of each metric's last values over the ranks."""
+        """Return the Spread of each metric's last values over the ranks."""
         at = {name: at for at, row in enumerate(self.rows) for name in row.by_rank}
         found = dict(self._spreads({*at.values()}))
         return {name: found[at[name]][name] for name in self.names}
 
     def _spreads(self, wanted: Container[int]) -> Iterator[tuple[int, dict[str, Spread]]]:
-        """Yield the number and the metrics of each row whose number is in `wanted`.
+        """Yield the number of each row that is `wanted`, and the Spread of each of the row's metrics.
 
         Ranks may report at different steps. For a step at which a rank has not reported, its previous report is used.
         """
@@ -112,8 +112,8 @@ class Curve(NamedTuple):
     """One metric over the course of the run.
 
     `last` is the metric's last value in the table. It may differ from the last point, which may be the mean of several
-    values. `ranks` has each rank's pairs of x and value, if the values differ and the ranks are few enough to be told
-    apart. If a restart undid epochs or steps of an attempt, `undone` has their means as a separate line.
+    values. If the ranks' values differ, and the ranks are few enough to be told apart, `ranks` has pairs of x and value
+    for each rank. If a restart undid epochs or steps of an attempt, `undone` has their means as a separate line.
     """
 
     name: str
@@ -135,7 +135,7 @@ class Mark(NamedTuple):
 
 @dataclass
 class _Place:
-    """The epoch or step `at` that a rank's reports have reached; `ended` says whether this epoch has ended."""
+    """The epoch or step `at` that a rank has reported last, and whether it has reported the end of this epoch."""
 
     attempt: int = 0
     lap: int = 1
@@ -199,7 +199,7 @@ def table(record: RunRecord) -> Table:
 
 
 def _shared(record: RunRecord, by: str) -> Iterator[tuple[_Key, Metrics, dict[str, float]]]:
-    """Yield the place of each report (attempt, lap, and epoch or step), the report, and the values that are shown.
+    """Yield each report's place (attempt, lap, and epoch or step), the report, and those of its values that are shown.
 
     In the current attempt, a value is shown only when all ranks have reported the metric up to the value's place. There
     is no need to wait for ranks that have finished or have never reported the metric.
@@ -249,7 +249,7 @@ def placed(reports: Sequence[Metrics], restarts: Sequence[float], by: str) -> It
         step = place.reports if metrics.step is None else metrics.step
         at = metrics.epoch if by == "epoch" else step
         if at is not None:
-            # Users may still report values for an epoch that has ended. But if such a report has a step, another fit()
+            # Users may report values for an epoch even after its end. But if such a report has a step, another fit()
             # is running the epoch again.
             again = at == place.at and place.ended and metrics.step is not None
             if place.at is not None and (at < place.at or again):
@@ -259,7 +259,7 @@ def placed(reports: Sequence[Metrics], restarts: Sequence[float], by: str) -> It
 
 
 def last_by_rank(record: RunRecord) -> dict[int, dict[str, float]]:
-    """The last value of each metric on each rank, for the ranks that reported any."""
+    """Return the last value of each metric on each rank, for the ranks that reported metrics."""
     found: dict[int, dict[str, float]] = {}
     for metrics in record.metrics:
         found.setdefault(metrics.rank, {}).update(metrics.values)
@@ -326,12 +326,12 @@ def _measured(record: RunRecord, found: Table) -> tuple[_ByName, dict[int, _ByNa
 
 
 def _xs(found: Table) -> list[int]:
-    """The position of each row: its epoch or step, or the row's own number if counting started over."""
+    """Return the position of each row: its epoch or step, or the row's own number if counting started over."""
     return [*range(1, len(found.rows) + 1)] if found.laps else [row.at for row in found.rows]
 
 
 def _kept(found: Table) -> list[bool]:
-    """Whether each row is kept. A row is undone if a later attempt began at or before the row's epoch or step."""
+    """Return whether each row is kept. A row is undone if a later attempt began at or before that epoch or step."""
     if found.laps or not found.rows[-1].attempt:
         return [True] * len(found.rows)
     kept, lowest = [], math.inf
@@ -343,7 +343,7 @@ def _kept(found: Table) -> list[bool]:
 
 
 def _within_epochs(record: RunRecord, found: Table) -> _ByName:
-    """Return the values reported for steps, by metric. They are drawn if the table has only one or two rows."""
+    """Return the values reported for steps, by metric. These are drawn if the table has only one or two rows."""
     values: dict[str, dict[float, dict[int, float]]] = {}
     for x, metrics, reported in _steps(record, found):
         for name, value in reported.items():
@@ -354,7 +354,7 @@ def _within_epochs(record: RunRecord, found: Table) -> _ByName:
 def _steps(record: RunRecord, found: Table) -> Iterator[tuple[float, Metrics, dict[str, float]]]:
     """Yield three things for each report with a step: the step, the report, and the values that the table shows.
 
-    The step is counted through all epochs.
+    Step numbers continue from one epoch to the next.
     """
     before = {(row.attempt, row.lap, row.at): number for number, row in enumerate(found.rows)}
     for place, metrics, values in _shared(record, found.by):
@@ -363,7 +363,7 @@ def _steps(record: RunRecord, found: Table) -> Iterator[tuple[float, Metrics, di
 
 
 def curve_axis(found: Table) -> str:
-    """What the curves' horizontal axis counts."""
+    """Return what the curves' horizontal axis counts."""
     if len(found.rows) <= 2:
         return "step"
     return f"{found.by}s in total" if found.laps else found.by

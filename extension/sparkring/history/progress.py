@@ -100,9 +100,9 @@ class _Course:
 
 
 def slowest(record: RunRecord, now: float) -> Progress | None:
-    """The progress of the slowest rank that reports epochs or steps; None if no rank does.
+    """Return the progress of the slowest rank that reports epochs or steps; None if no rank reports any.
 
-    Finished ranks are left out, unless there are no others.
+    Ranks that have finished are left out, unless all ranks that report epochs or steps have finished.
     """
     courses = _courses(record)
     if not courses:
@@ -125,7 +125,7 @@ def slowest(record: RunRecord, now: float) -> Progress | None:
 
 @remembered("metrics", "attempts")
 def _courses(record: RunRecord) -> dict[int, _Course]:
-    """The _Course of each rank that reports epochs or steps in the newest attempt."""
+    """Return the _Course of each rank that reports epochs or steps in the newest attempt."""
     counting = [m for m in record.metrics if m.epoch is not None or m.step is not None]
     by = "epoch" if any(m.epoch is not None for m in counting) else "step"
     first, restarts = first_epoch(record), restarts_of(record)
@@ -143,12 +143,12 @@ def _courses(record: RunRecord) -> dict[int, _Course]:
 
 
 def paces(record: RunRecord) -> dict[int, Pace]:
-    """The Pace of each rank that reports epochs or steps in the newest attempt."""
+    """Return the Pace of each rank that reports epochs or steps in the newest attempt."""
     return {rank: course.pace for rank, course in _courses(record).items()}
 
 
 def lags(record: RunRecord) -> list[Lag]:
-    """The running ranks that are clearly behind the others, with the one that is furthest behind first.
+    """Return the running ranks that are clearly behind the others, with the one that is furthest behind first.
 
     The others' place is the median of the running ranks. Some ranks are always a step ahead, so small differences do
     not count.
@@ -176,7 +176,7 @@ def first_epoch(record: RunRecord) -> int:
 
 
 def _done(metrics: Metrics, first: int) -> float | None:
-    """The completed fraction of the run; None if the totals are not known."""
+    """Return the completed fraction of the run; None if the totals are not known."""
     within = 0.0
     if metrics.ends_epoch:
         within = 1.0

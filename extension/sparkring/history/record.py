@@ -71,8 +71,8 @@ class Attempt(NamedTuple):
 
     `checkpoint` is the name of the checkpoint to continue from, and `step` is the checkpoint's step. `restored` is the
     time at which the first rank reported that it had restored the checkpoint (Unix seconds; 0 before that). `ended` and
-    the fields after it say when and why the attempt ended, if another attempt was to follow. `most` is the number of
-    attempts that failures leave room for; 0 if it is not known.
+    the fields after it say when and why the attempt ended. They are set only if another attempt was to follow. `most`
+    is the number of attempts that failures leave room for; 0 if it is not known.
     """
 
     number: int
@@ -126,12 +126,12 @@ class RankRecord(NamedTuple):
     displays_left_out: int = 0
 
     def partial_lines(self) -> list[LogLine]:
-        """The lines that have not ended yet."""
+        """Return the lines that have not ended yet."""
         streams: dict[events.Stream, bytes] = {"stdout": self.partial_stdout, "stderr": self.partial_stderr}
         return [LogLine(self.last_heard, self.rank, stream, as_shown(data)) for stream, data in streams.items() if data]
 
     def lines_with_partial(self) -> tuple[LogLine, ...]:
-        """The last lines, including those that have not ended yet."""
+        """Return the last lines, including those that have not ended yet."""
         return (*self.tail, *self.partial_lines())
 
 
@@ -139,8 +139,8 @@ class RunRecord(NamedTuple):
     """One run.
 
     `part` are the ranks that the cell runs on; () means all ranks. `joined` is the number of members that have
-    connected in the current attempt. `recent` are the last lines of all ranks, and `recent_count` counts all lines that
-    have ever been added to `recent`.
+    connected in the current attempt. `recent` are the last lines of all ranks, and `recent_count` is the number of all
+    lines that have been added to `recent`, even if they have been dropped since.
     """
 
     run_id: str = ""
@@ -307,7 +307,7 @@ def _noticed(record: RunRecord, notice: events.Notice) -> RunRecord:
 
 
 def _without_old_notices(before: RunRecord, event: events.Event, after: RunRecord) -> RunRecord:
-    """Drop the notices that no longer apply from `after`, the record after the event. Return the result."""
+    """Return `after`, the record after the event, without the notices that no longer apply."""
     # If a rank is stopped during a stall, it writes a traceback. This is not progress, so the notice about the stall
     # must stay.
     on_stderr = isinstance(event, events.Output) and event.stream == "stderr"
@@ -330,8 +330,8 @@ def _thinned(metrics: tuple[events.Metrics, ...]) -> tuple[events.Metrics, ...]:
     older, newer = metrics[: METRICS_KEPT // 2], metrics[METRICS_KEPT // 2 :]
     places = _places(older)
     numbers = {place: number for number, place in enumerate(dict.fromkeys(places))}
-    # Some ranks' reports of a step may be in the older half, and other ranks' in the newer half, which is kept whole.
-    # Such a step is kept in the older half, too.
+    # Some ranks' reports of a step may be in the older half, and other ranks' reports in the newer half, which is kept
+    # whole. Such a step is kept in the older half, too.
     split = {*_places(newer[: 2 * len({each.rank for each in older})])}
     keep = (each.ends_epoch or at in split or numbers[at] % 2 == 0 for each, at in zip(older, places, strict=True))
     return (*itertools.compress(older, keep), *newer)[-METRICS_KEPT:]
@@ -367,7 +367,7 @@ def _at_the_start(size: int, part: Sequence[int] = (), warm_at: float = 0.0) -> 
 
 
 def _begun(record: RunRecord, event: events.AttemptStarted) -> RunRecord:
-    """Begin an attempt. Its ranks are new, but they keep the last lines of the ranks before, and their counts."""
+    """Begin an attempt. Its ranks are new, but keep the last lines and the counts of the previous attempt's ranks."""
     ranks = tuple(
         rank._replace(line_count=old.line_count, size_bytes=old.size_bytes, tail=old.tail) if old else rank
         for rank, old in itertools.zip_longest(_at_the_start(event.size), record.ranks[: event.size])
@@ -393,7 +393,7 @@ def _saved(record: RunRecord, event: events.CheckpointSaved) -> RunRecord:
     for each in record.checkpoints:
         if event.best and each.saved.best and (each.saved.folder, each.saved.kind) == (event.folder, event.kind):
             each = each._replace(saved=each.saved._replace(best=False))
-        if each.place != found.place:  # if ModelCheckpoint has overwritten a checkpoint, `found` replaces it
+        if each.place != found.place:  # else ModelCheckpoint has overwritten this checkpoint, and `found` replaces it
             others.append(each)
     return record._replace(checkpoints=(*others, found)[-CHECKPOINTS_KEPT:])
 
@@ -418,7 +418,7 @@ def _restored(record: RunRecord, event: events.CheckpointRestored) -> RunRecord:
 
 
 def _heard(rank: RankRecord, time: float) -> RankRecord:
-    """Return the rank after a message from it."""
+    """Return the record of the rank after it has sent a message."""
     moved_on = rank.stack is not None and time - rank.stack.time > STACK_HOLDS_S
     # In a saved run, a DataRead may come after newer events.
     return rank._replace(last_heard=max(time, rank.last_heard), stack=None if moved_on else rank.stack)
@@ -449,7 +449,7 @@ def _with_lines(record: RunRecord, rank: RankRecord, lines: list[LogLine], count
 
 
 def labelled(record: RunRecord, lines: list[LogLine]) -> list[LogLine]:
-    """Return lines of a rank as they are shown. In a run of items, their `rank` becomes the number of the item."""
+    """Return lines of a rank as they are shown. In a run of items, the `rank` of a line becomes the item's number."""
     if record.items is None or not lines:
         return lines
     item = item_records.item_on(record.items, lines[0].rank)
@@ -532,6 +532,6 @@ def _all_ended(record: RunRecord) -> RunRecord:
 
 
 def _with_last_lines(record: RunRecord, rank: RankRecord) -> RunRecord:
-    """Add the lines whose end the rank has not printed, as if they had ended."""
+    """Add the lines that the rank has not ended, as if they had ended."""
     last = rank.partial_lines()
     return _with_lines(record, rank._replace(partial_stdout=b"", partial_stderr=b""), last, len(last))

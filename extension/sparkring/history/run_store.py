@@ -34,8 +34,8 @@ from sparkring.history.record import QUICK_S, RunRecord, replay
 
 KEEP = 100
 NEWEST = 20  # this many of the newest runs are never removed, not even quick ones
-# Old runs are removed only when there are this many more than KEEP. Removing them after each cell would take a quarter
-# of the time of a warm gang's cells.
+# Old runs are removed only when there are this many more than KEEP. If old runs were removed after each cell of a warm
+# gang, a quarter of the time would be spent on this.
 SLACK = 20
 PROGRESS_EVERY_S = 5.0
 EVENTS = "events.jsonl"
@@ -61,7 +61,7 @@ Kind = TypeVar("Kind", bound=events.Event)
 
 
 class RunFolder:
-    """Writes one run to its folder. If writing fails, it ends, and this is reported once; the run goes on."""
+    """Writes one run to its folder. After an error, it writes nothing more and reports this once; the run goes on."""
 
     def __init__(self, run_id: str) -> None:
         self.path = home() / run_id
@@ -207,12 +207,12 @@ def new_id() -> str:
 
 
 def log_name(rank: int) -> str:
-    """The name of a rank's log file in a run's folder."""
+    """Return the name of a rank's log file in a run's folder."""
     return f"rank-{rank}.log"
 
 
 def display_name(display: events.Displayed) -> str:
-    """The name of a display's file in the folder DISPLAYS of a run."""
+    """Return the name of a display's file in the folder DISPLAYS of a run."""
     attempt = f"attempt-{display.attempt}-" if display.attempt > 1 else ""
     attempt += "" if display.item is None else f"item-{display.item}-"
     kind = display.mime_type.partition("/")[2]
@@ -220,7 +220,7 @@ def display_name(display: events.Displayed) -> str:
 
 
 def timeline_name(attempt: int) -> str:
-    """The name of an attempt's timeline in a run's folder."""
+    """Return the name of an attempt's timeline in a run's folder."""
     return "timeline.json" if attempt == 1 else f"timeline-{attempt}.json"
 
 
@@ -285,12 +285,12 @@ def last_checkpoint_dir() -> str:
 
 
 def is_named(name: str, run_id: str) -> bool:
-    """Whether `name` is the run's id, or the beginning or the end of this id."""
+    """Return whether `name` is the run's id, or the beginning or the end of this id."""
     return run_id.startswith(name) or run_id.endswith(name)
 
 
 def load(path: Path) -> RunRecord:
-    """Return the whole record of a saved run. If its last event is incomplete, the event is skipped."""
+    """Return the whole record of a saved run. If the last event is incomplete, skip it."""
     return replay(_events(path))._replace(log_folder=str(path))
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class LaunchRequest(NamedTuple):
-    """What a launcher is to start: `size` members, on this machine if `np` is negative, otherwise on Spark.
+    """What a launcher should start: `size` members, on this machine if `np` is negative, otherwise on Spark.
 
     gpus: the number of GPUs for each member; 0 hides all GPUs, None is the launcher's default.
     data: the DataFrame whose partitions the ranks read.
@@ -80,7 +80,7 @@ class Launcher(ABC):
         """
 
     def note_imports(self, modules: Sequence[str] | None) -> None:  # noqa: B027 - most launchers have no use for it
-        """Note the frameworks that a rank has imported; None if other ranks must not import any ahead of time."""
+        """Note the frameworks that a rank has imported; `modules` is None if other ranks must not do so in advance."""
 
     def waits_for(self) -> str:
         """Return what a slow start may be waiting for; '' if that is not known."""

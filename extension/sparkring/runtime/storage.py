@@ -110,7 +110,7 @@ def dbfs_root() -> str:
 
 
 def root_for_ranks() -> dict[str, str]:
-    """Return the environment variables with which dbfs:/ stands for the same folder on ranks as in this process."""
+    """Return the environment variables that make dbfs:/ stand for the same folder on ranks as in this process."""
     root = dbfs_root()
     return {} if root == DBFS_MOUNT else {DBFS_ROOT: root}
 

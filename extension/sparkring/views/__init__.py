@@ -1,6 +1,6 @@
 """Ways to show a run. Everything that a view shows comes from a RunRecord.
 
-Ranks import this module too, on executors that may lack the libraries for drawing. Therefore, modules that draw are
+Ranks also import this module, on executors that may lack the libraries for drawing. Therefore, modules that draw are
 imported only when they are used.
 """
 
@@ -33,8 +33,8 @@ def open_view(*, quiet: bool = False, stop: Callable[[], None] | None = None, ba
     """Return a new view: the live panel in a notebook's kernel, plain text elsewhere, or a Quiet one if `quiet`.
 
     `stop` ends the run and can be called from any thread. With `background`, the run's thread calls refresh() and
-    close(); only the first refresh() comes from the thread that starts the run. If SPARKRING_PANEL is 0, or on
-    Databricks, which has no widgets, the panel is plain HTML, which each update redraws as a whole.
+    close(); only the first refresh() comes from the thread that starts the run. On Databricks, which has no widgets, or
+    if SPARKRING_PANEL is 0, the panel is plain HTML, and each update redraws all of it.
     """
     if quiet:
         return Quiet()

@@ -15,7 +15,7 @@ class Chapter(NamedTuple):
     """One attempt in words.
 
     `state` says whether the attempt is running, or how it ended: "ended" means that another attempt followed or was to
-    follow, and "cut" that the run was interrupted or timed out. `last_lines` are from the rank that failed.
+    follow, and "cut" means that the run was interrupted or timed out. `last_lines` are from the rank that failed.
     """
 
     state: Literal["ended", "running", "finished", "failed", "cut"]
@@ -25,7 +25,7 @@ class Chapter(NamedTuple):
 
 
 def story(record: RunRecord) -> list[Chapter]:
-    """The attempts in order; [] if the run was never restarted and did not continue from a checkpoint."""
+    """Return the attempts in order; [] if the run was never restarted and did not continue from a checkpoint."""
     attempts = record.attempts
     if len(attempts) < 2 and not any(each.ended or each.checkpoint for each in attempts):
         return []
@@ -33,7 +33,7 @@ def story(record: RunRecord) -> list[Chapter]:
 
 
 def why(attempt: Attempt) -> str:
-    """What ended an attempt: `rank 1 on vm was killed by SIGKILL`."""
+    """Say what ended an attempt: `rank 1 on vm was killed by SIGKILL`."""
     if attempt.failed_rank is None or attempt.failure is None:
         return first_line(attempt.reason, REASON_CHARACTERS)
     where = f" on {first_line(attempt.host, 80)}" if attempt.host else ""
@@ -46,13 +46,13 @@ def why(attempt: Attempt) -> str:
 
 
 def saved_before(record: RunRecord, attempt: Attempt) -> str:
-    """What an attempt had saved before it ended: `step 120 was saved 3 s before`; '' without a checkpoint directory."""
+    """Say what an attempt saved last: `step 120 was saved 3 s earlier`; return '' without a checkpoint directory."""
     if not record.checkpoint_dir:
         return ""
     saved = [each.saved for each in record.checkpoints if each.attempt == attempt.number]
     last = max((each for each in saved if each.kind == "sparkring"), key=lambda each: each.time, default=None)
     if last is not None:
-        return f"step {last.step:,} was saved {duration(max(0.0, attempt.ended - last.time))} before"
+        return f"step {last.step:,} was saved {duration(max(0.0, attempt.ended - last.time))} earlier"
     return "no new checkpoint was saved" if attempt.checkpoint else "no checkpoint was saved"
 
 

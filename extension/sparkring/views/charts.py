@@ -21,7 +21,7 @@ Column = list[float | None]
 
 @metrics.remembered("metrics", "attempts", "checkpoints", "finished_ranks")
 def charts(record: RunRecord) -> dict[str, Any]:
-    """All charts of a run, as JSON values; {} if there is nothing to draw.
+    """Return all charts of a run, as JSON values; {} if there is nothing to draw.
 
     A chart's `x` lists positions on the horizontal axis, in ascending order. A curve's columns have an entry for each
     of these positions: the curve's value, or None if it has no value at this position.
@@ -62,7 +62,7 @@ def _chart(curves: Sequence[Curve], axis: str) -> dict[str, Any]:
 
 
 def has_band(curve: Curve) -> bool:
-    """Whether the ranks' values differ, but there are too many ranks to draw a line for each of them."""
+    """Return whether the ranks' values differ, but there are too many ranks to draw a line for each of them."""
     return not curve.ranks and any(point.value.differs for point in curve.points)
 
 
@@ -76,13 +76,13 @@ def _column(xs: Sequence[float], points: Iterable[tuple[float, float]]) -> Colum
 
 
 def words(curves: Sequence[Curve], axis: str) -> str:
-    """A description of one chart, for screen readers."""
+    """Describe one chart, for screen readers."""
     ends = [(curve.name, number(curve.points[0].value.mean), number(curve.last)) for curve in curves]
     return "; ".join(f"{name} by {axis}: from {first} to {last}" for name, first, last in ends)
 
 
 def legend(found: Sequence[Sequence[Curve]], marks: Sequence[Mark]) -> str:
-    """The meaning of the lines and marks that have no labels."""
+    """Explain the lines and marks that have no labels."""
     curves = [curve for chart in found for curve in chart]
     kinds = {mark.kind for mark in marks}
     return dotted(

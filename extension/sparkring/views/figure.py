@@ -1,7 +1,8 @@
 """Draws charts with matplotlib as pictures that stay in the notebook: a small PNG for each chart.
 
-JupyterLab removes scripts and inline SVG from a notebook that it does not trust, and so do some web pages. They keep
-pictures. Names that users choose are written beside the picture where possible, since its font may lack their letters.
+JupyterLab removes scripts and inline SVG from a notebook that it does not trust, and so do some web pages, but they
+keep pictures. Where possible, names that users choose are written beside the picture, since the picture's font may lack
+some of their letters.
 """
 
 from __future__ import annotations

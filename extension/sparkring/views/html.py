@@ -69,7 +69,7 @@ class HtmlView:
         began = self._clock()
         if self._due is None:
             self._due = began + max(self._after_s, WARM_PAUSE_S if record.warm else 0.0)
-        if began >= self._due or (record.displays and self._shown is None):  # the panel must precede the displays
+        if began >= self._due or (record.displays and self._shown is None):  # the panel must come before the displays
             drawn = self._draw(record, final=False)
             took = self._clock() - began
             self._due = began + max(self._pause_s, PAUSE_PER_WORK * took, drawn / BYTES_PER_S)

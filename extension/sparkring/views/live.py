@@ -6,7 +6,7 @@ A message is a dict of JSON values with the `run` and a `kind`:
               is the number of new lines. The new lines that are shown are given as columns: `rank`, `stream` ("o" for
               stdout, "e" for stderr, "m" for a message), `time` (in seconds since the run began), `text`, and `html`,
               which has entries only for lines with colours, by index. `noise` has the indices of TensorFlow's start-up
-              messages. `pending` has the lines whose end has not been printed yet, as such columns
+              messages. `pending` has the lines whose end has not been printed yet, in similar columns
     state     the state of the run, and a column for each fact about its ranks
     sections  the HTML of those sections (views/sections) that have changed, by name
     charts    the curves as numbers (views/charts). If a curve has changed, all curves are sent
@@ -14,7 +14,8 @@ A message is a dict of JSON values with the `run` and a `kind`:
     items     a row for each item that has changed since the last message of this kind. Its columns are the FIELDS of
               panel/src/items.js
 
-Texts are plain (history/lines.plain), and the HTML escapes what users wrote. So a page need not trust what ranks print.
+Texts are plain (history/lines.plain), and text from users and ranks is escaped in the HTML. So a page can show what
+ranks print without trusting it.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class Feed:
             state = state_message(record, now)
             self._state_due = now + max(STATE_PAUSE_S, PAUSE_PER_WORK * (clock.monotonic() - began))
             if not drawn and self._state:
-                state["last"] = self._state["last"]  # this must match the table and the curves that were last sent
+                state["last"] = self._state["last"]  # the values must match the table and curves that were last sent
             if state != self._state:
                 self._state = state
                 found.append({**state, "now": now})

@@ -17,7 +17,7 @@ ELSEWHERE_COLOUR = "#8b939c"
 
 
 class Share(NamedTuple):
-    """What some of the time was spent on: in seconds, as a fraction `part` of the whole, and the colour of the bar."""
+    """One thing that time was spent on: its name, its seconds, its fraction of the whole, and its bar's colour."""
 
     what: str
     seconds: float
@@ -41,7 +41,7 @@ def shares(saved: TimelineSaved) -> list[Share]:
 
 
 def path(record: RunRecord, saved: TimelineSaved) -> str:
-    """The path of a timeline."""
+    """Return the path of a timeline."""
     return f"{record.log_folder}/{saved.name}" if record.log_folder else saved.name
 
 

@@ -34,9 +34,9 @@ SPARK_SCHEMA = b"sparkring.spark"
 
 
 class SpareOrder(NamedTuple):
-    """What a spare process is to import, and when it is to end.
+    """What a spare process should import, and when it should end.
 
-    It imports at a low priority, unless `is_awaited`, which means that a launch is waiting for it. It ends after
+    It imports at a low priority, unless `is_awaited` says that a launch is waiting for it. It ends after
     `idle_s` seconds without members, or if less than `least_bytes` of memory is available.
     """
 
@@ -52,7 +52,7 @@ class SpareOrder(NamedTuple):
 class Ticket(NamedTuple):
     """What a member reads from stdin when it starts.
 
-    `first` and `last` are paths that the member adds to its sys.path: at its beginning and at its end.
+    `first` and `last` are paths that the member adds at the beginning and at the end of its sys.path.
     `cleanup` is a folder to remove when the member ends, or ''. `prefix` is sys.prefix of the notebook's Python. `gpus`
     are the addresses of the GPUs that only this rank uses. In a Spark task, `context` is the content of the task's
     BarrierTaskContext, packed by worker/spark_task.py. `rows` is the open file descriptor from which the rank reads the

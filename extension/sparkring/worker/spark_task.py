@@ -33,9 +33,9 @@ def task_for(
     """Return the function that each Spark task calls.
 
     `size` is the number of tasks of the barrier stage; 0 if the task belongs to an ordinary stage. Without `schema`,
-    the function is for mapPartitions, and yields the member's exit code. With `schema` (a serialized Arrow schema), it
-    is for mapInArrow: it sends the partition's batches and then `rows_end` to the rank, and yields nothing. The rank
-    gets the GPUs that Spark has given to the task; if `gpus` is a number, only the first `gpus` of them.
+    the function is for mapPartitions, and yields the member's exit code. With `schema` (a serialized Arrow schema), the
+    function is for mapInArrow: it sends the partition's batches and then `rows_end` to the rank, and yields nothing.
+    The rank gets the GPUs that Spark has assigned to the task or, if `gpus` is a number, only the first `gpus` of them.
     """
 
     def run_member(rows: Iterable[Any]) -> Iterator[int]:
@@ -91,7 +91,7 @@ def task_for(
             member.wait()
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):
-                    pipe.close()  # not earlier: the rank would take this for the end of the rows
+                    pipe.close()  # not before the member ends: the rank would take it for the end of the rows
             shutil.rmtree(folder, ignore_errors=True)  # the member does this, unless it was killed
 
     return run_member
@@ -103,8 +103,8 @@ def _of_task(context: Any, archive: str, gpus: int | None) -> dict[str, Any]:
 
     root = SparkFiles.getRootDirectory()  # files from addPyFile() are below it, on the sys.path of Spark's workers only
     held = context.resources().get("gpu")
-    # The rank's context needs the port or path of the executor's socket and the secret. They are attributes of the
-    # class, whose names differ between versions of pyspark, so take all attributes that are strings or numbers.
+    # The rank's context needs the port or path of the executor's socket, and the secret. These are attributes of the
+    # class. Their names differ between versions of pyspark, so take all attributes that are strings or numbers.
     shared = {
         name: value
         for name, value in vars(type(context)).items()
@@ -119,7 +119,7 @@ def _of_task(context: Any, archive: str, gpus: int | None) -> dict[str, Any]:
 
 
 def _feed(pipe: Any, rows: Iterable[Any], schema: bytes | None, rows_end: bytes) -> None:
-    """Write the rows to `pipe`, from which the rank reads them; wait while the rank is not reading."""
+    """Write the rows to `pipe`, from which the rank reads them. Block while the rank is not reading."""
     import pyarrow
 
     described = pyarrow.ipc.read_schema(pyarrow.py_buffer(schema))
@@ -139,10 +139,10 @@ def _feed(pipe: Any, rows: Iterable[Any], schema: bytes | None, rows_end: bytes)
 
 
 def _broke_off() -> bool:
-    """Whether Spark failed while it computed the rows, and closed the stream from which its Python worker reads them.
+    """Return whether Spark failed while it computed the rows, and closed the stream that the Python worker reads.
 
-    After the true end of the rows, the stream still has something to read. The stream is `infile` in a frame of the
-    Python worker.
+    After the true end of the rows, the stream still has something to read. The stream is the variable `infile` in a
+    frame of the Python worker.
     """
     frame: Any = sys._getframe()
     while frame is not None and not hasattr(frame.f_locals.get("infile"), "peek"):

@@ -1,4 +1,4 @@
-// Which of the lines that ranks print the page keeps, and which of them it shows.
+// Tests which of the ranks' lines the page keeps, and which of these lines it shows.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -18,7 +18,7 @@ function shown(lines, change = {}) {
   return filter.found.map((line) => lines.at(line).text);
 }
 
-test("each line is kept once, and what was missed shows as a gap", () => {
+test("each line is kept once, and missed lines are shown as a gap", () => {
   const lines = new Lines();
   told(lines, 0, ["a", "b"]);
   told(lines, 1, ["b", "c"]); // sent again after the page was reloaded
@@ -43,7 +43,7 @@ test("an incomplete line is pending until it is complete", () => {
   assert.deepEqual([lines.pending, shown(lines)], [[], [" 100%"]]);
 });
 
-test("in a flood of lines, the oldest are dropped, and lines that were folded into them are shown themselves", () => {
+test("in a flood of lines, the oldest are dropped, and lines that were folded into dropped lines are shown", () => {
   const lines = new Lines(), count = 10_000;
   told(lines, 0, ["x", ...Array.from({ length: count }, (_, at) => `line ${at}`)]);
   const before = lines.characters;

@@ -1,4 +1,4 @@
-// What is drawn for curves, and which values are shown at the cursor.
+// Tests what is drawn for curves, and which values are shown at the cursor.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -40,7 +40,7 @@ test("with many ranks, the cursor shows the lowest and the highest value, and th
   assert.deepEqual(readings(MANY, 1), [["mean", -1, ["1e-05"]], ["lowest", -1, ["-1 (rank 8)"]], ["highest", -1, ["4 (rank 63)"]]]);
 });
 
-test("a logarithmic axis takes positive values only", () => {
+test("a logarithmic axis can show only positive values", () => {
   assert.ok(isPositive(FEW));
   assert.ok(!isPositive(MANY));
 });

@@ -1,4 +1,4 @@
-// What the page and Python do by the same rules. tests/views/test_lines.py and test_summary.py test the Python side.
+// Tests what the page and Python do by the same rules. test_lines.py and test_summary.py in tests/views test Python.
 
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";

@@ -228,7 +228,7 @@ def _config(model: Any, keras: Any) -> dict[str, Any]:
         kept = {each.name: config[each.name] for each in parameters if each.name in config}
     named = [each.name for each in parameters if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]
     if unknown := set(named) - {"name", "trainable", "dtype"}:
-        raise ValueError(f"Keras does not know what its `__init__()` was given for `{min(unknown)}`")
+        raise ValueError(f"Keras does not know the value of the argument `{min(unknown)}` of its `__init__()`")
     return kept
 
 
@@ -411,7 +411,7 @@ def _learn(layer: Any, variables: dict[str, Any], files: dict[str, bytes]) -> No
     if variables:
         layer.load_own_variables(variables)
         if hasattr(layer, "bin_boundaries"):
-            # Unlike other layers, Discretization does not do this in load_own_variables().
+            # Unlike other layers, Discretization does not call finalize_state() in load_own_variables().
             layer.finalize_state()
     if files:
         with tempfile.TemporaryDirectory() as folder:

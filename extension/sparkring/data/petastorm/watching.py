@@ -81,8 +81,9 @@ class Results:
 class Tally:
     """Counts the rows that a reader returns in each epoch, and reports the counts.
 
-    Petastorm's epochs overlap: its workers begin the next one before the last row group has arrived. So this class ends
-    an epoch after as many rows as the shard has. If this number is unknown, all rows count as one epoch.
+    Petastorm's epochs overlap: its workers begin an epoch before the last row group of the epoch before it has arrived.
+    So this class ends an epoch after as many rows as the shard has. If this number is unknown, all rows count as one
+    epoch.
     """
 
     def __init__(self, progress: Progress, plan: Plan) -> None:
@@ -107,7 +108,7 @@ class Tally:
 
     def add(self, item: Any, waited_s: float) -> None:
         """Count one result (a row or a batch). `waited_s` is how long the caller has waited for this result."""
-        # Only waits of the main thread count, since waits of TensorFlow's threads do not delay the computation.
+        # Only waits of the main thread are counted: waits of TensorFlow's threads do not delay the computation.
         self._waited_s += waited_s if threading.current_thread() is threading.main_thread() else 0.0
         if self._batched:
             size_bytes = sum(int(getattr(column, "nbytes", 0)) for column in item)

@@ -1,4 +1,4 @@
-"""Tells the notebook how far a rank has read its TFRecord files."""
+"""Reports to the notebook how far a rank has read its TFRecord files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Describes a run in words. All views, errors and lists use these words."""
+"""Describes a run in words. All views, errors and lists use the functions of this package."""
 
 from sparkring.history.describe.failures import Explanation as Explanation
 from sparkring.history.describe.failures import NoRestart as NoRestart

@@ -55,9 +55,10 @@ def explanation(record: RunRecord) -> Explanation | None:
 
 
 def explain_failure(record: RunRecord) -> str:
-    """Explain what ended the run: the rank and its host, the line of the cell, advice, and secondary failures.
+    """Explain the failure that ended the run. If no rank failed, return outcome().
 
-    The rank's last lines and the path of its log follow.
+    The text names the rank and its host, quotes the line of the cell, gives advice, and names secondary failures. It
+    ends with the rank's last lines and the path of its log.
     """
     found = explanation(record)
     if found is None:
@@ -115,7 +116,7 @@ def _place(frame: CodeFrame) -> str:
     if frame.filename == CELL_NAME:
         return f"cell line {frame.line}{function}"
     if frame.in_cell:
-        # Frames of earlier cells have the file name EARLIER_CELL. Others may belong to the cell that calls run().
+        # Frames of earlier cells have the file name EARLIER_CELL. Other frames may be of the cell that calls run().
         which = "an earlier" if frame.filename == EARLIER_CELL else "a notebook"
         return f"line {frame.line} of {which} cell{function}"
     return f"{'/'.join(frame.filename.rsplit('/', 3)[-3:])}:{frame.line}{function}"
@@ -130,7 +131,7 @@ def _source(record: RunRecord, frame: CodeFrame) -> tuple[SourceLine, ...]:
 
 
 def _line_text(record: RunRecord, frame: CodeFrame) -> str:
-    # Prefer the text of the cell as the user wrote it. In the rank's text, IPython has already translated the cell's
+    # Prefer the text of the cell as the user wrote it. In the rank's copy, IPython has already translated the cell's
     # `%` and `!` lines to Python.
     if frame.filename == CELL_NAME and (text := code_line(record, frame.line)):
         return text
@@ -138,14 +139,14 @@ def _line_text(record: RunRecord, frame: CodeFrame) -> str:
 
 
 def _line_of_crash(rank: RankRecord) -> int:
-    """Return the line of the cell in the stack that a crashing Python printed on stderr; 0 if there is no such line."""
+    """Return the line of the cell in the stack that Python printed to stderr when it crashed; 0 if there is none."""
     texts = [line.text for line in rank.tail if line.stream == "stderr"]
     begin = max((at for at, text in enumerate(texts) if text.startswith("Fatal Python error")), default=len(texts))
     return cell_line("\n".join(texts[begin:]))
 
 
 def _followers(record: RunRecord) -> str:
-    """Return one line about the ranks that failed in addition to the one that ended the run; '' if there are none."""
+    """Return one line about the failed ranks other than the rank that ended the run; '' if there are none."""
     by_summary: dict[str, list[int]] = {}
     for rank in record.ranks:
         if rank.failure is not None and rank.rank != record.failed_rank:
@@ -194,7 +195,7 @@ class NoRestart(NamedTuple):
 
 
 def no_restart(found: NoRestart) -> str:
-    """Why a run was not restarted, in one sentence; '' if no restart was requested."""
+    """Say in one sentence why a run was not restarted; return '' if no restart was requested."""
     match found.why:
         case "not asked for":
             return ""

@@ -1,8 +1,8 @@
 """The live panel. One widget per kernel sends the news of all runs to the page, where the code in src/ draws them.
 
-A widget's own view would turn into an error in the notebook once the kernel is gone. So a cell's output is HTML only:
-an empty element, and below it the static view. While there is a kernel, the widget's script puts the live panel into
-the element and hides the static view. A notebook that is saved, exported or reopened shows the static view.
+Once the kernel is gone, a widget's own view would become an error in the notebook. So a cell's output is HTML only: an
+empty element, and below it the static view. While there is a kernel, the widget's script puts the live panel into the
+element and hides the static view. A notebook that is saved, exported or reopened shows the static view.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
         """Announce this widget's model to all pages again, and send them every run that is in progress.
 
         A page that is loaded while a cell is running cannot ask the kernel for the model, so it needs the announcement.
-        Such a page shows no Stop button, since the kernel would not receive its messages. A page that already knows the
-        model replaces it with the announced model.
+        Such a page shows no Stop button, since the kernel would not receive the page's messages. A page that already
+        knows the model replaces it with the announced model.
         """
         for widget in (self.layout, self):
             opened = {"state": widget.get_state(), "buffer_paths": []}
@@ -199,7 +199,7 @@ def _watch_connections(kernel: Any) -> Any:
     import zmq
 
     made: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    # Only its own thread may use the output's socket, so this thread makes the monitor socket.
+    # Only the output's own thread may use the output's socket, so that thread makes the monitor socket.
     thread.schedule(lambda: made.put(thread.socket.get_monitor_socket(zmq.Event.HANDSHAKE_SUCCEEDED)))
     try:
         return made.get(timeout=1.0)
@@ -290,10 +290,10 @@ def _display_place(page: Page, run: str) -> Any:
 
 
 def _needs_a_view() -> bool:
-    """Whether the front end is VS Code or Colab, which load a widget's script only when the widget has a view.
+    """Return whether the front end is VS Code or Colab, which load a widget's script only if the widget has a view.
 
-    VS Code is recognised by the name `__vsc_ipynb_file__` that it puts into the user's namespace, or by the variable
-    VSCODE_PID, which it sets only if the kernel is on its machine.
+    VS Code is recognised by the name `__vsc_ipynb_file__`, which VS Code puts into the user's namespace, or by the
+    variable VSCODE_PID, which VS Code sets only if the kernel is on the same machine.
     """
     names = getattr(get_ipython(), "user_ns", {})
     return "__vsc_ipynb_file__" in names or "VSCODE_PID" in os.environ or "google.colab" in sys.modules

@@ -11,7 +11,7 @@ from sparkring.history.record import LogLine, RankRecord, RunRecord
 from sparkring.views.markup import AMBER, BLUE, RANK_COLOURS, details, enclosed, log_text, scrolled, text, tint
 from sparkring.views.sections import Form
 
-RANK_BYTES = 2_000  # the space for the log of a rank; if even less space is left, the log is left out
+RANK_BYTES = 2_000  # the least space for the log of a rank; if less space is left, the log is left out
 LOG_LINES = 30
 LINE_CHARACTERS = 600
 LINE_BYTES = 90  # an estimate of how many bytes of HTML block() adds to a line
@@ -87,7 +87,7 @@ def line_html(line: LogLine) -> str:
 def by_rank_html(record: RunRecord, budget: int) -> str:
     """Return the last lines of each rank, in at most `budget` bytes. The failed rank is given space first."""
     if record.logs == "all" and record.recent_count <= LOG_LINES and not any(map(lines.is_noise, record.recent)):
-        return ""  # html(), which is shown above, has all lines already
+        return ""  # html(), which is shown above, already has all lines
     talkative = [rank for rank in record.ranks if rank.tail]
     talkative.sort(key=lambda rank: (rank.rank != record.failed_rank, rank.rank))
     left_out: list[int] = []

@@ -55,7 +55,7 @@ def _look(record: RunRecord, rank: RankRecord) -> tuple[str, str]:
 def _wide_tile(record: RunRecord, ranks: Sequence[RankRecord]) -> str:
     name, sign = _look(record, ranks[0])
     span = f"{ranks[0].rank}–{ranks[-1].rank}"
-    state = "take no part" if ranks[0].state == "idle" else ranks[0].state
+    state = "not taking part" if ranks[0].state == "idle" else ranks[0].state
     shape = f' class="{name}"' if name else ""
     return f'<span{shape} title="ranks {span} {state}, {len(ranks):,} in all">{span} {sign}</span>'
 
@@ -63,7 +63,7 @@ def _wide_tile(record: RunRecord, ranks: Sequence[RankRecord]) -> str:
 def _tile(record: RunRecord, rank: RankRecord, now: float) -> str:
     name, sign = _look(record, rank)
     silent_s = now - rank.last_heard if rank.state == "running" else 0.0
-    words = [f"rank {rank.rank} {'takes no part' if rank.state == 'idle' else rank.state}", rank.host]
+    words = [f"rank {rank.rank} {'not taking part' if rank.state == 'idle' else rank.state}", rank.host]
     words += [f"process {rank.pid}", counted(rank.line_count, "line")] if rank.pid else []
     words += [f"silent for {duration(silent_s)}" if silent_s >= 2 else "", gpu_words(rank.gpus)]
     words += [f"last: {lines.plain(rank.tail[-1].text)[:80]}"] if rank.tail else []

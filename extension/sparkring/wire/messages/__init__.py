@@ -14,8 +14,8 @@ frame's body, a field of type `Buffers` is all of the body's parts, and other fi
 
 Members import this package at start-up, so it imports only light parts of the standard library. For the same reason,
 the messages are NamedTuples: importing `dataclasses` would take longer than all other imports of this package. `from
-__future__ import annotations` is not used, since it turns annotations into strings, each of which typing would have to
-compile.
+__future__ import annotations` is not used: it turns annotations into strings, and typing would have to compile each
+string.
 """
 
 from typing import get_args

@@ -20,8 +20,8 @@ FailureCause = Literal[
     "exit",  # sys.exit(), or a process that ended itself
     "signal",
     "out of memory",  # a MemoryError, or a process that was killed because memory ran out
-    "lost",  # the rank's member is gone, without an Exited message
-    "timed out",  # the driver ended an item, which took longer than allowed
+    "lost",  # the rank's member has disappeared without sending an Exited message
+    "timed out",  # the driver ended an item because the item took longer than allowed
 ]
 DisplayType = Literal[
     "image/png", "image/jpeg", "image/gif", "image/webp", "image/svg+xml", "text/html", "text/markdown", "text/latex"

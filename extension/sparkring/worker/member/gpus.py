@@ -57,7 +57,7 @@ def _open() -> Any:
     import ctypes
 
     try:
-        # Without NVML, this fails at once, and saves the 20 ms that importing pynvml would take.
+        # Without NVML, this line fails at once, which saves the 20 ms that importing pynvml would take.
         ctypes.CDLL("libnvidia-ml.so.1")
         import pynvml
     except (ImportError, OSError):

@@ -6,8 +6,8 @@
 The member has no threads. One loop waits until a socket or a pipe can be read, and handles what has arrived. The rank's
 file descriptors 1 and 2 are pipes to the member, so the member also gets what C++ code prints and what Python prints
 when it crashes. Before the member reports that a request has finished or failed, it sends what is left in these pipes,
-so the driver gets the request's output first. Only then does it give the rank the next request, which waits in the
-member if the driver sent it earlier.
+so the driver gets the request's output first. The member gives the rank the next request only after the report. If the
+driver sends a request earlier, the request waits in the member.
 
 If the connection to the driver breaks, or if the member's parent ends, the member kills the rank and everything that
 the rank has started, and then ends itself. It notices the end of its parent when its stdin is closed or when it gets
@@ -45,7 +45,7 @@ DRAIN_LIMIT_S = 2.0
 # While requests are waiting in the member, a report of the rank is held back for up to HOLD_S, and sent together with
 # the next report. When the number of waiting requests is a multiple of TOGETHER, the report is sent at once.
 HOLD_S, TOGETHER = 0.005, 8
-WAIT_S = 0.05  # if a request takes longer than this, the requests that are waiting behind it go back to the driver
+WAIT_S = 0.05  # if a request takes longer than this, the requests that wait for its end go back to the driver
 # The largest number of reads in a row from one pipe. Without this limit, a process that the rank has started and that
 # never stops writing would keep the member reading forever.
 DRAIN_READS = 16
@@ -145,7 +145,7 @@ class Member:
                         self.from_home()
                     case "rank":
                         self.from_rank()
-                    case "output" if key.fd in self.pipes:  # else from_rank() has just read this pipe to its end
+                    case "output" if key.fd in self.pipes:  # otherwise, from_rank() has just read this pipe to its end
                         self.forward(self.pipes[key.fd])
             self.take_pending()
             self.tick()
@@ -345,7 +345,10 @@ class Member:
                 self.peak_memory_bytes = usage.ru_maxrss * unit
 
     def rank_has_ended(self) -> bool:
-        """Whether the rank ends within DRAIN_LIMIT_S. A rank whose connection is closed usually ends a moment later."""
+        """Wait up to DRAIN_LIMIT_S for the rank to end, which it usually does right after its connection is closed.
+
+        Return whether it has ended.
+        """
         deadline = time.monotonic() + DRAIN_LIMIT_S
         while self.wait_status is None and time.monotonic() < deadline:
             self.reap()
@@ -353,7 +356,7 @@ class Member:
         return self.wait_status is not None
 
     def abandon(self) -> NoReturn:
-        """Have main() kill the rank and end this process. The driver or the parent is gone, so nothing is reported."""
+        """Make main() kill the rank and end this process. The driver or the parent is gone, so nothing is reported."""
         raise SystemExit(1)
 
     def finish(self) -> None:
@@ -407,7 +410,7 @@ def _fork_rank(ticket: Ticket) -> RankProcess:
     stack_r, stack_w = os.pipe()
     ours, theirs = pair()
     member = os.getpid()
-    # SIGUSR2 asks the rank for its stack. It would kill a rank that has not set its handler yet, so ignore it first.
+    # SIGUSR2 asks the rank for its stack. It would kill a rank that has not set a handler yet, so it is first ignored.
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     pid = os.fork()
     if pid:
@@ -464,4 +467,4 @@ def main(found: dict[str, Any], driver: int | None = None) -> None:
             import shutil
 
             shutil.rmtree(ticket.cleanup, ignore_errors=True)
-    os._exit(code)  # without Python's own shutdown: nothing needs it, and the driver would wait for it
+    os._exit(code)  # skip Python's own shutdown: nothing needs it, and the driver would have to wait for it

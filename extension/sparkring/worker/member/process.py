@@ -51,8 +51,8 @@ def descendants(root: int) -> list[int]:
     for pid in pids:
         if stat := _stat(pid):
             children.setdefault(int(stat[1]), []).append(pid)
-            # A zombie is not returned, but its children are looked up: a process becomes a zombie when its main thread
-            # ends, and keeps its children as long as another of its threads is running.
+            # A zombie is not returned, but its children are: a process becomes a zombie when its main thread ends, and
+            # keeps its children as long as another of its threads is running.
             if stat[0] in "ZX":
                 ended.add(pid)
     found: list[int] = []
@@ -65,7 +65,7 @@ def descendants(root: int) -> list[int]:
 
 
 def family(root: int) -> list[int]:
-    """Return the descendants of `root`, faster than descendants() does if the kernel lists the children of threads.
+    """Return the descendants of `root`: like descendants(), but faster if the kernel lists the children of threads.
 
     Descendants that have just been forked or have just lost their parent may be missing, and zombies may be included.
     """
@@ -109,8 +109,8 @@ def kill_family(rank_pid: int) -> None:
 def reap_all() -> None:
     """Reap all children that have ended.
 
-    Otherwise, process 1 would inherit them. In many containers, process 1 is not an init system, and would leave them
-    as zombies.
+    Otherwise, process 1 would inherit these zombies. In many containers, process 1 is not an init system, and would
+    never reap them.
     """
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
@@ -156,7 +156,7 @@ def private_bytes(pid: int) -> int:
 
 
 def inherited_bytes() -> int:
-    """Return how much of its own memory this process shares with the process that has forked it, or with its forks."""
+    """Return how much of its own memory this process shares with the process that forked it, or with its forks."""
     return _numbers("/proc/self/smaps_rollup").get("Shared_Dirty:", 0) * 1024
 
 
@@ -180,7 +180,7 @@ def fair_share(ranks: int) -> int:
 
 
 def ended(pidfd: int) -> bool:
-    """Whether the process that `pidfd` refers to has ended."""
+    """Return whether the process that `pidfd` refers to has ended."""
     return bool(select.select([pidfd], [], [], 0.0)[0])
 
 
@@ -206,7 +206,7 @@ def out_of_memory_kills() -> int:
 def available_bytes() -> int:
     """Return how much more memory processes can use; 0 on a system without /proc.
 
-    Both the machine and this process's control groups have limits. The lowest one counts.
+    The machine and this process's control groups have limits. The lowest limit counts.
     """
     free = _numbers("/proc/meminfo").get("MemAvailable:", 0) * 1024
     for version, folder in _memory_groups():

@@ -2,8 +2,8 @@
 
 If an item is the first in its process to import a library, the library is seeded right after the import, and the other
 generators are put back into the state that they had before the import. So the item draws the same numbers as in a
-process that had already imported the library. A generator that is made without a seed and asks the system for one, such
-as `default_rng()`, is not seeded.
+process that had already imported the library. A generator that gets its seed from the system, such as `default_rng()`
+without an argument, is not seeded.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _noted() -> Callable[[], None]:
 
 
 def _keras(module: Any, seed: int) -> None:
-    """Seed Keras' own generators, but not those of Python and NumPy, which set_random_seed() seeds, too."""
+    """Seed Keras' own generators. set_random_seed() also seeds those of Python and NumPy, which are put back."""
     put_back = _noted()
     module.utils.set_random_seed(seed)
     put_back()

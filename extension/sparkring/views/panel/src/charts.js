@@ -8,7 +8,7 @@ import { number } from "./words.js";
 const HEIGHT = 160; // px
 const GREEN = "#23935a", RED = "#dd4a45"; // as in markup.py
 const TICK = 6; // px: the height of a checkpoint's mark
-// The intervals of the axis are whole numbers, because steps and epochs are.
+// The intervals of the axis are whole numbers, because steps and epochs are whole numbers.
 const WHOLE = Array.from({ length: 13 }, (_, power) => [1, 2, 5].map((digit) => digit * 10 ** power)).flat();
 
 // All charts of a run. They share a cursor: when the user points at a step in one chart, all charts mark this step.
@@ -51,7 +51,7 @@ export class ChartsView {
 
   showWhole() {
     this.unzoom();
-    this.logButton.focus(); // "reset zoom" is hidden now; without this line, its focus would go to the page
+    this.logButton.focus(); // "reset zoom" will be hidden; without this line, its focus would go to the page
   }
 
   unzoom() {

@@ -18,7 +18,7 @@ export function button(look, text, title, onclick, attributes = {}) {
   return make("button", { type: "button", class: look, title, onclick, ...attributes }, text);
 }
 
-// Return a button that is switched on or off by a click. `set` is then called with the new state.
+// Return a button that each click switches on or off. After a click, `set` is called with the new state.
 export function toggle(text, title, on, set) {
   const element = button("sr-toggle", text, title, () => {
     const now = element.getAttribute("aria-pressed") !== "true";

@@ -43,7 +43,7 @@ export class Lines {
     this.first = 0;
     this.end = 0;
     this.characters = 0;
-    this.told = 0; // how many lines of the run have arrived or were missed; gap() adds a line in place of missed lines
+    this.told = 0; // how many lines of the run have arrived or were missed; gap() adds one line that stands for missed lines
     this.pending = [];
     this.spoken = false; // whether a rank has printed anything but TensorFlow's start-up messages
     // The unfinished traceback of each rank. Its lines are held back until it is complete, because other ranks may
@@ -180,7 +180,7 @@ export class Lines {
 }
 
 // Decides which lines are shown, and keeps a list of their numbers, which grows as lines arrive. When the user changes
-// the filter, work() builds the list again, a part of it in each call.
+// the filter, work() builds the list again, one part in each call.
 export class Filter {
   constructor(lines) {
     this.lines = lines;
@@ -235,8 +235,8 @@ export class Filter {
     if (!this.streams.has(stream)) return false;
     if (this.ranks.size && !this.ranks.has(chunk.rank[at])) return false;
     if (this.fold && chunk.led[at] >= this.lines.first) {
-      // The line is folded into its leader, which stands for it. But if the user has selected ranks, the leader's rank
-      // may be hidden, so the line of the first selected rank that printed it is shown.
+      // The line is folded into its leader, which is shown instead. But if the user has selected ranks, the leader's rank
+      // may not be selected, so the line of the first selected rank that printed it is shown.
       if (!this.ranks.size) return false;
       if (this.lines.ranksOf(chunk.led[at]).find((rank) => this.ranks.has(rank)) !== chunk.rank[at]) return false;
     }

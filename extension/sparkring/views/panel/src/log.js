@@ -6,7 +6,7 @@ import { RANK_COLOURS } from "./series.js";
 import { rankNumbers } from "./words.js";
 
 const ROW = 18; // px, as in panel.css
-const REVOKE_MS = 10_000; // after this time the browser has read the data of a download, and can free it
+const REVOKE_MS = 10_000; // after this time, the browser has read the data of a download, and the data can be freed
 const HIDDEN_MS = 250; // the wait before draw() checks again whether an invisible box has become visible
 const STREAMS = { o: ["stdout", "│"], e: ["stderr", "!"], m: ["message", "»"], g: ["", "…"] };
 
@@ -38,7 +38,7 @@ export class LogView {
     this.count = make("span", { class: "sr-count", role: "status" });
     this.chip = button("sr-chip", "", "show all lines again", () => {
       this.panel.chooseRanks(new Set());
-      this.box.focus(); // the chip is hidden now; without this line, its focus would go to the page
+      this.box.focus(); // the chip has been hidden; without this line, its focus would go to the page
     }, { hidden: true });
     this.followButton = toggle("follow", "scroll to new lines", true, (on) => this.setFollow(on));
     this.noiseButton = filter("start-up", "show TensorFlow's start-up messages", false, (on) => { this.filter.noise = on; });
@@ -169,7 +169,7 @@ export class LogView {
 
   place(top) {
     this.box.scrollTop = top;
-    this.placed = this.box.scrollTop; // the browser limits it to the height of the lines, so it may differ from `top`
+    this.placed = this.box.scrollTop; // may differ from `top`, since the browser limits it to the height of the lines
   }
 
   fits(line) {
@@ -185,7 +185,7 @@ export class LogView {
     return this.filter.ranks.size ? every.filter((each) => this.filter.ranks.has(each)) : every;
   }
 
-  // Write the ranks into a row, even into one that is already shown, because more ranks may have printed its line since.
+  // Write the ranks into a row. Rows that are already shown are also updated, since more ranks may have printed the line.
   tag(row, ranks) {
     if (row.tagged === ranks.length) return;
     row.tagged = ranks.length;

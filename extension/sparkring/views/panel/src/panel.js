@@ -123,10 +123,10 @@ export class Panel {
 
   stopRun() {
     this.run.stop();
-    this.buttons[this.tab].focus(); // Stop gets disabled; without this line, its focus would go to the page
+    this.buttons[this.tab].focus(); // Stop will be disabled; without this line, its focus would go to the page
   }
 
-  // Draw the state as well at the next frame.
+  // Draw at the browser's next frame, including the state.
   scheduleState() {
     this.stateDirty = true;
     this.schedule();
@@ -156,7 +156,7 @@ export class Panel {
     this.saying = setTimeout(() => put(this.said, ""), 4000);
   }
 
-  // Draw at the browser's next frame, only once even if many messages arrive until then.
+  // Draw at the browser's next frame: only once, even if many messages arrive before it.
   schedule() {
     if (this.frame || this.gone) return;
     this.frame = requestAnimationFrame(() => {
@@ -213,7 +213,7 @@ export class Panel {
     this.ranks.draw(state, now);
   }
 
-  // Return the kernel's time in seconds; after the end of the run, the time of its end.
+  // Return the kernel's current time in seconds; after the run, return the time at which the run ended.
   now() {
     return this.run.state?.ended || Date.now() / 1000 - this.run.offset;
   }

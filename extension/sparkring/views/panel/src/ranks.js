@@ -7,7 +7,7 @@ const SILENT_S = 5, ALL_SILENT_S = 30;
 const MOST_LANES = 32, SIGNED_SQUARES = 256, MOST_SQUARES = 1024;
 const SIGNS = { ".": "…", r: "▶", f: "✓", x: "✗", y: "✗", s: "■", i: "·" };
 const STATE_WORDS = { ".": "starting", r: "running", f: "finished", x: "failed", y: "failed after another rank",
-                      s: "stopped", i: "takes no part" };
+                      s: "stopped", i: "not taking part" };
 // What the colour of the squares can show, and how a value is written.
 const HEATS = { state: null, progress: (value) => `${Math.floor(100 * value)} %`, "steps/s": (value) => `${number(value)} steps/s`,
                 silence: (value) => duration(value) };

@@ -8,11 +8,11 @@ import { Lines } from "./lines.js";
 import { KERNEL_GONE, Panel } from "./panel.js";
 import { duration } from "./words.js";
 
-const KEPT_CHARACTERS = 48e6; // the most that the page keeps of all runs; dropped lines are in the log files
+const KEPT_CHARACTERS = 48e6; // the page keeps at most this many characters of all runs; dropped lines are in the log files
 const ASK_AGAIN = 2, ASK_AGAIN_MS = 1000;
 const SETTLE_MS = 500; // the wait before an unfinished traceback is shown
 
-// What the page knows of one run, and the panels that show it.
+// What the page knows about one run, and the panels that show the run.
 class Run {
   constructor(id, model) {
     this.id = id;
@@ -55,7 +55,7 @@ class Run {
     }
   }
 
-  // Show unfinished tracebacks after a wait of `after` ms, unless more lines arrive until then.
+  // Show unfinished tracebacks after a wait of `after` ms, unless more lines arrive before that.
   settle(after) {
     clearTimeout(this.settling);
     if (!this.lines.tracebacks.size) return;
@@ -95,7 +95,7 @@ class Run {
   }
 }
 
-// All runs of one kernel that the page knows of. Finds the empty elements for their panels and puts panels into them.
+// All runs of one kernel that the page knows about. Finds the empty elements for their panels, and puts panels into them.
 export class Runs {
   constructor(model) {
     this.runs = new Map();
@@ -109,8 +109,8 @@ export class Runs {
       for (const run of this.runs.values()) run.cut();
     };
     this.listen(model);
-    // As a notebook scrolls, it takes outputs out of the page and puts them back. Then look() finds the elements for
-    // panels again.
+    // While the user scrolls, the notebook takes outputs out of the page and puts them back. Then look() finds the
+    // elements for panels again.
     this.watch = new MutationObserver((changes) => {
       if (changes.some((change) => !change.target.closest?.(".sr-panel"))) this.look();
     });
@@ -121,7 +121,7 @@ export class Runs {
   }
 
   // Listen to `model` instead of the previous model. When a page has been loaded while a cell runs, the kernel announces
-  // its model again, and all pages replace theirs.
+  // its model again, and all pages replace the model that they have.
   listen(model) {
     this.leave(this.model);
     this.model = model;
@@ -141,7 +141,7 @@ export class Runs {
 
   hear(message) {
     if (!message.run) return;
-    this.deaf = false; // a message has come, so the kernel is alive, and only the connection was lost
+    this.deaf = false; // a message has arrived, so the kernel is alive, and only the connection was lost
     if (message.kind === "gone") {
       this.forget(message.run);
       return;
@@ -164,7 +164,7 @@ export class Runs {
   }
 
   // Ask the kernel for a run, and ask again if there is no answer. The front end may open a channel that reaches the
-  // kernel while a cell runs. A question that is sent before this channel is open is answered only when the cell has
+  // kernel even while a cell runs. If the page asks before this channel is open, the kernel answers only when the cell has
   // ended.
   ask(id, again) {
     this.model.send({ kind: "hello", run: id });
@@ -174,7 +174,7 @@ export class Runs {
     }, ASK_AGAIN_MS);
   }
 
-  // If the lines of all runs are too long together, drop the oldest lines, first those of the earliest run.
+  // If all runs together have too many characters, drop the oldest lines, first those of the earliest run.
   makeRoom() {
     let characters = 0;
     for (const run of this.runs.values()) characters += run.lines.characters;

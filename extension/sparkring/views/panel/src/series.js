@@ -9,9 +9,9 @@ const ITEM_COLOURS = [RANK_COLOURS[0], RANK_COLOURS[2]]; // as charts.COLOURS
 const DASHES = [4, 3], DOTS = [1, 2];
 const BAND_OPACITY = "2e"; // two hexadecimal digits, which are appended to a colour
 
-// Return what uPlot needs to draw one chart: `data`, its columns, of which the first is `x`; `series`, which say how
-// each column looks; and `bands`, the areas between the lowest and the highest values. The means are the last columns,
-// so that they are drawn on top.
+// Return what uPlot needs to draw one chart: `data`, the columns, beginning with `x`; `series`, how each column looks; and
+// `bands`, the areas between the lowest and the highest values. The means are the last columns, so that they are drawn on
+// top.
 export function plotted({ x, curves }) {
   const data = [x], series = [{}], bands = [];
   const add = (column, looks) => {
@@ -57,7 +57,7 @@ function itemChart(by, names, curves) {
   };
 }
 
-// Whether a logarithmic axis can show all values of a chart.
+// Return whether a logarithmic axis can show all values of a chart.
 export function isPositive({ curves }) {
   return curves.every(({ mean, low, ranks, undone }) => (
     [mean, low ?? [], ...Object.values(ranks), ...undone].every((column) => column.every((value) => value === null || value > 0))
@@ -65,10 +65,10 @@ export function isPositive({ curves }) {
 }
 
 // Return rows with the values of a chart's curves at the index `at` of its axis: one row for the mean, and one for each
-// rank. If there is nothing but the mean, it is called the value. If there are many ranks, there are rows for the lowest
-// and the highest value instead of a row for each rank. A row is a list of its name, its rank (-1 if it belongs to no
-// rank) and a list with a string for each curve. If a rank reported nothing at this step, its row has the last value
-// that it reported before.
+// rank. If there is only the row for the mean, it is called "value". If there are many ranks, there are rows for the
+// lowest and the highest value instead of a row for each rank. A row is a list of its name, its rank (-1 if it belongs to
+// no rank) and a list with a string for each curve. If a rank reported nothing at this step, its row has the last value
+// that the rank reported before.
 export function readings({ curves }, at) {
   const before = (column) => {
     for (let place = at; place >= 0; place--) if (column[place] != null) return column[place];
