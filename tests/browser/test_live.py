@@ -91,7 +91,8 @@ class Watched:
         self.page.wait_for_function(
             """([at, wanted]) => {
               const panel = document.querySelectorAll('.jp-Notebook-cell')[at].querySelector('.sr-panel');
-              const found = new Set([...panel.querySelectorAll('.sr-tab-logs .sr-row .sr-tag')].map((tag) => tag.textContent));
+              const tags = panel.querySelectorAll('.sr-tab-logs .sr-row .sr-tag');
+              const found = new Set([...tags].map((tag) => tag.textContent));
               return found.size === wanted.length && wanted.every((each) => found.has(each));
             }""",
             arg=[self.AT, list(wanted)],
@@ -186,7 +187,10 @@ def test_the_overview(live: Watched, shoot: Callable[..., None]) -> None:
     shoot(live.notebook, "overview", live.panel)
     live.tile(1).click()
     live.page.wait_for_function(
-        "(panel) => [...panel.querySelectorAll('.sr-tab-overview .sr-row .sr-tag')].every((tag) => tag.textContent === '1')",
+        """(panel) => {
+          const tags = [...panel.querySelectorAll('.sr-tab-overview .sr-row .sr-tag')];
+          return tags.length && tags.every((tag) => tag.textContent === '1');
+        }""",
         arg=live.panel.element_handle(),
     )
     expect(live.tab("Overview")).to_have_attribute("aria-selected", "true")
