@@ -73,7 +73,10 @@ def _open_view(options: Options | ForeachOptions, interrupts: Interrupts) -> Vie
 
 
 def background_view() -> View:
-    """Return a view for a run recorded by threads: in a notebook, a panel without a Stop button; elsewhere, nothing."""
+    """Return a view for a run that threads record. In a notebook, it is a panel without a Stop button.
+
+    Elsewhere, the view shows only errors.
+    """
     return open_view(quiet=not in_notebook(), background=True)
 
 
@@ -154,11 +157,11 @@ def foreach(
 
     The items are independent. `items` is any iterable, even an endless generator, since an item is taken only when a
     process is free for it. If `items` is a grouped Spark DataFrame, `df.groupBy("store")`, an item is a tuple of the
-    key and a pandas DataFrame; for sparkring.partitions(df), an item is just a pandas DataFrame. With np=-4, at most
-    four items run at once, in processes on this machine; with np=4, in Spark tasks. By default, there is one process
-    per core, but with `gpus` no more than there are GPUs for. The other keywords have the same names and meanings as
-    the options of %%foreach. With background=True, foreach() returns a BackgroundRun at once. With plan=True, only the
-    first item runs, and foreach() returns a Plan, which says how many items fit at once.
+    key and a pandas DataFrame; for sparkring.partitions(df), an item is a pandas DataFrame. With np=-4, at most four
+    items run at once, in processes on this machine; with np=4, in Spark tasks. By default, items run on this machine,
+    as many at once as it has cores for and, with `gpus`, GPUs for. The other keywords have the same names and meanings
+    as the options of %%foreach. With background=True, foreach() returns a BackgroundRun at once. With plan=True, only
+    the first item runs, and foreach() returns a Plan, which says how many items fit at once.
 
     Raises ItemsFailed if items failed; `sparkring.last_result` then has all results. Raises OptionsError if an argument
     is invalid.
@@ -201,7 +204,7 @@ def spark(slots: int = 2) -> SparkSession:
 
 
 class HorovodRunner:
-    """Runs a training function on a ring of Horovod ranks. The signature is that of Databricks' class.
+    """Runs a training function on a ring of Horovod ranks. It has the same signature as Databricks' class.
 
     If `np` is negative, the ranks are -np processes on this machine. If `np` is positive, they are np Spark barrier
     tasks. With np=0, which is deprecated, there is a rank for every task slot. If `driver_log_verbosity` is "all", the
@@ -215,7 +218,7 @@ class HorovodRunner:
         np = _whole(np)
         if np == 0:
             warnings.warn(
-                "np=0 (every task slot) is deprecated: give the number of ranks", DeprecationWarning, stacklevel=2
+                "np=0 (every task slot) is deprecated: pass the number of ranks", DeprecationWarning, stacklevel=2
             )
         self.num_processor = np
         self._logs = _logs(driver_log_verbosity)
@@ -264,9 +267,9 @@ def run(
     "tensorflow" or "plain". The other keywords have the same names and meanings as the options of %%horovod
     (`--checkpoint-dir`, …). With background=True, run() returns a BackgroundRun at once.
 
-    If `main` has a parameter with the same name as an option, such as checkpoint_dir, this keyword is rejected, since
-    it could mean either of them. Pass the argument of `main` by position, or with functools.partial(main,
-    checkpoint_dir=…). The keyword then sets the option.
+    If `main` has a parameter with the same name as an option, such as checkpoint_dir, run() rejects this keyword,
+    because it could mean the parameter or the option. Pass the argument of `main` by position, or with
+    functools.partial(main, checkpoint_dir=…). The keyword then sets the option.
 
     Raises the same errors as %%horovod, and OptionsError if an argument is invalid.
     """

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Callable
 from typing import Any
 
-# Ranks also import this module if one of the user's own modules uses these classes. They may lack packages that the
+# Ranks also import this module if one of the user's own modules uses these classes. Ranks may lack packages that the
 # driver has, so modules that only the driver needs are imported in run().
 from sparkring.capture.calls import check_call, name_of, source_of
 from sparkring.capture.scripts import read_script
@@ -134,7 +134,7 @@ def _at_least_one(name: str, value: Any) -> int:
 def _options(count: int, local_mode: bool, use_gpu: bool, *, several: bool = False) -> tuple[Options, str]:
     """Return a run's options and a notice, which is '' unless the ranks will have no GPUs although `use_gpu` is set.
 
-    `count` is the number of ranks. But if `several` is set and each Spark task gets several GPUs, it is the total
+    `count` is the number of ranks. But if `several` is set and each Spark task gets several GPUs, `count` is the total
     number of GPUs.
     """
     from sparkring.launchers import gpus_of_a_rank

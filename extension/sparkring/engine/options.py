@@ -98,7 +98,7 @@ def checked_foreach(who: str, found: ForeachOptions) -> ForeachOptions:
     """Return the options `found`. Raise OptionsError if one is invalid, or if two of them exclude each other."""
     if found.np == 0:
         raise OptionsError(
-            f"{who} needs to know how many items run at once: -n -4 is four processes here, -n 4 four Spark tasks."
+            f"{who} needs the number of items that run at once: -n -4 for processes here, -n 4 for Spark tasks."
         )
     _check_least(who, 1, np_each=found.each, fresh_after=found.fresh_after)
     _check_least(who, 0, retries=found.retries, timeout_each=found.timeout_each_s)

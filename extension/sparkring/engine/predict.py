@@ -400,7 +400,7 @@ def _summary(record: RunRecord, values: Mapping[int, Written]) -> str:
     """Return a line about the parts that this run has written."""
     ran = {number: values[number] for number in _ran(record)}
     if not ran:
-        return "all parts were there already"
+        return "all parts were already complete"
     rows, seconds = sum(each.rows for each in ran.values()), max(time.time() - record.started, 1e-6)
     loads = {each.process: each.load_s for each in ran.values() if each.process}
     loaded = f"model loaded in {', '.join(describe.duration(load_s) for load_s in loads.values())}" if loads else ""

@@ -22,7 +22,7 @@ class Request(NamedTuple):
     `sent` are the names whose values are sent, and `modules` are the packages that ranks import to rebuild values.
     `timeline` says whether the framework is to record a timeline. `restarts` is how often this run has been restarted
     so far, and `max_restarts` is the limit. If the request is for an item, `work` is what the ranks run; a gang sends
-    it only once, before the first item.
+    `work` only once, before the first item.
     """
 
     run: Run
@@ -35,7 +35,7 @@ class Request(NamedTuple):
     work: Work | None = None
 
     def code(self) -> Code:
-        """Return what the ranks will run. Large buffers are left out."""
+        """Return the code that the ranks will run, without large buffers."""
         orders = [order for order in (self.run, self.work) if order is not None]
         texts = [order.source.encode() for order in orders]
         texts += [script.source.encode() for order in orders for script in order.scripts]

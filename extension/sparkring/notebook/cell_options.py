@@ -30,5 +30,5 @@ QUIET = Option("--quiet", action="store_true", help="show only errors")
 
 
 def flattened(groups: Sequence[tuple[str, ...]] | None) -> tuple[str, ...]:
-    """Return all names that were given with an option, which may be repeated. Each name is returned once."""
+    """Return the names from all uses of an option that may be repeated. Each name is returned once."""
     return tuple(dict.fromkeys(name for group in groups or () for name in group))
