@@ -75,7 +75,7 @@ def _open_view(options: Options | ForeachOptions, interrupts: Interrupts) -> Vie
 def background_view() -> View:
     """Return a view for a run that threads record. In a notebook, it is a panel without a Stop button.
 
-    Elsewhere, the view shows only errors.
+    Elsewhere, the view shows nothing.
     """
     return open_view(quiet=not in_notebook(), background=True)
 

@@ -50,7 +50,8 @@ class BackgroundRun(Generic[Result]):
         self._asked = False
         self._started_in = current_cell()
         self._over = threading.Event()
-        # The thread is a daemon. Otherwise, the interpreter would wait for the thread at exit, before calling stop_all().
+        # The thread is a daemon. Otherwise, the interpreter would wait for the thread at exit, before it calls
+        # stop_all().
         self._thread = threading.Thread(target=self._carry_out, args=(work,), name="sparkring-background", daemon=True)
         _going[self.run_id] = self
         self._thread.start()

@@ -40,7 +40,7 @@ _LOOK_EVERY_S = 0.25
 
 
 class _Column(NamedTuple):
-    """A column of predictions. `title` and `code` are for the records of its queries."""
+    """A column of predictions. `title` and `code` are for the records of the queries that use the column."""
 
     context: SparkContext
     title: str
@@ -128,7 +128,7 @@ class _Query:
         self._save()
 
     def lose(self, report: ModelUsed) -> None:
-        """Note that the process has disconnected. If it was killed, it cannot report the end of its tasks."""
+        """Note that a process has disconnected. A process that was killed cannot report the end of its tasks."""
         for partition in self._partitions.values():
             for key, each in partition.connections.items():
                 if key[0] == _process(report) and each.state == "running":
@@ -162,7 +162,7 @@ class _Query:
 
     def _show(self, partition: _Partition, report: ModelUsed) -> bool:
         """Record the state of a partition, and return True. If all slots are taken, return False."""
-        if partition.failure is not None and partition.state == "failed":  # another connection of the task has ended
+        if partition.failure is not None and partition.state == "failed":  # the failure has already been recorded
             return True
         if partition.slot is None and not self._enter(partition, report):
             return False
@@ -181,7 +181,7 @@ class _Query:
         """Give the partition a slot in the record. Return whether a slot was free."""
         for slot, holder in enumerate(self._holders):
             if holder is not None and holder.state == "closed":
-                self._leave(holder, "finished")  # Spark did not need the rest of its rows
+                self._leave(holder, "finished")  # Spark did not need the remaining rows of the partition
             if self._holders[slot] is None:
                 self._holders[slot], partition.slot = partition, slot
                 self._events += [

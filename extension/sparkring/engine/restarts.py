@@ -119,7 +119,7 @@ class Restarts:
             )
 
     def _attempts(self, outcome: Outcome) -> tuple[Attempt, ...]:
-        """Return all attempts of the run, the last one with the failure that has just ended it.
+        """Return all attempts of the run. The last attempt includes the failure that has just ended it.
 
         The record does not have this failure yet, because the AttemptEnded event is added later.
         """
@@ -167,8 +167,8 @@ class Restarts:
             return None
         waited = describe.duration(round(time.monotonic() - began))
         error = SlotsError(
-            f"{most} ranks need {most} task slots, and Spark has had {there} for {waited}. Add executors and run the "
-            f"cell again, or continue with fewer: --min-np {max(there, 1)}."
+            f"{most} ranks need {most} task slots, but Spark has had {there} for {waited}. Add executors and run the "
+            f"cell again, or continue with fewer ranks: --min-np {max(there, 1)}."
         )
         return Outcome("not started", str(error), error=error)
 
@@ -252,7 +252,7 @@ def _same(one: Failure, other: Failure) -> bool:
 
 
 def pause_after(attempts: Sequence[Attempt], checkpoints: Sequence[Checkpoint]) -> float:
-    """Return how long to wait after the last of `attempts`: longer if several in a row have saved no checkpoint."""
+    """Return how long to wait after the last attempt: longer if several attempts in a row have saved no checkpoint."""
     fruitful = {each.attempt for each in checkpoints}
     in_vain = 0
     for attempt in reversed(counted(attempts)):

@@ -34,8 +34,8 @@ RELEASE_AFTER_S = 0.5
 REPEAT_AFTER_S = 2.0
 # A rank that is importing a package stops only after the import, because a package such as torch could not be used
 # after an interrupted import. The rank reports the import repeatedly, and the times above are then counted from its
-# last report. It cannot report while native code is being loaded, which may take a long time. A warm gang waits this
-# many seconds for imports.
+# last report. The rank cannot report while native code is being loaded, which may take a long time. A warm gang waits
+# at most this many seconds for imports.
 IMPORTS_GRACE_S = 60.0
 LEAVE_GRACE_S = 10.0
 EVERYTHING_ENDS_S = 5.0  # after this time, close() ends the remaining processes by force
@@ -45,9 +45,9 @@ STALL_EVERY_S = 1.0
 class LiveRun(NamedTuple):
     """A run in progress: its options, its recorder, and what ends it early.
 
-    The run ends when it is interrupted, and at the `deadline`, a time of time.monotonic(). If `deadline` is None, the
-    run's time limit is counted from the creation of its Supervisor. `calls_off` is called repeatedly: it returns why
-    the execution is to be called off, or '' to let it go on.
+    The run ends when it is interrupted, or at the `deadline`, a time of time.monotonic(). If `deadline` is None, the
+    run's time limit is counted from the creation of its Supervisor. `calls_off` is called repeatedly. It returns why
+    the execution is to be called off, or '' to let the execution go on.
     """
 
     options: Options
@@ -159,7 +159,7 @@ class Supervisor:
         notes = [reading.notes(found) for found in reading.data_sets(record, time.time())]
         told += [f"Reading: {note}." for note in notes if note]
         told += [self._end_early()]
-        reason = f"the limit of {describe.duration(limit_s)} passed"
+        reason = f"the time limit of {describe.duration(limit_s)} was reached"
         explanation = "\n\n".join(filter(None, told))
         return Outcome("timed out", reason, results=unpack_results(self.execution), explanation=explanation)
 

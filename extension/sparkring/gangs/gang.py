@@ -196,7 +196,7 @@ class Gang:
                 self._outbox.send(self._members.member_of[rank], messages.Interrupt())
 
     def end_item(self) -> None:
-        """Have the ranks end the item that they are running. This is not a failure, no matter how they end it."""
+        """Have the ranks end the item that they are running. The item then does not count as failed."""
         if self.execution is not None and self.up:
             self.execution.interrupted = True
             self._outbox.send_all(messages.EndItem())

@@ -108,7 +108,7 @@ def spark_types(kinds: Mapping[str, pa.DataType]) -> dict[str, DataType]:
             found[name] = from_arrow_type(kind)
         except Exception as error:  # pyspark has several classes for this error
             raise DataError(
-                f"the model returned {kind} for `{name}`, and Spark has no such type: name a Spark type with returns=…."
+                f"the model returned {kind} for `{name}`, but Spark has no such type: set a Spark type with returns=…."
             ) from error
     return found
 

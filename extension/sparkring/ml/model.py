@@ -41,7 +41,7 @@ class Fitted(Model, Columns, MLWritable, MLReadable):  # type: ignore[misc]
         self._making = threading.Lock()
 
     def _of(self, columns: Columns, given: Any, trained: Trained, specs: Mapping[str, Spec]) -> Fitted:
-        """Set the results of fit(). `given` is the estimator's model; `specs` describe the rows of the model's inputs."""
+        """Set the results of fit(). `given` is the estimator's model; `specs` describes the rows of its inputs."""
         self._set(
             feature_cols=columns.value("feature_cols"),
             label_cols=columns.value("label_cols"),

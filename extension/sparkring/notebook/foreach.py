@@ -1,4 +1,4 @@
-"""`%%foreach TARGETS in ITEMS`, which runs the cell for each item. The items are independent, and several run at once."""
+"""`%%foreach TARGETS in ITEMS`, which runs the cell for each item, several items at once. The items are independent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Computes a digest of the code and settings on which items' results depend. The keys of kept results depend on it."""
+"""Computes a digest of the code and settings on which items' results depend. The keys of kept results contain it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def all_used(
 
 
 def _code(value: Any, namespace: Mapping[str, Any]) -> Iterator[Any]:
-    """If `value` is or contains functions or classes of the notebook, yield their code and settings."""
+    """Yield the code and settings of the notebook's functions and classes that `value` is or contains."""
     for each in _held(value):
         if _is_own(each, namespace):
             yield meaning(textwrap.dedent(source_of(each)))

@@ -1,7 +1,7 @@
 """One slot of the pool: a gang that runs one item after another, until it is replaced.
 
-While items are short, the gang is given the next items in advance, and they wait at its member. Otherwise, a rank would
-spend most of its time waiting for the next item.
+While items are short, the gang is given the next items in advance, and these items wait in the gang's member.
+Otherwise, a rank would spend most of its time waiting for the next item.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ class Slot:
     said how it ended, call poll() again. The slot will not run the attempts in `given_back`: remove them from this
     list.
 
-    If the ranks queue, call start_gang() first, and start() when the slot is `free`. retire() ends the gang of the
-    slot. Call it at the end, and whenever start_gang(), start() or poll() raises LaunchError. `on_arrival(number)` is
-    called when there is something to poll; the call may come from any thread.
+    If the ranks queue (see SlotSettings), call start_gang() first, and start() when the slot is `free`. retire() ends
+    the gang of the slot. Call retire() at the end, and whenever start_gang(), start() or poll() raises LaunchError.
+    `on_arrival(number)` is called when there is something to poll; the call may come from any thread.
     """
 
     def __init__(self, number: int, settings: SlotSettings, on_arrival: Callable[[int], object]) -> None:
@@ -213,7 +213,7 @@ class Slot:
         return found
 
     def ended(self) -> Ended | None:
-        """Return how the attempt has ended; None while it runs. If the gang cannot run another item, retire it."""
+        """Return how the attempt has ended; None while it runs. Retire the gang if it cannot run another item."""
         gang, execution = self._gang, self._execution
         if gang is None or execution is None or self.attempt is None:
             return None

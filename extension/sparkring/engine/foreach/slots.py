@@ -24,8 +24,9 @@ SHORT_AFTER_S = 2.0  # when ranks have been queuing for this long, the user is t
 class Slots:
     """The `count` slots of a pool. `notice(text)` shows a text to the user.
 
-    If the ranks queue, gangs are started before they have an item: call have() to say how many slots are wanted. A slot
-    is then given an item once its ranks are up. If ranks do not queue, a slot starts its gang with its first item.
+    If the ranks queue (see SlotSettings), gangs are started before they have an item: call have() to say how many slots
+    are wanted. A slot is then given an item once its ranks are up. If ranks do not queue, a slot starts its gang with
+    its first item.
 
     If a slot raises LaunchError, call not_started(). When an attempt has ended, call started().
     """
@@ -131,7 +132,7 @@ class Slots:
             self._failed_starts += not (self._queues and isinstance(error, SlotsError))  # without slots, the run waits
             if self._failed_starts >= STARTS_TRIED:
                 raise error
-            told = f"{describe.first_line(str(error))} The start is tried again."
+            told = f"{describe.first_line(str(error))} sparkring will try again."
             if told != self._start_told:
                 self._start_told = told
                 self._notice(told)
@@ -145,7 +146,7 @@ class Slots:
     # ── Polling ───────────────────────────────────────────────────────────────
 
     def with_news(self, *, wait: bool) -> list[Slot]:
-        """Return the slots with something to poll or, every LOOK_EVERY_S, all slots. With `wait`, wait for this."""
+        """Return the slots with something to poll or, every LOOK_EVERY_S, all slots. With `wait`, wait for one."""
         numbers: set[int] = set()
         with contextlib.suppress(queue.Empty):
             if wait:
