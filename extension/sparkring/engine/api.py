@@ -40,8 +40,8 @@ last_result: RunResult | ForeachResult | None = None
 def run_spec(spec: RunSpec, view: View | None = None) -> RunResult:
     """Carry out a run, and wait for it. Without a `view`, open_view() chooses one.
 
-    Raises CaptureError if something that the cell reads is missing or cannot be sent; RunFailed, LaunchError or
-    KeyboardInterrupt if the run does not finish; and the other errors of prepare().
+    Raises CaptureError if something that the cell reads is missing or cannot be sent. Raises RunFailed, LaunchError or
+    KeyboardInterrupt if the run does not finish. Also raises the other errors of prepare().
     """
     run = _open(spec, view)
     result = _carry_out(run)
@@ -95,9 +95,9 @@ def _carry_out(run: Run) -> RunResult:
 def foreach_spec(spec: ForeachSpec, view: View | None = None) -> ForeachResult | Plan:
     """Run the items of a spec, wait for them, and return the result. If the spec asks for a plan, return the Plan.
 
-    Raises ItemsFailed if items fail; RunFailed, LaunchError or KeyboardInterrupt if the run ends before all items have
-    run; and the errors of foreach.run.prepare(). If the run fails, `last_result` has the results of the items that had
-    ended by then.
+    Raises ItemsFailed if items fail, and RunFailed, LaunchError or KeyboardInterrupt if the run ends before all items
+    have run. Also raises the errors of foreach.run.prepare(). If the run fails, `last_result` has the results of the
+    items that had ended by then.
     """
     run = open_items(foreach_run.prepare(spec), view)
     result = carry_out_items(run)
@@ -157,11 +157,13 @@ def foreach(
 
     The items are independent. `items` is any iterable, even an endless generator, since an item is taken only when a
     process is free for it. If `items` is a grouped Spark DataFrame, `df.groupBy("store")`, an item is a tuple of the
-    key and a pandas DataFrame; for sparkring.partitions(df), an item is a pandas DataFrame. With np=-4, at most four
-    items run at once, in processes on this machine; with np=4, in Spark tasks. By default, items run on this machine,
-    as many at once as it has cores for and, with `gpus`, GPUs for. The other keywords have the same names and meanings
-    as the options of %%foreach. With background=True, foreach() returns a BackgroundRun at once. With plan=True, only
-    the first item runs, and foreach() returns a Plan, which says how many items fit at once.
+    key and a pandas DataFrame. For sparkring.partitions(df), an item is a pandas DataFrame.
+
+    With np=-4, at most four items run at once, in processes on this machine. With np=4, they run in Spark tasks. By
+    default, as many items run at once on this machine as its cores (and its GPUs, with `gpus`) allow. The other
+    keywords have the same names and meanings as the options of %%foreach. With background=True, foreach() returns a
+    BackgroundRun at once. With plan=True, only the first item runs, and foreach() returns a Plan, which says how many
+    items fit at once.
 
     Raises ItemsFailed if items failed; `sparkring.last_result` then has all results. Raises OptionsError if an argument
     is invalid.

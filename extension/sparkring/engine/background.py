@@ -128,7 +128,7 @@ class BackgroundRun(Generic[Result]):
 
 
 def _empty_frames(error: BaseException | None) -> None:
-    """Clear the local variables in the tracebacks. They would keep everything alive that was sent to ranks."""
+    """Clear the local variables in the tracebacks, which would keep alive everything that was sent to ranks."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__context__

@@ -69,12 +69,12 @@ class Options(SharedOptions):
 class ForeachOptions(SharedOptions):
     """How to run independent items. Options that are not described here have the same meanings as in Options.
 
-    If `np` is negative, at most -np items run at once, in processes on this machine; if it is positive, at most np
+    If `np` is negative, at most -np items run at once, in processes on this machine. If `np` is positive, at most np
     items run at once, in Spark tasks. Each item runs on `each` ranks, which `framework` connects. `retries` is how
     often a failed item is tried again; None means once if its process died, and never after an exception. A process
     runs at most `fresh_after` items; None means no limit. Each rank gets `gpus` GPUs; if that is a fraction, items
     share a GPU. The random numbers of an item depend on `seed` and on the item's number. Results are kept in
-    `checkpoint_dir`. Items whose results are already in it do not run, unless `fresh` is set. With `plan`, only the
+    `checkpoint_dir`. Items whose results are already there do not run, unless `fresh` is set. With `plan`, only the
     first item runs, and is measured.
     """
 

@@ -3,9 +3,9 @@
     model process ── ModelUsed ──▶ Listener ── a thread per connection ──▶ _Query ──▶ Recorder
 
 A DataFrame of predict() may be used at any time, so one listener waits as long as this process lives. Waiting takes no
-processor time. A query begins with the first report of a model process. It ends when Spark is no longer running any of
-its stages, and one of two things happens: another query begins, or all model processes close their connections because
-no task has been connected for a while.
+processor time. A query begins with the first report of a model process. For the query to end, two conditions must be
+met. Spark no longer runs any of the query's stages. And either another query has begun, or all model processes have
+closed their connections, because no task has been connected for a while.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Column(NamedTuple):
 
 @dataclass
 class _Partition:
-    """A partition of a stage. It is an item of the record.
+    """A partition of a stage, which is an item of the record.
 
     `task` is Spark's id of the partition's last attempt. `connections` has the last report about this attempt from each
     connection, by process and number of the connection. `slot` is None while the record does not show the item as

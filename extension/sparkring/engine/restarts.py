@@ -143,7 +143,7 @@ class Restarts:
         """Wait until Spark has enough slots for the next attempt, and decide how many ranks that attempt has.
 
         Return None if there are enough slots. If there are still too few at the time `until`, or if the user interrupts
-        the run, return the outcome with which the run ends.
+        the run, return the run's outcome.
         """
         most, least = self.launch.size, self.options.least or self.launch.size
         began, there, told = time.monotonic(), 0, False
@@ -197,8 +197,8 @@ def counted(attempts: Sequence[Attempt]) -> list[Attempt]:
     """Return the failed attempts that count towards `max_restarts`.
 
     An attempt that found its checkpoint damaged does not count, since the next attempt takes an earlier checkpoint. If
-    a later attempt still fails on the same checkpoint, that attempt counts, because then the cell itself must have
-    asked for the checkpoint, and may do so in every attempt.
+    a later attempt still fails on the same checkpoint, that attempt counts. The cell itself must then have asked for
+    the checkpoint, and may do so in every attempt.
     """
     lost, damaged = [], set()
     for each in attempts:
@@ -227,8 +227,8 @@ def cannot_heal(failure: Failure, failures: Collection[Failure], size: int, *, s
     """Return why another attempt with `size` ranks would fail in the same way; None if it may succeed.
 
     `failures` are the failures of all ranks, and `stepped` says whether a rank has reached a step. An attempt may
-    succeed if a process died without an exception, or if the checkpoint was damaged. It may also succeed if `failure`
-    happened in a collective, because the end of another rank may have caused it.
+    succeed if a process died without an exception, or if the checkpoint was damaged. An attempt may also succeed if
+    `failure` happened in a collective, because the end of another rank may have caused this failure.
     """
     if failure.cause in ("echo", "damaged checkpoint") or not all(each.error for each in failures):
         return None

@@ -1,4 +1,4 @@
-"""Plain data that says what a run is to do, and how it ended. Specifications may be invalid; prepare() checks them."""
+"""Plain data that says what a run should do, and how it ended. Specifications may be invalid; prepare() checks them."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ class Results(NamedTuple):
 class Outcome:
     """How one execution of a request ended. The outcome of a run is the outcome of its last execution.
 
-    There are two endings besides those of a run: "not started" if the ranks could not be started (`error` says why),
-    and "called off" if the execution was ended so that the run can restart (`reason` says why).
+    Besides the endings of a run, `ending` has two values. "not started" means that the ranks could not be started;
+    `error` says why. "called off" means that the execution was ended so that the run can restart; `reason` says why.
 
     `reason` is one line for the record. `rank` is the rank whose failure ended the execution. `results` are what the
     ranks had sent by then. `explanation` is text for the message of the error that the run raises. After a failure,

@@ -110,7 +110,7 @@ class Supervisor:
         return poll_until(condition, time.monotonic() + within_s, self._poll)
 
     def _ended_early(self) -> Outcome | None:
-        """If the execution is to end now, end it and return its outcome. Return None if it goes on."""
+        """End the execution if it must end now, and return its outcome. Return None if the execution goes on."""
         if self.interrupts.seen:
             running = self.execution.running if self.gang.up else []
             return Outcome("interrupted", describe.interrupted(len(running), self._end_early(), warm=self.warm))
@@ -135,7 +135,7 @@ class Supervisor:
         return Outcome("failed", reason, rank, unpack_results(self.execution), left)
 
     def _hear_others(self, rank: int) -> int:
-        """Wait a moment for failures of other ranks. Then return the rank whose failure counts as the cause of the end.
+        """Wait a moment for failures of other ranks. Then return the rank whose failure counts as the cause.
 
         Whether to restart depends on whether all ranks failed in the same way, and on whether a rank has died. If there
         are no restarts, or if `rank` itself has died, there is no wait.
@@ -226,7 +226,7 @@ class Supervisor:
         return describe.gang_gone(list(self.gang.deaths), stuck) if self.warm else ""
 
     def _let_go(self, grace_s: float) -> None:
-        """Ask the ranks of a cold gang to leave, and kill those that have not exited after `grace_s`."""
+        """Ask the ranks of a cold gang to leave, and kill the ranks that have not exited after `grace_s`."""
         self.gang.leave()
         self._poll_until_gone(grace_s)
         if not self.gang.gone:
@@ -243,7 +243,7 @@ class Supervisor:
 
         self._poll_until(gone, within_s)
         self._poll_until(lambda: gone() or not self.gang.timeline_pending, math.inf)
-        # When the last Exited message is read, other messages may be queued behind it: take these, too.
+        # When the last Exited message is read, other messages may be queued behind it: read these messages, too.
         self._poll(0.0)
 
     def _tell_of_a_slow_start(self) -> None:

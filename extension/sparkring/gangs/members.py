@@ -20,9 +20,9 @@ class Members:
     """The `size` members of a gang.
 
     `hellos` contains the first message of each member that has joined. `worlds[i]` is the World of member i, which
-    contains its rank and its node, and `member_of[rank]` is the member of a rank; both are empty until all members have
-    joined. `endpoints[i]` says where rank i can be reached. `exited` are the ranks whose processes have ended, and
-    `deaths` says why, for those that were not asked to end.
+    contains its rank and its node. `member_of[rank]` is the member of a rank. Both are empty until all members have
+    joined. `endpoints[i]` says where rank i can be reached. `exited` contains the ranks whose processes have ended.
+    `deaths` contains the failures of the ranks that ended without being asked to.
     """
 
     def __init__(self, size: int) -> None:

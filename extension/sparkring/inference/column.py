@@ -44,9 +44,9 @@ def scoring_udf(
 ) -> Any:
     """Return the UDF that scores its arguments with Scorer(**settings), and returns values of the Spark type `kind`.
 
-    `types` is the Arrow schema of the arguments, serialized; if it is None, the types are found from the rows. `report`
-    is the order for Reporter, which says how the model processes can reach the driver. Raise CaptureError if the model
-    cannot be sent.
+    `types` is the Arrow schema of the arguments, serialized; if it is None, the types are inferred from the rows.
+    `report` is the order for Reporter, which says how the model processes can reach the driver. Raise CaptureError if
+    the model cannot be sent.
     """
     import pandas
     from pyspark.sql.functions import pandas_udf

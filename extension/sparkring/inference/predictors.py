@@ -94,7 +94,7 @@ def is_small(model: Any, predict: Predict, batch: Batch, batch_size: int) -> boo
 
 
 def check_autocast(model: Any, autocast: Autocast | None) -> None:
-    """Raise OptionsError if a model that is not a torch module is to compute under torch.autocast()."""
+    """Raise OptionsError if `autocast` is set for a model that is not a torch module."""
     if autocast is not None and not is_torch(model):
         raise OptionsError(
             f"autocast={autocast!r} is only for torch modules, but the model is a `{type(model).__name__}`: leave "

@@ -61,7 +61,7 @@ def scorer_for(
 
     `order` says how to start the model process, and which folder it has. `model` is a broadcast variable with
     sparkring's archive and the packed model. `types` is the Arrow schema of the columns, serialized; if it is None, the
-    types are those of the values.
+    types are inferred from the values.
     """
 
     def score(batches: Iterable[Any]) -> Iterator[Any]:

@@ -254,7 +254,7 @@ def _only_one(what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _unfinished(home: Location, key: str) -> Iterator[str]:
-    """Yield the first directory for this key in which no fit has finished. After the block, mark it as finished."""
+    """Yield the first directory for this key that is not marked as finished, and mark it after the block."""
     with _only_one((home / key).url):
         for number in itertools.count(1):
             mark = home / f"{key}-{number}.finished"

@@ -128,8 +128,8 @@ class TorchModel(Fitted):
     """The transformer that TorchEstimator.fit() returns.
 
     transform() adds a column for each output of the module: by default, `<label>__output`. `history` has the metrics of
-    each epoch. save() writes the weights. If the function that makes the module can be imported, save() also writes the
-    name of the function, otherwise a pickle from which the module can be made.
+    each epoch. save() writes the weights, and the name of the function that makes the module. If there is no such
+    function, or if the function cannot be imported, save() writes a pickle instead of the name.
     """
 
     def _made(self, given: Any, weights: Any) -> Any:

@@ -25,14 +25,14 @@ _HELP = """Run the cell for each item. The items are independent of each other, 
     model.coef_                           # the value of the last expression is the item's value
 
 `TARGETS in ITEMS` is written as in a Python for loop, between `for` and `:`. ITEMS may be any iterable, even an endless
-generator, since an item is taken only when a process is free for it. ITEMS may also be a grouped Spark DataFrame, which
-yields pairs of a key and a pandas DataFrame, or sparkring.partitions(df), which yields a pandas DataFrame for each
-partition:
+generator, since an item is taken only when a process is free for it. With sparkring.partitions(df), each item is a
+partition of a Spark DataFrame, as a pandas DataFrame. With a grouped Spark DataFrame, each item is a pair of a key and
+a pandas DataFrame:
 
     %%foreach store, frame in df.groupBy("store") -n 4
     len(frame)
 
-`df.groupby("store")` of a pandas DataFrame also yields pairs of a key and a DataFrame.
+With `df.groupby("store")` of a pandas DataFrame, each item is also a pair of a key and a DataFrame.
 
 With -n -4, at most four items run at once, in processes on this machine. With -n 4, items run in Spark tasks, which
 start when Spark has free slots for them. If ITEMS contains ` -n` or ` --`, as in `a -n`, put ITEMS in parentheses.
@@ -76,7 +76,7 @@ TABLE = OptionsTable(
         type=number_of_ranks,
         metavar="K",
         help="run at most K items at once: -K in processes on this machine, K in Spark tasks; default: as many on this "
-        "machine as it has cores for and, with --gpus, GPUs for",
+        "machine as its cores (and its GPUs, with --gpus) allow",
     ),
     Option(
         "--retries",

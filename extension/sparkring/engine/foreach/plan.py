@@ -33,9 +33,9 @@ class Plan:
     The following attributes describe one item. `seconds` is how long it takes, without the start of its processes. The
     start takes `start_s`; during this time, each process spends `import_s` on its own imports. `cpu_share` is the
     number of cores that the item keeps busy. `read_bytes` is how much it reads with system calls, not counting imports.
-    `memory_bytes` is the peak memory of all its processes, not counting `shared_bytes`, the memory that all items on a
-    host share: libraries and other files that they map, and packages that one process has imported for all of them.
-    `gpu_bytes` is the GPU memory that the item uses.
+    `memory_bytes` is the peak memory of all its processes, not counting `shared_bytes`. `shared_bytes` is the memory
+    that all items on a host share: libraries and other files that they map, and packages that one process has imported
+    for all of them. `gpu_bytes` is the GPU memory that the item uses.
 
     `free_bytes`, `cores` and `gpus` say what is available.
 

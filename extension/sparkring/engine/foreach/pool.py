@@ -224,7 +224,7 @@ class Pool:
             self._schedule.give_back(slot.given_back.pop())
 
     def _steer(self, slot: Slot, news: list[Event]) -> None:
-        """Pass the reports of a slot's first rank to the steering iterator. End the item if the iterator asks for it."""
+        """Pass the reports of a slot's first rank to the steering iterator. End the item if it asks for this."""
         first = slot.number * self._size
         reports = [event for event in news if isinstance(event, events.Metrics) and event.rank == first]
         if reports and slot.attempt is not None:
@@ -306,7 +306,7 @@ class Pool:
     # ── Ending ────────────────────────────────────────────────────────────────
 
     def _end(self) -> None:
-        """End all ranks. Those that are running an item are interrupted, and killed after at most STOP_GRACE_S."""
+        """End all ranks. Ranks that are running an item are interrupted, and killed after at most STOP_GRACE_S."""
         self._ending = True
         self._listen(wait=False)  # items may have ended while the iterable was computing: count them
         began = [slot for slot in self._slots if slot.running]

@@ -61,8 +61,8 @@ class ForeachResult:
     def best(self, metric: str = "", *, mode: Mode | None = None) -> pandas.Series[Any]:
         """Return the row of the finished item with the lowest value of a metric; with mode="max", the highest value.
 
-        After a search, the metric and the mode default to those of the search. Raises OptionsError if no finished item
-        has reported the metric.
+        After a search, `metric` and `mode` default to the search's metric and mode. Raises OptionsError if no finished
+        item has reported the metric.
         """
         search = self.record.items.search if self.record.items is not None else None
         if search is not None:

@@ -169,7 +169,7 @@ def _launches(options: ForeachOptions, title: str) -> list[LaunchRequest]:
 class _Packed(NamedTuple):
     """The items, and what all of them need. `title` and `code` are for the record.
 
-    If results are kept, `meaning` is a digest of the code and the settings on which they depend; otherwise ''.
+    If results are kept, `meaning` is a digest of the code and the settings on which the results depend; otherwise ''.
     """
 
     work: messages.Work

@@ -1,7 +1,7 @@
-"""The slots of a pool. Starts and ends gangs as items need them, and says which slots are to be polled.
+"""The slots of a pool. Starts and ends gangs as items need them, and says which slots to poll.
 
-One thread polls all slots. It waits for a queue, into which a gang puts the number of its slot when there is something
-to poll.
+One thread polls all slots. This thread waits for a queue. When a gang has something to poll, the gang puts the number
+of its slot into the queue.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Slots:
         is_open = [slot for slot in self._slots if slot.open]
         spare = max(0, len(is_open) - wanted)
         idle = [slot for slot in is_open if slot.attempt is None]
-        # First end ranks that have not started. Otherwise, they would take the task slots of those that end.
+        # First end ranks that have not started. Otherwise, they would take the task slots of the ranks that end.
         waiting = [slot for slot in idle if not slot.up][:spare]
         for slot in waiting or idle[: 0 if any(slot.ending for slot in self._slots) else spare]:
             slot.retire()

@@ -96,7 +96,7 @@ class Journal:
 def _backend(path: Path) -> Any:
     """Return Optuna's backend for a journal file, but without its lock and without waiting for the disk.
 
-    With the lock and the waiting, a trial would take 20 ms longer. They are not needed: only this process writes the
+    With the lock and the waiting, a trial would take 20 ms longer. Neither is needed: only this process writes the
     file, one line at a time. If the machine crashes, the copy in the checkpoint directory may lack the last trials.
     """
     from optuna.storages.journal import JournalFileBackend

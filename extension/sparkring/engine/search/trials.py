@@ -96,7 +96,7 @@ class Trials:
         return SearchBegan(time.time(), search.metric, search.mode, search.space.described)
 
     def _take_over(self, code: str) -> None:
-        """Find the trials that an earlier run of this code has begun. Those that did not end count as failed."""
+        """Find the trials that an earlier run of this code has begun. Trials that did not end count as failed."""
         from optuna.trial import TrialState
 
         trials = [trial for trial in self.study.get_trials(deepcopy=False) if trial.user_attrs.get(CODE) == code]
