@@ -37,7 +37,7 @@ class Options(SharedOptions):
     `checkpoint_dir`: the directory of checkpoints. The run continues from the last checkpoint, unless `fresh` is set.
     With `resume`, the run continues even if the cell or its data has changed.
     `max_restarts`: how often all ranks may be restarted after a rank is lost.
-    `least`: the least number of ranks for a restart; 0 means as many as at the first start.
+    `least`: the minimum number of ranks for a restart; 0 means as many as at the first start.
     `background`: the notebook does not wait for the run.
     `timeline`: Horovod records a timeline. A recording can only begin when Horovod starts, so the run needs new ranks.
     """
@@ -147,7 +147,7 @@ def checked(who: str, found: Options, *, horovod: bool) -> Options:
 
 
 def _check_least(who: str, least: int, **given: float | None) -> None:
-    """Raise OptionsError if an option's number is less than `least`. The keywords are named like the options."""
+    """Raise OptionsError if an option's number is less than `least`. The keywords are the names of the options."""
     for name, value in given.items():
         if value is not None and value < least:
             raise OptionsError(

@@ -177,8 +177,8 @@ def predict(
         for name, value in {**for_files, "background": background or None}.items():
             if value is not None:
                 raise OptionsError(
-                    f"{name}=… is only for Parquet files. For a DataFrame, predict() returns a DataFrame: write that "
-                    "with .write.parquet(…), or pass the path of Parquet files instead of a DataFrame."
+                    f"{name}=… is only for Parquet files. For a DataFrame, predict() returns a DataFrame: write the "
+                    "result with .write.parquet(…), or pass the path of Parquet files instead of a DataFrame."
                 )
         return predict_frame(data, settings, idle_s=idle_s, watch=watch)
     if to is None:

@@ -231,8 +231,8 @@ def _taking_part(spec: RunSpec) -> Iterable[int]:
 def validate(values: Iterable[tuple[str, Any]], source: str, size: int) -> None:
     """Call `__sparkring_validate__()` on the values that have this method.
 
-    The method raises an error if the value does not support `size` ranks or one of the methods that the cell calls on
-    it.
+    The method raises an error if the value does not support `size` ranks, or does not support a method that the cell
+    calls on the value.
     """
     for name, value in values:
         validate_value = getattr(type(value), "__sparkring_validate__", None)
@@ -260,7 +260,7 @@ def _open_directory(options: Options, size: int, packed: _Packed) -> Directory |
 
 
 def refuse_shared(directory: str) -> None:
-    """Raise CheckpointError if a background run saves to `directory`, however that run spells the path."""
+    """Raise CheckpointError if a background run saves to `directory`, even if that run spells the path differently."""
     location = locate(directory)
     other = next((each for each in background.going() if each.saves_in(location)), None)
     if other is not None:

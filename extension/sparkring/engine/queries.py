@@ -3,9 +3,9 @@
     model process ── ModelUsed ──▶ Listener ── a thread per connection ──▶ _Query ──▶ Recorder
 
 A DataFrame of predict() may be used at any time, so one listener waits as long as this process lives. Waiting takes no
-processor time. A query begins with the first report of a model process. For the query to end, two conditions must be
-met. Spark no longer runs any of the query's stages. And either another query has begun, or all model processes have
-closed their connections, because no task has been connected for a while.
+processor time. A query begins with the first report of a model process. The query ends when Spark is no longer running
+any of its stages and, in addition, another query begins or the last model process disconnects. A model process
+disconnects when no task has been connected for a while.
 """
 
 from __future__ import annotations
@@ -310,7 +310,7 @@ class _Watch:
         return {"host": host, "port": port, "secret": self._secret.hex(), "column": key}
 
     def close(self) -> None:
-        """Stop listening, and end the queries that are under way."""
+        """Stop listening, and end the queries that have not ended."""
         self._closing.set()
         for listener in self._listeners.values():
             listener.close()

@@ -70,8 +70,9 @@ class Results(NamedTuple):
 class Outcome:
     """How one execution of a request ended. The outcome of a run is the outcome of its last execution.
 
-    Besides the endings of a run, `ending` has two values. "not started" means that the ranks could not be started;
-    `error` says why. "called off" means that the execution was ended so that the run can restart; `reason` says why.
+    `ending` can be an ending of a run, "not started" or "called off". "not started" means that the ranks could not be
+    started; `error` says why. "called off" means that the execution was ended so that the run can restart; `reason`
+    says why.
 
     `reason` is one line for the record. `rank` is the rank whose failure ended the execution. `results` are what the
     ranks had sent by then. `explanation` is text for the message of the error that the run raises. After a failure,

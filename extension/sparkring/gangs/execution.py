@@ -94,7 +94,7 @@ class Execution:
 
     @property
     def running(self) -> list[int]:
-        """The ranks that have neither finished nor failed nor been stopped."""
+        """The ranks that have not yet finished, failed or been stopped."""
         return [
             rank for rank in self.ranks if not (rank in self.values or rank in self.failures or rank in self.stopped)
         ]

@@ -227,7 +227,7 @@ class Gang:
         if isinstance(arrival.report, messages.Hello):
             return self._joined(arrival.report)
         if not self.up:
-            self._early.append(arrival)  # _enter_world() takes it again when the member has its rank
+            self._early.append(arrival)  # _enter_world() processes it when the member has its rank
             return []
         return self._reported(self._members.worlds[arrival.member].rank, arrival.report)
 

@@ -34,7 +34,10 @@ class RowsError(Exception):
 
 
 class Source(Protocol):
-    """Where a model comes from. load() returns the model, in the process that uses it. `told` is the model's name."""
+    """Where a model comes from.
+
+    load() returns the model, in the process that uses it. `told` is the model's name in messages.
+    """
 
     @property
     def told(self) -> str: ...

@@ -78,7 +78,10 @@ class Saved:
 
 @dataclass(frozen=True)
 class Settings:
-    """The arguments, which engine/predict.py describes. Raise OptionsError or DataError if one is invalid."""
+    """The arguments of predict(), which engine/predict.py describes.
+
+    Raise OptionsError or DataError if an argument is invalid.
+    """
 
     model: Any
     inputs: Columns

@@ -280,7 +280,7 @@ class Process:
 
     def _start(self, lock: int) -> None:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(os.path.join(self._folder, "socket"))  # of a process that was killed
+            os.unlink(os.path.join(self._folder, "socket"))  # left by a process that was killed
         order = {**self._order, "model": self._model_file(), "folder": self._folder, "lock": lock}
         order["token"] = self._token.hex()
         order["path"] = [*sys.path, *self._order["path"]]

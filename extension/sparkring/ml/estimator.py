@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class _RingEstimator(Estimator[Fitted], Fitting, MLWritable, MLReadable):  # type: ignore[misc]
-    """The base of both estimators. Each defines the function that its ranks call, and the class of its models."""
+    """The base of both estimators, which define the function that their ranks call, and the class of their models."""
 
     framework: str
     train: Callable[..., Trained | None]

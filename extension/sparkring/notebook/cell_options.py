@@ -22,7 +22,7 @@ ENV = Option(
     help="an environment variable for the ranks; may be repeated",
 )
 AUTOLOG = Option(
-    "--no-autolog", action="store_false", dest="autolog", help="do not report the metrics of Keras' fit automatically"
+    "--no-autolog", action="store_false", dest="autolog", help="do not automatically report the metrics of Keras' fit()"
 )
 NAME = Option("--name", default="", metavar="NAME", help="the name of the run in %runs")
 DRY_RUN = Option("--dry-run", action="store_true", help="show what would be sent to the ranks, and start nothing")

@@ -102,7 +102,9 @@ TABLE = OptionsTable(
     ),
     Option("--fresh", action="store_true", help="run all items, even those with a result in --checkpoint-dir"),
     Option("--np-each", type=positive_count, default=1, metavar="R", dest="each", help="run each item on R ranks"),
-    Option("--framework", choices=_FRAMEWORKS, default="plain", help="what connects the ranks of an item"),
+    Option(
+        "--framework", choices=_FRAMEWORKS, default="plain", help="the framework that connects the ranks of an item"
+    ),
     Option(
         "--gpus",
         type=number_of_gpus,

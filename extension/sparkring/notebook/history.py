@@ -47,7 +47,9 @@ def _runs_to_stop(current: str) -> Iterator[str]:
 
 _RUNS = OptionsTable(
     "%runs",
-    Option("run", nargs="?", default="", metavar="N|RUN", help="how many to list (default 20), or which run to show"),
+    Option(
+        "run", nargs="?", default="", metavar="N|RUN", help="how many runs to list (default 20), or the run to show"
+    ),
     Option("--tensorboard", action="store_true", help="show the metrics of RUN (default: the last run) in TensorBoard"),
     Option(
         "--stop",

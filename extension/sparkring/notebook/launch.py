@@ -25,8 +25,8 @@ notebook to the ranks: functions and classes by value, modules by reference. Eac
 appears below the cell, labelled by rank. The first rank to fail ends the run, and the error names the
 rank and the line of the cell.
 
-The cell returns a RunResult, which you then find in `_`: .value (of rank 0's last expression), .values
-(of all ranks), .record, .logs(rank).
+The cell returns a RunResult, with .value (of rank 0's last expression), .values (of all ranks), .record
+and .logs(rank). Afterwards, `_` is this RunResult.
 
 With --background, the cell returns a BackgroundRun at once, and the notebook is free. Its .result()
 waits for the RunResult. Its .stop() and `%runs --stop RUN` end the run; the notebook's Stop does not.
@@ -119,7 +119,7 @@ _OPTIONS = (
     Option(
         "--background",
         action="store_true",
-        help="return a BackgroundRun at once, so that the notebook is free; does not use the warm gang",
+        help="return a BackgroundRun at once, so that the notebook is free; the run does not use the warm gang",
     ),
     DRY_RUN,
     QUIET,

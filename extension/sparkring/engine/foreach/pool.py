@@ -224,7 +224,7 @@ class Pool:
             self._schedule.give_back(slot.given_back.pop())
 
     def _steer(self, slot: Slot, news: list[Event]) -> None:
-        """Pass the reports of a slot's first rank to the steering iterator. End the item if it asks for this."""
+        """Pass the reports of a slot's first rank to the steering iterator, which may end the item."""
         first = slot.number * self._size
         reports = [event for event in news if isinstance(event, events.Metrics) and event.rank == first]
         if reports and slot.attempt is not None:

@@ -25,12 +25,12 @@ from sparkring.wire.messages import Buffers, Kept
 
 GROWTH_BYTES = 512 * 1024**2  # a gang whose memory grows by more than this after its first item is replaced
 TIMEOUT_GRACE_S = 1.0  # after the interrupt of an item that took too long, wait this long before killing its ranks
-# To end an item, the pool interrupts its ranks. If some are still running it RELEASE_AFTER_S later, the collectives are
-# ended. After END_GRACE_S, the ranks are killed.
+# To end an item, the pool interrupts its ranks. If some ranks are still running the item RELEASE_AFTER_S later, the
+# collectives are ended. After END_GRACE_S, the ranks are killed.
 RELEASE_AFTER_S, END_GRACE_S = 0.2, 3.0
 LEAVE_S = 2.0  # ranks that are asked to leave have this long before they are killed
-# While items are short, a slot has as many items as it runs in AHEAD_S. But it has at most AHEAD_MOST items, and at
-# most half as many items as the short ones that it has just run in a row.
+# While items are short, a slot has as many items as it runs in AHEAD_S. This number is at most AHEAD_MOST, and at most
+# half the number of short items that the slot has just run in a row.
 AHEAD_S, AHEAD_MOST = 0.02, 32
 AHEAD_BYTES = 64 * 1024  # items with larger values are not given in advance: they would fill the memory
 RETIRING = 4  # how many gangs of a slot may be ending at the same time, so that old processes do not pile up
@@ -74,9 +74,9 @@ class Ended(NamedTuple):
 class Slot:
     """Slot `number` of a pool. For each attempt, call start(), and then poll() until ended() says how it has ended.
 
-    While the slot has `room`, start() accepts further attempts. `attempt` is the one that is running. When ended() has
-    said how it ended, call poll() again. The slot will not run the attempts in `given_back`: remove them from this
-    list.
+    While the slot has `room`, start() accepts further attempts. `attempt` is the running attempt. When ended() has
+    said how this attempt ended, call poll() again. The slot will not run the attempts in `given_back`: remove them from
+    this list.
 
     If the ranks queue (see SlotSettings), call start_gang() first, and start() when the slot is `free`. retire() ends
     the gang of the slot. Call retire() at the end, and whenever start_gang(), start() or poll() raises LaunchError.
