@@ -384,7 +384,7 @@ def test_what_cannot_be_run():
     ]:
         with pytest.raises(OptionsError, match=what):
             api.foreach(*arguments)
-    with pytest.raises(OptionsError, match="how many items run at once: -n -4 is four processes here"):
+    with pytest.raises(OptionsError, match="number of items that run at once: -n -4 for processes here"):
         api.foreach(len, [], np=0)
     with pytest.raises(OptionsError, match="needs a --framework"):
         api.foreach(len, [], np_each=2)
