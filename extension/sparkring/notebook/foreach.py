@@ -24,7 +24,7 @@ _HELP = """Run the cell for each item. The items are independent of each other, 
     sparkring.log(mape=score(model))
     model.coef_                           # the value of the last expression is the item's value
 
-`TARGETS in ITEMS` is written as in a Python for loop, between `for` and `:`. ITEMS may be any iterable, even an endless
+`TARGETS in ITEMS` is the part of a Python for loop between `for` and `:`. ITEMS may be any iterable, even an endless
 generator, since an item is taken only when a process is free for it. With sparkring.partitions(df), each item is a
 partition of a Spark DataFrame, as a pandas DataFrame. With a grouped Spark DataFrame, each item is a pair of a key and
 a pandas DataFrame:
@@ -38,7 +38,7 @@ With -n -4, at most four items run at once, in processes on this machine. With -
 start when Spark has free slots for them. If ITEMS contains ` -n` or ` --`, as in `a -n`, put ITEMS in parentheses.
 Otherwise, that text is read as the beginning of the options.
 
-Each process runs one item after another, and keeps what it has imported. Before each item, the names that the cell
+Each process runs one item after another, and keeps imported modules. Before each item, the names that the cell
 reads are reset to the notebook's values, and random numbers are seeded with the item's number. So results do not depend
 on which process runs an item, or when. But if an item changes something in a module, in the environment or in a file,
 later items in the same process see the change. With --fresh-process, each item has a process of its own.
