@@ -1,4 +1,4 @@
-"""The live panel in a real JupyterLab and a real browser: how soon, how smooth, and what it costs."""
+"""The live panel in a real JupyterLab and a real browser: how soon it shows lines, how smoothly, and at what cost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 from harness import US, Effort, Goal, Measured, Row, Turns, say
 
-sys.path.append(str(Path(__file__).parents[1] / "tests" / "browser"))  # for lab.py, which the tests use as well
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "browser"))  # for lab.py, which the tests also use
 
 PLAIN = "print in JupyterLab"
 LINES_PER_S, SECONDS = 1_000, 10
@@ -67,7 +67,7 @@ for epoch in range(1, 13):
 """
 AT_SETUP, AT_STEADY, AT_SPENT, AT_BURST, AT_PLAIN, AT_ORDINARY = range(6)
 
-# After each frame, notes the time since the one before, and the last line that is then on the screen.
+# After each frame, notes the time since the frame before, and the last line that is now on the screen.
 WATCH = """() => {
   const seen = window.seen = { frames: [], lines: [], clicks: [], on: true };
   const now = () => performance.timeOrigin + performance.now();
@@ -103,12 +103,12 @@ def live(effort: Effort) -> list[Row]:
         turns.row(f"{steady}: print to pixels, median", "s", "median", goal=SOON),
         turns.row(f"{steady}: print to pixels, 95th percentile", "s", "p95"),
         turns.row(f"{steady}: kernel's time for views", "% of a core", "spent", goal=CHEAP),
-        turns.row(f"{burst}: lines", "lines/s", "speed", PLAIN, goal=Goal(200_000, at_least=True)),
+        turns.row(f"{burst}: speed", "lines/s", "speed", PLAIN, goal=Goal(200_000, at_least=True)),
         turns.row(f"{burst}: page's memory grows by", "MB", "grown", PLAIN, goal=LEAN),
         turns.row(f"{burst}: frame time, 99th percentile", "s", "frame_p99", PLAIN),
         turns.row(f"{burst}: frame time, longest", "s", "frame_max", PLAIN),
         turns.row(f"{burst}: slowest response to a click", "s", "click", goal=PROMPT),
-        turns.row("saved notebook of an ordinary run", "kB", "saved", goal=SMALL),
+        turns.row("size of the saved notebook of an ordinary run", "kB", "saved", goal=SMALL),
     ]
 
 
@@ -132,7 +132,7 @@ def _lab() -> Iterator[tuple[Any, Any]]:
 
 @contextlib.contextmanager
 def _notebook(lab: Any, browser: Any, lines: int = 0) -> Iterator[Any]:
-    """A notebook with a kernel of its own, ready to run the cells."""
+    """Open a notebook with a kernel of its own, ready to run the cells."""
     from lab import Opened
 
     setup = f"{SETUP}\nLINES = {lines}"

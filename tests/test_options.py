@@ -360,7 +360,7 @@ def test_foreach_lines(line, targets, items, expected, monkeypatch):
         ("x", "begins with"),
         ("x in", "begins with"),
         ("x in y: pass", "begins with"),
-        ("x in y -n 0", "how many items run at once"),
+        ("x in y -n 0", "number of items that run at once"),
         ("x in y --retires 3", "unrecognized arguments: --retires"),
         ("x in y --fresh-process --fresh-after 2", "choose one"),
         ("x in y --np-each 2", "needs a --framework"),

@@ -180,7 +180,7 @@ def test_a_metric_that_is_not_reported(runs):
     with pytest.raises(ItemsFailed) as caught:
         runs(lambda rank, trial: rank.tell(Metrics({"los": 0.5})), grid([1, 2], maximize="val_loss", minimize=""), 1)
     assert "  2 × did not report val_loss, which the search maximizes: items 0, 1\n" in str(caught.value)
-    assert "Call sparkring.log(val_loss=…) in the item; it reported los." in str(caught.value)
+    assert "Call sparkring.log(val_loss=…) in the item, which reported los." in str(caught.value)
     result = api.last_result
     assert list(result.table.state) == ["failed"] * 2
     assert states(result.study) == ["FAIL"] * 2

@@ -1,7 +1,7 @@
 """Measure the memory of all Python processes of Spark while 4 tasks predict: `scoring_memory.py sparkring|peer`.
 
-Prints JSON. small, large: MB at the most, with a small model and with one of 400 MB. grown: the difference. Memory that
-several processes share is counted once (PSS).
+Print JSON. small, large: the largest memory in MB, with a small model and with a model of 400 MB. grown: the
+difference. Memory that several processes share is counted once (PSS).
 """
 
 import contextlib
@@ -24,7 +24,7 @@ LARGE, SMALL = 100_000_000, 1_000  # numbers of 4 bytes
 
 
 def memory_mb() -> float:
-    """The memory of Spark's Python processes. They are in process groups other than this process's."""
+    """Return the memory of Spark's Python processes, which are in other process groups than this process."""
     groups = set()
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error, OSError):
@@ -40,7 +40,7 @@ def memory_mb() -> float:
 
 
 def most_mb(go: Callable[[], object]) -> float:
-    """The largest memory while go() runs."""
+    """Return the largest memory while go() runs."""
     ended, most = threading.Event(), [0.0]
 
     def look() -> None:

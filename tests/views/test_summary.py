@@ -101,9 +101,9 @@ def test_how_long_a_run_took(replayed):
     """The time is in whole seconds during the run. If the ranks never started, the text says so."""
     began = 1_700_000_000.0
     assert describe.took(replayed(), began + 3.6) == "3 s"
-    ended = RunFinished(began + 3.6, "timed out", "the limit of 3 s passed")
+    ended = RunFinished(began + 3.6, "timed out", "the time limit of 3 s was reached")
     assert describe.took(replayed(ended), 0.0) == "3.6 s"
-    assert describe.closing(replayed(ended), 0.0) == "timed out: the limit of 3 s passed · 3.6 s"
+    assert describe.closing(replayed(ended), 0.0) == "timed out: the time limit of 3 s was reached · 3.6 s"
     refused = replayed(RunFinished(began, "failed", "no slots"), up=False)
     assert describe.took(refused, 0.0) == "1 ms, before the ranks were up"
 

@@ -143,10 +143,10 @@ def predict(
         is the name of an input. Its value is the name of a column, or a list of numeric columns, which become one
         array [rows, columns].
     returns: the Spark type of the predictions, as in "array<float>", or a dict from the names of the new columns to
-        their types. By default, the types are those of the predictions for the first rows, and a single column is
+        their types. By default, the types are taken from the predictions for the first rows, and a single column is
         called `prediction`.
-    which: for checkpoints, "latest", "best" (of a store with a metric), a step, or a name. It is looked up once, during
-        this call.
+    which: for checkpoints, "latest", "best" (of a store with a metric), a step, or a name. The checkpoint is looked up
+        once, during this call.
     batch_size: the number of rows in each call to the model.
     transform: a function that is called with each batch before the model, as in shards().
     fill, raw, dtype: as in shards(). For a torch module, floating-point inputs get the type of its weights.
@@ -154,7 +154,7 @@ def predict(
     probe: whether the model scores the first rows in this process. To find the first rows of a DataFrame, Spark may
         have to run a job.
     autocast: for a torch module, "bfloat16" or "float16" lets the module compute under torch.autocast() with this type,
-        on the device on which it runs. Predictions of either type become float32 columns.
+        on the module's device. Predictions of either type become float32 columns.
     idle_s: for a DataFrame, how many seconds a process keeps the model while no task is using it.
 
     The other arguments are for files only.
@@ -177,8 +177,8 @@ def predict(
         for name, value in {**for_files, "background": background or None}.items():
             if value is not None:
                 raise OptionsError(
-                    f"{name}=… is only for Parquet files. For a DataFrame, predict() returns a DataFrame: write that "
-                    "with .write.parquet(…), or pass the path of Parquet files instead of a DataFrame."
+                    f"{name}=… is only for Parquet files. For a DataFrame, predict() returns a DataFrame: write the "
+                    "result with .write.parquet(…), or pass the path of Parquet files instead of a DataFrame."
                 )
         return predict_frame(data, settings, idle_s=idle_s, watch=watch)
     if to is None:
@@ -400,7 +400,7 @@ def _summary(record: RunRecord, values: Mapping[int, Written]) -> str:
     """Return a line about the parts that this run has written."""
     ran = {number: values[number] for number in _ran(record)}
     if not ran:
-        return "all parts were there already"
+        return "all parts were already complete"
     rows, seconds = sum(each.rows for each in ran.values()), max(time.time() - record.started, 1e-6)
     loads = {each.process: each.load_s for each in ran.values() if each.process}
     loaded = f"model loaded in {', '.join(describe.duration(load_s) for load_s in loads.values())}" if loads else ""

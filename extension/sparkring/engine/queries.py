@@ -3,9 +3,9 @@
     model process ── ModelUsed ──▶ Listener ── a thread per connection ──▶ _Query ──▶ Recorder
 
 A DataFrame of predict() may be used at any time, so one listener waits as long as this process lives. Waiting takes no
-processor time. A query begins with the first report of a model process. It ends when Spark is no longer running any of
-its stages, and one of two things happens: another query begins, or all model processes close their connections because
-no task has been connected for a while.
+processor time. A query begins with the first report of a model process. The query ends when Spark is no longer running
+any of its stages and, in addition, another query begins or the last model process disconnects. A model process
+disconnects when no task has been connected for a while.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _LOOK_EVERY_S = 0.25
 
 
 class _Column(NamedTuple):
-    """A column of predictions. `title` and `code` are for the records of its queries."""
+    """A column of predictions. `title` and `code` are for the records of the queries that use the column."""
 
     context: SparkContext
     title: str
@@ -49,7 +49,7 @@ class _Column(NamedTuple):
 
 @dataclass
 class _Partition:
-    """A partition of a stage. It is an item of the record.
+    """A partition of a stage, which is an item of the record.
 
     `task` is Spark's id of the partition's last attempt. `connections` has the last report about this attempt from each
     connection, by process and number of the connection. `slot` is None while the record does not show the item as
@@ -128,7 +128,7 @@ class _Query:
         self._save()
 
     def lose(self, report: ModelUsed) -> None:
-        """Note that the process has disconnected. If it was killed, it cannot report the end of its tasks."""
+        """Note that a process has disconnected. A process that was killed cannot report the end of its tasks."""
         for partition in self._partitions.values():
             for key, each in partition.connections.items():
                 if key[0] == _process(report) and each.state == "running":
@@ -162,7 +162,7 @@ class _Query:
 
     def _show(self, partition: _Partition, report: ModelUsed) -> bool:
         """Record the state of a partition, and return True. If all slots are taken, return False."""
-        if partition.failure is not None and partition.state == "failed":  # another connection of the task has ended
+        if partition.failure is not None and partition.state == "failed":  # the failure has already been recorded
             return True
         if partition.slot is None and not self._enter(partition, report):
             return False
@@ -181,7 +181,7 @@ class _Query:
         """Give the partition a slot in the record. Return whether a slot was free."""
         for slot, holder in enumerate(self._holders):
             if holder is not None and holder.state == "closed":
-                self._leave(holder, "finished")  # Spark did not need the rest of its rows
+                self._leave(holder, "finished")  # Spark did not need the remaining rows of the partition
             if self._holders[slot] is None:
                 self._holders[slot], partition.slot = partition, slot
                 self._events += [
@@ -310,7 +310,7 @@ class _Watch:
         return {"host": host, "port": port, "secret": self._secret.hex(), "column": key}
 
     def close(self) -> None:
-        """Stop listening, and end the queries that are under way."""
+        """Stop listening, and end the queries that have not ended."""
         self._closing.set()
         for listener in self._listeners.values():
             listener.close()

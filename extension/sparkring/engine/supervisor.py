@@ -34,8 +34,8 @@ RELEASE_AFTER_S = 0.5
 REPEAT_AFTER_S = 2.0
 # A rank that is importing a package stops only after the import, because a package such as torch could not be used
 # after an interrupted import. The rank reports the import repeatedly, and the times above are then counted from its
-# last report. It cannot report while native code is being loaded, which may take a long time. A warm gang waits this
-# many seconds for imports.
+# last report. The rank cannot report while native code is being loaded, which may take a long time. A warm gang waits
+# at most this many seconds for imports.
 IMPORTS_GRACE_S = 60.0
 LEAVE_GRACE_S = 10.0
 EVERYTHING_ENDS_S = 5.0  # after this time, close() ends the remaining processes by force
@@ -45,9 +45,9 @@ STALL_EVERY_S = 1.0
 class LiveRun(NamedTuple):
     """A run in progress: its options, its recorder, and what ends it early.
 
-    The run ends when it is interrupted, and at the `deadline`, a time of time.monotonic(). If `deadline` is None, the
-    run's time limit is counted from the creation of its Supervisor. `calls_off` is called repeatedly: it returns why
-    the execution is to be called off, or '' to let it go on.
+    The run ends when it is interrupted, or at the `deadline`, a time of time.monotonic(). If `deadline` is None, the
+    run's time limit is counted from the creation of its Supervisor. `calls_off` is called repeatedly. It returns why
+    the execution is to be called off, or '' to let the execution go on.
     """
 
     options: Options
@@ -110,7 +110,7 @@ class Supervisor:
         return poll_until(condition, time.monotonic() + within_s, self._poll)
 
     def _ended_early(self) -> Outcome | None:
-        """If the execution is to end now, end it and return its outcome. Return None if it goes on."""
+        """End the execution if it must end now, and return its outcome. Return None if the execution goes on."""
         if self.interrupts.seen:
             running = self.execution.running if self.gang.up else []
             return Outcome("interrupted", describe.interrupted(len(running), self._end_early(), warm=self.warm))
@@ -135,7 +135,7 @@ class Supervisor:
         return Outcome("failed", reason, rank, unpack_results(self.execution), left)
 
     def _hear_others(self, rank: int) -> int:
-        """Wait a moment for failures of other ranks. Then return the rank whose failure counts as the cause of the end.
+        """Wait a moment for failures of other ranks. Then return the rank whose failure counts as the cause.
 
         Whether to restart depends on whether all ranks failed in the same way, and on whether a rank has died. If there
         are no restarts, or if `rank` itself has died, there is no wait.
@@ -159,7 +159,7 @@ class Supervisor:
         notes = [reading.notes(found) for found in reading.data_sets(record, time.time())]
         told += [f"Reading: {note}." for note in notes if note]
         told += [self._end_early()]
-        reason = f"the limit of {describe.duration(limit_s)} passed"
+        reason = f"the time limit of {describe.duration(limit_s)} was reached"
         explanation = "\n\n".join(filter(None, told))
         return Outcome("timed out", reason, results=unpack_results(self.execution), explanation=explanation)
 
@@ -226,7 +226,7 @@ class Supervisor:
         return describe.gang_gone(list(self.gang.deaths), stuck) if self.warm else ""
 
     def _let_go(self, grace_s: float) -> None:
-        """Ask the ranks of a cold gang to leave, and kill those that have not exited after `grace_s`."""
+        """Ask the ranks of a cold gang to leave, and kill the ranks that have not exited after `grace_s`."""
         self.gang.leave()
         self._poll_until_gone(grace_s)
         if not self.gang.gone:
@@ -243,7 +243,7 @@ class Supervisor:
 
         self._poll_until(gone, within_s)
         self._poll_until(lambda: gone() or not self.gang.timeline_pending, math.inf)
-        # When the last Exited message is read, other messages may be queued behind it: take these, too.
+        # When the last Exited message is read, other messages may be queued behind it: read these messages, too.
         self._poll(0.0)
 
     def _tell_of_a_slow_start(self) -> None:

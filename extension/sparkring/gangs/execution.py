@@ -11,18 +11,18 @@ from sparkring.launchers.base import Code
 from sparkring.runtime.resume_point import Here
 from sparkring.wire.messages import Buffers, CollectivesEnded, Done, Importing, RankNews, Run, Work
 
-# After a failure, wait this long before deciding which failure is the cause: a report that another rank was killed or
+# After a failure, wait this long before deciding which failure is the cause. A report that another rank was killed or
 # lost may still arrive, and the loss of that rank is then the cause.
 SETTLE_S = 0.15
 
 
 class Request(NamedTuple):
-    """What ranks are to run, and with which framework. The gang adds to `run` what differs from rank to rank.
+    """What the ranks should run, and with which framework. The gang adds to `run` what differs from rank to rank.
 
-    `sent` are the names whose values are sent, and `modules` are the packages that ranks import to rebuild values.
-    `timeline` says whether the framework is to record a timeline. `restarts` is how often this run has been restarted
+    `sent` contains the names whose values are sent, and `modules` the packages that ranks import to rebuild values.
+    `timeline` says whether the framework should record a timeline. `restarts` is how often this run has been restarted
     so far, and `max_restarts` is the limit. If the request is for an item, `work` is what the ranks run; a gang sends
-    it only once, before the first item.
+    `work` only once, before the first item.
     """
 
     run: Run
@@ -35,7 +35,7 @@ class Request(NamedTuple):
     work: Work | None = None
 
     def code(self) -> Code:
-        """Return what the ranks will run. Large buffers are left out."""
+        """Return the code that the ranks will run, without large buffers."""
         orders = [order for order in (self.run, self.work) if order is not None]
         texts = [order.source.encode() for order in orders]
         texts += [script.source.encode() for order in orders for script in order.scripts]
@@ -94,14 +94,14 @@ class Execution:
 
     @property
     def running(self) -> list[int]:
-        """The ranks that have neither finished nor failed nor been stopped."""
+        """The ranks that have not yet finished, failed or been stopped."""
         return [
             rank for rank in self.ranks if not (rank in self.values or rank in self.failures or rank in self.stopped)
         ]
 
     @property
     def failed_rank(self) -> int | None:
-        """The rank whose failure ends the execution; None if no rank has failed, or while more failures are awaited."""
+        """The rank whose failure ends the execution; None if no rank has failed, or if more failures may arrive."""
         if not self.failures or (self._decide_at is not None and time.monotonic() < self._decide_at):
             return None
         # If several failures have the same priority, min() returns the one that arrived first: dicts keep the order.
@@ -109,7 +109,7 @@ class Execution:
 
     @property
     def decides_in_s(self) -> float | None:
-        """The seconds until `failed_rank` is decided if no more reports arrive; None if nothing is to be decided."""
+        """The seconds until `failed_rank` is decided if no more reports arrive; None if there is nothing to decide."""
         return None if self._decide_at is None else max(0.01, self._decide_at - time.monotonic())
 
     def heard(self, rank: int, news: RankNews) -> None:

@@ -33,11 +33,11 @@ SILENT_LIMIT_S = 30.0  # a member that sends nothing for this long counts as los
 # A member reads the file of a timeline slowly. So wait this long for the next piece of the timeline and, after the last
 # piece, for the Exited message.
 TIMELINE_S = 20.0
-LOST_WAIT_S = 2.0  # wait this long for the reason of a member's loss, which Spark learns only a moment later
+LOST_WAIT_S = 2.0  # wait this long for the reason why a member was lost: Spark learns the reason only a moment later
 
 
 class Gang:
-    """`size` ranks. start() launches them, submit() gives them a request, and close() ends them.
+    """A gang of `size` ranks. start() launches the ranks, submit() gives them a request, and close() ends them.
 
     After each submit(), call poll() until the Execution is over. poll() returns events, which say what has happened.
     The first request can be submitted before start(). If more requests were submitted with submit_ahead(), keep calling
@@ -100,8 +100,8 @@ class Gang:
     def submit_ahead(self, request: Request) -> Execution:
         """Submit the request of an item, to run after the requests that were submitted earlier.
 
-        The gang must be up and have one rank. If an earlier request fails or takes a long time, this one is given back,
-        and does not run.
+        The gang must be up and have one rank. If an earlier request fails or takes a long time, the member gives this
+        request back without having run it.
         """
         execution = Execution(request, (0,))
         self._ahead.append(execution)
@@ -196,7 +196,7 @@ class Gang:
                 self._outbox.send(self._members.member_of[rank], messages.Interrupt())
 
     def end_item(self) -> None:
-        """Have the ranks end the item that they are running. This is not a failure, no matter how they end it."""
+        """Have the ranks end the item that they are running. The item then does not count as failed."""
         if self.execution is not None and self.up:
             self.execution.interrupted = True
             self._outbox.send_all(messages.EndItem())
@@ -211,7 +211,7 @@ class Gang:
         self._outbox.send_all(messages.Leave())
 
     def stop(self, number: int, grace_s: float) -> None:
-        """Send the signal `number` to every rank's process group, and kill what is left after `grace_s`."""
+        """Send the signal `number` to every rank's process group, and kill the remaining processes after `grace_s`."""
         self._stopping = True
         self._outbox.send_all(messages.Stop(int(number), grace_s))
 
@@ -227,7 +227,7 @@ class Gang:
         if isinstance(arrival.report, messages.Hello):
             return self._joined(arrival.report)
         if not self.up:
-            self._early.append(arrival)  # _enter_world() takes it again when the member has its rank
+            self._early.append(arrival)  # _enter_world() processes it when the member has its rank
             return []
         return self._reported(self._members.worlds[arrival.member].rank, arrival.report)
 

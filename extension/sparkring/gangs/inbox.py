@@ -73,7 +73,7 @@ class Inbox:
             self._queue.put_nowait(_WAKE)
 
     def close(self, handle: Callable[[Arrival], object], end_members: Callable[[], None]) -> None:
-        """Call `end_members()`, and meanwhile `handle(arrival)` for each arrival; then close all connections."""
+        """Call `end_members()`, and in a thread `handle(arrival)` for each arrival. Then close all connections."""
         # The gang no longer calls take(). If no thread emptied the queue, members would wait instead of ending.
         drain = threading.Thread(target=self._drain, args=(handle,), name="sparkring-drain", daemon=True)
         drain.start()

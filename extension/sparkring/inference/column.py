@@ -44,9 +44,9 @@ def scoring_udf(
 ) -> Any:
     """Return the UDF that scores its arguments with Scorer(**settings), and returns values of the Spark type `kind`.
 
-    `types` is the Arrow schema of the arguments, serialized; if it is None, the types are found from the rows. `report`
-    is the order for Reporter, which says how the model processes can reach the driver. Raise CaptureError if the model
-    cannot be sent.
+    `types` is the Arrow schema of the arguments, serialized; if it is None, the types are inferred from the rows.
+    `report` is the order for Reporter, which says how the model processes can reach the driver. Raise CaptureError if
+    the model cannot be sent.
     """
     import pandas
     from pyspark.sql.functions import pandas_udf
@@ -108,7 +108,7 @@ def spark_types(kinds: Mapping[str, pa.DataType]) -> dict[str, DataType]:
             found[name] = from_arrow_type(kind)
         except Exception as error:  # pyspark has several classes for this error
             raise DataError(
-                f"the model returned {kind} for `{name}`, and Spark has no such type: name a Spark type with returns=…."
+                f"the model returned {kind} for `{name}`, but Spark has no such type: set a Spark type with returns=…."
             ) from error
     return found
 

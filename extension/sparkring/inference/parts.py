@@ -62,7 +62,7 @@ class Part(NamedTuple):
         return f"{first}, {named}"
 
     def place(self, row: int) -> str:
-        """Return the name of row `row` of this part (counted from 0) in errors: the row's number in its file."""
+        """Return how errors name row `row` of this part (counted from 0): by the row's number in its file."""
         for each in self.ranges:
             if row < each.rows:
                 break
@@ -75,7 +75,7 @@ class Part(NamedTuple):
 class Written(NamedTuple):
     """A part that has been written: the name of its file, its rows, and how many of them have no prediction.
 
-    `process` is the host and the id of the model process, and `load_s` is how long it took to load the model.
+    `process` is the host and the id of the model process, and `load_s` is how long the process took to load the model.
     """
 
     file: str
@@ -115,7 +115,7 @@ def _part(number: int, files: Sequence[DataFile], groups: Sequence[tuple[int, in
 class Model:
     """The file with sparkring's archive and the packed model, and the file's SHA-256.
 
-    The digest is checked before the file is loaded, because loading it runs its code.
+    The digest is checked before the file is loaded, because loading the file runs its code.
     """
 
     path: str
@@ -138,7 +138,7 @@ class ModelProcess(Process):
         self._part, self._rows = part, 0
 
     def start(self) -> None:
-        """Start the process, and return before it has loaded the model. Ranks that connect wait until it has."""
+        """Start the process, and return before the model is loaded. Ranks that connect wait until it is."""
         lock = self._locked()
         try:
             self._start(lock)
@@ -196,7 +196,7 @@ class ModelProcess(Process):
         except OSError as error:
             raise DataError(
                 f"{stored.written} cannot be copied to {path} on {socket.gethostname()}: {error.strerror or error}. "
-                "All machines must reach the folder that predict() writes."
+                "All machines must be able to reach the folder to which predict() writes."
             ) from error
         if digest.hexdigest() != self._model.digest:
             os.unlink(path)

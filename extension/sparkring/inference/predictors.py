@@ -57,7 +57,7 @@ def settled(model: Any, *, small: bool = False) -> Any:
 
 @contextlib.contextmanager
 def borrowed(model: Any) -> Iterator[None]:
-    """A context in which a model of the notebook can predict. Afterwards, the model is as it was before."""
+    """Prepare a model of the notebook for predictions within this context, and restore its modes afterwards."""
     training = [each for each in model.modules() if each.training] if is_torch(model) else []
     if training:
         model.eval()
@@ -71,7 +71,8 @@ def borrowed(model: Any) -> Iterator[None]:
 def is_small(model: Any, predict: Predict, batch: Batch, batch_size: int) -> bool:
     """Return whether one thread is enough for a torch module, judged by the number of operations for a few rows.
 
-    Measured times would differ from run to run, and the last bits of predictions may depend on the number of threads.
+    Times are not measured, because they differ from run to run, and the number of threads may affect the last bits of
+    predictions.
     """
     if not is_torch(model) or any(each.device.type != "cpu" for each in model.parameters()):
         return False
@@ -93,7 +94,7 @@ def is_small(model: Any, predict: Predict, batch: Batch, batch_size: int) -> boo
 
 
 def check_autocast(model: Any, autocast: Autocast | None) -> None:
-    """Raise OptionsError if a model that is not a torch module is to compute under torch.autocast()."""
+    """Raise OptionsError if `autocast` is set for a model that is not a torch module."""
     if autocast is not None and not is_torch(model):
         raise OptionsError(
             f"autocast={autocast!r} is only for torch modules, but the model is a `{type(model).__name__}`: leave "

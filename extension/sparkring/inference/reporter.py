@@ -39,7 +39,7 @@ class Reporter:
         self._news = threading.Condition()
         self._reports_load = self._is_new = not of_stream
         self._changed: dict[int, Task] = {}
-        self._open = 1  # the known tasks that are connected; loading the model counts as one
+        self._open = 1  # how many known tasks are connected; loading the model counts as one
         self._load_s: float | None = None
         self._numbers = itertools.count()
         if order is not None:
@@ -58,7 +58,7 @@ class Reporter:
         return Task(self, next(self._numbers))
 
     def changed(self, task: Task, *, opened: int = 0) -> None:
-        """Note that a known task has changed: 1 for `opened` means that it is known now, and -1 that it has ended."""
+        """Note that a known task has changed. `opened` is 1 if the task has just become known, and -1 if it ended."""
         with self._news:
             self._open += opened
             if self._order is not None:
@@ -98,8 +98,8 @@ class Reporter:
 class Task:
     """The rows that have been scored over one connection.
 
-    The first request says which of Spark's tasks uses the connection. If it does not, as for the tasks of a stream, the
-    task is not known, and nothing is reported.
+    A request says which Spark task uses the connection. The tasks of a stream do not say this. Such a task is not
+    known, and nothing is reported.
     """
 
     def __init__(self, reporter: Reporter, number: int) -> None:

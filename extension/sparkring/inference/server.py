@@ -79,7 +79,7 @@ class _Server:
                 self._open -= 1
                 self._last_used = time.monotonic()
             with contextlib.suppress(OSError):
-                os.utime(self._folder)  # for _newer()
+                os.utime(self._folder)  # _newer() compares these times
 
     def _answer(self, connection: Any, request: bytes, task: Task) -> None:
         failed: dict[str, Any] = {"error": self._problem, "row": None, "of_rows": False} if self._problem else {}

@@ -61,7 +61,7 @@ def scorer_for(
 
     `order` says how to start the model process, and which folder it has. `model` is a broadcast variable with
     sparkring's archive and the packed model. `types` is the Arrow schema of the columns, serialized; if it is None, the
-    types are those of the values.
+    types are inferred from the values.
     """
 
     def score(batches: Iterable[Any]) -> Iterator[Any]:
@@ -170,7 +170,7 @@ class Process:
         raise NotImplementedError
 
     def _place(self, first: int, rows: int) -> str:
-        """Return the name, in errors, of `rows` rows from row `first` on."""
+        """Return how errors name `rows` rows from row `first` on."""
         raise NotImplementedError
 
     def ask(self, rows: Any) -> Any:
@@ -233,7 +233,7 @@ class Process:
             try:
                 if not self._is_current(lock):  # the process has just ended, and has removed its folder
                     continue
-                # The process may have begun to listen while this one waited for the lock.
+                # The model process may have begun to listen while this process waited for the lock.
                 with contextlib.suppress(OSError, EOFError):
                     return self._dialled()
                 if started:
@@ -280,7 +280,7 @@ class Process:
 
     def _start(self, lock: int) -> None:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(os.path.join(self._folder, "socket"))  # of a process that was killed
+            os.unlink(os.path.join(self._folder, "socket"))  # left by a process that was killed
         order = {**self._order, "model": self._model_file(), "folder": self._folder, "lock": lock}
         order["token"] = self._token.hex()
         order["path"] = [*sys.path, *self._order["path"]]
@@ -328,7 +328,7 @@ class _OfPartition(Process):
             path = os.path.join(self._folder, "model")
             with open(path, "wb") as file:
                 pickle.dump(self._model.value, file)
-            vars(self._model).pop("_value", None)  # this process need not keep it
+            vars(self._model).pop("_value", None)  # this process need not keep the model
         return path
 
     def _place(self, first: int, rows: int) -> str:

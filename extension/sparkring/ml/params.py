@@ -27,7 +27,7 @@ def _param(name: str, what: str, convert: Callable[[Any], Any] | None = None) ->
 
 
 def camel(name: str) -> str:
-    """Return the form of a parameter's name in the names of its methods: `batch_size` becomes `BatchSize`."""
+    """Return a parameter's name as it is used in the names of methods: `batch_size` becomes `BatchSize`."""
     return "".join(part.capitalize() for part in name.split("_"))
 
 
@@ -118,7 +118,7 @@ class Fitting(Columns):
         who = type(self).__name__
         if not isinstance(self.value("num_proc"), int) or self.value("num_proc") == 0:
             raise OptionsError(
-                f"{who}: np={self.value('num_proc')!r}: expected a number of ranks: use np=-2 for two processes on "
+                f"{who}: np={self.value('num_proc')!r}: expected a number of ranks, such as np=-2 for two processes on "
                 "this machine, or np=2 for two Spark tasks."
             )
         columns = ("feature_cols=['features']", "label_cols=['label']")

@@ -26,13 +26,13 @@ _RUNS_HELP = """List saved runs, show a run, open its metrics in TensorBoard, or
 RUN is a name in the list, the beginning or the end of a name, or a title.
 
 TensorBoard plots the metrics of each rank and their mean over ranks, by step or epoch, and by time. Each time you use
---tensorboard, sparkring writes TensorBoard's files to the run folder. Outside a notebook, it prints the command that
-starts TensorBoard.
+--tensorboard, sparkring writes TensorBoard's files to the run folder. Outside a notebook, sparkring prints the command
+that starts TensorBoard.
 
 Options:
 {options}
 """
-_LOGS_HELP = """Print what the ranks of a run wrote: `%logs`, `%logs RUN --rank 1 --tail 20`. RUN is as in %runs.
+_LOGS_HELP = """Print what the ranks of a run wrote: `%logs`, `%logs RUN --rank 1 --tail 20`. %runs? explains RUN.
 
 Options:
 {options}
@@ -47,7 +47,9 @@ def _runs_to_stop(current: str) -> Iterator[str]:
 
 _RUNS = OptionsTable(
     "%runs",
-    Option("run", nargs="?", default="", metavar="N|RUN", help="how many to list (default 20), or which run to show"),
+    Option(
+        "run", nargs="?", default="", metavar="N|RUN", help="how many runs to list (default 20), or the run to show"
+    ),
     Option("--tensorboard", action="store_true", help="show the metrics of RUN (default: the last run) in TensorBoard"),
     Option(
         "--stop",
@@ -81,7 +83,7 @@ def parse_runs(line: str) -> RunsRequest:
     given = _RUNS.parse(line)
     run, tensorboard, stop = given["run"], given["tensorboard"], given["stop"]
     if stop and (tensorboard or not run):
-        raise OptionsError("%runs --stop takes one run that is running in the background, by its id or its name.")
+        raise OptionsError("%runs --stop takes the id or the name of one run that is running in the background.")
     if run.startswith("-"):
         raise OptionsError(
             f"%runs takes a number of runs to list or the name of a run, not {run!r}: for example %runs 50"
@@ -111,7 +113,7 @@ def _runs(shell: Any, line: str) -> None:
 
 
 def _rows(most: int) -> Iterator[tuple[str, ...]]:
-    """Yield the rows of the table of `%runs`: a row for each of the newest saved runs, but at most `most` rows."""
+    """Yield a row of the table of `%runs` for each of the newest saved runs, at most `most` rows."""
     from sparkring.engine import background
     from sparkring.history import describe, reading, run_store
 

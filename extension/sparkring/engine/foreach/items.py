@@ -71,12 +71,13 @@ class Problem(NamedTuple):
 class Items:
     """The items of a run, in order.
 
-    Each item is bound to `targets`; without targets, it is passed to a function. `total` is the number of items; if the
-    iterable has no length, it is None until all items have been taken. If the globals of a function in an item are
-    `namespace`, the function is sent without them and uses those of the rank. Names for which `stays` returns True are
-    not sent with it. `key_of` maps an item's values to the key under which the item's result is kept; set it if results
-    are kept. `scripts_of` maps an item's values to the scripts that only this item runs, and the notebook's names that
-    these scripts read. `steering` is the iterator if it follows the progress of its items; otherwise None.
+    Each item is bound to `targets`; without targets, it is passed to a function. `total` is the number of items, or
+    None if the iterable has no length and not all items have been taken yet. If the globals of a function in an item
+    are `namespace`, the function is sent without its globals, and uses those of the rank. Names for which `stays`
+    returns True are not sent with the function. `key_of` maps an item's values to the key under which the item's result
+    is kept; set this attribute if results are kept. `scripts_of` maps an item's values to the scripts that only this
+    item runs, and the notebook's names that these scripts read. `steering` is the iterator if it follows the progress
+    of its items; otherwise None.
 
     Raises OptionsError if `iterable` cannot be iterated over, or if it is a search that does not fit the targets.
     """
@@ -165,7 +166,7 @@ class Items:
 
 
 def _check_targets(targets: Targets, names: tuple[str, ...]) -> None:
-    """Raise OptionsError if the parameters of a search cannot be unpacked into the targets, or not in this order."""
+    """Raise OptionsError if the targets do not fit the parameters of a search, or are in another order."""
     written = ", ".join(names)
     try:
         found = targets.bind(Parameters(names, names))

@@ -31,17 +31,17 @@ class Plan:
     tasks, it is the number of hosts with executors, and memory and cores are per host.
 
     The following attributes describe one item. `seconds` is how long it takes, without the start of its processes. The
-    start takes `start_s`, of which each process spends `import_s` on its own imports. `cpu_share` is the number of
-    cores that the item keeps busy. `read_bytes` is how much it reads with system calls, without imports. `memory_bytes`
-    is the peak memory of all its processes, without `shared_bytes`, the memory that all items on a host share:
-    libraries and other files that they map, and packages that one process has imported for all of them. `gpu_bytes` is
-    the GPU memory that the item uses.
+    start takes `start_s`; during this time, each process spends `import_s` on its own imports. `cpu_share` is the
+    number of cores that the item keeps busy. `read_bytes` is how much it reads with system calls, not counting imports.
+    `memory_bytes` is the peak memory of all its processes, not counting `shared_bytes`. `shared_bytes` is the memory
+    that all items on a host share: libraries and other files that they map, and packages that one process has imported
+    for all of them. `gpu_bytes` is the GPU memory that the item uses.
 
     `free_bytes`, `cores` and `gpus` say what is available.
 
     `memory_at(k)` is the memory that each host needs if k items run at once, and `seconds_at(k)` is the time for all
-    items. `rule_bytes` is a rule of thumb for a network's memory: `parameters` × bytes per parameter × 2 × `batch_size`
-    × steps held, for one step held. It is None if the item made no Keras or PyTorch model. `result` is the
+    items. `rule_bytes` is a network's memory by a rule of thumb, `parameters` × bytes per parameter × 2 × `batch_size`
+    × steps held, with one step held. `rule_bytes` is None if the item made no Keras or PyTorch model. `result` is the
     ForeachResult for the first item.
     """
 
@@ -91,7 +91,7 @@ class Plan:
         needed = self.memory_at(self.at_once)
         if self.free_bytes and needed > self.free_bytes:
             host = " on each host" if self.hosts > 1 else ""
-            memory = f"{describe.size(needed)} of memory{host}, but only {describe.size(self.free_bytes)} are free"
+            memory = f"{describe.size(needed)} of memory{host}, but only {describe.size(self.free_bytes)} is free"
             return f"{self.at_once} at once need about {memory}: use {self._option}."
         if self.at_once > self.fits and self.binds in ("GPUs", "GPU memory"):
             return f"{self.at_once} at once do not fit on {describe.counted(self.gpus, 'GPU')}: use {self._option}."
@@ -154,11 +154,13 @@ class Plan:
         more_s, chosen_s = self.seconds_at(self.fits), self.seconds_at(self.at_once)
         if self.fits > self.at_once and more_s is not None and chosen_s is not None and more_s > chosen_s:
             imports = f"its own imports, which take {describe.duration(self.import_s)}"
-            notes.append(f"{self._running(self.fits)} at once would not end sooner: each process has {imports}.")
+            notes.append(
+                f"With {self._running(self.fits)} at once, the run would not be faster: each process has {imports}."
+            )
         if self.rule_bytes is not None:
             each = self.rule_bytes // (2 * self.batch_size * self.parameters)
             factors = f"{self.parameters:,} parameters × {each} bytes × 2 × batch size {self.batch_size} × 1 step held"
-            notes.append(f"The rule of thumb is {factors}; what was measured is what counts.")
+            notes.append(f"The rule of thumb is {factors}. The measured memory is more reliable.")
         return notes
 
     def __str__(self) -> str:

@@ -48,7 +48,7 @@ class Steering(Protocol):
         """
 
     def reported(self, number: int, report: Metrics) -> bool:
-        """Take note of what the first rank of an item has reported. Return whether the item is to end now."""
+        """Take note of what the first rank of an item has reported. Return whether the item should end now."""
 
     def problem(self, number: int, metrics: Mapping[str, float]) -> Failure | None:
         """Return why an item that ran to its end counts as failed; None if it does not."""
