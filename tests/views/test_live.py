@@ -176,3 +176,20 @@ def test_a_thousand_ranks_are_a_message_of_some_kilobytes():
 def test_texts_are_plain(running):
     record = apply(running, events.Metrics({"a\u202eb": 1.0}, step=1, time=BEGAN + 3, rank=0))
     assert state_message(record, BEGAN + 4)["last"] == ["a\\u202eb 1"]
+
+
+def test_a_display_is_sent_once(running):
+    """A page keeps the HTML of displays. The order is sent again when a display is added or replaced."""
+    feed = Feed()
+    record = apply(running, events.Displayed(1, "text/html", b"<b>one</b>", "one", time=BEGAN + 2, rank=0))
+    (told,) = of_kind(feed.news(record, BEGAN + 2), "displays")
+    [(key, ranks, seconds)] = told["order"]
+    assert (ranks, seconds, told["html"]) == ([0], 2.0, {key: "<b>one</b>"})
+    record = apply(record, events.Displayed(1, "text/html", b"<b>one</b>", "one", time=BEGAN + 3, rank=1))
+    (told,) = of_kind(feed.news(record, BEGAN + 60), "displays")
+    assert (told["order"], told["html"]) == ([(key, [0, 1], 2.0)], {}), "equal displays of several ranks are one"
+    record = apply(record, events.Displayed(1, "text/html", b"<script>2</script>two", "", time=BEGAN + 4, rank=0))
+    (told,) = of_kind(feed.news(record, BEGAN + 90), "displays")
+    assert [ranks for _, ranks, _ in told["order"]] == [[1], [0]]
+    assert "two" in told["html"].values(), "what a rank shows is made harmless"
+    assert of_kind(feed.news(record, BEGAN + 120), "displays") == []

@@ -10,6 +10,8 @@ A message is a dict of JSON values with the `run` and a `kind`:
     state     the state of the run, and a column for each fact about its ranks
     sections  the HTML of those sections (views/sections) that have changed, by name
     charts    the curves as numbers (views/charts). If a curve has changed, all curves are sent
+    displays  what ranks have displayed: `order` lists [key, ranks or items, seconds since the run began] in order of
+              time, and `html` has the HTML of those that have not been sent before, by key
     search    what the items search for, if they are the trials of a search
     items     a row for each item that has changed since the last message of this kind. Its columns are the FIELDS of
               panel/src/items.js
@@ -26,9 +28,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sparkring.history import describe, item_records, lines, progress
+from sparkring.history.events import Displayed
 from sparkring.history.item_records import ItemRecord
 from sparkring.history.progress import Lag, Pace
 from sparkring.history.record import LogLine, RankRecord, RunRecord
+from sparkring.views import displays
 from sparkring.views.charts import charts
 from sparkring.views.markup import log_text
 from sparkring.views.sections import Form, checkpoints, code, failure, restarts, shards, timeline
@@ -67,6 +71,8 @@ class Feed:
         self._state_due = 0.0
         self._sections: dict[str, str] = {}
         self._charts: Message = {}
+        self._displays: tuple[Displayed, ...] = ()
+        self._displays_sent: set[str] = set()
         self._search: Message = {}
         self._items_ended = 0
         self._items_running: tuple[ItemRecord, ...] = ()
@@ -80,7 +86,7 @@ class Feed:
         ended = record.outcome is not None
         found = self._new_lines(record)
         if drawn := ended or now >= self._sections_due:
-            found += self._new_sections(record, now) + self._new_items(record)
+            found += self._new_sections(record, now) + self._new_displays(record) + self._new_items(record)
         if drawn or now >= self._state_due:
             began = clock.monotonic()
             state = state_message(record, now)
@@ -120,6 +126,21 @@ class Feed:
         self._sections, self._charts = drawn, curves
         return found
 
+    def _new_displays(self, record: RunRecord) -> list[Message]:
+        if record.displays is self._displays:
+            return []
+        self._displays = record.displays
+        every = {_display_key(each.display): each for each in displays.shown(record)}
+        order = [
+            (key, each.ranks if each.display.item is None else [each.display.item], each.display.time - record.started)
+            for key, each in every.items()
+        ]
+        new = every.keys() - self._displays_sent
+        self._displays_sent |= new
+        html = {key: displays.body_html(every[key].display) for key in every if key in new}
+        told = [(key, found, round(time, 1)) for key, found, time in sorted(order, key=lambda each: each[2])]
+        return [{"kind": "displays", "order": told, "html": html}]
+
     def _new_items(self, record: RunRecord) -> list[Message]:
         if record.items is None:
             return []
@@ -137,6 +158,11 @@ class Feed:
 def whole(record: RunRecord, now: float) -> list[Message]:
     """Return messages with everything in the record, for a new page."""
     return Feed().news(record, now)
+
+
+def _display_key(found: Displayed) -> str:
+    """Return a text that identifies a display and its content: if a display is replaced, the time changes."""
+    return f"{found.attempt}-{found.rank}-{found.number}-{found.time}"
 
 
 # ── Lines ─────────────────────────────────────────────────────────────────────

@@ -2,6 +2,7 @@
 // messages while a cell runs.
 
 import { ChartsView } from "./charts.js";
+import { DisplaysView } from "./displays.js";
 import { button, make, put } from "./elements.js";
 import { ItemsView } from "./itemsview.js";
 import { LogView } from "./log.js";
@@ -12,11 +13,14 @@ import { duration } from "./words.js";
 
 export const KERNEL_GONE = "ended with the kernel";
 const LOOKS = { starting: "", interrupted: "sr-cut", "timed out": "sr-cut", [KERNEL_GONE]: "sr-cut" };
-const TABS = ["overview", "search", "items", "logs", "metrics", "shards", "checkpoints", "restarts", "timeline", "code"];
+const TABS = ["overview", "search", "items", "logs", "metrics", "shards", "checkpoints", "restarts", "displays", "timeline", "code"];
 // What the tooltip of a tab without content says.
 const NOTHING = { metrics: "no metrics have been reported", shards: "no data set has been read with a reader that reports it",
-  checkpoints: "no checkpoint has been saved", restarts: "the run has not been restarted", timeline: "recorded with %%horovod --timeline",
+  checkpoints: "no checkpoint has been saved", restarts: "the run has not been restarted", displays: "no rank has called display() or plt.show()", timeline: "recorded with %%horovod --timeline",
   code: "the code of the run is not known" };
+
+// The tabs that themselves show only the selected ranks. In the other tabs, selecting a rank leads to its lines.
+const KEEPS_TAB = new Set(["overview", "displays"]);
 
 let panels = 0;
 
@@ -33,11 +37,13 @@ export class Panel {
     this.items = new ItemsView(this);
     this.search = new SearchView(this);
     this.charts = new ChartsView(this);
+    this.displays = new DisplaysView(this);
     this.numbers = make("div");
     this.bodies.overview.append(this.overview.element);
     this.bodies.logs.append(this.log.element);
     this.bodies.items.append(this.items.element);
     this.bodies.search.append(this.search.element);
+    this.bodies.displays.append(this.displays.element);
     this.bodies.metrics.append(this.charts.element, this.numbers);
     place.append(this.root);
     this.resized = new ResizeObserver(() => this.schedule());
@@ -133,7 +139,7 @@ export class Panel {
   }
 
   // Show only the lines of these ranks (of all ranks, if the set is empty), in the tab `where`.
-  chooseRanks(ranks, where = this.tab === "overview" ? "overview" : "logs") {
+  chooseRanks(ranks, where = KEEPS_TAB.has(this.tab) ? this.tab : "logs") {
     this.chosen = ranks;
     this.log.setRanks(ranks);
     this.overview.log.setRanks(ranks);
@@ -169,6 +175,8 @@ export class Panel {
       if (this.tab === "items" && !this.items.draw(this.now() - (this.run.state?.started ?? 0))) this.schedule();
       if (this.tab === "search") this.search.draw();
       if (this.tab === "logs" && !this.log.draw()) this.schedule();
+      if (this.run.displays && !this.isThere("displays")) this.setThere("displays", true);
+      if (this.tab === "displays") this.displays.draw();
       if (this.tab === "metrics") this.charts.draw(this.run.curves);
     });
   }

@@ -23,6 +23,7 @@ class Run {
     this.html = {};
     this.search = null; // the last message of kind "search"
     this.curves = null; // the last message of kind "charts"
+    this.displays = null; // the last message of kind "displays", with the HTML of all displays
     this.offset = 0; // this machine's clock minus the kernel's, in seconds
     this.heard = this.stops = this.stopping = false;
     this.panels = new Map(); // place → panel
@@ -44,6 +45,7 @@ class Run {
     else if (message.kind === "search") this.search = message;
     else if (message.kind === "sections") Object.assign(this.html, message.html);
     else if (message.kind === "charts") this.curves = message;
+    else if (message.kind === "displays") this.displays = { ...message, html: { ...this.displays?.html, ...message.html } };
     else if (message.kind === "heard") {
       this.heard = true;
       this.stops = message.stops;

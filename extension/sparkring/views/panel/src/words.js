@@ -8,6 +8,13 @@ export function duration(seconds) {
   return `${Math.floor(whole / 3600)} h ${two(Math.floor((whole % 3600) / 60))} min`;
 }
 
+// Return the seconds since the start of a run as they stand before lines and beside pictures: 1:02, 1:01:02.
+export function clock(seconds) {
+  const whole = Math.max(0, Math.floor(seconds)), two = (number) => String(number).padStart(2, "0");
+  const minutes = `${Math.floor(whole / 60) % 60}`;
+  return whole < 3600 ? `${minutes}:${two(whole % 60)}` : `${Math.floor(whole / 3600)}:${minutes.padStart(2, "0")}:${two(whole % 60)}`;
+}
+
 // Return a metric's value as text. Values from 0.0001 to 10000 are rounded to four significant digits, and values up to
 // a million to integers. Smaller and larger values have an exponent and three significant digits.
 export function number(value) {
