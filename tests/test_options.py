@@ -530,6 +530,7 @@ def test_bad_checkpoints_lines(line, words):
         ("--tensorboard 'my run'", RunsRequest(run="my run", tensorboard=True)),
         ("--tensorboard", RunsRequest(tensorboard=True)),
         ("50 --tensorboard", RunsRequest(run="50", tensorboard=True)),
+        ("a1b2 'my run'", RunsRequest(run="a1b2", other="my run")),
     ],
 )
 def test_runs_lines(line, expected):
@@ -537,7 +538,15 @@ def test_runs_lines(line, expected):
     assert parse_runs(line) == expected
 
 
-@pytest.mark.parametrize(("line", "words"), [("--board", "--board"), ("1 2", "2"), ("-1", "a number of runs to list")])
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--board", "--board"),
+        ("a b c", "two runs to compare"),
+        ("a b --stop", "two runs"),
+        ("-1", "a number of runs to list"),
+    ],
+)
 def test_bad_runs_lines(line, words):
     with pytest.raises(OptionsError, match=words):
         parse_runs(line)
