@@ -65,9 +65,9 @@ def measured(first: RunRecord, second: RunRecord) -> list[tuple[str, str, str, s
 
 def difference(first: RunRecord, second: RunRecord) -> list[str]:
     """Return the lines of the cells that differ, as a unified diff; [] if the cells are the same."""
-    codes = [record.code.rstrip().splitlines() for record in (first, second)]
-    found = list(difflib.unified_diff(*codes, *NAMES, lineterm="", n=CONTEXT_LINES))
-    return found[2:][:DIFF_LINES]
+    before, after = (record.code.rstrip().splitlines() for record in (first, second))
+    found = difflib.unified_diff(before, after, lineterm="", n=CONTEXT_LINES)
+    return list(found)[2:][:DIFF_LINES]  # the first two lines name files
 
 
 def curves(first: RunRecord, second: RunRecord) -> list[tuple[str, list[Curve]]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextvars
 import json
-import os
 import queue
 import secrets
 import sys
@@ -29,6 +28,7 @@ from IPython.display import display
 
 from sparkring.history import describe
 from sparkring.history.record import RunRecord
+from sparkring.views.front_end import FrontEnd, front_end
 from sparkring.views.html import PAUSE_PER_WORK, WARM_PAUSE_S, HtmlView
 from sparkring.views.live import Feed, Message, whole
 
@@ -37,6 +37,7 @@ BYTES_PER_S = 500_000  # Jupyter's server drops output above 1 MB/s
 # During a run, only pages without widgets show the static view, so it is redrawn rarely. But it must not become too
 # old, because it is what the notebook keeps if the kernel is killed.
 STATIC_AFTER_S = STATIC_PAUSE_S = 2.0
+SNAPSHOT_PAUSE_S = 5.0
 BUSY_EVERY_S = 1.0
 ANNOUNCE_AFTER_S = (1.5, 4.0, 10.0)  # repeated, because a newly loaded page may not be listening yet
 KEPT = 20  # the number of ended runs that a page can still show after it has been loaded again
@@ -60,12 +61,17 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
     _esm = (_HERE / "panel.bundle.js").read_text(encoding="utf-8")
     _css = (_HERE / "panel.bundle.css").read_text(encoding="utf-8")
     page = traitlets.Unicode().tag(sync=True)
+    # Where a front end isolates the outputs of cells, each run has a widget of its own, and `run` is the run's id. The
+    # panel is then a view of this widget. A view that is made late, or from a saved notebook, begins with `snapshot`.
+    run = traitlets.Unicode().tag(sync=True)
+    snapshot = traitlets.List(traitlets.Dict()).tag(sync=True)
 
-    def __init__(self) -> None:
+    def __init__(self, run: str = "") -> None:
         self._guard = threading.Lock()
         self._records: OrderedDict[str, RunRecord] = OrderedDict()
         self._stops: dict[str, Stop] = {}
-        super().__init__(page=secrets.token_hex(8))
+        self._snapshot_due = 0.0
+        super().__init__(page=secrets.token_hex(8), run=run)
         self.on_msg(self._heard)
 
     def begin(self, record: RunRecord, stop: Stop | None) -> None:
@@ -81,6 +87,12 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
             self._records[record.run_id] = record
             for message in news:
                 self._post(message)
+            if self.run and (record.outcome is not None or time.monotonic() >= self._snapshot_due):
+                self._snapshot_due = time.monotonic() + SNAPSHOT_PAUSE_S
+                _apart.copy().run(self._take_snapshot, record)
+
+    def _take_snapshot(self, record: RunRecord) -> None:
+        self.snapshot = whole(record, time.time())
 
     def end(self, record: RunRecord) -> None:
         """Note that the run has ended. Pages can still ask for it until KEPT other runs have ended."""
@@ -150,6 +162,15 @@ def _open_page() -> Page:
             _apart.run(parent.set, {})
         _page = _apart.copy().run(Page)
     return _page
+
+
+def _page_of(run: str) -> Page:
+    """Return a new Page for a single run, for front ends that isolate the outputs of cells from one another."""
+    _open_page()  # sets the context in which messages are sent
+    colab = sys.modules.get("google.colab.output")
+    if colab is not None:  # Colab shows widgets that it does not know only if this has been called
+        colab.enable_custom_widget_manager()
+    return _apart.copy().run(Page, run)
 
 
 class _Foreground:
@@ -250,7 +271,7 @@ class PanelView:
             self._page.end(record)
         elif self._page is not None:
             self._page.forget(record)
-        if self._view is not None:
+        if self._view is not None and not (self._page and self._page.run):
             # The widget's view was needed only to load the widget's script, so it can be removed now. If the view were
             # saved with the notebook, JupyterLab would show an error when there is no kernel.
             self._view.update({"text/plain": ""}, raw=True)
@@ -264,7 +285,7 @@ class PanelView:
     def _tell(self, record: RunRecord) -> int:
         """Send the news to the pages, and return the approximate number of bytes that were sent."""
         if self._page is None:
-            self._page = _open_page()
+            self._page = _open_page() if _front_end() != "colab" else _page_of(record.run_id)
             self._page.begin(record, self._stop)
             self._view = _display_place(self._page, record.run_id)
             if not self._background and record.outcome is None:
@@ -275,25 +296,28 @@ class PanelView:
 
 
 def _display_place(page: Page, run: str) -> Any:
-    """Display the empty element for a run's panel. If the widget needs a view, display one and return its handle."""
+    """Display the empty element for a run's panel.
+
+    VS Code and Colab load a widget's script only if a view of the widget is displayed. There, also display a view, and
+    return its handle. In Colab, which isolates the outputs of cells from one another, this view is the panel itself.
+    """
+    if page.run:
+        return display({_VIEW: _view_of(page), "text/plain": ""}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
     bundle: dict[str, Any] = {
         "text/html": f'<div class="sr-place" data-sparkring="{escape(run)}" data-page="{page.page}"></div>',
         "text/plain": "",
     }
     display(bundle, raw=True)  # type: ignore[no-untyped-call]
-    if not _needs_a_view():
+    if _front_end() == "jupyter":
         return None
     # Pages without widgets show this text, so it is empty. If the widget displayed itself, such pages would show the
     # widget's repr.
-    view = {"version_major": 2, "version_minor": 1, "model_id": page.model_id}
-    return display({_VIEW: view, "text/plain": ""}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+    return display({_VIEW: _view_of(page), "text/plain": ""}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
 
 
-def _needs_a_view() -> bool:
-    """Return whether the front end is VS Code or Colab, which load a widget's script only if the widget has a view.
+def _view_of(page: Page) -> dict[str, Any]:
+    return {"version_major": 2, "version_minor": 1, "model_id": page.model_id}
 
-    VS Code is recognised by the name `__vsc_ipynb_file__`, which VS Code puts into the user's namespace, or by the
-    variable VSCODE_PID, which VS Code sets only if the kernel is on the same machine.
-    """
-    names = getattr(get_ipython(), "user_ns", {})
-    return "__vsc_ipynb_file__" in names or "VSCODE_PID" in os.environ or "google.colab" in sys.modules
+
+def _front_end() -> FrontEnd:
+    return front_end(getattr(get_ipython(), "user_ns", {}))

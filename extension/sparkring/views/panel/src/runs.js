@@ -10,6 +10,7 @@ import { duration } from "./words.js";
 
 const KEPT_CHARACTERS = 48e6; // the page keeps at most this many characters of all runs; dropped lines are in the log files
 const ASK_AGAIN = 2, ASK_AGAIN_MS = 1000;
+const OLD_MS = 5000; // a kernel that is alive sends a message within this time
 const SETTLE_MS = 500; // the wait before an unfinished traceback is shown
 
 // What the page knows about one run, and the panels that show the run.
@@ -31,8 +32,8 @@ class Run {
     this.hides = make("style", {}, `[data-sparkring-static="${CSS.escape(id)}"] { display: none; }`);
   }
 
-  hear(message) {
-    this.last = Date.now() / 1000;
+  hear(message, at = Date.now() / 1000) {
+    this.last = at;
     if (message.kind === "lines") {
       this.lines.add(message);
       this.items.read(message);
@@ -102,9 +103,10 @@ export class Runs {
   constructor(model) {
     this.runs = new Map();
     this.asked = new Set();
+    this.views = new Map(); // the elements of views that the page's selector may not find, for example in a shadow root → run
     this.closed = false;
     this.selector = `[data-sparkring][data-page="${CSS.escape(model.get("page"))}"]`;
-    this.heard = (message) => this.hear(message);
+    this.heard = (message) => this.hear(message); // widgets pass more arguments
     // Called when the kernel has died or restarts.
     this.cut = () => {
       this.deaf = true;
@@ -119,7 +121,32 @@ export class Runs {
     this.watch.observe(document.body, { childList: true, subtree: true });
     window.addEventListener("keydown", keepKeys, true);
     document.addEventListener("keydown", stopKeys);
+    this.begin(model.get("snapshot") ?? []);
     this.look();
+  }
+
+  // Begin with the messages that a widget has kept. They may be old, for example in a saved notebook. If no kernel sends
+  // a newer message, the run is shown as of the time of these messages.
+  begin(messages) {
+    const at = messages.find((message) => message.kind === "state")?.now;
+    if (at == null) return;
+    for (const message of messages) this.hear(message, at);
+    setTimeout(() => {
+      for (const run of this.runs.values()) if (run.last === at) run.cut();
+    }, OLD_MS);
+  }
+
+  // Show the panel of a run in the element of a widget's view, as soon as the run is known.
+  show(id, place) {
+    this.views.set(place, id);
+    const root = place.getRootNode();
+    if (root !== document) root.append(make("style", {}, this.model.get("_css"))); // a shadow root has its own styles
+    this.look();
+  }
+
+  hide(id, place) {
+    this.views.delete(place);
+    this.runs.get(id)?.unmount(place);
   }
 
   // Listen to `model` instead of the previous model. When a page has been loaded while a cell runs, the kernel announces
@@ -141,7 +168,7 @@ export class Runs {
     this.kernel?.disposed?.disconnect(this.cut);
   }
 
-  hear(message) {
+  hear(message, at = undefined) {
     if (!message.run) return;
     this.deaf = false; // a message has arrived, so the kernel is alive, and only the connection was lost
     if (message.kind === "gone") {
@@ -149,14 +176,14 @@ export class Runs {
       return;
     }
     if (!this.runs.has(message.run)) this.runs.set(message.run, new Run(message.run, this.model));
-    this.runs.get(message.run).hear(message);
+    this.runs.get(message.run).hear(message, at);
     if (message.kind === "state") this.look();
     this.makeRoom();
   }
 
   look() {
-    for (const place of document.querySelectorAll(this.selector)) {
-      const id = place.dataset.sparkring;
+    const found = [...document.querySelectorAll(this.selector)].map((place) => [place, place.dataset.sparkring]);
+    for (const [place, id] of [...found, ...this.views]) {
       this.runs.get(id)?.mount(place);
       if (!this.asked.has(id) && !this.deaf) {
         this.asked.add(id);
