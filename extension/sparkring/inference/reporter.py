@@ -73,7 +73,7 @@ class Reporter:
                     self._news.wait_for(lambda: self._is_new)
                 with contextlib.closing(dial(order["host"], order["port"], bytes.fromhex(order["secret"]))) as driver:
                     self._tell(driver, order["column"])
-        except OSError:  # the driver cannot be reached, or has ended
+        except OSError:  # the driver cannot be reached, or has exited
             with self._news:
                 self._order = None
                 self._changed.clear()
@@ -134,7 +134,7 @@ class Task:
             self._state = "finished"
 
     def ended(self) -> None:
-        """Note the end of the connection."""
+        """Note that the connection has ended."""
         if self._state == "running":
             self._state = "closed"
         self._ended = time.monotonic()
