@@ -32,7 +32,7 @@ SAID: dict[State, str] = {
 class Mark(NamedTuple):
     """One checkpoint as it is shown. `time` is in Unix seconds. Unknown values are 0 or None.
 
-    `origin` says what saved the checkpoint, for example which run. It has one text for each of the Series' `headers`.
+    `origin` says what saved the checkpoint, for example which run. It has one string for each of the Series' `headers`.
     Marks with the same `stretch` were saved in the same attempt or run. `resumes` is True for the resume point.
     """
 
