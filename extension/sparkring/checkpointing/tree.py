@@ -4,7 +4,7 @@ Nothing here is pickled: checkpoints are in shared storage, and reading them mus
 
 Values that JSON lacks are written as JSON objects with one key. These are the only JSON objects:
 
-    {"dict": {…}}        a dict whose keys are all text       {"float": hex}   a float that is not finite: its 8 bytes
+    {"dict": {…}}        a dict whose keys are all strings    {"float": hex}   a float that is not finite: its 8 bytes
     {"items": [[k, v]]}  any other dict                       {"int": hex}     an int of more than 63 bits
     {"tuple": [...]}     a tuple                              {"array": name}  an array, or a tensor, by its name
     {"bytes": name}      bytes, as an array of them           {"scalar": name} a NumPy scalar, as an array of one
