@@ -1,4 +1,4 @@
-"""Seeds the random numbers of an item, so that its results do not depend on the process that runs it.
+"""Seeds an item's random numbers, so that its results do not depend on the process that runs it.
 
 If an item is the first in its process to import a library, the library is seeded right after the import, and the other
 generators are put back into the state that they had before the import. So the item draws the same numbers as in a

@@ -72,7 +72,7 @@ class _Spent(NamedTuple):
 
 
 def _spent() -> _Spent:
-    """Return what this process, and its children that have ended, have used so far."""
+    """Return what this process, and its children that have exited, have used so far."""
     children = os.times()
     cpu_s = time.process_time() + children.children_user + children.children_system
     return _Spent(time.perf_counter(), cpu_s, process.read_bytes())
