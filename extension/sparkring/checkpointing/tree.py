@@ -140,7 +140,7 @@ class _Taking:
         return array
 
     def _leaf(self, leaf: Leaf, path: tuple[Any, ...]) -> str:
-        # A name must be readable and unique, but keys may contain slashes, be equal as text, or not be valid Unicode.
+        # A name must be readable and unique, but keys may contain slashes, look the same, or not be valid Unicode.
         nice = "/".join(map(_text, path)).encode("utf-8", "replace").decode() or "value"
         name, count = nice, 1
         while name in self.leaves:

@@ -176,9 +176,10 @@ class TimelineSaved(NamedTuple):
 
     `wall_s` is the time from the timeline's first event to its last. It is the sum of the five times that follow it,
     since each moment counts towards only one of them. If several operations are under way, the moment counts as
-    reducing if any of them is reducing, else as copying, waiting for data or negotiating, in this order. `elsewhere_s`
-    is the time in which no operation is under way, for example while gradients are computed. `slowest` are the tensors
-    that took longest. `late` are the ranks that other ranks waited for, with the longest wait first. `problem` says
+    reducing if any of them is reducing, otherwise as copying, waiting for data or negotiating, in this order.
+    `elsewhere_s` is the time in which no operation is under way, for example while gradients are computed. `slowest`
+    are the tensors that took longest. `late` are the ranks that other ranks waited for, with the longest wait first.
+    `problem` says
     what is wrong with the file; '' if nothing is wrong.
     """
 

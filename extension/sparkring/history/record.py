@@ -390,7 +390,7 @@ def _saved(record: RunRecord, event: events.CheckpointSaved) -> RunRecord:
     for each in record.checkpoints:
         if event.best and each.saved.best and (each.saved.folder, each.saved.kind) == (event.folder, event.kind):
             each = each._replace(saved=each.saved._replace(best=False))
-        if each.place != found.place:  # else ModelCheckpoint has overwritten this checkpoint, and `found` replaces it
+        if each.place != found.place:  # otherwise, ModelCheckpoint has overwritten it, and `found` replaces it
             others.append(each)
     return record._replace(checkpoints=(*others, found)[-CHECKPOINTS_KEPT:])
 
@@ -474,7 +474,7 @@ def _printed(record: RunRecord, event: events.Output) -> RunRecord:
 
 
 def bounded(record: RunRecord, event: events.Displayed) -> events.Displayed:
-    """Return the display as the record will keep it: without its data if they would exceed the limits for a rank."""
+    """Return the display as the record will keep it: without its data if this data would exceed a rank's limits."""
     event = event._replace(attempt=len(record.attempts) or 1)
     others = [each for each in record.displays if each.rank == event.rank and not _takes_place(event, each)]
     full = len(others) >= DISPLAYS_KEPT or sum(len(each.data) for each in others) + len(event.data) > DISPLAY_BYTES

@@ -1,6 +1,6 @@
 """Keeps one spare process, which has imported the modules that earlier ranks imported, and has it fork members.
 
-A spare process is started when all ranks on this machine have ended, or for the first launch if it is known what that
+A spare process is started when all ranks on this machine have exited, or for the first launch if it is known what that
 launch's ranks will import. It serves a launch only if everything that an import may depend on (see Setting) is still
 the same. All other launches start new processes, and a spare process that does not fit the last launch is replaced
 after that launch.
@@ -30,7 +30,7 @@ from sparkring.wire.ticket import SPARE_BOOT, SPARE_READY, SpareOrder, Ticket
 from sparkring.worker.member import gpus, process
 from sparkring.worker.rank.preloads import FRAMEWORKS
 
-REST_S = 1.0  # a spare process is started this long after the last rank has ended
+REST_S = 1.0  # a spare process is started this long after the last rank has exited
 IMPORT_S = 60.0  # a launch waits at most this long for the imports of a spare process
 IDLE_S = 600.0  # a spare process exits when it has not been used for this long
 LEAST_BYTES = 2_000_000_000  # a spare process needs this much available memory to start, and half of that to stay

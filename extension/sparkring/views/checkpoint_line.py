@@ -162,7 +162,7 @@ def positions(marks: Sequence[Mark]) -> list[float]:
 
 
 def _metric_to_draw(series: Series) -> str:
-    """Return the metric that the best checkpoint seems to have been chosen by, else the first metric, if any, or ''."""
+    """Return the metric by which the best checkpoint seems to have been chosen, or the first metric, if any, or ''."""
     names = metric_names(series)
     best = next((mark for mark in series.marks if mark.best), None)
     for name in names:

@@ -230,7 +230,7 @@ def _fits_among_workers(error: BaseException) -> bool:
 def _unknown_name(error: BaseException) -> str:
     """Return the name that the code did not find in the rank's `__main__`; '' if the error has another reason."""
     if isinstance(error, NameError):
-        found = _NOT_DEFINED.search(str(error))  # in a NameError of pandas, `name` is not set
+        found = _NOT_DEFINED.search(str(error))  # in a NameError from pandas, `name` is not set
         return error.name or (found[1] if found else "")
     if isinstance(error, AttributeError) and error.obj is sys.modules["__main__"]:
         return error.name or ""

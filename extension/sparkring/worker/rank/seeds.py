@@ -23,7 +23,7 @@ _seed: int | None = None  # None until the first item
 
 
 def begin(seed: int) -> None:
-    """Begin an item: seed the random numbers of Python and of all libraries that are imported now or later."""
+    """Begin an item: seed the random generators of Python and of all libraries that are imported now or later."""
     global _seed
     first, _seed = _seed is None, seed
     random.seed(seed)

@@ -96,7 +96,7 @@ class _Imports:
         builtins.__import__ = self._import
 
     def __exit__(self, *_: object) -> None:
-        if builtins.__import__ == self._import:  # else the item has set its own function, which calls this one
+        if builtins.__import__ == self._import:  # otherwise, the item has set its own function, which calls this one
             builtins.__import__ = self._real
 
     def _import(self, name: str, *arguments: Any, **keywords: Any) -> Any:
