@@ -179,8 +179,7 @@ class TimelineSaved(NamedTuple):
     reducing if any of them is reducing, otherwise as copying, waiting for data or negotiating, in this order.
     `elsewhere_s` is the time in which no operation is under way, for example while gradients are computed. `slowest`
     are the tensors that took longest. `late` are the ranks that other ranks waited for, with the longest wait first.
-    `problem` says
-    what is wrong with the file; '' if nothing is wrong.
+    `problem` says what is wrong with the file; '' if nothing is wrong.
     """
 
     time: float
