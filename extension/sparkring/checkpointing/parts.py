@@ -1,4 +1,4 @@
-"""The objects in a state, and what a checkpoint keeps of them.
+"""Converts the objects in a state to the values that a checkpoint keeps, and restores these values into the objects.
 
 A state is what a training run needs to continue: dicts, lists and tuples of models, optimizers, data, numbers. The tree
 of a state has the same structure, but in place of each object, it has a dict with the saved values of the object. Under
@@ -365,7 +365,7 @@ def random_states() -> Any:
     """Return the states of the global random generators of Python, NumPy and, if imported, torch, TensorFlow and Keras.
 
     If a tf.function uses TensorFlow's random operations without a generator, their state cannot be read, and they draw
-    other numbers after a restore. tensorflow_state.keep_random() prevents this for Keras' layers.
+    different numbers after a restore. tensorflow_state.keep_random() prevents this for Keras' layers.
     """
     found: dict[str, Any] = {"python": _of_random(random._inst), "numpy": np.random.get_state(legacy=False)}
     torch = sys.modules.get("torch")
