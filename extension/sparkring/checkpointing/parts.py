@@ -115,8 +115,8 @@ def put_back(value: Any, tree: Any, path: str = _CALLED) -> Any:
 def plain(tree: Any) -> Any:
     """Return the contents of a tree in a form that can be used without the objects of a state.
 
-    Tensors become tensors (this rank's piece, if they are spread over the ranks), objects with a state_dict() become
-    that dict, and Keras models are rebuilt if possible. The caller must not use the tree's arrays afterwards.
+    Saved tensors become tensors again (only this rank's piece, if they are spread over the ranks). Objects with a
+    state_dict() become that dict, and Keras models are rebuilt if possible. The caller must not use the tree's arrays afterwards.
     """
     kind = _saved_kind(tree)
     if kind and kind != _ESCAPED:
@@ -131,7 +131,7 @@ def plain(tree: Any) -> Any:
 def memory_of(value: Any) -> dict[str, npt.NDArray[Any]]:
     """Return the arrays of a state into which a file can be read directly, by the names that flatten() gives them.
 
-    There are no such arrays if TensorFlow is imported, because the tree's arrays for its variables are copies.
+    There are no such arrays if TensorFlow is imported, because the tree's arrays for TensorFlow variables are copies.
     """
     if "tensorflow" in sys.modules:
         return {}

@@ -128,7 +128,7 @@ class _Query:
         self._save()
 
     def lose(self, report: ModelUsed) -> None:
-        """Note that a process has disconnected. A process that was killed cannot report how its tasks ended."""
+        """Record that a process has disconnected. A process that was killed cannot report how its tasks ended."""
         for partition in self._partitions.values():
             for key, each in partition.connections.items():
                 if key[0] == _process(report) and each.state == "running":
@@ -357,7 +357,7 @@ class _Watch:
             queries.pop(name).end()
 
     def _disconnect(self, report: ModelUsed) -> None:
-        """Note that a model process has disconnected. After the last one, wait until the column's queries end."""
+        """Record that a model process has disconnected. After the last one, wait until the column's queries end."""
         queries = self._queries[report.column]
         with self._changing:
             self._connected[report.column] -= 1

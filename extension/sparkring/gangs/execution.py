@@ -136,7 +136,7 @@ class Execution:
         return [RankFinished(time.time(), rank, done.repr)]
 
     def failed(self, rank: int, failure: Failure) -> list[Event]:
-        """Note that a rank has failed, and return the events: none if it had already failed or been stopped.
+        """Record that a rank has failed, and return the events: none if it had already failed or been stopped.
 
         A rank that dies after it has finished the request counts as failed: other ranks may still be waiting for it.
         """

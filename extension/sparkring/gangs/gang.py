@@ -334,7 +334,7 @@ class Gang:
         return [*found, events.RankExited(time.time(), rank)]
 
     def _lost(self, member: int, how: str) -> list[Event]:
-        """Note that a lost member's rank is gone, unless its Exited message has arrived.
+        """Record that a lost member's rank is gone, unless its Exited message has arrived.
 
         `how` says how the member was lost.
 

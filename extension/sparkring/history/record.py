@@ -396,7 +396,7 @@ def _saved(record: RunRecord, event: events.CheckpointSaved) -> RunRecord:
 
 
 def _changed(record: RunRecord, event: events.CheckpointDamaged | events.CheckpointRemoved) -> RunRecord:
-    """Note that a checkpoint was damaged or removed. If an earlier run saved the checkpoint, only damage is noted."""
+    """Record that a checkpoint was damaged or removed. If an earlier run saved it, only damage is recorded."""
     state: CheckpointState = "damaged" if isinstance(event, events.CheckpointDamaged) else "removed"
     reason = event.reason if isinstance(event, events.CheckpointDamaged) else ""
     place, found = (event.folder, event.name), record.checkpoints

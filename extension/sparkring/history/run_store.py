@@ -84,7 +84,7 @@ class RunFolder:
         self._told = False
 
     def write(self, event: events.Event) -> Notice | None:
-        """Save one event. Return a Notice if saving fails for the first time. After close(), nothing is saved."""
+        """Save one event. Return a Notice the first time that saving fails. After close(), nothing is saved."""
         if self._closed:
             return None
         if self._broken is None:

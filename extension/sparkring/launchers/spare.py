@@ -277,7 +277,7 @@ class Spares:
             return self.spare
 
     def end(self) -> None:
-        """Note that a launch has ended."""
+        """Record that a launch has ended."""
         with self._lock:
             self._launches -= 1
             self._settle()
