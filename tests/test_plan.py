@@ -80,7 +80,7 @@ def test_rule_of_thumb(batch_size, expected):
 def test_an_unknown_number_of_items():
     found = of(items=None)
     assert (found.seconds_at(4), found.seconds_at(4, 10)) == (None, 3.5 + 2 * 3)
-    assert "time of 100 items" in str(found)
+    assert "time for 100 items" in str(found)
     assert "</table>" in found._repr_html_()
 
 

@@ -83,7 +83,7 @@ def test_lines(line: str, expected: dict[str, Any]) -> None:
         ("'train.py", "No closing quotation in 'train.py"),
         ("broken.py", "{folder}/broken.py line 2: '(' was never closed (SyntaxError)"),
         ("latin.py", "{folder}/latin.py is not text that Python can read: …"),
-        ("empty.ipynb", "{folder}/empty.ipynb is not a notebook of nbformat 4"),
+        ("empty.ipynb", "{folder}/empty.ipynb is not an nbformat 4 notebook"),
         ("return.py", "{folder}/return.py line 1: 'return' outside function (SyntaxError)"),
     ],
 )

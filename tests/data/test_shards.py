@@ -889,7 +889,7 @@ def test_what_is_no_tensor_is_told_with_what_to_do(holes):
                 list(rest.as_torch(name))
     early = shards(holes, 5, transform=lambda batch: {"d": (batch["x"] - 3_000_000).astype("M8[D]")})
     with pytest.raises(
-        DataError, match=r"`d` has times from -.* int64 nanoseconds, which reach from 1677-09-22 to 2262-04-11"
+        DataError, match=r"`d` has times from -.* int64 nanoseconds, which range from 1677-09-22 to 2262-04-11"
     ):
         list(early.as_torch("d"))
     for cell in ("data.as_tf('x')", "data = open(); data.as_tf('b')", "data.as_tf(*names)", "data.as_numpy()"):

@@ -179,7 +179,7 @@ def _cells(path: str, data: bytes) -> list[tuple[str, str, bool]]:
             if cell["cell_type"] == "code"
         ]
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise OptionsError(f"{path} is not a notebook of nbformat 4") from None
+        raise OptionsError(f"{path} is not an nbformat 4 notebook") from None
 
 
 def _without_defaults(source: str, given: Collection[str]) -> str:

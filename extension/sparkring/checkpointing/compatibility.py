@@ -14,7 +14,7 @@ _LINES = 14
 
 
 def changes(entry: Entry, code: str, data: Mapping[str, str]) -> str:
-    """Return a text that says what has changed since the checkpoint was saved; '' if nothing has."""
+    """Say what has changed since the checkpoint was saved; return '' if nothing has."""
     commit = entry.commit
     assert commit is not None
     changed = sorted(name for name in commit.data.keys() & data.keys() if commit.data[name] != data[name])

@@ -19,7 +19,8 @@ class Directory:
     """A run's directory of checkpoints, and the checkpoint that the run continues from.
 
     `first` is the checkpoint to continue from, or None. `lineage` is an id that is the same in all checkpoints of one
-    training, even if several runs have saved them. No other training may use the directory at the same time.
+    training run, even if it has been restarted or continued. No other training run may use the directory at the same
+    time.
     """
 
     def __init__(self, location: Location, first: Entry | None, stamps: list[int]) -> None:
@@ -30,7 +31,7 @@ class Directory:
         self.lineage = commit.lineage if commit is not None else f"{stamp_after(stamps)}"
 
     def last(self, record: RunRecord) -> Last:
-        """Return the newest complete checkpoint of this training.
+        """Return the newest complete checkpoint of this training run.
 
         A checkpoint is complete if a listing of the directory says so, or if the ranks reported it and the run has not
         since removed it or found it damaged.

@@ -57,7 +57,7 @@ class Commit(NamedTuple):
     """The contents of commit.json. `time` is in Unix seconds; `size` is the number of ranks that trained.
 
     `sharded` says whether each rank wrote a file of its own. `lineage` is an id that all checkpoints of one training
-    share. `data` maps the name of each data set whose position is saved to the version of this data set.
+    run share. `data` maps the name of each data set whose position is saved to the version of this data set.
     """
 
     step: int

@@ -169,7 +169,7 @@ class Resume:
 
 
 class ResumeKeras2(Resume):
-    """Makes fit() of Keras 2 start at the checkpoint's position."""
+    """Makes Keras 2's fit() start at the checkpoint's position."""
 
     # With this attribute, Keras passes the logs as tensors, whose values are fetched only when they are saved.
     _supports_tf_logs = True
@@ -228,7 +228,7 @@ _EPOCH_ENDS = object()
 
 
 class ResumeKeras3(Resume):
-    """Makes fit() of Keras 3 start at the checkpoint's position.
+    """Makes Keras 3's fit() start at the checkpoint's position.
 
     Keras 3 counts the steps of the continued epoch from 0, so this class ends that epoch early.
     """

@@ -1,4 +1,4 @@
-"""The objects in a state, and what a checkpoint keeps of them.
+"""Converts the objects in a state to the values that a checkpoint keeps, and restores these values into the objects.
 
 A state is what a training run needs to continue: dicts, lists and tuples of models, optimizers, data, numbers. The tree
 of a state has the same structure, but in place of each object, it has a dict with the saved values of the object. Under
@@ -115,8 +115,9 @@ def put_back(value: Any, tree: Any, path: str = _CALLED) -> Any:
 def plain(tree: Any) -> Any:
     """Return the contents of a tree in a form that can be used without the objects of a state.
 
-    Tensors become tensors (this rank's piece, if they are spread over the ranks), objects with a state_dict() become
-    that dict, and Keras models are rebuilt if possible. The caller must not use the tree's arrays afterwards.
+    Saved tensors become tensors again (only this rank's piece, if they are spread over the ranks). Objects with a
+    state_dict() become that dict, and Keras models are rebuilt if possible. The caller must not use the tree's arrays
+    afterwards.
     """
     kind = _saved_kind(tree)
     if kind and kind != _ESCAPED:
@@ -131,7 +132,7 @@ def plain(tree: Any) -> Any:
 def memory_of(value: Any) -> dict[str, npt.NDArray[Any]]:
     """Return the arrays of a state into which a file can be read directly, by the names that flatten() gives them.
 
-    There are no such arrays if TensorFlow is imported, because the tree's arrays for its variables are copies.
+    There are no such arrays if TensorFlow is imported, because the tree's arrays for TensorFlow variables are copies.
     """
     if "tensorflow" in sys.modules:
         return {}
@@ -365,7 +366,7 @@ def random_states() -> Any:
     """Return the states of the global random generators of Python, NumPy and, if imported, torch, TensorFlow and Keras.
 
     If a tf.function uses TensorFlow's random operations without a generator, their state cannot be read, and they draw
-    other numbers after a restore. tensorflow_state.keep_random() prevents this for Keras' layers.
+    different numbers after a restore. tensorflow_state.keep_random() prevents this for Keras' layers.
     """
     found: dict[str, Any] = {"python": _of_random(random._inst), "numpy": np.random.get_state(legacy=False)}
     torch = sys.modules.get("torch")

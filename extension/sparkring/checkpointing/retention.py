@@ -13,9 +13,9 @@ Mode = Literal["min", "max"]
 
 
 class Policy(NamedTuple):
-    """Which checkpoints of one training to keep: the newest `keep` (None for all), and the best by `metric`.
+    """Which checkpoints of one training run to keep: the newest `keep` (None for all), and the best by `metric`.
 
-    Without a metric, `metric` is ''. `lineage` is the id that all checkpoints of the training share. `resume` names the
+    Without a metric, `metric` is ''. `lineage` is the id that all these checkpoints share. `resume` names the
     checkpoint that other ranks may be restoring now, '' for none. `stamp` is the stamp of the attempt that is saving.
     `alone` says that no other run is writing to this directory.
     """
@@ -34,7 +34,7 @@ class Policy(NamedTuple):
 
 
 def of_lineage(entries: Sequence[Entry], lineage: str) -> list[Entry]:
-    """Return the entries of one training. Entries without a commit are left out, since their lineage is unknown."""
+    """Return the entries of one training run. Entries without a commit are left out: their lineage is unknown."""
     return [entry for entry in entries if entry.commit is not None and entry.commit.lineage == lineage]
 
 

@@ -66,8 +66,8 @@ def checkpoints(
 
     directory: a path (dbfs:, file:, any URL that fsspec supports) that all ranks can reach. On a rank, the default is
         the run's --checkpoint-dir. All ranks then restore the same checkpoint, which the driver has chosen.
-    keep: how many of the newest checkpoints of this training to keep, None for all. Checkpoints of any other training
-        are never removed.
+    keep: how many of the newest checkpoints of this training run to keep, None for all. Checkpoints of any other
+        training run are never removed.
     best, mode: a metric; the checkpoint with its minimum ("min") or maximum ("max") is kept, too.
     sharded: every rank saves and restores its own state; the number of ranks must then stay the same. A model sharded
         with fully_shard() (FSDP) and its optimizer need this, because each rank must save its own part of them. If
@@ -276,7 +276,7 @@ class Store:
     def best(self) -> Entry | None:
         """Return the checkpoint with the best metric.
 
-        Once this store has saved or restored, only checkpoints of the same training are compared; before that,
+        Once this store has saved or restored, only checkpoints of the same training run are compared; before that,
         all checkpoints are. The choice is among the checkpoints that list() returns, so if ranks get different lists,
         they may get different results. Raises CheckpointError if the store has no metric.
         """

@@ -28,7 +28,7 @@ STREAM = 1 << 40  # how many random numbers lie between the starts of two ranks'
 
 
 def is_model(value: Any) -> bool:
-    """Return whether a value is a model of Keras 2."""
+    """Return whether a value is a Keras 2 model."""
     return _made_by_keras(value, "Model")
 
 
@@ -228,7 +228,7 @@ def plain_model(tree: dict[str, Any]) -> Any:
         return by_name
     from tensorflow import keras
 
-    # From a configuration of Keras 2, Keras 3 would make a different model.
+    # From a Keras 2 configuration, Keras 3 would make a different model.
     is_keras_2 = _is_keras_2(sys.modules[keras.Model.__module__.partition(".")[0]])
     if not is_keras_2 or not _known(json.loads(tree["architecture"]), keras):
         return by_name

@@ -4,7 +4,7 @@ Nothing here is pickled: checkpoints are in shared storage, and reading them mus
 
 Values that JSON lacks are written as JSON objects with one key. These are the only JSON objects:
 
-    {"dict": {…}}        a dict whose keys are all text       {"float": hex}   a float that is not finite: its 8 bytes
+    {"dict": {…}}        a dict whose keys are all strings    {"float": hex}   a float that is not finite: its 8 bytes
     {"items": [[k, v]]}  any other dict                       {"int": hex}     an int of more than 63 bits
     {"tuple": [...]}     a tuple                              {"array": name}  an array, or a tensor, by its name
     {"bytes": name}      bytes, as an array of them           {"scalar": name} a NumPy scalar, as an array of one
@@ -140,7 +140,7 @@ class _Taking:
         return array
 
     def _leaf(self, leaf: Leaf, path: tuple[Any, ...]) -> str:
-        # A name must be readable and unique, but keys may contain slashes, be equal as text, or not be valid Unicode.
+        # A name must be readable and unique, but keys may contain slashes, look the same, or not be valid Unicode.
         nice = "/".join(map(_text, path)).encode("utf-8", "replace").decode() or "value"
         name, count = nice, 1
         while name in self.leaves:

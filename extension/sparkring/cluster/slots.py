@@ -1,4 +1,4 @@
-"""Spark's task slots: how many there are, what holds them, and whether a barrier stage would get enough of them."""
+"""Finds out how many task slots Spark has, what holds them, and whether a barrier stage would get enough of them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Adapts Horovod 0.28's Keras functions to Keras 3. Without this module, they would average no gradients.
 
 Keras 3 calls none of the methods that Horovod's DistributedOptimizer overrides, so each rank would train on its own,
-without an error. The optimizer that this module makes averages in `apply()`, which Keras 3 calls in every `fit()` and
-`apply_gradients()`. For Keras 2 and tf-keras, Horovod's functions stay as they are. Tested with Keras 3.15.
+without an error. This module makes optimizers that average gradients in `apply()`, which Keras 3 calls in every `fit()`
+and `apply_gradients()`. For Keras 2 and tf-keras, Horovod's functions stay as they are. Tested with Keras 3.15.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ def _register_local(callback: Any, var: Any) -> None:
 
 
 def _adjust(callback: Any, epoch: float) -> None:
-    """Set the learning rate of an epoch."""
+    """Set the learning rate for an epoch."""
     optimizer = callback.model.optimizer
     if callback.momentum_correction and getattr(optimizer, "momentum", 0):
         raise HorovodKerasError(

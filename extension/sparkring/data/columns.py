@@ -55,7 +55,7 @@ def is_vector(kind: pa.DataType) -> bool:
 def is_object(kind: pa.DataType) -> bool:
     """Return whether a column of this type becomes an array of Python objects.
 
-    This is so for rows, maps, lists of these, and columns that have only nulls.
+    This is the case for rows, maps, lists of these, and columns that have only nulls.
     """
     if not pa.types.is_nested(kind):  # the usual case, checked first for speed
         return bool(pa.types.is_null(kind))

@@ -77,7 +77,7 @@ class Dataset:
     `version` is a digest of the footers, the partitions, the chosen columns and the filter. `schema` has the chosen
     columns, in the order in which they were chosen. `stored_schema` has all columns, from the files and from their
     paths. `reads` names the chosen columns and the columns that the filter reads. `where` is the filter as text.
-    `nulls` has the number of nulls of each column, as far as footers and paths show it; nulls in rows that do not pass
+    `nulls` has the number of nulls in each column, as far as footers and paths show it; nulls in rows that do not pass
     the filter are counted, too. If the data comes from a DataFrame, `spark` has the Spark types of the columns that
     hold rows or maps.
     """
@@ -294,7 +294,7 @@ def _files(place: Location) -> list[_File]:
 
 
 def _similar(place: Location) -> str:
-    """Return the end of the error about a missing path.
+    """Return the end of the error message about a missing path.
 
     It suggests a similar path if there is one, or says that the folder of the missing path does not exist, either.
     """

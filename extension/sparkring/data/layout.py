@@ -1,4 +1,4 @@
-"""The contents of a batch, and how a batch is made from stored rows."""
+"""Describes the contents of a batch, and makes batches from stored rows."""
 
 from __future__ import annotations
 

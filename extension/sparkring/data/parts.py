@@ -1,4 +1,4 @@
-"""The parts of a Spark DataFrame as items of independent runs: its partitions, or the groups of groupBy().
+"""Turns the parts of a Spark DataFrame into items: its partitions, or the groups of groupBy().
 
 Spark writes the rows to the cache, as for shards(). An item only refers to its rows in the cache. It becomes a
 pandas.DataFrame when it is unpickled on a rank, so no rows go through the driver.
@@ -43,7 +43,7 @@ _IN_PARTITION = (1 << 33) - 1  # the bits of monotonically_increasing_id() that 
 
 
 class Piece(NamedTuple):
-    """`rows` consecutive rows of a file. `first` is the number of the first of them, counted from 0 in the file."""
+    """`rows` consecutive rows of a file. `first` is the number of the first row, counted from 0 in the file."""
 
     file: str
     first: int
@@ -60,7 +60,7 @@ class Stored(NamedTuple):
 class Part:
     """`rows` rows of a DataFrame. Unpickling a Part returns these rows as a pandas.DataFrame, and so does to_pandas().
 
-    `content` identifies the rows: it is the same for equal rows in every kernel.
+    `content` identifies the rows: it is the same for identical rows in every kernel.
     """
 
     def __init__(self, stored: Stored, pieces: Sequence[Piece], content: tuple[Any, ...]) -> None:

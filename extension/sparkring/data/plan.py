@@ -1,4 +1,4 @@
-"""Which rank reads which rows: pure functions of the row groups' sizes, the number of ranks, a seed and a position.
+"""Computes which rank reads which rows, from the row groups' sizes, the number of ranks, a seed and a position.
 
 In an epoch, all row groups form one sequence. If rows are shuffled, each epoch has a different order of row groups. The
 sequence is cut into as many contiguous parts as there are ranks, and each rank reads one part. So every row is read

@@ -104,7 +104,7 @@ def shards(
         to use instead.
     shuffle: read row groups in a new order every epoch, and shuffle rows in a buffer. A number sets the size of this
         buffer, in rows.
-    seed: the seed of the shuffled order. It must be the same on all ranks; 0 is a seed like any other.
+    seed: the seed for the shuffled order. It must be the same on all ranks; 0 is a seed like any other.
     remainder: what to do with the last rows of an epoch that do not fill a batch: "drop" leaves them out, "pad" fills
         the batch with rows that the rank has already read, "join" returns a smaller batch.
     fill: a dict from columns to the values that replace their nulls. Without a replacement, integer columns with nulls
@@ -281,7 +281,7 @@ class Shards:
         names, they are tuples of tensors in the order of the names (for Keras, inputs and targets). Shapes are static;
         dates are int64 nanoseconds since 1970. A column that no tensor can hold (decimals, rows, maps, None) raises
         DataError. In a fit under MultiWorkerMirroredStrategy, TensorFlow divides each batch among the ranks:
-        `batch_size` is then the number of rows of all ranks together.
+        `batch_size` is then the number of rows on all ranks together.
         """
         from sparkring.data.tensorflow_dataset import as_tf
 

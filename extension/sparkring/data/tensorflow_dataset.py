@@ -1,4 +1,4 @@
-"""Makes a tf.data.Dataset of a shard. Small batches are passed to TensorFlow several at a time, and split there."""
+"""Makes a tf.data.Dataset from a shard. Small batches are passed to TensorFlow several at a time, and split there."""
 
 from __future__ import annotations
 

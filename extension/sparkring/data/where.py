@@ -54,7 +54,7 @@ def compile_where(where: Where, schema: pa.Schema) -> tuple[pc.Expression | None
 
 
 def nearest(name: str, names: Sequence[str]) -> str:
-    """Return the end of an error about a missing column: a similar name or, if there is none, the existing names."""
+    """Return the end of an error message about a missing column: a similar name or, if there is none, all names."""
     close = difflib.get_close_matches(name, names, 1, 0.6)
     if close:
         return f"did you mean `{close[0]}`?"

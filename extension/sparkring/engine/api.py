@@ -73,7 +73,7 @@ def _open_view(options: Options | ForeachOptions, interrupts: Interrupts) -> Vie
 
 
 def background_view() -> View:
-    """Return a view for a run that threads record. In a notebook, it is a panel without a Stop button.
+    """Return a view for a run that is recorded in other threads. In a notebook, it is a panel without a Stop button.
 
     Elsewhere, the view shows nothing.
     """

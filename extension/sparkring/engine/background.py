@@ -79,7 +79,7 @@ class BackgroundRun(Generic[Result]):
         return self._result
 
     def stop(self, *, wait: bool = True) -> None:
-        """End the run, as the panel's Stop button does. Wait until its processes have ended, unless `wait` is False."""
+        """End the run, as the panel's Stop button does. Wait for its processes to exit, unless `wait` is False."""
         self._interrupts.request()
         if wait:
             self._thread.join()
@@ -169,7 +169,7 @@ def stop(name: str) -> BackgroundRun[Any]:
 
 @atexit.register
 def stop_all() -> None:
-    """End all runs in the background, and wait until all of their processes have ended."""
+    """End all runs in the background, and wait until all of their processes have exited."""
     found = going()
     for each in found:
         each.stop(wait=False)

@@ -22,7 +22,7 @@ def gang_for(options: Options) -> WarmGang | None:
     """
     # None of these runs can use a warm gang. A dry run shows what sparkring would send to new ranks. With --data, Spark
     # gives each rank its partition when it starts the rank. A restart needs new ranks. A timeline is complete only when
-    # the ranks have ended, but the ranks of a warm gang stay. A run in the background would keep the gang busy.
+    # the ranks have exited, but the ranks of a warm gang stay. A run in the background would keep the gang busy.
     if options.dry_run or options.data or options.survives or options.timeline or options.background:
         return None
     gang = warm_gang.find(options.np, tell)
@@ -35,7 +35,10 @@ def gang_for(options: Options) -> WarmGang | None:
 
 
 def latest_gang(magic: str) -> WarmGang:
-    """Return the gang that was started last; if its ranks are lost, a new gang. Raises OptionsError if none is free."""
+    """Return the last gang that was started, or a new one if its ranks are lost.
+
+    Raises OptionsError if no gang is free.
+    """
     latest = warm_gang.latest()
     gang = None if latest is None else warm_gang.find(latest.wanted.np, tell)
     if gang is None:

@@ -51,8 +51,8 @@ class _Column(NamedTuple):
 class _Partition:
     """A partition of a stage, which is an item of the record.
 
-    `task` is Spark's id of the partition's last attempt. `connections` has the last report about this attempt from each
-    connection, by process and number of the connection. `slot` is None while the record does not show the item as
+    `task` is Spark's id for the partition's last attempt. `connections` has the last report about this attempt from
+    each connection, by process and connection number. `slot` is None while the record does not show the item as
     running.
     """
 
@@ -128,7 +128,7 @@ class _Query:
         self._save()
 
     def lose(self, report: ModelUsed) -> None:
-        """Note that a process has disconnected. A process that was killed cannot report the end of its tasks."""
+        """Record that a process has disconnected. A process that was killed cannot report how its tasks ended."""
         for partition in self._partitions.values():
             for key, each in partition.connections.items():
                 if key[0] == _process(report) and each.state == "running":
@@ -192,7 +192,7 @@ class _Query:
         return False
 
     def _leave(self, partition: _Partition, ending: events.ItemEnding) -> None:
-        """Record the end of the partition's attempt, if its beginning was recorded."""
+        """Record that the partition's attempt has ended, if its start was recorded."""
         if partition.slot is None:
             return
         self._holders[partition.slot] = None
@@ -357,7 +357,7 @@ class _Watch:
             queries.pop(name).end()
 
     def _disconnect(self, report: ModelUsed) -> None:
-        """Note that a model process has disconnected. After the last one, wait for the end of the column's queries."""
+        """Record that a model process has disconnected. After the last one, wait until the column's queries end."""
         queries = self._queries[report.column]
         with self._changing:
             self._connected[report.column] -= 1

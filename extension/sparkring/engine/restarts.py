@@ -230,7 +230,7 @@ def cannot_heal(failure: Failure, failures: Collection[Failure], size: int, *, s
 
     `failures` are the failures of all ranks, and `stepped` says whether a rank has reached a step. An attempt may
     succeed if a process died without an exception, or if the checkpoint was damaged. An attempt may also succeed if
-    `failure` happened in a collective, because the end of another rank may have caused this failure.
+    `failure` happened in a collective, because another rank's death may have caused this failure.
     """
     if failure.cause in ("echo", "damaged checkpoint") or not all(each.error for each in failures):
         return None

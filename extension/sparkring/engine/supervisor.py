@@ -45,8 +45,8 @@ STALL_EVERY_S = 1.0
 class LiveRun(NamedTuple):
     """A run in progress: its options, its recorder, and what ends it early.
 
-    The run ends when it is interrupted, or at the `deadline`, a time of time.monotonic(). If `deadline` is None, the
-    run's time limit is counted from the creation of its Supervisor. `calls_off` is called repeatedly. It returns why
+    The run ends when it is interrupted, or at the `deadline`, a time.monotonic() time. If `deadline` is None, the run's
+    time limit is counted from the creation of its Supervisor. `calls_off` is called repeatedly. It returns why
     the execution is to be called off, or '' to let the execution go on.
     """
 
@@ -69,7 +69,7 @@ def run_on_fresh_ranks(run: LiveRun, request: Request, launcher: Launcher, size:
 
 
 def deadline_of(options: Options) -> float:
-    """Return the deadline of a run that begins now, as a time of time.monotonic(); math.inf if it has no time limit."""
+    """Return the deadline of a run that begins now, as a time.monotonic() time; math.inf if it has no time limit."""
     return math.inf if options.timeout_s is None else time.monotonic() + options.timeout_s
 
 
@@ -146,7 +146,7 @@ class Supervisor:
         return rank if found is None else found
 
     def _end(self) -> str:
-        """End the ranks and close the gang. Return a sentence about the end of a warm gang; '' for a cold one."""
+        """End the ranks and close the gang. Return a sentence that says why a warm gang is gone; '' for a cold one."""
         self.gang.stop(signal.SIGTERM, FAILURE_GRACE_S)
         self._poll_until_gone(EVERYTHING_ENDS_S)
         return self._given_up()
@@ -218,7 +218,7 @@ class Supervisor:
         """Close the gang. Return a sentence that says what this means for a warm gang; '' for a cold one."""
         stuck = self.execution.running
         if self.execution.request.timeline:
-            # The members send the rest of a timeline when the ranks have ended. close() would not wait for it.
+            # The members send the rest of a timeline when the ranks have exited. close() would not wait for it.
             self.gang.stop(signal.SIGKILL, 0.0)
             self._poll_until_gone(EVERYTHING_ENDS_S)
         self.gang.close()
@@ -231,7 +231,7 @@ class Supervisor:
         self._poll_until_gone(grace_s)
         if not self.gang.gone:
             self.recorder.notice(
-                f"some ranks did not end within {grace_s:.0f} s of the end of the cell (a hanging thread or "
+                f"some ranks did not exit within {grace_s:.0f} s after the cell ended (a hanging thread or "
                 "atexit function?) and were killed"
             )
         self.gang.close()

@@ -20,7 +20,7 @@ class Endpoint(NamedTuple):
     interface: the name of the network interface that has this address.
     seen_as: the address from which the rank's connections reach the driver. It differs from `address` if
     addresses are translated on the way.
-    port: a port of the host that was free when the rank started, or when its last request ended. Some frameworks
+    port: a port on the host that was free when the rank started, or when its last request ended. Some frameworks
     listen on this port.
     """
 

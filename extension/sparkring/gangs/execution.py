@@ -58,9 +58,9 @@ class Value(NamedTuple):
 
 
 def cause_priority(failure: Failure) -> int:
-    """Return how well another rank's end explains the failure. The failure with the lowest number is the cause.
+    """Return how well another rank's death explains the failure. The failure with the lowest number is the cause.
 
-    Return 0 if another rank's end cannot have caused the failure, 2 if it probably has, and 1 otherwise.
+    Return 0 if another rank's death cannot have caused the failure, 2 if it probably has, and 1 otherwise.
     """
     if failure.cause == "echo":
         return 2
@@ -81,7 +81,7 @@ class Execution:
         self.stopped: set[int] = set()  # ranks on which an interrupt has ended the request
         self.memory_bytes: dict[int, int] = {}  # by rank; ranks without a report are missing
         self.interrupted = False
-        self.seconds = 0.0  # how long the slowest rank took; 0 until a rank has ended the request
+        self.seconds = 0.0  # how long the slowest rank took; 0 until a rank has finished or failed
         self.given_back = False  # whether the member gave the request back before running it
         self.importing: dict[int, float] = {}  # when a rank last reported an import that delays an interrupt
         self.collectives_ended = False  # whether a rank has ended its collectives, as requested
@@ -89,7 +89,7 @@ class Execution:
 
     @property
     def done(self) -> bool:
-        """Whether every rank has run the request to its end."""
+        """Whether every rank has run the request to completion."""
         return len(self.values) == len(self.ranks)
 
     @property
@@ -136,7 +136,7 @@ class Execution:
         return [RankFinished(time.time(), rank, done.repr)]
 
     def failed(self, rank: int, failure: Failure) -> list[Event]:
-        """Note that a rank has failed, and return the events: none if it had already failed or been stopped.
+        """Record that a rank has failed, and return the events: none if it had already failed or been stopped.
 
         A rank that dies after it has finished the request counts as failed: other ranks may still be waiting for it.
         """

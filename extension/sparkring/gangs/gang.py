@@ -123,11 +123,11 @@ class Gang:
         return found + self._watch()
 
     def wake(self) -> None:
-        """Make a poll() that is waiting in another thread return."""
+        """Wake a poll() that is waiting in another thread."""
         self._inbox.wake()
 
     def close(self) -> None:
-        """End the remaining processes, wait for their end, and release all resources. A second call does nothing."""
+        """End the remaining processes, wait for them to exit, and release all resources. A second call does nothing."""
         if self.closed:
             return
         self._stopping = True
@@ -153,7 +153,7 @@ class Gang:
 
     @property
     def gone(self) -> bool:
-        """Whether every rank's process has ended."""
+        """Whether every rank's process has exited."""
         return len(self._members.exited) == self.size
 
     @property
@@ -172,12 +172,12 @@ class Gang:
 
     @property
     def deaths(self) -> dict[int, Failure]:
-        """The ranks whose processes ended without being asked to, and why."""
+        """The ranks whose processes exited without being asked to, and why."""
         return self._members.deaths
 
     @property
     def timeline_pending(self) -> bool:
-        """Whether the timeline of a rank that has ended is still being sent."""
+        """Whether the timeline of a rank that has exited is still being sent."""
         return time.monotonic() < self._timeline_until
 
     def place_of(self, rank: int) -> tuple[int, str, int]:
@@ -206,7 +206,7 @@ class Gang:
         self._outbox.send_all(messages.Release())
 
     def leave(self) -> None:
-        """Tell the ranks to end; there are no more requests."""
+        """Tell the ranks to exit; there are no more requests."""
         self._leaving = True
         self._outbox.send_all(messages.Leave())
 
@@ -318,7 +318,7 @@ class Gang:
             self._frameworks[name] = FRAMEWORKS[name](self.launcher.host, self.launcher.bind_host, endpoints)
         return self._frameworks[name]
 
-    # ── ends ──────────────────────────────────────────────────────────────────
+    # ── failures and exits ────────────────────────────────────────────────────
 
     def _failed(self, rank: int, failure: Failure) -> list[Event]:
         if self.execution is None or (self._stopping and failure.cause == "interrupt"):
@@ -334,12 +334,12 @@ class Gang:
         return [*found, events.RankExited(time.time(), rank)]
 
     def _lost(self, member: int, how: str) -> list[Event]:
-        """Note that a lost member's rank has ended, unless its Exited message has arrived.
+        """Record that a lost member's rank is gone, unless its Exited message has arrived.
 
         `how` says how the member was lost.
 
         Raise LaunchError if the gang was not up yet and is not being stopped: the launcher's error if the launcher
-        knows why members have ended, otherwise MemberLost.
+        knows why members have exited, otherwise MemberLost.
         """
         if not self.up:
             if self._stopping:

@@ -1,4 +1,4 @@
-"""Keeps track of a gang's members: which of them have connected or ended, and the node and the rank of each."""
+"""Keeps track of a gang's members: which of them have connected or exited, and the node and the rank of each."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Members:
 
     `hellos` contains the first message of each member that has joined. `worlds[i]` is the World of member i, which
     contains its rank and its node. `member_of[rank]` is the member of a rank. Both are empty until all members have
-    joined. `endpoints[i]` says where rank i can be reached. `exited` contains the ranks whose processes have ended.
-    `deaths` contains the failures of the ranks that ended without being asked to.
+    joined. `endpoints[i]` says where rank i can be reached. `exited` contains the ranks whose processes have exited.
+    `deaths` contains the failures of the ranks that exited without being asked to.
     """
 
     def __init__(self, size: int) -> None:
@@ -84,7 +84,7 @@ class Members:
         return {member: now - connection.heard_at for member, connection in list(self.connections.items())}
 
     def exit(self, rank: int, failure: Failure | None) -> None:
-        """Note that the rank's process has ended. `failure` says why; it is None if the process was asked to end."""
+        """Record that the rank's process has exited. `failure` says why; None if it was asked to exit."""
         self.exited.add(rank)
         if failure is not None:
             self.deaths[rank] = failure

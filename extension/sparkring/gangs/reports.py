@@ -1,4 +1,4 @@
-"""Translates the messages of members and ranks into events of the run, and says how a rank has ended."""
+"""Translates the messages of members and ranks into events of the run, and says how a rank exited."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def as_event(time: float, rank: int, report: Kept | Stack) -> Event:
 
 
 def exit_failure(exited: Exited) -> Failure:
-    """Return the Failure of a rank whose process ended before the cell had ended."""
+    """Return the Failure of a rank whose process exited before the cell had ended."""
     peak = f"its memory peaked at {exited.peak_memory_bytes / 1e6:,.0f} MB"
     if exited.signal is None:
-        advice = "The process ended itself, with os._exit() or in a library that calls exit()."
+        advice = "The process exited by itself: the cell called os._exit(), or a library called exit()."
         summary = f"exited with code {exited.code} before the cell ended"
         return Failure("exit", summary, advice=advice, exit_code=exited.code)
     try:

@@ -44,7 +44,7 @@ ItemEnding = Literal[
     "failed",
     "again",  # the attempt failed, and another attempt follows
     "stopped",  # the item had not ended when the run was over
-    "kept",  # the item did not run, since an earlier run has kept its result
+    "kept",  # the item did not run, since its result was kept from an earlier run
     "pruned",  # a search ended the item early, because other items were better
 ]
 
@@ -178,10 +178,10 @@ class TimelineSaved(NamedTuple):
 
     `wall_s` is the time from the timeline's first event to its last. It is the sum of the five times that follow it,
     since each moment counts towards only one of them. If several operations are under way, the moment counts as
-    reducing if any of them is reducing, else as copying, waiting for data or negotiating, in this order. `elsewhere_s`
-    is the time in which no operation is under way, for example while gradients are computed. `slowest` are the tensors
-    that took longest. `late` are the ranks that other ranks waited for, with the longest wait first. `problem` says
-    what is wrong with the file; '' if nothing is wrong.
+    reducing if any of them is reducing, otherwise as copying, waiting for data or negotiating, in this order.
+    `elsewhere_s` is the time in which no operation is under way, for example while gradients are computed. `slowest`
+    are the tensors that took longest. `late` are the ranks that other ranks waited for, with the longest wait first.
+    `problem` says what is wrong with the file; '' if nothing is wrong.
     """
 
     time: float
@@ -210,7 +210,7 @@ class RankFinished(NamedTuple):
 
 
 class RankFailed(NamedTuple):
-    """A rank has failed: the cell raised an exception, or the rank's process ended."""
+    """A rank has failed: the cell raised an exception, or the rank's process exited or was killed."""
 
     time: float
     rank: int
@@ -225,7 +225,7 @@ class RankStopped(NamedTuple):
 
 
 class RankExited(NamedTuple):
-    """A rank's process has ended, and its output is complete."""
+    """A rank's process has exited, and its output is complete."""
 
     time: float
     rank: int
@@ -259,7 +259,7 @@ class ItemsPlanned(NamedTuple):
 class ItemStarted(NamedTuple):
     """An attempt to run an item begins on the ranks of `slot`; `slot` is -1 if the item ends without having run.
 
-    `item` is the number of the item, counted from 0, and `name` is a short text with its values. `attempt` is counted
+    `item` is the number of the item, counted from 0, and `name` is a short string with its values. `attempt` is counted
     from 1. If the item is a trial of a search, `parameters` has the values of its parameters; values that are not
     numbers are given as text.
     """
@@ -293,7 +293,7 @@ class ItemEnded(NamedTuple):
 
 
 class Searched(NamedTuple):
-    """A parameter of a search, with its range or the texts of its choices. `log`: whether the scale is logarithmic."""
+    """A parameter of a search, with its range, or its choices as strings. `log`: whether the scale is logarithmic."""
 
     name: str
     low: float = 0.0

@@ -1,4 +1,4 @@
-"""Prepares ranks' output for display: handles control codes, finds start-up messages, and folds equal lines."""
+"""Prepares ranks' output for display: handles control codes, finds start-up messages, and folds identical lines."""
 
 from __future__ import annotations
 
@@ -135,8 +135,8 @@ def pending(record: RunRecord) -> list[LogLine]:
 # views/panel/src/lines.js folds by the same rules: tests/views/folding.json has the test cases for both.
 _TRACEBACK = "Traceback (most recent call last)"
 _CHAINED = ("During handling of the above exception, another", "The above exception was the direct cause of the")
-# The numbers of cells, ranks, processes and ports, and memory addresses. In tracebacks that are otherwise equal, these
-# numbers differ from rank to rank, so they are ignored when tracebacks are compared.
+# The numbers of cells, ranks, processes and ports, and memory addresses. In tracebacks that are otherwise identical,
+# these numbers differ from rank to rank, so they are ignored when tracebacks are compared.
 _RANKS_OWN = re.compile(
     r"(<cell)(?: \d+)?(?=>)|(\b0x)[0-9a-f]+|((?:rank|pid|process)\W{0,3})\d+|(:)\d{5}\b", re.IGNORECASE
 )
@@ -218,10 +218,10 @@ def folded(lines: Iterable[LogLine]) -> list[Shared]:
 
 
 def folded_blocks(blocks: Iterable[Block]) -> list[Shared]:
-    """Fold lines that are already in blocks, as folded() does. Equal tracebacks are folded as a whole.
+    """Fold lines that are already in blocks, as folded() does. Identical tracebacks are folded as a whole.
 
-    A block is folded into the first equal block that comes after the previous block of the same rank. This keeps the
-    lines of each rank in order. For example, if two ranks both print A B A B, the first A of one is folded into the
+    A block is folded into the first identical block that comes after the previous block of the same rank. This keeps
+    the lines of each rank in order. For example, if two ranks both print A B A B, the first A of one is folded into the
     first A of the other, and the second A into the second A, whether the ranks print in turn or in bursts.
     """
     found: list[tuple[Block, str, list[int]]] = []
@@ -242,7 +242,7 @@ def folded_blocks(blocks: Iterable[Block]) -> list[Shared]:
 
 
 def _compared(block: Block) -> str:
-    """Return the text that decides whether two blocks are equal."""
+    """Return the text of a block to compare with other blocks: blocks with the same text are folded."""
     if len(block) == 1:
         return block[0].text
     return _RANKS_OWN.sub(r"\1\2\3\4", "\n".join(line.text for line in block))

@@ -1,4 +1,4 @@
-"""The metrics of ranks as a table by epoch (or by step) and as curves."""
+"""Computes the ranks' metrics, as a table by epoch (or by step) and as curves."""
 
 from __future__ import annotations
 
@@ -267,7 +267,7 @@ def last_by_rank(record: RunRecord) -> dict[int, dict[str, float]]:
 
 
 def spread(values: Iterable[float]) -> Spread:
-    """Return the mean, minimum and maximum of `values`. If a value is not finite, it stands for all three."""
+    """Return the mean, minimum and maximum of `values`. If a value is not finite, return it for all three."""
     found = list(values)
     if len(found) == 1:
         return Spread(found[0], found[0], found[0])

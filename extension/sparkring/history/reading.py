@@ -103,7 +103,7 @@ class DataSet(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A line of the table, for one rank or several neighbouring ranks. The texts are ready to be shown."""
+    """A line of the table, for one rank or several neighbouring ranks. The strings are ready to be shown."""
 
     ranks: tuple[int, ...]
     epoch: str

@@ -20,7 +20,7 @@ TAIL_LINES = 200  # how many of each rank's last lines are kept
 RECENT_LINES = 1_000  # how many of the last lines of all ranks together are kept, in order of arrival
 METRICS_KEPT = 5_000
 NOTICES_KEPT = 50
-EPOCHS_KEPT = 100  # how many epochs that have ended are kept for each reader: the last ones
+EPOCHS_KEPT = 100  # for each reader, this many of the epochs that ended last are kept
 PLANS_KEPT = 3  # how many of a rank's plans are kept: the newest ones, and at most one for each reader
 CHECKPOINTS_KEPT = 1_000
 TIMELINES_KEPT = 20
@@ -91,7 +91,7 @@ class Attempt(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """One reader of a rank: what it reads, its progress, how its last epochs ended, and its last plan of an epoch."""
+    """One reader of a rank: what it reads, its progress, how its last epochs ended, and its last plan for an epoch."""
 
     opened: events.DataOpened
     now: events.DataRead | None = None
@@ -139,8 +139,8 @@ class RunRecord(NamedTuple):
     """One run.
 
     `part` are the ranks that the cell runs on; () means all ranks. `joined` is the number of members that have
-    connected in the current attempt. `recent` are the last lines of all ranks, and `recent_count` is the number of all
-    lines that have been added to `recent`, even if they have been dropped since.
+    connected in the current attempt. `recent` are the last lines of all ranks, and `recent_count` is the total number
+    of lines that have been added to `recent`, even if they have been dropped since.
     """
 
     run_id: str = ""
@@ -330,7 +330,7 @@ def _thinned(metrics: tuple[events.Metrics, ...]) -> tuple[events.Metrics, ...]:
     older, newer = metrics[: METRICS_KEPT // 2], metrics[METRICS_KEPT // 2 :]
     places = _places(older)
     numbers = {place: number for number, place in enumerate(dict.fromkeys(places))}
-    # Some ranks' reports of a step may be in the older half, and other ranks' reports in the newer half, which is kept
+    # Some ranks' reports for a step may be in the older half, and other ranks' reports in the newer half, which is kept
     # whole. Such a step is kept in the older half, too.
     split = {*_places(newer[: 2 * len({each.rank for each in older})])}
     keep = (each.ends_epoch or at in split or numbers[at] % 2 == 0 for each, at in zip(older, places, strict=True))
@@ -393,13 +393,13 @@ def _saved(record: RunRecord, event: events.CheckpointSaved) -> RunRecord:
     for each in record.checkpoints:
         if event.best and each.saved.best and (each.saved.folder, each.saved.kind) == (event.folder, event.kind):
             each = each._replace(saved=each.saved._replace(best=False))
-        if each.place != found.place:  # else ModelCheckpoint has overwritten this checkpoint, and `found` replaces it
+        if each.place != found.place:  # otherwise, ModelCheckpoint has overwritten it, and `found` replaces it
             others.append(each)
     return record._replace(checkpoints=(*others, found)[-CHECKPOINTS_KEPT:])
 
 
 def _changed(record: RunRecord, event: events.CheckpointDamaged | events.CheckpointRemoved) -> RunRecord:
-    """Note that a checkpoint was damaged or removed. If an earlier run saved the checkpoint, only damage is noted."""
+    """Record that a checkpoint was damaged or removed. If an earlier run saved it, only damage is recorded."""
     state: CheckpointState = "damaged" if isinstance(event, events.CheckpointDamaged) else "removed"
     reason = event.reason if isinstance(event, events.CheckpointDamaged) else ""
     place, found = (event.folder, event.name), record.checkpoints
@@ -477,7 +477,7 @@ def _printed(record: RunRecord, event: events.Output) -> RunRecord:
 
 
 def bounded(record: RunRecord, event: events.Displayed) -> events.Displayed:
-    """Return the display as the record will keep it: without data if this would exceed the limits for a rank."""
+    """Return the display as the record will keep it: without its data if this data would exceed a rank's limits."""
     event = event._replace(attempt=len(record.attempts) or 1)
     others = [each for each in record.displays if each.rank == event.rank and not _takes_place(event, each)]
     full = len(others) >= DISPLAYS_KEPT or sum(len(each.data) for each in others) + len(event.data) > DISPLAY_BYTES
@@ -524,7 +524,7 @@ def _exited(record: RunRecord, event: events.RankExited) -> RunRecord:
 
 
 def _all_ended(record: RunRecord) -> RunRecord:
-    """Mark the ranks that have not ended as stopped. A rank that had to be killed sends no event."""
+    """Mark each rank that is still starting or running as stopped. A rank that had to be killed sends no event."""
     for rank in record.ranks:
         ended = rank._replace(state="stopped") if rank.state in ("starting", "running") else rank
         record = _with_last_lines(record, ended)
@@ -532,6 +532,6 @@ def _all_ended(record: RunRecord) -> RunRecord:
 
 
 def _with_last_lines(record: RunRecord, rank: RankRecord) -> RunRecord:
-    """Add the lines that the rank has not ended, as if they had ended."""
+    """Add the rank's incomplete lines, as if they were complete."""
     last = rank.partial_lines()
     return _with_lines(record, rank._replace(partial_stdout=b"", partial_stderr=b""), last, len(last))

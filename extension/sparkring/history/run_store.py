@@ -1,4 +1,4 @@
-"""Saved runs: each is a folder with the run's events as JSON lines and one log file per rank.
+"""Saves runs and loads them. Each run has a folder with its events as JSON lines and one log file per rank.
 
     RUNS/2026-11-20_14-03-22_a1b2c3/
         events.jsonl     the events, one on each line. The bytes of an output event are in the rank's log, and the event
@@ -84,7 +84,7 @@ class RunFolder:
         self._told = False
 
     def write(self, event: events.Event) -> Notice | None:
-        """Save one event. Return a Notice if saving fails for the first time. After close(), nothing is saved."""
+        """Save one event. Return a Notice the first time that saving fails. After close(), nothing is saved."""
         if self._closed:
             return None
         if self._broken is None:
@@ -199,7 +199,8 @@ class RunFolder:
 def new_id() -> str:
     """Return the id of a new run: the local time, five hex digits for the fraction of the second, and a random digit.
 
-    Ids sort by time, even if several runs begin within a second. The random digit makes equal ids less likely.
+    Ids sort by time, even if several runs begin within a second. Because of the random digit, two runs rarely get the
+    same id.
     """
     now = time.time()
     fraction = int(now % 1 * 0x10_0000)

@@ -106,7 +106,7 @@ def write_event_files(run: Path) -> Path:
 def scalars(reports: Iterable[Metrics], restarts: Sequence[float] = ()) -> list[Scalar]:
     """Return every value that was reported, and the means over the ranks.
 
-    A metric has a mean at each step at which every rank that reports metrics has a value of the metric.
+    A metric's mean at a step is returned only if every rank that reports metrics has a value of the metric there.
 
     Values that were reported at the end of an epoch have tags that begin with `epoch/`, and their step is the epoch.
     The steps of other values are counted through all epochs if the number of steps per epoch is known. If counting

@@ -45,8 +45,8 @@ def scoring_udf(
     """Return the UDF that scores its arguments with Scorer(**settings), and returns values of the Spark type `kind`.
 
     `types` is the Arrow schema of the arguments, serialized; if it is None, the types are inferred from the rows.
-    `report` is the order for Reporter, which says how the model processes can reach the driver. Raise CaptureError if
-    the model cannot be sent.
+    `report` tells the Reporter in each model process how to reach the driver. Raise CaptureError if the model cannot be
+    sent.
     """
     import pandas
     from pyspark.sql.functions import pandas_udf

@@ -49,7 +49,7 @@ class Destination:
         """Prepare the unfinished folder. Parts of an earlier run are kept if they do not have to be written again.
 
         `belongs` contains digests of everything that the predictions depend on. Its keys, such as "data" and "model",
-        are used in errors. If a digest differs from the one of an earlier run, mode "overwrite" removes the parts of
+        are used in errors. If a digest differs from that of an earlier run, mode "overwrite" removes the parts of
         that run, and mode "error" raises DataError. Also raise DataError if the destination already has files that are
         not to be replaced, if another process is writing to the destination, or if it cannot be written.
         """

@@ -37,7 +37,7 @@ PARTS, LEAST_BYTES, MOST_BYTES = 64, 4_000_000, 128_000_000
 REQUEST_ROWS = 16_384  # the most rows to send to the model process at a time; fewer if the rows are large
 ROW_GROUP_BYTES = 32_000_000  # the size of the row groups that are written, before compression
 REPORT_EVERY_S = 1.0
-END_S = 2.0  # a model process that was asked to end is killed after this time
+END_S = 2.0  # a model process that was asked to exit is killed after this time
 
 
 class Part(NamedTuple):
@@ -147,7 +147,7 @@ class ModelProcess(Process):
 
     def _start(self, lock: int) -> None:
         super()._start(lock)
-        if report.connected():  # this is a rank, whose member would kill the process when the rank has ended
+        if report.connected():  # this is a rank, whose member would kill the process when the rank exits
             atexit.register(self.end)
 
     def loaded(self) -> tuple[str, float]:

@@ -46,7 +46,7 @@ class Reporter:
             threading.Thread(target=self._report, args=(order,), name="sparkring-reporter", daemon=True).start()
 
     def loaded(self, seconds: float) -> None:
-        """Note that the model has been loaded, or that loading it has failed."""
+        """Record that the model has been loaded, or that loading it has failed."""
         with self._news:
             self._load_s = seconds
             self._is_new |= self._reports_load
@@ -58,7 +58,7 @@ class Reporter:
         return Task(self, next(self._numbers))
 
     def changed(self, task: Task, *, opened: int = 0) -> None:
-        """Note that a known task has changed. `opened` is 1 if the task has just become known, and -1 if it ended."""
+        """Record that a known task has changed. `opened` is 1 if the task has just become known, and -1 if it ended."""
         with self._news:
             self._open += opened
             if self._order is not None:
@@ -73,7 +73,7 @@ class Reporter:
                     self._news.wait_for(lambda: self._is_new)
                 with contextlib.closing(dial(order["host"], order["port"], bytes.fromhex(order["secret"]))) as driver:
                     self._tell(driver, order["column"])
-        except OSError:  # the driver cannot be reached, or has ended
+        except OSError:  # the driver cannot be reached, or has exited
             with self._news:
                 self._order = None
                 self._changed.clear()
@@ -129,12 +129,12 @@ class Task:
         self._state, self._error = "failed", error[:_ERROR_CHARACTERS]
 
     def finished(self) -> None:
-        """Note that the task has sent all its rows."""
+        """Record that the task has sent all its rows."""
         if self._state == "running":
             self._state = "finished"
 
     def ended(self) -> None:
-        """Note the end of the connection."""
+        """Record that the connection has ended."""
         if self._state == "running":
             self._state = "closed"
         self._ended = time.monotonic()

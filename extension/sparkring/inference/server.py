@@ -5,7 +5,7 @@
     task ──┘                      └─      …                      ▼
                                                                model, with all threads
 
-The process ends when no task has been connected for a while, or when the executor ends. Nothing that a task sends is
+The process exits when no task has been connected for a while, or when the executor exits. Nothing that a task sends is
 unpickled.
 """
 
@@ -40,11 +40,11 @@ from sparkring.inference.scorer import RowsError, told
 _LOOK_EVERY_S = 0.25
 _PROBLEM_S = 5.0  # how long a process that could not load its model keeps running, to tell the tasks why
 _KEPT = 3  # how many model processes without a task keep running on a machine: the most recently used ones
-_SIGNALS = (signal.SIGTERM, signal.SIGHUP)  # Spark's daemon sends SIGHUP when the executor ends
+_SIGNALS = (signal.SIGTERM, signal.SIGHUP)  # Spark's daemon sends SIGHUP when the executor exits
 
 
 class _Server:
-    """Serves connections until the process must end. If the model could not be loaded, `problem` says why."""
+    """Serves connections until the process must exit. If the model could not be loaded, `problem` says why."""
 
     def __init__(self, scorer: Any, problem: str, token: bytes, folder: str, reporter: Reporter) -> None:
         self._scorer, self._problem, self._token, self._folder = scorer, problem, token, folder
@@ -105,7 +105,7 @@ class _Server:
 
 
 def main(order: dict[str, Any], parts: Sequence[bytearray]) -> NoReturn:
-    """Load the model, and serve until the process must end. inference/task.py makes the `order`."""
+    """Load the model, and serve until the process must exit. inference/task.py makes the `order`."""
     code = 0
     try:
         _serve(order, parts)
@@ -118,7 +118,7 @@ def main(order: dict[str, Any], parts: Sequence[bytearray]) -> NoReturn:
     if not code:  # otherwise, the task needs the log in the folder
         shutil.rmtree(order["folder"], ignore_errors=True)
     sys.stderr.flush()
-    os._exit(code)  # threads of the model's framework must not delay the end
+    os._exit(code)  # threads of the model's framework must not delay the exit
 
 
 def _serve(order: dict[str, Any], parts: Sequence[bytearray]) -> None:
@@ -192,7 +192,7 @@ def _remove_dead(folder: str) -> None:
 
 
 class _Ended(BaseException):
-    """A signal has told the process to end."""
+    """A signal has told the process to exit."""
 
 
 def _end(*_: object) -> NoReturn:
@@ -201,7 +201,7 @@ def _end(*_: object) -> NoReturn:
 
 
 def _ignore_signals() -> None:
-    """Ignore further signals while the process ends, because Spark's daemon sends SIGHUP twice."""
+    """Ignore further signals while the process is exiting, because Spark's daemon sends SIGHUP twice."""
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 

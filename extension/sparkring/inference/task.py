@@ -6,7 +6,7 @@ uses only the standard library and the packages that pandas UDFs need: NumPy, pa
 Each model process has a folder that only this user can enter:
 
     sparkring-model-<key>/
-        lock      locked while the process loads its model, or ends
+        lock      locked while the process loads its model, or is exiting
         socket    the process listens on it, and answers only tasks that know the token
         log       the output of the process
         pid       the id of the process
@@ -31,8 +31,8 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-# The program of the model process. The task starts a process that forks the model process and ends at once, so the task
-# need not wait for it. The order comes on stdin, because other processes could read the token in argv or the
+# The program of the model process. The task starts a process that forks the model process and exits at once, so the
+# task need not wait for it. The order comes on stdin, because other processes could read the token in argv or the
 # environment.
 _BOOT = (
     "import sys; sys.path[:] = [p for p in sys.path if p]; import json, os, pickle; "
@@ -46,12 +46,12 @@ _BOOT = (
     "from sparkring.inference.server import main; main(order, parts)"
 )
 TASK = b"sparkring.task"  # the key under which the metadata of a request says which task has sent it
-_ATTEMPTS = 3  # if the model process ends this many times during a request, the request's rows count as the cause
+_ATTEMPTS = 3  # if the model process exits this many times during a request, the request's rows count as the cause
 _LOGGED = 600  # the largest number of characters of a log that an error quotes
 
 
 class _Ended(Exception):
-    """The model process ended before it answered."""
+    """The model process exited before it answered."""
 
 
 def scorer_for(
@@ -198,7 +198,7 @@ class Process:
                 self.close()
         self._remove()
         raise RuntimeError(
-            f"sparkring: the process with the model ended {_ATTEMPTS} times before it had scored "
+            f"sparkring: the process with the model exited {_ATTEMPTS} times before it had scored "
             f"{self._place(self._rows, len(rows))}. Perhaps it ran out of memory. Its last output: {output}"
         )
 
@@ -223,7 +223,7 @@ class Process:
     def _connected(self) -> Any:
         """Return a connection to the model process. Start the process if it is not running.
 
-        Raise _Ended, with the last output of the process, if the process ends before it listens.
+        Raise _Ended, with the last output of the process, if the process exits before it listens.
         """
         started = False
         while True:
@@ -231,7 +231,7 @@ class Process:
                 return self._dialled()
             lock = self._locked()
             try:
-                if not self._is_current(lock):  # the process has just ended, and has removed its folder
+                if not self._is_current(lock):  # the process has just exited, and has removed its folder
                     continue
                 # The model process may have begun to listen while this process waited for the lock.
                 with contextlib.suppress(OSError, EOFError):
@@ -252,11 +252,11 @@ class Process:
         return Client(os.path.join(self._folder, "socket"), "AF_UNIX", authkey=self._token)
 
     def _locked(self) -> int:
-        """Wait until no process is starting or ending in the folder, and lock it. Return the open file of the lock."""
+        """Wait until no process is starting or exiting in the folder, and lock it. Return the open file of the lock."""
         while True:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(self._folder, 0o700)
-            with contextlib.suppress(FileNotFoundError):  # a process that is ending has just removed its folder
+            with contextlib.suppress(FileNotFoundError):  # a process that is exiting has just removed its folder
                 _check_private(self._folder)
                 lock = os.open(os.path.join(self._folder, "lock"), os.O_RDWR | os.O_CREAT, 0o600)
                 fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""The interface of a launcher, which starts members and makes sure that they end."""
+"""The interface of a launcher, which starts members and makes sure that they exit."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ class Launcher(ABC):
 
     @abstractmethod
     def problem(self, wait_s: float = 0.0) -> LaunchError | None:
-        """Return why members cannot start or have ended; None if that is not known within `wait_s` seconds."""
+        """Return why members cannot start or have exited; None if that is not known within `wait_s` seconds."""
 
     @abstractmethod
     def stop(self, grace_s: float, *, joined: bool) -> None:
-        """Wait up to `grace_s` seconds for the members to end, then end those that are still running.
+        """Wait up to `grace_s` seconds for the members to exit, then end those that are still running.
 
         `joined` says whether any member has connected to the driver.
         """

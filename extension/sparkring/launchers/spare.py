@@ -1,6 +1,6 @@
 """Keeps one spare process, which has imported the modules that earlier ranks imported, and has it fork members.
 
-A spare process is started when all ranks on this machine have ended, or for the first launch if it is known what that
+A spare process is started when all ranks on this machine have exited, or for the first launch if it is known what that
 launch's ranks will import. It serves a launch only if everything that an import may depend on (see Setting) is still
 the same. All other launches start new processes, and a spare process that does not fit the last launch is replaced
 after that launch.
@@ -30,9 +30,9 @@ from sparkring.wire.ticket import SPARE_BOOT, SPARE_READY, SpareOrder, Ticket
 from sparkring.worker.member import gpus, process
 from sparkring.worker.rank.preloads import FRAMEWORKS
 
-REST_S = 1.0  # a spare process is started this long after the end of the last rank
+REST_S = 1.0  # a spare process is started this long after the last rank has exited
 IMPORT_S = 60.0  # a launch waits at most this long for the imports of a spare process
-IDLE_S = 600.0  # a spare process ends when it has not been used for this long
+IDLE_S = 600.0  # a spare process exits when it has not been used for this long
 LEAST_BYTES = 2_000_000_000  # a spare process needs this much available memory to start, and half of that to stay
 ANSWER_S = 2.0  # a fork takes milliseconds; a spare process that has not answered after this time is given up
 UNKNOWN = 0  # stands for the exit code of a member if its spare process was killed and cannot report the code
@@ -99,7 +99,7 @@ class ForkedMember:
     """A member that a spare process has forked, with the part of Popen's interface that a launcher needs.
 
     `stdin` is the writing end of the member's stdin. `ended` is a descriptor that becomes readable when the
-    member has ended; `status` is a pipe on which the spare process reports the member's exit code.
+    member has exited; `status` is a pipe on which the spare process reports the member's exit code.
     """
 
     def __init__(self, pid: int, stdin: int, ended: int, status: int) -> None:
@@ -165,7 +165,7 @@ class SpareProcess:
                 start_new_session=True,
             )
         self._channel.settimeout(ANSWER_S)
-        with contextlib.suppress(OSError):  # it has ended already
+        with contextlib.suppress(OSError):  # it has already exited
             self._channel.send(SpareOrder(wanted.modules, is_awaited, IDLE_S, LEAST_BYTES // 2).line())
 
     @property
@@ -192,7 +192,7 @@ class SpareProcess:
         return time.monotonic() < self._awaited_until and not (self.is_ready() or self.ended)
 
     def has_refused(self) -> bool:
-        """Return whether the process has ended because an import failed, or because it would not be safe to fork."""
+        """Return whether the process has exited because an import failed, or because it would not be safe to fork."""
         return not self.is_ready() and not self._ready and self.ended
 
     def fork(self, ticket: Ticket) -> ForkedMember | None:
@@ -207,17 +207,17 @@ class SpareProcess:
             if said and fds:
                 return ForkedMember(int(said), stdin_w, fds[0], status_r)
         except OSError:
-            pass  # the spare process has ended, or does not answer in time
+            pass  # the spare process has exited, or does not answer in time
         finally:
             for fd in (stdin, status, folder):
                 os.close(fd)
-        os.close(stdin_w)  # if a member was forked nevertheless, it ends now
+        os.close(stdin_w)  # if a member was forked nevertheless, it exits now
         os.close(status_r)
         self._process.kill()  # so that the next call fails at once
         return None
 
     def close(self) -> None:
-        """Have the process end once its members have ended. A launch that waits for it then starts new processes."""
+        """Have the process exit once its members have exited. A launch that waits for it then starts new processes."""
         self._awaited_until = 0.0
         with self._lock:
             self._channel.close()
@@ -277,7 +277,7 @@ class Spares:
             return self.spare
 
     def end(self) -> None:
-        """Note the end of a launch."""
+        """Record that a launch has ended."""
         with self._lock:
             self._launches -= 1
             self._settle()
@@ -299,7 +299,7 @@ class Spares:
             atexit.unregister(self.stop)
 
     def leaving(self) -> bool:
-        """Return whether there are spare processes that were told to end, but have not ended yet."""
+        """Return whether there are spare processes that were told to exit, but have not exited yet."""
         with self._lock:
             self._leaving = [each for each in self._leaving if not each.ended]
             return bool(self._leaving)

@@ -205,8 +205,8 @@ class SparkLauncher(Launcher):
         running.discard(self._stage)
         if self._thread is None:
             return
-        # If all tasks are waiting for slots, no member can end on its own. If a member has joined, its task is running,
-        # although Spark's status may still say otherwise.
+        # If all tasks are waiting for slots, no member can exit on its own. If a member has joined, its task is
+        # running, although Spark's status may still say otherwise.
         if self._thread.is_alive() and (joined or _ask(self._stage.active_tasks, 1)):
             self._thread.join(grace_s)
         deadline = time.monotonic() + CANCEL_S

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class _RingEstimator(Estimator[Fitted], Fitting, MLWritable, MLReadable):  # type: ignore[misc]
-    """The base of both estimators, which define the function that their ranks call, and the class of their models."""
+    """The base class of both estimators. Each defines the function that its ranks call, and the class of its models."""
 
     framework: str
     train: Callable[..., Trained | None]
@@ -153,7 +153,7 @@ class KerasEstimator(_RingEstimator):
     callbacks: Keras callbacks, which are called on every rank. They get metrics that are averages over the ranks.
     batch_size, val_batch_size: the number of rows in a batch of each rank.
     epochs, shuffle: as for fit().
-    random_seed: the seed of the weights, the shuffling and the split.
+    random_seed: the seed for the weights, the shuffling and the split.
     verbose: as for fit(), but only rank 0 prints. The default is 0, because the panel shows the metrics.
     input_shapes: for each feature column, the shape of a row, as in [[8, 8, 1]]. A shape may begin with -1, which
         stands for the number of rows.

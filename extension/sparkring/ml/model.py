@@ -29,7 +29,7 @@ _PROBED = 2  # rows; with a single row, an output of shape [1, n] could be a row
 
 
 class Fitted(Model, Columns, MLWritable, MLReadable):  # type: ignore[misc]
-    """The base of the models of both estimators."""
+    """The base class of both estimators' models."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class Fitted(Model, Columns, MLWritable, MLReadable):  # type: ignore[misc]
         return spark_types(outputs.types_of(results, self.outputs(), _PROBED))
 
     def copy(self, extra: Any = None) -> Any:
-        """Return a copy of this transformer with other parameters and the same model."""
+        """Return a copy of this transformer with the same model. `extra` overrides parameters."""
         found = super().copy(extra)
         found._making = threading.Lock()
         return found

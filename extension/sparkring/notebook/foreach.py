@@ -32,7 +32,7 @@ a pandas DataFrame:
     %%foreach store, frame in df.groupBy("store") -n 4
     len(frame)
 
-With `df.groupby("store")` of a pandas DataFrame, each item is also a pair of a key and a DataFrame.
+With `df.groupby("store")` on a pandas DataFrame, each item is also a pair of a key and a DataFrame.
 
 With -n -4, at most four items run at once, in processes on this machine. With -n 4, items run in Spark tasks, which
 start when Spark has free slots for them. If ITEMS contains ` -n` or ` --`, as in `a -n`, put ITEMS in parentheses.

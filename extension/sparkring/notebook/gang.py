@@ -45,7 +45,7 @@ _START = OptionsTable(
         "--framework",
         choices=[name for name, framework in FRAMEWORKS.items() if framework.by_node],
         default="horovod",
-        help="the framework of %%ranks cells (default: horovod); other magics use their own",
+        help="the framework for %%ranks cells (default: horovod); other magics use their own",
     ),
     Option(
         "--idle", type=minutes, metavar="MIN", default=60.0, help="stop after MIN minutes without a cell (default: 60)"

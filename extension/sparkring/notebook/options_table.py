@@ -155,7 +155,7 @@ class OptionsTable:
 
 
 class _Parser(argparse.ArgumentParser):
-    """An ArgumentParser that raises OptionsError where argparse would print a message and end the process."""
+    """An ArgumentParser that raises OptionsError where argparse would print a message and exit."""
 
     def error(self, message: str) -> NoReturn:
         raise OptionsError(f"{self.prog}: {message}. See {self.prog}? for the options.")

@@ -1,4 +1,4 @@
-"""Paths as users type them: on this machine, on DBFS, or any URL that fsspec knows.
+"""Resolves paths as users type them: on this machine, on DBFS, or any URL that fsspec knows.
 
     dbfs:/x  dbfs:///x  /dbfs/x  file:/dbfs/x      the same path, which is below the mount /dbfs
     s3://bucket/x  abfss://…  gs://…  memory://x   opened by fsspec, with the package that it needs for the scheme

@@ -57,7 +57,7 @@ def saved_before(record: RunRecord, attempt: Attempt) -> str:
 
 
 def news(before: tuple[Attempt, ...], record: RunRecord) -> list[str]:
-    """Return a line for each attempt that has started or ended since an earlier record, whose attempts are `before`."""
+    """Return a line for each attempt that has started or ended since the run's attempts were `before`."""
     told = []
     for at, attempt in enumerate(record.attempts):
         known = before[at] if at < len(before) else None

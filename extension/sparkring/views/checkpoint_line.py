@@ -32,7 +32,7 @@ SAID: dict[State, str] = {
 class Mark(NamedTuple):
     """One checkpoint as it is shown. `time` is in Unix seconds. Unknown values are 0 or None.
 
-    `origin` says what saved the checkpoint, for example which run. It has one text for each of the Series' `headers`.
+    `origin` says what saved the checkpoint, for example which run. It has one string for each of the Series' `headers`.
     Marks with the same `stretch` were saved in the same attempt or run. `resumes` is True for the resume point.
     """
 
@@ -162,7 +162,7 @@ def positions(marks: Sequence[Mark]) -> list[float]:
 
 
 def _metric_to_draw(series: Series) -> str:
-    """Return the metric that the best checkpoint seems to have been chosen by, else the first metric, if any, or ''."""
+    """Return the metric by which the best checkpoint seems to have been chosen, or the first metric, if any, or ''."""
     names = metric_names(series)
     best = next((mark for mark in series.marks if mark.best), None)
     for name in names:

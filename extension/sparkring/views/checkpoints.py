@@ -328,7 +328,7 @@ def progress_words(record: RunRecord) -> str:
 
 
 def news(before: Iterable[Checkpoint], record: RunRecord) -> list[str]:
-    """Return a line for each checkpoint found damaged since an earlier record, which had the checkpoints `before`."""
+    """Return a line for each checkpoint that was found damaged after the run's checkpoints were `before`."""
     known = {each.place for each in before if each.state == "damaged"}
     return [
         f"the checkpoint of step {each.saved.step:,} in {first_line(each.saved.folder, 200)} is damaged and was skipped"

@@ -26,7 +26,7 @@ _PLACE = {"text/html": '<div data-sparkring-displays=""></div>', "text/plain": "
 
 @dataclass
 class Shared:
-    """A display, and the ranks that showed it or an equal one."""
+    """A display, and the ranks that showed it or an identical one."""
 
     display: Displayed
     ranks: list[int]
@@ -109,7 +109,7 @@ def bundle(record: RunRecord) -> Bundle | None:
 def shared(record: RunRecord) -> list[Shared]:
     """Return the displays that `--logs` selects, in the order in which each rank showed them.
 
-    Equal displays of several ranks are merged. For a run of items, return all displays, in the order of the items.
+    Identical displays from several ranks are merged. For a run of items, return all displays in the order of the items.
     """
     if record.items is not None:
         return [Shared(each, [each.rank]) for each in sorted(record.displays, key=lambda each: each.item or 0)]

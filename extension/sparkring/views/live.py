@@ -1,4 +1,4 @@
-"""A run as messages to a page: the changes in its record since the last message.
+"""Turns a run into messages for a page, with the changes in the run's record since the last message.
 
 A message is a dict of JSON values with the `run` and a `kind`:
 
@@ -16,8 +16,8 @@ A message is a dict of JSON values with the `run` and a `kind`:
     items     a row for each item that has changed since the last message of this kind. Its columns are the FIELDS of
               panel/src/items.js
 
-Texts are plain (history/lines.plain), and text from users and ranks is escaped in the HTML. So a page can show what
-ranks print without trusting it.
+Strings are plain text (history/lines.plain). In the HTML, text from users and ranks is escaped. So a page can show
+what ranks print without trusting it.
 """
 
 from __future__ import annotations

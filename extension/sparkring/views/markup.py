@@ -93,12 +93,12 @@ def tint(colour: str) -> str:
 
 
 def note(said: str) -> str:
-    """Return a line in small letters, or '' if `said` is empty."""
+    """Return a line in small type, or '' if `said` is empty."""
     return f"<div><small>{text(said)}</small></div>" if said else ""
 
 
 def paragraph(said: str) -> str:
-    """Return a paragraph in small letters, to stand below charts, or '' if `said` is empty."""
+    """Return a paragraph in small type, to stand below charts, or '' if `said` is empty."""
     return f"<p><small>{text(said)}</small></p>" if said else ""
 
 

@@ -91,7 +91,7 @@ def epoch_words(found: Outlook) -> str:
 
 
 def request_words(found: Outlook) -> list[str]:
-    """Return sentences on the number, the price and the limit of requests to an object store; [] for local files."""
+    """Return sentences about the requests to an object store: number, price and rate limit; [] for local files."""
     if found.dataset.local:
         return []
     asked = found.requests

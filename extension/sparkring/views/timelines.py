@@ -59,7 +59,7 @@ def share_words(saved: TimelineSaved) -> str:
 
 
 def late_words(record: RunRecord, saved: TimelineSaved) -> str:
-    """Name ranks that the others waited long for: `the other ranks waited 12 s in total for rank 1 (…)`."""
+    """Name the ranks that the others waited for longest: `the other ranks waited 12 s in total for rank 1 (…)`."""
     worth = [each for each in saved.late if each.waited_s >= WORTH_NAMING * saved.wall_s][:_NAMED]
     if not worth:
         return "no rank made the others wait" if saved.late else ""

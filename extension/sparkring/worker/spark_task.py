@@ -1,4 +1,4 @@
-"""Starts a member in a Spark task, sends the rows of the task's partition to the rank, and waits for the member's end.
+"""Starts a member in a Spark task, sends the rows of the partition to the rank, and waits for the member to exit.
 
 Executors need not have sparkring: the driver compiles this file's text and pickles its functions by value. So this file
 uses only the standard library and pyspark (and, for rows, pyarrow), and the task writes an archive of sparkring to a
@@ -69,7 +69,7 @@ def task_for(
         try:
             for descriptor in passed:
                 os.close(descriptor)
-            with contextlib.suppress(BrokenPipeError):  # the member has ended at once; its exit code is reported below
+            with contextlib.suppress(BrokenPipeError):  # the member has exited at once; its exit code is reported below
                 member.stdin.write(json.dumps(found).encode() + b"\n")
                 member.stdin.flush()
             # The member's stdin stays open while the member runs. If Spark kills this process, stdin is closed, which
@@ -80,7 +80,7 @@ def task_for(
             code = member.wait()
             if code != 0:  # the error makes Spark end the stage; otherwise, the other ranks would wait forever
                 raise RuntimeError(
-                    f"sparkring: the process of task {context.partitionId()} on {socket.gethostname()} ended with "
+                    f"sparkring: the process of task {context.partitionId()} on {socket.gethostname()} exited with "
                     f"code {code}; what it printed is in the executor's stderr. Does `{sys.executable}` start there?"
                 )
             if pipe is None:
@@ -91,7 +91,7 @@ def task_for(
             member.wait()
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):
-                    pipe.close()  # not before the member ends: the rank would take it for the end of the rows
+                    pipe.close()  # not before the member exits: the rank would take it for the end of the rows
             shutil.rmtree(folder, ignore_errors=True)  # the member does this, unless it was killed
 
     return run_member

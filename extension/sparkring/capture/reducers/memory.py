@@ -1,4 +1,4 @@
-"""Packs arrays of NumPy and torch so that arrays that share memory in the notebook also share it on the rank.
+"""Packs NumPy arrays and torch tensors so that those that share memory in the notebook also share it on the rank.
 
 Pickle would write each array separately. If the memory of several arrays overlaps, this memory is written once, as a
 block of bytes, and each of the arrays is written as a view of the block.

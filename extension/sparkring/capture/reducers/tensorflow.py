@@ -37,7 +37,7 @@ def reducer_for(cls: type) -> Reducer | None:
     if "dataset_ops.DatasetV2" in kinds:
         return _dataset
     keras = _keras(cls)
-    if keras is None or not hasattr(keras, "Model"):  # not of Keras, or Keras is still being imported
+    if keras is None or not hasattr(keras, "Model"):  # not a type of Keras, or Keras is still being imported
         return None
     if not keras.__version__.startswith("2."):
         return _reducer_of_keras_3(cls, keras)
@@ -51,7 +51,7 @@ def reducer_for(cls: type) -> Reducer | None:
 
 
 def _reducer_of_keras_3(cls: type, keras: Any) -> Reducer | None:
-    """Return the reducer for a type of Keras 3, if it needs one.
+    """Return the reducer for a Keras 3 type, if it needs one.
 
     Keras 3's own `__reduce__` fails for classes of the notebook, and loses the state of an optimizer.
     """

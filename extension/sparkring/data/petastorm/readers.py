@@ -1,4 +1,4 @@
-"""Petastorm's own readers. By default, they read this rank's shard."""
+"""Makes Petastorm's readers, which here read this rank's shard by default."""
 
 from __future__ import annotations
 

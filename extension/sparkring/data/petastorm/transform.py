@@ -73,7 +73,7 @@ def view(schema: Any, schema_fields: Any) -> Any:
 
 
 def is_ngram(schema_fields: Any) -> bool:
-    """Return whether `schema_fields` is an NGram of Petastorm, rather than a list of fields or patterns."""
+    """Return whether `schema_fields` is a Petastorm NGram, rather than a list of fields or patterns."""
     return hasattr(schema_fields, "resolve_regex_field_names")
 
 

@@ -81,7 +81,7 @@ class Results:
 class Tally:
     """Counts the rows that a reader returns in each epoch, and reports the counts.
 
-    Petastorm's epochs overlap: its workers begin an epoch before the last row group of the epoch before it has arrived.
+    Petastorm's epochs overlap: its workers begin an epoch while row groups of the previous epoch are still to arrive.
     So this class ends an epoch after as many rows as the shard has. If this number is unknown, all rows count as one
     epoch.
     """

@@ -1,4 +1,4 @@
-"""The schema of a folder of TFRecord files (its columns and files), and which records each rank reads."""
+"""Describes a folder of TFRecord files (its columns and files), and computes which records each rank reads."""
 
 from __future__ import annotations
 

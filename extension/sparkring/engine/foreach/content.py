@@ -1,4 +1,4 @@
-"""Computes a digest of an item's content. Equal items have the same digest in every kernel."""
+"""Computes a digest of an item's content. Identical items have the same digest in every kernel."""
 
 from __future__ import annotations
 

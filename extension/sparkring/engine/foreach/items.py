@@ -180,7 +180,7 @@ def _check_targets(targets: Targets, names: tuple[str, ...]) -> None:
 
 
 def _recorded(parameters: Mapping[str, Any]) -> dict[str, float | str]:
-    """Return a trial's parameters as the record keeps them: finite numbers as they are, other values as short texts."""
+    """Return a trial's parameters as the record keeps them: finite numbers unchanged, other values as short strings."""
     return {
         name: value if type(value) in (int, float) and math.isfinite(value) else as_text(value)
         for name, value in parameters.items()
@@ -201,9 +201,9 @@ def seed_of(run_seed: int, number: int) -> int:
 
 
 def _name(values: Mapping[str, Any]) -> str:
-    """Describe an item's values in a short text, such as `store='a', lr=0.1`.
+    """Describe an item's values in a short string, such as `store='a', lr=0.1`.
 
-    For a function's argument, the text is only the value. DataFrames and their rows are left out if the item also has
+    For a function's argument, the string is only the value. DataFrames and their rows are left out if the item also has
     other values.
     """
     values = {name: value for name, value in values.items() if not _is_rows(value)} or values
@@ -221,7 +221,7 @@ def _text(value: Any, most: int) -> str:
 
 
 def _described(parameters: Mapping[str, Any]) -> str:
-    """Describe a trial's parameters in a short text, such as `lr=0.001, width=64`. Floats are rounded as in views."""
+    """Describe a trial's parameters in a short string, such as `lr=0.001, width=64`. Floats are rounded as in views."""
     texts = {
         name: describe.number(each) if isinstance(each, float) else as_text(each) for name, each in parameters.items()
     }
@@ -236,7 +236,7 @@ def _is_rows(value: Any) -> bool:
 
 
 def _shown(value: Any) -> Any:
-    """Return what the table shows for a value: the value itself if it is small, otherwise a short text."""
+    """Return what the table shows for a value: the value itself if it is small, otherwise a short string."""
     is_small = isinstance(value, bool | int | float | complex | types.NoneType | PurePath)
     is_small = is_small or type(value).__module__ == "datetime"
     if is_small or (isinstance(value, str | bytes) and len(value) <= 1_000):

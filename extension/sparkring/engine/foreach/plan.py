@@ -26,9 +26,9 @@ class Plan:
     """A plan, which says how many items fit at once, judging by the first item. %%foreach --plan returns it.
 
     `fits` is how many items fit at once, and `binds` says what limits this number: "memory", "cores", "task slots",
-    "GPUs" or "GPU memory". `at_once` is the number that was chosen with -n. `items` is the number of all items, or None
-    if it is unknown. `warning` is '' if the chosen number fits. `hosts` is 1 for processes on this machine; for Spark
-    tasks, it is the number of hosts with executors, and memory and cores are per host.
+    "GPUs" or "GPU memory". `at_once` is the number that was chosen with -n. `items` is the total number of items, or
+    None if it is unknown. `warning` is '' if the chosen number fits. `hosts` is 1 for processes on this machine; for
+    Spark tasks, it is the number of hosts with executors, and memory and cores are per host.
 
     The following attributes describe one item. `seconds` is how long it takes, without the start of its processes. The
     start takes `start_s`; during this time, each process spends `import_s` on its own imports. `cpu_share` is the
@@ -132,13 +132,13 @@ class Plan:
             row("of which shared", [describe.size(self.shared_bytes)]),
             row("cores kept busy", busy, str(cores)),
             row("reads", [describe.size(self.read_bytes)]),
-            row("time of 1 item", [describe.duration(self.seconds)]),
+            row("time for 1 item", [describe.duration(self.seconds)]),
         ]
         if self.gpu_bytes:
             rows.insert(2, row("GPU memory", [describe.size(self.gpu_bytes)]))
         count = self.items or 100
         times = [describe.duration(self.seconds_at(k, count) or 0.0) for k in columns]
-        rows.append(row(f"time of {'all ' if self.items else ''}{count:,} items", times))
+        rows.append(row(f"time for {'all ' if self.items else ''}{count:,} items", times))
         if self.rule_bytes is not None:
             rows.append(row("memory by the rule of thumb", [describe.size(self.rule_bytes)]))
         return headers, rows
@@ -146,7 +146,7 @@ class Plan:
     def _notes(self) -> list[str]:
         start = f"the start and the imports, which take {describe.duration(self.start_s)} before the first item"
         count = f"{self.items or 100:,} items"
-        notes = [f"The time of {count} includes {start}. The times assume that all items are like the first one."]
+        notes = [f"The time for {count} includes {start}. The times assume that all items are like the first one."]
         needed = self._running(self.at_once) * self.cpu_share
         if self.binds == "cores" and needed > self.cores * self.hosts:
             cores = f"together they need {needed:.2g} cores"
@@ -186,8 +186,8 @@ def plan(
 ) -> Plan:
     """Return the plan that follows from the measurements of all ranks of the first item.
 
-    `items` is the number of all items, `np` the number that was given with -n, and `wall_s` the time until the end of
-    the first item, including the start of its processes.
+    `items` is the total number of items, `np` the number that was given with -n, and `wall_s` the time until the first
+    item has finished, including the start of its processes.
     """
     seconds = max(rank.seconds for rank in ranks)
     own_bytes, shared_bytes = sum(rank.own_bytes for rank in ranks), max(rank.shared_bytes for rank in ranks)

@@ -293,7 +293,7 @@ class Pool:
             self._recorder.notice(self._kept.news.popleft())
 
     def _keep(self) -> None:
-        """Keep the results of the items whose end was just recorded, with their curves from the record."""
+        """Keep the results of the items that were just recorded as ended, with their curves from the record."""
         assert self._kept is not None
         assert self._recorder.record.items is not None
         for over in reversed(self._recorder.record.items.ended):

@@ -46,7 +46,7 @@ class ForeachResult:
 
         The columns are the names bound to the item, `state`, `attempts`, `seconds`, `place` (the host), the last value
         of each metric that items have reported, `value`, and `error`. In the columns of the names, large values are
-        replaced by short texts.
+        replaced by short strings.
         """
         import pandas
 

@@ -67,8 +67,8 @@ class ForeachSpec(NamedTuple):
 class Prepared(NamedTuple):
     """A validated run that has not started. The `notices` are recorded when the run begins.
 
-    `launches` contains a launch request for each slot. `total` is the number of all items, even if only the first one
-    will run. With `stay`, ranks without an item stay up until all items have ended, because other ranks may use
+    `launches` contains a launch request for each slot. `total` is the total number of items, even if only the first
+    one will run. With `stay`, ranks without an item stay up until all items have ended, because other ranks may use
     processes that these ranks have started.
     """
 

@@ -14,7 +14,7 @@ Verdict = Literal["finished", "failed", "again"]
 
 
 class Item(NamedTuple):
-    """One item: its number (from 0), a short text of its values, the packed values, and the key of its kept result.
+    """One item: its number (from 0), a short description, the packed values, and the key of its kept result.
 
     `scripts` are the scripts that only this item runs. If the item is a trial of a search, `parameters` holds its
     parameters as they are recorded.

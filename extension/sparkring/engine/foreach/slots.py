@@ -22,7 +22,7 @@ SHORT_AFTER_S = 2.0  # when ranks have been queuing for this long, the user is t
 
 
 class Slots:
-    """The `count` slots of a pool. `notice(text)` shows a text to the user.
+    """The `count` slots of a pool. `notice(text)` shows `text` to the user.
 
     If the ranks queue (see SlotSettings), gangs are started before they have an item: call have() to say how many slots
     are wanted. A slot is then given an item once its ranks are up. If ranks do not queue, a slot starts its gang with
@@ -162,7 +162,7 @@ class Slots:
 
     def end(self, *, kill: bool) -> None:
         """End all gangs, and wait until they have ended. Without `kill`, ranks are asked to leave first."""
-        if self._queues:  # first end ranks that have not started: they would take the task slots of the others
+        if self._queues:  # first end ranks that have not started: they would take the task slots that become free
             waiting = [slot for slot in self._slots if not slot.up]
             for slot in waiting:
                 slot.retire(kill=True)

@@ -51,7 +51,7 @@ class Steering(Protocol):
         """Take note of what the first rank of an item has reported. Return whether the item should end now."""
 
     def problem(self, number: int, metrics: Mapping[str, float]) -> Failure | None:
-        """Return why an item that ran to its end counts as failed; None if it does not."""
+        """Return why an item that has run to completion counts as failed; None if it does not."""
 
     def ended(self, number: int, ending: ItemEnding, metrics: Mapping[str, float]) -> None:
         """Take note of how an item has ended, after its last attempt."""

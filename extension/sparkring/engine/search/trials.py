@@ -112,7 +112,7 @@ class Trials:
         if self.study is None:
             raise OptionsError(
                 "only %%foreach and sparkring.foreach() can iterate over a search: pass the search itself, not another "
-                "iterable that contains it."
+                "iterable that wraps it, such as enumerate(search)."
             )
         if self._taken >= self._search.trials:
             raise StopIteration

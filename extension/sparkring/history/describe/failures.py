@@ -1,4 +1,4 @@
-"""Why a run failed, and why it was not restarted."""
+"""Explains why a run failed, and why it was not restarted."""
 
 from __future__ import annotations
 

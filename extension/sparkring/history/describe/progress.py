@@ -76,7 +76,7 @@ def short(record: RunRecord, now: float) -> str:
 
 
 def last_lines(record: RunRecord) -> str:
-    """Return the last lines of the ranks as plain text. Equal lines of several ranks are folded into one."""
+    """Return the last lines of the ranks as plain text. Identical lines from several ranks are folded into one."""
     seen = [line for line in visible(record.recent, record.logs) if not is_noise(line)]
     last = folded(seen)[-_SHORT_LINES:]
     return "\n".join(f"[{rank_numbers(each.ranks)}] {plain(each.line.text)}"[:_SHORT_CHARACTERS] for each in last)

@@ -91,9 +91,9 @@ def log_path(record: RunRecord, rank: int | None = None) -> str:
 
 
 def whole_log(record: RunRecord, rank: int | None = None) -> str:
-    """Return what an error message says about where the whole log is: a %logs line in a notebook, else the file's path.
+    """Return what an error message says about where the whole log is: in a notebook a %logs line, elsewhere a path.
 
-    An error in a notebook has no path, because JupyterLab would turn it into a link that opens the debugger.
+    An error in a notebook has no path, because JupyterLab would turn the path into a link that opens the debugger.
     """
     if not record.log_folder or not in_notebook():
         return log_path(record, rank)

@@ -1,4 +1,4 @@
-"""Numbers, names and lists in words."""
+"""Turns numbers, names and lists into words."""
 
 from __future__ import annotations
 
@@ -61,7 +61,10 @@ def number(value: float) -> str:
 
 
 def numbers(values: Sequence[float]) -> Callable[[float], str]:
-    """Return a function that formats the numbers of a column: with four decimals if these suit all, else number()."""
+    """Return a function that formats the numbers in a column, either all of them with four decimals or with number().
+
+    Four decimals are used if each number is 0 or between 0.001 and 100 in size, and not all are whole numbers.
+    """
     plain_ones = all(value == 0 or 1e-3 <= abs(value) < 100 for value in values)
     if plain_ones and not all(value == int(value) for value in values):
         return lambda value: f"{value:.4f}"

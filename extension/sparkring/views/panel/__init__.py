@@ -95,7 +95,7 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
         self.snapshot = whole(record, time.time())
 
     def end(self, record: RunRecord) -> None:
-        """Note that the run has ended. Pages can still ask for it until KEPT other runs have ended."""
+        """Record that the run has ended. Pages can still ask for it until KEPT other runs have ended."""
         with self._guard:
             self._stops.pop(record.run_id, None)
             self._records.move_to_end(record.run_id)

@@ -87,7 +87,7 @@ class TimelinePart(NamedTuple):
 
 
 class Exited(NamedTuple):
-    """The last message: the rank's process has ended, with an exit code or by a signal."""
+    """The last message: the rank's process has exited with a code, or was killed by a signal."""
 
     code: int | None
     signal: SignalNumber | None

@@ -26,7 +26,7 @@ class TakeStack(NamedTuple):
 class RecordTimeline(NamedTuple):
     """Choose a file for the rank's timeline, and set `variable` in the rank's environment to the file's path.
 
-    If `wanted`, send the file's contents to the driver when the rank has ended.
+    If `wanted`, send the file's contents to the driver when the rank has exited.
     """
 
     variable: str
@@ -133,7 +133,7 @@ class Run(NamedTuple):
     """Run a cell's `source`, or a call, with the values that are packed in `parts`: the payload, then its buffers.
 
     If `what` is "item", the rank runs the Work that was sent before. In that case, `parts` contains the item's values,
-    and `seed` is the seed of the item's random numbers. With `measure`, the rank sends an ItemMeasured when the item
+    and `seed` is the seed for the item's random numbers. With `measure`, the rank sends an ItemMeasured when the item
     has finished.
 
     If a Run arrives while the rank is running another one, the new Run waits at the member.

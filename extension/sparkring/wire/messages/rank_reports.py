@@ -88,7 +88,7 @@ class Failure(NamedTuple):
 
     @property
     def is_exception(self) -> bool:
-        """Whether the rank's code raised an exception, other than an exit or a consequence of another rank's end."""
+        """Whether the rank's code raised an exception, other than an exit or a consequence of another rank's exit."""
         return bool(self.error) and self.cause not in ("exit", "echo")
 
 

@@ -191,7 +191,10 @@ class CheckpointSaved(NamedTuple):
 
 
 class CheckpointFailed(NamedTuple):
-    """A checkpoint could not be saved. If the save was in the background, the run fails at the next save or its end."""
+    """A checkpoint could not be saved.
+
+    If the save was in the background, the run fails at the next save or at the end of the cell.
+    """
 
     folder: str
     step: int

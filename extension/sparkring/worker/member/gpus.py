@@ -1,4 +1,4 @@
-"""The NVIDIA GPUs of this machine, as reported by NVML, the library of NVIDIA's driver.
+"""Finds this machine's NVIDIA GPUs, as reported by NVML, the library of NVIDIA's driver.
 
 Where NVML is not installed, no GPUs are found. The address of a GPU is what CUDA_VISIBLE_DEVICES accepts: an index, a
 UUID, or the beginning of a UUID. Indices follow the order of the PCI bus. NVML always uses this order; CUDA uses it

@@ -9,10 +9,10 @@ when it crashes. Before the member reports that a request has finished or failed
 so the driver gets the request's output first. The member gives the rank the next request only after the report. If the
 driver sends a request earlier, the request waits in the member.
 
-If the connection to the driver breaks, or if the member's parent ends, the member kills the rank and everything that
-the rank has started, and then ends itself. It notices the end of its parent when its stdin is closed or when it gets
-another parent. If a spare process has forked the member, its stdin is a pipe from the driver, and the member watches
-the driver instead of its parent.
+If the connection to the driver breaks, or if the member's parent exits, the member kills the rank and everything that
+the rank has started, and then exits itself. It notices that its parent has exited when its stdin is closed or when it
+gets another parent. If a spare process has forked the member, its stdin is a pipe from the driver, and the member
+watches the driver instead of its parent.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ DRAIN_LIMIT_S = 2.0
 # While requests are waiting in the member, a report of the rank is held back for up to HOLD_S, and sent together with
 # the next report. When the number of waiting requests is a multiple of TOGETHER, the report is sent at once.
 HOLD_S, TOGETHER = 0.005, 8
-WAIT_S = 0.05  # if a request takes longer than this, the requests that wait for its end go back to the driver
+WAIT_S = 0.05  # if a request takes longer than this, the requests that are waiting behind it go back to the driver
 # The largest number of reads in a row from one pipe. Without this limit, a process that the rank has started and that
 # never stops writing would keep the member reading forever.
 DRAIN_READS = 16
@@ -110,11 +110,11 @@ class Member:
         )
 
     def run(self) -> None:
-        """Serve until the rank and everything that it started have ended."""
+        """Serve until the rank and everything that it started have exited."""
         wake_r, wake_w = os.pipe()
         os.set_blocking(wake_r, False)
         os.set_blocking(wake_w, False)
-        # When a child ends, Python writes a byte to `wake_w`, which wakes the loop below. Python does so only for a
+        # When a child exits, Python writes a byte to `wake_w`, which wakes the loop below. Python does so only for a
         # signal that has a handler.
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
@@ -247,7 +247,7 @@ class Member:
                 raise ProtocolError(f"the driver sent {type(order).__name__}, which is not for a member")
 
     def reach_rank(self, send: Callable[[], None]) -> None:
-        """Call `send`, which sends something to the rank. If the rank has ended, ignore the error.
+        """Call `send`, which sends something to the rank. If the rank has exited, ignore the error.
 
         Raise ChannelClosed if the connection to the driver has broken.
         """
@@ -328,9 +328,9 @@ class Member:
             self.kill_at = time.monotonic() + grace_s
 
     def reap(self) -> None:
-        """Reap the children that have ended. If the rank is among them, note how it ended.
+        """Reap the children that have exited. If the rank is among them, note how it exited.
 
-        The other children were started by the rank: they became this process's children when their own parent ended.
+        The other children were started by the rank: they became this process's children when their own parent exited.
         """
         while True:
             try:
@@ -345,9 +345,9 @@ class Member:
                 self.peak_memory_bytes = usage.ru_maxrss * unit
 
     def rank_has_ended(self) -> bool:
-        """Wait up to DRAIN_LIMIT_S for the rank to end, which it usually does right after its connection is closed.
+        """Wait up to DRAIN_LIMIT_S for the rank to exit, which it usually does right after its connection is closed.
 
-        Return whether it has ended.
+        Return whether it has exited.
         """
         deadline = time.monotonic() + DRAIN_LIMIT_S
         while self.wait_status is None and time.monotonic() < deadline:
@@ -360,7 +360,7 @@ class Member:
         raise SystemExit(1)
 
     def finish(self) -> None:
-        """Kill the processes that the rank has left behind, send its last output, and report how it ended."""
+        """Kill the processes that the rank has left behind, send its last output, and report how it exited."""
         process.kill_family(self.rank_pid)
         deadline = time.monotonic() + DRAIN_LIMIT_S
         for pipe in list(self.pipes.values()):
@@ -395,7 +395,7 @@ class Member:
             try:
                 more = os.read(self.stack_fd, 65536)
                 if not more:
-                    break  # the rank has just ended
+                    break  # the rank has just exited
                 text += more
                 quiet_since = time.monotonic()
             except BlockingIOError:
@@ -437,9 +437,9 @@ def _fork_rank(ticket: Ticket) -> RankProcess:
 
 
 def main(found: dict[str, Any], driver: int | None = None) -> None:
-    """Run a member until its end. `found` contains the fields of the Ticket from the launcher.
+    """Run a member, and then exit this process. `found` contains the fields of the Ticket from the launcher.
 
-    The member ends when its parent ends or, if a spare process has forked it, when the process `driver` ends.
+    The member stops early if its parent exits or, if a spare process has forked it, if the process `driver` exits.
     """
     ticket, parent = Ticket(**found), os.getppid()
     process.adopt_orphans()

@@ -1,8 +1,8 @@
 """Watches and ends a process and all processes that it has started.
 
-On Linux, a member is a child subreaper: when its rank ends, the processes that the rank has started become the member's
-children. The member can then find and kill them, even if they have called setsid(). On other systems, the member kills
-only the rank's process group.
+On Linux, a member is a child subreaper: when its rank exits, the processes that the rank has started become the
+member's children. The member can then find and kill them, even if they have called setsid(). On other systems, the
+member kills only the rank's process group.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def _prctl(option: int, value: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent ends."""
+    """Become the parent of every descendant whose own parent exits."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when `parent` ends. The child must call this right after the fork."""
+    """Have the kernel kill this process when `parent` exits. The child must call this right after the fork."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # the parent has already ended, so the kernel will send no signal
+    if os.getppid() != parent:  # the parent has already exited, so the kernel will send no signal
         os._exit(1)
 
 
@@ -102,12 +102,12 @@ def kill_family(rank_pid: int) -> None:
             try:
                 os.kill(pid, signal.SIGKILL)
             except OSError:
-                pass  # the process has already ended, or belongs to another user (sudo)
+                pass  # the process has already exited, or belongs to another user (sudo)
         time.sleep(0.002)
 
 
 def reap_all() -> None:
-    """Reap all children that have ended.
+    """Reap all children that have exited.
 
     Otherwise, process 1 would inherit these zombies. In many containers, process 1 is not an init system, and would
     never reap them.
@@ -145,7 +145,7 @@ class Memory(NamedTuple):
 
 
 def memory(pid: int) -> Memory:
-    """Return how much memory a process holds; zeros if it has ended, or on a system without /proc."""
+    """Return how much memory a process holds; zeros if it has exited, or on a system without /proc."""
     found = _numbers(f"/proc/{pid}/status")
     return Memory(*(found.get(name, 0) * 1024 for name in ("RssAnon:", "RssShmem:", "RssFile:", "VmHWM:")))
 
@@ -167,7 +167,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def read_bytes(who: Literal["self", "thread-self"] = "self") -> int:
-    """Return how many bytes this process, and its children that have ended, have read; 0 on a system without /proc.
+    """Return how many bytes this process, and its children that have exited, have read; 0 on a system without /proc.
 
     If `who` is "thread-self", count only what this thread has read.
     """
@@ -180,7 +180,7 @@ def fair_share(ranks: int) -> int:
 
 
 def ended(pidfd: int) -> bool:
-    """Return whether the process that `pidfd` refers to has ended."""
+    """Return whether the process that `pidfd` refers to has exited."""
     return bool(select.select([pidfd], [], [], 0.0)[0])
 
 

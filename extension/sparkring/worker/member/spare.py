@@ -1,10 +1,10 @@
 """A spare process: imports frameworks while the notebook is idle, and then forks members that need not import them.
 
-The spare process ends at once if the driver has ended, if an import has opened a GPU, or if a framework has started a
+The spare process exits at once if the driver has exited, if an import has opened a GPU, or if a framework has started a
 thread, since a fork copies only the thread that calls fork(). If the driver has closed the connection, if no member has
-been wanted for a while, or if memory runs short, the spare process ends after the members that it has forked. Until
-then, it reports how each member has ended. If the spare process is killed, its members go on: they watch the driver,
-not the spare process.
+been wanted for a while, or if memory runs short, the spare process exits after the members that it has forked. Until
+then, it reports how each member exited. If the spare process is killed, its members go on: they watch the driver, not
+the spare process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _GPU_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 
 
 class Forked(NamedTuple):
-    """A member that this process has forked. When it has ended, its exit code is written to the pipe `status`."""
+    """A member that this process has forked. When it has exited, its exit code is written to the pipe `status`."""
 
     pid: int
     status: int
@@ -47,7 +47,7 @@ class Start(NamedTuple):
 
 
 def main() -> None:
-    """Run a spare process until its end. In each process that it forks, run a member.
+    """Run a spare process until it exits. In each process that it forks, run a member.
 
     File descriptor 0 is the socket that connects the spare process to the driver.
     """
@@ -68,7 +68,7 @@ def main() -> None:
         os.close(stderr)
         channel.send(SPARE_READY)
         found = _serve(channel, driver, order)
-    except BaseException:  # a module cannot be imported, the driver has ended, or no process can be forked
+    except BaseException:  # a module cannot be imported, the driver has exited, or no process can be forked
         os._exit(1)
     _become_member(found)
     member.main(found.ticket, driver)
@@ -95,7 +95,7 @@ def _import(modules: Sequence[str], *, in_background: bool) -> None:
     os.setpriority(os.PRIO_PROCESS, 0, priority)
     if not is_set:
         del os.environ[_JEMALLOC]
-    gc.freeze()  # else a fork that collects garbage would copy the objects that it shares with this process
+    gc.freeze()  # otherwise, a fork that collects garbage would copy the objects that it shares with this process
     gc.enable()
 
 
@@ -134,7 +134,7 @@ def _may_fork() -> bool:
 
 def _serve(channel: socket.socket, driver: int, order: SpareOrder) -> Start:
     """Fork a process for each ticket that the driver sends. Return only in the forked processes."""
-    children: dict[int, Forked] = {}  # the keys are pidfds, which become readable when the process has ended
+    children: dict[int, Forked] = {}  # the keys are pidfds, which become readable when the process has exited
     used = time.monotonic()
     serving = True
     while serving or children:

@@ -1,4 +1,4 @@
-"""Describes an exception of a rank in strings and numbers, so that the driver does not need the exception's class."""
+"""Describes an exception on a rank in strings and numbers, so that the driver does not need the exception's class."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _SCOPES = {"globals", "locals", "vars"}
 _CODE = (NameError, TypeError, AttributeError, ImportError, SyntaxError, OptionsError, PathError, CheckpointError)
 
 # pybind11 puts this text into an exception if a KeyboardInterrupt arrives while the exception is being made. This can
-# happen when a collective of TensorFlow is ended.
+# happen when a TensorFlow collective is ended.
 _INTERRUPTED = "REPLACED BY KeyboardInterrupt"
 
 
@@ -196,7 +196,7 @@ def _advice(error: BaseException) -> str:
             return f"The notebook has imported `{name}`, but this rank could not import it: {submodules.missing[name]}."
     if _fits_among_workers(error):
         return (
-            "fit() of Keras 3 does not work under MultiWorkerMirroredStrategy: use tf-keras (`pip install --no-deps "
+            "Keras 3's fit() does not work under MultiWorkerMirroredStrategy: use tf-keras (`pip install --no-deps "
             "tf-keras`, then %%tensorflow --env TF_USE_LEGACY_KERAS=1), a loop of your own with strategy.run(), or "
             "%%horovod."
         )
@@ -230,7 +230,7 @@ def _fits_among_workers(error: BaseException) -> bool:
 def _unknown_name(error: BaseException) -> str:
     """Return the name that the code did not find in the rank's `__main__`; '' if the error has another reason."""
     if isinstance(error, NameError):
-        found = _NOT_DEFINED.search(str(error))  # in a NameError of pandas, `name` is not set
+        found = _NOT_DEFINED.search(str(error))  # in a NameError from pandas, `name` is not set
         return error.name or (found[1] if found else "")
     if isinstance(error, AttributeError) and error.obj is sys.modules["__main__"]:
         return error.name or ""

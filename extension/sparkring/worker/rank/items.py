@@ -1,4 +1,4 @@
-"""The work of a pool on a rank: runs a cell or a function for one item after another, each as if it were the first.
+"""Does a pool's work on a rank: runs a cell or a function for one item after another, each as if it were the first.
 
 The captured values stay packed on the rank. For each item, `__main__` is emptied, and the captured values and the
 item's own values are unpacked into it. Large arrays are not copied: all items map the same memory, and only the pages
@@ -47,7 +47,7 @@ class ItemWork:
         self._collected_bytes = 0
 
     def whole(self, item: messages.Run) -> messages.Run:
-        """Return the request of an item with the fields that are the same for all items."""
+        """Return the request for an item, with the fields that are the same for all items filled in."""
         work = self._order
         return item._replace(
             source=work.source,

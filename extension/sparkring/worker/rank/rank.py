@@ -67,7 +67,7 @@ class Rank:
         self.namespace = _fresh_main()
         self.names_told: set[str] = set()
         self.loaded = False  # whether all values that were sent with this request have been loaded
-        self.interrupt_waits = False  # whether an interrupt is waiting for the end of an import
+        self.interrupt_waits = False  # whether an interrupt is waiting for an import to finish
         self.item_ends = False  # whether the driver has asked to end the item, for example to prune a trial
         report.connect(self.tell)
         displays.connect(self.tell)
@@ -132,7 +132,7 @@ class Rank:
                 case messages.SetEnvironment():
                     self.environment.update(order.variables)
                 case messages.Leave():
-                    # When Python ends, it collects garbage. After a framework has been imported, this would take most
+                    # When Python exits, it collects garbage. After a framework has been imported, this would take most
                     # of a second, although the system frees the memory anyway.
                     gc.freeze()
                     return 0
@@ -189,7 +189,7 @@ class Rank:
                 sys.excepthook(type(error), error, error.__traceback__)
                 _leave_forked_child(1)
             failure = as_failure(error, stacks.cell_name(self.cells))
-            # A failure that another rank's end has caused needs only one line: the other rank's traceback matters.
+            # A failure that another rank's exit has caused needs only one line: the other rank's traceback matters.
             if not self.item_ends:  # if the driver ended the item, the error says nothing about the user's code
                 _print(f"{failure.summary}\n" if failure.cause == "echo" else failure.traceback)
             _flush()
@@ -347,6 +347,6 @@ def _print(text: str) -> None:
 
 
 def _leave_forked_child(code: int) -> None:
-    """End this process, which the cell has forked. It is not a rank, and must not report the end of the cell."""
+    """Exit this process, which the cell has forked. It is not a rank, and must not report that the cell has ended."""
     _flush()
     os._exit(code)

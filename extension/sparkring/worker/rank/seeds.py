@@ -1,4 +1,4 @@
-"""Seeds the random numbers of an item, so that its results do not depend on the process that runs it.
+"""Seeds an item's random numbers, so that its results do not depend on the process that runs it.
 
 If an item is the first in its process to import a library, the library is seeded right after the import, and the other
 generators are put back into the state that they had before the import. So the item draws the same numbers as in a
@@ -23,7 +23,7 @@ _seed: int | None = None  # None until the first item
 
 
 def begin(seed: int) -> None:
-    """Begin an item: seed the random numbers of Python and of all libraries that are imported now or later."""
+    """Begin an item: seed the random generators of Python and of all libraries that are imported now or later."""
     global _seed
     first, _seed = _seed is None, seed
     random.seed(seed)

@@ -72,7 +72,7 @@ class _Spent(NamedTuple):
 
 
 def _spent() -> _Spent:
-    """Return what this process, and its children that have ended, have used so far."""
+    """Return what this process, and its children that have exited, have used so far."""
     children = os.times()
     cpu_s = time.process_time() + children.children_user + children.children_system
     return _Spent(time.perf_counter(), cpu_s, process.read_bytes())
@@ -96,7 +96,7 @@ class _Imports:
         builtins.__import__ = self._import
 
     def __exit__(self, *_: object) -> None:
-        if builtins.__import__ == self._import:  # else the item has set its own function, which calls this one
+        if builtins.__import__ == self._import:  # otherwise, the item has set its own function, which calls this one
             builtins.__import__ = self._real
 
     def _import(self, name: str, *arguments: Any, **keywords: Any) -> Any:

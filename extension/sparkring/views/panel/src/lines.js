@@ -1,7 +1,7 @@
 // The lines that a run's ranks printed, and which of them are shown.
 
 const CHUNK = 4096; // the number of lines that are stored together, and later dropped together
-// Equal lines are folded by the same rules as in history/lines.py: tests/views/folding.json has test cases for both.
+// Identical lines are folded by the same rules as in history/lines.py: tests/views/folding.json has test cases for both.
 const FOLD_WITHIN_S = 2, FOLD_WITHIN_LINES = 100;
 const TRACEBACK = "Traceback (most recent call last)";
 const CHAINED = /^(During handling of the above exception, another|The above exception was the direct cause of the)/;
@@ -130,8 +130,8 @@ export class Lines {
 
   // Return the number of the leader into which a block (a line or a whole traceback) is folded, or -1 if the block
   // becomes a leader itself. A rank may print the same line several times (A B, then A B again), and its second A must
-  // not join the leader of its first A. So a block joins the first equal leader that comes after the leader of its
-  // rank's previous block. This keeps each rank's lines in order.
+  // not join the leader of its first A. So a block joins the first identical leader that comes after the leader
+  // of its rank's previous block. This keeps each rank's lines in order.
   fold(lines) {
     const { rank, stream, time, text } = lines[0];
     const whole = lines.length > 1 ? lines.map((line) => line.text).join("\n").replace(RANKS_OWN, "$1$2$3$4") : null;
@@ -161,8 +161,8 @@ export class Lines {
              html: chunk.html.get(at), led: chunk.led[at], others: chunk.others.get(at) };
   }
 
-  // Return the ranks that printed a line, or an equal line that is folded with it. If the leader of these lines has
-  // been dropped, return only the rank of the line itself.
+  // Return the ranks that printed a line, or an identical line that is folded with it. If the leader of these lines
+  // has been dropped, return only the rank of the line itself.
   ranksOf(line) {
     const { led } = this.at(line);
     const { rank, others } = this.at(led < this.first ? line : led);

@@ -45,7 +45,7 @@ export class LogView {
     this.noiseButton.hidden = true;
     const bar = make("div", { class: "sr-logbar", role: "toolbar", "aria-label": "Lines" },
       this.search, this.count, this.chip, make("span", { class: "sr-spring" }), stream("o"), stream("e"),
-      filter("fold equal", "show equal lines of several ranks only once", true, (on) => { this.filter.fold = on; }),
+      filter("fold equal", "show identical lines from several ranks only once", true, (on) => { this.filter.fold = on; }),
       this.noiseButton, this.followButton, button("sr-tool", "copy", "copy these lines", () => this.panel.copy(this.texts())),
       button("sr-tool", "download", "save these lines as a file", () => this.download()));
     this.spacer = make("div", { class: "sr-spacer" });

@@ -1,5 +1,5 @@
-// What the page knows about runs, from the messages of views/live.py. Texts in these messages contain no control codes.
-// HTML in them was made and escaped by the extension, so it can be put into the page.
+// What the page knows about runs, from the messages of views/live.py. Strings in these messages contain no control
+// codes. HTML in the messages was made and escaped by the extension, so it can be put into the page.
 
 import { make } from "./elements.js";
 import { Items } from "./items.js";
