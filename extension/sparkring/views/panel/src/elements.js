@@ -10,6 +10,14 @@ export function make(name, attributes = {}, ...children) {
   return element;
 }
 
+// Return an empty drawing of one line.
+export function drawing(look, width, height) {
+  const [svg, path] = ["svg", "path"].map((name) => document.createElementNS("http://www.w3.org/2000/svg", name));
+  for (const [key, value] of Object.entries({ class: look, width, height, "aria-hidden": "true" })) svg.setAttribute(key, value);
+  svg.append(path);
+  return svg;
+}
+
 export function put(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
