@@ -41,7 +41,9 @@ Message = dict[str, Any]
 STATE_PAUSE_S, SECTIONS_PAUSE_S = 0.25, 1.0
 PAUSE_PER_WORK = 25  # drawing takes at most 1/25 of the time, since the ranks may need the processor
 NOTICES = 5
-MOST_LANES = 32  # a run of more ranks has no lanes, which show what has been used so far; panel/src/ranks.js has this, too
+MOST_LANES = (
+    32  # a run of more ranks has no lanes, which show what has been used so far; panel/src/ranks.js has this, too
+)
 RUNNING_POINTS = 4_000  # limits the points of running items' curves in a message; ended items' curves are sent in full
 _STATES = {"starting": ".", "running": "r", "finished": "f", "failed": "x", "stopped": "s", "idle": "i"}
 _FOLLOWED = "y"  # the state of a rank that failed after another rank had failed

@@ -10,10 +10,11 @@ export function make(name, attributes = {}, ...children) {
   return element;
 }
 
-// Return an empty drawing of one line.
+// Return a drawing with an empty path. CSS may stretch it.
 export function drawing(look, width, height) {
   const [svg, path] = ["svg", "path"].map((name) => document.createElementNS("http://www.w3.org/2000/svg", name));
-  for (const [key, value] of Object.entries({ class: look, width, height, "aria-hidden": "true" })) svg.setAttribute(key, value);
+  for (const [key, value] of Object.entries({ class: look, width, height, viewBox: `0 0 ${width} ${height}`,
+    preserveAspectRatio: "none", "aria-hidden": "true" })) svg.setAttribute(key, value);
   svg.append(path);
   return svg;
 }
