@@ -12,8 +12,8 @@ from sparkring.wire.messages import RankUsed
 from sparkring.worker.member import process
 
 FIRST_AFTER_S, EVERY_S = 2.0, 5.0
-# Reading takes at most about 1 / READS_IN of the time of a core: for each thread of the rank, the kernel lists the
-# processes that the thread has started, and for each of these processes, it looks at all pages of memory.
+# Finding the rank's processes takes long if the rank has many threads, and measuring private memory takes long if the
+# processes are large. Each of the two takes at most about 1 / READS_IN of the time of a core.
 READS_IN = 4_000
 
 
