@@ -1,4 +1,4 @@
-"""Tests with a fake NVML: which GPUs each rank has, which GPUs it sees, and how the use of GPUs is reported."""
+"""Tests with a fake NVML: which GPUs each rank has and sees, and how the use of GPUs, CPU and memory is reported."""
 
 from __future__ import annotations
 
@@ -26,16 +26,17 @@ from sparkring import world
 '''
 USES = '''
 import os, time
+held = b"x" * 200_000_000
 until = time.monotonic() + 50
 while not os.path.exists(SEEN) and time.monotonic() < until:
-    time.sleep(0.02)
+    sum(range(10_000))
 '''
 SEEN = os.path.abspath("seen")
 
-class View(View):  # writes SEEN once it has heard of all GPUs, so that the ranks of USES go on
+class View(View):  # writes SEEN once it has heard what all ranks use, so that the ranks of USES go on
     def refresh(self, record):
         super().refresh(record)
-        if record.ranks and all(rank.gpus for rank in record.ranks):
+        if record.ranks and all(rank.gpus and rank.used for rank in record.ranks):
             open(SEEN, "w").close()
 
 found = {}
@@ -52,6 +53,10 @@ def used(np, **options):
     record = run(USES, np, {"SEEN": SEEN}, **options).record
     saved = runs.load(runs.find(""))
     assert [rank.gpus for rank in saved.ranks] == [rank.gpus for rank in record.ranks]
+    assert [rank.used for rank in saved.ranks] == [rank.used for rank in record.ranks]
+    uses = [rank.used for rank in record.ranks]
+    found["usage"] = [[u.cpu_percent, u.memory_bytes, u.cores, u.total_bytes, u.rank] for u in uses]
+    found["samples"] = [[s.memory_bytes, s.gpu_bytes] for s in (rank.samples[-1] for rank in record.ranks)]
     found["used"] = [[(g.address, g.name, g.used_bytes, g.total_bytes, g.busy_percent) for g in rank.gpus]
                      for rank in record.ranks]
     found["panel"] = panel(saved, now=0.0, final=True)
@@ -142,8 +147,18 @@ def found_by(driver, script):
     return json.loads(text.rpartition("FOUND")[2])
 
 
+def check_usage(found):
+    """Each rank held 200 MB and was busy. The numbers are those of one rank, not of the machine or of both ranks."""
+    for rank, (percent, memory_bytes, cores, total_bytes, number) in enumerate(found["usage"]):
+        assert number == rank
+        assert 200e6 < memory_bytes < min(400e6, total_bytes)
+        assert 0 < percent < 100 * cores + 50
+    assert [sample[0] for sample in found["samples"]] == [usage[1] for usage in found["usage"]]
+    assert "MB of " in found["panel"]
+
+
 def test_local(driver, four_gpus):
-    """Each rank has K of the driver's GPUs, and sees the GPUs of all ranks. The use of GPUs is reported and saved."""
+    """Each rank has K of the driver's GPUs, and sees the GPUs of all ranks. What ranks use is reported and saved."""
     found = found_by(driver, LOCAL)
     assert found["as they are"] == [[["0"], None, None], [["1"], None, None]], "the environment is left alone"
     assert found["one each"] == [[["0"], "0,1", "PCI_BUS_ID"], [["1"], "0,1", "PCI_BUS_ID"]]
@@ -178,6 +193,8 @@ def test_local(driver, four_gpus):
         [["2", "NVIDIA Fake", 3 * gb, 80 * gb, 30], ["3", "NVIDIA Fake", 4 * gb, 80 * gb, None]],
     ]
     assert "2 GPUs 15 %, 3.00 GB of 160 GB" in found["panel"]
+    check_usage(found)
+    assert {sample[1] for sample in found["samples"]} <= {3 * gb, 7 * gb, None}
     assert next(row for row in found["slots"] if row[0].startswith("GPUs"))[1:3] == ["4", "3"]
 
 
@@ -219,6 +236,7 @@ def test_spark(driver, four_gpus, gpu_cluster):
         assert setting in found["too few"]
     assert sorted(address for rank in found["used"] for address, *_ in rank) == ["0", "1", "2", "3"]
     assert "NVIDIA Fake" in found["panel"]
+    check_usage(found)
     assert "sparkring.zip" in found["pynvml"]
     assert "GPUs: 2 per task, 4 per executor" in found["cluster slots"][-1][-1]
 

@@ -56,6 +56,7 @@ record = replay((Output("stdout", b"rank %d of %d\\n" % (rank, size), now, rank)
 record = replay((Metrics({"loss": 1 / (1 + rank)}, epoch=2, epochs=5, steps=200,
                          step=30 if rank == slow else 90 + rank % 2,
                          time=now if rank == silent else soon, rank=rank) for rank in range(size)), record)
+record = replay((RankUsed(rank % 101, 10**9, 8, 64 * 10**9, now, rank) for rank in range(size)), record)
 view = open_view()
 view.refresh(record)
 """
@@ -220,9 +221,16 @@ def test_a_thousand_ranks(notebook: Notebook, shoot: Callable[..., None]) -> Non
     notebook.run(AT_MANY, wait=True)
     panel = notebook.panel(AT_MANY)
     expect(panel.locator(".sr-tiles button")).to_have_count(1024)
-    expect(panel.locator(".sr-note")).to_contain_text("1,024 running")
     expect(tile(panel, 500)).to_have_class(re.compile("sr-slow"))
     expect(tile(panel, 77)).to_have_class(re.compile("sr-silent"))
+    expect(panel.locator(".sr-note")).to_contain_text("1 behind · 1 silent · 1,022 running")
+    expect(tile(panel, 99)).to_have_attribute("aria-label", re.compile(r"CPU 99 % \(8 cores\), 1\.00 GB of 64\.0 GB"))
+    colours = panel.get_by_label("What the colours show")
+    colours.select_option("CPU")
+    expect(colours.locator("option:checked")).to_have_text("CPU: 0 % to 100 %")
+    expect(tile(panel, 99)).to_have_attribute("style", re.compile("--sr-heat: 99%"))
+    expect(colours.locator("option[value='waits for data']")).to_be_disabled()
+    colours.select_option("state")
     assert panel.locator(".sr-tiles").bounding_box()["height"] < 140
     shoot(notebook, "thousand", notebook.cell(AT_MANY))
     panel.get_by_role("tab", name="Logs").click()

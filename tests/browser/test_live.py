@@ -469,6 +469,11 @@ def test_everybody_can_use_it(live: Watched, look: str) -> None:
     assert live.panel.locator("button:not([type='button'])").count() == 0  # none would submit a form
     assert live.panel.get_by_role("tablist").get_by_role("tab", selected=True).count() == 1
     expect(live.panel).to_have_attribute("aria-label", re.compile("."))
+    for rank in range(3):  # what a rank uses is in its label; the curve is left out for readers who cannot see it
+        expect(live.tile(rank)).to_have_attribute("aria-label", re.compile(r"CPU \d+ % \(\d+ cores?\), [\d.]+ MB of "))
+        words = live.tile(rank).locator(".sr-figure").evaluate_all("(all) => all.map((each) => each.dataset.words)")
+        assert re.fullmatch(r"CPU \d+ %, [\d.]+ MB", ", ".join(words)), words
+        expect(live.tile(rank).locator("svg[aria-hidden='true']")).to_have_count(2)
     for tab in live.panel.get_by_role("tab").all():
         assert live.page.locator(f"[id='{tab.get_attribute('aria-controls')}']").get_attribute("role") == "tabpanel"
     for name in ("Overview", "Metrics", "Code", "Logs"):

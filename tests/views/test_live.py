@@ -154,6 +154,36 @@ def test_a_section_is_told_when_it_has_changed(running):
     assert set(told["html"]) <= set(SECTIONS)
 
 
+def test_what_ranks_use(running):
+    """Only the samples of ranks that have reported again are sent again; a new attempt has none."""
+    feed = Feed()
+    assert of_kind(feed.news(running, BEGAN + 2), "usage") == []
+    used = [events.RankUsed(97, 10**9, 8, 64 * 10**9, time=BEGAN + 5, rank=rank) for rank in range(2)]
+    gpu = events.GpuUsed("0", "A", 3, 9, 50, time=BEGAN + 4, rank=1)
+    record = replay([gpu, *used], running)
+    (told,) = of_kind(feed.news(record, BEGAN + 60), "usage")
+    rows = [[97, 10**9, 8, 64 * 10**9, 0, None, None, 0], [97, 10**9, 8, 64 * 10**9, 1, 50.0, 3, 9]]
+    assert (told["used"], told["waiting"], told["starves"]) == (rows, [], [])
+    assert told["samples"] == {0: [[5.0, 97, 10**9, None, None]], 1: [[5.0, 97, 10**9, 50.0, 3]]}
+    assert of_kind(feed.news(record, BEGAN + 90), "usage") == []
+    record = apply(record, used[0]._replace(cpu_percent=98, time=BEGAN + 10))
+    (told,) = of_kind(feed.news(record, BEGAN + 120), "usage")
+    assert {rank: len(samples) for rank, samples in told["samples"].items()} == {0: 2}
+    record = apply(record, events.AttemptStarted(BEGAN + 130, 2, 2))
+    (told,) = of_kind(feed.news(record, BEGAN + 150), "usage")
+    assert (told["used"], told["samples"]) == ([], {0: [], 1: []})
+
+
+def test_who_waits_for_data(running):
+    for rank in range(2):
+        opened = events.DataOpened(0, "digits", "parquet", time=BEGAN + 2, rank=rank)
+        waited = 6.2 if rank else 0.1
+        read = events.DataRead(0, 1, 9, 1, 9, waited_s=waited, elapsed_s=10.0, time=BEGAN + 9, rank=rank)
+        running = replay([opened, read], running)
+    (told,) = of_kind(whole(running, BEGAN + 10), "usage")
+    assert (told["waiting"], told["starves"], told["used"]) == ([1, 62], [1], [])
+
+
 def test_messages_are_json(running):
     record = apply(
         running, events.Metrics({"loss": float("nan")}, step=1, steps=10, epoch=1, epochs=2, time=BEGAN + 3, rank=0)

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from sparkring.history import reading
+from sparkring.history import describe, reading
 from sparkring.history.events import DataOpened, DataRead, Event, RankFinished, RunFinished
+from sparkring.history.progress import Lag
 from sparkring.history.reading import closing_words, data_sets, lines, notes, progress_words
 from sparkring.views.html import bundle, panel
 from sparkring.views.terminal import TerminalView
@@ -108,6 +109,21 @@ def test_marks_in_words(replayed):
         "rank 1 waited 76 % of the time for data; the others 5 %; "
         "rank 3 ended its epoch 10 s before the run ended, after 31 steps; ranks 0–2 had not"
     )
+
+
+def test_why_a_rank_is_behind(replayed):
+    """The cause is known only if the rank waits much longer than the others. The data set that was read last counts."""
+    events = [*map(opened, range(4)), *(read(rank, 500, 0.62 if rank == 1 else 0.04) for rank in range(4))]
+    causes = reading.causes(replayed(*events, size=4), NOW)
+    assert causes == {1: "it waits 62 % of the time for data, the others 4 %"}
+    lag = Lag(1, 26, 0.33)
+    words = "rank 1 is 26 steps behind, at 0.33× the median rate; it waits 62 % of the time for data, the others 4 %"
+    assert describe.lag_words([lag], causes) == words
+    assert describe.lag_words([lag._replace(rank=2)], causes).endswith("the median rate")
+    everywhere = [*map(opened, range(4)), *(read(rank, 500, 0.7) for rank in range(4))]
+    assert reading.causes(replayed(*everywhere, size=4), NOW) == {}
+    other = [opened(1, 1, "/data/other"), read(1, 500, 0.01, reader=1, ago=-1)]
+    assert reading.causes(replayed(*events, *other, size=4), NOW) == {}
 
 
 def test_many_marks_are_told_together(replayed):

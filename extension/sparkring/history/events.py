@@ -30,6 +30,7 @@ from sparkring.wire.messages import Kept
 from sparkring.wire.messages import Metrics as Metrics
 from sparkring.wire.messages import Output as Output
 from sparkring.wire.messages import Piece as Piece
+from sparkring.wire.messages import RankUsed as RankUsed
 from sparkring.wire.messages import SourceLine as SourceLine
 from sparkring.wire.messages import Stream as Stream
 from sparkring.wire.messages import TimelinePart as TimelinePart
@@ -346,6 +347,11 @@ Event = RankEvent | ItemEvent | RunEvent
 
 _BY_NAME: dict[str, type[Event]] = {kind.__name__: kind for kind in get_args(Event)}
 _BY_NAME["Message"] = UserMessage  # version 0.1 saved a UserMessage under this name
+
+
+def is_known(kind: str) -> bool:
+    """Return whether this version has events of this kind; a newer version may have saved others."""
+    return kind in _BY_NAME
 
 
 def to_json(event: Event, **more: Any) -> str:

@@ -168,6 +168,36 @@ def _judged(record: RunRecord, ranks: Sequence[RankReading], now: float) -> tupl
     return tuple(map(judged, ranks))
 
 
+def waits(record: RunRecord, now: float) -> dict[int, RankReading]:
+    """Return the last progress of each rank that has read long enough to tell how much of the time it waits for data.
+
+    Of several data sets, the one that the rank has reported last counts.
+    """
+    found: dict[int, RankReading] = {}
+    for each in (each for data_set in data_sets(record, now) for each in data_set.ranks if each.waiting is not None):
+        last = found.get(each.rank)
+        if last is None or _read_at(each) > _read_at(last):
+            found[each.rank] = each
+    return found
+
+
+def _read_at(found: RankReading) -> float:
+    return found.read.time if found.read is not None else 0.0
+
+
+def causes(record: RunRecord, now: float) -> dict[int, str]:
+    """Return for each rank that clearly waits longer for data than the others how long this is, in words."""
+    found = waits(record, now)
+    fractions = sorted(each.waiting or 0.0 for each in found.values())
+    told = {}
+    for rank, each in found.items():
+        mine = each.waiting or 0.0
+        usual = _median_without(fractions, mine)
+        if each.mark == "starves" and usual is not None and mine > usual + MORE_THAN_OTHERS:
+            told[rank] = f"it waits {100 * mine:.0f} % of the time for data, the others {100 * usual:.0f} %"
+    return told
+
+
 def _median_without(ordered: Sequence[float], value: float) -> float | None:
     """Return the median of `ordered` without one occurrence of `value`; None if nothing else is left."""
     at, count = bisect.bisect_left(ordered, value), len(ordered) - 1

@@ -25,6 +25,7 @@ PLANS_KEPT = 3  # how many of a rank's plans are kept: the newest ones, and at m
 CHECKPOINTS_KEPT = 1_000
 TIMELINES_KEPT = 20
 ATTEMPT_LINES = 20  # if a rank's failure ends an attempt, this many of the rank's last lines are kept
+SAMPLES_KEPT, SAMPLES_OF_ALL = 60, 1_920  # how many Samples are kept for each rank, and for all ranks together
 LINE_CHARACTERS = 4_000  # a longer line is cut in the record, not in the log file
 PARTIAL_BYTES = 64 * 1024  # a line that grows beyond this before it ends is shown in pieces
 QUICK_S = 1.0  # a cell of a warm gang that finishes in less time is quick
@@ -99,6 +100,19 @@ class Reading(NamedTuple):
     plan: events.DataPlanned | None = None
 
 
+class Sample(NamedTuple):
+    """What a rank used at some time: as in RankUsed, and its GPUs' mean use and the sum of their memory in use.
+
+    `gpu_percent` and `gpu_bytes` are None if they are not known.
+    """
+
+    time: float
+    cpu_percent: int
+    memory_bytes: int
+    gpu_percent: float | None = None
+    gpu_bytes: int | None = None
+
+
 class RankRecord(NamedTuple):
     """One rank. A rank whose state is "idle" does not run the cell.
 
@@ -122,6 +136,8 @@ class RankRecord(NamedTuple):
     failure: events.Failure | None = None
     stack: events.StackTaken | None = None
     gpus: tuple[events.GpuUsed, ...] = ()  # the last report of each GPU
+    used: events.RankUsed | None = None  # the last report
+    samples: tuple[Sample, ...] = ()  # what the rank has used so far, with fewer Samples of earlier times
     readings: tuple[Reading, ...] = ()
     displays_left_out: int = 0
 
@@ -249,6 +265,9 @@ def _after_news(record: RunRecord, rank: RankRecord, event: events.RankEvent) ->
         case events.GpuUsed():
             known = {gpu.address: gpu for gpu in (*rank.gpus, event)}
             return _with_rank(record, rank._replace(gpus=tuple(known.values())))
+        case events.RankUsed():
+            samples = _fewer((*rank.samples, _sample(event, rank.gpus)), samples_kept(record.size))
+            return _with_rank(record, rank._replace(used=event, samples=samples))
         case events.DataOpened():
             return _told(record, event, readings=(*rank.readings, Reading(event)))
         case events.DataPlanned():
@@ -267,7 +286,7 @@ def _after_news(record: RunRecord, rank: RankRecord, event: events.RankEvent) ->
         case events.RankStarted():
             state = "idle" if rank.state == "idle" else "running"
             record = record._replace(running_since=record.running_since or event.time)
-            return _told(record, event, state=state, host=event.host, pid=event.pid)
+            return _told(record, event, state=state, host=event.host, pid=event.pid, used=None, samples=())
         case events.RankFinished():
             return _told(record, event, state="finished", value=event.value, stack=None)
         case events.RankFailed():
@@ -335,6 +354,26 @@ def _thinned(metrics: tuple[events.Metrics, ...]) -> tuple[events.Metrics, ...]:
     split = {*_places(newer[: 2 * len({each.rank for each in older})])}
     keep = (each.ends_epoch or at in split or numbers[at] % 2 == 0 for each, at in zip(older, places, strict=True))
     return (*itertools.compress(older, keep), *newer)[-METRICS_KEPT:]
+
+
+def samples_kept(size: int) -> int:
+    """Return how many Samples are kept for each rank of a run of `size` ranks."""
+    return max(1, min(SAMPLES_KEPT, SAMPLES_OF_ALL // max(1, size)))
+
+
+def _sample(used: events.RankUsed, gpus: Sequence[events.GpuUsed]) -> Sample:
+    busy = [gpu.busy_percent for gpu in gpus if gpu.busy_percent is not None]
+    held = [gpu.used_bytes for gpu in gpus if gpu.used_bytes is not None]
+    percent = sum(busy) / len(busy) if busy else None
+    return Sample(used.time, used.cpu_percent, used.memory_bytes, percent, sum(held) if held else None)
+
+
+def _fewer(samples: tuple[Sample, ...], most: int) -> tuple[Sample, ...]:
+    """If there are more than `most` samples, drop every other one of the older half."""
+    if len(samples) <= most:
+        return samples
+    half = most // 2
+    return (*samples[:half:2], *samples[half:])[-most:]
 
 
 def _places(metrics: Sequence[events.Metrics]) -> list[tuple[int | None, int]]:

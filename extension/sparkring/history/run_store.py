@@ -2,8 +2,9 @@
 
     RUNS/2026-11-20_14-03-22_a1b2c3/
         events.jsonl     the events, one on each line. The bytes of an output event are in the rank's log, and the event
-                         says where in the log. Of frequent events (reading progress, GPU use), only the newest event
-                         of each reader and GPU is stored, every PROGRESS_EVERY_S seconds
+                         says where in the log. Of frequent events (reading progress, use of GPUs and machines), only
+                         the newest event of each reader, GPU and rank is stored, every PROGRESS_EVERY_S seconds.
+                         The use of machines is stored less often as the run goes on
         rank-0.log …     everything that each rank wrote to stdout and stderr, in order of arrival
         displays/        what the ranks displayed: rank-0-1.png is rank 0's first display in attempt 1,
                          attempt-2-rank-0-1.png its first display in attempt 2
@@ -30,7 +31,7 @@ from sparkring.errors import LaunchError, OptionsError
 from sparkring.history import events
 from sparkring.history.events import Notice, RunStarted, TimelineSaved
 from sparkring.history.horovod_timeline import Arriving
-from sparkring.history.record import QUICK_S, RunRecord, replay
+from sparkring.history.record import QUICK_S, RunRecord, replay, samples_kept
 
 KEEP = 100
 NEWEST = 20  # this many of the newest runs are never removed, not even quick ones
@@ -78,6 +79,10 @@ class RunFolder:
         # Frequent events that have not been written yet: only the newest event of each reader and of each GPU.
         self._later: dict[tuple[object, ...], events.Event] = {}
         self._due = 0.0
+        # In the same way, the newest event of each rank about its use of the machine.
+        self._used: dict[int, events.RankUsed] = {}
+        self._used_due = 0.0
+        self._began, self._size = 0.0, 1  # of the current attempt
         self._timeline: tuple[int, Arriving] | None = None  # an attempt's number, and its unfinished timeline
         self._broken: str | None = None
         self._closed = False
@@ -167,19 +172,34 @@ class RunFolder:
                 self._later[events.DataPlanned, event.rank, event.reader] = event
             case events.GpuUsed():
                 self._later[events.GpuUsed, event.rank, event.address] = event
+            case events.RankUsed():
+                self._used[event.rank] = event
+            case events.RunStarted() | events.AttemptStarted():
+                self._catch_up()  # the ranks of the next attempt may be fewer
+                self._append(event)
+                self._began, self._size = event.time, event.size
             case events.RunFinished():
                 self._catch_up()
                 self._append(event)
             case _:
                 self._append(event)
         if self._later and event.time >= self._due:
-            self._catch_up()
+            self._store(self._later)
             self._due = event.time + PROGRESS_EVERY_S
+        if self._used and event.time >= self._used_due:
+            self._store(self._used)
+            # The longer the run, the longer the pause: the record would drop most of the earlier events.
+            pause_s = (event.time - self._began) / samples_kept(self._size)
+            self._used_due = event.time + max(PROGRESS_EVERY_S, pause_s)
 
     def _catch_up(self) -> None:
-        for event in self._later.values():
+        self._store(self._later)
+        self._store(self._used)
+
+    def _store(self, later: dict[Any, Any]) -> None:
+        for event in later.values():
             self._append(event)
-        self._later.clear()
+        later.clear()
 
     def _append(self, event: events.Event) -> None:
         more: dict[str, Any] = {}
@@ -316,13 +336,15 @@ def _events(path: Path) -> Iterator[events.Event]:
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the events as JSON, without those whose kind only a newer version knows."""
     with (path / EVENTS).open(encoding="utf-8") as file:
         for line in file:
             try:
                 found = json.loads(line)
             except ValueError:
                 return  # the driver was killed while it was writing this line
-            yield found
+            if events.is_known(found["type"]):
+                yield found
 
 
 def told(path: Path, kind: type[Kind]) -> Iterator[Kind]:

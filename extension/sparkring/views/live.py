@@ -12,6 +12,8 @@ A message is a dict of JSON values with the `run` and a `kind`:
     charts    the curves as numbers (views/charts). If a curve has changed, all curves are sent
     displays  what ranks have displayed: `order` lists [key, ranks or items, seconds since the run began] in order of
               time, and `html` has the HTML of those that have not been sent before, by key
+    usage     what each rank uses of its machine, and how much of its time it waits for data. `samples` has what a rank
+              has used so far, if this has changed: a row for each Sample, with the time in seconds since the run began
     search    what the items search for, if they are the trials of a search
     items     a row for each item that has changed since the last message of this kind. Its columns are the FIELDS of
               panel/src/items.js
@@ -27,11 +29,11 @@ import time as clock
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sparkring.history import describe, item_records, lines, progress
+from sparkring.history import describe, item_records, lines, progress, reading
 from sparkring.history.events import Displayed
 from sparkring.history.item_records import ItemRecord
 from sparkring.history.progress import Lag, Pace
-from sparkring.history.record import LogLine, RankRecord, RunRecord
+from sparkring.history.record import LogLine, RankRecord, RunRecord, Sample
 from sparkring.views import displays
 from sparkring.views.charts import charts
 from sparkring.views.markup import log_text
@@ -43,10 +45,14 @@ Message = dict[str, Any]
 STATE_PAUSE_S, SECTIONS_PAUSE_S = 0.25, 1.0
 PAUSE_PER_WORK = 25  # drawing takes at most 1/25 of the time, since the ranks may need the processor
 NOTICES = 5
+MOST_LANES = (
+    32  # a run of more ranks has no lanes, which show what has been used so far; panel/src/ranks.js has this, too
+)
 RUNNING_POINTS = 4_000  # limits the points of running items' curves in a message; ended items' curves are sent in full
 _STATES = {"starting": ".", "running": "r", "finished": "f", "failed": "x", "stopped": "s", "idle": "i"}
 _FOLLOWED = "y"  # the state of a rank that failed after another rank had failed
 _STREAMS = {"stdout": "o", "stderr": "e", "message": "m"}
+_NO_USAGE: Message = {"kind": "usage", "used": [], "waiting": [], "starves": []}
 
 Section = Callable[[RunRecord, float, Form], str]
 # Why the run failed, and then the tabs, in their order. panel/src/panel.js uses the same names.
@@ -69,6 +75,8 @@ class Feed:
         self._pending: list[LogLine] = []
         self._state: Message = {}
         self._state_due = 0.0
+        self._usage = _NO_USAGE
+        self._samples: dict[int, tuple[Sample, ...]] = {}
         self._sections: dict[str, str] = {}
         self._charts: Message = {}
         self._displays: tuple[Displayed, ...] = ()
@@ -86,7 +94,8 @@ class Feed:
         ended = record.outcome is not None
         found = self._new_lines(record)
         if drawn := ended or now >= self._sections_due:
-            found += self._new_sections(record, now) + self._new_displays(record) + self._new_items(record)
+            found += self._new_sections(record, now) + self._new_displays(record)
+            found += self._new_items(record) + self._new_usage(record, now)
         if drawn or now >= self._state_due:
             began = clock.monotonic()
             state = state_message(record, now)
@@ -140,6 +149,16 @@ class Feed:
         html = {key: displays.body_html(every[key].display) for key in every if key in new}
         told = [(key, found, round(time, 1)) for key, found, time in sorted(order, key=lambda each: each[2])]
         return [{"kind": "displays", "order": told, "html": html}]
+
+    def _new_usage(self, record: RunRecord, now: float) -> list[Message]:
+        usage = usage_message(record, now)
+        lanes = record.ranks if record.size <= MOST_LANES and record.items is None else ()
+        new = {rank.rank: rank.samples for rank in lanes if rank.samples != self._samples.get(rank.rank, ())}
+        if usage == self._usage and not new:
+            return []
+        self._usage, self._samples = usage, {**self._samples, **new}
+        rows = {rank: [_row(each, record.started) for each in samples] for rank, samples in new.items()}
+        return [{**usage, "samples": rows}]
 
     def _new_items(self, record: RunRecord) -> list[Message]:
         if record.items is None:
@@ -260,7 +279,7 @@ def state_message(record: RunRecord, now: float) -> Message:
         "left": left,
         "last": describe.metric_words(record, 4),
         "notices": [describe.first_line(notice.text, 600) for notice in record.notices[-NOTICES:]],
-        "lag": describe.lag_words(lags),
+        "lag": describe.lag_words(lags, reading.causes(record, now) if lags else {}),
         "reports": len(record.metrics),
         "pooled": record.items is not None,
         "ranks": _ranks(record, lags),
@@ -298,6 +317,39 @@ def _ranks(record: RunRecord, lags: Sequence[Lag]) -> Message:
             if rank.failure is not None
         },
     }
+
+
+def usage_message(record: RunRecord, now: float) -> Message:
+    """Return what each rank uses, and in percent how much of its time it waits for data.
+
+    `used` and `waiting` are columns, or empty if nothing is known. `starves` has the running ranks that wait too long.
+    """
+    if record.items is not None:  # the ranks of a pool have no tiles
+        return _NO_USAGE
+    waits = reading.waits(record, now)
+    percent = {rank: round(100 * (each.waiting or 0.0)) for rank, each in waits.items()}
+    running = {rank.rank for rank in record.ranks if rank.state == "running"}
+    return {
+        "kind": "usage",
+        "used": [_used(rank) for rank in record.ranks] if any(rank.used for rank in record.ranks) else [],
+        "waiting": [percent.get(rank.rank) for rank in record.ranks] if waits else [],
+        "starves": [rank for rank, each in waits.items() if each.mark == "starves" and rank in running],
+    }
+
+
+def _used(rank: RankRecord) -> list[Any] | None:
+    """Return what a rank uses, with the FIELDS of panel/src/usage.js."""
+    if rank.used is None:
+        return None
+    totals = [gpu.total_bytes for gpu in rank.gpus if gpu.total_bytes is not None]
+    last = rank.samples[-1]
+    gpus = [len(rank.gpus), last.gpu_percent, last.gpu_bytes, sum(totals)]
+    return [rank.used.cpu_percent, rank.used.memory_bytes, rank.used.cores, rank.used.total_bytes, *gpus]
+
+
+def _row(found: Sample, began: float) -> list[Any]:
+    """Return a Sample as a row."""
+    return [round(found.time - began, 1), found.cpu_percent, found.memory_bytes, found.gpu_percent, found.gpu_bytes]
 
 
 def _state(record: RunRecord, rank: RankRecord) -> str:

@@ -41,6 +41,7 @@ from sparkring.history.describe.run import log_path as log_path
 from sparkring.history.describe.run import quick as quick
 from sparkring.history.describe.run import ranks as ranks
 from sparkring.history.describe.run import states as states
+from sparkring.history.describe.run import usage_words as usage_words
 from sparkring.history.describe.standings import STACK_HEADERS as STACK_HEADERS
 from sparkring.history.describe.standings import explain_timeout as explain_timeout
 from sparkring.history.describe.standings import explain_where as explain_where

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from sparkring.history import metrics
 from sparkring.history.describe.item_runs import items, items_rate
@@ -97,14 +98,18 @@ def left_words(found: Progress) -> str:
     return "" if found.left_s is None else f"{duration(max(1, round(found.left_s)))} left"
 
 
-def lag_words(found: Sequence[Lag]) -> str:
-    """Say which ranks have fallen behind: `rank 5 is 26 steps behind, at 0.33× the median rate`; '' if none has."""
+def lag_words(found: Sequence[Lag], causes: Mapping[int, str] = MappingProxyType({})) -> str:
+    """Say which ranks have fallen behind: `rank 5 is 26 steps behind, at 0.33× the median rate`; '' if none has.
+
+    If it is only one rank, its cause follows, if this is known.
+    """
     if not found:
         return ""
     if len(found) == 1:
         [(rank, steps, ratio)] = found
         rate = "" if ratio is None else f", at {ratio:.2g}× the median rate"
-        return f"rank {rank} is {counted(steps, 'step')} behind{rate}"
+        cause = f"; {causes[rank]}" if rank in causes else ""
+        return f"rank {rank} is {counted(steps, 'step')} behind{rate}{cause}"
     most, least = found[0].steps, found[-1].steps
     span = f"{least:,} to {counted(most, 'step')}" if least < most else counted(most, "step")
     return f"{rank_list([lag.rank for lag in found])} are {span} behind"

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from sparkring.history.describe.text import counted, rank_list, size
-from sparkring.history.events import GpuUsed
+from sparkring.history.events import GpuUsed, RankUsed
 from sparkring.history.record import QUICK_S, RunRecord
 from sparkring.runtime.kernel import in_notebook
 
@@ -79,6 +79,14 @@ def gpu_words(used: Sequence[GpuUsed]) -> str:
     if memory:
         words.append(f"{size(sum(part for part, _ in memory))} of {size(sum(whole for _, whole in memory))}")
     return ", ".join(words)
+
+
+def usage_words(used: RankUsed | None) -> str:
+    """Return what a rank uses of its machine: `CPU 240 % (8 cores), 1.21 GB of 16.0 GB`; '' if this is not known."""
+    if used is None:
+        return ""
+    memory = f"{size(used.memory_bytes)} of {size(used.total_bytes)}"
+    return f"CPU {used.cpu_percent:,} % ({counted(used.cores, 'core')}), {memory}"
 
 
 def log_path(record: RunRecord, rank: int | None = None) -> str:

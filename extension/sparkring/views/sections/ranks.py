@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 from sparkring.history import describe, lines
-from sparkring.history.describe import counted, duration, gpu_words, size
+from sparkring.history.describe import counted, duration, gpu_words, size, usage_words
 from sparkring.history.record import RankRecord, RankState, RunRecord
 from sparkring.views.markup import text
 from sparkring.views.sections import Form
@@ -66,6 +66,7 @@ def _tile(record: RunRecord, rank: RankRecord, now: float) -> str:
     words = [f"rank {rank.rank} {'not taking part' if rank.state == 'idle' else rank.state}", rank.host]
     words += [f"process {rank.pid}", counted(rank.line_count, "line")] if rank.pid else []
     words += [f"silent for {duration(silent_s)}" if silent_s >= 2 else "", gpu_words(rank.gpus)]
+    words += [usage_words(rank.used)]
     words += [f"last: {lines.plain(rank.tail[-1].text)[:80]}"] if rank.tail else []
     shape = f' class="{name}"' if name else ""
     return f'<span{shape} title="{text(", ".join(filter(None, words)))}">{rank.rank} {sign}</span>'

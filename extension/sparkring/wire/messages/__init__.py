@@ -3,7 +3,7 @@
     driver  ── Stop, Interrupt, TakeStack, RecordTimeline ─────────────▶ member
     driver  ── EnterWorld, Work, Run, Release, EndItem, Leave ─ passed on ─▶ rank
     member  ── SetEnvironment ─────────────────────────────────────────▶ rank
-    member  ── Hello, Output, GpuUsed, Beat, GivenBack, Exited, … ─────▶ driver
+    member  ── Hello, Output, GpuUsed, RankUsed, Beat, Exited, … ──────▶ driver
     rank    ── Done, Failed, Metrics, DataRead, … ───── passed on ─────▶ driver
     model process of predict() ── ModelUsed ───────────────────────────▶ driver
 
@@ -37,6 +37,7 @@ from sparkring.wire.messages.member_reports import GivenBack as GivenBack
 from sparkring.wire.messages.member_reports import GpuUsed as GpuUsed
 from sparkring.wire.messages.member_reports import Hello as Hello
 from sparkring.wire.messages.member_reports import Output as Output
+from sparkring.wire.messages.member_reports import RankUsed as RankUsed
 from sparkring.wire.messages.member_reports import Stack as Stack
 from sparkring.wire.messages.member_reports import TimelinePart as TimelinePart
 from sparkring.wire.messages.model_reports import ModelUsed as ModelUsed
@@ -81,7 +82,7 @@ from sparkring.wire.messages.run_reports import UserMessage as UserMessage
 
 MemberOrder = Stop | Interrupt | TakeStack | RecordTimeline
 RankOrder = EnterWorld | Work | Run | Release | EndItem | Leave | SetEnvironment
-MemberReport = Hello | Beat | Output | GpuUsed | Stack | GivenBack | TimelinePart | Exited
+MemberReport = Hello | Beat | Output | GpuUsed | RankUsed | Stack | GivenBack | TimelinePart | Exited
 # What a rank reports while it is running a request.
 Told = (
     UserMessage
@@ -99,6 +100,6 @@ Told = (
 )
 RankReport = Done | Failed | Importing | CollectivesEnded | Told
 Report = MemberReport | RankReport
-Kept = Output | GpuUsed | TimelinePart | Told  # passed to the run's record unchanged
+Kept = Output | GpuUsed | RankUsed | TimelinePart | Told  # passed to the run's record unchanged
 Message = MemberOrder | RankOrder | Report | ModelUsed
 KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in get_args(Message)}

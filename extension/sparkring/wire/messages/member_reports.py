@@ -56,6 +56,21 @@ class GpuUsed(NamedTuple):
         return f"{self.address} ({self.name}{memory})"
 
 
+class RankUsed(NamedTuple):
+    """The use of the machine by the rank's process and by the processes that it has started; sent every few seconds.
+
+    `cpu_percent` is the CPU time since the last report, in percent of one core, and `memory_bytes` is the memory in
+    RAM. Memory that these processes share counts only once. The machine has `cores` cores and `total_bytes` of memory.
+    """
+
+    cpu_percent: Count
+    memory_bytes: Count
+    cores: Count
+    total_bytes: Count
+    time: float = 0.0
+    rank: int = 0
+
+
 class Stack(NamedTuple):
     """What the rank is doing: the `state` of its process, and its stack as `text`, '' if the stack is not known."""
 

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple, NoReturn, get_args
 from sparkring.wire import messages
 from sparkring.wire.channel import ChannelClosed, Connection, ProtocolError, dial, pair
 from sparkring.wire.ticket import Ticket
-from sparkring.worker.member import process
+from sparkring.worker.member import process, usage
 from sparkring.worker.member.gpus import Meter
 from sparkring.worker.member.network import free_port, interface_of
 from sparkring.worker.member.pipe import Pipe
@@ -84,6 +84,7 @@ class Member:
         self.kill_at: float | None = None
         self.last_beat = time.monotonic()
         self.gpus = Meter()
+        self.usage = usage.Meter(rank.pid)
         self.paused_until = 0.0
         self.busy_since: float | None = None  # when the rank was given its current request; None if it has none
         self.waiting: collections.deque[bytes] = collections.deque()  # the requests that are waiting, as frames
@@ -194,6 +195,8 @@ class Member:
             self.tell(messages.Beat())
             for gpu in self.gpus.changes():
                 self.tell(gpu)
+        if (used := self.usage.reading(now)) is not None:
+            self.tell(used)
 
     # ── to and from the driver ────────────────────────────────────────────────
 

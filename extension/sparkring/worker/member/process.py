@@ -161,9 +161,9 @@ def inherited_bytes() -> int:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return how much CPU time a process has used, without that of its children."""
+    """Return how much CPU time a process, and its children that have ended, have used."""
     stat = _stat(pid)
-    return sum(map(int, stat[11:13])) / os.sysconf("SC_CLK_TCK") if stat else 0.0
+    return sum(map(int, stat[11:15])) / os.sysconf("SC_CLK_TCK") if stat else 0.0
 
 
 def read_bytes(who: Literal["self", "thread-self"] = "self") -> int:
@@ -216,6 +216,14 @@ def available_bytes() -> int:
             cached = _numbers(f"{folder}/memory.stat").get(names[2], 0)  # the kernel drops this when memory runs short
             free = min(free, max(0, limit - used + cached))
     return free
+
+
+def total_bytes() -> int:
+    """Return how much memory the machine has, or this process's control groups allow; 0 on a system without /proc."""
+    total = _numbers("/proc/meminfo").get("MemTotal:", 0) * 1024
+    names = {1: "memory.limit_in_bytes", 2: "memory.max"}
+    limits = (_number(f"{folder}/{names[version]}") for version, folder in _memory_groups())
+    return min([total, *(limit for limit in limits if limit is not None)])
 
 
 def _memory_groups() -> list[tuple[int, str]]:

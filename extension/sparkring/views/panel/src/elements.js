@@ -10,6 +10,15 @@ export function make(name, attributes = {}, ...children) {
   return element;
 }
 
+// Return a drawing with an empty path. CSS may stretch it.
+export function drawing(look, width, height) {
+  const [svg, path] = ["svg", "path"].map((name) => document.createElementNS("http://www.w3.org/2000/svg", name));
+  for (const [key, value] of Object.entries({ class: look, width, height, viewBox: `0 0 ${width} ${height}`,
+    preserveAspectRatio: "none", "aria-hidden": "true" })) svg.setAttribute(key, value);
+  svg.append(path);
+  return svg;
+}
+
 export function put(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }

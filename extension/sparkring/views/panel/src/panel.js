@@ -218,7 +218,7 @@ export class Panel {
     put(this.notices, told);
     this.notices.hidden = !told;
     this.ranks.element.hidden = state.pooled; // the ranks of a pool are replaced during the run, so they have no tiles
-    this.ranks.draw(state, now);
+    this.ranks.draw(state, this.run.usage, now);
   }
 
   // Return the kernel's current time in seconds; after the run, return the time at which the run ended.

@@ -1,7 +1,8 @@
 // The ranks above the tabs: a lane for each rank, or a square for each rank if there are many.
 
-import { make, put, toggle } from "./elements.js";
-import { duration, number } from "./words.js";
+import { drawing, make, put, toggle } from "./elements.js";
+import { FIGURES, HEIGHT, WIDTH, counted } from "./usage.js";
+import { duration, number, size } from "./words.js";
 
 const SILENT_S = 5, ALL_SILENT_S = 30;
 const MOST_LANES = 32, SIGNED_SQUARES = 256, MOST_SQUARES = 1024;
@@ -10,10 +11,10 @@ const STATE_WORDS = { ".": "starting", r: "running", f: "finished", x: "failed",
                       s: "stopped", i: "not taking part" };
 // What the colour of the squares can show, and how a value is written.
 const HEATS = { state: null, progress: (value) => `${Math.floor(100 * value)} %`, "steps/s": (value) => `${number(value)} steps/s`,
-                silence: (value) => duration(value) };
+                silence: (value) => duration(value), CPU: (value) => `${value} %`, memory: size, "waits for data": (value) => `${value} %` };
 
-// A lane shows the rank's state as a colour and a sign, its epoch and step, how much of the run it has done, and its
-// speed. A square shows the state, or any other value as a shade. The labels of both have everything.
+// A lane shows the rank's state as a colour and a sign, its epoch and step, how much of the run it has done, its speed,
+// and what it uses of its machine. A square shows the state, or any other value as a shade. The labels of both have everything.
 export class RankView {
   constructor(panel) {
     this.panel = panel;
@@ -36,7 +37,7 @@ export class RankView {
     this.element = make("div", { class: "sr-rankview" }, this.top, this.strip);
   }
 
-  draw(state, now) {
+  draw(state, usage, now) {
     const { ranks } = state, many = ranks.state.length > MOST_LANES;
     const count = Math.min(ranks.state.length, MOST_SQUARES);
     this.strip.classList.toggle("sr-many", many);
@@ -45,11 +46,12 @@ export class RankView {
     while (this.tiles.length > count) this.tiles.pop().remove();
     while (this.tiles.length < count) this.tiles.push(this.strip.appendChild(this.tile(this.tiles.length)));
     const at = state.ended ? null : now;
-    const heats = many ? this.heats(ranks, at) : null;
+    const heats = many ? this.heats(ranks, usage, at) : null;
     const quiet = this.quiet(ranks, at);
-    for (let rank = 0; rank < count; rank++) this.fill(rank, ranks, at, quiet[rank], many, heats?.[rank]);
+    for (let rank = 0; rank < count; rank++) this.fill(rank, ranks, usage, at, quiet[rank], many, heats?.[rank]);
+    if (!many) this.measure(usage, count);
     this.arrange(ranks, count, many);
-    put(this.note, [many && this.counts(ranks, quiet, count), state.lag].filter(Boolean).join(" · "));
+    put(this.note, [many && this.counts(ranks, usage, quiet, count), state.lag].filter(Boolean).join(" · "));
     this.sort.hidden = many || count < 5;
     this.colours.hidden = !many;
     this.top.hidden = this.sort.hidden && this.colours.hidden && !this.note.textContent;
@@ -57,24 +59,27 @@ export class RankView {
 
   tile(rank) {
     return make("button", { type: "button", "aria-pressed": "false", tabindex: rank ? "-1" : "0", "data-rank": rank },
-      make("span", { class: "sr-who" }), make("span", { class: "sr-lanebar" }, make("span")), make("span", { class: "sr-lanefacts" }));
+      make("span", { class: "sr-who" }), make("span", { class: "sr-lanebar" }, make("span")), make("span", { class: "sr-lanefacts" }),
+      make("span", { class: "sr-figures" }));
   }
 
-  fill(rank, ranks, now, silent, many, heat) {
+  fill(rank, ranks, usage, now, silent, many, heat) {
     const tile = this.tiles[rank], [who, bar, told] = tile.children, letter = ranks.state[rank];
     const silence = this.silence(rank, ranks, now), behind = ranks.behind[rank];
     const step = ranks.step[rank], epoch = ranks.epoch[rank], rate = ranks.rate[rank], done = letter === "f" ? 1 : ranks.done[rank];
     const host = ranks.hosts[ranks.host[rank]], gpu = ranks.gpu[rank] ?? "";
+    const waiting = usage.waiting[rank] ?? null, waits = waiting === null ? "" : `waits for data ${waiting} %`;
     const speed = rate == null ? "" : `${number(rate)} steps/s`, quiet = silence === null ? "" : duration(silence);
     const looks = `${letter === "." ? "" : letter}${silent ? " sr-silent" : ""}${behind && !silent ? " sr-slow" : ""}`;
-    const title = [`rank ${rank} ${STATE_WORDS[letter]}`, host, ranks.pid[rank] && `process ${ranks.pid[rank]}`, gpu,
+    const title = [`rank ${rank} ${STATE_WORDS[letter]}`, host, ranks.pid[rank] && `process ${ranks.pid[rank]}`, usage.words(rank), gpu,
       epoch != null && `epoch ${epoch}`, step != null && `step ${step}`, done != null && `${Math.floor(100 * done)} % of the run`, speed,
-      `${ranks.lines[rank].toLocaleString("en")} lines`, quiet && `last message ${quiet} ago`,
+      `${ranks.lines[rank].toLocaleString("en")} lines`, quiet && `last message ${quiet} ago`, waits && `${waits} of the time`,
       behind && `${behind} steps behind the others`, ranks.failure[rank]].filter(Boolean).join(", ");
     const place = [epoch != null && `e${epoch}`, step != null && `${epoch != null ? "· " : ""}${step}`].filter(Boolean).join(" ");
     put(who, many ? SIGNS[letter] : `${rank} ${SIGNS[letter]}${place && ` ${place}`}`);
     if (!many) {
-      const facts = [silent ? `⏸ silent for ${quiet}` : letter === "r" && speed, behind && `▼ ${behind} behind`, gpu,
+      const facts = [silent && `⏸ silent for ${quiet}`, behind && `▼ ${behind} behind`,
+        usage.starves.includes(rank) && waits, !silent && letter === "r" && speed, !usage.used[rank] && gpu,
         ranks.hosts.length > 1 && host].filter(Boolean).join(" · ");
       if (told.dataset.facts !== facts) told.dataset.facts = facts;
       bar.firstChild.style.width = `${100 * (done ?? 0)}%`;
@@ -88,6 +93,24 @@ export class RankView {
     tile.style.setProperty("--sr-heat", heat == null ? "" : `${Math.round(100 * heat)}%`);
     tile.toggleAttribute("data-heat", heat != null);
     tile.setAttribute("aria-pressed", String(this.panel.chosen.has(rank)));
+  }
+
+  // Show what the ranks use, in numbers and as curves. The lanes of a run have the same figures, so that they are aligned.
+  measure(usage, count) {
+    const shown = Object.keys(FIGURES).filter((field) => usage.column(field).some((value) => value !== null));
+    const curves = shown.length ? usage.curves(count) : null;
+    for (let rank = 0; rank < count; rank++) {
+      const place = this.tiles[rank].lastChild;
+      while (place.children.length > shown.length) place.lastChild.remove();
+      while (place.children.length < shown.length) place.append(make("span", { class: "sr-figure" }, drawing("sr-spark", WIDTH, HEIGHT)));
+      shown.forEach((field, at) => {
+        const figure = place.children[at], value = usage.of(rank, field), [name, write] = FIGURES[field];
+        const words = value === null ? "" : `${name} ${write(value)}`.trim();
+        if (figure.dataset.words !== words) figure.dataset.words = words;
+        const path = figure.firstChild.firstChild;
+        if (path.getAttribute("d") !== curves[rank][field]) path.setAttribute("d", curves[rank][field]);
+      });
+    }
   }
 
   // For how many seconds a running rank has been silent; null if this does not matter.
@@ -105,8 +128,10 @@ export class RankView {
   }
 
   // Return a number from 0 to 1 for each rank, as a shade for its square, or null if the colours show states.
-  heats(ranks, now) {
-    const columns = { progress: ranks.done, "steps/s": ranks.rate, silence: ranks.heard.map((_, rank) => this.silence(rank, ranks, now)) };
+  heats(ranks, usage, now) {
+    const columns = { progress: ranks.done, "steps/s": ranks.rate, silence: ranks.heard.map((_, rank) => this.silence(rank, ranks, now)),
+                      CPU: usage.column("cpu"), memory: usage.column("memory"), "waits for data": usage.waiting };
+    for (const option of this.colour.options) option.disabled = option.value !== "state" && !columns[option.value].some((value) => value != null);
     const values = columns[this.heat];
     const known = values?.filter((value) => value != null);
     if (!known?.length) return null;
@@ -124,13 +149,9 @@ export class RankView {
     order.forEach((rank, at) => { this.tiles[rank].style.order = at; });
   }
 
-  counts(ranks, quiet, count) {
-    const found = new Map();
-    for (const letter of ranks.state) found.set(letter, (found.get(letter) || 0) + 1);
-    const silent = quiet.filter(Boolean).length, behind = Object.keys(ranks.behind).length;
-    const words = [behind && `${behind} behind`, silent && `${silent} silent`,
-      ...[...found].map(([letter, many]) => `${many.toLocaleString("en")} ${STATE_WORDS[letter]}`)].filter(Boolean);
-    return words.join(" · ") + (count < ranks.state.length ? ` · the first ${count.toLocaleString("en")} of them:` : "");
+  counts(ranks, usage, quiet, count) {
+    const words = counted(ranks.state, { behind: ranks.behind, silent: quiet, starves: usage.starves }, STATE_WORDS);
+    return words + (count < ranks.state.length ? ` · the first ${count.toLocaleString("en")} of them:` : "");
   }
 
   // A click on a rank shows only its lines, and a second click shows the lines of all ranks again. A click with Ctrl,

@@ -6,6 +6,7 @@ import { Items } from "./items.js";
 import { keepKeys, stopKeys } from "./keys.js";
 import { Lines } from "./lines.js";
 import { KERNEL_GONE, Panel } from "./panel.js";
+import { Usage } from "./usage.js";
 import { duration } from "./words.js";
 
 const KEPT_CHARACTERS = 48e6; // the page keeps at most this many characters of all runs; dropped lines are in the log files
@@ -20,6 +21,7 @@ class Run {
     this.model = model;
     this.lines = new Lines();
     this.items = new Items();
+    this.usage = new Usage();
     this.state = null;
     this.html = {};
     this.search = null; // the last message of kind "search"
@@ -42,7 +44,8 @@ class Run {
       this.state = message;
       this.offset = this.last - message.now;
       if (message.ended) this.settle(0);
-    } else if (message.kind === "items") this.items.add(message);
+    } else if (message.kind === "usage") this.usage.hear(message);
+    else if (message.kind === "items") this.items.add(message);
     else if (message.kind === "search") this.search = message;
     else if (message.kind === "sections") Object.assign(this.html, message.html);
     else if (message.kind === "charts") this.curves = message;
@@ -53,7 +56,7 @@ class Run {
     }
     for (const panel of this.panels.values()) {
       if (message.kind === "sections") Object.keys(message.html).forEach((name) => panel.htmlDirty.add(name));
-      if (message.kind === "state" || message.kind === "heard") panel.scheduleState();
+      if (["state", "usage", "heard"].includes(message.kind)) panel.scheduleState();
       else panel.schedule();
     }
   }

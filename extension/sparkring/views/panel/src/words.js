@@ -23,6 +23,18 @@ export function number(value) {
   return Number(value.toPrecision(3)).toExponential().replace(/e([+-])(\d)$/, "e$10$2");
 }
 
+// Return a number of bytes in decimal units, with three digits: 999 B, 1.20 kB, 34.5 MB.
+export function size(bytes) {
+  if (bytes < 1000) return `${bytes} B`;
+  const units = ["kB", "MB", "GB", "TB"];
+  let at = 0, value = bytes / 1000;
+  while (value >= 999.5 && at < 3) {
+    value /= 1000;
+    at += 1;
+  }
+  return `${value.toFixed(value < 9.995 ? 2 : value < 99.95 ? 1 : 0)} ${units[at]}`;
+}
+
 // Return the numbers of ranks as text, such as "0–3, 7". Three or more consecutive numbers become a range.
 export function rankNumbers(ranks) {
   const spans = [];
