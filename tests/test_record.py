@@ -17,6 +17,7 @@ from sparkring.history.events import (
     GpuUsed,
     MemberJoined,
     Metrics,
+    ModelGpuUsed,
     Notice,
     Output,
     Piece,
@@ -70,6 +71,17 @@ def test_the_last_use_of_each_gpu_is_kept():
     record = replay([STARTED, *told])
     assert [(gpu.address, gpu.used_bytes) for gpu in record.ranks[1].gpus] == [("1", 5), ("0", 4)]
     assert (record.ranks[0].gpus, record.ranks[1].last_heard) == ((), 0.0)
+
+
+def test_each_gpu_counts_once():
+    """Several ranks may share a GPU. If a model process was replaced, its GPU is that of the new process."""
+    of_ranks = [GpuUsed("0", "A", rank, 9, 50, time=2.0, rank=rank) for rank in (0, 1)]
+    of_models = [
+        ModelGpuUsed(3.0, "h", pid, GpuUsed(address, "A", pid, 9, 50)) for pid, address in ((1, "1"), (2, "1"))
+    ]
+    record = replay([STARTED, *(RankStarted(1.3, rank, "h", 10) for rank in (0, 1)), *of_ranks, *of_models])
+    assert [(gpu.address, gpu.used_bytes) for gpu in record.gpus] == [("0", 1), ("1", 2)]
+    assert [each.pid for each in record.model_gpus] == [2]
 
 
 def test_lines_in_pieces():

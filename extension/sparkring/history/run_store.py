@@ -167,6 +167,8 @@ class RunFolder:
                 self._later[events.DataPlanned, event.rank, event.reader] = event
             case events.GpuUsed():
                 self._later[events.GpuUsed, event.rank, event.address] = event
+            case events.ModelGpuUsed():
+                self._later[events.ModelGpuUsed, event.host, event.gpu.address] = event
             case events.RunFinished():
                 self._catch_up()
                 self._append(event)

@@ -30,7 +30,7 @@ from sparkring.history.item_records import ItemRecord
 from sparkring.history.record import LogLine, RankRecord, RunRecord
 from sparkring.views.charts import charts
 from sparkring.views.markup import log_text
-from sparkring.views.sections import Form, checkpoints, code, restarts, shards, timeline
+from sparkring.views.sections import Form, checkpoints, code, ranks, restarts, shards, timeline
 from sparkring.views.sections import metrics as measured
 
 Message = dict[str, Any]
@@ -44,9 +44,16 @@ _FOLLOWED = "y"  # the state of a rank that failed after another rank had failed
 _STREAMS = {"stdout": "o", "stderr": "e", "message": "m"}
 
 Section = Callable[[RunRecord, float, Form], str]
+
+
+def _metrics(record: RunRecord, now: float, form: Form) -> str:
+    """Return the metrics. In a run of items, the ranks have no tiles, so the GPUs are shown here, too."""
+    return measured.html(record, now, form) + (ranks.gpus_html(record) if record.items is not None else "")
+
+
 # In the order of the tabs. panel/src/panel.js uses the same names.
 SECTIONS: dict[str, Section] = {
-    "metrics": measured.html,
+    "metrics": _metrics,
     "shards": shards.html,
     "checkpoints": checkpoints.html,
     "restarts": restarts.html,
@@ -211,7 +218,8 @@ def state_message(record: RunRecord, now: float) -> Message:
     words = describe.progress_words(progress._replace(left_s=None), running=running) if progress else ""
     left = describe.left_words(progress) if progress and running else ""
     if record.items is not None:
-        fraction, words = record.items.fraction, describe.items_progress(record, now) if running else ""
+        told = describe.dotted(describe.items_progress(record, now), describe.gpu_words(record.gpus))
+        fraction, words = record.items.fraction, told if running else ""
         left = describe.items_left(record, now) if running else ""
         if record.outcome == "finished":
             words = describe.items(record)
