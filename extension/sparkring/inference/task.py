@@ -63,7 +63,8 @@ def scorer_for(
 
     `order` says how to start the model process, and which folder it has. Tasks to which Spark gives no GPU are spread
     over the GPUs in the order's `spread_over`. `model` is a broadcast variable with sparkring's archive and the packed
-    model. `types` is the Arrow schema of the columns, serialized; if it is None, the types are inferred from the values.
+    model. `types` is the Arrow schema of the columns, serialized; if it is None, the types are inferred from the
+    values.
     """
 
     def score(batches: Iterable[Any]) -> Iterator[Any]:
