@@ -17,6 +17,7 @@ from sparkring.history.events import (
     GpuUsed,
     MemberJoined,
     Metrics,
+    ModelGpuUsed,
     Notice,
     Output,
     Piece,
@@ -97,6 +98,17 @@ def test_a_sample_has_the_gpus_of_the_rank():
     used = [RankUsed(1, 2, 8, 9, time=3.0, rank=rank) for rank in (0, 1)]
     ranks = replay([STARTED, *gpus, *used]).ranks
     assert [rank.samples[0][3:] for rank in ranks] == [(None, None), (50.0, 7)]
+
+
+def test_each_gpu_counts_once():
+    """Several ranks may share a GPU. If a model process was replaced, its GPU is that of the new process."""
+    of_ranks = [GpuUsed("0", "A", rank, 9, 50, time=2.0, rank=rank) for rank in (0, 1)]
+    of_models = [
+        ModelGpuUsed(3.0, "h", pid, GpuUsed(address, "A", pid, 9, 50)) for pid, address in ((1, "1"), (2, "1"))
+    ]
+    record = replay([STARTED, *(RankStarted(1.3, rank, "h", 10) for rank in (0, 1)), *of_ranks, *of_models])
+    assert [(gpu.address, gpu.used_bytes) for gpu in record.gpus] == [("0", 1), ("1", 2)]
+    assert [each.pid for each in record.model_gpus] == [2]
 
 
 def test_lines_in_pieces():

@@ -45,6 +45,7 @@ def story(run_id: str, *, title: str = "cell", ended: bool = True) -> list[event
         events.Metrics({"loss": 0.5}, step=1, epochs=2, ends_epoch=True, time=1.7, rank=0),
         events.GpuUsed("0", "NVIDIA", 10**9, 8 * 10**9, 50, time=1.75, rank=0),
         events.RankUsed(97, 10**9, 8, 64 * 10**9, time=1.755, rank=0),
+        events.ModelGpuUsed(1.755, "h", 12, events.GpuUsed("1", "NVIDIA", 10**9, 8 * 10**9, None)),
         events.DataOpened(0, "digits", "parquet", ("a", "b"), "a > 3", "v1", 2, 4, 1000, 9000, 32, time=1.76, rank=0),
         events.DataPlanned(
             0, 1, (events.Piece(1, 0, 300), events.Piece(0, 2, 200, 3)), ((1, "b"), (0, "a")), 7, 64, time=1.765, rank=0
@@ -106,7 +107,8 @@ def reading(seconds: float, *, ended: bool) -> list[events.Event]:
             found.append(
                 events.DataRead(0, epoch, step, step, 9 * step, 999, elapsed_s=step / 5, done=done, time=at, rank=rank)
             )
-            found.append(events.GpuUsed("0", "NVIDIA", step, 8 * 10**9, step % 100, time=at, rank=rank))
+            gpu = events.GpuUsed("0", "NVIDIA", step, 8 * 10**9, step % 100, time=at, rank=rank)
+            found += [gpu, events.ModelGpuUsed(at, f"h{rank}", 12, gpu._replace(time=0.0, rank=0))]
         if step % 7 == 0:
             found.append(events.StackTaken(at + 0.01, 0, "waiting", 3, f"stack {step}"))
             found.append(events.Output("stdout", b"line\n", time=at + 0.02, rank=1))
@@ -125,8 +127,8 @@ def test_what_is_told_often_is_thinned_and_the_end_is_the_same(seconds, ended):
     found = reading(seconds, ended=ended)
     path = save("reads", found).path
     kept = list(run_store._events(path))
-    often = [event for event in kept if isinstance(event, (events.DataRead, events.GpuUsed))]
-    assert len(often) <= 4 * (seconds / run_store.PROGRESS_EVERY_S + 1) + 8 + 4
+    often = [event for event in kept if isinstance(event, (events.DataRead, events.GpuUsed, events.ModelGpuUsed))]
+    assert len(often) <= 6 * (seconds / run_store.PROGRESS_EVERY_S + 1) + 8 + 4
     assert [e for e in kept if getattr(e, "done", False)] == [e for e in found if getattr(e, "done", False)]
     told = [event for event in kept if isinstance(event, events.DataRead) and event.rank == 0]
     assert all(

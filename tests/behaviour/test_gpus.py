@@ -6,14 +6,16 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 from sparkring.errors import LaunchError
 
 PRELUDE = """
-import json
+import glob, json
 from sparkring.history import run_store as runs
 from sparkring.errors import SparkringError
 from sparkring.launchers import slots_table
@@ -61,6 +63,42 @@ def used(np, **options):
                      for rank in record.ranks]
     found["panel"] = panel(saved, now=0.0, final=True)
 """
+PREDICTS = """
+import pyarrow as pa
+import pyarrow.parquet as pq
+import sparkring
+from sparkring.inference import parts
+
+parts.LEAST_BYTES = 1
+GO, RETURNS = os.path.abspath("go"), {"pid": "long", "sees": "string", "pynvml": "string"}
+
+def model(batch):  # scores the first row on each GPU only when another process has a row, too, and GO exists
+    open(f"{GO}-{os.environ['CUDA_VISIBLE_DEVICES']}", "w").close()
+    until = time.monotonic() + 50
+    while not (os.path.exists(GO) and len(glob.glob(f"{GO}-*")) > 1) and time.monotonic() < until:
+        time.sleep(0.02)
+    sees = os.environ["CUDA_VISIBLE_DEVICES"], os.environ["CUDA_DEVICE_ORDER"]
+    found = os.getpid(), " ".join(sees), getattr(sys.modules.get("pynvml"), "__file__", "")
+    return {name: [value] * len(batch["x"]) for name, value in zip(RETURNS, found)}
+
+def told(name, rows, record):
+    found[name] = {"rows": rows, "panel": panel(record, now=0.0, final=True), "outcome": record.outcome,
+                   "of ranks": [[gpu.address for gpu in rank.gpus] for rank in record.ranks],
+                   "of processes": [[each.pid, each.gpu.address, each.gpu.used_bytes] for each in record.model_gpus]}
+
+def files(np):
+    [os.remove(path) for path in glob.glob(f"{GO}*")]
+    pq.write_table(pa.table({"x": range(abs(np))}), "data.parquet", row_group_size=1)
+    to = os.path.abspath("preds")
+    scoring = sparkring.predict("data.parquet", model, inputs=["x"], to=to, np=np, returns=RETURNS, probe=False,
+                                background=True)
+    until = time.monotonic() + 50
+    while not all(rank.gpus for rank in scoring.record.ranks) and time.monotonic() < until:
+        time.sleep(0.02)
+    open(GO, "w").close()
+    scoring.result()
+    told("files", pq.read_table(to).to_pylist(), runs.load(runs.find("")))
+"""
 PRINTED = "\nfound['slots'] = slots_table()\nprint('FOUND', json.dumps(found))\n"
 
 LOCAL = """
@@ -96,6 +134,10 @@ cores = len(os.sched_getaffinity(0))
 found["by default"] = [default_at_once(1, 4, {}), default_at_once(2, 1, {"CUDA_VISIBLE_DEVICES": "1"}),
                        default_at_once(1, 0.5, {"CUDA_VISIBLE_DEVICES": "1"}) == min(2, cores)]
 items("too few for items", -3, 0.3, env={"CUDA_VISIBLE_DEVICES": ""})
+
+os.environ["CUDA_VISIBLE_DEVICES"] = "3,1"
+files(-3)
+del os.environ["CUDA_VISIBLE_DEVICES"]
 """
 WITHOUT = """
 attempt("as they are", -1)
@@ -118,6 +160,15 @@ attempt("too few", 2, gpus=3)
 used(2)
 found["cluster slots"] = slots_table()
 found["pynvml"] = run("import pynvml; pynvml.__file__", 1).value
+open(GO, "w").close()
+data = session.range(0, 4, 1, 4).withColumnRenamed("id", "x")
+scored = sparkring.predict(data, model, inputs=["x"], returns=RETURNS, probe=False, idle_s=60)
+rows = [row.asDict() for row in scored.collect()]
+until = time.monotonic() + 50
+while not (record := runs.load(runs.find(""))).outcome and time.monotonic() < until:
+    time.sleep(0.05)
+told("query", rows, record)
+files(2)
 session.stop()
 """
 
@@ -135,10 +186,12 @@ def nvml_folder(tmp_path_factory):
 
 @pytest.fixture
 def four_gpus(nvml_folder, monkeypatch):
-    """Processes that the test starts find four GPUs."""
+    """Processes that the test starts find four GPUs. Afterwards, no model process is left."""
     monkeypatch.setenv("LD_LIBRARY_PATH", os.pathsep.join([nvml_folder, os.environ.get("LD_LIBRARY_PATH", "")]))
     monkeypatch.setenv("FAKE_GPUS", "4")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    yield
+    until(lambda: not list(Path(tempfile.gettempdir()).glob("sparkring-model-*")), "no model process is left")
 
 
 def found_by(driver, script):
@@ -157,9 +210,17 @@ def check_usage(found):
     assert "MB of " in found["panel"]
 
 
+def sees(predicted):
+    """Check that the run or query finished, with one model process for each set of GPUs. Return what these see."""
+    assert predicted["outcome"] == "finished"
+    seen = {(row["pid"], row["sees"]) for row in predicted["rows"]}
+    assert len(seen) == len({pid for pid, _ in seen}) == len({visible for _, visible in seen})
+    return {visible for _, visible in seen}
+
+
 def test_local(driver, four_gpus):
     """Each rank has K of the driver's GPUs, and sees the GPUs of all ranks. What ranks use is reported and saved."""
-    found = found_by(driver, LOCAL)
+    found = found_by(driver, PREDICTS + LOCAL)
     assert found["as they are"] == [[["0"], None, None], [["1"], None, None]], "the environment is left alone"
     assert found["one each"] == [[["0"], "0,1", "PCI_BUS_ID"], [["1"], "0,1", "PCI_BUS_ID"]]
     assert found["two each"] == [[["0", "1"], "0,1,2,3", "PCI_BUS_ID"], [["2", "3"], "0,1,2,3", "PCI_BUS_ID"]]
@@ -197,6 +258,11 @@ def test_local(driver, four_gpus):
     assert {sample[1] for sample in found["samples"]} <= {3 * gb, 7 * gb, None}
     assert next(row for row in found["slots"] if row[0].startswith("GPUs"))[1:3] == ["4", "3"]
 
+    files = found["files"]
+    assert sees(files) == {"3 PCI_BUS_ID", "1 PCI_BUS_ID"}
+    assert files["of ranks"] == [["3"], ["1"], ["3"]]
+    assert "NVIDIA Fake" in files["panel"]
+
 
 def test_without_gpus(driver, monkeypatch):
     """Without NVML there are no GPUs, and finding that out does not import pynvml."""
@@ -223,7 +289,7 @@ def test_a_driver_that_does_not_answer(driver, four_gpus, monkeypatch):
 @pytest.mark.slow
 def test_spark(driver, four_gpus, gpu_cluster):
     """Ranks have the GPUs that Spark gave to their tasks; the executors need no pynvml of their own."""
-    found = found_by(driver, f"URL, PYTHON = {gpu_cluster.url!r}, {gpu_cluster.python!r}\n{CLUSTER}")
+    found = found_by(driver, f"URL, PYTHON = {gpu_cluster.url!r}, {gpu_cluster.python!r}\n{PREDICTS}{CLUSTER}")
     for name, each in (("as they are", 2), ("one each", 1)):
         own, seen = [value[0] for value in found[name]], {tuple(value[1:]) for value in found[name]}
         assert [len(gpus) for gpus in own] == [each] * 2, found[name]
@@ -239,6 +305,17 @@ def test_spark(driver, four_gpus, gpu_cluster):
     check_usage(found)
     assert "sparkring.zip" in found["pynvml"]
     assert "GPUs: 2 per task, 4 per executor" in found["cluster slots"][-1][-1]
+
+    query = found["query"]
+    assert sees(query) == {"0,1 PCI_BUS_ID", "2,3 PCI_BUS_ID"}
+    pids = {row["sees"].split()[0]: row["pid"] for row in query["rows"]}
+    gb = 10**9
+    used = [[pids["0,1" if index < 2 else "2,3"], str(index), (index + 1) * gb] for index in range(4)]
+    assert sorted(query["of processes"], key=lambda each: each[1]) == used
+    assert all("sparkring.zip" in row["pynvml"] for row in query["rows"])
+    assert "NVIDIA Fake" in query["panel"]
+    assert sees(found["files"]) == {"0,1 PCI_BUS_ID", "2,3 PCI_BUS_ID"}
+    assert sorted(found["files"]["of ranks"]) == [["0", "1"], ["2", "3"]]
 
 
 @pytest.mark.standalone("the resources are asked of the executors")

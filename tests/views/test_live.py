@@ -184,6 +184,16 @@ def test_who_waits_for_data(running):
     assert (told["waiting"], told["starves"], told["used"]) == ([1, 62], [1], [])
 
 
+def test_gpus_of_model_processes(running):
+    """The ranks of a pool have no tiles, so the progress sums up the GPUs, and a table under the metrics lists them."""
+    gpu = events.GpuUsed("1", "NVIDIA H200", 10**9, 150 * 10**9, 80)
+    record = replay([events.ItemsPlanned(BEGAN + 1, 2), events.ModelGpuUsed(BEGAN + 2, "node-1", 4711, gpu)], running)
+    news = whole(record, BEGAN + 2)
+    assert of_kind(news, "state")[0]["progress"].endswith(" · 1 GPU 80 %, 1.00 GB of 150 GB")
+    for words in ("node-1", "4711", "NVIDIA H200", "80 %"):
+        assert words in of_kind(news, "sections")[0]["html"]["metrics"]
+
+
 def test_messages_are_json(running):
     record = apply(
         running, events.Metrics({"loss": float("nan")}, step=1, steps=10, epoch=1, epochs=2, time=BEGAN + 3, rank=0)

@@ -1,6 +1,6 @@
 """The records of Spark queries that use a column of predictions. The items of such a record are the partitions.
 
-    model process ── ModelUsed ──▶ Listener ── a thread per connection ──▶ _Query ──▶ Recorder
+    model process ── GpuUsed, ModelUsed ──▶ Listener ── a thread per connection ──▶ _Query ──▶ Recorder
 
 A DataFrame of predict() may be used at any time, so one listener waits as long as this process lives. Waiting takes no
 processor time. A query begins with the first report of a model process. The query ends when Spark is no longer running
@@ -17,6 +17,7 @@ import secrets
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,7 +31,7 @@ from sparkring.history.record import QUICK_S
 from sparkring.launchers.spark import driver_address, free_port
 from sparkring.runtime.kernel import tell
 from sparkring.wire.channel import ChannelClosed, Connection, Listener
-from sparkring.wire.messages import Failure, ModelUsed, TaskScored
+from sparkring.wire.messages import Failure, GpuUsed, ModelUsed, TaskScored
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -93,6 +94,7 @@ class _Query:
         self._partitions: dict[tuple[int, int], _Partition] = {}
         self._scored: dict[tuple[str, int], TaskScored] = {}  # the last reports, including those about failed attempts
         self._loads: dict[str, float | None] = {}
+        self._gpus: dict[tuple[str, str], GpuUsed] = {}  # the last reports, by process and address
         self._waiting: list[_Partition] = []  # partitions without a slot in the record
         started = events.RunStarted(
             self._last,
@@ -109,11 +111,15 @@ class _Query:
         self.recorder = Recorder(background_view(), started)
         self._events: list[events.Event] = [events.ItemsPlanned(self._last, self._at_once)]
 
-    def add(self, report: ModelUsed, tasks: list[TaskScored]) -> None:
-        """Record the report of a model process about these tasks."""
+    def add(self, report: ModelUsed, tasks: list[TaskScored], gpus: Mapping[str, GpuUsed]) -> None:
+        """Record the report of a model process about these tasks. `gpus` are the process's GPUs by address."""
         self._last = time.time()
         process = _process(report)
-        self._note_load(process, report)
+        self._note_load(process, report, gpus)
+        for address, gpu in gpus.items():
+            if self._gpus.get((process, address)) != gpu:
+                self._gpus[process, address] = gpu
+                self._events.append(events.ModelGpuUsed(self._last, report.host, report.pid, gpu))
         changed = {id(each): each for each in self._waiting}
         for task in tasks:
             self._scored[process, task.connection] = task
@@ -134,14 +140,15 @@ class _Query:
                 if key[0] == _process(report) and each.state == "running":
                     partition.connections[key] = each._replace(state="closed")
 
-    def _note_load(self, process: str, report: ModelUsed) -> None:
+    def _note_load(self, process: str, report: ModelUsed, gpus: Iterable[str]) -> None:
         if process in self._loads and self._loads[process] == report.load_s:
             return
+        which = f"process {report.pid}" + (f", GPU {', '.join(gpus)}" if gpus else "")
         if report.load_s is None:
-            text = f"{report.host} is loading the model (process {report.pid})"
+            text = f"{report.host} is loading the model ({which})"
             self._events.append(events.Notice(self._last, text, "heard"))
         elif process in self._loads:
-            text = f"{report.host} has loaded the model in {describe.duration(report.load_s)} (process {report.pid})"
+            text = f"{report.host} has loaded the model in {describe.duration(report.load_s)} ({which})"
             self._events.append(events.Notice(self._last, text))
         self._loads[process] = report.load_s
 
@@ -320,12 +327,19 @@ class _Watch:
 
     def _hear(self, connection: Connection) -> None:
         heard: ModelUsed | None = None
+        gpus: dict[str, GpuUsed] = {}
         try:
-            while isinstance(report := connection.receive(), ModelUsed) and report.column in self._columns:
+            while True:
+                report = connection.receive()
+                if isinstance(report, GpuUsed):
+                    gpus[report.address] = report
+                    continue
+                if not isinstance(report, ModelUsed) or report.column not in self._columns:
+                    break
                 with self._changing:
                     self._connected[report.column] += heard is None
                     heard = report
-                    self._add(report)
+                    self._add(report, gpus)
         except ChannelClosed:
             pass
         except LaunchError as error:  # the record cannot be saved
@@ -334,20 +348,20 @@ class _Watch:
             if heard is not None:
                 self._disconnect(heard)
 
-    def _add(self, report: ModelUsed) -> None:
+    def _add(self, report: ModelUsed, gpus: Mapping[str, GpuUsed]) -> None:
         """Pass the report to the queries of its tasks. When a query begins, end the queries that are over."""
         queries = self._queries.setdefault(report.column, {})
         if not report.tasks:
             if not queries:
                 queries[None] = self._begin(report)
-            list(queries.values())[-1].add(report, [])
+            list(queries.values())[-1].add(report, [], gpus)
         for name in dict.fromkeys(task.query for task in report.tasks):
             if None in queries:
                 queries[name] = queries.pop(None)
             if name not in queries:
                 self._end_over(queries)
                 queries[name] = self._begin(report)
-            queries[name].add(report, [task for task in report.tasks if task.query == name])
+            queries[name].add(report, [task for task in report.tasks if task.query == name], gpus)
 
     def _begin(self, report: ModelUsed) -> _Query:
         return _Query(self._columns[report.column], warm=report.load_s is not None)

@@ -202,6 +202,15 @@ class TimelineSaved(NamedTuple):
     problem: str = ""
 
 
+class ModelGpuUsed(NamedTuple):
+    """The use of a GPU of the model process `pid` on `host`; recorded when it changes."""
+
+    time: float
+    host: str
+    pid: int
+    gpu: GpuUsed
+
+
 class RankFinished(NamedTuple):
     """A rank has run the cell to its end. `value` is a short repr of the value of the cell's last expression."""
 
@@ -342,7 +351,9 @@ class RunFinished(NamedTuple):
 
 RankEvent = Kept | RankStarted | RankFinished | RankFailed | RankStopped | RankExited | StackTaken
 ItemEvent = ItemsPlanned | ItemStarted | ItemEnded | SearchBegan | SearchEnded
-RunEvent = RunStarted | AttemptStarted | AttemptEnded | MemberJoined | TimelineSaved | Notice | RunFinished
+RunEvent = (
+    RunStarted | AttemptStarted | AttemptEnded | MemberJoined | ModelGpuUsed | TimelineSaved | Notice | RunFinished
+)
 Event = RankEvent | ItemEvent | RunEvent
 
 _BY_NAME: dict[str, type[Event]] = {kind.__name__: kind for kind in get_args(Event)}

@@ -189,6 +189,7 @@ class RunRecord(NamedTuple):
     failed_rank: int | None = None
     log_folder: str = ""
     items: ItemsRecord | None = None  # None if the run does not consist of independent items
+    model_gpus: tuple[events.ModelGpuUsed, ...] = ()  # the last report of each GPU of a query's model processes
 
     @property
     def taking_part(self) -> tuple[RankRecord, ...]:
@@ -199,6 +200,12 @@ class RunRecord(NamedTuple):
     def finished_ranks(self) -> tuple[int, ...]:
         """The ranks that have finished the cell."""
         return tuple(rank.rank for rank in self.ranks if rank.state == "finished")
+
+    @property
+    def gpus(self) -> list[events.GpuUsed]:
+        """The last report of each GPU that ranks or model processes use. A GPU that several ranks share counts once."""
+        of_ranks = {(rank.host, gpu.address): gpu for rank in self.ranks for gpu in rank.gpus}
+        return [*of_ranks.values(), *(each.gpu for each in self.model_gpus)]
 
     @property
     def failure(self) -> events.Failure | None:
@@ -228,6 +235,9 @@ def _after(record: RunRecord, event: events.Event) -> RunRecord:
             return _begun(record, event)
         case events.AttemptEnded():
             return _lost(record, event)
+        case events.ModelGpuUsed():
+            known = {(each.host, each.gpu.address): each for each in (*record.model_gpus, event)}
+            return record._replace(model_gpus=tuple(known.values()))
         case events.MemberJoined():
             return record._replace(joined=record.joined + 1)
         case events.TimelineSaved():

@@ -178,6 +178,8 @@ class RunFolder:
                 self._catch_up()  # the ranks of the next attempt may be fewer
                 self._append(event)
                 self._began, self._size = event.time, event.size
+            case events.ModelGpuUsed():
+                self._later[events.ModelGpuUsed, event.host, event.gpu.address] = event
             case events.RunFinished():
                 self._catch_up()
                 self._append(event)

@@ -29,6 +29,7 @@ from sparkring.inference.outputs import Output
 from sparkring.inference.task import Process
 from sparkring.runtime import report
 from sparkring.runtime.storage import locate
+from sparkring.runtime.world import world
 from sparkring.worker.member import process
 
 # Data is divided into about PARTS parts, provided that each then has between LEAST_BYTES and MOST_BYTES before
@@ -123,13 +124,13 @@ class Model:
 
 
 class ModelProcess(Process):
-    """A connection to the model process of this machine, for ranks that score parts.
+    """A connection to the model process of this machine, or to that of some `gpus`, for ranks that score parts.
 
     On the notebook's machine, the notebook starts and ends the process. Elsewhere, a rank does.
     """
 
-    def __init__(self, order: Mapping[str, Any], token: bytes, model: Model) -> None:
-        super().__init__(dict(order), token)
+    def __init__(self, order: Mapping[str, Any], token: bytes, model: Model, gpus: Sequence[str] = ()) -> None:
+        super().__init__(dict(order), token, gpus)
         self._model = model
         self._part: Part | None = None
 
@@ -139,11 +140,14 @@ class ModelProcess(Process):
 
     def start(self) -> None:
         """Start the process, and return before the model is loaded. Ranks that connect wait until it is."""
-        lock = self._locked()
-        try:
-            self._start(lock)
-        finally:
-            os.close(lock)
+        is_started = False
+        while not is_started:
+            lock = self._locked()
+            try:
+                if is_started := self._is_current(lock):  # another process may have removed the new folder
+                    self._start(lock)
+            finally:
+                os.close(lock)
 
     def _start(self, lock: int) -> None:
         super()._start(lock)
@@ -233,7 +237,8 @@ class Job:
 
     def __call__(self, part: Part) -> Written:
         began = time.monotonic()
-        connection = _connections.setdefault(self.order["key"], ModelProcess(self.order, self.token, self.model))
+        new = ModelProcess(self.order, self.token, self.model, world().gpus)
+        connection = _connections.setdefault(self.order["key"], new)
         connection.begin(part)
         # The name is random because a lost process may still be writing its file for this part.
         name = f"part-{part.number:05d}-{secrets.token_hex(4)}.parquet"

@@ -1,4 +1,4 @@
-"""Reports to the driver what a model process has scored, for the record of the query.
+"""Reports to the driver what a model process has scored, and how it uses its GPU, for the record of the query.
 
 A separate thread talks to the driver, so predictions never wait for the driver. If the driver cannot be reached,
 nothing is reported.
@@ -21,6 +21,7 @@ import pyarrow as pa
 from sparkring.inference.task import TASK
 from sparkring.wire.channel import dial
 from sparkring.wire.messages import ModelUsed, TaskScored
+from sparkring.worker.member import gpus
 
 EVERY_S, SHORTEST_S = 1.0, 0.1  # the time between two reports; the shorter one if no task is connected any more
 QUIET_S = 1.5  # the connection to the driver is closed when no task has been connected for this long
@@ -80,12 +81,15 @@ class Reporter:
 
     def _tell(self, driver: Any, column: str) -> None:
         """Send reports until no task has been connected for a while."""
+        meter = gpus.Meter(gpus.visible())
         while True:
             with self._news:
                 tasks = tuple(task.told() for task in self._changed.values())
                 self._changed.clear()
                 self._is_new = False
                 load_s = self._load_s
+            for gpu in meter.changes():
+                driver.send(gpu)
             driver.send(ModelUsed(column, socket.gethostname(), os.getpid(), load_s, tasks))
             time.sleep(SHORTEST_S)
             with self._news:

@@ -1,4 +1,4 @@
-"""The model process: loads a model once, and scores the rows that the tasks of this machine send.
+"""The model process: loads a model once, and scores the rows that the tasks of this machine, or of its GPU, send.
 
     task ──┐ Arrow                ┌─ a thread per connection: makes arrays, calls transform
     task ──┼─────────▶ socket ────┼─      …                      │ one at a time
@@ -39,7 +39,7 @@ from sparkring.inference.scorer import RowsError, told
 
 _LOOK_EVERY_S = 0.25
 _PROBLEM_S = 5.0  # how long a process that could not load its model keeps running, to tell the tasks why
-_KEPT = 3  # how many model processes without a task keep running on a machine: the most recently used ones
+_KEPT = 3  # how many models without a task a machine keeps: the most recently used ones
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)  # Spark's daemon sends SIGHUP when the executor exits
 
 
@@ -139,7 +139,8 @@ def _serve(order: dict[str, Any], parts: Sequence[bytearray]) -> None:
         function, settings = unpack_call(payload, buffers)
         scorer = function(**settings)
     except Exception as error:  # loading a model runs the user's code
-        problem = f"the model could not be loaded on {socket.gethostname()}: {told(error)}"
+        place = ", GPU ".join((socket.gethostname(), *order["gpus"]))
+        problem = f"the model could not be loaded on {place}: {told(error)}"
     with contextlib.suppress(FileNotFoundError):
         os.unlink(os.path.join(folder, "model"))  # a copy that a task has made for this process
     load_s = time.monotonic() - began
@@ -169,12 +170,17 @@ def _others(folder: str) -> Iterator[Path]:
 
 
 def _newer(folder: str) -> int:
-    """Return how many other model processes were used more recently than this one."""
-    used, newer = os.stat(folder).st_mtime, 0
+    """Return how many other models were used more recently than this process. A model may have several processes."""
+    used, newer = os.stat(folder).st_mtime, set()
     for other in _others(folder):
         with contextlib.suppress(FileNotFoundError):
-            newer += other.stat().st_mtime > used
-    return newer
+            if other.stat().st_mtime > used:
+                newer.add(_key(other))
+    return len(newer - {_key(Path(folder))})
+
+
+def _key(folder: Path) -> str:
+    return folder.name.split("-")[2]  # inference/task.py makes the name
 
 
 def _remove_dead(folder: str) -> None:

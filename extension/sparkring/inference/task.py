@@ -1,11 +1,12 @@
-"""Scores the rows of a Spark task: sends them to the model process of this machine, and returns its answers.
+"""Scores the rows of a Spark task: sends them to a model process on this machine, and returns its answers.
 
 Executors need not have sparkring: the driver compiles this file's text and pickles its functions by value. So this file
 uses only the standard library and the packages that pandas UDFs need: NumPy, pandas, pyarrow and pyspark.
 
+A machine has one model process. If tasks have GPUs, it has one for each GPU, and tasks with the same GPU share it.
 Each model process has a folder that only this user can enter:
 
-    sparkring-model-<key>/
+    sparkring-model-<key>/    or sparkring-model-<key>-<digest of the GPU's address>/
         lock      locked while the process loads its model, or is exiting
         socket    the process listens on it, and answers only tasks that know the token
         log       the output of the process
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import pickle
@@ -28,7 +30,7 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 # The program of the model process. The task starts a process that forks the model process and exits at once, so the
@@ -59,9 +61,10 @@ def scorer_for(
 ) -> Callable[[Iterable[Any]], Iterator[Any]]:
     """Return the function that Spark calls with an iterator of the batches of a partition: a pandas iterator UDF.
 
-    `order` says how to start the model process, and which folder it has. `model` is a broadcast variable with
-    sparkring's archive and the packed model. `types` is the Arrow schema of the columns, serialized; if it is None, the
-    types are inferred from the values.
+    `order` says how to start the model process, and which folder it has. Tasks to which Spark gives no GPU are spread
+    over the GPUs in the order's `spread_over`. `model` is a broadcast variable with sparkring's archive and the packed
+    model. `types` is the Arrow schema of the columns, serialized; if it is None, the types are inferred from the
+    values.
     """
 
     def score(batches: Iterable[Any]) -> Iterator[Any]:
@@ -153,14 +156,17 @@ def _as_pandas(batch: Any) -> Any:
 
 
 class Process:
-    """A connection to the model process of this machine. It is opened when it is first needed.
+    """A connection to the model process of this machine, or to that of some `gpus`. It is opened when first needed.
 
     A subclass says where the model is, and how errors name the rows.
     """
 
-    def __init__(self, order: dict[str, Any], token: bytes) -> None:
-        self._order, self._token = order, token
-        self._folder = os.path.join(_temporary(), f"sparkring-model-{order['key']}")
+    def __init__(self, order: dict[str, Any], token: bytes, gpus: Sequence[str] = ()) -> None:
+        self._order, self._token, self._gpus = order, token, sorted(gpus)
+        name = f"sparkring-model-{order['key']}"
+        if gpus:  # addresses may be long, and may have characters that file names cannot have
+            name += f"-{hashlib.sha256(','.join(self._gpus).encode()).hexdigest()[:8]}"
+        self._folder = os.path.join(_temporary(), name)
         self._connection: Any = None
         self._rows = 0  # how many rows have been scored
         self._about: dict[bytes, bytes] | None = None  # the Arrow metadata of each request
@@ -197,8 +203,9 @@ class Process:
                 output = str(error) if isinstance(error, _Ended) else self._output()
                 self.close()
         self._remove()
+        on = f" on GPU {', '.join(self._gpus)}" if self._gpus else ""
         raise RuntimeError(
-            f"sparkring: the process with the model exited {_ATTEMPTS} times before it had scored "
+            f"sparkring: the process with the model{on} exited {_ATTEMPTS} times before it had scored "
             f"{self._place(self._rows, len(rows))}. Perhaps it ran out of memory. Its last output: {output}"
         )
 
@@ -283,6 +290,7 @@ class Process:
             os.unlink(os.path.join(self._folder, "socket"))  # left by a process that was killed
         order = {**self._order, "model": self._model_file(), "folder": self._folder, "lock": lock}
         order["token"] = self._token.hex()
+        order["gpus"] = self._gpus
         order["path"] = [*sys.path, *self._order["path"]]
         # The parent of a task's process is Spark's daemon, which lives as long as the executor.
         order.setdefault("watch", os.getppid())
@@ -292,7 +300,7 @@ class Process:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **_threads(), **self._order["environment"]},
+                env={**os.environ, **_threads(), **_visible(self._gpus), **self._order["environment"]},
                 pass_fds=[lock],
             )
         # If this fails, _connected() notices the failure when it has the lock again.
@@ -310,9 +318,9 @@ class _OfPartition(Process):
     def __init__(self, order: dict[str, Any], token: bytes, model: Any) -> None:
         from pyspark import TaskContext
 
-        super().__init__(order, token)
         context = TaskContext.get()
         self._partition = context.partitionId() if context is not None else 0
+        super().__init__(order, token, _gpus_of(context, order["spread_over"]))
         self._model = model
         if context is not None:
             query = context.getLocalProperty("spark.sql.execution.id") or ""
@@ -336,10 +344,26 @@ class _OfPartition(Process):
         return f"{which} of partition {self._partition}"
 
 
+def _gpus_of(context: Any, spread_over: Sequence[str]) -> Sequence[str]:
+    """Return the addresses of the task's GPUs. If Spark assigns none, the task gets one of those in `spread_over`."""
+    if context is None:
+        return ()
+    held = context.resources().get("gpu")
+    if held is not None:
+        addresses: Sequence[str] = held.addresses
+        return addresses
+    return [spread_over[context.partitionId() % len(spread_over)]] if spread_over else ()
+
+
+def _visible(gpus: Sequence[str]) -> dict[str, str]:
+    """Return settings that let the model process see only these GPUs. Without GPUs, it sees what the task sees."""
+    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
+
+
 def _temporary() -> str:
-    """Return the folder for temporary files, or /tmp if the folder's path is too long for a socket."""
+    """Return the folder for temporary files, or /tmp if a socket's path would then be longer than macOS allows."""
     found = tempfile.gettempdir()
-    return found if len(found) < 60 else "/tmp"
+    return found if len(found) < 54 else "/tmp"
 
 
 def _threads() -> dict[str, str]:

@@ -37,7 +37,7 @@ from sparkring.history.record import LogLine, RankRecord, RunRecord, Sample
 from sparkring.views import displays
 from sparkring.views.charts import charts
 from sparkring.views.markup import log_text
-from sparkring.views.sections import Form, checkpoints, code, failure, restarts, shards, timeline
+from sparkring.views.sections import Form, checkpoints, code, failure, ranks, restarts, shards, timeline
 from sparkring.views.sections import metrics as measured
 
 Message = dict[str, Any]
@@ -55,10 +55,17 @@ _STREAMS = {"stdout": "o", "stderr": "e", "message": "m"}
 _NO_USAGE: Message = {"kind": "usage", "used": [], "waiting": [], "starves": []}
 
 Section = Callable[[RunRecord, float, Form], str]
+
+
+def _metrics(record: RunRecord, now: float, form: Form) -> str:
+    """Return the metrics. In a run of items, the ranks have no tiles, so the GPUs are shown here, too."""
+    return measured.html(record, now, form) + (ranks.gpus_html(record) if record.items is not None else "")
+
+
 # Why the run failed, and then the tabs, in their order. panel/src/panel.js uses the same names.
 SECTIONS: dict[str, Section] = {
     "failure": failure.html,
-    "metrics": measured.html,
+    "metrics": _metrics,
     "shards": shards.html,
     "checkpoints": checkpoints.html,
     "restarts": restarts.html,
@@ -258,7 +265,8 @@ def state_message(record: RunRecord, now: float) -> Message:
     words = describe.progress_words(slowest._replace(left_s=None), running=running) if slowest else ""
     left = describe.left_words(slowest) if slowest and running else ""
     if record.items is not None:
-        fraction, words = record.items.fraction, describe.items_progress(record, now) if running else ""
+        told = describe.dotted(describe.items_progress(record, now), describe.gpu_words(record.gpus))
+        fraction, words = record.items.fraction, told if running else ""
         left = describe.items_left(record, now) if running else ""
         if record.outcome == "finished":
             words = describe.items(record)

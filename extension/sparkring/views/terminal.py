@@ -122,9 +122,7 @@ class TerminalView:
             words = [describe.items_progress(record, now), describe.items_left(record, now)]
         words += [reading.progress_words(record, now), checkpoints.progress_words(record)]
         words += describe.metric_words(record, 4)
-        # Several ranks may share a GPU, which counts only once.
-        used = {(rank.host, gpu.address): gpu for rank in record.ranks for gpu in rank.gpus}
-        words += [describe.gpu_words([*used.values()]), describe.duration(int(describe.elapsed_s(record, now)))]
+        words += [describe.gpu_words(record.gpus), describe.duration(int(describe.elapsed_s(record, now)))]
         self._progress_due = began + max(PROGRESS_EVERY_S, 10 * (self._clock() - began))
         return plain(describe.dotted(*words))[: shutil.get_terminal_size().columns - 1]
 

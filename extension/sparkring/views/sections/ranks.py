@@ -1,4 +1,4 @@
-"""A tile for each rank, and a table of the ranks' GPUs."""
+"""A tile for each rank, and a table of the GPUs of the ranks or of a query's model processes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from sparkring.history import describe, lines
 from sparkring.history.describe import counted, duration, gpu_words, size, usage_words
+from sparkring.history.events import GpuUsed
 from sparkring.history.record import RankRecord, RankState, RunRecord
 from sparkring.views.markup import text
 from sparkring.views.sections import Form
@@ -73,13 +74,17 @@ def _tile(record: RunRecord, rank: RankRecord, now: float) -> str:
 
 
 def gpus_html(record: RunRecord) -> str:
-    """Return a table of at most GPU_ROWS of the ranks' GPUs, as last reported."""
-    used = [gpu for rank in record.ranks for gpu in rank.gpus]
+    """Return a table of at most GPU_ROWS of the GPUs of ranks or of model processes, as last reported."""
+    used: list[tuple[tuple[str, ...], GpuUsed]] = [
+        *(((str(rank.rank),), gpu) for rank in record.ranks for gpu in rank.gpus),
+        *(((each.host, str(each.pid)), each.gpu) for each in record.model_gpus),  # the slots of a query have no GPUs
+    ]
     if not used:
         return ""
     rows = []
-    for gpu in used[:GPU_ROWS]:
+    for user, gpu in used[:GPU_ROWS]:
         busy = "" if gpu.busy_percent is None else f"{gpu.busy_percent} %"
-        rows.append((str(gpu.rank), gpu.address, gpu.name, size(gpu.used_bytes), size(gpu.total_bytes), busy))
+        rows.append((*user, gpu.address, gpu.name, size(gpu.used_bytes), size(gpu.total_bytes), busy))
     note = f"the first {GPU_ROWS} of {counted(len(used), 'GPU')}" if len(used) > GPU_ROWS else ""
-    return bare_table(("rank", "GPU", "name", "memory", "of", "busy"), rows, note)
+    user = ("host", "process") if record.model_gpus else ("rank",)
+    return bare_table((*user, "GPU", "name", "memory", "of", "busy"), rows, note)

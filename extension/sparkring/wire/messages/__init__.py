@@ -5,7 +5,7 @@
     member  ── SetEnvironment ─────────────────────────────────────────▶ rank
     member  ── Hello, Output, GpuUsed, RankUsed, Beat, Exited, … ──────▶ driver
     rank    ── Done, Failed, Metrics, DataRead, … ───── passed on ─────▶ driver
-    model process of predict() ── ModelUsed ───────────────────────────▶ driver
+    model process of predict() ── ModelUsed, GpuUsed ──────────────────▶ driver
 
 To add a message, write its class in one of the modules here, import it below, and add it to one of the unions. The
 annotations in the class define how the message is encoded and decoded: a field of type `bytes` is one part of the

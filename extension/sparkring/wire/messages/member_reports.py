@@ -1,4 +1,4 @@
-"""The messages that a member sends to the driver.
+"""The messages that a member sends to the driver. A model process of predict() also sends GpuUsed.
 
 Messages with `time` and `rank` are kept in the run's record. These two fields are not sent: the driver sets them.
 """
@@ -41,7 +41,7 @@ class Output(NamedTuple):
 
 
 class GpuUsed(NamedTuple):
-    """The use of one of the rank's GPUs, by all processes together; sent when it changes. Unknown numbers are None."""
+    """The use of one of the sender's GPUs by all processes together; sent when it changes. Unknown numbers are None."""
 
     address: str
     name: str

@@ -7,6 +7,7 @@ if CUDA_DEVICE_ORDER=PCI_BUS_ID is set.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -29,6 +30,11 @@ def found(visible: str | None) -> list[GpuUsed]:
         return []
     finally:
         nvml.nvmlShutdown()
+
+
+def visible() -> list[str]:
+    """Return the addresses of the GPUs that CUDA would find in this process."""
+    return [gpu.address for gpu in found(os.environ.get("CUDA_VISIBLE_DEVICES"))]
 
 
 class Meter:
