@@ -116,7 +116,8 @@ def plain(tree: Any) -> Any:
     """Return the contents of a tree in a form that can be used without the objects of a state.
 
     Saved tensors become tensors again (only this rank's piece, if they are spread over the ranks). Objects with a
-    state_dict() become that dict, and Keras models are rebuilt if possible. The caller must not use the tree's arrays afterwards.
+    state_dict() become that dict, and Keras models are rebuilt if possible. The caller must not use the tree's arrays
+    afterwards.
     """
     kind = _saved_kind(tree)
     if kind and kind != _ESCAPED:

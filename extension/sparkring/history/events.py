@@ -1,6 +1,6 @@
 """The events of a run. Applying them one by one yields a RunRecord.
 
-Most reports of members and ranks are kept unchanged, so these events are messages of `wire/messages/`. The other events
+Most reports from members and ranks are kept unchanged, so these events are messages of `wire/messages/`. The other events
 are defined in this module. `time` is when the driver learned of the event, in Unix seconds on the driver's clock.
 """
 
