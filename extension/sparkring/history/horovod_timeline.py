@@ -187,7 +187,7 @@ class _Tensor:
 
 
 class _Stretches:
-    """Measures the time that intervals cover; overlaps count once. Intervals are added in the order of their ends."""
+    """Measures the time that intervals cover; overlaps count once. Intervals are added in order of their end times."""
 
     def __init__(self) -> None:
         self.covered = 0.0

@@ -61,7 +61,7 @@ class ProtocolError(ChannelClosed):
 
 
 class Head(NamedTuple):
-    """A frame's header. The body, in parts of these `sizes`, has not been read yet. `raw` has the frame's bytes up to the body."""
+    """A frame's header. `raw` has all bytes before the body. The body, in parts of these `sizes`, is still to be read."""
 
     kind: type[Message]
     fields: dict[str, Any]

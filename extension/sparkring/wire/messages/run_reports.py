@@ -68,7 +68,8 @@ class ItemMeasured(NamedTuple):
     if that is not known. `gpu_bytes` is the largest growth of the memory in use on any one GPU.
 
     If the item made a Keras or PyTorch model, `parameters` is the number of parameters of the largest model, and
-    `parameter_bytes` is their size. `batch_size` is the value of the cell's variable with this name, 0 if there is none.
+    `parameter_bytes` is their size. `batch_size` is the value of the cell's variable with this name; 0 if there is
+    none.
     """
 
     seconds: float
