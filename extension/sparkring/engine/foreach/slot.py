@@ -294,7 +294,7 @@ class Slot:
             each.join()
 
     def _begun(self) -> events.ItemStarted:
-        """Record that all ranks have been sent the item, so that its time begins. Return the event that records this."""
+        """Record that all ranks have been sent the item, so that its time begins. Return the event that says this."""
         assert self.attempt is not None
         self._began = time.monotonic()
         item, number, *_ = self.attempt
