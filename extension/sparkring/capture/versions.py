@@ -18,7 +18,7 @@ from typing import NamedTuple
 import sparkring
 
 _MODULES = ("horovod", "tensorflow", "keras", "torch", "pyspark", "numpy", "petastorm", "pyarrow")
-# The packages to look for, for modules whose package may have a different name.
+# The packages to look for if the package of a module may have a different name from the module.
 _PACKAGES = {
     "tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "tensorflow-macos", "tf-nightly"),
     "sklearn": ("scikit-learn",),

@@ -31,7 +31,7 @@ def saved_words(entry: Entry, now: float) -> str:
 
 
 def stamp_after(stamps: list[int]) -> int:
-    """Return the stamp of an attempt that begins now: the time in ms since 1970, or more to exceed all `stamps`."""
+    """Return the stamp of an attempt that begins now: the time in ms since 1970, but larger than all `stamps`."""
     return max([int(time.time() * 1000), *(stamp + 1 for stamp in stamps)])
 
 

@@ -80,7 +80,7 @@ class Layout(NamedTuple):
     """How a tensor is spread over the ranks, and which piece of it is this rank's.
 
     `shape` is the shape of the whole tensor, and `mesh` is the shape of the mesh of ranks. `at` is this rank's
-    coordinate in the mesh, None if this rank has no piece. `placements` has torch's short name of the placement along
+    coordinate in the mesh, None if this rank has no piece. `placements` has torch's short name for the placement along
     each dimension of the mesh: "S(0)" is sharded along dimension 0, "R" is replicated.
     """
 

@@ -32,7 +32,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class Raw:
-    """A tensor whose dtype NumPy lacks: torch's name of the dtype ("bfloat16"), its shape, and its bytes in C order."""
+    """A tensor whose dtype NumPy lacks: torch's dtype name ("bfloat16"), its shape, and its bytes in C order."""
 
     dtype_name: str
     shape: tuple[int, ...]
@@ -48,7 +48,7 @@ def flatten(state: Any, called: str = "state") -> tuple[Any, dict[str, Leaf]]:
     Each array is named by its path in the state, for example "model/0.weight". Subclasses are not kept: for an instance
     of a subclass of dict, list, tuple, str, int or float, rebuild() returns an instance of the built-in class.
 
-    Raises CheckpointError for a value that cannot be saved. The message contains the value's path, after `called`.
+    Raises CheckpointError for a value that cannot be saved. The message has its path, which begins with `called`.
     """
     taking = _Taking(called)
     return taking.apart(state, ()), taking.leaves

@@ -83,7 +83,7 @@ def arrow_schema(schema: StructType, session: SparkSession) -> bytes:
     from pyspark.sql.pandas.types import to_arrow_schema
 
     setting = session.conf.get
-    # get() is called without a default, because Spark's own default of this setting differs between versions.
+    # get() is called without a default, because Spark's own default for this setting differs between versions.
     by_arrow = setting("spark.sql.execution.arrow.pyspark.enabled") == "true"
     structs = "legacy"
     with contextlib.suppress(Exception):  # Spark 3.4 does not have this setting

@@ -70,7 +70,7 @@ class Layout:
 
         Also return the size of all rows in Arrow's memory, in bytes. The arrays are not yet transformed.
 
-        Each batch is copied before the next one is decoded, while it is still in the processor's cache. The next batch
+        Each batch is copied while it is still in the processor's cache, before the next one is decoded. The next batch
         can then reuse its memory.
         """
         place = None

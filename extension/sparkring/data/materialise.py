@@ -8,7 +8,7 @@
 
 The key is computed from the DataFrame's version (frames.py) and from the settings for writing it. The folder is not
 renamed when the copy is finished, because not every mount supports renaming. Before a process writes a copy, it removes
-the incomplete copies of kernels that were killed, and copies that have not been used for a month.
+incomplete copies that killed kernels have left, and copies that have not been used for a month.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class _Reader:
         return DataError(f"the filter `{self._text}` cannot be read: {why}")
 
     def _constant(self, node: ast.expr) -> ast.expr:
-        """Return the value of true, false, null or none, unless a column has that name; otherwise, return the node."""
+        """Return the constant that the name true, false, null or none stands for; return any other node unchanged."""
         if not isinstance(node, ast.Name) or node.id in self._schema.names or node.id.lower() not in _CONSTANTS:
             return node
         return ast.Constant(_CONSTANTS[node.id.lower()])

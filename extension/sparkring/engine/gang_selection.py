@@ -35,7 +35,7 @@ def gang_for(options: Options) -> WarmGang | None:
 
 
 def latest_gang(magic: str) -> WarmGang:
-    """Return the last gang that was started, or a new one if its ranks are lost.
+    """Return the gang that was started last. If its ranks are lost, start a new gang in its place and return that one.
 
     Raises OptionsError if no gang is free.
     """
@@ -49,7 +49,7 @@ def latest_gang(magic: str) -> WarmGang:
 
 
 def latest_gang_alive(magic: str) -> WarmGang:
-    """Return the gang that was started last, as latest_gang() does, but raise OptionsError if its ranks are lost."""
+    """Return the gang that was started last. Raises OptionsError if its ranks are lost, or if no gang is free."""
     latest = warm_gang.latest()
     if latest is not None and latest.ended:
         raise OptionsError(f"the {latest.describe()} has ended: {latest.ended}. The next cell starts a new one.")

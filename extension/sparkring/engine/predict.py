@@ -166,7 +166,7 @@ def predict(
     np: how many parts are scored at once. np=-4 means four processes on this machine; np=4 means four Spark tasks. The
         default is one process on this machine for each core.
     columns: the columns of the data that are written beside the predictions; all by default.
-    mode: "error" raises an error if `to` exists already; "overwrite" replaces it.
+    mode: "error" raises an error if `to` already contains files; "overwrite" replaces the folder.
     background: whether to return a BackgroundRun at once.
 
     Raises DataError, OptionsError, PathError, CheckpointError or CaptureError. For files, it also raises LaunchError,

@@ -68,7 +68,7 @@ class _Packed(NamedTuple):
     values: list[tuple[str, Any]]  # pairs of a name in the notebook ('' for an argument) and its value
     title: str
     code: str
-    scripts: tuple[str, ...] = ()  # sources of the cell's scripts; for checkpoints, they are part of its code
+    scripts: tuple[str, ...] = ()  # sources of the cell's scripts; for checkpoints, they are part of the cell's code
     data: Data | None = None
     on_result: Callable[[RunResult], None] = lambda result: None
 

@@ -2,10 +2,10 @@
 
     model process ── GpuUsed, ModelUsed ──▶ Listener ── a thread per connection ──▶ _Query ──▶ Recorder
 
-A DataFrame of predict() may be used at any time, so one listener waits as long as this process lives. Waiting takes no
-processor time. A query begins with the first report of a model process. The query ends when Spark is no longer running
-any of its stages and, in addition, another query begins or the last model process disconnects. A model process
-disconnects when no task has been connected for a while.
+A DataFrame that predict() has returned may be used at any time, so one listener waits as long as this process lives.
+Waiting takes no processor time. A query begins with the first report of a model process. The query ends when Spark is
+no longer running any of its stages and, in addition, another query begins or the last model process disconnects. A
+model process disconnects when no task has been connected for a while.
 """
 
 from __future__ import annotations

@@ -188,7 +188,7 @@ class Supervisor:
             return impatient or bool(self.gang.deaths) or not self.execution.running
 
         def over_within(seconds: float) -> bool:
-            """Poll until it is over. Return False if it is not over `seconds` after the last report of an import."""
+            """Poll until over() is true. Return False if it is not, `seconds` after the last report of an import."""
             since = began
             while not poll_until(over, since + seconds, self._poll, every_s=POLL_S / 2):
                 reported = self.execution.importing.values() if self.warm else ()

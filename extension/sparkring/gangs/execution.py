@@ -120,7 +120,7 @@ class Execution:
             self.loaded.add(rank)
 
     def held_up(self, rank: int, report: Importing | CollectivesEnded) -> None:
-        """Note why an interrupt of the rank is delayed."""
+        """Record why an interrupt of the rank is delayed."""
         if isinstance(report, Importing):
             self.importing[rank] = time.monotonic()
         else:

@@ -58,7 +58,7 @@ class Gang:
         self._gpus: dict[tuple[int, str], events.GpuUsed] = {}  # last report on each GPU; members report changes
         self._ahead: collections.deque[Execution] = collections.deque()  # the executions after the current one
         self._arrived: collections.deque[Arrival] = collections.deque()  # messages that poll() has not processed yet
-        self._early: list[Arrival] = []  # messages of members that have no rank yet
+        self._early: list[Arrival] = []  # messages from members that have no rank yet
         self._untold: list[Event] = []  # events of submit(), which the next poll() returns
         self._started = self._polled = time.monotonic()
         self._timeline_until = 0.0

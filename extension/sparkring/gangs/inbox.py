@@ -22,15 +22,15 @@ _REPORTS = get_args(Report)
 
 
 class Arrival(NamedTuple):
-    """A message of a member. If `report` is None, the member's connection has ended, and `end` says why."""
+    """A message from a member. If `report` is None, the member's connection has ended, and `end` says why."""
 
     member: int
     report: Report | None
     end: str = ""
 
 
-_WAKE = Arrival(-1, None)  # an item that only makes take() return
-_END = Arrival(-2, None)  # the last item of the queue
+_WAKE = Arrival(-1, None)  # an entry that only makes take() return
+_END = Arrival(-2, None)  # the last entry in the queue
 
 
 class Inbox:

@@ -84,7 +84,7 @@ class Members:
         return {member: now - connection.heard_at for member, connection in list(self.connections.items())}
 
     def exit(self, rank: int, failure: Failure | None) -> None:
-        """Record that the rank's process has exited. `failure` says why; None if it was asked to exit."""
+        """Record that the rank's process has exited. `failure` says why; None if the process was asked to exit."""
         self.exited.add(rank)
         if failure is not None:
             self.deaths[rank] = failure

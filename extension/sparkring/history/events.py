@@ -1,7 +1,8 @@
 """The events of a run. Applying them one by one yields a RunRecord.
 
-Most reports of members and ranks are kept unchanged, so these events are messages of `wire/messages/`. The other events
-are defined in this module. `time` is when the driver learned of the event, in Unix seconds on the driver's clock.
+Most reports from members and ranks are kept unchanged, so these events are messages of `wire/messages/`. The other
+events are defined in this module. `time` is when the driver learned of the event, in Unix seconds on the driver's
+clock.
 """
 
 from __future__ import annotations
@@ -380,7 +381,7 @@ def _plain(value: Any) -> Any:
 
 
 def from_json(found: dict[str, Any]) -> Event:
-    """Return the event that to_json() wrote; unknown fields are ignored. The caller has added any `data` to `found`."""
+    """Return the event that to_json() wrote; unknown fields are ignored. Any `data` must have been added to `found`."""
     kind: Any = _BY_NAME[found["type"]]
     event: Event = _converter(kind)(found)
     return event

@@ -187,7 +187,7 @@ class _Tensor:
 
 
 class _Stretches:
-    """Measures the time that intervals cover; overlaps count once. Intervals are added in the order of their ends."""
+    """Measures the time that intervals cover; overlaps count once. Intervals are added in order of their end times."""
 
     def __init__(self) -> None:
         self.covered = 0.0
@@ -262,7 +262,7 @@ class Tally:
             self.operations += 1
 
     def _judge(self, ready: dict[int, float]) -> None:
-        """Note which rank became ready last, and how long all other ranks had been ready by then."""
+        """Record which rank became ready last, and how long all other ranks had been ready by then."""
         if len(ready) > 1:
             *_, (before, _), (last, rank) = sorted((at, rank) for rank, at in ready.items())
             times, stretches = self._late.get(rank, (0, _Stretches()))

@@ -242,7 +242,7 @@ def folded_blocks(blocks: Iterable[Block]) -> list[Shared]:
 
 
 def _compared(block: Block) -> str:
-    """Return the text of a block to compare with other blocks: blocks with the same text are folded."""
+    """Return the text by which blocks are compared: blocks with the same text are folded."""
     if len(block) == 1:
         return block[0].text
     return _RANKS_OWN.sub(r"\1\2\3\4", "\n".join(line.text for line in block))

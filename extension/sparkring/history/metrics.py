@@ -15,7 +15,7 @@ from sparkring.history.record import RunRecord
 
 CURVE_POINTS = 100
 RANK_LINES = 8  # up to this many ranks have a line each; for more ranks, a band is drawn
-# If a rank's last report is beyond this fraction of a curve, the rank's last value is used up to the curve's end.
+# If a rank's last report is beyond this fraction of a curve, the rank's last value is repeated until the curve's end.
 STILL_THERE = 0.9
 MARKED_PLACES = 100  # the axis is divided into this many parts; marks of one kind in the same part are drawn once
 

@@ -107,7 +107,7 @@ class Destination:
         return bool(self._names(self.unfinished / PARTS) and self._names(self.unfinished / RESULTS))
 
     def release(self) -> None:
-        """Note in the folder that this process no longer writes to it. If no part is complete, remove the folder."""
+        """Record in the folder that this process no longer writes to it. If no part is complete, remove the folder."""
         with contextlib.suppress(Exception):  # the run has ended; its own error, if any, must not be replaced
             state = read_json(self.unfinished / STATE, LAYOUT)
             if state and self._has_parts():

@@ -39,7 +39,7 @@ def is_keras(value: Any) -> bool:
 
 
 def settled(model: Any, *, small: bool = False) -> Any:
-    """Prepare a model that belongs to this process for predictions, and return it.
+    """Prepare a model for predictions, and return it. The model is changed, so it must belong to this process.
 
     A torch module is moved to the GPU if there is one, and computes no gradients. If it is `small`, it uses one thread.
     """

@@ -116,7 +116,7 @@ class Task:
         self._error = ""
 
     def asks(self, request: pa.Schema) -> None:
-        """Note a request with this schema."""
+        """Find out which Spark task the connection belongs to, from the schema of a request."""
         about = (request.metadata or {}).get(TASK)
         if self._place is None and about is not None:
             task, query, stage, partition = json.loads(about)

@@ -80,7 +80,7 @@ class Launcher(ABC):
         """
 
     def note_imports(self, modules: Sequence[str] | None) -> None:  # noqa: B027 - most launchers have no use for it
-        """Note the frameworks that a rank has imported; `modules` is None if other ranks must not do so in advance."""
+        """Record the frameworks that a rank has imported; None if other ranks must not import any in advance."""
 
     def waits_for(self) -> str:
         """Return what a slow start may be waiting for; '' if that is not known."""

@@ -283,7 +283,7 @@ class Spares:
             self._settle()
 
     def note_imports(self, setting: Setting | None, modules: tuple[str, ...] | None) -> None:
-        """Note the modules that the ranks of a launch imported; None if later ranks must not have them in advance."""
+        """Record the modules that the ranks of a launch imported; None if later ranks must not get any in advance."""
         with self._lock:
             self._unfit |= modules is None or setting is None
             if modules and setting is not None:

@@ -61,7 +61,7 @@ class ProtocolError(ChannelClosed):
 
 
 class Head(NamedTuple):
-    """A frame's header. The body, in parts of these `sizes`, has not been read yet. `raw` has the bytes before it."""
+    """A frame's header. `raw` has the bytes before the body. The body, in parts of these `sizes`, is not read yet."""
 
     kind: type[Message]
     fields: dict[str, Any]

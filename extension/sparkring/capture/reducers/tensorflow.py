@@ -291,7 +291,7 @@ def _is_frameworks(value: Any) -> bool:
 
 
 def _is_theirs(value: Any) -> bool:
-    """Return whether a class or function belongs to a framework or to the standard library, except its builtins."""
+    """Return whether a class or function belongs to a framework or to the standard library, and is not a builtin."""
     root = value.__module__.partition(".")[0]
     return _is_frameworks(value) or (root in sys.stdlib_module_names and root != "builtins")
 

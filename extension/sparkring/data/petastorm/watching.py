@@ -21,7 +21,7 @@ from sparkring.wire.messages import Piece
 if TYPE_CHECKING:
     from petastorm.reader import Reader
 
-# How long the reader continues after the death of a worker, because results of other workers may still arrive.
+# How long the reader continues after a worker has died, because results from other workers may still arrive.
 _DEAD_AND_SILENT_S = 0.3  # if no result is arriving
 _DEAD_S = 1.5  # if results are still arriving
 _ROWS_AT_ONCE = 32  # counting each row separately would add a fifth to Petastorm's time

@@ -104,7 +104,7 @@ class Items:
         self._targets = targets
         self._namespace = namespace
         self._stays = stays
-        self.shown: dict[int, dict[str, Any]] = {}  # what the table shows of each item, by number
+        self.shown: dict[int, dict[str, Any]] = {}  # what the table shows for each item, by number
 
     @property
     def left(self) -> int | None:
@@ -196,7 +196,7 @@ def _length(iterable: Any) -> int | None:
 
 
 def seed_of(run_seed: int, number: int) -> int:
-    """Return the seed of an item. It depends only on the run's seed and on the item's number."""
+    """Return the seed for an item. It depends only on the run's seed and on the item's number."""
     return int.from_bytes(hashlib.sha256(f"{run_seed}:{number}".encode()).digest()[:4], "big")
 
 

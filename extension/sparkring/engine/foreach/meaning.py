@@ -82,7 +82,7 @@ def _settings(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_setting(value: Any) -> bool:
-    """Whether a value is a number, text, date or path, or a list, tuple, dict, set or dataclass of a few of these."""
+    """Whether a value is a number, string, date or path, or a list, tuple, dict, set or dataclass of a few of these."""
     if isinstance(value, type):
         return False
     if dataclasses.is_dataclass(value):

@@ -219,7 +219,7 @@ class Pool:
         return slot.attempt is not None
 
     def _take_back(self, slot: Slot) -> None:
-        """Return to the schedule the attempts that the slot will not run."""
+        """Give the attempts that the slot will not run back to the schedule."""
         while slot.given_back:
             self._schedule.give_back(slot.given_back.pop())
 
@@ -264,7 +264,7 @@ class Pool:
         return [self._over(number, ended, ending)]
 
     def _over(self, number: int, ended: Ended, ending: events.ItemEnding) -> events.ItemEnded:
-        """Note the result of an attempt, and return the event that says how the attempt has ended."""
+        """Record the result of an attempt, and return the event that says how the attempt has ended."""
         if ending in ("finished", "pruned"):
             self.values[number] = ended.value
         elif ending == "failed":

@@ -119,7 +119,7 @@ class Schedule:
             del self.running[slot]
 
     def ended(self, slot: int, failure: Failure | None = None) -> Verdict:
-        """Note how a slot's attempt has ended. If the verdict is "again", another attempt follows."""
+        """Record how a slot's attempt has ended. If the verdict is "again", another attempt follows."""
         attempt = self.running[slot][0]
         self._take_from(slot, attempt)
         if failure is None:

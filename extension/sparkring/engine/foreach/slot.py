@@ -23,7 +23,7 @@ from sparkring.history.events import Event, Failure
 from sparkring.launchers.base import Launcher
 from sparkring.wire.messages import Buffers, Kept
 
-GROWTH_BYTES = 512 * 1024**2  # a gang whose memory grows by more than this after its first item is replaced
+GROWTH_BYTES = 512 * 1024**2  # a gang is replaced if its memory has grown by more than this since its first item
 TIMEOUT_GRACE_S = 1.0  # after interrupting an item that took too long, wait this long before killing its ranks
 # To end an item, the pool interrupts its ranks. If some ranks are still running the item RELEASE_AFTER_S later, the
 # collectives are ended. After END_GRACE_S, the ranks are killed.
@@ -294,7 +294,7 @@ class Slot:
             each.join()
 
     def _begun(self) -> events.ItemStarted:
-        """Record that all ranks have been sent the item, so that its time begins. Return the event for this."""
+        """Record that all ranks have been sent the item, so that its time begins. Return the event that says this."""
         assert self.attempt is not None
         self._began = time.monotonic()
         item, number, *_ = self.attempt

@@ -1,6 +1,6 @@
 """The slots of a pool. Starts and ends gangs as items need them, and says which slots to poll.
 
-One thread polls all slots. This thread waits for a queue. When a gang has something to poll, the gang puts the number
+One thread polls all slots. This thread waits on a queue. When a gang has something to poll, the gang puts the number
 of its slot into the queue.
 """
 

@@ -42,9 +42,9 @@ class Steering(Protocol):
     def __next__(self) -> Any: ...
 
     def begin(self, folder: Path, place: Place | None) -> SearchBegan:
-        """Begin a run in the run folder `folder`. The run keeps results in `place`. Called once, before all else.
+        """Begin a run in the run folder `folder`. The run keeps results in `place`.
 
-        Raises CheckpointError if the data kept by an earlier run cannot be read.
+        Called once, before the other methods. Raises CheckpointError if the data kept by an earlier run cannot be read.
         """
 
     def reported(self, number: int, report: Metrics) -> bool:

@@ -116,7 +116,7 @@ def _place(frame: CodeFrame) -> str:
     if frame.filename == CELL_NAME:
         return f"cell line {frame.line}{function}"
     if frame.in_cell:
-        # Frames of earlier cells have the file name EARLIER_CELL. Other frames may be of the cell that calls run().
+        # Frames of earlier cells have the file name EARLIER_CELL. Other frames may belong to the cell that calls run().
         which = "an earlier" if frame.filename == EARLIER_CELL else "a notebook"
         return f"line {frame.line} of {which} cell{function}"
     return f"{'/'.join(frame.filename.rsplit('/', 3)[-3:])}:{frame.line}{function}"

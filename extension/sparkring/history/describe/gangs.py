@@ -56,7 +56,7 @@ def large_value(name: str, size_bytes: int) -> str:
 
 
 def unread_change(name: str) -> str:
-    """Return a notice about a value of the notebook that the cell of each item changes but does not read."""
+    """Return a notice about a notebook value that the cell of each item changes but does not read."""
     return (
         f"`{name}` is changed in the items' processes, but not in the notebook: end the cell with the value that you "
         "want back"

@@ -61,7 +61,7 @@ def number(value: float) -> str:
 
 
 def numbers(values: Sequence[float]) -> Callable[[float], str]:
-    """Return a function that formats the numbers in a column, either all of them with four decimals or with number().
+    """Return the function that formats the numbers in a column: number(), or one that writes four decimals.
 
     Four decimals are used if each number is 0 or between 0.001 and 100 in size, and not all are whole numbers.
     """

@@ -11,8 +11,8 @@ class TaskScored(NamedTuple):
     `connection` is the number of the connection. `task` is Spark's id of the task attempt. `query` is Spark's id of the
     query, '' for none; `stage` and `partition` say which part of the query the task computes. `rows` is the number of
     scored rows, and `nulls` is how many of them have no prediction. `seconds` is the time since the first request. A
-    `finished` task has sent all its rows. A `closed` task ended, or was ended, before that. If the task has `failed`,
-    `error` says why.
+    `finished` task has sent all its rows. If the task is `closed`, the connection ended before that. If the task has
+    `failed`, `error` says why.
     """
 
     connection: Count

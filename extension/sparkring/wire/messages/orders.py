@@ -82,7 +82,7 @@ class Script(NamedTuple):
     path: the absolute path, '' for a module.
     parts: the code, as pairs: the file name that tracebacks show, and the source. A notebook has a pair for each cell.
     arguments: the script's own arguments, which follow the script in `line`.
-    module: the module to run, for -m. The rank finds its code, so `parts` is empty.
+    module: the module to run, for -m. The rank finds the module's code, so `parts` is empty.
     name: the value of `__name__`.
     inside: whether to run the script in the cell's own namespace.
     any_exit: whether every sys.exit() counts as a success.

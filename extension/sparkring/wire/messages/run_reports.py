@@ -67,8 +67,9 @@ class ItemMeasured(NamedTuple):
     memory that was free on the machine before the item, together with what the spare process holds of `shared_bytes`; 0
     if that is not known. `gpu_bytes` is the largest growth of the memory in use on any one GPU.
 
-    If the item made a Keras or PyTorch model, `parameters` is the number of parameters of the largest model, which take
-    `parameter_bytes`. `batch_size` is the value of the cell's variable with this name, 0 if there is none.
+    If the item made a Keras or PyTorch model, `parameters` is the number of parameters of the largest model, and
+    `parameter_bytes` is their size. `batch_size` is the value of the cell's variable with this name; 0 if there is
+    none.
     """
 
     seconds: float
@@ -111,7 +112,7 @@ class DataOpened(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """The rows that a rank reads of one row group. Numbers start at 0; row group -1 stands for the whole file.
+    """The rows that a rank reads from one row group. Numbers start at 0; row group -1 stands for the whole file.
 
     If there are many row groups, `groups` adjacent ones form one piece; `file` and `row_group` are those of the first
     row group.

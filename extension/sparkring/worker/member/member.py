@@ -42,7 +42,7 @@ PARTIAL_AFTER_S = 0.1  # an unfinished line is sent to the driver after this tim
 TICK_S = 0.5
 BEAT_EVERY_S = 2.0
 DRAIN_LIMIT_S = 2.0
-# While requests are waiting in the member, a report of the rank is held back for up to HOLD_S, and sent together with
+# While requests are waiting in the member, a report from the rank is held back for up to HOLD_S, and sent with
 # the next report. When the number of waiting requests is a multiple of TOGETHER, the report is sent at once.
 HOLD_S, TOGETHER = 0.005, 8
 WAIT_S = 0.05  # if a request takes longer than this, the requests that are waiting behind it go back to the driver

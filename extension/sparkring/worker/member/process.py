@@ -194,7 +194,7 @@ def resident_bytes() -> int:
 
 
 def out_of_memory_kills() -> int:
-    """Return how many processes of this process's control group the kernel has killed because memory ran out."""
+    """Return how many processes in this process's control group the kernel has killed because memory ran out."""
     for version, folder in _memory_groups():
         name = "memory.events" if version == 2 else "memory.oom_control"
         found = _numbers(f"{folder}/{name}").get("oom_kill")

@@ -21,7 +21,7 @@ from sparkring.worker.member import process
 from sparkring.worker.rank import collectives, seeds, shell
 from sparkring.worker.rank.cell import CompiledCell, compile_cell
 
-# The difference between the seeds of an item's neighbouring ranks, because ranks must draw different numbers.
+# The seeds of an item's neighbouring ranks differ by this much, because ranks must draw different numbers.
 RANKS_APART = 0x9E3779B1
 # Collect garbage only when the process's memory has grown by this much, since this can take longer than a short item.
 COLLECT_AFTER_BYTES = 64 * 1024**2
@@ -47,7 +47,7 @@ class ItemWork:
         self._collected_bytes = 0
 
     def whole(self, item: messages.Run) -> messages.Run:
-        """Return the request for an item, with the fields that are the same for all items filled in."""
+        """Return the request for an item, and fill in the fields that are the same for all items."""
         work = self._order
         return item._replace(
             source=work.source,

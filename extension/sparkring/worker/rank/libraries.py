@@ -32,7 +32,7 @@ def prepare() -> None:
 
 
 def _start_no_notification_service(module: types.ModuleType) -> None:
-    """Keep `@hvd.elastic.run` from starting the server that reports changes of hosts.
+    """Keep `@hvd.elastic.run` from starting the server that reports when hosts change.
 
     A ring of a fixed size does not need the server. The server would listen on all network interfaces, and unpickle
     anything that is signed with its key, which it sends to the rendezvous in clear text.

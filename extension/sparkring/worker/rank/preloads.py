@@ -41,7 +41,7 @@ class Preloads:
         imports.note_order(FRAMEWORKS)
 
     def begin(self) -> None:
-        """Note the environment. Called before each request runs, but only the first call has an effect."""
+        """Remember the environment. Called before each request runs, but only the first call has an effect."""
         if self._at_first is None:
             self._at_first = _settings()
 

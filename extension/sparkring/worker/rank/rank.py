@@ -200,8 +200,8 @@ class Rank:
 
         If an installed package is being imported, the interrupt waits until the import has ended. Otherwise a package
         with native code, such as torch, would stay half imported: it could not be used, and could not be imported
-        again. Each time, the driver is told about the import. If the import takes too long, the driver gives up on the
-        rank.
+        again. Each interrupt that waits is reported to the driver, which gives up on the rank if the import takes too
+        long.
         """
         self.interrupt_waits = os.getpid() == self.pid and imports.under_way(frame)
         if not self.interrupt_waits:

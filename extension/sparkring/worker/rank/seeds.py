@@ -35,7 +35,7 @@ def begin(seed: int) -> None:
 
 
 def _importing(plant: Plant) -> Action:
-    """Note the state of the generators before an import, and return the action to run after the import."""
+    """Save the state of the generators before an import, and return the action to run after the import."""
     put_back = _noted()
 
     def after(module: types.ModuleType) -> None:

@@ -58,7 +58,7 @@ def measured(work: ItemWork, item: Run, namespace: Mapping[str, Any]) -> Any:
 
 
 class _Spent(NamedTuple):
-    """The resources used up to a moment, or between two moments."""
+    """The resources used until a moment, or between two moments."""
 
     seconds: float = 0.0
     cpu_s: float = 0.0
