@@ -180,8 +180,8 @@ def captured_call(
 def _used_by(names: Iterable[str], namespace: Namespace) -> tuple[dict[str, str], dict[str, str], set[str]]:
     """Find the notebook's names that the values of `names` use, in their functions and annotations.
 
-    Return the names that the functions read, the names in annotations that are strings, and the names that the
-    functions set. The first two are dicts from each name to the name whose value uses it.
+    Return the names that the functions read, the names in string annotations, and the names that the functions
+    set. The first two are dicts from each name to the name whose value uses it.
     """
     used: dict[str, str] = {}
     hints: dict[str, str] = {}

@@ -136,7 +136,7 @@ def _in_format(text: str) -> Iterable[str]:
 
 
 def names_in_hints_of(value: object) -> set[str]:
-    """Return the names in those annotations of a function or class that are, or contain, strings."""
+    """Return the names in the string annotations of a function or class, including strings inside annotations."""
     if not isinstance(value, (type, types.FunctionType)):
         return set()
     try:

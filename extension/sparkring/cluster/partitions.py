@@ -1,4 +1,4 @@
-"""Gives each rank one partition of a DataFrame of the notebook."""
+"""Gives each rank one partition of a DataFrame from the notebook."""
 
 from __future__ import annotations
 

@@ -332,8 +332,8 @@ class SearchEnded(NamedTuple):
 class Notice(NamedTuple):
     """Something the user should know: progress of a slow start, a warning.
 
-    `until` says how long the notice is shown: until the ranks are "up", until the next message from a rank ("heard"),
-    until all ranks have "ended" the cell, or always ("").
+    `until` says how long the notice is shown: until the ranks are up ("up"), until the next message from a rank
+    ("heard"), until all ranks have finished the cell ("ended"), or permanently ("").
     """
 
     time: float

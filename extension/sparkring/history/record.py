@@ -28,14 +28,14 @@ ATTEMPT_LINES = 20  # if a rank's failure ends an attempt, this many of the rank
 SAMPLES_KEPT, SAMPLES_OF_ALL = 60, 1_920  # how many Samples are kept for each rank, and for all ranks together
 LINE_CHARACTERS = 4_000  # a longer line is cut in the record, not in the log file
 PARTIAL_BYTES = 64 * 1024  # a line that grows beyond this before it ends is shown in pieces
-QUICK_S = 1.0  # a cell of a warm gang that finishes in less time is quick
+QUICK_S = 1.0  # a cell that finishes on a warm gang in less time is quick
 STACK_HOLDS_S = 1.0  # a stack is kept at least this long; otherwise, the next output of the rank would remove it
 
 RankState = Literal["starting", "running", "finished", "failed", "stopped", "idle"]
 
 
 class LogLine(NamedTuple):
-    """One line that a rank printed, or a message that it sent to the notebook on purpose (`stream` is "message").
+    """One line that a rank printed, or a message that it explicitly sent to the notebook (`stream` is "message").
 
     In a run of items, `rank` is the number of the item, except in the `tail` of a RankRecord.
     """

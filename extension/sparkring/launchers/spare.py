@@ -83,7 +83,7 @@ class Wanted(NamedTuple):
 
         The answer is no if the code could change the environment before it imports a module. It is also no if the code
         names a framework that is not among the modules, because this framework would then share a process with
-        frameworks that the code may not use. But code that imports all of the modules itself may name others, too.
+        frameworks that the code might never use. But code that imports all of the modules itself may name others, too.
         """
         known, uses = _packages(self.modules), _packages(code.imports)
         others = set() if known <= uses else _packages(FRAMEWORKS) - known
@@ -115,7 +115,10 @@ class ForkedMember:
         return self.returncode
 
     def wait(self, timeout_s: float | None = None) -> int:
-        """Return the exit code, or the negative number of a signal. Raise TimeoutExpired after `timeout_s` seconds."""
+        """Return the exit code; if a signal ended the member, its number with a minus sign.
+
+        Raise TimeoutExpired after `timeout_s` seconds.
+        """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         if self.returncode is None:
             self._await(self._status, deadline)

@@ -191,7 +191,7 @@ def hollow(module: Any) -> Any:
 
 
 def filled(module: Any) -> Any:
-    """Return a module that hollow() has made, after allocating memory for the values of its tensors."""
+    """Allocate memory for the values of a module's tensors, which hollow() removed, and return the module."""
     import torch
 
     return _replaced(module, lambda tensor: torch.empty_like(tensor, device="cpu"))
