@@ -218,8 +218,8 @@ class Store:
     def load_model(self, model: Any, which: Which = "latest") -> None:
         """Restore only a model, in place, from the `model` of a saved state, or from the only value of the state.
 
-        You need no objects for the state's other values, such as the optimizer. Random states are left as they are. `which` is
-        as in load(). Raises CheckpointError if there is no checkpoint, or if it does not fit the model.
+        You need no objects for the state's other values, such as the optimizer. Random states are left as they are.
+        `which` is as in load(). Raises CheckpointError if there is no checkpoint, or if it does not fit the model.
         """
         entry, saved = self._loaded(which)
         key = "model" if "model" in saved or len(saved) != 1 else next(iter(saved))
@@ -235,9 +235,9 @@ class Store:
     def list(self) -> Entries:
         """Return all checkpoints in the directory, newest first: complete, incomplete, or damaged.
 
-        Only the sizes of files are looked at to find damage. In a run's --checkpoint-dir, these are the checkpoints that existed when the ranks started, and the checkpoints
-        of this attempt whose steps this rank has passed to save(). Checkpoints that have been removed since are left
-        out. In any other directory, these are the checkpoints that exist now, so ranks that call list() at different
+        Only the sizes of files are checked for damage. In a run's --checkpoint-dir, the result has the checkpoints that
+        existed when the ranks started, and the checkpoints of this attempt whose steps this rank has passed to save().
+        Checkpoints that have been removed since are left out. In any other directory, these are the checkpoints that exist now, so ranks that call list() at different
         times may get different results: call it on one rank and broadcast the result.
         """
         entries = folder.listing(self._location)
