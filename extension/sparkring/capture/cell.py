@@ -178,7 +178,7 @@ def captured_call(
 
 
 def _used_by(names: Iterable[str], namespace: Namespace) -> tuple[dict[str, str], dict[str, str], set[str]]:
-    """Find the notebook's names that the values of `names` use, in their functions and annotations.
+    """Find the names of the notebook that functions and annotations in the values of `names` refer to.
 
     Return the names that the functions read, the names in string annotations, and the names that the functions
     set. The first two are dicts from each name to the name whose value uses it.
@@ -202,7 +202,7 @@ def _used_by(names: Iterable[str], namespace: Namespace) -> tuple[dict[str, str]
 
 
 def _packing_order(value: object) -> int:
-    """Return the sort key for packing. Data comes first, so that its size is not added to a function that uses it."""
+    """Return the sort key for packing. Data comes first, so it does not count towards a function that uses it."""
     if isinstance(value, (type, types.FunctionType)):
         return 2
     return 0 if by_reference(type(value)) else 1

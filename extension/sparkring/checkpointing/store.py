@@ -237,8 +237,9 @@ class Store:
 
         Only the sizes of files are checked for damage. In a run's --checkpoint-dir, the result has the checkpoints that
         existed when the ranks started, and the checkpoints of this attempt whose steps this rank has passed to save().
-        Checkpoints that have been removed since are left out. In any other directory, these are the checkpoints that exist now, so ranks that call list() at different
-        times may get different results: call it on one rank and broadcast the result.
+        Checkpoints that have been removed since are left out. In any other directory, these are the checkpoints that
+        exist now, so ranks that call list() at different times may get different results: call it on one rank and
+        broadcast the result.
         """
         entries = folder.listing(self._location)
         if not self._is_here():

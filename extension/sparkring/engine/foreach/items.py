@@ -23,8 +23,8 @@ from sparkring.runtime.report import short_repr
 from sparkring.wire.messages import Script
 
 NAME_CHARACTERS = 100
-_SCRIPTS = "%run"  # the name under which an item's scripts are part of its key
-ITEM = "item"  # the name of a function's argument in tables
+_SCRIPTS = "%run"  # the name under which an item's scripts are included in its key
+ITEM = "item"  # in tables, the name of the argument of a function
 
 
 class Targets:
