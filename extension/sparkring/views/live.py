@@ -9,7 +9,7 @@ A message is a dict of JSON values with the `run` and a `kind`:
               messages. `pending` has the lines whose end has not been printed yet, as such columns
     state     the state of the run, and a column for each fact about its ranks
     sections  the HTML of those sections (views/sections) that have changed, by name
-    charts    the curves as numbers (views/charts). If a curve has changed, all curves are sent
+    charts    the curves as numbers (views/charts). If a curve has only grown, its new points are sent (charts.since)
     search    what the items search for, if they are the trials of a search
     items     a row for each item that has changed since the last message of this kind. Its columns are the FIELDS of
               panel/src/items.js
@@ -28,7 +28,7 @@ from sparkring.history import describe, item_records, lines, progress
 from sparkring.history.item_records import ItemRecord
 from sparkring.history.progress import Lag, Pace
 from sparkring.history.record import LogLine, RankRecord, RunRecord
-from sparkring.views.charts import charts
+from sparkring.views.charts import charts, since
 from sparkring.views.markup import log_text
 from sparkring.views.sections import Form, checkpoints, code, failure, restarts, shards, timeline
 from sparkring.views.sections import metrics as measured
@@ -115,7 +115,7 @@ class Feed:
         self._sections_due = now + max(SECTIONS_PAUSE_S, PAUSE_PER_WORK * (clock.monotonic() - began))
         changed = {name: html for name, html in drawn.items() if html != self._sections.get(name, "")}
         found: list[Message] = [{"kind": "sections", "html": changed}] if changed else []
-        found += [{"kind": "charts", "charts": [], **curves}] if curves != self._charts else []
+        found += [{"kind": "charts", "charts": [], **since(self._charts, curves)}] if curves != self._charts else []
         self._sections, self._charts = drawn, curves
         return found
 
