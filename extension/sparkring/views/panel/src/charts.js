@@ -81,7 +81,7 @@ export class ChartsView {
   // Return the height of each plot: together they fill the room, if this is possible within limits.
   heightOf(width, room) {
     const { columnGap, rowGap } = getComputedStyle(this.grid), gap = parseFloat(columnGap) || 0;
-    const columns = Math.max(1, Math.floor((width + gap) / (LEAST_WIDTH + gap)));
+    const columns = Math.min(Math.max(1, Math.floor((width + gap) / (LEAST_WIDTH + gap))), this.charts.length);
     const rows = Math.ceil(this.charts.length / columns);
     const caption = Math.max(...this.charts.map((chart) => chart.caption.offsetHeight));
     const around = this.grid.offsetTop - this.element.offsetTop + this.legend.offsetHeight + 8; // the bar, the legend and margins
@@ -311,14 +311,22 @@ class Chart {
 
   // Return a PNG of the chart below its caption, as a promise.
   picture() {
-    const { canvas } = this.plot.ctx, ratio = devicePixelRatio, top = Math.round(24 * ratio);
+    const { canvas } = this.plot.ctx, ratio = devicePixelRatio, left = this.plot.bbox.left, line = 18 * ratio;
+    const captions = [...this.caption.children], top = captions.length * line + 6 * ratio;
     const whole = make("canvas", { width: canvas.width, height: canvas.height + top }), ctx = whole.getContext("2d");
     ctx.fillStyle = background(this.element);
     ctx.fillRect(0, 0, whole.width, whole.height);
-    ctx.fillStyle = this.view.colour;
-    ctx.font = `${12 * ratio}px system-ui, sans-serif`;
     ctx.textBaseline = "middle";
-    ctx.fillText([...this.caption.children].map((each) => each.textContent).join("    "), this.plot.bbox.left, top / 2, whole.width - this.plot.bbox.left);
+    captions.forEach(({ firstChild, textContent }, at) => {
+      const name = firstChild.textContent, y = (at + 0.6) * line;
+      const write = (text, x, weight, colour) => {
+        ctx.font = `${weight} ${12 * ratio}px system-ui, sans-serif`;
+        ctx.fillStyle = colour;
+        ctx.fillText(text, x, y);
+        return x + ctx.measureText(text).width;
+      };
+      write(textContent.slice(name.length), write(name, left, 600, getComputedStyle(firstChild).color), 400, this.view.colour);
+    });
     ctx.drawImage(canvas, 0, top);
     return new Promise((done) => whole.toBlob(done, "image/png"));
   }

@@ -4,12 +4,13 @@ import { ChartsView } from "./charts.js";
 import { make, put } from "./elements.js";
 import { LogView } from "./log.js";
 
-const LEAST_ROOM = 100; // px: less than charts are high, and more than the margins above the lines
+// px: charts are higher than LEAST_ROOM; in a narrow panel, the lines below them need BELOW (see panel.css)
+const LEAST_ROOM = 100, BELOW = 120;
 
 export class Overview {
   constructor(panel) {
     this.panel = panel;
-    this.charts = new ChartsView(panel, () => (this.isNarrow() ? 0 : panel.chartRoom(this.element)));
+    this.charts = new ChartsView(panel, () => panel.chartRoom(this.element) - (this.isNarrow() ? BELOW : 0));
     this.log = new LogView(panel);
     this.sentence = make("div", { class: "sr-empty", role: "status" });
     this.right = make("div", { class: "sr-overlog" }, this.sentence, this.log.box);
