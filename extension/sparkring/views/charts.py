@@ -22,7 +22,7 @@ _LONG = 16  # if a column of this many numbers has only grown, only its new end 
 Column = list[float | None]
 
 
-@metrics.remembered("metrics", "attempts", "checkpoints", "finished_ranks")
+@metrics.remembered("started", "metrics", "attempts", "checkpoints", "finished_ranks")
 def charts(record: RunRecord) -> dict[str, Any]:
     """All charts of a run, as JSON values; {} if there is nothing to draw.
 
