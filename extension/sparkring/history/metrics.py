@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from sparkring.history.events import Metrics
 from sparkring.history.record import RunRecord
 
-CURVE_POINTS = 400  # more than a chart of 600 pixels can show
+CURVE_POINTS = 400  # a chart in the page is about 600 pixels wide
 RANK_LINES = 8  # up to this many ranks have a line each; for more ranks, a band is drawn
 # If a rank's last report is beyond this fraction of a curve, the rank's last value is used up to the curve's end.
 STILL_THERE = 0.9
@@ -310,9 +310,10 @@ class _Measured(NamedTuple):
     time: float
 
 
-def curves(record: RunRecord, found: Table) -> list[list[Curve]]:
-    """Return the curves of each chart. A training metric and its validation metric (`loss`, `val_loss`) share a chart.
+def curves(record: RunRecord, found: Table, most: int = CURVE_POINTS) -> list[list[Curve]]:
+    """Return the curves of each chart, with at most `most` points in each part of a curve.
 
+    A training metric and its validation metric (`loss`, `val_loss`) share a chart.
     A metric has no curve if it is finite at fewer than 3 positions, or if no rank has reported it twice.
     """
     charts: dict[str, list[Curve]] = {}
@@ -323,12 +324,12 @@ def curves(record: RunRecord, found: Table) -> list[list[Curve]]:
         reports = Counter(rank for each in mine for rank in each.by_rank)
         if len(mine) > 2 and max(reports.values()) > 1:
             beyond = [each for each in _finite(ahead.get(name, ())) if each.x > mine[-1].x]
-            stride = -(-(len(mine) + len(beyond)) // CURVE_POINTS)
+            stride = -(-(len(mine) + len(beyond)) // most)
             (points, by_rank), (faster, their) = _thinned(mine, stride), _thinned(beyond, stride)
             for rank, line in their.items():
                 by_rank.setdefault(rank, []).extend(line)
             lost = (_finite(part.get(name, ())) for part in undone.values())
-            lines = tuple(_thinned(part, -(-len(part) // CURVE_POINTS))[0] for part in lost if len(part) > 1)
+            lines = tuple(_thinned(part, -(-len(part) // most))[0] for part in lost if len(part) > 1)
             mode = chosen.get(name) or _mode(name)
             best = _best(mine, mode) if mode else None
             curve = Curve(name, points, last[name].mean, _rank_lines(by_rank), lines, faster, best)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 WIDTH, HEIGHT = 320, 165  # CSS pixels
+POINTS = 100  # the most points of a curve; the pictures of more points would be too large
 PICTURES_BYTES = 80_000  # the largest size of all pictures together, in base64
 # Each pair is the number of pixels per CSS pixel, and the number of colours in a picture's palette. A palette reduces
 # the size of the picture to a quarter. The second pair is used if the pictures would otherwise be too large.
@@ -79,7 +80,7 @@ def _caption(curves: Sequence[Curve], axis: str) -> str:
         f'<b style="{tint(colour)}">{text(curve.name)}</b> {dotted(number(curve.last), best_words(curve, axis))}'
         for curve, colour in zip(curves, COLOURS, strict=False)
     ]
-    return f"<figcaption>{' &nbsp; '.join(named)}</figcaption>"
+    return f"<figcaption>{'<br>'.join(named)}</figcaption>"
 
 
 def _image(picture: str, said: str, width: int) -> str:

@@ -8,7 +8,7 @@ import { duration, number } from "./words.js";
 const LEAST_WIDTH = 320, LEAST_HEIGHT = 160, MOST_HEIGHT = 260; // px; the width is also in panel.css
 const GREEN = "#23935a", RED = "#dd4a45"; // as in markup.py
 const TICK = 6; // px: the height of a checkpoint's mark
-const RING = 3.5; // px: the radius of the mark of the best value
+const RING = 4; // px: the radius of the mark of the best value
 const NEAR = 8; // px: how far from a rank's line a click selects the rank
 const FONT = "11px system-ui, sans-serif";
 // The intervals of the axis are whole numbers, because steps and epochs are. Those of times are whole in a clock's units.
@@ -51,7 +51,7 @@ export class ChartsView {
     const colour = getComputedStyle(this.element).color, room = this.room(), dense = devicePixelRatio;
     const looked = JSON.stringify([width, room, colour, dense, looks]);
     if (told === this.told && looked === this.looked && chosen === this.chosen) return;
-    Object.assign(this, { told, looked, chosen, colour });
+    Object.assign(this, { told, looked, chosen, colour, ground: background(this.element) });
     this.control();
     put(this.legend, told.legend ?? "");
     while (this.charts.length > told.charts.length) this.charts.pop().remove();
@@ -220,7 +220,8 @@ class Chart {
   drawBest(plot) {
     const { ctx, bbox } = plot, ratio = devicePixelRatio;
     ctx.save();
-    ctx.lineWidth = 1.5 * ratio;
+    ctx.lineWidth = 2 * ratio;
+    ctx.fillStyle = this.view.ground;
     ctx.setLineDash([]);
     for (const { best, colour } of this.laid.curves) {
       if (!best) continue;
@@ -229,6 +230,7 @@ class Chart {
       ctx.beginPath();
       ctx.arc(x, Math.min(Math.max(y, bbox.top), bbox.top + bbox.height), RING * ratio, 0, 2 * Math.PI);
       ctx.strokeStyle = colour;
+      ctx.fill();
       ctx.stroke();
     }
     ctx.restore();
@@ -314,7 +316,7 @@ class Chart {
     const { canvas } = this.plot.ctx, ratio = devicePixelRatio, left = this.plot.bbox.left, line = 18 * ratio;
     const captions = [...this.caption.children], top = captions.length * line + 6 * ratio;
     const whole = make("canvas", { width: canvas.width, height: canvas.height + top }), ctx = whole.getContext("2d");
-    ctx.fillStyle = background(this.element);
+    ctx.fillStyle = this.view.ground;
     ctx.fillRect(0, 0, whole.width, whole.height);
     ctx.textBaseline = "middle";
     captions.forEach(({ firstChild, textContent }, at) => {
