@@ -96,13 +96,21 @@ function between(x, time, place) {
 // weights of the first values are corrected for the values that there are not, so the average does not start at zero.
 export function smoothed(column, weight) {
   if (!weight) return column;
+  const found = [];
   let sum = 0, share = 1;
-  return column.map((value) => {
-    if (value === null) return null;
-    share *= weight;
-    sum = weight * sum + (1 - weight) * value;
-    return sum / (1 - share);
-  });
+  for (const value of column) {
+    if (value !== null) {
+      share *= weight;
+      sum = weight * sum + (1 - weight) * value;
+    }
+    found.push(value === null ? null : sum / (1 - share));
+  }
+  return found;
+}
+
+// Return a column that has values only at the indices from `from` to `to`.
+function part(column, from, to) {
+  return from === 0 && to >= column.length ? column : column.map((value, at) => (at < from || at > to ? null : value));
 }
 
 // Return what uPlot needs to draw a chart that is laid(): `data`, its columns, of which the first is `x`; `series`, which
@@ -118,17 +126,17 @@ export function plotted({ x, curves }, { smoothing = 0, chosen = new Set() } = {
   };
   const addBoth = (column, until, looks) => {
     if (until >= x.length - 1) return add(column, looks);
-    const some = column.slice(until).some((value, at) => at && value !== null);
-    if (some) add(column.map((value, at) => (at < until ? null : value)), { ...looks, alpha: FAINT * (looks.alpha ?? 1) });
-    return add(some ? column.map((value, at) => (at > until ? null : value)) : column, looks);
+    const beyond = part(column, until, x.length);
+    if (beyond.findLastIndex((value) => value !== null) <= until) return add(column, looks);
+    add(beyond, { ...looks, alpha: FAINT * (looks.alpha ?? 1) });
+    return add(part(column, 0, until), looks);
   };
   for (const { colour, low, high, until } of curves) {
     if (!low) continue;
     const area = (from, to, opacity) => {
-      const part = (column) => (to - from < x.length ? column.map((value, at) => (at < from || at > to ? null : value)) : column);
-      bands.push({ series: [add(part(high), { width: 0 }), add(part(low), { width: 0 })], fill: colour + opacity });
+      bands.push({ series: [add(part(high, from, to), { width: 0 }), add(part(low, from, to), { width: 0 })], fill: colour + opacity });
     };
-    area(0, Math.min(until, x.length), BAND_OPACITY);
+    area(0, until, BAND_OPACITY);
     if (until < x.length - 1) area(until, x.length, FAINT_BAND_OPACITY);
   }
   const lines = curves.flatMap(({ dashed, ranks, until }) => Object.entries(ranks).map(([rank, column]) => ({ rank: Number(rank), column, dashed, until })));
