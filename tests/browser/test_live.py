@@ -316,7 +316,7 @@ def test_tabs_during_the_run(live: Watched, shoot: Callable[..., None]) -> None:
 def test_charts(live: Watched, shoot: Callable[..., None]) -> None:
     live.tab("Metrics").click()
     live.hold(True)
-    charts = live.panel.locator(".sr-charts figure")
+    charts = live.panel.locator(".sr-tab-metrics .sr-charts figure")
     expect(charts).to_have_count(2)
     loss, reset = charts.first, live.button("reset zoom")
     expect(loss).to_have_attribute("aria-label", re.compile("^loss by step: from "))
