@@ -75,6 +75,7 @@ BENCHMARKS: dict[str, Callable[[Effort], list[Row]]] = {
     "checkpoints": checkpoints.files,
     "restarts": checkpoints.runs,
     "panel": panel.live,
+    "charts": panel.charts,
     "scoring": scoring.small_net,
     "resnet": scoring.large_net,
     "estimators": estimators.keras,

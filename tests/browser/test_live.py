@@ -320,7 +320,7 @@ def test_tabs_during_the_run(live: Watched, shoot: Callable[..., None]) -> None:
 def test_charts(live: Watched, shoot: Callable[..., None]) -> None:
     live.tab("Metrics").click()
     live.hold(True)
-    charts = live.panel.locator(".sr-charts figure")
+    charts = live.panel.locator(".sr-tab-metrics .sr-charts figure")
     expect(charts).to_have_count(2)
     loss, reset = charts.first, live.button("reset zoom")
     expect(loss).to_have_attribute("aria-label", re.compile("^loss by step: from "))
@@ -354,6 +354,38 @@ def test_charts(live: Watched, shoot: Callable[..., None]) -> None:
     expect(log).to_have_attribute("aria-pressed", "true")
     expect(charts.locator("canvas")).to_have_count(2)
     log.click()
+    # The charts can be smoothed and shown by time; they fill the height of the tab.
+    tab = live.panel.get_by_role("tabpanel")
+    tab.get_by_label("What smooths the lines").select_option("strong")
+    tab.get_by_label("What the horizontal axis shows").select_option("time")
+    expect(loss.locator("figcaption")).to_have_text(re.compile(r"^loss [\d.]+ · best [\d.]+ at \d.* s$"))
+    height = (loss.locator(".sr-plot").bounding_box() or {})["height"]
+    assert 160 <= height <= 260
+    tab.get_by_label("What the horizontal axis shows").select_option("step")
+    tab.get_by_label("What smooths the lines").select_option("off")
+    # A click on a rank's line selects the rank, as a click on its tile does.
+    live.tile(2).click()
+    expect(live.tab("Metrics")).to_have_attribute("aria-selected", "true")
+    live.tile(2).click()
+    live.hold(True)
+    box = inside.bounding_box()
+    assert box is not None
+    for down in range(2, int(box["height"]), 2):
+        live.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + down)
+        if inside.evaluate("(over) => over.style.cursor") == "pointer":
+            break
+    rank = int((reading.locator(".sr-near").first.text_content() or "").removeprefix("rank "))
+    live.page.mouse.click(box["x"] + box["width"] / 2, box["y"] + down)
+    expect(live.tile(rank)).to_have_attribute("aria-pressed", "true")
+    live.tile(rank).click()
+    # A file takes the place of a copy that the page may not make.
+    live.page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined, configurable: true })")
+    for kind, begin in (("CSV", b"step,"), ("PNG", b"\x89PNG")):
+        loss.hover()
+        with live.page.expect_download() as download:
+            loss.get_by_role("button", name=kind).click()
+        assert Path(download.value.path()).read_bytes().startswith(begin)
+    live.page.evaluate("delete navigator.clipboard")
 
 
 # In JupyterLab's command mode, each of these keys does something, some only when pressed twice.

@@ -42,7 +42,7 @@ from sparkring.views.tables import table_html
 NOW = 1_700_000_060.0
 _TAGS = {"div", "b", "small", "span", "pre", "table", "caption", "thead", "tbody", "tr", "th", "td", "details",
          "summary", "mark", "figure", "figcaption", "svg", "path", "polyline", "polygon", "text", "g",
-         "title", "p", "code", "img"}  # fmt: skip
+         "title", "p", "code", "img", "br"}  # fmt: skip
 _SPOKEN = {"title", "aria-label", "alt"}  # attributes that may contain text from users
 _OTHERS = {"class", "style", "align", "d", "stroke", "stroke-opacity", "stroke-width", "stroke-dasharray", "x", "y",
            "dy", "text-anchor", "points", "fill", "fill-opacity", "width", "height", "viewbox", "role", "tabindex",
@@ -477,7 +477,8 @@ def test_words_stand_in_where_nothing_can_be_drawn(replayed, monkeypatch):
     monkeypatch.setattr(figure, "_png", not_drawn)
     page = check(metrics.html(measured(replayed), NOW, "final"))
     assert not [tag for tag, _ in page.tags if tag in ("img", "svg")]
-    assert "loss by step: from 1.5 to 0.5333; val_loss by step: from 2 to 0.06667" in page.text
+    best = "from 1.5 to 0.5333, best 0.5333 at step 30; val_loss by step: from 2 to 0.06667, best 0.06667 at step 30"
+    assert f"loss by step: {best}" in page.text
     monkeypatch.undo()
     monkeypatch.setattr(figure, "PICTURES_BYTES", 100)
     assert check(metrics.html(measured(replayed), NOW, "final")).text == page.text

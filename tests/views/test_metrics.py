@@ -1,10 +1,12 @@
+import json
 import math
 
 import pytest
 
 from sparkring.history import describe, metrics, progress
 from sparkring.history.events import AttemptEnded, AttemptStarted, CheckpointSaved, Metrics, RankFinished
-from sparkring.views.charts import charts
+from sparkring.views.charts import best_words, charts, since
+from sparkring.views.figure import figures
 
 
 def epochs(rank, count, begin=0.0, first=1):
@@ -77,13 +79,13 @@ def test_a_curve_goes_on_where_a_restart_did(replayed):
         (4, "checkpoint"), (8, "checkpoint"), (9, "restart"), (12, "checkpoint"), (16, "checkpoint"),
         (20, "checkpoint"),
     ]  # fmt: skip
-    told = charts(record)
+    told = charts(record._replace(started=0.0))
     assert (told["axis"], told["restarts"], told["checkpoints"]) == ("step", [9], [4, 8, 12, 16, 20])
     [chart] = told["charts"]
     [drawn] = chart["curves"]
-    assert [(at, value) for at, value in zip(chart["x"], drawn["undone"][0], strict=True) if value is not None] == [
-        (point.x, pytest.approx(point.value.mean, rel=1e-5)) for point in curve.undone[0]
-    ]
+    assert chart["x"] == [*range(1, 21)]
+    assert [chart["time"][at] for at in (7, 8)] == [8, 39], "by time, there is a gap before the restart"
+    assert drawn["undone"] == [{"x": [9, 10], "time": [9, 10], "mean": pytest.approx([1 / 9, 1 / 10], rel=1e-5)}]
 
 
 def test_checkpoints_by_epoch_are_marked_by_when_they_were_saved(replayed):
@@ -262,7 +264,10 @@ def test_training_and_validation_share_a_chart(replayed):
     assert [(curve["name"], curve["last"], curve["dashed"]) for curve in drawn["curves"]] == [
         ("loss", "0.25", False), ("val_loss", "0.375", True),
     ]  # fmt: skip
-    assert drawn["words"] == "loss by epoch: from 1 to 0.25; val_loss by epoch: from 1.5 to 0.375"
+    assert drawn["words"] == (
+        "loss by epoch: from 1 to 0.25, best 0.25 at epoch 4; "
+        "val_loss by epoch: from 1.5 to 0.375, best 0.375 at epoch 4"
+    )
     assert charts(replayed()) == {}
 
 
@@ -277,6 +282,97 @@ def test_few_epochs_have_curves_by_step(replayed):
     [[curve]] = metrics.curves(record, table)
     assert metrics.curve_axis(table) == "step"
     assert [point.x for point in curve.points] == [*range(1, 11)]
+
+
+@pytest.mark.parametrize(("size", "same"), [(3, False), (3, True), (12, False)])
+def test_what_faster_ranks_have_reported_is_shown_beyond_the_mean(replayed, size, same):
+    """With few ranks, their lines go on; if they agree, a line for all of them does; with many ranks, the band does."""
+    fast = [each for rank in range(1, size) for each in steps(1, 30, 0 if same else rank)]
+    fast = [each._replace(rank=1 + at // 30) for at, each in enumerate(fast)]
+    record = replayed(*fast, *steps(1, 10), size=size)
+    [[curve]] = metrics.curves(record, metrics.table(record))
+    assert [point.x for point in curve.points] == [*range(1, 11)]
+    assert [point.x for point in curve.ahead] == [*range(11, 31)]
+    told = charts(record)
+    [chart] = told["charts"]
+    [drawn] = chart["curves"]
+    assert (chart["x"], drawn["until"]) == ([*range(1, 31)], 10)
+    assert "faint: beyond the steps that all ranks have reported" in told["legend"]
+    assert (drawn["mean"][9] is None, drawn["mean"][10] is None) == (False, not same)
+    if same:
+        assert drawn["ranks"] == {}
+        assert drawn["mean"][29] == pytest.approx(1 / 30, rel=1e-5)
+    elif size == 3:
+        assert drawn["ranks"][0][9:11] == [pytest.approx(0.1), None]
+        assert drawn["ranks"][2][29] == pytest.approx(1 / 30 + 1.0, rel=1e-5)
+    else:
+        assert (drawn["lowest"][9], drawn["lowest"][29], drawn["highest"][29]) == (0, 1, 11)
+    assert "<img" in figures([[curve]], "step")
+    # A faster rank that is in an epoch which the slowest one has not begun is beyond its steps, too.
+    ahead = [Metrics({"loss": 1 / s}, step=s, epoch=e, steps=20, time=s, rank=1) for e in (1, 2) for s in range(1, 21)]
+    slow = [Metrics({"loss": 2 / s}, step=s, epoch=1, steps=20, time=2 * s, rank=0) for s in range(1, 8)]
+    record = replayed(*ahead, *slow)
+    [[curve]] = metrics.curves(record, metrics.table(record))
+    assert (curve.points[-1].x, curve.ahead[0].x, curve.ahead[-1].x, curve.ranks[1][-1]) == (7, 8, 40, (40, 0.05))
+
+
+@pytest.mark.parametrize(
+    ("name", "at"),
+    [("loss", 3), ("val_loss", 3), ("mean_squared_error", 3), ("MAE", 3), ("accuracy", 5), ("val_auc_1", 5), ("acc", 5),
+     ("lr", None), ("f1", None), ("error_rate", None), ("", None)],
+)  # fmt: skip
+def test_the_best_value_is_known_by_the_name_of_the_metric(replayed, name, at):
+    values = [5.0, 4.0, 1.0, 4.0, 6.0, 2.0]
+    told = [Metrics({name: v + r}, step=s, time=s, rank=r) for s, v in enumerate(values, 1) for r in (0, 1)]
+    [[curve]] = metrics.curves(record := replayed(*told), metrics.table(record))
+    assert curve.best == (at and (at, values[at - 1] + 0.5))
+    assert best_words(curve, "step") == (f"best {values[at - 1] + 0.5} at step {at}" if at else "")
+    assert charts(record)["charts"][0]["curves"][0].get("best") == (at and {"x": at, "value": values[at - 1] + 0.5})
+
+
+def test_the_best_value_is_known_by_the_best_checkpoint(replayed):
+    told = [Metrics({"f1": 1 - abs(s - 4) / 10}, step=s, time=s, rank=0) for s in range(1, 7)]
+    saved = [
+        CheckpointSaved("/ck", str(s), s, 9, metrics={"f1": 1 - abs(s - 4) / 10}, best=s == 4, time=s, rank=0)
+        for s in (2, 4, 6)
+    ]
+    [[curve]] = metrics.curves(record := replayed(*told, *saved), metrics.table(record))
+    assert curve.best == (4, 1.0)
+    # If the best checkpoint has the extreme values of two metrics, either may be the reason why it is the best.
+    both = [each._replace(metrics={**each.metrics, "lr": -each.metrics["f1"]}) for each in saved]
+    [[curve]] = metrics.curves(record := replayed(*told, *both), metrics.table(record))
+    assert curve.best is None
+
+
+def test_the_best_mean_is_over_all_ranks(replayed):
+    early = Metrics({"loss": 0.001}, step=1, time=1.0, rank=0)
+    record = replayed(early, *steps(2, 9), *steps(2, 9, 1))
+    [[curve]] = metrics.curves(record, metrics.table(record))
+    assert curve.best == (9, pytest.approx(1 / 9 + 0.25))
+
+
+def test_the_axis_can_count_epochs_or_steps(replayed):
+    """The other axis is an offset and a factor. It needs epochs that all have the same number of steps."""
+    assert charts(replayed(*epochs(0, 4)))["axes"] == {"step": (0, 40)}
+    zero = [each._replace(epoch=each.epoch - 1) for each in epochs(0, 4)]
+    assert charts(replayed(*zero))["axes"] == {"step": (40, 40)}, "epoch 0 ends after step 40"
+    within = [Metrics({"loss": 1 / s}, step=s, epoch=1, steps=50, time=s, rank=0) for s in range(1, 9)]
+    assert charts(replayed(*within))["axes"] == {"epoch": (0, 1 / 50)}
+    assert charts(replayed(*steps(1, 9)))["axes"] == {}
+    uneven = [each._replace(steps=7) if each.epoch == 2 and each.steps else each for each in epochs(0, 4)]
+    assert charts(replayed(*uneven))["axes"] == {}
+
+
+def test_only_new_points_of_curves_are_sent(replayed):
+    ranks = range(8)
+    whole = charts(replayed(*(each for rank in ranks for each in steps(1, 300, rank)), size=8))
+    longer = charts(replayed(*(each for rank in ranks for each in steps(1, 301, rank)), size=8))
+    sent = since(whole, longer)
+    assert sent["charts"][0]["x"] == {"from": 300, "then": [301]}
+    assert sent["charts"][0]["curves"][0]["ranks"][7] == {"from": 300, "then": [pytest.approx(3.50332, rel=1e-5)]}
+    assert sent["axis"] == "step"
+    assert since({}, longer) == longer, "a page that knows nothing gets everything"
+    assert len(json.dumps(sent)) < 1_500 < 20_000 < len(json.dumps(longer))
 
 
 def test_long_curves_are_thinned_but_keep_their_extremes_and_their_end(replayed):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import functools
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,11 +14,14 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from sparkring.history.events import Metrics
 from sparkring.history.record import RunRecord
 
-CURVE_POINTS = 100
+CURVE_POINTS = 400  # a chart in the page is about 600 pixels wide
 RANK_LINES = 8  # up to this many ranks have a line each; for more ranks, a band is drawn
 # If a rank's last report is beyond this fraction of a curve, the rank's last value is repeated until the curve's end.
 STILL_THERE = 0.9
 MARKED_PLACES = 100  # the axis is divided into this many parts; marks of one kind in the same part are drawn once
+# The last word of a metric's name, if it says for certain which values are better.
+_LOW_IS_BETTER = {"loss", "error", "err", "mae", "mse", "rmse", "mape", "perplexity"}
+_HIGH_IS_BETTER = {"accuracy", "acc", "auc"}
 
 
 class Spread(NamedTuple):
@@ -39,7 +43,8 @@ class Row(NamedTuple):
     `attempt` is the number of restarts before the attempt. `at` is the number of the epoch or step. `lap` is 1 at
     first, and grows each time counting starts over within the attempt, for example because fit() is called again. If
     the epoch or step was run several times, `turn` numbers these times from 1; otherwise, `turn` is 0. `by_rank` has
-    the values by metric and rank. `time` is the time of the last report.
+    the values by metric and rank. `time` is the time of the last report, and `first` is the time at which the first
+    rank had made all its reports of the row.
     """
 
     attempt: int
@@ -48,14 +53,16 @@ class Row(NamedTuple):
     by_rank: dict[str, dict[int, float]]
     turn: int = 0
     time: float = 0.0
+    first: float = 0.0
 
 
 class Table(NamedTuple):
     """The last value of each metric in each epoch, or in each step if no epochs were reported.
 
     The values of a metric end at the epoch or step that the slowest rank reporting the metric has reached. So a mean
-    covers all the ranks that report the metric. `laps` says whether counting has started over without a restart.
-    `reached` has, for each attempt, lap, metric and rank, the epoch or step of the rank's last report of the metric.
+    covers all the ranks that report the metric. What faster ranks have reported beyond that is in the rows `ahead`.
+    `laps` says whether counting has started over without a restart. `reached` has, for each attempt, lap, metric and
+    rank, the epoch or step of the rank's last report of the metric.
     """
 
     by: Literal["epoch", "step"]
@@ -63,6 +70,7 @@ class Table(NamedTuple):
     rows: tuple[Row, ...] = ()
     laps: bool = False
     reached: Mapping[tuple[int, int, str, int], int] = {}
+    ahead: tuple[Row, ...] = ()
 
     def label(self, row: Row) -> str:
         """Return the name of a row: `3`, or `2nd 3` if epoch or step 3 was run more than once."""
@@ -100,12 +108,16 @@ class Table(NamedTuple):
 
 
 class Point(NamedTuple):
-    """A point of a curve. `lowest` and `highest` are the ranks that reported the lowest and the highest value."""
+    """A point of a curve. `lowest` and `highest` are the ranks that reported the lowest and the highest value.
+
+    `time` is the time at which the first rank had reached `x`.
+    """
 
     x: float
     value: Spread
     lowest: int
     highest: int
+    time: float = 0.0
 
 
 class Curve(NamedTuple):
@@ -114,6 +126,8 @@ class Curve(NamedTuple):
     `last` is the metric's last value in the table. It may differ from the last point, which may be the mean of several
     values. If the ranks' values differ, and the ranks are few enough to be told apart, `ranks` has pairs of x and value
     for each rank. If a restart undid epochs or steps of an attempt, `undone` has their means as a separate line.
+    `ahead` has points beyond the last one, over the faster ranks that have reached them; the lines in `ranks` continue
+    there, too. `best` is the position and the value of the best mean, if it is certain which values are better.
     """
 
     name: str
@@ -121,6 +135,8 @@ class Curve(NamedTuple):
     last: float
     ranks: Mapping[int, Sequence[tuple[float, float]]] = {}
     undone: tuple[tuple[Point, ...], ...] = ()
+    ahead: tuple[Point, ...] = ()
+    best: tuple[float, float] | None = None
 
 
 class Mark(NamedTuple):
@@ -178,24 +194,29 @@ def table(record: RunRecord) -> Table:
     by: Literal["epoch", "step"] = "epoch" if any(m.epoch is not None for m in record.metrics) else "step"
     names: dict[str, None] = {}
     cells: dict[_Key, dict[str, dict[int, float]]] = {}
-    times: dict[_Key, float] = {}
+    beyond: dict[_Key, dict[str, dict[int, float]]] = {}
+    times: dict[_Key, dict[int, float]] = {}
     reached: dict[tuple[int, int, str, int], int] = {}
     for key, metrics, values in _shared(record, by):
         for name in metrics.values:
             reached[key[0], key[1], name, metrics.rank] = key[2]
         row = cells.setdefault(key, {})
-        times[key] = metrics.time
+        times.setdefault(key, {})[metrics.rank] = metrics.time
         for name, value in values.items():
             names[name] = None
             row.setdefault(name, {})[metrics.rank] = value
+        for name in metrics.values.keys() - values.keys() if values is not metrics.values else ():
+            beyond.setdefault(key, {}).setdefault(name, {})[metrics.rank] = metrics.values[name]
     keys = sorted(key for key, row in cells.items() if row)
     made, so_far = Counter(at for _, _, at in keys), Counter[int]()
     rows = []
     for key in keys:
         attempt, lap, at = key
         so_far[at] += 1
-        rows.append(Row(attempt, lap, at, cells[key], so_far[at] if made[at] > 1 else 0, times[key]))
-    return Table(by, tuple(names), tuple(rows), any(row.lap > 1 for row in rows), reached)
+        turn = so_far[at] if made[at] > 1 else 0
+        rows.append(Row(attempt, lap, at, cells[key], turn, max(times[key].values()), min(times[key].values())))
+    ahead = (Row(*key, beyond[key], first=min(times[key].values())) for key in sorted(beyond))
+    return Table(by, tuple(names), tuple(rows), any(row.lap > 1 for row in rows), reached, tuple(ahead))
 
 
 def _shared(record: RunRecord, by: str) -> Iterator[tuple[_Key, Metrics, dict[str, float]]]:
@@ -282,47 +303,99 @@ def spread(values: Iterable[float]) -> Spread:
 
 
 class _Measured(NamedTuple):
-    """One metric at a position on the horizontal axis."""
+    """One metric at a position on the horizontal axis, and the time at which the first rank had reached it."""
 
     x: float
     by_rank: dict[int, float]
+    time: float
 
 
-def curves(record: RunRecord, found: Table) -> list[list[Curve]]:
-    """Return the curves of each chart. A training metric and its validation metric (`loss`, `val_loss`) share a chart.
+def curves(record: RunRecord, found: Table, most: int = CURVE_POINTS) -> list[list[Curve]]:
+    """Return the curves of each chart, with at most `most` points in each part of a curve.
 
+    A training metric and its validation metric (`loss`, `val_loss`) share a chart.
     A metric has no curve if it is finite at fewer than 3 positions, or if no rank has reported it twice.
     """
     charts: dict[str, list[Curve]] = {}
-    measured, undone = _measured(record, found)
-    last = found.last()
+    measured, ahead, undone = _measured(record, found)
+    last, chosen = found.last(), _chosen_by_checkpoints(record)
     for name in sorted(found.names, key=lambda name: name.startswith("val_")):
         mine = _finite(measured.get(name, ()))
         reports = Counter(rank for each in mine for rank in each.by_rank)
         if len(mine) > 2 and max(reports.values()) > 1:
-            points, by_rank = _thinned(mine)
+            beyond = [each for each in _finite(ahead.get(name, ())) if each.x > mine[-1].x]
+            stride = -(-(len(mine) + len(beyond)) // most)
+            (points, by_rank), (faster, their) = _thinned(mine, stride), _thinned(beyond, stride)
+            for rank, line in their.items():
+                by_rank.setdefault(rank, []).extend(line)
             lost = (_finite(part.get(name, ())) for part in undone.values())
-            lines = tuple(_thinned(part)[0] for part in lost if len(part) > 1)
-            curve = Curve(name, points, last[name].mean, _rank_lines(by_rank), lines)
+            lines = tuple(_thinned(part, -(-len(part) // most))[0] for part in lost if len(part) > 1)
+            mode = chosen.get(name) or _mode(name)
+            best = _best(mine, mode) if mode else None
+            curve = Curve(name, points, last[name].mean, _rank_lines(by_rank), lines, faster, best)
             charts.setdefault(name.removeprefix("val_"), []).append(curve)
     return list(charts.values())
+
+
+_Mode = Literal["min", "max"]
+
+
+def _mode(name: str) -> _Mode | None:
+    """Whether the lowest or the highest value of a metric is best, if its name says so for certain."""
+    words = re.findall("[a-z]+", name.lower())
+    last = words[-1] if words else ""
+    return "min" if last in _LOW_IS_BETTER else "max" if last in _HIGH_IS_BETTER else None
+
+
+def _chosen_by_checkpoints(record: RunRecord) -> dict[str, _Mode]:
+    """Return the metric by which the best checkpoint was chosen, with its mode, if there is only one such metric."""
+    best = next((each.saved for each in reversed(record.checkpoints) if each.saved.best), None)
+    if best is None:
+        return {}
+    place, found = (best.folder, best.kind), dict[str, _Mode]()
+    others = [each.saved.metrics for each in record.checkpoints if (each.saved.folder, each.saved.kind) == place]
+    for name, value in best.metrics.items():
+        values = {each[name] for each in others if name in each}
+        if len(values) > 1 and value in (min(values), max(values)):
+            found[name] = "min" if value == min(values) else "max"
+    return found if len(found) == 1 else {}
+
+
+def _best(measured: list[_Measured], mode: _Mode) -> tuple[float, float] | None:
+    """Return the position and the value of the best mean over all ranks that report the metric."""
+    points, _ = _thinned(measured, 1)
+    ranks, complete = set[int](), 0  # no mean before `complete` covers all ranks
+    for at, each in enumerate(measured):
+        if not ranks.issuperset(each.by_rank):
+            ranks.update(each.by_rank)
+            complete = at
+    pick = min if mode == "min" else max
+    best = pick(points[complete:], key=lambda point: point.value.mean)
+    return best.x, best.value.mean
 
 
 _ByName = dict[str, list[_Measured]]
 
 
-def _measured(record: RunRecord, found: Table) -> tuple[_ByName, dict[int, _ByName]]:
-    """Return the valid measurements, by metric, and the measurements that restarts undid, by attempt and metric."""
+def _measured(record: RunRecord, found: Table) -> tuple[_ByName, _ByName, dict[int, _ByName]]:
+    """Return three kinds of measurements by metric: those of all ranks, those of the faster ranks beyond, and, for each
+    attempt, those that a restart has undone."""
     measured: _ByName = {}
+    ahead: _ByName = {}
     undone: dict[int, _ByName] = {}
     if len(found.rows) <= 2:
-        return _within_epochs(record, found), undone
+        return *_within_epochs(record, found), undone
     xs, kept = _xs(found), _kept(found)
     for row, x, keep in zip(found.rows, xs, kept, strict=True):
         where = measured if keep else undone.setdefault(row.attempt, {})
         for name, by_rank in row.by_rank.items():
-            where.setdefault(name, []).append(_Measured(x, by_rank))
-    return measured, undone
+            where.setdefault(name, []).append(_Measured(x, by_rank, row.first))
+    newest = found.rows[-1]
+    later = [row for row in found.ahead if not found.laps or row[:3] > newest[:3]]
+    for number, row in enumerate(later, len(found.rows) + 1):
+        for name, by_rank in row.by_rank.items():
+            ahead.setdefault(name, []).append(_Measured(number if found.laps else row.at, by_rank, row.first))
+    return measured, ahead, undone
 
 
 def _xs(found: Table) -> list[int]:
@@ -342,13 +415,19 @@ def _kept(found: Table) -> list[bool]:
     return kept[::-1]
 
 
-def _within_epochs(record: RunRecord, found: Table) -> _ByName:
-    """Return the values reported for steps, by metric. These are drawn if the table has only one or two rows."""
-    values: dict[str, dict[float, dict[int, float]]] = {}
-    for x, metrics, reported in _steps(record, found):
-        for name, value in reported.items():
-            values.setdefault(name, {}).setdefault(x, {})[metrics.rank] = value
-    return {name: [_Measured(x, by_rank) for x, by_rank in sorted(places.items())] for name, places in values.items()}
+def _within_epochs(record: RunRecord, found: Table) -> tuple[_ByName, _ByName]:
+    """Return the values reported for steps, by metric. These are drawn if the table has only one or two rows.
+
+    The first dictionary has the values that the table shows, and the second those of faster ranks.
+    """
+    both: tuple[dict[str, dict[float, _Measured]], ...] = {}, {}
+    for x, metrics, shared in _steps(record, found):
+        for name, value in metrics.values.items():
+            places = both[name not in shared].setdefault(name, {})
+            at = places.setdefault(x, _Measured(x, {}, metrics.time))  # reports are in the order of their times
+            at.by_rank[metrics.rank] = value
+    shown, ahead = ({name: [places[x] for x in sorted(places)] for name, places in part.items()} for part in both)
+    return shown, ahead
 
 
 def _steps(record: RunRecord, found: Table) -> Iterator[tuple[float, Metrics, dict[str, float]]]:
@@ -356,7 +435,8 @@ def _steps(record: RunRecord, found: Table) -> Iterator[tuple[float, Metrics, di
 
     Step numbers continue from one epoch to the next.
     """
-    before = {(row.attempt, row.lap, row.at): number for number, row in enumerate(found.rows)}
+    keys = sorted({(row.attempt, row.lap, row.at) for row in (*found.rows, *found.ahead)})
+    before = {key: number for number, key in enumerate(keys)}
     for place, metrics, values in _shared(record, found.by):
         if metrics.step is not None and place in before:
             yield before[place] * (metrics.steps or 0) + metrics.step, metrics, values
@@ -367,6 +447,22 @@ def curve_axis(found: Table) -> str:
     if len(found.rows) <= 2:
         return "step"
     return f"{found.by}s in total" if found.laps else found.by
+
+
+def other_axes(record: RunRecord, found: Table) -> dict[str, tuple[float, float]]:
+    """Return what else the horizontal axis can count: epochs instead of steps, or steps instead of epochs.
+
+    Each name has the numbers (offset, factor) that turn a position on curve_axis() into one on this axis. An epoch must
+    have the same number of steps everywhere.
+    """
+    sizes = {metrics.steps for metrics in record.metrics if metrics.epoch is not None and metrics.steps}
+    if found.by != "epoch" or len(sizes) != 1:
+        return {}
+    steps = sizes.pop()
+    if len(found.rows) <= 2:
+        return {"epoch": (0, 1 / steps)}
+    first = 1 if found.laps else min(1, found.rows[0].at)
+    return {"step": (steps * (1 - first), steps)}
 
 
 def _finite(measured: Iterable[_Measured]) -> list[_Measured]:
@@ -387,13 +483,11 @@ def _rank_lines(by_rank: _Lines) -> _Lines:
     return dict(sorted(by_rank.items())) if any(spread(values).differs for values in at.values()) else {}
 
 
-def _thinned(measured: list[_Measured]) -> tuple[tuple[Point, ...], _Lines]:
-    """Return at most CURVE_POINTS points, and the points of each rank's own line.
+def _thinned(measured: list[_Measured], stride: int) -> tuple[tuple[Point, ...], _Lines]:
+    """Return a point for every `stride` neighbouring measurements, and the points of each rank's own line.
 
-    Each point stands for the same number of neighbouring measurements. If a rank has none of these measurements, its
-    previous point is used.
+    If a rank has none of these measurements, its previous point is used.
     """
-    stride = -(-len(measured) // CURVE_POINTS)
     last = {rank: at for at, each in enumerate(measured) for rank in each.by_rank}
     points: list[Point] = []
     by_rank: _Lines = {}
@@ -410,7 +504,7 @@ def _thinned(measured: list[_Measured]) -> tuple[tuple[Point, ...], _Lines]:
         mean = math.fsum(means.values()) / len(means)
         low = min((min(found), rank) for rank, found in values.items())
         high = max((max(found), rank) for rank, found in values.items())
-        points.append(Point(x, Spread(mean, low[0], high[0]), low[1], high[1]))
+        points.append(Point(x, Spread(mean, low[0], high[0]), low[1], high[1], some[-1].time))
         for rank, number in means.items():
             by_rank.setdefault(rank, []).append((x, number))
     return tuple(points), by_rank

@@ -9,7 +9,7 @@ A message is a dict of JSON values with the `run` and a `kind`:
               messages. `pending` has the lines whose end has not been printed yet, in similar columns
     state     the state of the run, and a column for each fact about its ranks
     sections  the HTML of those sections (views/sections) that have changed, by name
-    charts    the curves as numbers (views/charts). If a curve has changed, all curves are sent
+    charts    the curves as numbers (views/charts). If a curve has only grown, its new points are sent (charts.since)
     displays  what ranks have displayed: `order` lists [key, ranks or items, seconds since the run began] in order of
               time, and `html` has the HTML of those that have not been sent before, by key
     usage     what each rank uses of its machine, and how much of its time it waits for data. `samples` has what a rank
@@ -35,7 +35,7 @@ from sparkring.history.item_records import ItemRecord
 from sparkring.history.progress import Lag, Pace
 from sparkring.history.record import LogLine, RankRecord, RunRecord, Sample
 from sparkring.views import displays
-from sparkring.views.charts import charts
+from sparkring.views.charts import charts, since
 from sparkring.views.markup import log_text
 from sparkring.views.sections import Form, checkpoints, code, failure, ranks, restarts, shards, timeline
 from sparkring.views.sections import metrics as measured
@@ -138,7 +138,7 @@ class Feed:
         self._sections_due = now + max(SECTIONS_PAUSE_S, PAUSE_PER_WORK * (clock.monotonic() - began))
         changed = {name: html for name, html in drawn.items() if html != self._sections.get(name, "")}
         found: list[Message] = [{"kind": "sections", "html": changed}] if changed else []
-        found += [{"kind": "charts", "charts": [], **curves}] if curves != self._charts else []
+        found += [{"kind": "charts", "charts": [], **since(self._charts, curves)}] if curves != self._charts else []
         self._sections, self._charts = drawn, curves
         return found
 

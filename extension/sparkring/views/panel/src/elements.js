@@ -36,3 +36,34 @@ export function toggle(text, title, on, set) {
   }, { "aria-pressed": String(on) });
   return element;
 }
+
+// Return a <select>, which `fill` gives its options. `set` is called with the name of the option that is selected.
+export function choice(label, set) {
+  const element = make("select", { "aria-label": label, onchange: () => set(element.value) });
+  element.fill = (names) => {
+    if (names.length === element.options.length && names.every((name, at) => name === element.options[at].value)) return;
+    element.replaceChildren(...names.map((name) => make("option", { value: name }, name)));
+  };
+  return element;
+}
+
+const REVOKE_MS = 10_000; // after this time the browser has read the data of a download, and can free it
+
+// Save a Blob as a file. VS Code saves the file itself, but handles only clicks on links that are in the page.
+export function download(blob, name) {
+  const address = URL.createObjectURL(blob);
+  const link = make("a", { href: address, download: name, hidden: true });
+  document.body.append(link);
+  link.click();
+  link.remove();
+  setTimeout(() => URL.revokeObjectURL(address), REVOKE_MS);
+}
+
+// Return the colour of what is behind an element.
+export function background(element) {
+  for (let each = element; each; each = each.parentElement) {
+    const { backgroundColor } = getComputedStyle(each);
+    if (!/^rgba\(.*, [\d.]+\)$|^transparent$/.test(backgroundColor)) return backgroundColor;
+  }
+  return "#fff";
+}

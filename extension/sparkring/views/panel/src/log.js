@@ -1,12 +1,11 @@
 // The Logs tab.
 
-import { button, make, put, toggle } from "./elements.js";
+import { button, download, make, put, toggle } from "./elements.js";
 import { Filter } from "./lines.js";
 import { RANK_COLOURS } from "./series.js";
 import { rankNumbers } from "./words.js";
 
 const ROW = 18; // px, as in panel.css
-const REVOKE_MS = 10_000; // after this time, the browser has read the data of a download, and the data can be freed
 const HIDDEN_MS = 250; // the wait before draw() checks again whether an invisible box has become visible
 const STREAMS = { o: ["stdout", "│"], e: ["stderr", "!"], m: ["message", "»"], g: ["", "…"] };
 
@@ -225,11 +224,6 @@ export class LogView {
   }
 
   download() {
-    const address = URL.createObjectURL(new Blob([this.texts()], { type: "text/plain" }));
-    const link = make("a", { href: address, download: `${this.panel.run.id}.log`, hidden: true });
-    document.body.append(link); // VS Code saves the file itself, but handles only clicks on links that are in the page
-    link.click();
-    link.remove();
-    setTimeout(() => URL.revokeObjectURL(address), REVOKE_MS);
+    download(new Blob([this.texts()], { type: "text/plain" }), `${this.panel.run.id}.log`);
   }
 }

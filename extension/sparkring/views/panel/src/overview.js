@@ -4,14 +4,22 @@ import { ChartsView } from "./charts.js";
 import { make, put } from "./elements.js";
 import { LogView } from "./log.js";
 
+// px: charts are higher than LEAST_ROOM; in a narrow panel, the lines below them need BELOW (see panel.css)
+const LEAST_ROOM = 100, BELOW = 120;
+
 export class Overview {
   constructor(panel) {
     this.panel = panel;
-    this.charts = new ChartsView(panel);
+    this.charts = new ChartsView(panel, () => panel.chartRoom(this.element) - (this.isNarrow() ? BELOW : 0));
     this.log = new LogView(panel);
     this.sentence = make("div", { class: "sr-empty", role: "status" });
     this.right = make("div", { class: "sr-overlog" }, this.sentence, this.log.box);
     this.element = make("div", { class: "sr-overview" }, this.charts.element, this.right);
+  }
+
+  // Whether the charts are above the lines, and not beside them.
+  isNarrow() {
+    return this.right.offsetTop > this.charts.element.offsetTop + LEAST_ROOM;
   }
 
   // Draw what has changed. Return false if draw() must be called again soon.

@@ -1,7 +1,7 @@
 // The panel in the page. The page itself handles clicks and keys, because in most front ends Python receives no
 // messages while a cell runs.
 
-import { ChartsView } from "./charts.js";
+import { ChartsView, newLooks } from "./charts.js";
 import { DisplaysView } from "./displays.js";
 import { button, make, put } from "./elements.js";
 import { ItemsView } from "./itemsview.js";
@@ -19,8 +19,11 @@ const NOTHING = { metrics: "no metrics have been reported", shards: "no data set
   checkpoints: "no checkpoint has been saved", restarts: "the run has not been restarted", displays: "no rank has called display() or plt.show()", timeline: "recorded with %%horovod --timeline",
   code: "the code of the run is not known" };
 
-// The tabs that themselves show only the selected ranks. In the other tabs, selecting a rank leads to its lines.
-const KEEPS_TAB = new Set(["overview", "displays"]);
+const BOX_PADDING = 6, OVER_ROOM = 306; // px, from the padding and the height of .sr-tab and .sr-body in panel.css
+
+// The tabs that themselves show only the selected ranks, or highlight them. In the other tabs, selecting a rank leads to its
+// lines.
+const KEEPS_TAB = new Set(["overview", "metrics", "displays"]);
 
 let panels = 0;
 
@@ -31,12 +34,13 @@ export class Panel {
     this.place = place;
     this.id = `sr-panel-${panels++}`;
     this.chosen = new Set();
+    this.looks = newLooks();
     this.elements();
     this.overview = new Overview(this);
     this.log = new LogView(this);
     this.items = new ItemsView(this);
     this.search = new SearchView(this);
-    this.charts = new ChartsView(this);
+    this.charts = new ChartsView(this, () => this.chartRoom(this.bodies.metrics));
     this.displays = new DisplaysView(this);
     this.numbers = make("div");
     this.bodies.overview.append(this.overview.element);
@@ -47,7 +51,7 @@ export class Panel {
     this.bodies.metrics.append(this.charts.element, this.numbers);
     place.append(this.root);
     this.resized = new ResizeObserver(() => this.schedule());
-    const sized = [this.log.box, this.overview.element, this.overview.log.box, this.charts.element, this.search.element, this.items.element];
+    const sized = [this.log.box, this.overview.element, this.overview.log.box, this.charts.element, this.bodies.metrics, this.search.element, this.items.element];
     for (const each of sized) this.resized.observe(each);
     // When the theme changes, front ends change attributes of these two elements. The charts must then be drawn again,
     // because they use the theme's text colour.
@@ -138,7 +142,13 @@ export class Panel {
     this.schedule();
   }
 
-  // Show only the lines of these ranks (of all ranks, if the set is empty), in the tab `where`.
+  // Return the height that charts may take in `box`. After the end of the run, the box is as high as its content, so
+  // this is the height that it had during the run if the user did not change it.
+  chartRoom(box) {
+    return this.root.classList.contains("sr-over") ? OVER_ROOM : box.clientHeight - BOX_PADDING;
+  }
+
+  // Show only the lines of these ranks (of all ranks, if the set is empty), in the tab `where`. The charts highlight them.
   chooseRanks(ranks, where = KEEPS_TAB.has(this.tab) ? this.tab : "logs") {
     this.chosen = ranks;
     this.log.setRanks(ranks);

@@ -157,13 +157,16 @@ export class RankView {
   // A click on a rank shows only its lines, and a second click shows the lines of all ranks again. A click with Ctrl,
   // Cmd or Shift adds the rank to the selected ranks, or removes it from them.
   choose(tile, event) {
-    if (!tile) return;
-    const rank = Number(tile.dataset.rank), chosen = this.panel.chosen;
+    if (tile) this.toggle(Number(tile.dataset.rank), event);
+  }
+
+  toggle(rank, event, where) {
+    const { chosen } = this.panel;
     const several = event.ctrlKey || event.metaKey || event.shiftKey;
     const next = new Set(several ? chosen : []);
     if (chosen.has(rank) && (several || chosen.size === 1)) next.delete(rank);
     else next.add(rank);
-    this.panel.chooseRanks(next);
+    this.panel.chooseRanks(next, where);
   }
 
   walk(event) {

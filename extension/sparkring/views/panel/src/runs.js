@@ -6,6 +6,7 @@ import { Items } from "./items.js";
 import { keepKeys, stopKeys } from "./keys.js";
 import { Lines } from "./lines.js";
 import { KERNEL_GONE, Panel } from "./panel.js";
+import { joined } from "./series.js";
 import { Usage } from "./usage.js";
 import { duration } from "./words.js";
 
@@ -25,7 +26,7 @@ class Run {
     this.state = null;
     this.html = {};
     this.search = null; // the last message of kind "search"
-    this.curves = null; // the last message of kind "charts"
+    this.curves = null; // the last message of kind "charts", with all points
     this.displays = null; // the last message of kind "displays", with the HTML of all displays
     this.offset = 0; // this machine's clock minus the kernel's, in seconds
     this.heard = this.stops = this.stopping = false;
@@ -48,7 +49,7 @@ class Run {
     else if (message.kind === "items") this.items.add(message);
     else if (message.kind === "search") this.search = message;
     else if (message.kind === "sections") Object.assign(this.html, message.html);
-    else if (message.kind === "charts") this.curves = message;
+    else if (message.kind === "charts") this.curves = joined(this.curves, message);
     else if (message.kind === "displays") this.displays = { ...message, html: { ...this.displays?.html, ...message.html } };
     else if (message.kind === "heard") {
       this.heard = true;
