@@ -178,7 +178,7 @@ def captured_call(
 
 
 def _used_by(names: Iterable[str], namespace: Namespace) -> tuple[dict[str, str], dict[str, str], set[str]]:
-    """Find the names of the notebook that functions and annotations in the values of `names` refer to.
+    """Find the notebook's names that are used by the functions and annotations in the values of `names`.
 
     Return the names that the functions read, the names in string annotations, and the names that the functions
     set. The first two are dicts from each name to the name whose value uses it.

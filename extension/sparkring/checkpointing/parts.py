@@ -130,7 +130,7 @@ def plain(tree: Any) -> Any:
 
 
 def memory_of(value: Any) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays of a state into which a file can be read directly, by the names that flatten() gives them.
+    """Return the arrays of a state into which a file can be read directly, keyed by the names of flatten().
 
     There are no such arrays if TensorFlow is imported, because the tree's arrays for TensorFlow variables are copies.
     """

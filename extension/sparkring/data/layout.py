@@ -22,7 +22,7 @@ Columns = Sequence[str] | Mapping[str, str | Sequence[str]]
 
 
 class Spec(NamedTuple):
-    """A column of a batch: the shape of one row, and NumPy's dtype (object for str, bytes and other objects)."""
+    """A column of a batch: the shape of one row, and the NumPy dtype (object for str, bytes and other objects)."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -33,8 +33,8 @@ class Layout:
     """The columns of a batch, and how each is made: from one stored column, or from several side by side.
 
     learn() finds `spec` from the first rows; all other rows must match it. If the transform returns arrays of objects
-    other than str and bytes, `objects` has the type of one object in each of these arrays. `data` is the data set's
-    name in messages.
+    other than str and bytes, `objects` maps the name of each such array to the type of one of its objects. `data` is the
+    name of the data set in messages.
     """
 
     data: str

@@ -137,7 +137,7 @@ class RunFolder:
         try:
             if self._timeline is None:
                 if part.last and not Arriving.holds_any(part.data):
-                    return [Notice(part.time, "no timeline: Horovod starts it when rank 0 calls hvd.init().")]
+                    return [Notice(part.time, "no timeline: Horovod starts one only when rank 0 calls hvd.init().")]
                 self._timeline = attempt, Arriving((self.path / timeline_name(attempt)).open("w", encoding="utf-8"))
             self._timeline[1].add(part.data)
         except OSError as error:

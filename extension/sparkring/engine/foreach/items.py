@@ -24,7 +24,7 @@ from sparkring.wire.messages import Script
 
 NAME_CHARACTERS = 100
 _SCRIPTS = "%run"  # the name under which an item's scripts are included in its key
-ITEM = "item"  # in tables, the name of the argument of a function
+ITEM = "item"  # if a function is run instead of a cell, tables give its argument this name
 
 
 class Targets:

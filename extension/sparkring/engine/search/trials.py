@@ -49,7 +49,7 @@ class _Running:
 class Trials:
     """An iterator over the trials of a search, for the pool of a run. It implements `engine.foreach.steering.Steering`.
 
-    It first returns the trials that an earlier run of the same code has begun, and then asks Optuna for new ones.
+    It first returns the trials that an earlier run of the same code began, and then asks Optuna for new ones.
     `study` is the Optuna study.
     """
 
@@ -96,7 +96,7 @@ class Trials:
         return SearchBegan(time.time(), search.metric, search.mode, search.space.described)
 
     def _take_over(self, code: str) -> None:
-        """Find the trials that an earlier run of this code has begun. Trials that did not end count as failed."""
+        """Find the trials that an earlier run of this code began. Trials that did not end count as failed."""
         from optuna.trial import TrialState
 
         trials = [trial for trial in self.study.get_trials(deepcopy=False) if trial.user_attrs.get(CODE) == code]
