@@ -127,3 +127,26 @@ def test_axe_finds_nothing(page: Page, name: str) -> None:
     page.evaluate("window.view(document.querySelector('#cell'))")
     expect(page.locator(".sr-panel")).to_be_visible()
     assert axe(page, ".sr-panel") == []
+
+
+def test_the_end_is_told_to_those_who_look_elsewhere(page: Page) -> None:
+    """The tab's title says how the run ended until the user looks at it; --notify shows a notification, too."""
+    begin(page, "running", snapshot=messages("running"))
+    page.evaluate(
+        """() => {
+          document.title = "notebook";
+          window.view(document.querySelector("#cell"));
+          Object.defineProperty(document, "hidden", { get: () => window.away });
+          window.away = true;
+          window.shown = [];
+          window.Notification = function (title, { body }) { window.shown.push([title, body]); };
+          Notification.permission = "granted";
+        }"""
+    )
+    for message in messages("failed"):
+        page.evaluate("(message) => window.hear(message)", {**message, "notify": True})
+    assert page.title() == "training: failed – notebook"
+    [(title, body)] = page.evaluate("window.shown")
+    assert (title, body.startswith("1 min")) == ("training: failed", True)
+    page.evaluate("() => { window.away = false; document.dispatchEvent(new Event('visibilitychange')); }")
+    assert page.title() == "notebook"

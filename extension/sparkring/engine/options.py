@@ -22,6 +22,7 @@ class SharedOptions:
     autolog: bool = True
     name: str = ""
     quiet: bool = False
+    notify: bool = False
     background: bool = False
     checkpoint_dir: str = ""
     fresh: bool = False
@@ -39,6 +40,7 @@ class Options(SharedOptions):
     `max_restarts`: how often all ranks may be restarted after a rank is lost.
     `least`: the minimum number of ranks for a restart; 0 means as many as at the first start.
     `background`: the notebook does not wait for the run.
+    `notify`: the browser shows a notification if the run ends while the user looks at something else.
     `timeline`: Horovod records a timeline. A recording can only begin when Horovod starts, so the run needs new ranks.
     """
 

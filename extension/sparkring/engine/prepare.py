@@ -118,7 +118,9 @@ def run_started(
     """Return the first event of the record of a run that begins now."""
     kept, place = captured[: events.CAPTURED_KEPT], "local" if options.np < 0 else "spark"
     started = events.RunStarted(time.time(), run_store.new_id(), title, code, size, place, framework, "all")
-    return started._replace(checkpoint_dir=options.checkpoint_dir, captured=kept, versions=versions())
+    return started._replace(
+        checkpoint_dir=options.checkpoint_dir, captured=kept, versions=versions(), notify=options.notify
+    )
 
 
 def needs_legacy_keras(framework: str, env: Iterable[tuple[str, str]], code: str, modules: Collection[str]) -> bool:

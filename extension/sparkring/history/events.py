@@ -82,7 +82,7 @@ class RunStarted(NamedTuple):
     `ranks` are the ranks that the cell runs on; () means all ranks. `warm` says whether the run is on a gang that is
     already up. `checkpoint_dir` is the directory for checkpoints, as the user wrote it; '' if there is none.
     `captured` are the names that were sent to the ranks, at most CAPTURED_KEPT. `versions` are the names and versions
-    of packages that are installed on the driver.
+    of packages that are installed on the driver. `notify` says whether the browser shows a notification at the end.
     """
 
     time: float
@@ -98,6 +98,7 @@ class RunStarted(NamedTuple):
     checkpoint_dir: str = ""
     captured: tuple[CapturedName, ...] = ()
     versions: tuple[tuple[str, str], ...] = ()
+    notify: bool = False
 
 
 class AttemptStarted(NamedTuple):

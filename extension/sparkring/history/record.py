@@ -172,6 +172,7 @@ class RunRecord(NamedTuple):
     checkpoint_dir: str = ""
     captured: tuple[events.CapturedName, ...] = ()
     versions: tuple[tuple[str, str], ...] = ()
+    notify: bool = False
     running_since: float = 0.0
     ended: float = 0.0
     attempts: tuple[Attempt, ...] = ()  # () if the run cannot restart; its only attempt is then not listed

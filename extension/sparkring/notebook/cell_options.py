@@ -27,6 +27,9 @@ AUTOLOG = Option(
 NAME = Option("--name", default="", metavar="NAME", help="the name of the run in %runs")
 DRY_RUN = Option("--dry-run", action="store_true", help="show what would be sent to the ranks, and start nothing")
 QUIET = Option("--quiet", action="store_true", help="show only errors")
+NOTIFY = Option(
+    "--notify", action="store_true", help="let the browser show a notification if the run ends while you look elsewhere"
+)
 
 
 def flattened(groups: Sequence[tuple[str, ...]] | None) -> tuple[str, ...]:

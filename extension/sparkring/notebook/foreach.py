@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from sparkring.engine.options import ForeachOptions, checked_foreach
 from sparkring.errors import OptionsError, SparkringError
 from sparkring.frameworks import FRAMEWORKS
-from sparkring.notebook.cell_options import AUTOLOG, DRY_RUN, ENV, NAME, PUSH, QUIET, flattened
+from sparkring.notebook.cell_options import AUTOLOG, DRY_RUN, ENV, NAME, NOTIFY, PUSH, QUIET, flattened
 from sparkring.notebook.magic import Magic
 from sparkring.notebook.option_types import count, number_of_gpus, number_of_ranks, positive_count, seconds
 from sparkring.notebook.options_table import Option, OptionsTable
@@ -119,6 +119,7 @@ TABLE = OptionsTable(
     NAME,
     Option("--plan", action="store_true", help="run only the first item, and say how many items fit at once"),
     Option("--background", action="store_true", help="return a BackgroundRun at once, so that the notebook is free"),
+    NOTIFY,
     DRY_RUN,
     QUIET,
 )

@@ -9,7 +9,7 @@ from typing import Any
 from sparkring.engine.options import LOGS, Options, checked, restarts
 from sparkring.errors import OptionsError
 from sparkring.frameworks import FRAMEWORKS
-from sparkring.notebook.cell_options import AUTOLOG, DRY_RUN, ENV, NAME, PUSH, QUIET, flattened
+from sparkring.notebook.cell_options import AUTOLOG, DRY_RUN, ENV, NAME, NOTIFY, PUSH, QUIET, flattened
 from sparkring.notebook.magic import Magic
 from sparkring.notebook.option_types import count, number_of_ranks, positive_count, seconds, variable, variables
 from sparkring.notebook.options_table import Option, OptionsTable
@@ -121,6 +121,7 @@ _OPTIONS = (
         action="store_true",
         help="return a BackgroundRun at once, so that the notebook is free; the run does not use the warm gang",
     ),
+    NOTIFY,
     DRY_RUN,
     QUIET,
 )

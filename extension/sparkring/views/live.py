@@ -287,6 +287,7 @@ def state_message(record: RunRecord, now: float) -> Message:
         "left": left,
         "last": describe.metric_words(record, 4),
         "notices": [describe.first_line(notice.text, 600) for notice in record.notices[-NOTICES:]],
+        "notify": record.notify,
         "lag": describe.lag_words(lags, reading.causes(record, now) if lags else {}),
         "reports": len(record.metrics),
         "pooled": record.items is not None,

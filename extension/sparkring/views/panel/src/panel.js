@@ -6,6 +6,7 @@ import { DisplaysView } from "./displays.js";
 import { button, make, put } from "./elements.js";
 import { ItemsView } from "./itemsview.js";
 import { LogView } from "./log.js";
+import { ask, mayAsk } from "./notify.js";
 import { Overview } from "./overview.js";
 import { RankView } from "./ranks.js";
 import { SearchView } from "./searchview.js";
@@ -68,6 +69,7 @@ export class Panel {
     this.title = make("span", { class: "sr-title" });
     this.facts = make("small");
     this.stop = button("sr-stop", "■ Stop", null, () => this.stopRun(), { hidden: true });
+    this.allow = button("sr-tool", "allow notifications", "let the browser notify you when the run ends", () => this.allowNotifications(), { hidden: true });
     this.said = make("small", { class: "sr-words", role: "status", "aria-live": "polite" });
     this.bar = make("div", { role: "progressbar", "aria-label": "Progress", "aria-valuemin": "0", "aria-valuemax": "100" });
     this.words = make("small");
@@ -93,7 +95,7 @@ export class Panel {
     list.addEventListener("keydown", (event) => this.walk(event));
     // With this tabindex, a click anywhere in the panel gives it the focus, so that keys are typed in the panel.
     this.root = make("div", { class: "sr-run sr-panel", role: "region", "aria-label": "Distributed run", tabindex: "-1" },
-      make("div", { class: "sr-head" }, this.state, this.title, this.facts, make("span", { class: "sr-spring" }), this.said, this.stop),
+      make("div", { class: "sr-head" }, this.state, this.title, this.facts, make("span", { class: "sr-spring" }), this.said, this.allow, this.stop),
       make("div", { class: "sr-bar sr-progress" }, this.bar), make("div", { class: "sr-words" }, this.words),
       this.failure, this.advice, this.ranks.element, this.notices, list, body);
   }
@@ -134,6 +136,13 @@ export class Panel {
   stopRun() {
     this.run.stop();
     this.buttons[this.tab].focus(); // Stop will be disabled; without this line, its focus would go to the page
+  }
+
+  async allowNotifications() {
+    const answer = await ask();
+    this.say(answer === "granted" ? "the browser will notify you" : "the browser does not allow notifications");
+    this.buttons[this.tab].focus(); // the button is hidden now; without this line, its focus would go to the page
+    this.scheduleState();
   }
 
   // Draw at the browser's next frame, including the state.
@@ -213,6 +222,7 @@ export class Panel {
     this.state.className = `sr-state ${LOOKS[state.state] ?? `sr-${state.state}`}`;
     put(this.title, state.title);
     put(this.facts, [...state.facts, over ? state.took : duration(now - state.started)].join(" · "));
+    this.allow.hidden = !mayAsk(state);
     this.stop.hidden = over || !stops;
     this.stop.disabled = stopping;
     put(this.stop, stopping ? "stopping …" : "■ Stop");

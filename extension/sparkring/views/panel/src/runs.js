@@ -5,6 +5,7 @@ import { make } from "./elements.js";
 import { Items } from "./items.js";
 import { keepKeys, stopKeys } from "./keys.js";
 import { Lines } from "./lines.js";
+import { tellEnd } from "./notify.js";
 import { KERNEL_GONE, Panel } from "./panel.js";
 import { joined } from "./series.js";
 import { Usage } from "./usage.js";
@@ -42,9 +43,11 @@ class Run {
       this.items.read(message);
       this.settle(SETTLE_MS);
     } else if (message.kind === "state") {
+      const ends = this.state && !this.state.ended && message.ended;
       this.state = message;
       this.offset = this.last - message.now;
       if (message.ended) this.settle(0);
+      if (ends && this.panels.size) tellEnd(message);
     } else if (message.kind === "usage") this.usage.hear(message);
     else if (message.kind === "items") this.items.add(message);
     else if (message.kind === "search") this.search = message;
