@@ -83,8 +83,8 @@ def test_what_the_data_set_is(seen):
                  "ranks take the same number of steps (drop)."),
         ("pad", "An epoch on 3 ranks: 3 steps of 3 rows on each; 4 rows read twice so that all "
                 "ranks take the same number of steps (pad)."),
-        ("join", "An epoch on 3 ranks: 3 steps of 3 rows on each, the last ones smaller; end each epoch with "
-                 "hvd.join() (join)."),
+        ("join", "An epoch on 3 ranks: 3 steps of 3 rows on each, but a rank's last step may be smaller; end each "
+                 "epoch with hvd.join() (join)."),
     ],
 )  # fmt: skip
 def test_an_epoch_in_words(seen, remainder, words):

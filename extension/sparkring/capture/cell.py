@@ -202,7 +202,10 @@ def _used_by(names: Iterable[str], namespace: Namespace) -> tuple[dict[str, str]
 
 
 def _packing_order(value: object) -> int:
-    """Return the sort key for packing. Data comes first, so it does not count towards a function that uses it."""
+    """Return the sort key for packing.
+
+    Data comes first, so that its size is not counted as part of the size of a function that uses it.
+    """
     if isinstance(value, (type, types.FunctionType)):
         return 2
     return 0 if by_reference(type(value)) else 1

@@ -143,7 +143,7 @@ def plain_layer(tree: dict[str, Any]) -> Any:
 
 
 def _unknown(config: Any, keras: Any) -> str:
-    """Return the first class or function in a configuration that Keras does not know; '' if there is none."""
+    """Return the name of the first class or function in a configuration that Keras does not know, or ''."""
     if isinstance(config, list):
         return next(filter(None, (_unknown(item, keras) for item in config)), "")
     if not isinstance(config, dict):

@@ -130,7 +130,7 @@ def plain(tree: Any) -> Any:
 
 
 def memory_of(value: Any) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays of a state into which a file can be read directly, keyed by the names of flatten().
+    """Return those arrays of a state that a file can be read into directly, keyed by their names in flatten().
 
     There are no such arrays if TensorFlow is imported, because the tree's arrays for TensorFlow variables are copies.
     """

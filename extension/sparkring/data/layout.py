@@ -33,8 +33,8 @@ class Layout:
     """The columns of a batch, and how each is made: from one stored column, or from several side by side.
 
     learn() finds `spec` from the first rows; all other rows must match it. If the transform returns arrays of objects
-    other than str and bytes, `objects` maps the name of each such array to the type of one of its objects. `data` is the
-    name of the data set in messages.
+    other than str and bytes, `objects` maps the name of each such array to the type of one of its objects. `data` is
+    the name of the data set in messages.
     """
 
     data: str

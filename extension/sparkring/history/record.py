@@ -398,7 +398,7 @@ def _places(metrics: Sequence[events.Metrics]) -> list[tuple[int | None, int]]:
 
 
 def as_shown(line: bytes) -> str:
-    """Return what a terminal finally shows: the text after the last carriage return, with invalid bytes as \\xNN."""
+    """Return what a terminal ends up showing: the text after the last carriage return, with invalid bytes as \\xNN."""
     line = line.rstrip(b"\r")
     line = line[line.rfind(b"\r") + 1 :]
     text = line.decode("utf-8", "backslashreplace")

@@ -67,7 +67,10 @@ class Series(NamedTuple):
 
 
 def when(series: Series, mark: Mark, now: float) -> str:
-    """Say when the checkpoint was saved: `3 min ago`, or `after 40 s`, counted from the start of the run; return '' if that is not known."""
+    """Say when the checkpoint was saved: `3 min ago`, or `after 40 s`, counted from the start of the run.
+
+    Return '' if the time is not known.
+    """
     if not mark.time:
         return ""
     return f"after {duration(int(mark.time - series.began))}" if series.began else ago(now - mark.time)

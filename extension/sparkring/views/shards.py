@@ -87,7 +87,7 @@ def epoch_words(found: Outlook) -> str:
         case "pad":
             twice = counted(found.rows_twice, "row")
             return f"{said}; {twice} read twice so that all ranks take the same number of steps (pad)."
-    return f"{said}, the last ones smaller; end each epoch with hvd.join() (join)."
+    return f"{said}, but a rank's last step may be smaller; end each epoch with hvd.join() (join)."
 
 
 def request_words(found: Outlook) -> list[str]:
