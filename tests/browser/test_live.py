@@ -182,7 +182,7 @@ def test_the_overview(live: Watched, shoot: Callable[..., None]) -> None:
     expect(overview.locator("figure canvas")).to_have_count(2)
     expect(overview.locator(".sr-row").first).to_be_visible()
     expect(live.tab("Checkpoints")).to_have_attribute("aria-disabled", "true")
-    live.tab("Checkpoints").click()
+    live.tab("Checkpoints").click(force=True)
     expect(live.tab("Overview")).to_have_attribute("aria-selected", "true")
     shoot(live.notebook, "overview", live.panel)
     live.tile(1).click()
