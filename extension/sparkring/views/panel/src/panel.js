@@ -4,7 +4,7 @@
 import { ChartsView } from "./charts.js";
 import { button, make, put } from "./elements.js";
 import { ItemsView } from "./itemsview.js";
-import { LogView } from "./log.js";
+import { LOOK, LogView } from "./log.js";
 import { Overview } from "./overview.js";
 import { RankView } from "./ranks.js";
 import { SearchView } from "./searchview.js";
@@ -29,7 +29,7 @@ export class Panel {
     this.chosen = new Set();
     this.elements();
     this.overview = new Overview(this);
-    this.log = new LogView(this);
+    this.log = new LogView(this, LOOK);
     this.items = new ItemsView(this);
     this.search = new SearchView(this);
     this.charts = new ChartsView(this);
