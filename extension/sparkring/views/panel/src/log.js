@@ -268,7 +268,7 @@ export class LogView {
     if (this.columns) tops.cut(shown.takeChanged());
     tops.grow(shown.length, performance.now() + SLICE_MS);
     const done = shown.done && tops.length === shown.length;
-    const end = tops.top(tops.length) + shown.length - tops.length;
+    const end = tops.total + shown.length - tops.length;
     this.drawPending(end);
     const height = ROW * (end + this.pendingRows.length);
     if (this.height !== height) {

@@ -30,6 +30,9 @@ export class Tops {
     this.dropped = 0; // how many rows before them have been dropped
   }
 
+  // The height of all rows that have been counted.
+  get total() { return this.sums.reduce((sum, each) => sum + each, 0); }
+
   // Count the rows up to `length`, but not beyond the time `until`.
   grow(length, until) {
     while (this.length < length) {
@@ -41,7 +44,7 @@ export class Tops {
 
   // Forget the first `count` rows, which must be gone already. Return their height.
   drop(count) {
-    const before = this.top(this.length);
+    const before = this.total;
     if (count >= this.length) {
       this.clear();
       return before;
@@ -52,7 +55,7 @@ export class Tops {
     this.sums.fill(0, 0, block);
     this.sums[block] = 0;
     for (let at = 0; at < end; at++) this.sums[block] += this.heightOf(at);
-    return before - this.top(this.length);
+    return before - this.total;
   }
 
   // Forget the heights of the row at an index, and of all later rows: they will be counted again.
@@ -165,6 +168,6 @@ export class Columns {
     const { rank, time } = this.filter.lines.at(line);
     const column = this.columns[Math.max(0, this.ranks.indexOf(rank))], found = lowerBound(column.lines, line);
     if (column.lines[found] === line) return column.rows[found] - this.dropped;
-    return Math.min(lowerBound(this.times, time), this.times.length - 1);
+    return Math.min(lowerBound(this.times, time - TOGETHER_S), this.times.length - 1);
   }
 }
