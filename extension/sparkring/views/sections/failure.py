@@ -33,7 +33,7 @@ def _summary(found: Explanation) -> str:
 
 
 def _source(found: Explanation) -> str:
-    lines = [(line.number, line.text[:LINE_CHARACTERS]) for line in found.source]
+    lines = [(line.number, text(line.text[:LINE_CHARACTERS])) for line in found.source]
     return numbered(lines, found.line)
 
 

@@ -184,7 +184,7 @@ export class LogView {
     this.foldButton.disabled = Boolean(this.columns);
     this.heads.hidden = !this.columns;
     this.heads.replaceChildren(make("span", { class: "sr-clock" }), ...(this.columns ?? []).map((rank) => (
-      make("b", { class: `sr-cell sr-tag sr-c${rank % RANK_COLOURS.length}` }, `rank ${rank}`))));
+      make("b", { class: `sr-part sr-tag sr-c${rank % RANK_COLOURS.length}` }, `rank ${rank}`))));
     this.measured = null;
   }
 

@@ -19,8 +19,8 @@ export function columnsRow(lines, query, began = null) {
   const times = found.map(({ time }) => time ?? Infinity);
   return make("div", { class: "sr-row sr-inrow" }, ...(began === null ? [] : [clock({ ...found[0], time: Math.min(...times) }, began)]),
     ...(whole ? found : lines).map((line) => (line
-      ? make("div", { class: `sr-cell sr-${line.stream}`, "data-line": line.number, title: line.text.length > 20 ? line.text : null }, ...said(line, query))
-      : make("div", { class: "sr-cell" }))));
+      ? make("div", { class: `sr-part sr-${line.stream}`, "data-line": line.number, title: line.text.length > 20 ? line.text : null }, ...said(line, query))
+      : make("div", { class: "sr-part" }))));
 }
 
 // Write ranks, in at most `most` characters, before a line. The line may be shown already, because more ranks may have
