@@ -1,6 +1,7 @@
 // The panel in the page. The page itself handles clicks and keys, because in most front ends Python receives no
 // messages while a cell runs.
 
+import { canRunAgain, runAgain } from "./again.js";
 import { ChartsView } from "./charts.js";
 import { button, make, put } from "./elements.js";
 import { ItemsView } from "./itemsview.js";
@@ -63,6 +64,7 @@ export class Panel {
     this.words = make("small");
     this.failure = make("div", { role: "alert", hidden: true });
     this.advice = make("div", { class: "sr-actions", hidden: true },
+      this.again = button("sr-again", "▶ Run again", "run this cell again", () => this.runAgain(), { hidden: true }),
       button("sr-tool", "copy error", "copy the whole error", () => this.copy(this.run.state.error)),
       this.itsLog = button("sr-tool", "", "show only the lines of the rank that failed", () => this.chooseRanks(new Set([this.run.state.failed_rank]), "logs")));
     this.notices = make("div", { class: "sr-notices" });
@@ -126,6 +128,10 @@ export class Panel {
     this.buttons[this.tab].focus(); // Stop gets disabled; without this line, its focus would go to the page
   }
 
+  async runAgain() {
+    if (!await runAgain(this.root, this.run.state.magic)) this.say("select the cell and run it");
+  }
+
   // Draw the state as well at the next frame.
   scheduleState() {
     this.stateDirty = true;
@@ -165,6 +171,7 @@ export class Panel {
       if (this.stateDirty) this.drawState();
       for (const name of this.htmlDirty) this.drawHtml(name);
       this.arrange();
+      this.again.hidden = this.advice.hidden || !canRunAgain(this.root, this.run.state.magic);
       if (this.tab === "overview" && !this.overview.draw()) this.schedule();
       if (this.tab === "items" && !this.items.draw(this.now() - (this.run.state?.started ?? 0))) this.schedule();
       if (this.tab === "search") this.search.draw();
