@@ -176,3 +176,9 @@ def test_a_thousand_ranks_are_a_message_of_some_kilobytes():
 def test_texts_are_plain(running):
     record = apply(running, events.Metrics({"a\u202eb": 1.0}, step=1, time=BEGAN + 3, rank=0))
     assert state_message(record, BEGAN + 4)["last"] == ["a\\u202eb 1"]
+
+
+def test_the_page_knows_with_which_magic_a_cell_begins(running):
+    assert state_message(running, BEGAN)["magic"] == "%%horovod"
+    assert state_message(replay([STARTED._replace(code="def train(): ...")]), BEGAN)["magic"] == ""
+    assert state_message(replay([STARTED._replace(code="")]), BEGAN)["magic"] == ""

@@ -57,7 +57,8 @@ def picture(record: RunRecord, now: float, chapters: Sequence[Chapter]) -> str:
     words, rows = _causes(bars, below + 2)
     axis = below + 6 + _CAUSE * rows
     parts = [*_bars(bars), _ticks([x(time) for time in saved]), *words, *_axis(span, scale, axis)]
-    said = f"{counted(len(record.attempts), 'attempt')} in {duration(last - record.started)}"
+    took = f" in {duration(record.ended - record.started)}" if record.ended else ""
+    said = counted(len(record.attempts), "attempt") + took
     drawn = svg(WIDTH, axis + 18, said, parts)
     legend = note(f"green ticks: {counted(len(saved), 'checkpoint')}") if saved else ""
     return f'<figure class="sr-saved">{drawn}{legend}</figure>'
@@ -121,7 +122,9 @@ def _causes(bars: Sequence[_Bar], top: float) -> tuple[list[str], int]:
 
 
 def _axis(span: float, scale: float, y: float) -> list[str]:
-    step = next((step for step in _STEPS_S if span / step <= _LABELS), _STEPS_S[-1] * math.ceil(span / _STEPS_S[-1] / _LABELS))
+    step = next(
+        (step for step in _STEPS_S if span / step <= _LABELS), _STEPS_S[-1] * math.ceil(span / _STEPS_S[-1] / _LABELS)
+    )
     parts = [f'<path d="M{_SIDE} {y:g}H{WIDTH - _SIDE}" stroke="currentColor" stroke-opacity=".25"/>']
     for at in range(int(span // step) + 1):
         x, said = _SIDE + scale * at * step, duration(at * step)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterable
+from typing import ClassVar
 
 from pygments.lexer import inherit
 from pygments.lexers.python import PythonLexer
@@ -25,7 +26,7 @@ _KINDS = (
 
 
 class _CellLexer(PythonLexer):  # type: ignore[misc]
-    tokens = {"root": [(r"^ *(%%?\w|!).*", Comment.Preproc), inherit]}
+    tokens: ClassVar = {"root": [(r"^ *(%%?\w|!).*", Comment.Preproc), inherit]}
 
 
 @functools.lru_cache(maxsize=8)

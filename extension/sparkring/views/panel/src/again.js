@@ -6,6 +6,7 @@
 const RUN = '.jp-Toolbar [data-command="notebook:run-cell-and-select-next"]';
 const SELECTED = ".jp-Notebook .jp-Cell:is(.jp-mod-active, .jp-mod-selected, .jp-mod-multiSelected)";
 const SETTLED_MS = 100; // after this time, the application has marked the selected cell
+const settled = () => new Promise((resolve) => setTimeout(resolve, SETTLED_MS));
 
 // Return the parts of the notebook that are needed; null if there are none, or if the cell does not begin with `magic`,
 // for example because it only shows a saved run.
@@ -24,11 +25,14 @@ export function canRunAgain(panel, magic) {
 // cell alone is selected, nothing is.
 export async function runAgain(panel, magic) {
   press(found(panel, magic)?.prompt);
-  await new Promise((resolve) => setTimeout(resolve, SETTLED_MS));
-  const { cell, notebook, button } = found(panel, magic) ?? {};
+  await settled();
+  const { cell, notebook, prompt, button } = found(panel, magic) ?? {};
   const selected = [...(notebook?.querySelectorAll(SELECTED) ?? [])];
   if (selected.length !== 1 || selected[0] !== cell) return false;
   press(button);
+  await settled(); // the toolbar's button has also selected the next cell, and has scrolled to it
+  press(prompt);
+  cell.scrollIntoView({ block: "nearest" });
   return true;
 }
 
