@@ -16,6 +16,7 @@ WIDTH, _SIDE = 720, 4
 _TOP, _BAR, _TICK = 16, 14, 8  # the top of the bars, their height, and the height of a checkpoint's tick
 _CAUSE, _CAUSES = 15, 4  # the distance between the rows of causes, and how many rows there are at most
 _CAUSE_CHARACTERS = 64
+_APART = 10  # the smallest distance between two causes in a row
 _CHARACTER = 6.0  # the width of a label's character, in pixels
 _NARROWEST = 2.0  # the width of the bar of an attempt that failed at once
 _COLOURS: dict[State, str] = {"ended": RED, "running": BLUE, "finished": GREEN, "failed": RED, "cut": AMBER}
@@ -101,24 +102,32 @@ def _ticks(xs: Sequence[float]) -> str:
 def _causes(bars: Sequence[_Bar], top: float) -> tuple[list[str], int]:
     """Write what ended each attempt below the bar's end, in as few rows as possible. Return SVG and the rows' number.
 
-    The last attempt comes first, so that the lines from the bars to the texts cross no text. A cause for which there is
-    no room is only in the lines below the picture.
+    The last attempt comes first. A cause for which there is no room is only in the lines below the picture.
     """
-    free = [float(WIDTH)] * _CAUSES  # the beginning of the leftmost text in each row
-    parts, used = [], 0
-    for number, _, end, chapter, cause in reversed(bars):
+    placed: list[tuple[int, float, float, float]] = []  # of each text: its row, begin and end, and the end of its bar
+
+    def fits(row: int, begin: float, end: float, line: float) -> bool:
+        """Whether a text overlaps no other text, and no line from a bar to a text crosses another text."""
+        return all(
+            not (row == other and begin < stop + _APART and start < end + _APART)
+            and not (other < row and start - 2 < line < stop)
+            and not (row < other and begin - 2 < crossing < end)
+            for other, start, stop, crossing in placed
+        )
+
+    parts = []
+    for number, _, line, chapter, cause in reversed(bars):
         said = first_line(f"{number}: {cause}", _CAUSE_CHARACTERS)
         wide = _CHARACTER * len(said)
-        begin = min(end, WIDTH - _SIDE - wide)
-        row = next((row for row in range(_CAUSES) if begin + wide <= free[row]), _CAUSES)
-        if not cause or row == _CAUSES or any(end >= left for left in free[:row]):
+        begin = min(line, WIDTH - _SIDE - wide)
+        row = next((row for row in range(_CAUSES) if fits(row, begin, begin + wide, line)), None)
+        if not cause or row is None:
             continue
-        free[row] = begin - 10
-        used = max(used, row + 1)
+        placed.append((row, begin, begin + wide, line))
         y = top + _CAUSE * (row + 1) - 3
-        parts.append(f'<path d="M{end:.1f} {_TOP + _BAR}V{y - 10:g}" stroke="{_COLOURS[chapter.state]}"/>')
+        parts.append(f'<path d="M{line:.1f} {_TOP + _BAR}V{y - 10:g}" stroke="{_COLOURS[chapter.state]}"/>')
         parts.append(f'<text x="{begin:.1f}" y="{y:g}">{text(said)}</text>')
-    return parts, used
+    return parts, max((row + 1 for row, *_ in placed), default=0)
 
 
 def _axis(span: float, scale: float, y: float) -> list[str]:
