@@ -9,7 +9,7 @@ import { elapsed, rankNumbers } from "./words.js";
 
 const ROW = 18; // px, the height of a line of text, as in panel.css
 const PADDING = 16; // px, left and right of a row together, as in panel.css
-const GAP = 7; // px, left of each column, as in panel.css
+const GAP = 12; // px, left and right of each column together; panel.css has those on the left
 const SIGN = 3; // characters, as in panel.css
 const AROUND = 4; // the lines of text that are drawn above and below the visible ones
 const MOST_COLUMNS = 4;
@@ -196,7 +196,8 @@ export class LogView {
   // What the heights of rows depend on, apart from the lines. `tag` and `clock` are widths in characters.
   measures() {
     const wrap = Boolean(this.look.wrap), columns = this.columns?.length ?? 0;
-    const tag = columns ? 0 : `${this.pooled ? 1000 : Math.max(this.size, 1)} ${this.noun(2)}`.length;
+    const most = !this.pooled && this.size < 3 ? "0, 1" : `${this.pooled ? 1000 : this.size} ${this.noun(2)}`; // the longest label
+    const tag = columns ? 0 : most.length;
     const clock = this.look.time ? Math.max(6, elapsed(this.panel.now() - this.began).length) + 1 : 0;
     return { wrap, columns, tag, clock, width: wrap || columns ? this.box.clientWidth : 0 };
   }
