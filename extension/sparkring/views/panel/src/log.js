@@ -202,19 +202,28 @@ export class LogView {
     return { wrap, columns, tag, clock, width: wrap || columns ? this.box.clientWidth : 0 };
   }
 
+  // Add the rows of new lines, and remove those of dropped lines. Return the height of the removed rows.
+  grow() {
+    const dropped = this.shown.work(), above = dropped ? this.tops.drop(dropped) : 0;
+    if (this.columns) this.tops.cut(this.shown.takeChanged());
+    this.tops.grow(this.shown.length, performance.now() + SLICE_MS);
+    return above;
+  }
+
   // Follow the choices of this page, the number of ranks and the width of the box. The first visible line stays where it
-  // is.
+  // is. Return whether all rows are to be added again.
   adapt() {
     const first = this.measured && !this.follow ? this.tops.at(this.box.scrollTop / ROW) : this.shown.length;
     const line = first < this.shown.length ? this.shown.cells(first).find((each) => each >= 0) : null;
     if (this.arrangement() !== this.arranged) this.arrange();
     const measures = this.measures(), measured = Object.values(measures).join();
-    if (measured === this.measured) return;
+    if (measured === this.measured) return false;
     this.measured = measured;
     this.measure(measures);
     if (line !== null) this.target ??= { line, share: 0 };
     for (const [name, each] of Object.entries(this.lookButtons)) each.setAttribute("aria-pressed", String(Boolean(this.look[name])));
     this.lookButtons.columns.hidden = this.pooled || this.size < 2;
+    return true;
   }
 
   measure({ wrap, columns, tag, clock, width }) {
@@ -264,10 +273,9 @@ export class LogView {
       this.hidden = setTimeout(() => this.panel.schedule(), HIDDEN_MS);
       return true;
     }
-    this.adapt();
-    const { shown, tops } = this, dropped = shown.work(), above = dropped ? tops.drop(dropped) : 0;
-    if (this.columns) tops.cut(shown.takeChanged());
-    tops.grow(shown.length, performance.now() + SLICE_MS);
+    const above = this.measured ? this.grow() : 0; // first, because adapt() looks at the rows
+    if (this.adapt()) this.grow();
+    const { shown, tops } = this;
     const done = shown.done && tops.length === shown.length;
     const end = tops.total + shown.length - tops.length;
     this.drawPending(end);

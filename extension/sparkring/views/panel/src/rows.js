@@ -165,6 +165,7 @@ export class Columns {
 
   // Return the index of the row with a line, or of the row at the line's time if the line is not shown.
   find(line) {
+    if (line < this.filter.lines.first) return 0;
     const { rank, time } = this.filter.lines.at(line);
     const column = this.columns[Math.max(0, this.ranks.indexOf(rank))], found = lowerBound(column.lines, line);
     if (column.lines[found] === line) return column.rows[found] - this.dropped;
