@@ -179,6 +179,18 @@ def test_a_rank_that_fails(notebook: Notebook, shoot: Callable[..., None]) -> No
     for rank in (0, 2):
         expect(tile(panel, rank)).not_to_have_class("x")
     shoot(notebook, "failed", notebook.cell(AT_FAILING))
+    # The error can be found among the lines, and the cell can be run again, even if other cells are selected as well.
+    panel.get_by_role("tab", name="Logs").click()
+    panel.get_by_role("button", name="first error").click()
+    expect(panel.locator(".sr-tab-logs .sr-marked")).to_contain_text("Traceback")
+    before = [notebook.prompt(at).inner_text() for at in range(AT_FAILING)]
+    number = int(re.sub(r"\D", "", notebook.prompt(AT_FAILING).inner_text()))
+    notebook.prompt(AT_FAILING).click()
+    notebook.page.keyboard.press("Shift+ArrowUp")
+    panel.get_by_role("button", name="Run again").click()
+    expect(notebook.prompt(AT_FAILING)).to_have_text(f"[{number + 1}]:")
+    expect(state(panel)).to_have_text("failed")
+    assert [notebook.prompt(at).inner_text() for at in range(AT_FAILING)] == before
 
 
 def test_each_run_has_a_panel_of_its_own(notebook: Notebook) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -124,6 +125,9 @@ class Watched:
         self.panel.get_by_label("Search the lines").fill("")
         for name in ("stdout", "stderr", "fold equal", "follow"):
             if self.button(name).get_attribute("aria-pressed") == "false":
+                self.button(name).click()
+        for name in ("wrap", "time", "columns"):
+            if self.button(name).get_attribute("aria-pressed") == "true":
                 self.button(name).click()
         noise = self.button("start-up")
         if noise.is_visible() and noise.get_attribute("aria-pressed") == "true":
@@ -277,6 +281,22 @@ def test_what_is_shown_of_the_lines(live: Watched, shoot: Callable[..., None]) -
     expect(green).to_have_css("color", re.compile(r"^color\(srgb 0\.\d+ 0\.[3-7]"))
     expect(live.rows("green").first).to_contain_text(re.compile("green and bold red on [012]$"))
     shoot(live.notebook, "first-lines", live.panel)
+    # Long lines can be wrapped, the times of lines shown, and the lines of ranks put side by side.
+    live.button("time").click()
+    expect(live.rows("Needle").locator(".sr-clock")).to_have_text(re.compile(r"^\d:\d\d\.\d$"))
+    live.button("wrap").click()
+    expect(live.panel.locator(".sr-tab-logs .sr-wrapped")).to_be_visible()
+    rows = live.rows().evaluate_all("(all) => all.map((row) => [row.getBoundingClientRect().top, row.offsetHeight])")
+    for (top, height), (below, _) in itertools.pairwise(sorted(rows)):
+        assert abs(top + height - below) < 1, "each row is directly below another"
+    live.button("columns").click()
+    live.to_the_top()
+    expect(live.panel.locator(".sr-heads .sr-part")).to_have_text(["rank 0", "rank 1", "rank 2"])
+    expect(live.rows().filter(has_text="the same everywhere").first).to_be_visible()
+    assert axe(live.page, f"[data-windowed-list-index='{live.AT}'] .sr-panel") == []
+    for name in ("columns", "wrap", "time"):
+        live.button(name).click()
+    live.to_the_top()
     # Each stream can be hidden.
     expect(live.rows("Needle")).to_be_visible()
     live.button("stderr").click()

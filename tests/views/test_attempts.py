@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from html import unescape
+
 import pytest
 
 from sparkring.history.describe import closing
@@ -16,7 +19,9 @@ from sparkring.history.events import (
     RankStarted,
     RunFinished,
 )
+from sparkring.views.attempt_line import picture
 from sparkring.views.attempts import news, story, why
+from sparkring.views.sections import restarts
 
 T = 1_700_000_000.0
 FOLDER = "dbfs:/ml/run1"
@@ -128,3 +133,46 @@ def test_the_closing_line(replayed):
     """The closing line says how often the run was restarted, and what was saved last."""
     record = replayed(*FIRST, *SECOND, RunFinished(T + 40, "finished"), up=False)
     assert closing(record, 0.0) == "1 rank finished in 40 s after 1 restart · last saved step 120"
+
+
+# ── The picture ───────────────────────────────────────────────────────────────
+
+
+def drawn(record, now=T + 21):
+    """Return the texts of the picture, and the places and widths of its bars."""
+    page = picture(record, now, story(record))
+    bars = re.findall(r'<rect x="([\d.]+)" y="\d+" width="([\d.]+)"', page)
+    return re.findall(r"<text[^>]*>([^<]*)</text>", page), [tuple(map(float, bar)) for bar in bars]
+
+
+def test_attempts_are_bars_over_time_with_the_cause_of_each_end(replayed):
+    record = replayed(*FIRST, *SECOND, *BACK, RunFinished(T + 26, "finished"), up=False, checkpoint_dir=FOLDER)
+    texts, (first, second) = drawn(record)
+    assert texts[:2] == ["attempt 1", "attempt 2"]
+    assert {"1: rank 1 on vm was killed by SIGKILL", "2: finished", "0 s", "5 s", "25 s"} <= set(texts)
+    assert sum(first) < second[0], "between the attempts, nothing ran"
+    page = restarts.html(record, T + 26, "tab")
+    assert "green ticks: 1 checkpoint" in page
+    assert page.index("<svg") < page.index("attempt 1 · 2 ranks")
+
+
+def test_while_the_run_goes_on_the_picture_does_not_change_all_the_time(replayed):
+    record = replayed(*FIRST, *SECOND, up=False)
+    assert len({picture(record, T + 121 + tenth / 10, story(record)) for tenth in range(50)}) <= 2
+    assert picture(replayed(), T, []) == ""
+
+
+def test_texts_overlap_nothing_and_attempts_that_fail_at_once_are_seen(replayed):
+    """Of many attempts, those that ended last are named."""
+    events = []
+    for number in range(1, 13):
+        began = T + 50 * number
+        events += [AttemptStarted(began, number, 2), AttemptEnded(began, number, f"<b>{number}" + "x" * 90)]
+    record = replayed(*events, RunFinished(T + 900, "failed", "no <i>"), up=False)
+    texts, bars = drawn(record, T + 900)
+    assert len(bars) == 12
+    assert min(width for _, width in bars) == 2
+    named = [text for text in texts if re.match(r"\d+: ", text)]
+    assert named[0].startswith("12: &lt;b&gt;12x")
+    assert 4 <= len(named) < 12
+    assert all(len(unescape(text)) <= 64 for text in named)

@@ -426,6 +426,22 @@ def test_the_line_that_failed_is_marked_in_the_tab(replayed):
     assert "<mark>train()</mark>" in page
 
 
+def test_code_is_coloured(replayed):
+    """All characters stay, and each line has spans of its own. The line that failed has no colours."""
+    cell = '%%horovod -n 2\nif x < 1:  # <b>\n    """two\n    lines"""\n    y = "$a$" + b % 3\n'
+    page = code.html(replayed(code=cell), NOW, "tab")
+    assert Elements(page).text.startswith("".join(f"{at}  {line}\n" for at, line in enumerate(cell.splitlines(), 1)))
+    for kind, said in ((0, "%%horovod -n 2"), (3, "if"), (2, "1"), (5, "# &lt;b&gt;"), (1, "&quot;&quot;&quot;two")):
+        assert f'<span class="sr-c{kind}">{said}</span>' in page
+    final = code.html(replayed(code=cell), NOW, "final")
+    assert 'style="color:#9262d6;color:color-mix(in srgb,#9262d6 65%,currentColor)">if</span>' in final
+    long = "\n".join(f"if x{at}: y = {at}" for at in range(300))
+    assert "color" not in code.html(replayed(code=long), NOW, "final"), "the colours would take too much space"
+    failure = Failure("exception", "ValueError: bad", (CodeFrame("<cell>", 2, "<module>", True),))
+    failed = replayed(RankFailed(3.0, 1, failure), RunFinished(4.0, "failed", "", 1), code=cell)
+    assert "<mark>if x &lt; 1:  # &lt;b&gt;</mark>" in code.html(failed, NOW, "tab")
+
+
 # ── The pictures ──────────────────────────────────────────────────────────────
 
 

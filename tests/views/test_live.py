@@ -233,3 +233,9 @@ def test_a_display_is_sent_once(running):
     assert [ranks for _, ranks, _ in told["order"]] == [[1], [0]]
     assert "two" in told["html"].values(), "what a rank shows is made harmless"
     assert of_kind(feed.news(record, BEGAN + 120), "displays") == []
+
+
+def test_the_page_knows_with_which_magic_a_cell_begins(running):
+    assert state_message(running, BEGAN)["magic"] == "%%horovod"
+    assert state_message(replay([STARTED._replace(code="def train(): ...")]), BEGAN)["magic"] == ""
+    assert state_message(replay([STARTED._replace(code="")]), BEGAN)["magic"] == ""

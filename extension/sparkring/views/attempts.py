@@ -10,6 +10,8 @@ from sparkring.history.record import Attempt, LogLine, RunRecord
 
 REASON_CHARACTERS = 300
 
+State = Literal["ended", "running", "finished", "failed", "cut"]
+
 
 class Chapter(NamedTuple):
     """One attempt in words.
@@ -18,7 +20,7 @@ class Chapter(NamedTuple):
     follow, and "cut" means that the run was interrupted or timed out. `last_lines` are from the rank that failed.
     """
 
-    state: Literal["ended", "running", "finished", "failed", "cut"]
+    state: State
     line: str
     failed_rank: int | None = None
     last_lines: tuple[LogLine, ...] = ()
@@ -75,7 +77,7 @@ def _chapter(record: RunRecord, at: int) -> Chapter:
     words = [f"attempt {attempt.number}", _ranks(record, at), _went_on(attempt, before, record.outcome is None)]
     if attempt.ended:
         words += [duration(attempt.ended - attempt.started), f"ended: {_reason(record, attempt)}"]
-        state: Literal["ended", "running", "finished", "failed", "cut"] = "ended"
+        state: State = "ended"
     elif record.outcome is None or at + 1 < len(record.attempts):
         words.append("running" if record.running_since else "starting")
         state = "running"

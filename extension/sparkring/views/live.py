@@ -276,6 +276,7 @@ def state_message(record: RunRecord, now: float) -> Message:
         "state": record.outcome or ("running" if record.running_since else "starting"),
         "title": describe.first_line(record.title, 120),
         "facts": describe.facts(record),
+        "magic": record.code.split(maxsplit=1)[0] if record.code.startswith("%%") else "",
         "started": record.started,
         "ended": record.ended,
         "took": describe.took(record, now) if record.ended else "",

@@ -53,3 +53,20 @@ test("in a flood of lines, the oldest are dropped, and lines that were folded in
   assert.equal(found.at(-1), `line ${count - 1}`);
   assert.equal(found.length, count + 1 - 4096);
 });
+
+test("errors begin with a traceback, or with a line of stderr that looks like one", () => {
+  const lines = new Lines(), traceback = ["Traceback (most recent call last):", '  File "x"', "ValueError: bad"];
+  told(lines, 0, ["no Error here", ...traceback, "ERROR in the queue", "fine", "RuntimeError: worse"], { stream: "oeeeeee" });
+  lines.settle();
+  const filter = new Filter(lines);
+  filter.work();
+  assert.deepEqual(filter.errors.map((line) => lines.at(line).text), [traceback[0], "ERROR in the queue", "RuntimeError: worse"]);
+  assert.deepEqual(filter.found.map((line) => lines.continues(line)), [false, false, true, true, false, false, false]);
+  assert.equal(filter.find(2), 2);
+});
+
+test("a traceback without an end does not wait for long while others print", () => {
+  const lines = new Lines();
+  told(lines, 0, ["Traceback (most recent call last):", "soon", "late"], { rank: [0, 1, 1], time: [1, 1.2, 3] });
+  assert.deepEqual(shown(lines), ["soon", "Traceback (most recent call last):", "late"]);
+});

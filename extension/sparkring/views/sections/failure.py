@@ -5,7 +5,7 @@ from __future__ import annotations
 from sparkring.history import describe
 from sparkring.history.describe import Explanation
 from sparkring.history.record import RunRecord
-from sparkring.views.markup import note, text
+from sparkring.views.markup import note, scrolled, text
 from sparkring.views.sections import Form
 from sparkring.views.sections.log import LINE_CHARACTERS, block, numbered
 
@@ -29,11 +29,12 @@ def _summary(found: Explanation) -> str:
     first, _, more = found.summary.strip().partition("\n")
     place = f" <small>{text(found.place)}</small>" if found.place else ""
     rest = [text(line[:LINE_CHARACTERS]) for line in more.splitlines()[:SUMMARY_LINES]]
-    return f"<div><b>{text(describe.first_line(first, LINE_CHARACTERS))}</b>{place}</div>{block(rest, 0)}"
+    message = scrolled(block(rest, 0), "more of the message")
+    return f"<div><b>{text(describe.first_line(first, LINE_CHARACTERS))}</b>{place}</div>{message}"
 
 
 def _source(found: Explanation) -> str:
-    lines = [(line.number, line.text[:LINE_CHARACTERS]) for line in found.source]
+    lines = [(line.number, text(line.text[:LINE_CHARACTERS])) for line in found.source]
     return numbered(lines, found.line)
 
 

@@ -69,11 +69,11 @@ def block(shown: Sequence[str], width: int) -> str:
 
 
 def numbered(found: Sequence[tuple[int, str]], marked: int = 0) -> str:
-    """Return lines of code with their numbers. The line with the number `marked` is highlighted."""
+    """Return lines of code, which are HTML, with their numbers. The line with the number `marked` is highlighted."""
     width = max((len(str(number)) for number, _ in found), default=1)
     shown = []
     for number, code in found:
-        said = f"<mark>{text(code)}</mark>" if number == marked else text(code)
+        said = f"<mark>{code}</mark>" if number == marked else code
         shown.append(f'<small style="user-select:none">{number:>{width}}</small>  {said}')
     return block(shown, width - 1)
 

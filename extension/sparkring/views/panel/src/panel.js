@@ -1,11 +1,12 @@
 // The panel in the page. The page itself handles clicks and keys, because in most front ends Python receives no
 // messages while a cell runs.
 
+import { canRunAgain, runAgain } from "./again.js";
 import { ChartsView, newLooks } from "./charts.js";
 import { DisplaysView } from "./displays.js";
 import { button, make, put } from "./elements.js";
 import { ItemsView } from "./itemsview.js";
-import { LogView } from "./log.js";
+import { LOOK, LogView } from "./log.js";
 import { ask, mayAsk } from "./notify.js";
 import { Overview } from "./overview.js";
 import { RankView } from "./ranks.js";
@@ -38,7 +39,7 @@ export class Panel {
     this.looks = newLooks();
     this.elements();
     this.overview = new Overview(this);
-    this.log = new LogView(this);
+    this.log = new LogView(this, LOOK);
     this.items = new ItemsView(this);
     this.search = new SearchView(this);
     this.charts = new ChartsView(this, () => this.chartRoom(this.bodies.metrics));
@@ -75,6 +76,7 @@ export class Panel {
     this.words = make("small");
     this.failure = make("div", { role: "alert", hidden: true });
     this.advice = make("div", { class: "sr-actions", hidden: true },
+      this.again = button("sr-again", "▶ Run again", "run this cell again", () => this.runAgain(), { hidden: true }),
       button("sr-tool", "copy error", "copy the whole error", () => this.copy(this.run.state.error)),
       this.itsLog = button("sr-tool", "", "show only the lines of the rank that failed", () => this.chooseRanks(new Set([this.run.state.failed_rank]), "logs")));
     this.notices = make("div", { class: "sr-notices" });
@@ -138,6 +140,10 @@ export class Panel {
     this.buttons[this.tab].focus(); // Stop will be disabled; without this line, its focus would go to the page
   }
 
+  async runAgain() {
+    if (!await runAgain(this.root, this.run.state.magic)) this.say("select the cell and run it");
+  }
+
   async allowNotifications() {
     const answer = await ask();
     this.say(answer === "granted" ? "the browser will notify you" : "the browser does not allow notifications");
@@ -190,6 +196,7 @@ export class Panel {
       if (this.stateDirty) this.drawState();
       for (const name of this.htmlDirty) this.drawHtml(name);
       this.arrange();
+      this.again.hidden = this.advice.hidden || !canRunAgain(this.root, this.run.state.magic);
       if (this.tab === "overview" && !this.overview.draw()) this.schedule();
       if (this.tab === "items" && !this.items.draw(this.now() - (this.run.state?.started ?? 0))) this.schedule();
       if (this.tab === "search") this.search.draw();

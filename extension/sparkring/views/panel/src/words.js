@@ -45,3 +45,17 @@ export function rankNumbers(ranks) {
   }
   return spans.map(([a, b]) => (b - a > 1 ? `${a}–${b}` : b > a ? `${a}, ${b}` : `${a}`)).join(", ");
 }
+
+// Return the time since the run began, such as "1:02.4".
+export function elapsed(seconds) {
+  const tenths = Math.max(0, Math.round(10 * seconds)), whole = Math.floor(tenths / 10);
+  const two = (number) => String(number).padStart(2, "0");
+  const hours = Math.floor(whole / 3600), minutes = Math.floor((whole % 3600) / 60);
+  return `${hours ? `${hours}:${two(minutes)}` : minutes}:${two(whole % 60)}.${tenths % 10}`;
+}
+
+// Return the numbers of ranks as text of at most `most` characters: "0–3, 7" or, if that is too long, "87 ranks".
+export function ranksWithin(ranks, most, noun) {
+  const numbers = rankNumbers(ranks);
+  return numbers.length > most ? `${ranks.length} ${noun}` : numbers;
+}
