@@ -503,6 +503,7 @@ CONTRAST = """(panel) => {
       ground = over(parse(style.backgroundColor), ground);
       share *= Number(style.opacity);
     }
+    if (!share) continue; // shown only when the pointer is near
     const [r, g, b, a] = parse(getComputedStyle(element).color);
     const [one, other] = [light(over([r, g, b, a * share], ground)), light(ground)].sort((a, b) => b - a);
     found.push([(one + 0.05) / (other + 0.05), element.className || element.tagName, text.slice(0, 40)]);
@@ -547,6 +548,7 @@ def test_a_page_that_is_loaded_again(started: Watched) -> None:
     expect(started.notebook.prompt(Watched.AT)).not_to_have_text(re.compile(r"\d"))
     (started.folder / "end").touch()
     expect(started.panel.locator(".sr-state")).to_have_text("finished")
+    started.tab("Logs").click()
     # Each rank's last line is shown once. The first lines are not checked, since those of a long run are only in files.
     for rank in range(3):
         expect(started.rows(f"the last line of {rank}")).to_have_count(1)
@@ -578,7 +580,7 @@ def test_an_ended_run_after_a_reload(over: Watched) -> None:
     over.notebook.save()
     over.notebook.reload()
     expect(over.panel.locator(".sr-state")).to_have_text("finished")
-    expect(over.rows("the last line of").first).to_be_visible()
+    expect(over.panel.locator(".sr-tab-overview .sr-row", has_text="the last line of").first).to_be_visible()
     expect(over.notebook.static(over.AT)).to_be_hidden()
 
 
