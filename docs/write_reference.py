@@ -54,7 +54,7 @@ SETTINGS = {
     "SPARKRING_DBFS_ROOT": "The folder that `dbfs:/` refers to. Default: the mount `/dbfs` if it exists, otherwise "
     "`sparkring/dbfs` in your data folder.",
     "SPARKRING_PANEL": "`0` means the same as `SPARKRING_VIEW=static`.",
-    "SPARKRING_VIEW": "How a run is shown: `live` (the panel), `static` (HTML that is redrawn while the cell runs) or `text`.",
+    "SPARKRING_VIEW": "How a run is shown: `live` (the panel), `static` (HTML, redrawn during the run) or `text`.",
     "SPARKRING_SPARE": "`0` turns [spare processes](cells.md#spare-processes) off.",
     "SPARKRING_RANK": 'The rank. Set on the ranks of `%%barrier` and of `framework="plain"`.',
     "SPARKRING_SIZE": "The number of ranks. Set on the same ranks.",

@@ -177,7 +177,7 @@ def test_a_rank_that_fails(notebook: Notebook, shoot: Callable[..., None]) -> No
     expect(tile(panel, 1)).to_have_text("1 ✗")
     expect(tile(panel, 1)).to_have_css("background-color", "rgb(198, 58, 53)")
     for rank in (0, 2):
-        expect(tile(panel, rank)).not_to_have_class("x")
+        expect(tile(panel, rank)).not_to_have_class(re.compile(r"^x\b"))
     shoot(notebook, "failed", notebook.cell(AT_FAILING))
     # The error can be found among the lines, and the cell can be run again, even if other cells are selected as well.
     panel.get_by_role("tab", name="Logs").click()
@@ -445,7 +445,7 @@ def test_outputs_that_were_cleared_and_a_kernel_that_restarts(notebook: Notebook
         panel = notebook.panel(at)
         expect(state(panel)).to_have_text("running")
         expect(panel.locator(".sr-row").first).to_be_visible()
-        expect(tile(panel, 0)).to_have_class("r")
+        expect(tile(panel, 0)).to_have_class(re.compile(r"^r\b"))
     # command() would wait for the answer to the dialog.
     notebook.page.evaluate("() => { window.jupyterapp.commands.execute('kernelmenu:restart') }")
     notebook.page.get_by_role("dialog").get_by_role("button", name="Confirm Kernel Restart").click()

@@ -166,7 +166,7 @@ def test_it_moves_while_the_cell_runs(live: Watched, shoot: Callable[..., None])
     expect(live.rows("of rank").first).to_be_visible()
     expect(live.notebook.static(live.AT)).to_be_hidden()
     for rank in range(3):
-        expect(live.tile(rank)).to_have_class("r")
+        expect(live.tile(rank)).to_have_class(re.compile(r"^r\b"))
     bar, words = live.panel.get_by_role("progressbar"), live.panel.locator("div.sr-words")
     expect(words).to_contain_text("loss")
     expect(words).to_contain_text(re.compile(r"\bstep \d+"))
@@ -571,7 +571,7 @@ def test_its_end_stays(over: Watched, shoot: Callable[..., None]) -> None:
     expect(over.panel.locator(".sr-state")).to_have_text("finished")
     expect(over.rows("the last line of").first).to_be_visible()
     for rank in range(3):
-        expect(over.tile(rank)).to_have_class("f")
+        expect(over.tile(rank)).to_have_class(re.compile(r"^f\b"))
     expect(over.button("■ Stop")).to_be_hidden()
     shoot(over.notebook, "finished", over.notebook.cell(over.AT))
 

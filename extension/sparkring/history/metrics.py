@@ -226,11 +226,13 @@ def _shared(record: RunRecord, by: str) -> Iterator[tuple[_Key, Metrics, dict[st
     is no need to wait for ranks that have finished or have never reported the metric.
     """
     restarts = restarts_of(record)
+    shift = 1 - first_epoch(record) if by == "epoch" else 0  # epochs are shown from 1 on, as in the progress of ranks
     finished = frozenset(record.finished_ranks)
     reports: list[tuple[_Key, float, Metrics]] = []
     within: dict[int, tuple[_Key, float]] = {}
     reached: dict[str, dict[int, tuple[_Key, float]]] = {}
-    for key, metrics in placed(record.metrics, restarts, by):
+    for (attempt, lap, at), metrics in placed(record.metrics, restarts, by):
+        key = attempt, lap, at + shift
         before, step = within.get(metrics.rank, (key, 0.0))
         if metrics.ends_epoch:
             step = math.inf
@@ -277,6 +279,11 @@ def placed(reports: Sequence[Metrics], restarts: Sequence[float], by: str) -> It
                 place.lap += 1
             place.at, place.ended = at, metrics.ends_epoch
         yield (attempt, place.lap, first if place.at is None else place.at), metrics
+
+
+def first_epoch(record: RunRecord) -> int:
+    """Return the number from which the user counts epochs: 0 or 1."""
+    return 0 if any(metrics.epoch == 0 for metrics in record.metrics) else 1
 
 
 def last_by_rank(record: RunRecord) -> dict[int, dict[str, float]]:
@@ -461,8 +468,7 @@ def other_axes(record: RunRecord, found: Table) -> dict[str, tuple[float, float]
     steps = sizes.pop()
     if len(found.rows) <= 2:
         return {"epoch": (0, 1 / steps)}
-    first = 1 if found.laps else min(1, found.rows[0].at)
-    return {"step": (steps * (1 - first), steps)}
+    return {"step": (0, steps)}
 
 
 def _finite(measured: Iterable[_Measured]) -> list[_Measured]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from sparkring.history.events import Metrics
-from sparkring.history.metrics import placed, remembered, restarts_of
+from sparkring.history.metrics import first_epoch, placed, remembered, restarts_of
 from sparkring.history.record import RunRecord
 
 PACE_S = 10.0  # a rank's pace is measured over this long before its last report
@@ -168,11 +168,6 @@ def lags(record: RunRecord) -> list[Lag]:
             ratio = pace.rate / typical if pace.rate is not None and typical else None
             behind.append(Lag(rank, middle - pace.steps, ratio))
     return sorted(behind, key=lambda lag: -lag.steps)
-
-
-def first_epoch(record: RunRecord) -> int:
-    """Return the number from which the user counts epochs: 0 or 1."""
-    return 0 if any(metrics.epoch == 0 for metrics in record.metrics) else 1
 
 
 def _done(metrics: Metrics, first: int) -> float | None:

@@ -29,7 +29,7 @@ import time as clock
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sparkring.history import describe, item_records, lines, progress, reading
+from sparkring.history import describe, item_records, lines, metrics, progress, reading
 from sparkring.history.events import Displayed
 from sparkring.history.item_records import ItemRecord
 from sparkring.history.progress import Lag, Pace
@@ -261,8 +261,11 @@ def state_message(record: RunRecord, now: float) -> Message:
     """Return the state of the run, in a form that does not change merely because time passes."""
     slowest = None if record.outcome == "finished" else progress.slowest(record, record.ended or now)
     running = record.outcome is None
+    lags = progress.lags(record) if running else []
     fraction = slowest.fraction if slowest else None
     words = describe.progress_words(slowest._replace(left_s=None), running=running) if slowest else ""
+    if lags and slowest:
+        words = f"rank {slowest.rank}, the slowest: {words}"
     left = describe.left_words(slowest) if slowest and running else ""
     if record.items is not None:
         told = describe.dotted(describe.items_progress(record, now), describe.gpu_words(record.gpus))
@@ -270,7 +273,6 @@ def state_message(record: RunRecord, now: float) -> Message:
         left = describe.items_left(record, now) if running else ""
         if record.outcome == "finished":
             words = describe.items(record)
-    lags = progress.lags(record) if running else []
     return {
         "kind": "state",
         "state": record.outcome or ("running" if record.running_since else "starting"),
@@ -306,7 +308,7 @@ def _ranks(record: RunRecord, lags: Sequence[Lag]) -> Message:
     hosts = sorted({rank.host for rank in record.ranks})
     place = {host: at for at, host in enumerate(hosts)}
     told = [rank.metrics for rank in record.ranks]
-    first, paces = progress.first_epoch(record), progress.paces(record)
+    first, paces = metrics.first_epoch(record), progress.paces(record)
     pace = [paces.get(rank.rank, Pace()) for rank in record.ranks]
     return {
         "state": "".join(_state(record, rank) for rank in record.ranks),

@@ -224,6 +224,7 @@ export class Panel {
     if (!state) return;
     const over = state.ended > 0, now = this.now();
     if (over) clearInterval(this.ticker);
+    this.root.dataset.state = state.state;
     this.root.classList.toggle("sr-over", over); // the height of the boxes then fits their content
     put(this.state, state.state);
     this.state.className = `sr-state ${LOOKS[state.state] ?? `sr-${state.state}`}`;

@@ -1,8 +1,9 @@
 // The ranks above the tabs: a lane for each rank, or a square for each rank if there are many.
 
 import { drawing, make, put, toggle } from "./elements.js";
+import { RANK_COLOURS } from "./series.js";
 import { FIGURES, HEIGHT, WIDTH, counted } from "./usage.js";
-import { duration, number, size } from "./words.js";
+import { duration, number, rankNumbers, size } from "./words.js";
 
 const SILENT_S = 5, ALL_SILENT_S = 30;
 const MOST_LANES = 32, SIGNED_SQUARES = 256, MOST_SQUARES = 1024;
@@ -12,6 +13,13 @@ const STATE_WORDS = { ".": "starting", r: "running", f: "finished", x: "failed",
 // What the colour of the squares can show, and how a value is written.
 const HEATS = { state: null, progress: (value) => `${Math.floor(100 * value)} %`, "steps/s": (value) => `${number(value)} steps/s`,
                 silence: (value) => duration(value), CPU: (value) => `${value} %`, memory: size, "waits for data": (value) => `${value} %` };
+
+// Say which ranks wait for data, as in "rank 3 waits 76 % of the time for data".
+function waiting({ starves, waiting: shares }) {
+  if (!starves.length) return "";
+  if (starves.length === 1) return `rank ${starves[0]} waits ${shares[starves[0]]} % of the time for data`;
+  return `ranks ${rankNumbers(starves)} wait much of the time for data`;
+}
 
 // A lane shows the rank's state as a colour and a sign, its epoch and step, how much of the run it has done, its speed,
 // and what it uses of its machine. A square shows the state, or any other value as a shade. The labels of both have everything.
@@ -51,7 +59,7 @@ export class RankView {
     for (let rank = 0; rank < count; rank++) this.fill(rank, ranks, usage, at, quiet[rank], many, heats?.[rank]);
     if (!many) this.measure(usage, count);
     this.arrange(ranks, count, many);
-    put(this.note, [many && this.counts(ranks, usage, quiet, count), state.lag].filter(Boolean).join(" · "));
+    put(this.note, [many && this.counts(ranks, usage, quiet, count), state.lag, !many && !state.lag && waiting(usage)].filter(Boolean).join(" · "));
     this.sort.hidden = many || count < 5;
     this.colours.hidden = !many;
     this.top.hidden = this.sort.hidden && this.colours.hidden && !this.note.textContent;
@@ -70,7 +78,7 @@ export class RankView {
     const host = ranks.hosts[ranks.host[rank]], gpu = ranks.gpu[rank] ?? "";
     const waiting = usage.waiting[rank] ?? null, waits = waiting === null ? "" : `waits for data ${waiting} %`;
     const speed = rate == null ? "" : `${number(rate)} steps/s`, quiet = silence === null ? "" : duration(silence);
-    const looks = `${letter === "." ? "" : letter}${silent ? " sr-silent" : ""}${behind && !silent ? " sr-slow" : ""}`;
+    const looks = `${letter === "." ? "" : letter}${silent ? " sr-silent" : ""}${(behind || usage.starves.includes(rank)) && !silent ? " sr-slow" : ""}`;
     const title = [`rank ${rank} ${STATE_WORDS[letter]}`, host, ranks.pid[rank] && `process ${ranks.pid[rank]}`, usage.words(rank), gpu,
       epoch != null && `epoch ${epoch}`, step != null && `step ${step}`, done != null && `${Math.floor(100 * done)} % of the run`, speed,
       `${ranks.lines[rank].toLocaleString("en")} lines`, quiet && `last message ${quiet} ago`, waits && `${waits} of the time`,
@@ -89,7 +97,8 @@ export class RankView {
       tile.title = title;
       tile.setAttribute("aria-label", title);
     }
-    if (tile.className !== looks) tile.className = looks;
+    const all = many ? looks : `${looks} sr-c${rank % RANK_COLOURS.length}`.trim(); // a lane has the rank's colour at its edge
+    if (tile.className !== all) tile.className = all;
     tile.style.setProperty("--sr-heat", heat == null ? "" : `${Math.round(100 * heat)}%`);
     tile.toggleAttribute("data-heat", heat != null);
     tile.setAttribute("aria-pressed", String(this.panel.chosen.has(rank)));
