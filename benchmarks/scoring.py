@@ -27,6 +27,7 @@ SOON, ONE_MODEL = Goal(2), Goal(520)
 MODEL_ALONE, AS_FAST = "the model alone, one process", Goal(0.98, at_least=True, ratio=True)
 BATCH, LARGE_BATCH = 1024, 32
 PIXELS = 32 * 32 * 3
+LARGE, SMALL = 100_000_000, 1_000  # the parameters of the models whose memory is measured, of 4 bytes each
 MOST_TURNS = 3
 Case = Callable[[], Measured]
 
@@ -259,10 +260,15 @@ def _zeros(frame: Any) -> Any:
 
 
 def _memory(contestant: str) -> Measured:
-    """Score with a small and a large model in a process of its own, in which no other model is in memory."""
-    command = [sys.executable, str(script("scoring_memory")), contestant]
+    """Score with a large and a small model, each in a Spark of its own, so that no other model is in memory."""
+    large, small = (_memory_mb(contestant, size) for size in (LARGE, SMALL))
+    return {"grown": large - small}
+
+
+def _memory_mb(contestant: str, size: int) -> float:
+    command = [sys.executable, str(script("scoring_memory")), contestant, str(size)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     if done.returncode:
         raise RuntimeError(f"{contestant}: {done.stderr[-2000:]}")
-    figures: Measured = json.loads(done.stdout.splitlines()[-1])
-    return figures
+    found: float = json.loads(done.stdout.splitlines()[-1])
+    return found

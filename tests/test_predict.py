@@ -393,7 +393,7 @@ def test_which_modules_one_thread_computes():
 
     def is_small(net, width, batch_size):
         batch = {"x": np.zeros((16, *width), np.float32)}
-        return predictors.is_small(net, predictors.predictor_of(net, by_name=False), batch, batch_size)
+        return predictors.is_small(predictors.predictor_of(net, by_name=False), batch, batch_size)
 
     if TORCH.release >= (2, 2):  # 2.1 counts nothing in inference mode
         assert is_small(torch.nn.Linear(10, 32), (10,), 1024)
