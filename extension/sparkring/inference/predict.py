@@ -73,8 +73,8 @@ def predict(
     with executed_by_this_python(session.sparkContext):
         if files is None:
             return _with(data, udf(*_columns(data, types, settings.fill or {})), result)
-        # Spark would evaluate the only argument of a UDF when it sends the rows, and would keep the name of the file for
-        # each row until the answer comes. An argument that is used twice is a column of its own, and is sent once.
+        # Spark would evaluate a single argument when it sends the rows, and keep the name of the file with each
+        # row until the answer comes. An argument that is used twice is a column of its own, which is sent once.
         number = _new_name()
         return _with(data.withColumn(number, row_numbers()), udf(number, number), result).drop(number)
 

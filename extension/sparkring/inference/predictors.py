@@ -103,7 +103,7 @@ def is_small(predict: Predict, batch: Batch, batch_size: int) -> bool:
 
 
 def judged(predict: Predict, batch_size: int) -> Predict:
-    """Return a function that calls `predict`, and lets PyTorch use one thread if the first batch shows that it is small.
+    """Return a function that calls `predict`, after letting PyTorch use one thread if the first batch is small.
 
     For this, the first batch is scored twice.
     """
