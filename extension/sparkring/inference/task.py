@@ -89,10 +89,11 @@ def _forget_zip_files() -> None:
     """
     import zipimport
 
+    contents = getattr(zipimport, "_zip_directory_cache", {})
     for path, finder in list(sys.path_importer_cache.items()):
         if isinstance(finder, zipimport.zipimporter):
             sys.path_importer_cache.pop(path, None)
-            zipimport._zip_directory_cache.pop(finder.archive, None)
+            contents.pop(finder.archive, None)
 
 
 # ── Rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
