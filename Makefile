@@ -27,7 +27,8 @@ PANEL_PACKAGES := $(PANEL)/node_modules/.package-lock.json
 # Build isolation is off, so that the package is built with the setuptools that is already in the environment.
 INSTALL := $(PIP) install --constraint $(CONSTRAINTS) --no-build-isolation --editable
 
-# Triton comes with PyTorch's CUDA builds; only GPUs need it. Imported after TensorFlow 2.21, it crashes the process.
+# Triton comes with PyTorch's CUDA builds, and only GPUs need it. A process that imports Triton after TensorFlow 2.21
+# crashes.
 REMOVE_TRITON := $(if $(SET),$(PIP) uninstall --quiet --yes triton)
 # mypy needs a newer typing_extensions than TensorFlow 2.13 allows, so `make check` is for the other sets.
 EXTRAS := all,$(if $(filter -oldest,$(SET)),test,dev)
@@ -50,8 +51,8 @@ help:
 	@printf '%-18s %s\n' 'make test' 'set everything up and run all tests: kernels, a browser, local Spark, a standalone cluster'
 	@printf '%-18s %s\n' 'make test-quick' 'run only the fast tests that need no kernel, browser or Spark'
 	@printf '%-18s %s\n' 'make test-current' 'run all tests with the newest versions, on Python 3.13'
-	@printf '%-18s %s\n' 'make test-versions' 'run the tests that can differ with the versions (PYTHON=… selects the set)'
-	@printf '%-18s %s\n' 'make test-oldest' 'run the tests of test-versions with the oldest versions, on Python 3.10'
+	@printf '%-18s %s\n' 'make test-versions' 'run the tests whose outcome can depend on the versions (PYTHON=… selects the set)'
+	@printf '%-18s %s\n' 'make test-oldest' 'run the same tests as make test-versions with the oldest versions, on Python 3.10'
 	@printf '%-18s %s\n' 'make check' 'check style, types and import rules'
 	@printf '%-18s %s\n' 'make panel' 'bundle the scripts and style sheet of the panel (needs node and npm)'
 	@printf '%-18s %s\n' 'make lab' 'open JupyterLab on notebooks/'
@@ -66,8 +67,8 @@ help:
 
 env: $(PACKAGES_INSTALLED) $(HOROVOD_INSTALLED)
 
-# Building Horovod takes most of the time, so the first ring trains before that. The packages that it needs are
-# installed first.
+# Building Horovod takes most of the time, so the first ring trains before that, and the packages that the first ring
+# needs are installed before all others.
 demo: $(FIRST_RING) $(HOROVOD_INSTALLED)
 	@$(BIN)/python notebooks/run_demo.py
 
@@ -163,7 +164,8 @@ $(DEMO_PACKAGES): $(VENV_MADE) $(SETUP)
 	@$(REMOVE_TRITON)
 	@touch $@
 
-# All packages, including those of the first ring and the demo, so their steps are done as well.
+# This installs all packages, including those of the first ring and the demo, so the steps that install only those are
+# also marked as completed.
 $(PACKAGES_INSTALLED): $(VENV_MADE) $(SETUP)
 	@$(BIN)/python $(WATCH) $(VENV)/packages.log 'Installing sparkring and the packages that it works with (4 GB on disk)' \
 		$(INSTALL) '.[$(EXTRAS)]'

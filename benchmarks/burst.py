@@ -1,4 +1,4 @@
-"""Two ranks print a million lines each: are any lost, how fast do they arrive, how much memory does the driver use?
+"""Two ranks print a million lines each. Are any lost? How fast do they arrive? How much memory does the driver use?
 
 Each turn runs this file as a script in a fresh driver process, so that memory of earlier turns is not counted.
 """
@@ -65,7 +65,7 @@ def _horovodrun(lines: int) -> Measured:
 
 
 def _drive(view: View, lines: int) -> Measured:
-    run("print(rank)", -RANKS, Quiet())  # the imports of a first run are not part of a burst's cost
+    run("print(rank)", -RANKS, Quiet())  # so that the imports of a first run are not measured
     me = psutil.Process()
     before = peak = me.memory_info().rss
     over = threading.Event()

@@ -1,4 +1,7 @@
-"""What checkpoints cost, compared with the disk alone and with what notebooks do instead; how soon a run resumes."""
+"""How fast checkpoints are saved and restored, compared with the disk alone and with NumPy and PyTorch.
+
+Also, how soon a run resumes after a rank is killed, and how much checkpoints slow down a run.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,14 @@ from sparkring.engine.result import RunResult
 from sparkring.engine.spec import Cell, RunSpec
 from sparkring.views import Quiet
 
-DISK, NUMPY, TORCH = "the disk alone", "np.save, copied there", "torch.save, copied there"
+DISK, NUMPY, TORCH = "the disk alone", "np.save, then copied", "torch.save, then copied"
 WITHOUT, DIRECTORY = "without checkpoints", f"{US}, none saved"
 NEAR_DISK, LITTLE = Goal(0.8, at_least=True, ratio=True), Goal(10)
 SOON, CHEAP = Goal(3), Goal(1.02, ratio=True)
 
 
 def files(effort: Effort) -> list[Row]:
-    """One process writes a gigabyte to the disk, and reads it from the page cache."""
+    """Write a gigabyte to the disk in one process, and read it from the page cache."""
     megabytes = 100 if effort.quick else 1000
     go = functools.partial(_in_process, megabytes=megabytes)
     turns = Turns(
@@ -48,12 +51,12 @@ def files(effort: Effort) -> list[Row]:
         turns.row("… compared with NumPy", "MB/s", "restore", NUMPY),
         turns.row("… compared with PyTorch", "MB/s", "restore", TORCH),
         blocking.row("checkpoint of 100 MB in the background: save() returns after", "ms", "blocked"),
-        blocking.row("… of what it takes in all", "%", "share", goal=LITTLE),
+        blocking.row("… as a share of a save in the foreground", "%", "share", goal=LITTLE),
     ]
 
 
 def runs(effort: Effort) -> list[Row]:
-    """A run in which a rank is killed, and runs in which none is."""
+    """Measure a run in which a rank is killed, and runs in which no rank is killed."""
     back = Turns(effort.runs, {US: _comes_back})
     steps, every = (60, 30) if effort.quick else (800, 400)  # about four seconds from one checkpoint to the next
     whole = Turns(
@@ -65,15 +68,15 @@ def runs(effort: Effort) -> list[Row]:
         },
     )
     return [
-        back.row("SIGKILL of one of 2 local ranks: to the next step after the last checkpoint", "s", "back"),
+        back.row("SIGKILL of one of 2 local ranks: time to the next step after the last checkpoint", "s", "back"),
         back.row("… minus the time of a cold start", "s", "beyond", goal=SOON),
         whole.row(f"{steps} steps of 2 local ranks, 10 MB saved every {every} steps", "s", "loop", WITHOUT, goal=CHEAP),
-        whole.row("… --checkpoint-dir, none saved", "s", "loop", WITHOUT, us=DIRECTORY, goal=CHEAP),
+        whole.row("… with --checkpoint-dir, none saved", "s", "loop", WITHOUT, us=DIRECTORY, goal=CHEAP),
     ]
 
 
 def _in_process(contestant: str, *, megabytes: int) -> Measured:
-    """Run a contestant in a process of its own, so that none profits from memory that another has touched."""
+    """Run a contestant in a process of its own, so that it does not profit from memory that another has touched."""
     with tempfile.TemporaryDirectory(prefix=".checkpoints-", dir=os.environ["SPARKRING_HOME"]) as folder:
         command = [sys.executable, str(script("checkpoints")), contestant, folder, str(megabytes)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)

@@ -1,4 +1,4 @@
-"""A rank is killed: how long until the driver has the error? The rank notes the time of its own death."""
+"""How long it takes until the driver has the error after a rank is killed. The rank notes the time of its death."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOCAL, ON_SPARK = Goal(0.5), Goal(1.5)
 
 def killed(effort: Effort) -> list[Row]:
     spark_session()
-    states = {"death": "the other sleeps", "death_in_allreduce": "the other is in an allreduce"}
+    states = {"death": "the other asleep", "death_in_allreduce": "the other in an allreduce"}
     local, on_spark, peer = {}, {}, {}
     for name in states:
         torch = functools.partial(torch_distributor_death, in_allreduce=name != "death", local=True)
@@ -32,13 +32,13 @@ def killed(effort: Effort) -> list[Row]:
             },
         )
         on_spark[name] = Turns(effort.runs, {US: functools.partial(_seconds, functools.partial(_ours, name, 2))})
-    # TorchDistributor on Spark comes last, not in turn: with pyspark 4.3, it ends a local session's Java process.
+    # TorchDistributor on Spark is measured last, not in turn: with pyspark 4.3, it ends a local session's Java process.
     for name in states:
         torch = functools.partial(torch_distributor_death, in_allreduce=name != "death", local=False)
         peer[name] = Turns(effort.runs, {"TorchDistributor": functools.partial(_seconds, torch)})
     rows = []
     for name, state in states.items():
-        what = f"SIGKILL of one of 2 {{}}, {state}: to the error"
+        what = f"SIGKILL of 1 of 2 {{}}, {state}: time to the error"
         rows += [
             local[name].row(what.format("local ranks"), "s", "told", "horovodrun", goal=LOCAL),
             local[name].row("… compared with PyTorch", "s", "told", "TorchDistributor, local"),

@@ -14,7 +14,7 @@ from peers import horovod_estimator, printing_to
 
 import sparkring.ml
 
-PEER = "horovod.spark's, its store adapted"  # as horovod_estimator() says
+PEER = "horovod.spark, with an adapted store"  # see horovod_estimator()
 HALF, ALREADY_WRITTEN = Goal(0.5, ratio=True), Goal(0.3, ratio=True)
 EPOCHS = 2
 MOST_TURNS = 3

@@ -1,4 +1,4 @@
-"""What the benchmarks share: taking turns, medians, goals, and running a script with sparkring or horovodrun."""
+"""Code that the benchmarks share: turns, medians, goals, and functions that run a script with sparkring or a peer."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Case = Callable[[], Measured]
 
 @dataclass(frozen=True)
 class Effort:
-    """How much to measure."""
+    """How much to measure: the number of turns, and whether the data is small."""
 
     runs: int
     quick: bool
@@ -43,7 +43,7 @@ class Effort:
 
 @dataclass(frozen=True)
 class Series:
-    """The same thing measured several times."""
+    """The figures of several turns."""
 
     values: tuple[float, ...]
 
@@ -112,12 +112,12 @@ HEADERS = ("what", US, "peer", "peer's", "ratio", "goal", "")
 
 
 def table(rows: Iterable[Row]) -> str:
-    """The rows as a Markdown table."""
+    """Return the rows as a Markdown table."""
     return columns([HEADERS, *(row.cells() for row in rows)])
 
 
 def columns(lines: list[tuple[str, ...]]) -> str:
-    """The lines as a Markdown table that is also aligned as plain text. The first line has the headings."""
+    """Return the lines as a Markdown table that is also aligned as plain text. The first line has the headings."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     lines.insert(1, tuple("-" * width for width in widths))
     padded = ([cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines)
@@ -132,7 +132,7 @@ def _number(value: float) -> str:
 
 
 class Turns:
-    """Runs the contestants in turn, A B A B …, so that a slow minute affects all of them. Keeps the figures."""
+    """Runs the contestants in turn (A B A B …), so that a slow minute affects all of them, and keeps the figures."""
 
     def __init__(self, runs: int, cases: Mapping[str, Case]) -> None:
         self._found: dict[str, list[Measured]] = {name: [] for name in cases}
@@ -176,7 +176,7 @@ class Turns:
 
 
 def say(text: str, *, keep: bool = False) -> None:
-    """Show progress: on a terminal in one line that changes, elsewhere only if `keep` is true."""
+    """Show progress: on a terminal, in one line that changes; elsewhere, only if `keep` is true."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\x1b[K    {text}" + ("\n" if keep else ""))
     elif keep:
@@ -188,7 +188,7 @@ def say(text: str, *, keep: bool = False) -> None:
 
 
 class FirstLine:
-    """A view that shows nothing and notes when the first line with `marker` in it came."""
+    """A view that shows nothing, and notes when the first line that contains `marker` arrived."""
 
     def __init__(self, marker: str) -> None:
         self.at: float | None = None
@@ -203,7 +203,7 @@ class FirstLine:
 
 
 def cell(name: str) -> str:
-    """Return the source of a script, which runs as a cell with sparkring, and unchanged with a peer."""
+    """Return the source of a script, which can be run as a cell with sparkring, or with a peer."""
     return script(name).read_text(encoding="utf-8")
 
 
@@ -230,7 +230,7 @@ def ours(source: str, np: int, marker: str) -> Measured:
 
 @functools.cache
 def notebook() -> Any:
-    """An IPython shell as in a terminal, with the extension loaded. It writes nothing to the user's history."""
+    """Return an IPython shell as in a terminal, with the extension loaded. It writes nothing to the user's history."""
     from IPython.core.interactiveshell import InteractiveShell
     from traitlets.config import Config
 
@@ -251,7 +251,7 @@ def run_cell(source: str, shown: TextIO | None = None) -> Any:
 
 @contextlib.contextmanager
 def on_gang(np: int) -> Iterator[None]:
-    """A context in which a warm gang is up, and has run a cell."""
+    """Start a warm gang and run a first cell on it. The gang ends with the context."""
     run_cell(f"%gang start -n {np}")
     try:
         run_cell(f"%%horovod -n {np}\npass")
@@ -298,7 +298,7 @@ class Kernel:
         return {"first": (seen or [ended])[0] - begun, "total": ended - begun}
 
     def value(self, expression: str) -> Any:
-        """The value of an expression in the kernel; it consists of literals."""
+        """Return the value of an expression in the kernel. The value must consist of literals."""
         reply = self._client.execute_interactive("", user_expressions={"value": expression}, store_history=False)
         return ast.literal_eval(reply["content"]["user_expressions"]["value"]["data"]["text/plain"])
 
@@ -307,7 +307,7 @@ ARRAY_MB = 100
 
 
 def new_array() -> Any:
-    """A new array of ARRAY_MB, with values that no earlier array has."""
+    """Return a new array of ARRAY_MB, with values that no earlier array has."""
     import numpy
 
     return numpy.full(ARRAY_MB * 125_000, time.time())
@@ -333,7 +333,7 @@ def horovodrun(path: Path, *, marker: str, ranks: int = 2) -> Measured:
 
 
 def start_horovodrun(path: Path, *, ranks: int = 2, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
-    """Start a script under horovodrun; its output comes unbuffered, as it would in a terminal."""
+    """Start a script under horovodrun. Its output is unbuffered, as in a terminal."""
     launcher = Path(sys.executable).with_name("horovodrun")
     return subprocess.Popen(
         [launcher, "-np", str(ranks), "--gloo", sys.executable, path],
@@ -345,7 +345,7 @@ def start_horovodrun(path: Path, *, ranks: int = 2, env: Mapping[str, str] | Non
 
 
 class Ear:
-    """A stream that notes when `marker` first came, for peers that print to the driver's stdout."""
+    """A stream that notes when `marker` first arrived, for peers that print to the driver's stdout."""
 
     def __init__(self, marker: str) -> None:
         self.at: float | None = None
@@ -355,7 +355,7 @@ class Ear:
 
     def write(self, text: str | bytes) -> int:
         now = time.perf_counter()
-        with self._lock:  # peers write from several threads, a line in pieces
+        with self._lock:  # peers write from several threads, and may write a line in pieces
             self._rest = (self._rest + (text if isinstance(text, str) else text.decode()))[-1000:]
             if self.at is None and self._marker in self._rest:
                 self.at = now
@@ -373,7 +373,7 @@ class Ear:
 
 @functools.cache
 def spark_session() -> Any:
-    """One warm session for everything that runs on Spark: local[4], on loopback, without the UI."""
+    """Return the warm session for everything that runs on Spark: local[4], on loopback, without the UI."""
     from pyspark.sql import SparkSession
 
     from sparkring.cluster.session import find_java
@@ -402,7 +402,7 @@ def spark_session() -> Any:
 
 @contextlib.contextmanager
 def _silent_children() -> Iterator[None]:
-    """A context in which the output of processes that are started is discarded."""
+    """Discard the output of processes that are started in this context."""
     sys.stdout.flush()
     kept = [os.dup(1), os.dup(2)]
     nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -1,4 +1,4 @@
-"""Independent items: how long trivial items take, how well long items use two places, and how accurate a plan is."""
+"""How long trivial items take, how well a pool of two keeps busy with long items, and how accurate a plan is."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ x, y = np.random.rand(20_000, 256).astype("float32"), np.random.rand(20_000, 1)
 model.fit(x, y, epochs=2, batch_size=500, verbose=0)
 """,
 }
-Run = Callable[[Callable[[Any], Any], Sequence[Any]], Sequence[Any]]  # calls a function with each item; its results
+Run = Callable[[Callable[[Any], Any], Sequence[Any]], Sequence[Any]]  # calls a function with each item; returns results
 
 
 def trivial(effort: Effort) -> list[Row]:
-    """The time of all items, including the start of the pool, divided by the number of items."""
+    """Measure the time of all items, including the start of the pool, divided by the number of items."""
     items, trials = (ITEMS // 10, SPARK_TRIALS // 4) if effort.quick else (ITEMS, SPARK_TRIALS)
     # joblib sends several items at once if they are short, unless its batches have one item.
     local: dict[str, Case] = {
         US: functools.partial(_each, _foreach_cell, items),
-        "joblib, an item at a time": functools.partial(_each, functools.partial(_joblib, batch_size=1), items),
+        "joblib, one item at a time": functools.partial(_each, functools.partial(_joblib, batch_size=1), items),
         "joblib": functools.partial(_each, _joblib, items),
         "Ray": functools.partial(_each, _ray, items),
     }
@@ -67,10 +67,10 @@ def trivial(effort: Effort) -> list[Row]:
     turns = Turns(effort.runs, local)
     rows = [
         turns.row(
-            f"{items:,} trivial items, {AT_ONCE} at once: an item",
+            f"{items:,} trivial items, {AT_ONCE} at once: time per item",
             "ms",
             "item",
-            "joblib, an item at a time",
+            "joblib, one item at a time",
             goal=Goal(5.0),
         ),
         turns.row("… compared with joblib's batches", "ms", "item", "joblib"),
@@ -84,7 +84,7 @@ def trivial(effort: Effort) -> list[Row]:
         "Hyperopt's SparkTrials": functools.partial(_each, _hyperopt, trials),
     }
     turns = Turns(effort.runs, on_spark)
-    name = f"{items:,} trivial items, {AT_ONCE} Spark tasks at once: an item"
+    name = f"{items:,} trivial items, {AT_ONCE} Spark tasks at once: time per item"
     return [
         *rows,
         turns.row(name, "ms", "item", "joblib-spark", goal=Goal(10.0)),
@@ -93,7 +93,7 @@ def trivial(effort: Effort) -> list[Row]:
 
 
 def utilisation(effort: Effort) -> list[Row]:
-    """The total time that the items sleep, as a share of twice the run's time, since two items run at once."""
+    """Measure the total time that the items sleep, as a share of twice the run's time, since two items run at once."""
     seconds = [each / 10 for each in SECONDS] if effort.quick else SECONDS
     cases: dict[str, Case] = {
         US: functools.partial(_share, _foreach_cell, seconds),
@@ -102,15 +102,15 @@ def utilisation(effort: Effort) -> list[Row]:
     }
     _warm_up()
     turns = Turns(1 if effort.quick else min(effort.runs, 3), cases)
-    name = f"{len(seconds)} items of {min(seconds):g} to {max(seconds):g} s, {AT_ONCE} at once: time that is used"
+    what = f"{len(seconds)} items of {min(seconds):g} to {max(seconds):g} s, {AT_ONCE} at once"
     return [
-        turns.row(name, "%", "share", "joblib", goal=Goal(95.0, at_least=True)),
+        turns.row(f"{what}: share of the time that is used", "%", "share", "joblib", goal=Goal(95.0, at_least=True)),
         turns.row("… compared with Ray", "%", "share", "Ray"),
     ]
 
 
 def planned(effort: Effort) -> list[Row]:
-    """How far the memory that a plan expects is from the memory that the items then use when they run at once.
+    """Measure the difference between the memory that a plan expects and the memory that the items use at once.
 
     The items hold their memory for a second, so that their peaks are at the same time.
     """
@@ -129,7 +129,7 @@ def planned(effort: Effort) -> list[Row]:
 def _plan_error(source: str, spare: str) -> Measured:
     """Plan a cell in a first launch and run it, and return the error of the plan in percent.
 
-    The measurement ends when the first item ends: a process that exits clears its modules, and thereby copies memory
+    The measurement ends when the first item ends, because a process that exits clears its modules and so copies memory
     that it shares.
     """
     from sparkring.launchers.spare import spares
@@ -164,7 +164,7 @@ def _peak_until(over: Path, others: set[psutil.Process]) -> int:
 
 
 def _held_below(others: set[psutil.Process]) -> int:
-    """Return how much memory the child processes of this one hold, apart from `others`.
+    """Return how much memory the child processes of this process hold, except those in `others`.
 
     Shared memory and mapped files are counted once. Files that only the spare process has mapped are not counted,
     since the system can drop them from memory.
@@ -197,7 +197,7 @@ def _each(run: Run, items: int) -> Measured:
     found = run(abs, range(items))
     seconds = time.perf_counter() - begun
     if list(found) != list(range(items)):
-        raise RuntimeError(f"it returned {found[:10]} …")
+        raise RuntimeError(f"the run returned {found[:10]} …")
     return {"item": 1_000 * seconds / items}
 
 
@@ -263,7 +263,7 @@ def _on_ray(function: Callable[[Any], Any]) -> Any:
 
 
 def _hyperopt(function: Callable[[Any], Any], items: Sequence[Any]) -> Sequence[Any]:
-    """Run as many trials as there are items. Hyperopt makes the items itself, so it returns `items` unchanged."""
+    """Run as many trials as there are items. Hyperopt makes its own items, so `items` are returned unchanged."""
     import numpy
     from hyperopt import SparkTrials, fmin, hp, rand
 

@@ -1,4 +1,4 @@
-"""The time from a print on a rank to the view. Each line holds the time at which it was printed."""
+"""The time from a print on a rank until the view has the line. Each line contains the time at which it was printed."""
 
 from __future__ import annotations
 

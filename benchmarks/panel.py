@@ -1,4 +1,4 @@
-"""The live panel in a real JupyterLab and a real browser: how soon, how smooth, and what it costs."""
+"""The live panel in a real JupyterLab and a real browser: how soon it shows lines, how smoothly, and at what cost."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from typing import Any
 
 from harness import US, Effort, Goal, Measured, Row, Turns, say
 
-sys.path.append(str(Path(__file__).parents[1] / "tests" / "browser"))  # for lab.py, which the tests use as well
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "browser"))  # for lab.py, which the tests also use
 
 PLAIN = "print in JupyterLab"
 LINES_PER_S, SECONDS = 1_000, 10
-SOON, LEAN, PROMPT, CHEAP, SMALL = Goal(0.15), Goal(150), Goal(0.2), Goal(5), Goal(200)
+RANKS, STEPS, REDRAWS = 8, 10_000, 50
+SOON, LEAN, PROMPT, CHEAP, SMALL, SMOOTH = Goal(0.15), Goal(150), Goal(0.2), Goal(5), Goal(200), Goal(0.016)
 
 # Collects in `spent` the CPU time that the kernel's thread spends on views.
 SETUP = """%load_ext sparkring
@@ -67,7 +68,7 @@ for epoch in range(1, 13):
 """
 AT_SETUP, AT_STEADY, AT_SPENT, AT_BURST, AT_PLAIN, AT_ORDINARY = range(6)
 
-# After each frame, notes the time since the one before, and the last line that is then on the screen.
+# After each frame, notes the time since the frame before, and the last line that is now on the screen.
 WATCH = """() => {
   const seen = window.seen = { frames: [], lines: [], clicks: [], on: true };
   const now = () => performance.timeOrigin + performance.now();
@@ -103,12 +104,12 @@ def live(effort: Effort) -> list[Row]:
         turns.row(f"{steady}: print to pixels, median", "s", "median", goal=SOON),
         turns.row(f"{steady}: print to pixels, 95th percentile", "s", "p95"),
         turns.row(f"{steady}: kernel's time for views", "% of a core", "spent", goal=CHEAP),
-        turns.row(f"{burst}: lines", "lines/s", "speed", PLAIN, goal=Goal(200_000, at_least=True)),
+        turns.row(f"{burst}: speed", "lines/s", "speed", PLAIN, goal=Goal(200_000, at_least=True)),
         turns.row(f"{burst}: page's memory grows by", "MB", "grown", PLAIN, goal=LEAN),
         turns.row(f"{burst}: frame time, 99th percentile", "s", "frame_p99", PLAIN),
         turns.row(f"{burst}: frame time, longest", "s", "frame_max", PLAIN),
         turns.row(f"{burst}: slowest response to a click", "s", "click", goal=PROMPT),
-        turns.row("saved notebook of an ordinary run", "kB", "saved", goal=SMALL),
+        turns.row("size of the saved notebook of an ordinary run", "kB", "saved", goal=SMALL),
     ]
 
 
@@ -117,22 +118,30 @@ def _lab() -> Iterator[tuple[Any, Any]]:
     import lab as labs
     from playwright.sync_api import expect
 
-    path = labs.chromium()
-    if path is None:
-        raise RuntimeError(f"there is no browser: none of {', '.join(labs.CHROMIUMS)} is on PATH")
     expect.set_options(timeout=300_000)
     say("starting JupyterLab …")
     with (
         tempfile.TemporaryDirectory(prefix="panel-") as folder,
         labs.jupyterlab(Path(folder) / "lab") as lab,
-        labs.browser(path, ["--enable-precise-memory-info"]) as browser,
+        _browser() as browser,
     ):
         yield lab, browser
 
 
 @contextlib.contextmanager
+def _browser() -> Iterator[Any]:
+    import lab as labs
+
+    path = labs.chromium()
+    if path is None:
+        raise RuntimeError(f"there is no browser: none of {', '.join(labs.CHROMIUMS)} is on PATH")
+    with labs.browser(path, ["--enable-precise-memory-info"]) as browser:
+        yield browser
+
+
+@contextlib.contextmanager
 def _notebook(lab: Any, browser: Any, lines: int = 0) -> Iterator[Any]:
-    """A notebook with a kernel of its own, ready to run the cells."""
+    """Open a notebook with a kernel of its own, ready to run the cells."""
     from lab import Opened
 
     setup = f"{SETUP}\nLINES = {lines}"
@@ -235,3 +244,68 @@ def _ordinary(lab: Any, browser: Any) -> Measured:
         notebook.run(AT_ORDINARY, wait=True)
         notebook.save()
         return {"saved": notebook.path.stat().st_size / 1000}
+
+
+# ── Charts, in a page without JupyterLab ──────────────────────────────────────
+
+# Loads the panel's script, and notes how long the page works in each of its frames. uPlot draws in a microtask, which
+# runs before the microtask that notes the time.
+OPEN = """async ([script, messages]) => {
+  const frame = window.requestAnimationFrame.bind(window);
+  const took = window.took = [];
+  window.requestAnimationFrame = (draw) => frame((at) => {
+    const began = performance.now();
+    draw(at);
+    Promise.resolve().then(() => took.push((performance.now() - began) / 1000));
+  });
+  const model = { get: () => "page", on: (name, hear) => { window[name] = hear; }, off() {}, send() {} };
+  (await import(URL.createObjectURL(new Blob([script], { type: "text/javascript" })))).default.initialize({ model });
+  messages.forEach(window["msg:custom"]);
+}"""
+# Tells the panel that the curves have changed, and waits until it has drawn them.
+REDRAW = """async ([ranks, steps, redraws]) => {
+  const x = Array.from({ length: steps }, (_, step) => step + 1);
+  const noise = (step, rank) => Math.sin(step * 12.9898 + rank * 78.233) * Math.sin(step * 0.7);
+  const line = (rank) => x.map((step) => Math.exp(-3 * step / steps) + rank / 60 + 0.08 * noise(step, rank));
+  const curve = { name: "loss", last: "0.1", colour: "#2f80d0", dashed: false, mean: line(ranks / 2), undone: [],
+                  ranks: Object.fromEntries(Array.from({ length: ranks }, (_, rank) => [rank, line(rank)])) };
+  const charts = [{ words: "loss", x, time: x, curves: [curve] }];
+  const message = { run: "run", kind: "charts", axis: "step", axes: {}, restarts: [], checkpoints: [], charts };
+  const next = () => new Promise((done) => setTimeout(() => requestAnimationFrame(() => setTimeout(done))));
+  const found = [];
+  for (let turn = 0; turn <= redraws; turn++) {
+    window.took.length = 0;
+    window["msg:custom"](structuredClone(message));
+    await next();
+    if (turn) found.push(Math.max(...window.took)); // the first drawing makes the charts
+  }
+  return found;
+}"""
+
+
+def charts(effort: Effort) -> list[Row]:
+    with _browser() as browser:
+        turns = Turns(effort.runs, {US: lambda: _redraws(browser)})
+    what = f"panel, a chart of {RANKS} ranks × {STEPS:,} steps: time to redraw, "
+    return [turns.row(what + "median", "s", "median", goal=SMOOTH), turns.row(what + "95th percentile", "s", "p95")]
+
+
+def _redraws(browser: Any) -> Measured:
+    from sparkring.history.events import RankStarted, RunStarted
+    from sparkring.history.record import RunRecord, replay
+    from sparkring.views import live as messages
+    from sparkring.views import panel as sources
+
+    ranks = (RankStarted(1.0, rank, "host", 1) for rank in range(RANKS))
+    record = replay([RunStarted(0.0, "run", "charts", "", RANKS, "local", "plain", "all"), *ranks], RunRecord())
+    script, style = (
+        Path(sources.__file__).with_name(f"panel.bundle.{kind}").read_text("utf-8") for kind in ("js", "css")
+    )
+    page = browser.new_page(viewport={"width": 1280, "height": 800})
+    try:
+        page.set_content(f'<style>{style}</style><div data-sparkring="run" data-page="page"></div>')
+        page.evaluate(OPEN, [script, messages.whole(record, 1.0)])
+        found = page.evaluate(REDRAW, [RANKS, STEPS, REDRAWS])
+    finally:
+        page.close()
+    return {"median": statistics.median(found), "p95": statistics.quantiles(found, n=20)[-1]}

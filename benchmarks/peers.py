@@ -47,19 +47,19 @@ def torch_distributor_sum(*, local: bool) -> Measured:
     from pyspark.ml.torch.distributor import TorchDistributor
 
     spark_session()
-    names: dict[str, Any] = {"__name__": "__main__"}  # as in a notebook: the function is sent by value, as ours is
+    names: dict[str, Any] = {"__name__": "__main__"}  # so that the function is sent by value, as in a notebook
     exec(cell("torch_sum"), names)
     begun = time.perf_counter()
     with printing_to(Ear("nothing")):
         found = TorchDistributor(num_processes=2, local_mode=local, use_gpu=False).run(names["torch_sum"])
     seconds = time.perf_counter() - begun
     if found != [2.0] * 3:
-        raise RuntimeError(f"it returned {found}")
+        raise RuntimeError(f"the function returned {found}")
     return {"total": seconds}
 
 
 def torch_distributor_death(note: str, *, local: bool, in_allreduce: bool) -> None:
-    """Return when the driver has the error."""
+    """Run a function in which a rank is killed, and return when the driver has the error."""
     from pyspark.ml.torch.distributor import TorchDistributor
 
     spark_session()
@@ -67,13 +67,13 @@ def torch_distributor_death(note: str, *, local: bool, in_allreduce: bool) -> No
     try:
         with printing_to(Ear("nothing")):
             TorchDistributor(num_processes=2, local_mode=local, use_gpu=False).run(function, note)
-    except Exception:  # of any kind: only the time until it comes is measured
+    except Exception:  # any error: only the time until it is raised is measured
         return
     raise RuntimeError("no error was raised")
 
 
 class Engines:
-    """Two engines of ipyparallel, started when they are first asked for; close() ends them."""
+    """Two engines of ipyparallel. The first use starts them, and close() ends them."""
 
     def __init__(self) -> None:
         self._cluster: Any = None
@@ -106,7 +106,7 @@ class Engines:
         found = self.client[0].pull("made", block=True)
         pulled = time.perf_counter()
         if found[-1] != array[-1] + 1:
-            raise RuntimeError(f"it pulled {found[-1]}")
+            raise RuntimeError(f"the pulled array ends with {found[-1]}")
         return {"push": megabytes / (pushed - begun), "pull": megabytes / (pulled - pull)}
 
     def close(self) -> None:
@@ -117,7 +117,7 @@ class Engines:
 
 @contextlib.contextmanager
 def printing_to(ear: Ear) -> Iterator[None]:
-    """A context in which `ear` gets what a peer prints on the driver: its log, and ranks' lines to either stream."""
+    """In this context, `ear` gets what a peer prints on the driver: its log, and the ranks' lines on both streams."""
     with contextlib.redirect_stdout(ear), contextlib.redirect_stderr(ear):
         logging.disable(logging.INFO)
         try:

@@ -29,7 +29,7 @@ FILES, ROW_GROUP = 8, 32_768
 
 
 def parquet(effort: Effort) -> list[Row]:
-    """1,000,000 rows of ten numbers, and 20,000 images of 32 × 32 pixels from scikit-learn's photos."""
+    """Read 1,000,000 rows of ten numbers, and 20,000 images of 32 × 32 pixels from scikit-learn's photos."""
     rows, images = (100_000, 4_000) if effort.quick else (1_000_000, 20_000)
     found = []
     with data_sets(rows, images) as folder:
@@ -64,7 +64,7 @@ def parquet(effort: Effort) -> list[Row]:
 
 
 def together(effort: Effort) -> list[Row]:
-    """Two ranks that read at the same time, compared with one of them that reads alone."""
+    """Compare two ranks that read at the same time with one of them that reads alone."""
     alone = "one of the two, alone"
     with data_sets(100_000 if effort.quick else 1_000_000, 0) as folder:
         measured: list[Measured] = []
@@ -78,7 +78,7 @@ def together(effort: Effort) -> list[Row]:
 
 
 def tfrecord(effort: Effort) -> list[Row]:
-    """The same rows as TFRecord files."""
+    """Read the same rows from TFRecord files."""
     rows = 100_000 if effort.quick else 1_000_000
     with data_sets(rows, 0, records=True) as folder:
         read = functools.partial(_read, what="rows", folder=folder / "rows")
@@ -92,7 +92,7 @@ def _for_all(figures: Measured) -> Measured:
 
 
 def _read(contestant: str, *, what: str, folder: Path) -> Measured:
-    """Run a contestant in a process of its own, so that none profits from what another has imported or made."""
+    """Run a contestant in a process of its own, so that it does not profit from what another has imported or made."""
     command = [sys.executable, str(script("reading")), contestant, what, str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     if done.returncode:
@@ -147,7 +147,7 @@ def _photos() -> Any:
 
 
 def _patch(index: int) -> bytes:
-    """A piece of 32 × 32 pixels of one of the photos, a different one for each index."""
+    """Return a piece of 32 × 32 pixels of one of the photos; the piece depends on the index."""
     photo = _photos()[index % len(_photos())]
     y, x = (index * 37) % (photo.shape[0] - 32), (index * 101) % (photo.shape[1] - 32)
     patch: bytes = photo[y : y + 32, x : x + 32].tobytes()

@@ -30,7 +30,7 @@ def convolution(inputs: int, outputs: int, stride: int = 1, *, size: int = 3) ->
 
 
 def net() -> nn.Module:
-    """Return 11 million parameters in eight blocks. As usual for small images, the first layer keeps their size."""
+    """Return a net with 11 million parameters in eight blocks. As usual for small images, layer 1 keeps their size."""
     torch.manual_seed(0)
     widths = (64, 64, 64, 128, 128, 256, 256, 512, 512)
     blocks = [Block(*pair) for pair in itertools.pairwise(widths)]
@@ -45,7 +45,7 @@ def as_floats(batch: dict[str, Any]) -> dict[str, Any]:
 
 
 def make_predict() -> Callable[[Any], Any]:
-    """Return what predict_batch_udf() needs: a function of an array of bytes. Each task uses one thread."""
+    """Return the function that predict_batch_udf() calls with an array of bytes. Each task uses one thread."""
     torch.set_num_threads(1)
     model = net()
 

@@ -1,9 +1,10 @@
 """Measure sparkring and its peers in turn, and say which goals are met.
 
-python benchmarks/run.py                        everything; writes benchmarks/RESULTS.md
-python benchmarks/run.py --only trivial burst   only these
-python benchmarks/run.py --quick                smaller data and fewer turns, to see that everything works
-python benchmarks/run.py --sets                 some, with the pinned and newest sets; writes a section of RESULTS.md
+python benchmarks/run.py                        all benchmarks; writes benchmarks/RESULTS.md
+python benchmarks/run.py --only trivial burst   only these benchmarks
+python benchmarks/run.py --quick                smaller data and fewer turns, to check that everything works
+python benchmarks/run.py --sets                 some benchmarks with the pinned and the newest versions; writes a
+                                                section of RESULTS.md
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HERE), os.environ.g
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
 # Every launch starts new processes, as the first launch of a notebook does, except where a benchmark says otherwise.
 os.environ["SPARKRING_SPARE"] = "0"
-# Keep bytecode, as users' Python does. Otherwise, every rank would compile sparkring again, whereas
-# the peers' packages are already compiled.
+# Write bytecode files, as Python does by default. Otherwise, every rank would compile sparkring again, whereas the
+# peers' packages are already compiled.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
@@ -74,6 +75,7 @@ BENCHMARKS: dict[str, Callable[[Effort], list[Row]]] = {
     "checkpoints": checkpoints.files,
     "restarts": checkpoints.runs,
     "panel": panel.live,
+    "charts": panel.charts,
     "scoring": scoring.small_net,
     "resnet": scoring.large_net,
     "estimators": estimators.keras,
@@ -107,7 +109,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=BENCHMARKS, metavar="NAME", help=", ".join(BENCHMARKS))
     parser.add_argument("--runs", type=int, help="turns of each benchmark (default 5, with --quick 1)")
     parser.add_argument(
-        "--quick", action="store_true", help="smaller data and fewer turns, to see that everything works"
+        "--quick", action="store_true", help="smaller data and fewer turns, to check that everything works"
     )
     parser.add_argument(
         "--sets", action="store_true", help=f"compare the pinned and the newest versions: {', '.join(sets.BENCHMARKS)}"
@@ -125,7 +127,7 @@ def main() -> int:
         return 0
 
     begun, rows, broken = time.monotonic(), [], []
-    # Under the user's home, where users' runs are too: /tmp may be in memory, or hold too many files.
+    # The folder is in the user's home, as users' runs are: /tmp may be in memory, or contain too many files.
     with tempfile.TemporaryDirectory(prefix=".sparkring-benchmarks-", dir=Path.home()) as home:
         os.environ["SPARKRING_HOME"] = os.environ["SPARKRING_CACHE"] = os.environ["IPYTHONDIR"] = home
         for name in wanted.only or BENCHMARKS:
@@ -133,7 +135,7 @@ def main() -> int:
             print(f"▸ {name}", flush=True)
             try:
                 found = BENCHMARKS[name](effort)
-            except Exception:  # the others are still worth measuring
+            except Exception:  # the other benchmarks are still measured
                 traceback.print_exc()
                 broken.append(name)
                 continue
@@ -150,25 +152,27 @@ def main() -> int:
 
 
 def write(*, whole: str = "", both: str = "") -> None:
-    """Write the results of all benchmarks, or the section that compares two sets; the other part is kept."""
+    """Write the results of all benchmarks, or the section that compares two sets. The other part is unchanged."""
     old, mark, section = RESULTS.read_text(encoding="utf-8").partition(sets.TITLE)
     both = both or mark + section
     RESULTS.write_text("\n".join(filter(None, (whole or old.rstrip("\n") + "\n", both))), encoding="utf-8")
 
 
 def report(rows: list[Row], effort: Effort, broken: list[str], seconds: float) -> str:
-    """The whole table, and what it was measured on."""
+    """Return the results as Markdown: the table, the machine and the versions."""
     short = [row for row in rows if "falls short" in row.cells()[-1]]
     met = [row for row in rows if row.cells()[-1] == "met"]
     lines = [
         "# Benchmarks",
         "",
         "Written by `make bench`. sparkring and its peers are measured in turn, in one run. Each figure is the median "
-        f"of {effort.runs} turns, with the minimum and maximum (at most 3 turns for training, latency, many ranks, "
-        "search, predictions and estimators; twice as many turns for loading). A ratio is ours divided by the peer's. "
-        "Drivers are warm, as in a notebook that is in use: the extension is loaded, and Spark's session is up.",
+        f"of {effort.runs} turns, with the minimum and maximum. Some benchmarks have at most 3 turns (training, "
+        "latency, many ranks, the panel, predictions, estimators, plans, searches, and the share of the time that is "
+        "used), and loading has twice as many turns. A ratio is sparkring's figure divided by the peer's. Drivers are "
+        "warm, as in a notebook that is in use: the extension is loaded, and Spark's session is up. For predictions, "
+        "the model is in memory on both sides; the time to start a model process is not in the figures.",
         "",
-        f"{len(met)} goals met, {len(short)} not. The run took {seconds / 60:.0f} minutes.",
+        f"{len(met)} goals were met, and {len(short)} were not. The run took {seconds / 60:.0f} minutes.",
         *(f"Did not run: {name}." for name in broken),
         "",
         table(rows),
@@ -180,7 +184,7 @@ def report(rows: list[Row], effort: Effort, broken: list[str], seconds: float) -
 
 
 def machine() -> str:
-    """The processor's model, its cores, and the memory."""
+    """Return the processor's model, its cores, the memory and the system."""
     import psutil
 
     model = platform.processor() or platform.machine()
@@ -194,7 +198,7 @@ def machine() -> str:
 
 
 def versions() -> str:
-    """The versions of those measured packages that are installed."""
+    """Return the versions of the packages in PACKAGES that are installed."""
     found = []
     for package in PACKAGES:
         try:

@@ -80,18 +80,19 @@ def small_net(effort: Effort) -> list[Row]:
                 turns.row(f"{what}: a small net's predictions", "rows/s", "rate", PEER, goal=FASTER),
                 *(turns.row(f"… compared with {peer}", "rows/s", "rate", peer) for peer in (BY_HAND, ALONE)),
                 *(turns.row("… compared with what Spark needs", "rows/s", "rate", floor) for floor in FLOORS),
-                turns.row("… of predict_udf()", "rows/s", "rate", PEER, us=UDF, goal=NO_SLOWER),
+                turns.row("… with predict_udf()", "rows/s", "rate", PEER, us=UDF, goal=NO_SLOWER),
                 turns.row("… predict() returns after", "s", "made", goal=SOON),
             ]
     cases = {US: functools.partial(_memory, "sparkring"), PEER: functools.partial(_memory, "peer")}
-    told = "memory of all processes for a model of 400 MB, on 4 slots, beyond that for a small one"
+    told = "memory of all processes on 4 slots with a model of 400 MB, minus that with a small model"
     return [*found, Turns(1, cases).row(told, "MB", "grown", PEER, goal=ONE_MODEL)]
 
 
 def large_net(effort: Effort) -> list[Row]:
     """Score images with a net of 11 million parameters in two tasks. Each contestant has two torch threads in all.
 
-    The model process uses both of them for one batch at a time, as does the model alone. Each task of the peer has one.
+    The model process uses both threads for one batch at a time, and so does the model alone. Each task of the peer uses
+    one thread.
     """
     import numpy
     import pyarrow
@@ -130,7 +131,7 @@ def large_net(effort: Effort) -> list[Row]:
     what = f"{count} images of 3 × 64 × 64, a ResNet of 11 million parameters, 2 tasks, 2 torch threads in all"
     return [
         turns.row(what, "rows/s", "rate", PEER),
-        turns.row("… compared with the model alone, its rows in memory", "rows/s", "rate", MODEL_ALONE, goal=AS_FAST),
+        turns.row("… compared with the model alone, rows in memory", "rows/s", "rate", MODEL_ALONE, goal=AS_FAST),
     ]
 
 
@@ -146,7 +147,7 @@ def _model_alone(model: Any, images: Any) -> Measured:
 
 
 def _predicted(frame: Any, width: int, rows: int, scored: Any) -> Measured:
-    """Call predict() again, and write `scored`, whose model is in memory, as the peers' models are."""
+    """Time a call of predict(), and the writing of `scored`, whose model is in memory, as the peers' models are."""
     begun = time.perf_counter()
     _scored(frame, width)
     made = time.perf_counter() - begun
@@ -181,7 +182,10 @@ def _net(width: int) -> Any:
 
 
 def _make_predict(width: int) -> Callable[[], Callable[[Any], Any]]:
-    """Return what all but predict() need: a function that makes a function of an array. Workers lack this module."""
+    """Return a function that makes a function of an array, for all contestants except predict().
+
+    The function contains everything that it needs, since Spark's workers cannot import this module.
+    """
 
     def make() -> Any:
         import numpy

@@ -1,7 +1,7 @@
 """How long a search takes to reach a given loss: with and without pruning, and compared with Optuna's own loop.
 
-The trials of all contestants run one after another, with the same sampler and the same seeds. Ours run in a process of
-their own, whose start counts, and which imports what it needs.
+The trials of all contestants run one after another, with the same sampler and the same seeds. sparkring's trials run in
+a separate process. The time includes the start of this process and its imports.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import sparkring
 
 UNPRUNED, LOOP = f"{US}, prune=False", "study.optimize, with the same pruner"
 HALF, NO_WORSE = Goal(0.5, ratio=True), Goal(1.1, ratio=True)
-STEPS, STEP_S = 30, 0.02  # of a test function: each trial approaches its value step by step
+STEPS, STEP_S = 30, 0.02  # each trial of a test function approaches the function's value in this many steps
 
 
 class Task(NamedTuple):
@@ -69,7 +69,7 @@ def approached(function: Callable[..., float], height: float, **values: float) -
 
 
 def net(lr: float, width: float, alpha: float) -> Iterator[float]:
-    """Train a small network on the digits: the loss on the part that it does not learn from, after each epoch."""
+    """Train a small network on the digits, and yield the loss on held-out digits after each epoch."""
     import warnings
 
     import numpy
@@ -114,7 +114,7 @@ def time_to_good(effort: Effort) -> list[Row]:
                 LOOP: functools.partial(_all, _loop, tasks, seeds),
             },
         )
-        told = f"search of {what}, {len(seeds)} seeds: to a given loss, in all"
+        told = f"search of {what}, {len(seeds)} seeds: total time to a given loss"
         rows += [
             turns.row(told, "s", "reached", UNPRUNED, goal=HALF),
             turns.row("… compared with Optuna's own loop", "s", "reached", LOOP, goal=NO_WORSE),

@@ -16,11 +16,11 @@ PINNED, NEWEST = "pinned", "newest"
 ENVIRONMENTS = {PINNED: ".venv", NEWEST: ".venv-current"}
 BENCHMARKS = ("frameworks", "trivial", "warm", "kernel", "death", "reading")
 TITLE = "## Both sets of versions"
-HEADERS = ("what", PINNED, NEWEST, "ratio", "peer", f"{PINNED}, to the peer's", f"{NEWEST}, to the peer's")
+HEADERS = ("what", PINNED, NEWEST, "ratio", "peer", f"ratio to peer, {PINNED}", f"ratio to peer, {NEWEST}")
 
 
 def compare(effort: Effort) -> str:
-    """The section of RESULTS.md. A turn measures both sets, one after the other, in separate processes."""
+    """Return the section of RESULTS.md. A turn measures both sets, one after the other, in separate processes."""
     found: dict[str, list[dict[str, Row]]] = {name: [] for name in ENVIRONMENTS}
     versions = {}
     for turn in range(effort.runs):
@@ -32,9 +32,9 @@ def compare(effort: Effort) -> str:
     lines = [
         TITLE,
         "",
-        f"Written by `make bench-sets`. Each figure is the median of {effort.runs} turns, with minimum and maximum. "
-        "Each turn measures both sets. The first ratio is the newest set's figure divided by the pinned set's; the "
-        "others are ours divided by the peer's.",
+        f"Written by `make bench-sets`. Number of turns: {effort.runs}. Each turn measures both sets. Each figure is "
+        "the median, with the minimum and maximum if there are several turns. The first ratio is the newest set's "
+        "figure divided by the pinned set's; a ratio to the peer is sparkring's figure divided by the peer's.",
         "",
         columns([HEADERS, *(_cells(what, pinned.get(what), row) for what, row in newest.items())]),
         *(f"- {name}: {told}" for name, told in versions.items()),
@@ -44,7 +44,7 @@ def compare(effort: Effort) -> str:
 
 
 def _measured(python: Path, quick: bool) -> tuple[dict[str, Row], str]:
-    """One turn of the benchmarks with this Python: the rows by what they measure, and the versions."""
+    """Run one turn of the benchmarks with this Python. Return the rows by what they measure, and the versions."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "rows.json")
         command = [str(python), str(HERE / "run.py"), "--runs", "1", "--save", str(file), "--only", *BENCHMARKS]
@@ -56,7 +56,7 @@ def _measured(python: Path, quick: bool) -> tuple[dict[str, Row], str]:
     for each in saved["rows"]:
         peer = Series(tuple(each["peer"])) if each["peer"] else None
         row = Row(each["what"], each["unit"], Series(tuple(each["ours"])), each["peer_name"], peer)
-        if not row.what.startswith("…"):  # such a row compares the one before with another peer
+        if not row.what.startswith("…"):  # such a row compares the figure of the row before with another peer
             rows[row.what] = row
     return rows, saved["versions"]
 
@@ -77,7 +77,7 @@ def save(rows: Iterable[Row], versions: str, file: Path) -> None:
 
 
 def _joined(turns: list[dict[str, Row]]) -> dict[str, Row]:
-    """The rows of several turns, joined: one row for everything that was measured."""
+    """Join the rows of several turns: return one row for everything that was measured."""
     joined = {}
     for what, first in turns[0].items():
         rows = [turn[what] for turn in turns]

@@ -1,4 +1,4 @@
-"""How long a cell takes to its first line and to its end, with a framework and without."""
+"""How long a cell takes until its first line and until its end, with and without a framework."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from peers import horovod_on_spark
 
 MARKER = "hello from rank"
 WITH_TENSORFLOW = Goal(0.55, ratio=True)
-FIRST = "hello from rank 0 of"  # printed, and not in the source
+FIRST = "hello from rank 0 of"  # the cell prints this text, but does not contain it
 NEW = f"{US}, new processes"
-# Until the spare process has imported what the last launch has imported.
+# Waits until the spare process has imported what the last launch has imported.
 WAIT = """
 import time
 from sparkring.launchers.spare import spares
@@ -65,10 +65,10 @@ def trivial(effort: Effort) -> list[Row]:
 
 
 def again(effort: Effort) -> list[Row]:
-    """The second launch of a notebook: with processes that a spare process forks, and with new processes."""
+    """Measure the second launch of a notebook: with processes that a spare process forks, and with new processes."""
     source = f"%%horovod -n -2\n{cell('tensorflow_line')}"
     pool = "%%foreach i in range(4) -n -2\nimport tensorflow"
-    # Without a page, the panel would show nothing before the end of the cell; the static view does.
+    # Without a page, the panel would show nothing before the end of the cell. The static view shows lines earlier.
     view = {"SPARKRING_PANEL": "0"}
     with Kernel(SPARKRING_SPARE="1", **view) as forking, Kernel(SPARKRING_SPARE="0", **view) as starting:
         for kernel in (forking, starting):
@@ -91,14 +91,14 @@ def again(effort: Effort) -> list[Row]:
     what = "second cell with Horovod and TensorFlow, 2 local ranks, in a notebook's kernel: start to"
     return [
         turns.row(f"{what} first line", "s", "first", "horovodrun", goal=Goal(0.15, ratio=True)),
-        turns.row("… the same time", "s", "first", NEW, goal=Goal(0.4)),
+        turns.row("… compared with new processes", "s", "first", NEW, goal=Goal(0.4)),
         turns.row(f"{what} end", "s", "total", "horovodrun"),
         pools.row("second %%foreach, 4 items on 2 processes that import TensorFlow: start to end", "s", "total", NEW),
     ]
 
 
 def first(effort: Effort) -> list[Row]:
-    """The first launch of a notebook: with processes that a spare process forks, and with new processes.
+    """Measure the first launch of a notebook: with processes that a spare process forks, and with new processes.
 
     Each turn has a new kernel. The last item of a pool begins when all processes have imported the framework.
     """

@@ -1,4 +1,4 @@
-"""The same Keras script as a cell and under horovodrun, for the same time: images per second."""
+"""The speed in images per second of the same Keras script as a cell and under horovodrun, for the same time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SPEED = re.compile(r"images/s ([\d.]+)")
 
 def keras(effort: Effort) -> list[Row]:
     seconds = 6 if effort.quick else 60  # three turns take three minutes per contestant
-    # Both have the same number of threads. The script sets TensorFlow's; this sets OpenMP's.
+    # Both have the same number of threads. The script sets the number for TensorFlow, and this variable for OpenMP.
     env = {"BENCHMARK_SECONDS": str(seconds), "OMP_NUM_THREADS": "1"}
     turns = Turns(
         1 if effort.quick else min(effort.runs, 3),

@@ -82,7 +82,7 @@ def kernel_cells(effort: Effort) -> list[Row]:
 
 
 def _medians(count: int, magic: str, run: Callable[[str], Any]) -> Measured:
-    """The median number of milliseconds that each of CELLS takes."""
+    """Return the median number of milliseconds that each of CELLS takes."""
     found = {}
     for key, source in CELLS.items():
         seconds = []
@@ -156,7 +156,7 @@ def _lines(source: str, count: int) -> Measured:
     begun = time.perf_counter()
     found = run_cell(source, shown)
     seconds = time.perf_counter() - begun
-    # Our view shows only the last lines of a burst; the logs have them all.
+    # sparkring's view shows only the last lines of a burst; the logs have all lines.
     said = "".join(found.logs(rank) for rank in range(RANKS)) if found is not None else shown.getvalue()
     return {"speed": count / seconds, "lost": count - said.count("line ")}
 

@@ -1,8 +1,8 @@
 """Run a notebook in a real kernel of this environment, and show its results.
 
-The notebook's own results come from the file that it writes: a JSON list of
-`{"step": str, "where": str, "ranks": int, "seconds": float, "accuracy": float}` at the path in SPARKRING_DEMO_OUTCOME.
-The executed notebook is kept as .ipynb and as .html, even if a cell fails.
+The notebook writes its results to the file whose path is in SPARKRING_DEMO_OUTCOME, as a JSON list of
+`{"step": str, "where": str, "ranks": int, "seconds": float, "accuracy": float}`. The executed notebook is kept as
+.ipynb and as .html, even if a cell fails.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from nbconvert import HTMLExporter
 from traitlets.config import Config
 
 ROOT = Path(__file__).resolve().parent.parent
-PLACE = re.compile(r"\s*<div\b[^>]*\bdata-sparkring[^>]*>\s*</div>\s*")  # the place of a live panel, which is empty
+PLACE = re.compile(r"\s*<div\b[^>]*\bdata-sparkring[^>]*>\s*</div>\s*")  # the empty element for a live panel
 WIDGET = "application/vnd.jupyter.widget-view+json"
 # The table's columns, and their formats.
 COLUMNS = {"step": "s", "where": "s", "ranks": "d", "seconds": ".1f", "accuracy": ".3f"}
@@ -45,8 +45,8 @@ def execute(notebook: nbformat.NotebookNode, folder: Path, log: Path, timeout_s:
         timeout=timeout_s,
         kernel_name="python3",
         resources={"metadata": {"path": str(folder)}},
-        # The sockets are in the file system. On TCP, any user of this machine could connect to the kernel, and the
-        # kernel warns of that.
+        # The sockets are in the file system. With TCP, any user of this machine could connect to the kernel, and the
+        # kernel would print a warning about this.
         config=Config({"KernelManager": {"transport": "ipc", "ip": f"{sockets.name}/kernel"}}),
     )
     # The kernel's children, such as Spark's Java, write to the log. On the terminal, they would break up the lines.
@@ -73,7 +73,7 @@ def execute(notebook: nbformat.NotebookNode, folder: Path, log: Path, timeout_s:
 
 
 def is_shown(output: nbformat.NotebookNode) -> bool:
-    """Whether the output shows anything without a kernel."""
+    """Return whether the output shows anything without a kernel."""
     data = output.get("data", {})
     if "text/html" in data:
         return not PLACE.fullmatch(data["text/html"])
@@ -87,7 +87,7 @@ def own_kernel(folder: Path) -> None:
 
 
 def keep(notebook: nbformat.NotebookNode, folder: Path, name: str) -> Path:
-    """Write the executed notebook as .ipynb and .html, and return the latter's path."""
+    """Write the executed notebook as .ipynb and .html, and return the path of the .html file."""
     nbformat.write(notebook, folder / f"{name}.ipynb")
     page = folder / f"{name}.html"
     body, _ = HTMLExporter().from_notebook_node(notebook)
@@ -96,7 +96,7 @@ def keep(notebook: nbformat.NotebookNode, folder: Path, name: str) -> Path:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """The outcome as aligned columns, numbers to the right."""
+    """Return the outcome as aligned columns, with numbers aligned to the right."""
     cells = [
         ["" if row.get(column) is None else format(row[column], form) for column, form in COLUMNS.items()]
         for row in rows
@@ -114,7 +114,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def shorten(text: str, width: int) -> str:
-    """The text, cut to the width with an ellipsis."""
+    """Return the text; if it is longer than `width`, it is cut and ends with an ellipsis."""
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
@@ -160,7 +160,7 @@ def main() -> int:
 
 
 def shown(path: Path) -> str:
-    """A path as the user would type it here."""
+    """Return the path relative to the current folder."""
     return os.path.relpath(path)
 
 

@@ -1,8 +1,8 @@
-"""Run the notebooks and write them back with their outputs, so that they can be read where nothing runs.
+"""Run the notebooks and save them with their outputs, so that they can be read without running them.
 
-Everything that depends on the machine or on the moment is removed: folders and names of this computer, the state of
-widgets (their static view stays), timings. A notebook is left as it was if a cell fails unexpectedly, or if the
-outputs would still name this machine, contain a secret or be too large.
+Everything that depends on the machine or on the time of the run is removed: folders and names of this computer, the
+state of widgets (their static view stays), and timings. A notebook is left unchanged if a cell fails unexpectedly, or
+if the outputs would still name this machine, contain a secret or be too large.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ RUNS = "~/.local/share/sparkring"  # where runs are saved on Linux; written in p
 
 
 class Unfit(Exception):
-    """A notebook that must not be written; the message says why."""
+    """The notebook must not be written; the message says why."""
 
 
 def code_digest(notebook: NotebookNode) -> str:
-    """A digest of the code cells. It changes when a code cell does, not when the text between them does."""
+    """Return a digest of the code cells. Changes to the text between the code cells do not change the digest."""
     code = [(cell.id, cell.source) for cell in notebook.cells if cell.cell_type == "code"]
     return hashlib.sha256(json.dumps(code).encode()).hexdigest()
 
 
 def names_of_this_machine(home: Path) -> dict[str, str]:
-    """Patterns for folders and names of this computer, and what to write in place of each; the most specific first."""
+    """Return patterns for folders and names of this computer, each with its replacement; the most specific first."""
     folders = {str(home): RUNS, str(ROOT): "…", sys.prefix: "…", sys.base_prefix: "…", str(Path.home()): "~"}
     temporary = {tempfile.gettempdir(), os.path.realpath(tempfile.gettempdir()), "/tmp"}
     addresses = {
@@ -60,7 +60,7 @@ def names_of_this_machine(home: Path) -> dict[str, str]:
 
 
 def by_length(names: Iterable[str]) -> list[str]:
-    """The names, the longest first, because a name may contain a shorter one."""
+    """Return the names, the longest first, because a name may contain a shorter one."""
     return sorted(names, key=len, reverse=True)
 
 
@@ -73,7 +73,7 @@ def cleaner(names: dict[str, str]) -> Callable[[str], str]:
 
 
 def clean(notebook: NotebookNode, say: Callable[[str], str]) -> None:
-    """Remove what is of no use on another machine: widgets' state, timings, and names of this machine."""
+    """Remove what is useless on another machine: the state of widgets, timings, and names of this machine."""
     notebook.metadata.pop("widgets", None)
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
@@ -82,7 +82,7 @@ def clean(notebook: NotebookNode, say: Callable[[str], str]) -> None:
 
 
 def joined(outputs: list[NotebookNode]) -> Iterator[NotebookNode]:
-    """The outputs, with consecutive pieces of a stream joined: where it is split varies from run to run."""
+    """Yield the outputs, with consecutive pieces of a stream joined, because the pieces differ from run to run."""
     last = None
     for output in outputs:
         if last is not None and output.output_type == last.output_type == "stream" and output.name == last.name:
@@ -96,7 +96,7 @@ def joined(outputs: list[NotebookNode]) -> Iterator[NotebookNode]:
 
 
 def cleaned(output: NotebookNode, say: Callable[[str], str]) -> NotebookNode:
-    """The output without a widget's id, and without names of this machine."""
+    """Return the output without a widget's id and without names of this machine."""
     if output.output_type == "stream":
         output.text = say(output.text)
     elif output.output_type == "error":
@@ -111,12 +111,12 @@ def cleaned(output: NotebookNode, say: Callable[[str], str]) -> NotebookNode:
 
 
 def is_text(kind: str) -> bool:
-    """Whether a MIME type's value is text, rather than base64."""
+    """Return whether values of this MIME type are text, not base64."""
     return kind.startswith("text/") or kind == "image/svg+xml"
 
 
 def texts(notebook: NotebookNode) -> Iterator[tuple[str, str]]:
-    """All text in the outputs, with the cell's id."""
+    """Yield all texts in the outputs, each with its cell's id."""
     for cell in notebook.cells:
         for output in cell.get("outputs", ()):
             if output.output_type == "stream":
@@ -128,7 +128,7 @@ def texts(notebook: NotebookNode) -> Iterator[tuple[str, str]]:
 
 
 def left_behind(notebook: NotebookNode) -> list[str]:
-    """The parts of the outputs that still name a machine, each with its cell."""
+    """Return the parts of the outputs that still name a machine, each with its cell's id."""
     return [
         f"{cell}: {found['told']}" for cell, text in texts(notebook) for found in LEFT.finditer(text) if found["told"]
     ]
@@ -155,7 +155,7 @@ def strip(notebook: NotebookNode) -> None:
 
 
 def run(path: Path, notebook: NotebookNode, say: Callable[[str], str], timeout_s: int) -> None:
-    """Run the notebook in its own folder, and leave it ready to be written."""
+    """Run the notebook in its own folder, and prepare it for writing."""
     metadata = dict(notebook.metadata)
     log = ROOT / "build" / "write_outputs.log"
     log.parent.mkdir(exist_ok=True)
@@ -168,7 +168,7 @@ def run(path: Path, notebook: NotebookNode, say: Callable[[str], str], timeout_s
 
 def main() -> int:
     """Run the command, and return its exit status."""
-    cli = argparse.ArgumentParser(description="Run notebooks and write them back with their outputs.")
+    cli = argparse.ArgumentParser(description="Run notebooks and save them with their outputs.")
     cli.add_argument("notebooks", nargs="*", type=Path, help="default: all in notebooks/")
     cli.add_argument("--strip", action="store_true", help="remove the outputs without running anything")
     cli.add_argument("--timeout", type=int, default=600, metavar="S", help="seconds that one cell may take (600)")

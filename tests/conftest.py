@@ -1,4 +1,4 @@
-"""Fixtures for all tests: those of the plugins in tests/plugins, and some that are too small for a plugin."""
+"""Loads the plugins in tests/plugins, and defines the fixtures that are too small for a plugin."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ pytest_plugins = (
     "rings",
     "drivers",
     "pools",
-)  # in tests/plugins; each may use those before it
+)  # in tests/plugins; each plugin may use the plugins before it
 
 
-# Petastorm needs pyarrow below 15 and NumPy below 2, of which there are no builds for Python 3.13.
+# Petastorm needs pyarrow below 15 and NumPy below 2, which have no builds for Python 3.13.
 collect_ignore = ["data/test_petastorm.py"] if sys.version_info >= (3, 13) else []
 
 

@@ -40,8 +40,8 @@ def test_the_same_mistake_is_not_repeated_for_ever():
     assert why is not None
     assert why.why == "twice the same"
     assert gives_up(attempts(WRONG, WRONG), (saved(2),), 9) is None
-    assert gives_up(attempts(WRONG, WRONG), (saved(1),), 9) is None, "it got further than the beginning"
-    assert gives_up(attempts(WRONG, WRONG._replace(summary="RuntimeError: 7 left")), (), 9) is not None, "other words"
+    assert gives_up(attempts(WRONG, WRONG), (saved(1),), 9) is None, "the first attempt had saved a checkpoint"
+    assert gives_up(attempts(WRONG, WRONG._replace(summary="RuntimeError: 7 left")), (), 9) is not None, "other text"
     elsewhere = WRONG._replace(frames=(CodeFrame("<cell>", 9, "<module>", in_cell=True),))
     assert gives_up(attempts(WRONG, elsewhere), (), 9) is None
     assert gives_up(attempts(KILLED, KILLED), (), 9) is None
@@ -54,11 +54,11 @@ def test_a_damaged_checkpoint_costs_no_restart():
     damaged = Failure("damaged checkpoint", "CheckpointDamagedError: dir/00000020.1-0: …")
     assert gives_up(attempts(KILLED, damaged), (), 1) is None
     assert gives_up(attempts(KILLED, damaged, KILLED), (), 1) is not None
-    assert gives_up(attempts(KILLED, damaged, damaged), (), 1) is not None, "the cell itself asks for it"
+    assert gives_up(attempts(KILLED, damaged, damaged), (), 1) is not None, "the cell asks for this checkpoint"
 
 
 def test_what_cannot_heal():
-    """The run is given up after a mistake in the code, or if all ranks fail alike before the first step.
+    """The run is given up after a mistake in the code, or if all ranks fail in the same way before the first step.
 
     A mistake that only results from another rank's failure does not count.
     """
@@ -80,7 +80,7 @@ def test_what_cannot_heal():
 
 
 def test_the_cause_of_other_failures():
-    """The end of a rank's process precedes exceptions, and these precede secondary failures. Texts do not matter."""
+    """The end of a process comes before exceptions, and exceptions before secondary failures. Texts do not matter."""
     told = Exited(code=None, signal=9, out_of_memory=True, peak_memory_bytes=5_000_000_000)
     ended = [exit_failure(told), exit_failure(told._replace(out_of_memory=False))]
     assert [(each.cause, each.signal) for each in ended] == [("out of memory", "SIGKILL"), ("signal", "SIGKILL")]

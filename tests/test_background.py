@@ -94,7 +94,7 @@ def test_tab_offers_what_can_be_stopped():
 
 
 def test_a_run_is_found_by_its_id_or_its_name():
-    """Until a run has ended, it is found by the same words as in %logs."""
+    """A run that has not ended is found by the same words as in %logs."""
     one, other = started("one", until_stopped), started("other", until_stopped)
     assert background.going() == [other, one]
     assert background.find(one.run_id) is one
@@ -110,7 +110,7 @@ def test_a_run_is_found_by_its_id_or_its_name():
 
 
 def test_an_error_holds_nothing_of_the_run():
-    """An error does not keep alive what was sent to the ranks: this may be large, and a notebook keeps its errors."""
+    """An error does not refer to the values that were sent. They may be large, and a notebook keeps its errors."""
 
     class Large:
         alive = 0

@@ -1,6 +1,6 @@
-"""Checks of binder/ against those of repo2docker's rules that can be checked without building an image.
+"""Checks binder/ against repo2docker's rules, as far as this is possible without building an image.
 
-The rules are those of repo2docker's documentation: https://repo2docker.readthedocs.io/en/latest/configuration/
+The rules are in repo2docker's documentation: https://repo2docker.readthedocs.io/en/latest/configuration/
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def test_what_cannot_be_judged_is_let_pass(function: Any) -> None:
 
 
 def test_names_of_arguments() -> None:
-    """Messages and tables call an argument by its parameter."""
+    """Messages and tables call an argument by the name of its parameter."""
     assert names_of(train, (1, "x")) == ["lr", "checkpoint_dir"]
     assert names_of(train, (1, "x", 3, 4)) == ["lr", "checkpoint_dir", "rest[0]", "rest[1]"]
     assert names_of(functools.partial(train, 1), ("x",)) == ["checkpoint_dir"]

@@ -272,7 +272,7 @@ def test_no_warnings_for_the_cell() -> None:
 
 
 def test_missing_name() -> None:
-    """The error has the missing name, its line, and the most similar name."""
+    """The error gives the missing name, its line, and the most similar name."""
     raised = error("\n\nx = fooo + 1", notebook(foo=1))
     assert str(raised) == (
         "cell line 3 reads `fooo`, which is defined neither in this cell nor in the notebook. Did you mean `foo`?"
@@ -496,7 +496,7 @@ def test_table_order_and_sizes() -> None:
 
 
 def test_large_names() -> None:
-    """Names whose values have LARGE_BYTES or more are listed, so that the user can be warned of them."""
+    """Names whose values have LARGE_BYTES or more are listed, so that the user can be warned about them."""
     captured = capture("a, b", notebook(a=bytes(module.LARGE_BYTES), b=1))
     assert [each.name for each in captured.large] == ["a"]
 
@@ -660,7 +660,7 @@ def test_class_body_inside_a_helper() -> None:
 
 
 def test_values_made_by_the_notebooks_code() -> None:
-    """A value whose loading calls functions of the notebook finds what these use."""
+    """If loading a value calls functions of the notebook, these functions find the names that they use."""
     namespace = notebook(
         """
         import math
@@ -713,7 +713,7 @@ def test_closures_and_decorators() -> None:
 
 
 def test_new_types() -> None:
-    """Although pickle would treat a NewType of the notebook as a name, it arrives, even in annotations."""
+    """A NewType of the notebook arrives, even in annotations, although pickle would send only its name."""
     namespace = notebook("import typing\nUser = typing.NewType('User', int)\ndef f(user: User): return user")
     rank = travelled("f, User", namespace)
     assert rank["f"].__annotations__ == {"user": rank["User"]}
@@ -721,7 +721,7 @@ def test_new_types() -> None:
 
 
 def test_standard_streams_become_the_ranks(capsys: pytest.CaptureFixture[str]) -> None:
-    """An object that refers to the notebook's stdout refers to the rank's when it arrives."""
+    """An object that refers to the notebook's stdout refers to the rank's stdout after it has arrived."""
     rank = travelled("x", notebook(x={"out": sys.stdout, "err": sys.stderr}))
     assert rank["x"] == {"out": sys.stdout, "err": sys.stderr}
 
@@ -830,7 +830,7 @@ def test_calls_bring_what_their_arguments_are_made_of(tmp_path: Path) -> None:
 
 
 def test_source_lines(notebook_cell: Callable[..., Namespace], tmp_path: Path) -> None:
-    """inspect and tracebacks find the lines of captured code. They are sent once; those of libraries are never sent."""
+    """inspect and tracebacks find the lines of captured code. They are sent once; lines of libraries are never sent."""
     namespace = notebook_cell("""
         import contextlib
         def outer(x):
@@ -1159,7 +1159,7 @@ class Plain(keras.Model):
         super().__init__()
         self.inner = layers.Dense(2)
     def call(self, x): return self.inner(x)
-if hasattr(keras, "ops"):  # Keras 2 finds it out
+if hasattr(keras, "ops"):  # Keras 2 needs no get_config() here
     Net.get_config = lambda self: {"units": self.inner.units}
 class Half(keras.optimizers.schedules.LearningRateSchedule):
     def __call__(self, step): return 0.5 * by
@@ -1387,7 +1387,7 @@ def test_all_that_cannot_travel_at_once() -> None:
 
 
 def test_optional_names_are_left_out() -> None:
-    """A name that the cell itself may bind is left out if its value cannot be sent; the rest arrives."""
+    """A name that the cell itself may bind is left out if its value cannot be sent; the other names arrive."""
     namespace = notebook(TRAINER + "y = [1]")
     cell = "if y: trainer = 1\ntrainer, y"
     captured = capture(cell, namespace)

@@ -245,7 +245,7 @@ def test_half_a_frame_is_no_frame(door):
     ],
 )
 def test_what_is_no_message_ends_the_connection(header):
-    """If a header is cut off, contradicts its prefix, or is not that of a message, nothing after it is read."""
+    """If a header is cut off, contradicts its prefix, or does not describe a message, nothing after it is read."""
     left, right = pair()
     left._sock.sendall(PREFIX.pack(len(header), 100) + header + bytes(100))
     with pytest.raises(ProtocolError):
@@ -255,7 +255,7 @@ def test_what_is_no_message_ends_the_connection(header):
 
 
 def test_text_in_the_place_of_a_frame():
-    """Text is refused as soon as its beginning arrives, which would otherwise be taken for the size of a header."""
+    """Text is refused as soon as its first bytes arrive. Otherwise, they would be read as the size of a header."""
     left, right = pair()
     left._sock.sendall(b"Traceback (most recent call last):")
     with pytest.raises(ProtocolError, match="Traceback"):

@@ -153,7 +153,7 @@ def wrong_options(page: Page) -> Iterator[str]:
             continue
         found = re.search(r"%%?(\w+)", span)
         if found and found[1] == "run":
-            continue  # what follows the path is the script's
+            continue  # the words after the path are the script's arguments
         if found:
             known = options_of(found[1])
         elif "sparkring-build-horovod" in span:

@@ -66,7 +66,7 @@ def test_ranks_and_their_mean_by_step_and_by_epoch():
 
 
 def test_counting_that_begins_anew_is_a_series_of_its_own():
-    """Steps that are counted again after a restart are a series of their own; a single rank has no mean."""
+    """Steps that are counted again after a restart form a separate series; a single rank has no mean."""
     reports = [events.Metrics({"loss": at}, step, time=float(at), rank=0) for at, step in enumerate((1, 2, 3, 2, 3))]
     found = read_back(write_event_files(saved(*reports)))
     assert [step for step, _, _ in found["rank-0"]["loss"]] == [1, 2, 3]

@@ -117,7 +117,7 @@ def test_the_cause_is_found_among_several_failures(watch):
 
 
 def test_an_interrupt(watch):
-    """Ranks that respond to an interrupt are stopped, not failed. A rank that had finished keeps its value."""
+    """Ranks that respond to an interrupt are `stopped`, not `failed`. A rank that had finished keeps its value."""
 
     def cell(rank: FakeRank) -> int:
         if rank.world.rank:
@@ -152,12 +152,12 @@ def test_a_connection_that_breaks_off(watch):
     ("header", "said"),
     [
         ({"message": "Output", "stream": "stdout", "sizes": []}, "Output: 0 parts instead of 1"),
-        ({"message": "Gossip", "sizes": []}, "a frame's header is not that of a message"),
+        ({"message": "Gossip", "sizes": []}, "a frame's header is not valid"),
         ({"message": "Leave", "sizes": []}, "Leave is not for the driver"),
     ],
 )
 def test_what_is_no_message_ends_that_peer(header, said, watch):
-    """If a peer sends something that the driver does not accept, it counts as lost. The other ranks continue."""
+    """A peer that sends something that the driver does not accept counts as lost. The other ranks continue."""
 
     def cell(rank: FakeRank) -> int:
         if rank.world.rank == 1:
@@ -175,7 +175,7 @@ def test_what_is_no_message_ends_that_peer(header, said, watch):
 
 
 def test_a_member_that_comes_twice(watch):
-    """A second member with the same number is refused, and so is a number that does not exist. The first continues."""
+    """A second member with the same number is refused, and so is an invalid number. The first member continues."""
 
     def cell(rank: FakeRank) -> int:
         turned_away = 0

@@ -1,4 +1,4 @@
-"""Tests of the extension in a real kernel, which is used as by a notebook: through messages."""
+"""Tests of the extension in a real kernel. The tests use the kernel through messages, as a notebook does."""
 
 from __future__ import annotations
 
@@ -397,7 +397,7 @@ def test_foreach_runs_the_cell_for_each_item(kernel: Kernel) -> None:
     assert "(cell line 3: `if shop == \"b\" and i: 1 / 0`): item 3 (shop='b', i=1, rate=2)" in cell.error.evalue
     assert "3 of 4 items finished · 1 failed" in cell.displayed
     pages = [shown(output.data["text/html"]) for output in cell.outputs if output.output_type == "display_data"]
-    assert "`seen` is changed in the items' processes, and not in the notebook" in pages[-1]
+    assert "`seen` is changed in the items' processes, but not in the notebook" in pages[-1]
     assert kernel.value("sparkring.last_result.values") == "['a', 'aa', 'b', None]"
     assert kernel.value("sparkring.last_result.best('score', mode='max').value") == "'aa'"
     assert kernel.value("'shop' in globals()") == "False"

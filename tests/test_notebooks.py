@@ -139,7 +139,7 @@ def test_three_ways_to_feed_a_ring(outputs: Callable[[str], dict[str, list[Any]]
 
 @pytest.mark.slow
 def test_a_picture_and_what_came_before_it(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
-    """Each picture gets its own window; otherwise, both inputs together would be no better than one."""
+    """Each picture gets its own window of readings; otherwise, both inputs would be no better than one."""
     found = outputs("mixed_inputs")
     told = dict(re.findall(r"^(.+): (\d\.\d{3})$", printed(found["outcome"]), re.MULTILINE))
     picture, readings, both = (float(told[name]) for name in ("picture", "readings", "picture and readings"))

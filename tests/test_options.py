@@ -345,7 +345,7 @@ def test_gang_completions(line, expected):
     ],
 )
 def test_foreach_lines(line, targets, items, expected, monkeypatch):
-    """The clause has Python's syntax. Options begin at the first word after a whole clause that can be an option."""
+    """The clause has Python's syntax. After a whole clause, options begin at the first word that can be one."""
     monkeypatch.setattr("sparkring.worker.member.process.cores", lambda: 3)
     clause, options, _ = foreach.parse(line)
     assert (clause.targets, clause.items) == (targets, items)
@@ -360,7 +360,7 @@ def test_foreach_lines(line, targets, items, expected, monkeypatch):
         ("x", "begins with"),
         ("x in", "begins with"),
         ("x in y: pass", "begins with"),
-        ("x in y -n 0", "how many items run at once"),
+        ("x in y -n 0", "number of items that run at once"),
         ("x in y --retires 3", "unrecognized arguments: --retires"),
         ("x in y --fresh-process --fresh-after 2", "choose one"),
         ("x in y --np-each 2", "needs a --framework"),
@@ -530,6 +530,7 @@ def test_bad_checkpoints_lines(line, words):
         ("--tensorboard 'my run'", RunsRequest(run="my run", tensorboard=True)),
         ("--tensorboard", RunsRequest(tensorboard=True)),
         ("50 --tensorboard", RunsRequest(run="50", tensorboard=True)),
+        ("a1b2 'my run'", RunsRequest(run="a1b2", other="my run")),
     ],
 )
 def test_runs_lines(line, expected):
@@ -537,7 +538,15 @@ def test_runs_lines(line, expected):
     assert parse_runs(line) == expected
 
 
-@pytest.mark.parametrize(("line", "words"), [("--board", "--board"), ("1 2", "2"), ("-1", "a number of runs to list")])
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--board", "--board"),
+        ("a b c", "two runs to compare"),
+        ("a b --stop", "two runs"),
+        ("-1", "a number of runs to list"),
+    ],
+)
 def test_bad_runs_lines(line, words):
     with pytest.raises(OptionsError, match=words):
         parse_runs(line)

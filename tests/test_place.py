@@ -61,7 +61,7 @@ def test_each_rank_gets_the_next_gpus(ranks, each, more):
 
 @given(st.lists(st.sampled_from("abcd"), min_size=1, max_size=12), st.integers(0, 3))
 def test_every_rank_finds_its_gpus_by_its_local_rank(nodes, each):
-    """If each rank has K GPUs, those of local rank r begin at index r × K of the GPUs that the node's ranks see."""
+    """If each rank has K GPUs, local rank r's GPUs begin at index r × K of the GPUs that the node's ranks see."""
     gpus = [
         [f"{node}{nodes[:member].count(node) * each + n}" for n in range(each)] for member, node in enumerate(nodes)
     ]

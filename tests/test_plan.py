@@ -55,9 +55,9 @@ def test_memory_binds():
     assert (found.fits, found.binds, found.memory_at(6)) == (6, "memory", 6_500_000_000)
     assert found.warning == ""
     assert of({"free_bytes": 8 * GB}, np=-8).warning == (
-        "8 at once need about 8.50 GB of memory, but only 8.00 GB are free: use -n -6."
+        "8 at once need about 8.50 GB of memory, but only 8.00 GB is free: use -n -6."
     )
-    assert of({"free_bytes": 0}).binds == "cores", "the system does not tell"
+    assert of({"free_bytes": 0}).binds == "cores", "the free memory is not known"
     ranks = of({"free_bytes": 8 * GB}, {"free_bytes": 8 * GB, "cpu_s": 0.5})
     assert (ranks.fits, ranks.memory_bytes, ranks.cpu_share) == (3, 2 * GB, 0.75)
 
@@ -80,7 +80,7 @@ def test_rule_of_thumb(batch_size, expected):
 def test_an_unknown_number_of_items():
     found = of(items=None)
     assert (found.seconds_at(4), found.seconds_at(4, 10)) == (None, 3.5 + 2 * 3)
-    assert "time of 100 items" in str(found)
+    assert "time for 100 items" in str(found)
     assert "</table>" in found._repr_html_()
 
 
@@ -92,7 +92,7 @@ def test_on_spark():
     assert "4 at once fit on 3 hosts with executors, limited by task slots" in str(found)
     full = of({"free_bytes": 2 * GB}, np=6, hosts=3, tasks=4)
     assert (full.fits, full.binds) == (3, "memory")
-    assert full.warning == "6 at once need about 2.50 GB of memory on each host, but only 2.00 GB are free: use -n 3."
+    assert full.warning == "6 at once need about 2.50 GB of memory on each host, but only 2.00 GB is free: use -n 3."
 
 
 @pytest.mark.parametrize("version", [1, 2])

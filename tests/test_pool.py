@@ -51,7 +51,7 @@ def test_items_in_their_order(runs):
     assert set(table.place) == {"host"}
     assert result.best("loss", mode="max").value == 40
     assert result.best("loss").value == 0
-    with pytest.raises(OptionsError, match="they have reported loss"):
+    with pytest.raises(OptionsError, match="have reported loss"):
         result.best("mape")
     record = run_store.load(run_store.find_saved(result.record.run_id))
     assert record.items == result.record.items, "a later kernel reads the same"
@@ -155,7 +155,7 @@ def test_a_failed_item_leaves_the_others_alone(runs):
         5: "signal",
         6: "lost",
     }
-    assert list(result.table.attempts) == [1, 1, 1, 1, 1, 2, 2, 1], "what killed a process is tried once more"
+    assert list(result.table.attempts) == [1, 1, 1, 1, 1, 2, 2, 1], "an item whose process died is tried once more"
     assert result.record.items.again == 2
 
 
@@ -316,13 +316,13 @@ def test_an_item_that_does_not_fit_the_targets_fails(runs):
 
 
 def test_processes_that_cannot_be_started(runs, monkeypatch):
-    """The start is tried again, without counting as an attempt of the item. If it keeps failing, an error says why."""
+    """The pool tries again, without counting an attempt of the item. If this keeps failing, an error says why."""
     monkeypatch.setattr(slots, "START_PAUSE_S", 0.01)
     runs.launched.refused = 2
     result = runs(lambda rank, item: item, [1])
     assert result.values == [1]
     assert list(result.table.attempts) == [1]
-    assert "no more processes. The start is tried again." in [notice.text for notice in result.record.notices]
+    assert "no more processes. sparkring will try again." in [notice.text for notice in result.record.notices]
     runs.launched.refused = 9
     with pytest.raises(LaunchError, match="no more processes"):
         runs(lambda rank, item: item, [1])
@@ -384,7 +384,7 @@ def test_what_cannot_be_run():
     ]:
         with pytest.raises(OptionsError, match=what):
             api.foreach(*arguments)
-    with pytest.raises(OptionsError, match="how many items run at once: -n -4 is four processes here"):
+    with pytest.raises(OptionsError, match="number of items that run at once: -n -4 for processes here"):
         api.foreach(len, [], np=0)
     with pytest.raises(OptionsError, match="needs a --framework"):
         api.foreach(len, [], np_each=2)
@@ -423,7 +423,7 @@ def test_only_what_is_missing_runs_again(runs, tmp_path):
         assert [(each.curves, each.by) for each in record.items.known] == [
             ({"loss": ((2, 0.75), (4, 0.5))}, "step")
         ] * 5
-    assert "2 of 5 items finished · 3 kept from before" in describe.outcome(result.record)
+    assert "2 of 5 items finished · 3 kept from an earlier run" in describe.outcome(result.record)
     assert any("do not run again" in notice.text for notice in result.record.notices)
     ran.clear()
     assert runs(cell, ["a"], 1, fresh=True, **options).values == [["a", 1]]

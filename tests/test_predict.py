@@ -20,8 +20,10 @@ import pandas as pd
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pyspark
 import pytest
 from leaks import runs
+from pyspark.resource import ResourceInformation
 from versions import TORCH
 from waiting import until
 
@@ -31,7 +33,7 @@ from sparkring.capture.packing import pack_call
 from sparkring.data.columns import Making
 from sparkring.data.layout import Layout
 from sparkring.errors import CheckpointError, DataError, OptionsError
-from sparkring.inference import predictors
+from sparkring.inference import predictors, server
 from sparkring.inference.files import FileRows, Files
 from sparkring.inference.inputs import Described
 from sparkring.inference.outputs import Output, columns_of, types_of
@@ -213,20 +215,20 @@ class Broadcast:
         self.value = parts
 
 
-def task(key, model, batches, *, idle_s=0.1):
+def task(key, model, batches, *, idle_s=0.1, spread_over=()):
     """Score pandas batches of one column of numbers, as a Spark task does."""
     inputs = Described(Layout("the DataFrame", {"x": ("x",)}, Making({}, {}), None, None))
     outputs = [Output("prediction", pa.float64(), "double")]
     settings = {"model": Live(model), "inputs": inputs, "outputs": outputs}
     packed = pack_call(Scorer, {**settings, "by_name": False, "batch_size": 100, "on_error": "raise"}, None)
-    order = {"key": key, "path": [], "environment": {}, "idle_s": idle_s}
+    order = {"key": key, "path": [], "environment": {}, "idle_s": idle_s, "spread_over": spread_over}
     sent = Broadcast(archive(with_nvml=False), packed.payload, *map(bytearray, packed.buffers))
     types = pa.schema({"x": pa.float64()}).serialize().to_pybytes()
     score = by_value("sparkring.inference", "task.py")["scorer_for"](order, b"token", sent, types, 100)
     return pd.concat(score(iter(batches)), ignore_index=True)
 
 
-def test_the_model_process(tmp_path, no_folder_left):
+def test_the_model_process(tmp_path, monkeypatch, no_folder_left):
     """Batches are cut at the same rows, however Spark sends them. A killed process is started again a few times."""
     folder = Path(tempfile.gettempdir())
     dead = folder / "sparkring-model-dead"
@@ -255,10 +257,14 @@ def test_the_model_process(tmp_path, no_folder_left):
     assert len(once.read_text().split()) == 1
     assert not dead.exists()
     always.touch()
-    with pytest.raises(RuntimeError, match=r"ended 3 times .*rows 0 to 99 of partition 0.*the last words"):
+    monkeypatch.setattr(pyspark, "TaskContext", OnGpus(0, ["1", "0"]))
+    with pytest.raises(
+        RuntimeError, match=r"model on GPU 0, 1 ended 3 times .*rows 0 to 99 of partition 0.*the last words"
+    ):
         task("always", model, batches())
     assert len(set(once.read_text().split())) == 1 + 3
-    assert not (folder / "sparkring-model-always").exists()
+    monkeypatch.undo()
+    assert not [*folder.glob("sparkring-model-always*")]
     with pytest.raises(RuntimeError, match=r"could not be loaded on .*No module named 'nowhere'"):
         task("lost", Unpickled(), batches())
     open_to_all = folder / "sparkring-model-open"
@@ -267,6 +273,62 @@ def test_the_model_process(tmp_path, no_folder_left):
     with pytest.raises(RuntimeError, match="others can enter it"):
         task("open", model, batches())
     open_to_all.rmdir()
+
+
+class OnGpus:
+    """Stand in for the TaskContext of the task of `partition`, to which Spark has given GPUs with these addresses."""
+
+    def __init__(self, partition, addresses=None):
+        self.partition, self.addresses = partition, addresses
+
+    def get(self):
+        return self
+
+    def resources(self):
+        return {} if self.addresses is None else {"gpu": ResourceInformation("gpu", self.addresses)}
+
+    def partitionId(self):
+        return self.partition
+
+    taskAttemptId = stageId = partitionId
+
+    def getLocalProperty(self, name):
+        return None
+
+
+def test_a_model_process_for_each_gpu(monkeypatch, no_folder_left):
+    """Tasks with the same GPU share a process, which sees only this GPU. Without GPUs from Spark, tasks are spread."""
+
+    def model(batch):
+        import os
+
+        visible = [os.environ["CUDA_VISIBLE_DEVICES"], os.environ["CUDA_DEVICE_ORDER"]]
+        return np.full(len(batch["x"]), os.getpid() + 0.5 * (visible != ["MIG-GPU-1f/1/0", "PCI_BUS_ID"]))
+
+    def scored(partition, addresses=None):
+        monkeypatch.setattr(pyspark, "TaskContext", OnGpus(partition, addresses))
+        return task("gpus", model, [pd.Series([1.0])], idle_s=60, spread_over=["MIG-GPU-1f/1/0", "1"])[0]
+
+    first, second = scored(0, ["MIG-GPU-1f/1/0"]), scored(1, ["1"])
+    assert first.is_integer()
+    assert not second.is_integer()
+    assert len(folders()) == 2
+    assert scored(5, ["MIG-GPU-1f/1/0"]) == first
+    assert [scored(partition) for partition in range(4)] == [first, second] * 2
+    for pid in (first, second):
+        os.kill(int(pid), signal.SIGTERM)
+    monkeypatch.setattr(pyspark, "TaskContext", OnGpus(0, ["1"]))
+    with pytest.raises(RuntimeError, match=r"could not be loaded on .*, GPU 1: .*No module named 'nowhere'"):
+        task("lost", Unpickled(), [pd.Series([1.0])])
+
+
+def test_how_many_models_a_machine_keeps(tmp_path):
+    """The processes of a model count as one. A process does not count those of its own model."""
+    found = [tmp_path / f"sparkring-model-{name}" for name in ("a-0", "a-1", "b-0", "b-1", "c")]
+    for used, folder in enumerate(found):
+        folder.mkdir()
+        os.utime(folder, (used, used))
+    assert [server._newer(str(folder)) for folder in found] == [2, 2, 1, 1, 0]
 
 
 @pytest.mark.versions("pandas UDFs of pyspark")
@@ -528,7 +590,7 @@ def test_spark_connect():
 
 
 def test_errors_of_tasks(frame, spark, no_folder_left):
-    """If a row fails, its partition is named; if a model cannot be loaded, its host. Both errors end the query."""
+    """If a row fails, the error names its partition; if a model cannot be loaded, its host. Both end the query."""
 
     def fails_late(batch):
         if (batch["id"] == 2600).any():

@@ -232,7 +232,7 @@ def test_files_in_spark_tasks(data, tmp_path, spark, small_parts, no_folder_left
 
 
 def test_autocast(data, tmp_path, no_folder_left):
-    """The model process uses the same autocast as the first rows, which find the type of the column."""
+    """The model process uses the same autocast as the trial on the first rows, which sets the column's type."""
     import torch
 
     net = torch.nn.Linear(2, 1, bias=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from typing import NamedTuple
 
@@ -15,7 +16,8 @@ from sparkring.engine import queries
 from sparkring.history import run_store
 from sparkring.inference import reporter
 from sparkring.wire.channel import dial
-from sparkring.wire.messages import ModelUsed, TaskScored
+from sparkring.wire.messages import GpuUsed, ModelUsed, TaskScored
+from sparkring.worker.member import gpus
 
 ROWS = 3000
 
@@ -39,16 +41,24 @@ def rows_of(record):
     return sum(item.metrics["rows"] for item in record.items.known)
 
 
-def test_a_query(frame, capsys):
-    """Each query that uses the column has its own record, whose items are the partitions. Scripts do not print it."""
+def test_a_query(frame, capsys, monkeypatch, tmp_path):
+    """Each query that uses the column has its own record. Its items are the partitions. Scripts print no record.
+
+    In local mode, Spark assigns no GPUs, so the tasks are spread over the GPUs of this machine.
+    """
+    monkeypatch.setattr(gpus, "visible", lambda: ["5", "7"])
+    (tmp_path / "seen").mkdir()
 
     def model(batch):
+        (tmp_path / "seen" / os.environ.get("CUDA_VISIBLE_DEVICES", "notebook")).touch()
         time.sleep(0.01)
         return batch["x"]
 
     scored = sparkring.predict(frame, model, inputs=["x"], batch_size=50, idle_s=0.1)
     assert not run_store.saved()  # nobody has used the column
     assert scored.selectExpr("sum(prediction)").first()[0] == ROWS * (ROWS - 1) / 2
+    spread_over = {"5", "7"} if frame.sparkSession.sparkContext.master.startswith("local") else set()
+    assert {path.name for path in (tmp_path / "seen").iterdir()} == {"notebook", *spread_over}
     assert len(scored.limit(5).collect()) == 5
     first, second = ended(2)
     assert (first.outcome, first.title) == ("finished", "predict a DataFrame with model")
@@ -147,7 +157,9 @@ def connected(spark):
     order = queries.watch(spark, "predict data with model", "predict(…)")
     with contextlib.closing(dial(order["host"], order["port"], bytes.fromhex(order["secret"]))) as connection:
 
-        def report(*tasks, host="here", load_s=0.5):
+        def report(*tasks, host="here", load_s=0.5, gpus=()):
+            for gpu in gpus:
+                connection.send(gpu)
             connection.send(ModelUsed(order["column"], host, 1, load_s, tasks))
 
         yield report
@@ -187,6 +199,25 @@ def test_a_query_that_is_stopped():
     (record,) = ended(1)
     assert record.outcome == "interrupted"
     assert [item.state for item in record.items.known] == ["finished", "stopped"]
+
+
+def test_gpus():
+    """The record of each query has the last use of the model processes' GPUs, even if nothing has changed meanwhile."""
+    spark = Spark({0: Stage(1, 0), 1: Stage(1, 0)})
+    used = [GpuUsed("1", "NVIDIA", amount, 9, 50) for amount in (4, 5)]
+    with connected(spark) as report:
+        report(load_s=None, gpus=used[:1])
+        report(scored(0, 0, 0), gpus=used[1:])
+        report(scored(0, 0, 0, "finished"))
+        spark.stages[0] = Stage(1, 1)
+        spark.active.remove(0)
+        report(scored(1, 1, 0, "finished", stage=1, query="1"))
+        spark.stages[1] = Stage(1, 1)
+        spark.active.clear()
+    first, second = ended(2)
+    assert "here has loaded the model in 0.5 s (process 1, GPU 1)" in {notice.text for notice in first.notices}
+    for record in (first, second):
+        assert [(each.host, each.pid, each.gpu) for each in record.model_gpus] == [("here", 1, used[1])]
 
 
 def test_only_those_who_know_the_secret():

@@ -17,6 +17,7 @@ from sparkring.history.events import (
     GpuUsed,
     MemberJoined,
     Metrics,
+    ModelGpuUsed,
     Notice,
     Output,
     Piece,
@@ -24,6 +25,7 @@ from sparkring.history.events import (
     RankFailed,
     RankFinished,
     RankStarted,
+    RankUsed,
     RunFinished,
     RunStarted,
     StackTaken,
@@ -70,6 +72,43 @@ def test_the_last_use_of_each_gpu_is_kept():
     record = replay([STARTED, *told])
     assert [(gpu.address, gpu.used_bytes) for gpu in record.ranks[1].gpus] == [("1", 5), ("0", 4)]
     assert (record.ranks[0].gpus, record.ranks[1].last_heard) == ((), 0.0)
+
+
+@pytest.mark.parametrize(("size", "kept"), [(1, 60), (32, 60), (256, 7), (1_024, 1), (5_000, 1)])
+def test_what_a_rank_has_used_is_thinned(size, kept):
+    """The first and the last samples stay, and earlier samples become fewer. A report is not a sign of life."""
+    record = replay([STARTED._replace(size=size)])
+    for at in range(1_000):
+        record = apply(record, RankUsed(at, 10 * at, 8, 10**9, time=5.0 * at, rank=0))
+        assert len(record.ranks[0].samples) <= kept
+    rank = record.ranks[0]
+    times = [each.time for each in rank.samples]
+    assert rank.used == RankUsed(999, 9_990, 8, 10**9, time=4_995.0, rank=0)
+    assert (rank.samples[-1].cpu_percent, rank.samples[-1].memory_bytes, rank.last_heard) == (999, 9_990, 0.0)
+    assert times == sorted(times)
+    if kept == 60:
+        assert times[0] == 0.0
+        assert times[-30:] == [5.0 * at for at in range(970, 1_000)]
+    assert apply(record, RankStarted(6_000.0, 0, "h", 10)).ranks[0].samples == (), "another process"
+
+
+def test_a_sample_has_the_gpus_of_the_rank():
+    """The use is the mean over the rank's GPUs, and the memory is their sum; what is not known is None."""
+    gpus = [GpuUsed("0", "A", 3, 9, 50, time=2.0, rank=1), GpuUsed("1", "A", 4, 9, None, time=2.0, rank=1)]
+    used = [RankUsed(1, 2, 8, 9, time=3.0, rank=rank) for rank in (0, 1)]
+    ranks = replay([STARTED, *gpus, *used]).ranks
+    assert [rank.samples[0][3:] for rank in ranks] == [(None, None), (50.0, 7)]
+
+
+def test_each_gpu_counts_once():
+    """Several ranks may share a GPU. If a model process was replaced, its GPU is that of the new process."""
+    of_ranks = [GpuUsed("0", "A", rank, 9, 50, time=2.0, rank=rank) for rank in (0, 1)]
+    of_models = [
+        ModelGpuUsed(3.0, "h", pid, GpuUsed(address, "A", pid, 9, 50)) for pid, address in ((1, "1"), (2, "1"))
+    ]
+    record = replay([STARTED, *(RankStarted(1.3, rank, "h", 10) for rank in (0, 1)), *of_ranks, *of_models])
+    assert [(gpu.address, gpu.used_bytes) for gpu in record.gpus] == [("0", 1), ("1", 2)]
+    assert [each.pid for each in record.model_gpus] == [2]
 
 
 def test_lines_in_pieces():
@@ -192,7 +231,7 @@ def test_messages_and_stacks():
 
 
 def test_a_stack_is_kept_until_the_rank_has_moved_on():
-    """A newer stack replaces a stack. A report from the rank some time later removes it, and so does the rank's end."""
+    """A newer stack replaces an older one. A later report from the rank removes it, and so does the rank's end."""
     first, second = StackTaken(2.0, 1, "waiting", 4, "text"), StackTaken(3.0, 1, "running", 5, "text")
     record = replay([STARTED, first, second])
     assert record.ranks[1].stack == second

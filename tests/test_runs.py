@@ -44,6 +44,8 @@ def story(run_id: str, *, title: str = "cell", ended: bool = True) -> list[event
         events.UserMessage("to you", time=1.6, rank=0),
         events.Metrics({"loss": 0.5}, step=1, epochs=2, ends_epoch=True, time=1.7, rank=0),
         events.GpuUsed("0", "NVIDIA", 10**9, 8 * 10**9, 50, time=1.75, rank=0),
+        events.RankUsed(97, 10**9, 8, 64 * 10**9, time=1.755, rank=0),
+        events.ModelGpuUsed(1.755, "h", 12, events.GpuUsed("1", "NVIDIA", 10**9, 8 * 10**9, None)),
         events.DataOpened(0, "digits", "parquet", ("a", "b"), "a > 3", "v1", 2, 4, 1000, 9000, 32, time=1.76, rank=0),
         events.DataPlanned(
             0, 1, (events.Piece(1, 0, 300), events.Piece(0, 2, 200, 3)), ((1, "b"), (0, "a")), 7, 64, time=1.765, rank=0
@@ -105,7 +107,8 @@ def reading(seconds: float, *, ended: bool) -> list[events.Event]:
             found.append(
                 events.DataRead(0, epoch, step, step, 9 * step, 999, elapsed_s=step / 5, done=done, time=at, rank=rank)
             )
-            found.append(events.GpuUsed("0", "NVIDIA", step, 8 * 10**9, step % 100, time=at, rank=rank))
+            gpu = events.GpuUsed("0", "NVIDIA", step, 8 * 10**9, step % 100, time=at, rank=rank)
+            found += [gpu, events.ModelGpuUsed(at, f"h{rank}", 12, gpu._replace(time=0.0, rank=0))]
         if step % 7 == 0:
             found.append(events.StackTaken(at + 0.01, 0, "waiting", 3, f"stack {step}"))
             found.append(events.Output("stdout", b"line\n", time=at + 0.02, rank=1))
@@ -124,8 +127,8 @@ def test_what_is_told_often_is_thinned_and_the_end_is_the_same(seconds, ended):
     found = reading(seconds, ended=ended)
     path = save("reads", found).path
     kept = list(run_store._events(path))
-    often = [event for event in kept if isinstance(event, (events.DataRead, events.GpuUsed))]
-    assert len(often) <= 4 * (seconds / run_store.PROGRESS_EVERY_S + 1) + 8 + 4
+    often = [event for event in kept if isinstance(event, (events.DataRead, events.GpuUsed, events.ModelGpuUsed))]
+    assert len(often) <= 6 * (seconds / run_store.PROGRESS_EVERY_S + 1) + 8 + 4
     assert [e for e in kept if getattr(e, "done", False)] == [e for e in found if getattr(e, "done", False)]
     told = [event for event in kept if isinstance(event, events.DataRead) and event.rank == 0]
     assert all(
@@ -133,6 +136,41 @@ def test_what_is_told_often_is_thinned_and_the_end_is_the_same(seconds, ended):
     )
     assert replay(kept) == replay(found)
     assert (run_store.last(path) is not None) == ended
+
+
+@pytest.mark.parametrize(("size", "lines"), [(4, 230), (1_024, 12)])
+def test_what_ranks_use_is_saved_less_often_later(size, lines):
+    """Ranks report every five seconds for an hour. Few of the reports are saved, but the last ones are."""
+    started = events.RunStarted(100.0, "used", "t", "c", size, "local", "plain", "all")
+    ranks = (0, size - 1)
+    found = [
+        events.RankUsed(50, at, 8, 10**9, time=100.0 + at, rank=rank) for at in range(5, 3600, 5) for rank in ranks
+    ]
+    path = save("used", [started, *found, events.RunFinished(3_800.0, "finished")]).path
+    kept = list(run_store.told(path, events.RankUsed))
+    assert len(kept) <= 2 * lines
+    assert {*kept[-2:]} == {*found[-2:]}
+    assert [rank.used for rank in run_store.load(path).ranks] == [rank.used for rank in replay([started, *found]).ranks]
+
+
+def test_what_fewer_ranks_use_after_a_restart():
+    """A report of a rank that the next attempt no longer has is saved before this attempt."""
+    started = events.RunStarted(100.0, "fewer", "t", "c", 3, "local", "plain", "all")
+    used = [events.RankUsed(50, 1, 8, 9, time=at, rank=2) for at in (101.0, 102.0)]
+    gpus = [events.GpuUsed("0", "A", 1, 2, 3, time=at, rank=2) for at in (101.0, 102.0)]
+    later = [events.AttemptStarted(103.0, 2, 2), events.Notice(110.0, "x"), events.RunFinished(111.0, "finished")]
+    path = save("fewer", [started, events.AttemptStarted(100.5, 1, 3), *used, *gpus, *later]).path
+    assert run_store.load(path).size == 2
+
+
+def test_a_run_that_a_newer_version_saved():
+    """Events of unknown kinds are skipped."""
+    path = save("newer", [*story("newer", ended=False)]).path
+    with (path / run_store.EVENTS).open("a", encoding="utf-8") as file:
+        file.write('{"type": "SomethingNew", "time": 3.0, "rank": 0}\n')
+        file.write(events.to_json(events.RunFinished(4.0, "finished")) + "\n")
+    assert run_store.load(path).outcome == "finished"
+    assert run_store.last(path) is not None
 
 
 def test_what_a_killed_driver_last_knew():

@@ -87,7 +87,7 @@ def test_it_is_tried_again_elsewhere():
     found = schedule(2, 2, retries=1)
     begun(found, 0, 1)
     found.ended(0, RAISED)
-    assert begun(found, 0) == [(0, 2, 0)], "better than to wait"
+    assert begun(found, 0) == [(0, 2, 0)], "better than waiting"
 
 
 def test_ranks_that_could_not_be_started_cost_no_attempt():

@@ -78,12 +78,12 @@ def test_lines(line: str, expected: dict[str, Any]) -> None:
         ("-t -N3 train.py", "-t needs the timer of the notebook's IPython: leave it out"),
         ("-x train.py", "%run has no option -x: write the script's options after its name"),
         ("--lr 1 train.py", "%run has no option --lr: write the script's options after its name"),
-        ("-i -m json.tool", "-m runs a module in its own namespace: leave -i out"),
+        ("-i -m json.tool", "-m runs a module in its own namespace: leave out -i"),
         ("-m no_such_package.train", "there is no module no_such_package.train"),
         ("'train.py", "No closing quotation in 'train.py"),
         ("broken.py", "{folder}/broken.py line 2: '(' was never closed (SyntaxError)"),
         ("latin.py", "{folder}/latin.py is not text that Python can read: …"),
-        ("empty.ipynb", "{folder}/empty.ipynb is not a notebook of nbformat 4"),
+        ("empty.ipynb", "{folder}/empty.ipynb is not an nbformat 4 notebook"),
         ("return.py", "{folder}/return.py line 1: 'return' outside function (SyntaxError)"),
     ],
 )
@@ -142,7 +142,7 @@ def test_arguments(text: str, patterns: bool, expected: list[str]) -> None:
     assert split_arguments(text, patterns=patterns) == expected
 
 
-# ── What the cell takes along for a script, and has from it ──────────────────────────────────────────────────────────
+# ── What a cell sends for a script, and which names it gets from it ──────────────────────────────────────────────────
 
 RUN = "get_ipython().run_line_magic('run', {!r})"
 

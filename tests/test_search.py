@@ -68,7 +68,7 @@ def test_a_pruned_trial_ends_at_its_next_report(runs):
     assert states(result.study) == ["COMPLETE", "COMPLETE", "PRUNED", "PRUNED"]
     assert [trial.value for trial in result.study.get_trials()] == [1.25, 2.25, 4.0, 5.0]
     assert (result.best().q, result.best().loss) == (1, 1.25)
-    assert result.best("loss", mode="max").q == 2, "of those that have finished"
+    assert result.best("loss", mode="max").q == 2, "the best of the finished trials"
     found = result.record.items
     assert (found.finished, found.pruned, found.done) == (2, 2, 4)
     assert found.search.best == (0, 1.25)
@@ -180,7 +180,7 @@ def test_a_metric_that_is_not_reported(runs):
     with pytest.raises(ItemsFailed) as caught:
         runs(lambda rank, trial: rank.tell(Metrics({"los": 0.5})), grid([1, 2], maximize="val_loss", minimize=""), 1)
     assert "  2 × did not report val_loss, which the search maximizes: items 0, 1\n" in str(caught.value)
-    assert "Call sparkring.log(val_loss=…) in the item; it reported los." in str(caught.value)
+    assert "Call sparkring.log(val_loss=…) in the item, which reported los." in str(caught.value)
     result = api.last_result
     assert list(result.table.state) == ["failed"] * 2
     assert states(result.study) == ["FAIL"] * 2

@@ -1,4 +1,4 @@
-"""Tests of the errors if Spark cannot run ranks: with Spark Connect, and without a suitable Java."""
+"""Tests of the errors that are raised if Spark cannot run ranks: with Spark Connect, and without a suitable Java."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_spark_connect_alone(monkeypatch: pytest.MonkeyPatch, reason: str) -> No
         monkeypatch.delattr(pyspark, "SparkContext")
     else:
         if reason == "SPARK_CONNECT_MODE_ENABLED" and pyspark.__version__.startswith("3.4."):
-            pytest.skip("pyspark 3.4 does not read it")
+            pytest.skip("pyspark 3.4 does not read this variable")
         monkeypatch.setattr(pyspark.SparkContext, "_active_spark_context", None)
     if reason == "a session":
         module = types.ModuleType("pyspark.sql.connect.session")

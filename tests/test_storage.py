@@ -91,7 +91,7 @@ def test_ten_thousand_paths(root, tmp_path):
 
 
 def test_mistakes_are_told_with_the_right_spelling(root):
-    """A folder written as a host, an empty path, and a NUL are errors; the first one suggests the right spelling."""
+    """A folder written as a host, an empty path, and a NUL are errors. The first error suggests the right spelling."""
     with pytest.raises(PathError, match=r"Write dbfs:/ml/x"):
         locate("dbfs://ml/x")
     with pytest.raises(PathError, match=r"Write file:/ml"):
@@ -103,7 +103,7 @@ def test_mistakes_are_told_with_the_right_spelling(root):
 
 
 def test_a_roundabout_way_to_the_mount(root):
-    """A path that is normalized to one on the mount is treated as one on the mount."""
+    """A path that leads to the mount after normalization is treated as a path on the mount."""
     assert locate("/tmp/../dbfs/x").path == str(root / "x")
     with pytest.raises(PathError, match=r"leads out of|without"):
         locate("/./dbfs/out/x")

@@ -97,7 +97,7 @@ def test_the_same_mistake_twice_ends_the_run(run):
     ],
 )
 def test_what_cannot_heal_ends_the_run_at_once(run, error, on, why):
-    """The run ends because of the error's type on one rank, or because all ranks fail alike; the error says which."""
+    """The run ends because of the error's type, or because all ranks fail in the same way. The error says which."""
 
     def cell(rank: FakeRank) -> None:
         if rank.world.rank in on:

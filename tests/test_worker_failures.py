@@ -95,7 +95,7 @@ def test_what_the_type_says(error, cause):
 
 
 def test_what_a_handler_raises_is_an_echo():
-    """A TypeError that is raised while the error of a collective is handled results from another rank's end."""
+    """A TypeError that is raised while the error of a collective is handled results from another rank's exit."""
 
     def handled(*, hidden: bool) -> BaseException:
         try:

@@ -1,4 +1,4 @@
-"""One contestant saves arrays and reads them back, in a process of its own; figures go to stdout as JSON.
+"""Save arrays and read them back with one contestant, in a process of its own, and print the figures as JSON.
 
 python checkpoints.py CONTESTANT FOLDER MEGABYTES
 """
@@ -29,7 +29,7 @@ def new_state(number):
 def sparkring():
     from sparkring import checkpoints
 
-    checkpoints(scratch).save(0, {"x": np.zeros(10)})  # imports are not part of what is measured
+    checkpoints(scratch).save(0, {"x": np.zeros(10)})  # so that imports are not measured
     store = checkpoints(target, background=False)
     return lambda: store.save(1, state), lambda: store.restore(empty)
 
@@ -104,7 +104,7 @@ def blocking():
         held_up.append(seconds(background.save, number, state))
         background.wait()
         whole.append(seconds(serial.save, number, state))
-    # The first save allocates memory that the others use again.
+    # The first save is left out: it allocates memory that the others use again.
     found = statistics.median(held_up[1:]), statistics.median(whole[1:])
     return {"blocked": found[0] * 1e3, "share": 100 * found[0] / found[1]}
 

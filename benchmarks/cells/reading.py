@@ -1,7 +1,7 @@
-"""Read a data set once to warm up and then again: `reading.py CONTESTANT ROWS|IMAGES FOLDER`, figures as JSON.
+"""Read a data set once to warm up and then again: `reading.py CONTESTANT rows|images FOLDER`. Print JSON.
 
-rate: rows/s of the second epoch, all of whose batches end up as arrays or tensors. first: seconds to the first batch of
-the first epoch. grown: MB by which the process grows from epochs 3–5 to epochs 8–10.
+rate: rows/s of the second epoch, in which every batch becomes an array or a tensor. first: seconds to the first batch
+of the first epoch. grown: MB by which the process grows from epochs 3–5 to epochs 8–10.
 """
 
 import json
@@ -50,7 +50,7 @@ def as_torch(what: str, folder: str) -> Epoch:
 
 
 def pyarrow(what: str, folder: str) -> Epoch:
-    """The loop that one would write by hand: batches in the files' order, each stacked to one array."""
+    """Return a loop as written by hand: batches in the order of the files, each stacked to one array."""
     import pyarrow.parquet as pq
 
     def epoch() -> Iterable[Any]:
@@ -82,7 +82,7 @@ def petastorm_tf(what: str, folder: str) -> Epoch:
 
 
 def petastorm_torch(what: str, folder: str) -> Epoch:
-    """The DataLoader is the one that Petastorm's Spark converter returns."""
+    """Read with the DataLoader that Petastorm's Spark converter returns."""
     import torch
     from petastorm import TransformSpec, make_batch_reader
     from petastorm.pytorch import DataLoader
@@ -112,7 +112,7 @@ def tfrecords(what: str, folder: str) -> Epoch:
 
 
 def tfrecord_by_hand(what: str, folder: str) -> Epoch:
-    """The usual pipeline over one Example per row: interleave, batch, parse the batch.
+    """Return the usual pipeline over one Example per row: interleave, batch, parse the batch.
 
     Files are read in turn. With num_parallel_calls, which is often advised, each record would change threads, and on
     two cores reading would take twenty times as long.

@@ -1,6 +1,6 @@
 """Measure the memory of all Python processes of Spark while 4 tasks predict: `scoring_memory.py sparkring|peer SIZE`.
 
-SIZE is the number of the model's parameters, of 4 bytes each. Prints the MB at the most. Memory that several processes
+SIZE is the number of the model's parameters, of 4 bytes each. Print the largest memory in MB. Memory that several processes
 share is counted once (PSS).
 """
 
@@ -22,7 +22,7 @@ from harness import spark_session
 
 
 def memory_mb() -> float:
-    """The memory of Spark's Python processes. They are in process groups other than this process's."""
+    """Return the memory of Spark's Python processes, which are in other process groups than this process."""
     groups = set()
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error, OSError):
@@ -38,7 +38,7 @@ def memory_mb() -> float:
 
 
 def most_mb(go: Callable[[], object]) -> float:
-    """The largest memory while go() runs."""
+    """Return the largest memory while go() runs."""
     ended, most = threading.Event(), [0.0]
 
     def look() -> None:

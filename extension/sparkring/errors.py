@@ -5,11 +5,11 @@
     ├── CaptureError         a name that the cell reads cannot be found or sent to the ranks
     ├── LaunchError          the ranks could not be started
     │   ├── SlotsError       … because Spark has too few task slots
-    │   └── MemberLost       … because a member, which starts a rank, died or stopped responding
-    ├── RunFailed            a rank failed; says which, where and why
-    │   ├── ItemsFailed      … or items of foreach() failed; says how many, and groups them by cause
-    │   ├── RunTimeout       … because the time limit passed (also a TimeoutError)
-    │   └── ResultError      … because a value could not be returned
+    │   └── MemberLost       … because a member (the process that starts a rank) died or stopped responding
+    ├── RunFailed            a rank failed; the message says which rank, where and why
+    │   ├── ItemsFailed      items of foreach() failed; the message says how many, and groups them by cause
+    │   ├── RunTimeout       the run reached its time limit (also a TimeoutError)
+    │   └── ResultError      a value could not be returned
     ├── StillRunning         a background run has not ended within the given time (also a TimeoutError)
     ├── PathError            a path is invalid
     ├── DataError            the data cannot be read or divided
@@ -82,11 +82,11 @@ class ItemsFailed(RunFailed):
 
 
 class RunTimeout(RunFailed, TimeoutError):
-    """The run's time limit passed; the message says what each rank was doing."""
+    """The run reached its time limit. The message says what each rank was doing."""
 
 
 class ResultError(RunFailed):
-    """The cell ran, but a rank's value could not be returned; `values` holds the values of the other ranks."""
+    """The cell ran, but a rank's value could not be returned. `values` holds the values of the other ranks."""
 
 
 class StillRunning(SparkringError, TimeoutError):
@@ -110,4 +110,4 @@ class CheckpointStorageError(CheckpointError):
 
 
 class CheckpointDamagedError(CheckpointError):
-    """A checkpoint's files are not as they were written: incomplete, changed or missing."""
+    """Files of a checkpoint are missing, incomplete or changed."""

@@ -34,7 +34,7 @@ def go(tmp_path) -> Path:
 
 
 def up(run) -> bool:
-    """Whether every rank has printed something."""
+    """Return whether every rank has printed something."""
     return all(rank.line_count for rank in run.record.ranks)
 
 
@@ -194,7 +194,7 @@ def test_a_stop_between_two_attempts(local, monkeypatch, wait_until):
 def test_two_runs_do_not_save_in_one_directory(local, go, tmp_path):
     """A second run in the same directory is refused, however the path is written.
 
-    After the first run has ended, the next one continues from its checkpoint.
+    After the first run has ended, the next run continues from the first run's checkpoint.
     """
     cell = WAITS + "from sparkring import checkpoints\nstore = checkpoints()\nstate = {'step': 0}\n"
     cell += "begun = store.restore(state)\nstate['step'] = begun + 1\nstore.save(begun + 1, state)\nbegun"

@@ -38,7 +38,7 @@ def barrier(tasks):
 
 
 def by_rank(*expressions: str) -> str:
-    """A cell in which rank i computes the i-th expression. This saves launches, which take seconds of CPU time each."""
+    """Return a cell in which rank i computes the i-th expression, since each launch takes seconds of CPU time."""
     return "(" + "".join(f"lambda: ({expression}), " for expression in expressions) + ")[rank]()"
 
 
@@ -185,7 +185,7 @@ def rich(spark, monkeypatch):
 @pytest.mark.standalone("the rows come through the executors' pyarrow")
 @pytest.mark.versions("of pyspark, pyarrow and pandas")
 def test_values_are_what_spark_gives(barrier, spark, rich):
-    """Rows equal the result of collect(), and frames that of toPandas(), in types, nulls, nested values and UDTs.
+    """Rows are as from collect(), and frames as from toPandas(): the same types, nulls, nested values and UDTs.
 
     Timestamps are the local times of the session's time zone.
     """
@@ -324,7 +324,7 @@ def test_a_rank_that_ends_in_the_middle_of_its_rows(barrier, spark):
 
 @pytest.mark.parametrize("reads", ["sum(1 for _ in rows)", "import time\nfor row in rows: pass\ntime.sleep(1000)"])
 def test_rows_that_spark_cannot_make(barrier, spark, reads, monkeypatch):
-    """Half a partition is never taken for a whole one: the run fails with Spark's message."""
+    """A rank never mistakes a part of its partition for all of it: the run fails with Spark's message."""
     monkeypatch.setattr(gang, "LOST_WAIT_S", DEADLINE_S)  # however long Spark takes to report the error
     frame = spark.range(0, WIDE, 1, 2).selectExpr("IF(id = 900000, raise_error('bad sector'), id) AS x")
     with pytest.raises(RunFailed, match="bad sector"):

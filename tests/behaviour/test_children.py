@@ -42,7 +42,7 @@ def scaled(point): return Point(factor * point.x)
                     pool.map(locked, [1])
                 except Exception as error:
                     found.append(str(error))
-            class Process(context.Process):  # its children have children, so it is no daemon
+            class Process(context.Process):  # its children have children, so it must not be a daemon
                 def run(self): self._args[0].put(function(4))
             queue = context.SimpleQueue()
             process = Process(args=(queue,))

@@ -45,13 +45,13 @@ def pids_of(found, after: str = "") -> list[int]:
 
 
 def started(driver) -> tuple:
-    """A driver whose two ranks on this machine are up, and the pids of the ranks and of their children."""
+    """Return a driver whose two ranks on this machine are up, and the pids of the ranks and of their children."""
     found = driver(WAITING.format(**LOCAL))
     return found, pids_of(found)
 
 
 def alive(pids) -> list[int]:
-    """The processes among `pids` that are still running."""
+    """Return the processes among `pids` that are still running."""
     found = []
     for pid in pids:
         try:
@@ -85,7 +85,7 @@ def test_an_interrupt_does_not_wait_for_a_thread_that_hangs(driver):
     for rank in (0, 1):
         found.until_said(rf"^\[{rank}\] up$")
     found.process.send_signal(signal.SIGINT)
-    assert "did not end within 1 s of the end of the cell" in found.wait()
+    assert "did not exit within 1 s after the cell ended" in found.wait()
 
 
 def test_interrupts_that_repeat(driver):
@@ -207,7 +207,7 @@ def test_a_full_disk_does_not_end_the_run(driver):
     """When the logs can no longer be written, a notice says so, and the run still returns its value."""
     text = driver("""
         import resource, signal
-        View.refresh = View.close = lambda self, record: None  # what it prints would be a file as well
+        View.refresh = View.close = lambda self, record: None  # the size limit would also apply to what the view prints
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))

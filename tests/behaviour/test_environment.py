@@ -79,7 +79,7 @@ def test_ranks_find_what_the_command_sets(framework, local, tmp_path, monkeypatc
 
 
 def added(environment: dict[str, str]) -> dict[str, str]:
-    """The variables that this process does not have, or has with another value."""
+    """Return the variables that this process does not have, or has with another value."""
     return {
         name: value for name, value in environment.items() if os.environ.get(name) != value and name not in OF_THE_SHELL
     }

@@ -23,7 +23,7 @@ def failed(ring, cell: str, n: int = 2, **options: Any) -> RunFailed:
 
 
 def on_rank_1(code: str) -> str:
-    """A cell in which rank 1 runs `code`, which is line 4 of the cell, and rank 0 waits."""
+    """Return a cell in which rank 1 runs `code`, which is line 4 of the cell, and rank 0 waits."""
     return f"import ctypes, os, resource, signal, sys, time\nif rank == 1:\n    {code}\nelse:\n    time.sleep(60)"
 
 

@@ -431,7 +431,7 @@ def test_plan(pools, tmp_path, monkeypatch, watch):
 
 
 def proportional_bytes(pid: int) -> int:
-    """How much memory a process holds. Memory that n processes share counts as one nth for each of them."""
+    """Return how much memory a process holds. A page that n processes share counts as one nth for each of them."""
     found = re.search(r"^Pss: +(\d+) kB$", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
     return int(found[1]) * 1024
 

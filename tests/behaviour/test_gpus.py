@@ -1,4 +1,4 @@
-"""Tests with a fake NVML: which GPUs each rank has, which GPUs it sees, and how the use of GPUs is reported."""
+"""Tests with a fake NVML: which GPUs each rank has and sees, and how the use of GPUs, CPU and memory is reported."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 from sparkring.errors import LaunchError
 
 PRELUDE = """
-import json
+import glob, json
 from sparkring.history import run_store as runs
 from sparkring.errors import SparkringError
 from sparkring.launchers import slots_table
@@ -26,16 +28,17 @@ from sparkring import world
 '''
 USES = '''
 import os, time
+held = b"x" * 200_000_000
 until = time.monotonic() + 50
 while not os.path.exists(SEEN) and time.monotonic() < until:
-    time.sleep(0.02)
+    sum(range(10_000))
 '''
 SEEN = os.path.abspath("seen")
 
-class View(View):  # writes SEEN once it has heard of all GPUs, so that the ranks of USES go on
+class View(View):  # writes SEEN once it has heard what all ranks use, so that the ranks of USES go on
     def refresh(self, record):
         super().refresh(record)
-        if record.ranks and all(rank.gpus for rank in record.ranks):
+        if record.ranks and all(rank.gpus and rank.used for rank in record.ranks):
             open(SEEN, "w").close()
 
 found = {}
@@ -48,13 +51,53 @@ def attempt(name, np, **options):
 
 def used(np, **options):
     if os.path.exists(SEEN):
-        os.remove(SEEN)  # an earlier run has lasted long enough to write it
+        os.remove(SEEN)  # an earlier run may have written it
     record = run(USES, np, {"SEEN": SEEN}, **options).record
     saved = runs.load(runs.find(""))
     assert [rank.gpus for rank in saved.ranks] == [rank.gpus for rank in record.ranks]
+    assert [rank.used for rank in saved.ranks] == [rank.used for rank in record.ranks]
+    uses = [rank.used for rank in record.ranks]
+    found["usage"] = [[u.cpu_percent, u.memory_bytes, u.cores, u.total_bytes, u.rank] for u in uses]
+    found["samples"] = [[s.memory_bytes, s.gpu_bytes] for s in (rank.samples[-1] for rank in record.ranks)]
     found["used"] = [[(g.address, g.name, g.used_bytes, g.total_bytes, g.busy_percent) for g in rank.gpus]
                      for rank in record.ranks]
     found["panel"] = panel(saved, now=0.0, final=True)
+"""
+PREDICTS = """
+import pyarrow as pa
+import pyarrow.parquet as pq
+import sparkring
+from sparkring.inference import parts
+
+parts.LEAST_BYTES = 1
+GO, RETURNS = os.path.abspath("go"), {"pid": "long", "sees": "string", "pynvml": "string"}
+
+def model(batch):  # scores the first row on each GPU only when another process has a row, too, and GO exists
+    open(f"{GO}-{os.environ['CUDA_VISIBLE_DEVICES']}", "w").close()
+    until = time.monotonic() + 50
+    while not (os.path.exists(GO) and len(glob.glob(f"{GO}-*")) > 1) and time.monotonic() < until:
+        time.sleep(0.02)
+    sees = os.environ["CUDA_VISIBLE_DEVICES"], os.environ["CUDA_DEVICE_ORDER"]
+    found = os.getpid(), " ".join(sees), getattr(sys.modules.get("pynvml"), "__file__", "")
+    return {name: [value] * len(batch["x"]) for name, value in zip(RETURNS, found)}
+
+def told(name, rows, record):
+    found[name] = {"rows": rows, "panel": panel(record, now=0.0, final=True), "outcome": record.outcome,
+                   "of ranks": [[gpu.address for gpu in rank.gpus] for rank in record.ranks],
+                   "of processes": [[each.pid, each.gpu.address, each.gpu.used_bytes] for each in record.model_gpus]}
+
+def files(np):
+    [os.remove(path) for path in glob.glob(f"{GO}*")]
+    pq.write_table(pa.table({"x": range(abs(np))}), "data.parquet", row_group_size=1)
+    to = os.path.abspath("preds")
+    scoring = sparkring.predict("data.parquet", model, inputs=["x"], to=to, np=np, returns=RETURNS, probe=False,
+                                background=True)
+    until = time.monotonic() + 50
+    while not all(rank.gpus for rank in scoring.record.ranks) and time.monotonic() < until:
+        time.sleep(0.02)
+    open(GO, "w").close()
+    scoring.result()
+    told("files", pq.read_table(to).to_pylist(), runs.load(runs.find("")))
 """
 PRINTED = "\nfound['slots'] = slots_table()\nprint('FOUND', json.dumps(found))\n"
 
@@ -91,6 +134,10 @@ cores = len(os.sched_getaffinity(0))
 found["by default"] = [default_at_once(1, 4, {}), default_at_once(2, 1, {"CUDA_VISIBLE_DEVICES": "1"}),
                        default_at_once(1, 0.5, {"CUDA_VISIBLE_DEVICES": "1"}) == min(2, cores)]
 items("too few for items", -3, 0.3, env={"CUDA_VISIBLE_DEVICES": ""})
+
+os.environ["CUDA_VISIBLE_DEVICES"] = "3,1"
+files(-3)
+del os.environ["CUDA_VISIBLE_DEVICES"]
 """
 WITHOUT = """
 attempt("as they are", -1)
@@ -113,6 +160,15 @@ attempt("too few", 2, gpus=3)
 used(2)
 found["cluster slots"] = slots_table()
 found["pynvml"] = run("import pynvml; pynvml.__file__", 1).value
+open(GO, "w").close()
+data = session.range(0, 4, 1, 4).withColumnRenamed("id", "x")
+scored = sparkring.predict(data, model, inputs=["x"], returns=RETURNS, probe=False, idle_s=60)
+rows = [row.asDict() for row in scored.collect()]
+until = time.monotonic() + 50
+while not (record := runs.load(runs.find(""))).outcome and time.monotonic() < until:
+    time.sleep(0.05)
+told("query", rows, record)
+files(2)
 session.stop()
 """
 
@@ -130,10 +186,12 @@ def nvml_folder(tmp_path_factory):
 
 @pytest.fixture
 def four_gpus(nvml_folder, monkeypatch):
-    """Processes that the test starts find four GPUs."""
+    """Processes that the test starts find four GPUs. Afterwards, no model process is left."""
     monkeypatch.setenv("LD_LIBRARY_PATH", os.pathsep.join([nvml_folder, os.environ.get("LD_LIBRARY_PATH", "")]))
     monkeypatch.setenv("FAKE_GPUS", "4")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    yield
+    until(lambda: not list(Path(tempfile.gettempdir()).glob("sparkring-model-*")), "no model process is left")
 
 
 def found_by(driver, script):
@@ -142,9 +200,27 @@ def found_by(driver, script):
     return json.loads(text.rpartition("FOUND")[2])
 
 
+def check_usage(found):
+    """Each rank held 200 MB and was busy. The numbers are those of one rank, not of the machine or of both ranks."""
+    for rank, (percent, memory_bytes, cores, total_bytes, number) in enumerate(found["usage"]):
+        assert number == rank
+        assert 200e6 < memory_bytes < min(400e6, total_bytes)
+        assert 0 < percent < 100 * cores + 50
+    assert [sample[0] for sample in found["samples"]] == [usage[1] for usage in found["usage"]]
+    assert "MB of " in found["panel"]
+
+
+def sees(predicted):
+    """Check that the run or query finished, with one model process for each set of GPUs. Return what these see."""
+    assert predicted["outcome"] == "finished"
+    seen = {(row["pid"], row["sees"]) for row in predicted["rows"]}
+    assert len(seen) == len({pid for pid, _ in seen}) == len({visible for _, visible in seen})
+    return {visible for _, visible in seen}
+
+
 def test_local(driver, four_gpus):
-    """Each rank has K of the driver's GPUs, and sees the GPUs of all ranks. The use of GPUs is reported and saved."""
-    found = found_by(driver, LOCAL)
+    """Each rank has K of the driver's GPUs, and sees the GPUs of all ranks. What ranks use is reported and saved."""
+    found = found_by(driver, PREDICTS + LOCAL)
     assert found["as they are"] == [[["0"], None, None], [["1"], None, None]], "the environment is left alone"
     assert found["one each"] == [[["0"], "0,1", "PCI_BUS_ID"], [["1"], "0,1", "PCI_BUS_ID"]]
     assert found["two each"] == [[["0", "1"], "0,1,2,3", "PCI_BUS_ID"], [["2", "3"], "0,1,2,3", "PCI_BUS_ID"]]
@@ -178,7 +254,14 @@ def test_local(driver, four_gpus):
         [["2", "NVIDIA Fake", 3 * gb, 80 * gb, 30], ["3", "NVIDIA Fake", 4 * gb, 80 * gb, None]],
     ]
     assert "2 GPUs 15 %, 3.00 GB of 160 GB" in found["panel"]
+    check_usage(found)
+    assert {sample[1] for sample in found["samples"]} <= {3 * gb, 7 * gb, None}
     assert next(row for row in found["slots"] if row[0].startswith("GPUs"))[1:3] == ["4", "3"]
+
+    files = found["files"]
+    assert sees(files) == {"3 PCI_BUS_ID", "1 PCI_BUS_ID"}
+    assert files["of ranks"] == [["3"], ["1"], ["3"]]
+    assert "NVIDIA Fake" in files["panel"]
 
 
 def test_without_gpus(driver, monkeypatch):
@@ -206,21 +289,33 @@ def test_a_driver_that_does_not_answer(driver, four_gpus, monkeypatch):
 @pytest.mark.slow
 def test_spark(driver, four_gpus, gpu_cluster):
     """Ranks have the GPUs that Spark gave to their tasks; the executors need no pynvml of their own."""
-    found = found_by(driver, f"URL, PYTHON = {gpu_cluster.url!r}, {gpu_cluster.python!r}\n{CLUSTER}")
+    found = found_by(driver, f"URL, PYTHON = {gpu_cluster.url!r}, {gpu_cluster.python!r}\n{PREDICTS}{CLUSTER}")
     for name, each in (("as they are", 2), ("one each", 1)):
         own, seen = [value[0] for value in found[name]], {tuple(value[1:]) for value in found[name]}
         assert [len(gpus) for gpus in own] == [each] * 2, found[name]
         in_order = [address for gpus in own for address in gpus]
         assert len(set(in_order)) == 2 * each, "no GPU is given twice"
-        assert seen == {(",".join(in_order), "PCI_BUS_ID")}, "all of the node's, by local rank"
+        assert seen == {(",".join(in_order), "PCI_BUS_ID")}, "all GPUs of the node, in the order of local ranks"
     assert [value[:2] for value in found["none"]] == [[[], ""]] * 2
     assert found["too few"].startswith("LaunchError: needs 3 GPUs for each task, but Spark assigns 2 (spark://")
     for setting in ("spark.task.resource.gpu.amount=3", "spark.executor.resource.gpu.amount", "discoveryScript"):
         assert setting in found["too few"]
     assert sorted(address for rank in found["used"] for address, *_ in rank) == ["0", "1", "2", "3"]
     assert "NVIDIA Fake" in found["panel"]
+    check_usage(found)
     assert "sparkring.zip" in found["pynvml"]
     assert "GPUs: 2 per task, 4 per executor" in found["cluster slots"][-1][-1]
+
+    query = found["query"]
+    assert sees(query) == {"0,1 PCI_BUS_ID", "2,3 PCI_BUS_ID"}
+    pids = {row["sees"].split()[0]: row["pid"] for row in query["rows"]}
+    gb = 10**9
+    used = [[pids["0,1" if index < 2 else "2,3"], str(index), (index + 1) * gb] for index in range(4)]
+    assert sorted(query["of processes"], key=lambda each: each[1]) == used
+    assert all("sparkring.zip" in row["pynvml"] for row in query["rows"])
+    assert "NVIDIA Fake" in query["panel"]
+    assert sees(found["files"]) == {"0,1 PCI_BUS_ID", "2,3 PCI_BUS_ID"}
+    assert sorted(found["files"]["of ranks"]) == [["0", "1"], ["2", "3"]]
 
 
 @pytest.mark.standalone("the resources are asked of the executors")

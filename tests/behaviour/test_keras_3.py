@@ -73,7 +73,7 @@ def numbers(model):
 
 @keras_3
 def test_horovods_optimizer_averages_the_gradients_of_keras_3(local, tmp_path):
-    """Ranks end with equal weights, as if trained on the mean gradient. Callbacks and load_model() work as well."""
+    """Ranks end with equal weights, as if trained on the mean gradient. Callbacks and load_model() work, too."""
     import os
 
     first, second = local.run(FIT, framework="horovod", namespace={"os": os, "folder": str(tmp_path)}).values

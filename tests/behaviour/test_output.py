@@ -16,7 +16,7 @@ from sparkring.views.terminal import TerminalView
 
 
 def lines(ring, rank: int, stream: str) -> list[str]:
-    """The lines of one rank's stream that the view got, in order."""
+    """Return the lines of one rank's stream that the view got, in order."""
     return [line.text for line in ring.view.record.recent if (line.rank, line.stream) == (rank, stream)]
 
 
@@ -95,7 +95,7 @@ def test_odd_bytes_and_a_last_line_without_its_end(ring):
 
 @pytest.mark.any_launcher
 def test_long_lines_and_many_lines(ring):
-    """A line of 10,000 characters is cut on screen only. None of 10,000 lines without a last newline is lost."""
+    """A line of 10,000 characters is cut on screen only. All of 10,000 lines arrive, even if the last is unfinished."""
     result = ring.run("""
         print("x" * 10_000)
         print("\\n".join(f"line {i}" for i in range(10_000)), end="")

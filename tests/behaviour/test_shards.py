@@ -190,9 +190,9 @@ def test_a_data_error_on_a_rank_is_one_sentence(ring, numbered):
 
 
 def test_what_is_wrong_for_so_many_ranks_is_told_before_they_start(numbered, local, tmp_path):
-    """Too few rows, a transform that returns too few rows, or a column that no tensor can hold stop the launch.
+    """The launch is refused if there are too few rows, or if no tensor can hold a column that is read.
 
-    An exception that the transform itself raises in the driver does not.
+    It is also refused if a transform returns too few rows, but not if the transform raises an exception in the driver.
     """
     few = shards(numbered, 500)
     ragged = shards(numbered, 5, transform=lambda batch: {"x": batch["x"][:1]})

@@ -115,7 +115,7 @@ session.stop()
 
 
 def other_python(folder: Path) -> str:
-    """The path of a Python of another minor version, or of a script that makes this Python claim to be one."""
+    """Return the path of a Python of another minor version, or of a script that makes this Python claim to be one."""
     for minor in range(8, 15):
         path = shutil.which(f"python3.{minor}")
         if path and minor != sys.version_info[1]:

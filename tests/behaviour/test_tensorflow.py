@@ -152,7 +152,7 @@ def test_the_help_of_tensorflow_runs_with_every_keras(local, notebook_cell):
 
 
 def digits():
-    """Random images in place of MNIST, which would have to be downloaded."""
+    """Return random images in place of MNIST, which would have to be downloaded."""
     import numpy as np
 
     draw = np.random.default_rng(0)

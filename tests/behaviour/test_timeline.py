@@ -26,7 +26,7 @@ for step in range(10):
 
 
 def kept(record, name: str = "timeline.json") -> list[dict]:
-    """The events in the run's timeline file."""
+    """Return the events in the run's timeline file."""
     return json.loads((Path(record.log_folder) / name).read_text())
 
 
@@ -97,7 +97,7 @@ def test_without_the_option_nothing_is_recorded(local):
 
 
 def test_a_member_that_is_killed_leaves_no_file(local, wait_until):
-    """If a member was killed, the launcher removes the rank's file in the member's place."""
+    """If a member was killed, the launcher removes the rank's file instead of the member."""
     with pytest.raises(RunFailed, match="lost"):
         local.run("import os, time\nif rank == 0: os.kill(os.getppid(), 9)\ntime.sleep(1000)",
                   framework="horovod", timeline=True)  # fmt: skip

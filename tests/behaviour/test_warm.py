@@ -46,7 +46,7 @@ def interrupt_when(gang, holds) -> None:
 
 
 def printed(record, text: str) -> int:
-    """How many ranks have printed `text`."""
+    """Return how many ranks have printed `text`."""
     return sum(any(line.text == text for line in rank.tail) for rank in record.ranks)
 
 
@@ -768,7 +768,7 @@ HOW = {"kill": "os.kill(os.getpid(), signal.SIGKILL)", "exit": "sys.exit()"}
 
 @pytest.mark.parametrize(("how", "where"), [("kill", "local"), ("kill", "spark"), ("exit", "local")])
 def test_a_driver_that_ends_takes_its_gang_with_it(driver, wait_until, how, where):
-    """Whether the driver exits or is killed, no rank survives, nor any process that a rank has started."""
+    """Whether the driver exits or is killed, all ranks end, and all processes that the ranks have started."""
     found = driver(f"""{WARM}
 if {where == "spark"}:
     session = spark("local[2]")

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from playwright.sync_api import Browser, Locator, expect
 
-sys.path.append(str(Path(__file__).parent))  # so that tests can import lab.py and others
+sys.path.append(str(Path(__file__).parent))  # so that tests can import lab.py, hostile.py and records.py
 
 import lab as labs
 
@@ -67,7 +67,7 @@ def opened(browser: Browser, lab: labs.Lab) -> labs.Opened:
 
 @pytest.fixture
 def shoot(pictures: Path) -> Callable[..., None]:
-    """`shoot(notebook, "name", of)`: takes a screenshot of `of`, or of the whole page, in each theme."""
+    """`shoot(notebook, "name", of)` takes a screenshot of `of`, or of the whole page, in each theme."""
 
     def take(notebook: labs.Notebook, name: str, of: Locator | None = None) -> None:
         for look in ("dark", "light"):

@@ -1,10 +1,10 @@
-"""Some 200 hostile strings that ranks may print, which try to be more than text. Each has its own number."""
+"""About 200 hostile strings, which would do harm if a page did not show them as text. Each begins with its number."""
 
 from __future__ import annotations
 
 SENTINEL = "sr-hostile"  # part of each address that the strings try to load
 
-# `{at}` is the number, `{url}` an address that no page may request.
+# `{at}` stands for the string's number, and `{url}` for an address that no page may request.
 _MARKUP = [
     "",
     "<script>alert({at})</script>",
@@ -241,7 +241,7 @@ def _numbered() -> list[str]:
         each.replace("{at}", str(at)).replace("{url}", f"{address}{at}").replace("{{", "{").replace("}}", "}")
         for at, each in enumerate(said)
     ]
-    # Each string begins with its number, so that it can be found, and so that the panel folds no two into one.
+    # Each string begins with its number, so that tests can find it and the panel does not fold strings into one.
     return [f"§{at}§ {each}" for at, each in enumerate(found)]
 
 

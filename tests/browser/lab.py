@@ -1,4 +1,4 @@
-"""A real JupyterLab on loopback, and its notebooks in a real browser, used as people use them."""
+"""Runs a real JupyterLab on loopback, and opens its notebooks in a real browser, as a user would."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from playwright.sync_api import Browser, Dialog, Error, Locator, Page, expect, s
 import sparkring
 
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-DEADLINE_S = 180.0  # a wait that takes this long has failed; nothing is ever expected to be that slow
+DEADLINE_S = 180.0  # after this time, a wait has failed; nothing that the tests wait for should be that slow
 _DONE = re.compile(r"\[\d+\]:")
 _SOURCE_ROOT = str(Path(sparkring.__file__).parents[1])
 _AXE = Path(axe_playwright_python.__file__).with_name("axe.min.js").read_text(encoding="utf-8")
@@ -41,7 +41,7 @@ _NO_BUILD = {"buildCheck": False, "buildAvailable": False}
 
 
 def chromium() -> str | None:
-    """The browser's path, if this machine has one."""
+    """Return the browser's path; None if this machine has no browser."""
     return next(filter(None, map(shutil.which, CHROMIUMS)), None)
 
 
@@ -81,7 +81,7 @@ class Lab(NamedTuple):
         return next(each for each in self.ask("/api/sessions") if each["path"] == f"{name}.ipynb")
 
     def kernel(self, name: str) -> psutil.Process:
-        """The process of a notebook's kernel."""
+        """Return the process of a notebook's kernel."""
         wanted = f"kernel-{self.session(name)['kernel']['id']}.json"
         return next(each for each in self.process.children() if any(part.endswith(wanted) for part in each.cmdline()))
 
@@ -169,8 +169,8 @@ def _until_up(lab: Lab, process: subprocess.Popen[bytes], log: Path) -> None:
 # ── The browser ───────────────────────────────────────────────────────────────
 
 
-# For each page, Chromium prepares two more for the popups of the address bar, which double the CPU time. Chromium obeys
-# only the last --disable-features, so the popups are added to Playwright's own list.
+# For each page, Chromium prepares two more pages for the popups of the address bar, which doubles the CPU time.
+# Chromium obeys only the last --disable-features, so the popups are added to Playwright's own list.
 _WITHOUT_POPUPS = """#!/bin/sh
 for argument; do
     shift
@@ -183,7 +183,7 @@ exec {path} "$@"
 
 @contextlib.contextmanager
 def browser(path: str, arguments: Sequence[str] = ()) -> Iterator[Browser]:
-    """The browser at `path`, without a window."""
+    """Run the browser at `path`, without a window."""
     as_root = ["--no-sandbox"] if os.geteuid() == 0 else []
     small_memory = ["--disable-dev-shm-usage"]  # in containers /dev/shm is often too small for a page
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
@@ -198,7 +198,7 @@ def browser(path: str, arguments: Sequence[str] = ()) -> Iterator[Browser]:
 
 
 def axe(page: Page, within: str, *rules: str) -> list[str]:
-    """Return the obstacles that axe-core finds for people who cannot see or do not use a mouse."""
+    """Return the problems that axe-core finds for people who cannot see or do not use a mouse."""
     if not page.evaluate("'axe' in window"):
         page.add_script_tag(content=_AXE)
     # Without this option, axe would also describe the ten thousand or so elements that pass.
@@ -221,7 +221,7 @@ class Notebook:
         self.path = lab.folder / f"{name}.ipynb"
 
     def open(self, *, kernel: bool = True) -> Notebook:
-        """Load the page. `kernel` says whether the notebook is to have a kernel."""
+        """Load the page. `kernel` says whether to start a kernel for the notebook."""
         self.page.goto(f"{self.lab.url}/lab/tree/{self.name}.ipynb?token={self.lab.token}&reset")
         self.wait(kernel=kernel)
         return self
@@ -231,7 +231,7 @@ class Notebook:
         self.wait(idle=False)
 
     def wait(self, *, kernel: bool = True, idle: bool = True) -> None:
-        """Wait until the cells are visible. Without `kernel`, choose none; with `idle`, wait for an idle kernel."""
+        """Wait until the cells are visible. Without `kernel`, choose no kernel. With `idle`, wait until one is idle."""
         expect(self.cell(0)).to_be_visible()
         if not kernel:
             self.page.get_by_role("dialog").get_by_role("button", name="No Kernel").click()
@@ -250,7 +250,7 @@ class Notebook:
         return self.cell(at).locator(".sr-panel")
 
     def static(self, at: int) -> Locator:
-        """The static view, which is hidden while the panel is live."""
+        """Return the static view, which is hidden while the panel is live."""
         return self.cell(at).locator("[data-sparkring-static]")
 
     def run(self, at: int, *, wait: bool = False) -> None:
@@ -274,11 +274,11 @@ class Notebook:
         )
 
     def run_all(self) -> None:
-        """Run all cells; does not wait for them."""
+        """Run all cells, without waiting for them."""
         self.page.evaluate("() => { window.jupyterapp.commands.execute('notebook:run-all-cells') }")
 
     def structure(self) -> list[str]:
-        """Return all that keys might change: whether a cell is being edited, how many are selected, and the cells."""
+        """Return all that keys might change: whether a cell is being edited, which are selected, and all cells."""
         found: list[str] = self.page.evaluate(
             """() => {
               const { content, model } = window.jupyterapp.shell.currentWidget;
@@ -320,7 +320,7 @@ class Opened:
         return Notebook(self.page(), self.lab, name).open(kernel=kernel)
 
     def page(self) -> Page:
-        """An empty page whose errors, requests and dialogs are recorded."""
+        """Return an empty page. Its errors, requests and dialogs are recorded."""
         page = self._browser.new_page(viewport={"width": 1280, "height": 1000}, accept_downloads=True)
         page.on("pageerror", self._error)
         page.on("request", lambda request: self.requests.append(request.url))

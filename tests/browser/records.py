@@ -1,4 +1,4 @@
-"""Records of every kind of run that a notebook can show. Like real records, they are computed from events."""
+"""Records of every kind of run that a notebook can show. As in real runs, the records are computed from events."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from sparkring.history.events import (
     RankFailed,
     RankFinished,
     RankStarted,
+    RankUsed,
     RunFinished,
     RunStarted,
     SearchBegan,
@@ -138,6 +139,12 @@ def _reading(size: int = 4) -> Iterator[Event]:
         )
 
 
+def _used(size: int = 4) -> Iterator[Event]:
+    for at in range(5):
+        for rank in range(size):
+            yield RankUsed(90 + at + rank, (at + 10) * 10**8, 8, 64 * 10**9, time=BEGAN + 3 + 5 * at, rank=rank)
+
+
 def _saved() -> Iterator[Event]:
     for step in range(1, 9):
         yield CheckpointSaved(
@@ -216,6 +223,7 @@ RECORDS: dict[str, RunRecord] = {
         *_reading(),
         *_saved(),
         GpuUsed("0", "NVIDIA H200", 10**9, 10**11, 80, time=BEGAN + 3, rank=0),
+        *_used(),
     ),
     "finished": _record(*_printed(), *_measured(), *_reading(), *_saved(), *_ended()),
     "failed": _record(

@@ -45,7 +45,7 @@ from sparkring.views import open_view
 
 size, silent, slow = 1024, 77, 500
 now, started = time.time(), time.time() - 300
-soon = now + 3600  # in the future, so these ranks never count as silent
+soon = now + 3600  # in the future, so that ranks with a message at this time never count as silent
 record = replay([
     RunStarted(started, "2026-11-20_14-03-22_many", "a thousand ranks", "%%horovod -n 1024\\ntrain()", size, "spark",
                "horovod", "all"),
@@ -56,6 +56,7 @@ record = replay((Output("stdout", b"rank %d of %d\\n" % (rank, size), now, rank)
 record = replay((Metrics({"loss": 1 / (1 + rank)}, epoch=2, epochs=5, steps=200,
                          step=30 if rank == slow else 90 + rank % 2,
                          time=now if rank == silent else soon, rank=rank) for rank in range(size)), record)
+record = replay((RankUsed(rank % 101, 10**9, 8, 64 * 10**9, now, rank) for rank in range(size)), record)
 view = open_view()
 view.refresh(record)
 """
@@ -138,7 +139,7 @@ def was_interrupted(notebook: Notebook, panel: Locator) -> None:
     expect(notebook.cell(AT_ENDLESS).locator(".jp-OutputArea-output").last).to_contain_text("KeyboardInterrupt")
 
 
-@pytest.mark.versions("of JupyterLab and ipykernel, by which Stop comes")
+@pytest.mark.versions("of JupyterLab and ipykernel, which deliver Stop")
 def test_the_stop_button(notebook: Notebook, shoot: Callable[..., None]) -> None:
     panel = running(notebook)
     stop = panel.get_by_role("button", name="■ Stop")
@@ -178,6 +179,18 @@ def test_a_rank_that_fails(notebook: Notebook, shoot: Callable[..., None]) -> No
     for rank in (0, 2):
         expect(tile(panel, rank)).not_to_have_class("x")
     shoot(notebook, "failed", notebook.cell(AT_FAILING))
+    # The error can be found among the lines, and the cell can be run again, even if other cells are selected as well.
+    panel.get_by_role("tab", name="Logs").click()
+    panel.get_by_role("button", name="first error").click()
+    expect(panel.locator(".sr-tab-logs .sr-marked")).to_contain_text("Traceback")
+    before = [notebook.prompt(at).inner_text() for at in range(AT_FAILING)]
+    number = int(re.sub(r"\D", "", notebook.prompt(AT_FAILING).inner_text()))
+    notebook.prompt(AT_FAILING).click()
+    notebook.page.keyboard.press("Shift+ArrowUp")
+    panel.get_by_role("button", name="Run again").click()
+    expect(notebook.prompt(AT_FAILING)).to_have_text(f"[{number + 1}]:")
+    expect(state(panel)).to_have_text("failed")
+    assert [notebook.prompt(at).inner_text() for at in range(AT_FAILING)] == before
 
 
 def test_each_run_has_a_panel_of_its_own(notebook: Notebook) -> None:
@@ -220,30 +233,39 @@ def test_a_thousand_ranks(notebook: Notebook, shoot: Callable[..., None]) -> Non
     notebook.run(AT_MANY, wait=True)
     panel = notebook.panel(AT_MANY)
     expect(panel.locator(".sr-tiles button")).to_have_count(1024)
-    expect(panel.locator(".sr-note")).to_contain_text("1,024 running")
     expect(tile(panel, 500)).to_have_class(re.compile("sr-slow"))
     expect(tile(panel, 77)).to_have_class(re.compile("sr-silent"))
+    expect(panel.locator(".sr-note")).to_contain_text("1 behind · 1 silent · 1,022 running")
+    expect(tile(panel, 99)).to_have_attribute("aria-label", re.compile(r"CPU 99 % \(8 cores\), 1\.00 GB of 64\.0 GB"))
+    colours = panel.get_by_label("What the colours show")
+    colours.select_option("CPU")
+    expect(colours.locator("option:checked")).to_have_text("CPU: 0 % to 100 %")
+    expect(tile(panel, 99)).to_have_attribute("style", re.compile("--sr-heat: 99%"))
+    expect(colours.locator("option[value='waits for data']")).to_be_disabled()
+    colours.select_option("state")
     assert panel.locator(".sr-tiles").bounding_box()["height"] < 140
     shoot(notebook, "thousand", notebook.cell(AT_MANY))
-    panel.locator(".sr-lines").evaluate("(box) => { box.scrollTop = 0; }")
-    everywhere = panel.locator(".sr-row").filter(has_text="the same everywhere")
+    panel.get_by_role("tab", name="Logs").click()
+    rows = panel.locator(".sr-tab-logs .sr-row")
+    panel.locator(".sr-tab-logs .sr-lines").evaluate("(box) => { box.scrollTop = 0; }")
+    everywhere = rows.filter(has_text="the same everywhere")
     expect(everywhere.locator(".sr-tag")).to_have_text(re.compile(r"^\d+–1023$"))  # the first ranks' lines are gone
     tile(panel, 700).click()
-    expect(panel.locator(".sr-row .sr-tag", has_text="7")).to_have_text(["700", "700"])
-    expect(panel.locator(".sr-row").filter(has_text="rank 700 of 1024")).to_be_visible()
+    expect(rows.locator(".sr-tag", has_text="7")).to_have_text(["700", "700"])
+    expect(rows.filter(has_text="rank 700 of 1024")).to_be_visible()
     tile(panel, 700).click()
     notebook.run(AT_MANY_END, wait=True)
     expect(state(panel)).to_have_text("failed")
     expect(tile(panel, 700)).to_have_class("x")
     tile(panel, 700).scroll_into_view_if_needed()
     shoot(notebook, "thousand-failed", panel)
-    expect(panel.locator(".sr-row")).to_have_count(22)  # the box is full again after the theme has changed
+    assert rows.count() > 10  # the box is full again after the theme has changed
 
 
 def test_items(notebook: Notebook, shoot: Callable[..., None], pictures: Path) -> None:
     """The table of items can be sorted and searched.
 
-    With the pointer and with keys, a user can get to an item's error, curves and lines.
+    With the pointer or the keyboard, a user can open an item's error, curves and lines.
     """
     notebook.run(AT_ITEMS)
     panel = notebook.panel(AT_ITEMS)
@@ -287,9 +309,9 @@ def test_items(notebook: Notebook, shoot: Callable[..., None], pictures: Path) -
     before = notebook.structure()
     table.press("Enter")
     assert notebook.structure() == before
-    lines = panel.locator(".sr-row")
+    lines = panel.locator(".sr-tab-logs .sr-row")
     expect(lines.first).to_contain_text(f"store {item}")
-    assert set(panel.locator(".sr-row .sr-tag").all_inner_texts()) == {item}
+    assert set(panel.locator(".sr-tab-logs .sr-row .sr-tag").all_inner_texts()) == {item}
 
 
 def accessible(notebook: Notebook, at: int, picture: Path) -> None:
@@ -316,7 +338,7 @@ def colours(figure: Locator) -> set[tuple[int, ...]]:
 
 
 def test_a_search(notebook: Notebook, wait_until: Callable[..., Any], pictures: Path) -> None:
-    """Trials are drawn while the search runs, and can be chosen with the pointer and with keys."""
+    """Trials are drawn while the search runs, and can be chosen with the pointer or the keyboard."""
     notebook.show(AT_TRIALS)
     notebook.run(AT_TRIALS, wait=True)
     notebook.run(AT_SEARCH)
@@ -330,7 +352,7 @@ def test_a_search(notebook: Notebook, wait_until: Callable[..., Any], pictures: 
         expect(tab).to_be_visible()
         curves, history, axes = (tab.get_by_role("figure", name=name) for name in ("Curves", "Best", "Parameters"))
         wait_until(lambda: colours(history) == {GREY, BLUE, GREEN, AMBER}, "all states of trials are drawn")
-        # With keys: the Tab key follows the order of the page, and each axis has two sliders.
+        # With the keyboard: the Tab key follows the order of the page, and each axis has two sliders.
         log, (low, high) = tab.get_by_role("button", name="log scale"), ends(tab, "lr")
         log.focus()
         for focused in (curves, history, axes, low, high, *ends(tab, "width"), *ends(tab, "val_loss")):
@@ -379,7 +401,7 @@ def test_a_search(notebook: Notebook, wait_until: Callable[..., Any], pictures: 
     expect(panel.locator("div.sr-words")).to_contain_text(re.compile(r"\d+ of 16 items finished · \d pruned · best"))
     wait_until(lambda: colours(history) == {GREY, BLUE, AMBER}, "no trial runs")
     accessible(notebook, AT_SEARCH, pictures / "trials")
-    # Keys lead from trial to trial, and to the trial's item.
+    # With keys, a user can move from trial to trial, and open the trial's item.
     history.press("End")
     expect(panel.locator(".sr-search > .sr-reading")).to_contain_text(re.compile("^trial15 (finished|pruned)val_loss"))
     history.press("ArrowLeft")
@@ -412,7 +434,7 @@ def ended_with_its_kernel(panel: Locator) -> None:
 
 
 def test_outputs_that_were_cleared_and_a_kernel_that_restarts(notebook: Notebook, shoot: Callable[..., None]) -> None:
-    """A background run can be shown again by its name or by its object. It ends with its kernel."""
+    """A background run can be shown again by its name or by its object. The run ends with its kernel."""
     notebook.run(AT_BACKGROUND, wait=True)
     expect(state(notebook.panel(AT_BACKGROUND))).to_have_text("running")
     notebook.cell(AT_BACKGROUND).locator(".jp-InputArea .cm-content").click()
@@ -452,7 +474,7 @@ def test_a_kernel_that_is_killed_in_the_middle(notebook: Notebook, opened: Opene
     expect(static).to_contain_text(re.compile(r"as of \d{4}-\d\d-\d\d \d\d:\d\d:\d\d"))
     expect(static).to_contain_text(re.compile(r"line \d+"))
     expect(static.locator(".sr-ranks span")).to_have_count(2)
-    # Runs that had already ended are shown as before.
+    # Runs that had ended before the kernel was killed are still shown.
     expect(again.static(AT_FAILING)).to_contain_text("ValueError: shapes (3, 4) and (5,) do not match")
     assert "Error displaying widget" not in again.page.content()
     shoot(again, "after-a-kill", again.cell(AT_ENDLESS))

@@ -36,7 +36,7 @@ plt.plot([1, 2])
 plt.show()
 """
 DISPLAYED = 20
-# A run that has a string in every other field that can contain a user's text.
+# A run that has a hostile string in every other field that can contain a user's text.
 EVERYWHERE = """from sparkring.history.events import *
 from sparkring.history.record import RunRecord, replay
 from sparkring.views import open_view
@@ -67,7 +67,7 @@ def show(at, said, live):
     return view, record
 
 """
-# One run has several strings, since JupyterLab shows only 50 outputs of a cell, and a run has three.
+# Each run gets several strings, since JupyterLab shows only 50 outputs of a cell, and each run has three outputs.
 TOGETHER = 18
 JOINED = f"""{EVERYWHERE}
 views = [show(at, ' '.join(PAYLOADS[at : at + {TOGETHER}]), True) for at in range(0, len(PAYLOADS), {TOGETHER})]
@@ -75,13 +75,14 @@ views = [show(at, ' '.join(PAYLOADS[at : at + {TOGETHER}]), True) for at in rang
 CLOSED = "for view, record in views: view.close(replay([RunFinished(1_700_000_005.0, 'failed', 'ended', 0)], record))"
 AT_PRINTED, AT_JOINED, AT_CLOSED = 1, 2, 3
 
-FOREIGN = """(root) => [...root.querySelectorAll('*')].filter((element) =>
+FOREIGN = """(root) => [...root.querySelectorAll('*:not(.sr-shown *)')].filter((element) =>
   !['DIV', 'SPAN', 'B', 'I', 'SMALL', 'BUTTON', 'INPUT', 'PRE', 'MARK', 'DETAILS', 'SUMMARY', 'TABLE', 'CAPTION',
     'THEAD', 'TBODY', 'TR', 'TH', 'TD', 'FIGURE', 'FIGCAPTION', 'UL', 'LI', 'CODE', 'P', 'STYLE', 'svg', 'g', 'path',
-    'polyline', 'polygon', 'rect', 'line', 'circle', 'text', 'title', 'IMG', 'CANVAS'].includes(element.tagName)
+    'polyline', 'polygon', 'rect', 'line', 'circle', 'text', 'title', 'IMG', 'CANVAS', 'LABEL', 'SELECT',
+    'OPTION'].includes(element.tagName)
   || (element.tagName === 'IMG' && !/^data:image\\/(svg\\+xml|png);base64,/.test(element.src))
   || (element.tagName === 'STYLE' && !element.parentElement.matches('.sr-run'))
-  || (element.tagName === 'INPUT' && element.type !== 'search')
+  || (element.tagName === 'INPUT' && !['search', 'range'].includes(element.type))
   || [...element.attributes].some((each) => each.name.startsWith('on') || /url\\(|javascript:/.test(
        each.name === 'style' || each.name === 'href' || each.name === 'src' ? each.value : ''))
 ).map((element) => element.outerHTML.slice(0, 200))"""
@@ -116,13 +117,13 @@ def test_printed_by_a_rank(notebook: Notebook) -> None:
     assert len(seen) == len(PAYLOADS) + len(RAW) + DISPLAYED + 1
     assert panel.evaluate(FOREIGN) == []
     displays = notebook.page.locator("[data-sparkring-displays]")
-    expect(displays).to_be_visible()  # though the static view is hidden while the panel is live
+    expect(displays).to_be_visible()  # although the static view is hidden while the panel is live
     expect(displays.get_by_alt_text("<Figure size 640x480 with 1 Axes>")).to_be_visible()
     assert displays.evaluate(HARMFUL) == []
 
 
 def all_rows(panel: Locator) -> list[str]:
-    """Return the text of each line, while scrolling the box to its end. A line with other elements is marked."""
+    """Scroll the box to its end, and return the text of each line. A line with unexpected elements is marked."""
     found: dict[int, str] = panel.evaluate(
         """async (panel) => {
           const box = panel.querySelector('.sr-lines'), found = {};
@@ -151,12 +152,14 @@ def test_everywhere_else(notebook: Notebook) -> None:
     assert panels.count() >= len(PAYLOADS) // TOGETHER
     for panel in panels.all():
         for tab in panel.get_by_role("tab").all():
-            if tab.is_visible():
+            if tab.is_visible() and tab.get_attribute("aria-disabled") == "false":
                 tab.click()
         tile = panel.locator(".sr-tiles button").first
         assert "§" in (tile.get_attribute("title") or "")
     for panel in panels.all():
         assert panel.evaluate(FOREIGN) == []
+        for shown in panel.locator(".sr-shown").all():
+            assert shown.evaluate(HARMFUL) == []
     displays = notebook.page.locator("[data-sparkring-displays]")
     assert displays.count() > len(PAYLOADS) // TOGETHER
     for display in displays.all():
@@ -193,7 +196,7 @@ def test_what_stays(notebook: Notebook, opened: Opened) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def nothing_happened(opened: Opened) -> Iterator[Any]:
-    """None of the strings has opened a dialog or made a request."""
+    """Check at the end that none of the strings has opened a dialog or made a request."""
     yield
     assert opened.errors == []
     assert [url for url in opened.requests if SENTINEL in url] == []

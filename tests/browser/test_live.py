@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -79,19 +80,20 @@ class Watched:
         return self.panel.get_by_role("tab", name=name)
 
     def rows(self, text: str = "") -> Locator:
-        rows = self.panel.locator(".sr-row")
+        rows = self.panel.locator(".sr-tab-logs .sr-row")
         return rows.filter(has_text=text) if text else rows
 
     def ranks_of_rows(self) -> set[str]:
-        """The ranks with which the visible lines are tagged."""
-        return set(self.panel.locator(".sr-row .sr-tag").all_inner_texts())
+        """Return the ranks that the visible lines are tagged with."""
+        return set(self.panel.locator(".sr-tab-logs .sr-row .sr-tag").all_inner_texts())
 
     def until_ranks(self, *wanted: str) -> None:
-        """Wait until the visible lines are those of exactly these ranks."""
+        """Wait until the visible lines are tagged with exactly these ranks."""
         self.page.wait_for_function(
             """([at, wanted]) => {
               const panel = document.querySelectorAll('.jp-Notebook-cell')[at].querySelector('.sr-panel');
-              const found = new Set([...panel.querySelectorAll('.sr-row .sr-tag')].map((tag) => tag.textContent));
+              const tags = panel.querySelectorAll('.sr-tab-logs .sr-row .sr-tag');
+              const found = new Set([...tags].map((tag) => tag.textContent));
               return found.size === wanted.length && wanted.every((each) => found.has(each));
             }""",
             arg=[self.AT, list(wanted)],
@@ -102,7 +104,7 @@ class Watched:
         expect(self.rows().first).to_be_visible()
         self.page.wait_for_function(
             """(panel) => {
-              const box = panel.querySelector('.sr-lines');
+              const box = panel.querySelector('.sr-tab-logs .sr-lines');
               box.scrollTop = 0;
               return box.querySelector('[data-line="0"]');
             }""",
@@ -124,6 +126,9 @@ class Watched:
         for name in ("stdout", "stderr", "fold equal", "follow"):
             if self.button(name).get_attribute("aria-pressed") == "false":
                 self.button(name).click()
+        for name in ("wrap", "time", "columns"):
+            if self.button(name).get_attribute("aria-pressed") == "true":
+                self.button(name).click()
         noise = self.button("start-up")
         if noise.is_visible() and noise.get_attribute("aria-pressed") == "true":
             noise.click()
@@ -138,7 +143,7 @@ def started(opened: Opened, lab: Lab, tmp_path_factory: pytest.TempPathFactory) 
     notebook.run(Watched.AT)
     found = Watched(notebook, folder)
     expect(found.panel).to_be_visible()
-    expect(found.tile(0)).to_have_text(re.compile(r"0 ▶ \d+"))
+    expect(found.tile(0)).to_have_text(re.compile(r"0 ▶ e1 · \d+"))
     yield found
     (folder / "end").touch()
     expect(found.panel.locator(".sr-state")).to_have_text("finished")
@@ -166,12 +171,33 @@ def test_it_moves_while_the_cell_runs(live: Watched, shoot: Callable[..., None])
     expect(words).to_contain_text("loss")
     expect(words).to_contain_text(re.compile(r"\bstep \d+"))
     step, share, last = live.number(live.tile(0)), bar.bounding_box(), live.rows().last.inner_text()
-    expect(live.tile(0)).not_to_have_text(f"0 ▶ {step}")
+    expect(live.tile(0)).not_to_have_text(f"0 ▶ e1 · {step}")
     expect(live.rows().last).not_to_have_text(last)
     live.page.wait_for_function("([bar, width]) => bar.getBoundingClientRect().width > width",
                                 arg=[bar.element_handle(), share["width"]])  # fmt: skip
     assert live.number(live.tile(0)) > step
     shoot(live.notebook, "running", live.notebook.cell(live.AT))
+
+
+def test_the_overview(live: Watched, shoot: Callable[..., None]) -> None:
+    """Charts and the last lines are shown together. A tab without content cannot be selected."""
+    live.tab("Overview").click()
+    overview = live.panel.get_by_role("tabpanel", name="Overview")
+    expect(overview.locator("figure canvas")).to_have_count(2)
+    expect(overview.locator(".sr-row").first).to_be_visible()
+    expect(live.tab("Checkpoints")).to_have_attribute("aria-disabled", "true")
+    live.tab("Checkpoints").click(force=True)
+    expect(live.tab("Overview")).to_have_attribute("aria-selected", "true")
+    shoot(live.notebook, "overview", live.panel)
+    live.tile(1).click()
+    live.page.wait_for_function(
+        """(panel) => {
+          const tags = [...panel.querySelectorAll('.sr-tab-overview .sr-row .sr-tag')];
+          return tags.length && tags.every((tag) => tag.textContent === '1');
+        }""",
+        arg=live.panel.element_handle(),
+    )
+    expect(live.tab("Overview")).to_have_attribute("aria-selected", "true")
 
 
 def test_nothing_jumps_while_lines_arrive(live: Watched) -> None:
@@ -210,13 +236,13 @@ def test_search(live: Watched, shoot: Callable[..., None]) -> None:
     search.fill("NEEDLE")
     expect(count).to_have_text("1 match")
     expect(live.rows()).to_have_count(1)
-    expect(live.panel.locator(".sr-row mark")).to_have_text(["Needle", "needle"])
+    expect(live.panel.locator(".sr-tab-logs .sr-row mark")).to_have_text(["Needle", "needle"])
     search.press("Escape")
     expect(search).to_have_value("")
     live.until_ranks("0", "1", "2")
     expect(live.panel.locator("mark")).to_have_count(0)
 
-    live.panel.locator(".sr-lines").press("/")
+    live.panel.locator(".sr-tab-logs .sr-lines").press("/")
     expect(search).to_be_focused()
     live.page.keyboard.type("needle")
     expect(live.rows()).to_have_count(1)
@@ -235,7 +261,7 @@ def test_what_is_shown_of_the_lines(live: Watched, shoot: Callable[..., None]) -
     expect(live.rows("the same everywhere")).to_have_count(1)
     tag = live.rows("the same everywhere").locator(".sr-tag")
     expect(tag).to_have_text("0–2")
-    expect(tag).to_have_class("sr-tag sr-c0")  # whichever rank's line came first
+    expect(tag).to_have_class("sr-tag sr-c0")  # the lowest rank's colour, whichever rank's line arrived first
     live.tile(2).click()
     expect(live.rows("the same everywhere").locator(".sr-tag")).to_have_text("2")
     live.tile(2).click()
@@ -255,6 +281,22 @@ def test_what_is_shown_of_the_lines(live: Watched, shoot: Callable[..., None]) -
     expect(green).to_have_css("color", re.compile(r"^color\(srgb 0\.\d+ 0\.[3-7]"))
     expect(live.rows("green").first).to_contain_text(re.compile("green and bold red on [012]$"))
     shoot(live.notebook, "first-lines", live.panel)
+    # Long lines can be wrapped, the times of lines shown, and the lines of ranks put side by side.
+    live.button("time").click()
+    expect(live.rows("Needle").locator(".sr-clock")).to_have_text(re.compile(r"^\d:\d\d\.\d$"))
+    live.button("wrap").click()
+    expect(live.panel.locator(".sr-tab-logs .sr-wrapped")).to_be_visible()
+    rows = live.rows().evaluate_all("(all) => all.map((row) => [row.getBoundingClientRect().top, row.offsetHeight])")
+    for (top, height), (below, _) in itertools.pairwise(sorted(rows)):
+        assert abs(top + height - below) < 1, "each row is directly below another"
+    live.button("columns").click()
+    live.to_the_top()
+    expect(live.panel.locator(".sr-heads .sr-part")).to_have_text(["rank 0", "rank 1", "rank 2"])
+    expect(live.rows().filter(has_text="the same everywhere").first).to_be_visible()
+    assert axe(live.page, f"[data-windowed-list-index='{live.AT}'] .sr-panel") == []
+    for name in ("columns", "wrap", "time"):
+        live.button(name).click()
+    live.to_the_top()
     # Each stream can be hidden.
     expect(live.rows("Needle")).to_be_visible()
     live.button("stderr").click()
@@ -298,7 +340,7 @@ def test_tabs_during_the_run(live: Watched, shoot: Callable[..., None]) -> None:
 def test_charts(live: Watched, shoot: Callable[..., None]) -> None:
     live.tab("Metrics").click()
     live.hold(True)
-    charts = live.panel.locator(".sr-charts figure")
+    charts = live.panel.locator(".sr-tab-metrics .sr-charts figure")
     expect(charts).to_have_count(2)
     loss, reset = charts.first, live.button("reset zoom")
     expect(loss).to_have_attribute("aria-label", re.compile("^loss by step: from "))
@@ -323,7 +365,7 @@ def test_charts(live: Watched, shoot: Callable[..., None]) -> None:
     expect(reset).to_be_visible()
     step = live.number(live.tile(0))
     live.hold(False)
-    expect(live.tile(0)).not_to_have_text(f"0 ▶ {step}")
+    expect(live.tile(0)).not_to_have_text(f"0 ▶ e1 · {step}")
     expect(reset).to_be_visible()
     reset.click()
     expect(reset).to_be_hidden()
@@ -332,6 +374,38 @@ def test_charts(live: Watched, shoot: Callable[..., None]) -> None:
     expect(log).to_have_attribute("aria-pressed", "true")
     expect(charts.locator("canvas")).to_have_count(2)
     log.click()
+    # The charts can be smoothed and shown by time; they fill the height of the tab.
+    tab = live.panel.get_by_role("tabpanel")
+    tab.get_by_label("What smooths the lines").select_option("strong")
+    tab.get_by_label("What the horizontal axis shows").select_option("time")
+    expect(loss.locator("figcaption")).to_have_text(re.compile(r"^loss [\d.]+ · best [\d.]+ at \d.* s$"))
+    height = (loss.locator(".sr-plot").bounding_box() or {})["height"]
+    assert 160 <= height <= 260
+    tab.get_by_label("What the horizontal axis shows").select_option("step")
+    tab.get_by_label("What smooths the lines").select_option("off")
+    # A click on a rank's line selects the rank, as a click on its tile does.
+    live.tile(2).click()
+    expect(live.tab("Metrics")).to_have_attribute("aria-selected", "true")
+    live.tile(2).click()
+    live.hold(True)
+    box = inside.bounding_box()
+    assert box is not None
+    for down in range(2, int(box["height"]), 2):
+        live.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + down)
+        if inside.evaluate("(over) => over.style.cursor") == "pointer":
+            break
+    rank = int((reading.locator(".sr-near").first.text_content() or "").removeprefix("rank "))
+    live.page.mouse.click(box["x"] + box["width"] / 2, box["y"] + down)
+    expect(live.tile(rank)).to_have_attribute("aria-pressed", "true")
+    live.tile(rank).click()
+    # A file takes the place of a copy that the page may not make.
+    live.page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined, configurable: true })")
+    for kind, begin in (("CSV", b"step,"), ("PNG", b"\x89PNG")):
+        loss.hover()
+        with live.page.expect_download() as download:
+            loss.get_by_role("button", name=kind).click()
+        assert Path(download.value.path()).read_bytes().startswith(begin)
+    live.page.evaluate("delete navigator.clipboard")
 
 
 # In JupyterLab's command mode, each of these keys does something, some only when pressed twice.
@@ -344,6 +418,9 @@ FOCUSED = "() => document.activeElement.matches('.sr-panel, .sr-panel *')"
 
 def test_keys_that_move_within_the_panel(live: Watched) -> None:
     live.tab("Logs").focus()
+    live.page.keyboard.press("ArrowLeft")
+    expect(live.tab("Overview")).to_have_attribute("aria-selected", "true")
+    live.page.keyboard.press("ArrowRight")
     live.page.keyboard.press("ArrowRight")
     expect(live.tab("Metrics")).to_be_focused()
     expect(live.tab("Metrics")).to_have_attribute("aria-selected", "true")
@@ -395,7 +472,7 @@ def test_keys_typed_in_the_panel_do_nothing_to_the_notebook(live: Watched) -> No
 
 def test_keys_that_stay_the_notebook_s(live: Watched, wait_until: Callable[..., Any]) -> None:
     """Ctrl+S in the panel saves the notebook, with the static view as soon as there is one."""
-    live.panel.locator(".sr-lines").focus()
+    live.panel.locator(".sr-tab-logs .sr-lines").focus()
 
     def is_saved() -> bool:
         live.page.keyboard.press("Control+s")
@@ -418,7 +495,7 @@ CONTRAST = """(panel) => {
   const texts = document.createTreeWalker(panel, NodeFilter.SHOW_TEXT);
   while (texts.nextNode()) {
     const text = texts.currentNode.textContent.trim(), element = texts.currentNode.parentElement;
-    const aside = 'svg, [disabled], .sr-sign, .sr-panel [style*="color:"]';
+    const aside = 'svg, [disabled], [aria-disabled=true], .sr-sign, .sr-panel [style*="color:"]';
     if (!text || !element.checkVisibility() || element.closest(aside)) continue;
     let ground = [255, 255, 255], share = 1;
     for (const each of parents(element)) {
@@ -426,6 +503,7 @@ CONTRAST = """(panel) => {
       ground = over(parse(style.backgroundColor), ground);
       share *= Number(style.opacity);
     }
+    if (!share) continue; // shown only when the pointer is near
     const [r, g, b, a] = parse(getComputedStyle(element).color);
     const [one, other] = [light(over([r, g, b, a * share], ground)), light(ground)].sort((a, b) => b - a);
     found.push([(one + 0.05) / (other + 0.05), element.className || element.tagName, text.slice(0, 40)]);
@@ -444,9 +522,14 @@ def test_everybody_can_use_it(live: Watched, look: str) -> None:
     assert live.panel.locator("button:not([type='button'])").count() == 0  # none would submit a form
     assert live.panel.get_by_role("tablist").get_by_role("tab", selected=True).count() == 1
     expect(live.panel).to_have_attribute("aria-label", re.compile("."))
+    for rank in range(3):  # what a rank uses is in its label; the curve is left out for readers who cannot see it
+        expect(live.tile(rank)).to_have_attribute("aria-label", re.compile(r"CPU \d+ % \(\d+ cores?\), [\d.]+ MB of "))
+        words = live.tile(rank).locator(".sr-figure").evaluate_all("(all) => all.map((each) => each.dataset.words)")
+        assert re.fullmatch(r"CPU \d+ %, [\d.]+ MB", ", ".join(words)), words
+        expect(live.tile(rank).locator("svg[aria-hidden='true']")).to_have_count(2)
     for tab in live.panel.get_by_role("tab").all():
         assert live.page.locator(f"[id='{tab.get_attribute('aria-controls')}']").get_attribute("role") == "tabpanel"
-    for name in ("Metrics", "Code", "Logs"):
+    for name in ("Overview", "Metrics", "Code", "Logs"):
         live.tab(name).click()
         found = live.panel.evaluate(CONTRAST)
         assert len(found) > 10
@@ -461,11 +544,12 @@ def test_a_page_that_is_loaded_again(started: Watched) -> None:
     expect(started.notebook.cell(Watched.AT)).to_contain_text("running")
     expect(started.panel.locator(".sr-state")).to_have_text("running")
     step = started.number(started.tile(0))
-    expect(started.tile(0)).not_to_have_text(f"0 ▶ {step}")  # the step count is still growing
+    expect(started.tile(0)).not_to_have_text(f"0 ▶ e1 · {step}")  # the step count is still growing
     expect(started.notebook.prompt(Watched.AT)).not_to_have_text(re.compile(r"\d"))
     (started.folder / "end").touch()
     expect(started.panel.locator(".sr-state")).to_have_text("finished")
-    # Each rank's last line is shown once. By now, the first lines of a long run are only in its files.
+    started.tab("Logs").click()
+    # Each rank's last line is shown once. The first lines are not checked, since those of a long run are only in files.
     for rank in range(3):
         expect(started.rows(f"the last line of {rank}")).to_have_count(1)
 
@@ -475,7 +559,7 @@ def test_a_page_that_is_loaded_again(started: Watched) -> None:
 
 @pytest.fixture(scope="module")
 def over(started: Watched) -> Watched:
-    """The same cell after it has run again to its end, since the reloaded page missed the end of the first run."""
+    """The same cell after a second, complete run, since the reloaded page missed the end of the first run."""
     (started.folder / "end").touch()
     expect(started.panel.locator(".sr-state")).to_have_text("finished")
     started.notebook.run(started.AT, wait=True)
@@ -496,7 +580,7 @@ def test_an_ended_run_after_a_reload(over: Watched) -> None:
     over.notebook.save()
     over.notebook.reload()
     expect(over.panel.locator(".sr-state")).to_have_text("finished")
-    expect(over.rows("the last line of").first).to_be_visible()
+    expect(over.panel.locator(".sr-tab-overview .sr-row", has_text="the last line of").first).to_be_visible()
     expect(over.notebook.static(over.AT)).to_be_hidden()
 
 

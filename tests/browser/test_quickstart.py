@@ -1,4 +1,4 @@
-"""The quickstart, run from its first cell to its last in JupyterLab, as a new user would do."""
+"""The quickstart, run from its first cell to its last in JupyterLab, as a new user would run it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Executed:
         return list(next(cell for cell in self.notebook.cells if cell.id == cell_id).outputs)
 
     def every_output(self) -> Iterator[tuple[str, nbformat.NotebookNode]]:
-        """Each output with the id of its cell."""
+        """Yield each output with the id of its cell."""
         for cell in self.notebook.cells:
             for output in cell.get("outputs", ()):
                 yield cell.id, output
@@ -82,7 +82,7 @@ def executed(running: Running, lab: Lab, run_demo: Any, tmp_path_factory: pytest
 
 
 def shown(page: str) -> str:
-    """The text that a reader of the HTML sees, with single spaces."""
+    """Return the text that a reader of the HTML sees, with single spaces."""
     return " ".join(html.unescape(re.sub(r"(?s)<(style|script)\b.*?</\1>|<[^>]*>", " ", page)).split())
 
 
@@ -100,7 +100,7 @@ def test_a_panel_moves_while_its_cell_runs(running: Running, shoot: Callable[...
     expect(ring.locator(".sr-state")).to_have_text("running", timeout=ALL_CELLS_MS)
     ring.get_by_role("tab", name="Metrics").click()
     expect(ring.locator(".sr-tab-metrics")).to_contain_text("val_accuracy")
-    expect(found.prompt(running.at["minus-two"])).to_have_text("[*]:")  # the cell was still running all that time
+    expect(found.prompt(running.at["minus-two"])).to_have_text("[*]:")  # the cell is still running
 
     running.until_done()
     for number in running.launches:

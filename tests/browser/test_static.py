@@ -69,9 +69,10 @@ def test_it_reads_well_without_styles_and_pictures(browser: Browser) -> None:
 
 
 def test_the_committed_notebooks_in_a_jupyterlab_that_does_not_trust_them(opened: Opened) -> None:
-    """JupyterLab's sanitizer leaves the runs in our notebooks readable. The test makes a cell for each notebook.
+    """JupyterLab's sanitizer leaves the runs in our notebooks readable.
 
-    If outputs are out of date, `make notebooks` runs the notebooks again.
+    The test makes one notebook, with a cell that has the outputs of each of our notebooks. If these outputs are out of
+    date, `make notebooks` updates them.
     """
     cells, counts = [], {}
     for name in NAMES:

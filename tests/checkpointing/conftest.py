@@ -65,7 +65,7 @@ def run(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def nothing_on_its_way():
-    """Fails a test that leaves an unfinished save, which would otherwise make the next test fail."""
+    """Fail a test that leaves an unfinished save, which would otherwise make the next test fail."""
     yield
     left = list(background._unfinished)
     for save in left:

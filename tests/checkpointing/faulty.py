@@ -81,7 +81,7 @@ class _Below:
         return self._open_file(below, path, mode)
 
     def _below(self, path: Any, dir_fd: int | None = None) -> str | None:
-        """The path relative to `root`; None if it is not below `root`."""
+        """Return the path relative to `root`; None if it is not below `root`."""
         if isinstance(path, int):
             full = os.readlink(f"/proc/self/fd/{path}")
         else:
@@ -110,7 +110,7 @@ class _Below:
         self._rename(below, *rest, **named)
 
     def _rename(self, below: str, *rest: Any, **named: Any) -> None:
-        raise OSError(errno.EOPNOTSUPP, "no file is renamed here", below)
+        raise OSError(errno.EOPNOTSUPP, "sparkring must not rename files", below)
 
     def _scandir(self, below: str, path: Any) -> Any:
         return self._os["scandir"](path)
@@ -121,7 +121,7 @@ class _Below:
 
     def _open_descriptor(self, below: str, path: Any, flags: int, *rest: Any, **named: Any) -> int:
         if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
-            raise OSError(errno.EOPNOTSUPP, "files are written by way of open()", below)
+            raise OSError(errno.EOPNOTSUPP, "sparkring must write files with open()", below)
         descriptor: int = self._os["open"](path, flags, *rest, **named)
         return descriptor
 
@@ -132,8 +132,9 @@ class _Below:
 class Disk(_Below):
     """The disk below `root`, whose operation number `at` (from 0) fails as `how` says.
 
-    Opening, writing, closing, syncing, making and removing are operations. At random, the failing operation is carried
-    out completely, in part, or not at all. `done` lists the operations up to the failing one (with ONCE, all of them).
+    Opening, writing, closing, syncing, making and removing count as operations. At random, the failing operation is
+    carried out completely, in part, or not at all. `done` lists the operations up to the failing one (with ONCE, all of
+    them).
     """
 
     def __init__(self, root: Path, at: int | None, how: str, seed: int = 0) -> None:
@@ -158,7 +159,7 @@ class Disk(_Below):
             return self.failed and len(self.done) == (self.at or 0) + 1
 
     def after(self, folder: Path) -> Path:
-        """Write the files that are found when the power is back to `folder`."""
+        """Write to `folder` the files that are found when the power is back, and return `folder`."""
         rng = self.random
         live = {str(path.relative_to(self.root)): path for path in Path(self.root).rglob("*")}
         kept = {"."}
@@ -290,7 +291,7 @@ class Mount(_Below):
         shutil.rmtree(self._uploads)
 
     def there(self) -> list[str]:
-        """The files that really exist, even if listings are stale."""
+        """Return the files that really exist, even if listings are stale."""
         found, folders = [], [""]
         while folders:
             below = folders.pop()
@@ -387,7 +388,7 @@ class _Uploaded(io.FileIO):
 
 
 class Ghost(os.PathLike):  # type: ignore[type-arg]
-    """An entry in a stale listing for something that has been removed."""
+    """An entry in a stale listing for a file or folder that has been removed."""
 
     def __init__(self, path: str, is_folder: bool) -> None:
         self.path = path

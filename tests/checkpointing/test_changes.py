@@ -19,7 +19,7 @@ def test_what_does_not_matter():
     """Options, comments and whitespace do not count as changes."""
     for same in (CELL, "%%horovod -n -4 --fresh\nlr = 0.1\ntrain( lr )", CELL.replace("# as ever", "")):
         assert changes(entry(), same, {}) == "", same
-    assert changes(entry(code=""), CELL, {}) == "", "saved outside a cell"
+    assert changes(entry(code=""), CELL, {}) == "", "the checkpoint was saved outside a cell"
 
 
 def test_a_changed_line_is_shown():
@@ -37,14 +37,14 @@ def test_a_changed_line_that_looks_like_part_of_a_diff():
 
 
 def test_a_cell_that_is_not_python_alone():
-    """Lines for IPython are compared as text."""
+    """A cell with lines for IPython is compared as text."""
     shell = CELL + "!ls\n"
     assert changes(entry(code=shell), shell, {}) == ""
     assert "+!ls -l" in changes(entry(code=shell), CELL + "!ls -l\n", {})
 
 
 def test_a_long_difference_is_cut():
-    """The output does not show a whole cell."""
+    """The message does not show a whole cell."""
     found = changes(entry(), "%%x\n" + "\n".join(f"a{n} = 1" for n in range(100)), {})
     assert len(found.splitlines()) < 20
     assert found.endswith("…")

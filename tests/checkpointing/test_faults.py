@@ -22,7 +22,7 @@ STEPS = (10, 20, 30, 40)
 
 
 def state_of(step: int) -> dict[str, Any]:
-    """The state at a step, which differs from the states at all other steps."""
+    """Return the state at a step, which differs from the states at all other steps."""
     numbers = np.random.default_rng(step)
     return {
         "weights": numbers.standard_normal((40, 50)).astype(np.float32),
@@ -33,7 +33,7 @@ def state_of(step: int) -> dict[str, Any]:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two states are identical, down to the last bit."""
+    """Return whether two states are identical, down to the last bit."""
     if isinstance(other, dict):
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in other)
     if isinstance(other, list):
@@ -48,7 +48,7 @@ def restored(directory: Path) -> int:
     folder._remembered.clear()
     state = state_of(0)
     step = checkpoints(directory, keep=2).restore(state)
-    assert same(state, state_of(step)), f"what came back is not what step {step} was"
+    assert same(state, state_of(step)), f"the restored state is not the state of step {step}"
     return step
 
 
@@ -75,7 +75,7 @@ def train(directory: Path, keep: int, background: bool) -> Course:
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
-    """Makes saves write a file of a few kilobytes in several pieces."""
+    """Make saves write a file of a few kilobytes in several pieces."""
     monkeypatch.setattr(tensors, "CHUNK_BYTES", 4096)
 
 
@@ -83,7 +83,7 @@ def small_pieces(monkeypatch):
     ("how", "keep", "background"), [(CUT, 1, True), (LOSSY, 1, True), (LOSSY, 2, False), (ONCE, 2, True)]
 )
 def test_nothing_is_lost_wherever_the_power_goes(tmp_path, capsys, how, keep, background):
-    """Whichever operation of four saves fails, no saved step is lost, and nothing else is restored."""
+    """Whichever operation of four saves fails, no saved step is lost, and only saved states are restored."""
     places, found_steps, lost, corrupt = 0, 0, [], []
     while True:
         root = tmp_path / "disk"
@@ -107,7 +107,7 @@ def test_nothing_is_lost_wherever_the_power_goes(tmp_path, capsys, how, keep, ba
                 goes_on(directory, step)
         for path in (root, tmp_path / "after"):
             shutil.rmtree(path, ignore_errors=True)
-    capsys.readouterr()  # the messages about failures and damage
+    capsys.readouterr()  # discards the messages about failures and damage
     assert course == Course(list(STEPS), [])
     with capsys.disabled():
         found = f"{found_steps} found a checkpoint, {len(corrupt)} corrupt, {len(lost)} lost"
@@ -166,7 +166,7 @@ def damage(file: Path, rng: random.Random) -> str:
 
 
 def goes_on(directory: Path, step: int) -> None:
-    """Check that a later training run can save and restore in spite of what the failure has left behind."""
+    """Check that a later training run can save and restore despite the files that the failure has left."""
     training = checkpoints(directory, keep=2)
     state = state_of(0)
     assert training.restore(state) == step

@@ -242,7 +242,7 @@ def test_removed_while_listed(watched):
 
 
 def test_what_may_not_be_read(watched, monkeypatch):
-    """If a directory cannot be read, the error gives its path. It is not taken for an empty directory."""
+    """If a directory cannot be read, the error gives its path. The directory does not count as empty."""
 
     def refuse(path, **options):
         raise PermissionError(13, "Permission denied", path)
@@ -280,7 +280,7 @@ def test_listings_that_fsspec_remembers(tmp_path):
 
 
 def test_parts(directory):
-    """A rank's part can be read only when it is complete."""
+    """The report that a rank has written its file can be read only when the report is complete."""
     from sparkring.checkpointing.entries import File
 
     place = directory / name(1)
@@ -297,6 +297,6 @@ def test_parts(directory):
 
 
 def test_fsspec_has_what_is_asked(directory):
-    """All methods that we use exist in fsspec's base class, and so in every file system."""
+    """All methods that sparkring uses exist in fsspec's base class, and so in every file system."""
     for method in ("find", "ls", "cat_file", "exists", "size", "rm_file", "rm", "makedirs", "open", "invalidate_cache"):
         assert hasattr(fsspec.AbstractFileSystem, method)

@@ -12,7 +12,7 @@ from sparkring.checkpointing import tree
 from sparkring.checkpointing.parts import plain, put_back, tree_of
 from sparkring.errors import CheckpointError
 
-pytestmark = pytest.mark.skipif(Version("2.6") > TORCH, reason=f"torch {TORCH} has no public fully_shard(): 2.6 has")
+pytestmark = pytest.mark.skipif(Version("2.6") > TORCH, reason=f"torch {TORCH} has no public fully_shard(); 2.6 does")
 
 TRAIN = """
 import os, torch, torch.distributed as dist
@@ -106,7 +106,7 @@ def sit():
 
 
 def training(mesh=(2,), steps=0, kind="Adam"):
-    """A state with a model, 5 → 3, and its optimizer, sharded over a mesh of this shape, or unsharded for None."""
+    """Return a state of a model and its optimizer, sharded over a mesh of this shape, or unsharded for None."""
     model = torch.nn.Linear(5, 3)
     if isinstance(mesh, tuple):
         mesh = init_device_mesh("cpu", mesh, mesh_dim_names=("replicas", "pieces")[-len(mesh) :])

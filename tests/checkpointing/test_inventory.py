@@ -40,7 +40,7 @@ def where(request, tmp_path):
 
 
 def test_ours_and_others(where):
-    """Other libraries' checkpoints are listed separately from ours. A file inside one of ours is not listed."""
+    """Other libraries' checkpoints are listed separately. A file inside a checkpoint of sparkring is not listed."""
     put(where, 100, metrics={"loss": 0.1})
     name = put(where, 200, metrics={"loss": 0.2})
     put(where, 300, commit=False)
@@ -69,7 +69,7 @@ def test_nothing_there(where):
 
 
 def test_a_check_reads_every_byte(where):
-    """Only a check notices a changed byte. It reports its progress."""
+    """Only a check notices a changed byte. The check reports its progress."""
     put(where, 100)
     name = put(where, 200)
     where.fs.pipe_file((where / name / "rank-0.safetensors").path, b"x" * 500 + b"y" + b"x" * 499)

@@ -24,7 +24,7 @@ STEPS = 20
 
 @pytest.fixture(autouse=True, scope="module")
 def frameworks():
-    """Uses TensorFlow and Horovod before the tests. On first use, they open files that they never close.
+    """Use TensorFlow and Horovod before the tests. On first use, they open files that they never close.
 
     They are imported here, because every worker of pytest-xdist imports this module, but only one runs the tests.
     """
@@ -39,7 +39,7 @@ def frameworks():
 
 @pytest.fixture(autouse=True)
 def clean():
-    """Gives every test the state of a new process."""
+    """Give every test the state of a new process."""
     begin_anew(7)
 
 
@@ -77,7 +77,7 @@ class Stop(Exception):
 
 
 def stop_after(batches):
-    """A callback that raises Stop after this many batches."""
+    """Return a callback that raises Stop after this many batches."""
     left = iter(range(batches - 1, -1, -1))
 
     def count(batch, logs):
@@ -189,7 +189,7 @@ def test_the_rest_of_an_epoch_on_more_ranks(numbered):
         data, model, numbers = numbered_shards(numbered, rank=rank, size=2), make(), []
         resume = resuming.resume(store, model, data=data, every="epoch")
         note = tf.keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs, to=numbers: to.append(batch))
-        fit(model, data, resume, note, epochs=3)  # it begins at the right epoch without initial_epoch, too
+        fit(model, data, resume, note, epochs=3)  # without initial_epoch, fit() begins at the right epoch, too
         assert numbers == [4, 5, 6, 7, 8, 9, *range(10)]
         assert data.epoch == 4
         ranks.append(store.saved.pop()[0])
@@ -238,7 +238,7 @@ def test_without_data_and_with_validation():
 
 
 def test_a_data_set_whose_length_nobody_knows():
-    """The first epoch of a generator is saved before its end, too."""
+    """Checkpoints are saved even within the first epoch of a generator, whose length is not known yet."""
     store, x = Memory(), np.ones((4, 2), "f4")
     rows = tf.data.Dataset.from_generator(
         lambda: ((x, x[:, 0]) for _ in range(5)),

@@ -24,7 +24,7 @@ Y = X.sum(1)
 
 @pytest.fixture(scope="module")
 def keras():
-    """Keras. It is imported once, since TensorFlow opens files and never closes them."""
+    """The module keras. It is imported once, because TensorFlow opens files and never closes them."""
     import keras
 
     keras.ops.ones(1)
@@ -140,7 +140,7 @@ def test_what_does_not_fit_is_said(keras, tmp_path):
 
 
 def test_seeds_of_other_ranks_stay_their_own(keras):
-    """A rank that restores rank 1's state keeps its own seeds, but takes over how many numbers were drawn."""
+    """A rank that restores rank 1's state keeps its own seeds, but restores how many numbers were drawn."""
     model, other = make(keras, seed=1), make(keras, seed=2)
     fit(model)
     tree = {**keras_3_state.take_layer(model, "model"), "rank": 1}

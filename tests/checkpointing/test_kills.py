@@ -14,7 +14,7 @@ import sparkring
 
 KILLS = 200
 
-# A process that has imported all modules. It forks the processes that are to be killed.
+# A process that has imported all modules, and forks the processes to be killed.
 NURSERY = '''
 import json, os, random, signal, sys, time
 import numpy as np
@@ -22,7 +22,7 @@ from sparkring.checkpointing import folder, tensors
 from sparkring.checkpointing.store import checkpoints
 
 tensors.CHUNK_BYTES = 20_000
-tensors.sync = lambda descriptor: None  # who is killed loses nothing that was written: that is for when the power goes
+tensors.sync = lambda descriptor: None  # a killed process loses nothing that it has written: only a power cut would
 
 folders, kills = sys.argv[1], int(sys.argv[2])
 A_FOLDER = 25  # kills in one directory
@@ -39,7 +39,7 @@ def restored():
     return step, whole
 
 def train(told):
-    """Saves until it is killed, and tells each step that is saved."""
+    """Save until this process is killed, and report each step that is saved."""
     state = state_of(0)
     store = checkpoints(directory, keep=3)
     step = store.restore(state)
@@ -47,13 +47,13 @@ def train(told):
     while True:
         step += 1
         store.save(step, state_of(step))
-        if step % 2:  # the other saves are still on their way when the next one comes
+        if step % 2:  # the other saves are still unfinished when the next one begins
             store.wait()
             os.write(told, b"%d\\n" % step)
 
 rng = random.Random(7)
 found = {"corrupt": 0, "lost": 0, "saved": 0, "in_a_save": 0, "kinds": {}}
-usual_s = 0.01  # from one step that is told to the next
+usual_s = 0.01  # the usual time from one reported step to the next
 for number in range(kills):
     if number % A_FOLDER == 0:
         directory, last = f"{folders}/{number}", 0
@@ -72,7 +72,7 @@ for number in range(kills):
         assert piece, "the training ended by itself"
         heard += piece
         now = time.monotonic()
-        if began is None:  # its first lines may come together
+        if began is None:  # the first lines may arrive together
             began = now
     if told_steps:
         usual_s = 0.8 * usual_s + 0.2 * (now - began) / told_steps
@@ -117,7 +117,7 @@ def test_nothing_is_lost_whenever_it_is_killed(tmp_path, capsys):
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     with capsys.disabled():
-        print(f"\n{KILLS} kills, {found['in_a_save']} of them within a save: {found['saved']} steps told, "
+        print(f"\n{KILLS} kills, {found['in_a_save']} of them within a save: {found['saved']} steps reported, "
               f"{found['corrupt']} corrupt, {found['lost']} lost")  # fmt: skip
     assert (found["corrupt"], found["lost"]) == (0, 0), done.stderr
     assert found["saved"] > KILLS // 4, "hardly anything was saved between the kills"

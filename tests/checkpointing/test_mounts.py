@@ -50,7 +50,7 @@ def save(store, *steps, **metrics):
 
 
 def files(directory: str) -> list[str]:
-    """The names of all files below a directory."""
+    """Return the names of all files below a directory."""
     location = locate(directory)
     location.fs.invalidate_cache()
     return sorted(path.rpartition("/")[2] for path in location.fs.find(location.path))
@@ -116,7 +116,10 @@ def test_a_mount_that_only_writes_in_one_go(mount, syncs):
 
 
 def test_listings_that_are_stale(mount, run, monkeypatch):
-    """No checkpoint is lost. A run resumes by name. Once listings are up to date, all old checkpoints are removed."""
+    """No checkpoint is lost, and a run finds its resume point by name.
+
+    Once listings are up to date, all old checkpoints are removed.
+    """
     with mount(lag=LAG) as found:
         store = checkpoints("dbfs:/ml/run1", keep=2)
         for step in range(1, 30):
@@ -163,13 +166,13 @@ def test_a_file_may_be_too_large_for_a_mount(mount, capsys):
 
 @pytest.mark.parametrize("background", [True, False])
 def test_memory(background):
-    """memory:// is fsspec's plainest storage."""
+    """Checkpoints work on memory://, fsspec's simplest file system."""
     remembers(f"memory://{uuid.uuid4().hex}/run1", background=background)
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    """Starts an S3 server, sets its address and credentials in the environment, and yields a bucket's URL."""
+    """Start an S3 server, set its address and credentials in the environment, and yield a bucket's URL."""
     process = subprocess.Popen(
         [sys.executable, "-u", "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"],
         stdin=subprocess.DEVNULL,

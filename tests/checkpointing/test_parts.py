@@ -168,7 +168,7 @@ def test_a_module_that_is_another_one():
 
 
 def test_hooks_and_versions_of_modules():
-    """Hooks run, the extra state is restored, and a module is told the version with which it was saved."""
+    """Hooks run, the extra state is restored, and a module gets the version with which it was saved."""
 
     class Noted(torch.nn.Module):
         """A module with extra state. It notes the version with which it was saved."""
@@ -295,7 +295,7 @@ def test_containers_of_objects_have_to_be_alike():
 
 @pytest.mark.parametrize("mine", [{MARK: "torch", "value": 3}, {MARK: MARK, 1: {MARK: None}}, [{MARK: "state_dict"}]])
 def test_a_users_own_key_that_is_the_mark(mine):
-    """A user's own key that equals our mark is restored like any other key."""
+    """A user's own key that equals MARK is restored like any other key."""
     assert plain(kept({"x": mine})) == {"x": mine}
     assert put_back({"x": None}, kept({"x": mine})) == {"x": mine}
     live = copy.deepcopy(mine)
@@ -318,7 +318,7 @@ def seed(number):
 def test_random_states_come_back():
     """The states of the global generators and of generators in a state are restored."""
     seed(1)
-    random.gauss(0, 1)  # draws a pair of numbers and keeps the second one, as NumPy's function does, too
+    random.gauss(0, 1)  # draws two numbers and keeps the second one, and so does NumPy's function
     np.random.standard_normal()
     own = [random.Random(4), np.random.default_rng(5), np.random.RandomState(6), torch.Generator().manual_seed(7)]
 
@@ -352,7 +352,7 @@ def numbered(tmp_path):
 
 
 def test_data_goes_on_where_it_was(numbered):
-    """Reading continues in the same epoch and order. versions() maps names of data to their versions."""
+    """Reading continues in the same epoch and order. versions() maps names of data sets to their versions."""
     data = shards(numbered, 10, columns=["x"])
     whole = [batch.tolist() for _ in range(2) for batch in list(data.as_numpy("x"))]
     data = shards(numbered, 10, columns=["x"])

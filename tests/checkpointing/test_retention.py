@@ -33,7 +33,7 @@ entries = st.lists(
 
 @given(entries, st.integers(1, 4), st.sampled_from(["min", "max"]), st.integers(0, 14), st.randoms())
 def test_what_stays(found, keep, mode, resumed, shuffled):
-    """Other training runs' checkpoints stay, as do our newest and best, and the resume point until two are newer."""
+    """Other trainings' checkpoints stay, and so do the newest, the best, and the resume point until two are newer."""
     ours = [each for each in found if each.commit.lineage == "ours"]
     whole = [each for each in ours if each.state == "committed"]
     resume = str(Name(resumed, STAMP, resumed)) if resumed < 12 else ""
@@ -63,7 +63,7 @@ def test_all_of_them():
 
 
 def test_damaged_ones():
-    """Damaged checkpoints are removed if enough good ones are newer. If the commit is torn, it may not be ours."""
+    """Damaged checkpoints are removed if enough good ones are newer, unless a torn commit hides whose they are."""
     found = [entry(1, state="corrupt"), entry(2), entry(3, state="corrupt"), entry(4), entry(5, state="corrupt")]
     assert expired(found, policy()) == [found[0]]
     torn = Entry(str(Name(0, STAMP, 0)), "corrupt", None, "torn")

@@ -66,7 +66,7 @@ def not_complained():
     writing._complained.clear()
 
 
-# ── There and back ────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Saving and restoring ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("background", [True, False])
@@ -279,7 +279,7 @@ def test_the_metric_is_missing(tmp_path, seat):
 
 
 class Moody(MemoryFileSystem):
-    """Memory that can wait or fail when a file is opened for writing."""
+    """A file system in memory that can wait or fail when a file is opened for writing, or is removed."""
 
     protocol = "moody"
     store: dict = {}  # noqa: RUF012
@@ -477,7 +477,7 @@ checkpoints({str(tmp_path)!r}).save(1, {{"w": np.zeros(5_000_000)}})
     assert steps(checkpoints(tmp_path)) == [1]
 
 
-# ── What is damaged ───────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Damage ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_the_one_before(tmp_path, capsys, told):
@@ -572,7 +572,10 @@ def test_the_drivers_choice(tmp_path, run, told, monkeypatch):
 
 
 def test_all_ranks_get_one_answer(tmp_path, run, seat, monkeypatch):
-    """A rank sees the checkpoints that the driver saw, and those of this attempt's steps that it has saved, too."""
+    """A rank sees the checkpoints that the driver saw, and the checkpoints of this attempt.
+
+    It does not see those of steps that it has not yet passed to save() itself.
+    """
     outside = checkpoints(tmp_path, keep=None, best="loss")
     for step in (1, 2):
         saved(outside, step, metrics={"loss": step})
@@ -592,7 +595,7 @@ def test_all_ranks_get_one_answer(tmp_path, run, seat, monkeypatch):
     assert (late.latest().step, late.best().step) == (3, 3)
     assert [entry.step for entry in late.list()] == [3, 2, 1]
     run(tmp_path, stamp=2_000_000_000_001, resume="")
-    assert checkpoints().latest() is None, "as restore() has it after --fresh"
+    assert checkpoints().latest() is None, "after --fresh, there is no checkpoint to restore"
 
 
 def test_arrays_are_read_into_their_place(tmp_path):
@@ -747,7 +750,7 @@ def test_a_rank_s_file_is_damaged(tmp_path, run, seat, told):
 
 
 def test_a_rank_does_not_choose_alone(tmp_path, run, seat, told):
-    """If the driver has not chosen, and only one rank's file is damaged, that rank alone does not go further back."""
+    """If the driver has not chosen, and only one rank's file is damaged, that rank alone does not use an older one."""
     sharded(tmp_path / "one", run, seat, size=2, step=5)
     sharded(tmp_path / "one", run, seat, size=2, step=6)
     path = files(tmp_path / "one", 6) / "rank-1.safetensors"
@@ -840,7 +843,7 @@ def test_unfinished_ones(tmp_path, run):
 
 
 def test_a_listing_that_lacks_a_commit(tmp_path, run, monkeypatch):
-    """A checkpoint that a stale listing takes for unfinished is not removed."""
+    """A checkpoint that only looks unfinished in a stale listing is not removed."""
     saved(checkpoints(tmp_path), 1)
     (name,) = os.listdir(tmp_path)
     listed = folder.folders

@@ -190,7 +190,7 @@ def test_cut_anywhere(place, tmp_path):
         (tmp_path / "rank-0.safetensors").write_bytes(data[:length])
         with pytest.raises(CheckpointDamagedError, match=f"has {length:,} bytes instead of {len(data):,}"):
             tensors.read(place, file)
-        # This holds even if the noted size is wrong, too.
+        # An error is raised even if the expected size is that of the damaged file.
         with pytest.raises(CheckpointDamagedError):
             tensors.read(place, file._replace(size_bytes=length))
     (tmp_path / "rank-0.safetensors").write_bytes(data + b"\0")

@@ -18,7 +18,7 @@ from sparkring.errors import CheckpointError
 
 
 def same(one, other):
-    """Whether two states are identical, down to the last bit, with the same types at every level."""
+    """Return whether two states are identical, down to the last bit, with the same types at every level."""
     if type(one) is not type(other):
         return False
     if isinstance(one, np.ndarray | np.generic):
@@ -65,7 +65,7 @@ def test_round_trip(state):
 
 
 def test_what_hypothesis_may_not_find():
-    """Checks infinities, -0.0, other NaNs, very long integers, lone surrogates, and keys that are equal as text."""
+    """Odd floats, very long integers, lone surrogates, and keys that are equal as text come back unchanged."""
     odd = struct.unpack("<d", struct.pack("<Q", 0x7FF8DEADBEEF0001))[0]
     state = {
         "floats": [math.inf, -math.inf, math.nan, odd, -0.0, 5e-324, 0.1],
@@ -102,7 +102,7 @@ def test_arrays_as_they_are():
 
 
 def test_nothing_of_the_state_in_the_skeleton():
-    """Later changes to the state do not affect what was taken from it."""
+    """Later changes to the state do not affect the skeleton, nor a state that is rebuilt from it."""
     state = {"list": [1], "dict": {"a": [2]}}
     skeleton, leaves = flatten(state)
     before = json.dumps(skeleton)

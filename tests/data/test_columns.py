@@ -67,7 +67,7 @@ def test_each_type_becomes_the_array_that_people_expect(values, kind, wanted):
     np.testing.assert_array_equal(found, wanted)
 
 
-@pytest.mark.skipif(not hasattr(pa, "FixedShapeTensorArray"), reason=f"pyarrow {pa.__version__} has none: 12 has")
+@pytest.mark.skipif(not hasattr(pa, "FixedShapeTensorArray"), reason="needs pyarrow 12 or newer")
 def test_tensors_have_their_shape():
     """Tensors of Arrow's own extension type keep their shape."""
     wanted = np.arange(24, dtype=np.float32).reshape(4, 2, 3)
@@ -75,7 +75,7 @@ def test_tensors_have_their_shape():
 
 
 def test_spark_mls_vectors_become_rows_dense_and_sparse():
-    """Sparse vectors are filled with zeros, and a mixture of both kinds becomes one array."""
+    """Sparse vectors are filled with zeros, and a mixture of dense and sparse vectors becomes one array."""
     dense = {"type": 1, "size": None, "indices": None, "values": [1.0, 2.0, 3.0]}
     sparse = {"type": 0, "size": 3, "indices": [0, 2], "values": [4.0, 5.0]}
     empty = {"type": 0, "size": 3, "indices": [], "values": []}

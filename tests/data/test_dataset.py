@@ -74,7 +74,7 @@ def test_a_file_a_glob_a_list_and_urls(flights, monkeypatch):
         assert open_dataset(path).counts() == whole, path
     assert open_dataset(flights / "part-1.parquet").counts() == [[5]]
     flights.rename(flights.with_name("flights [2] *"))
-    assert open_dataset(flights.with_name("flights [2] *")).counts() == whole, "a name with the signs of patterns"
+    assert open_dataset(flights.with_name("flights [2] *")).counts() == whole, "a name that looks like a pattern"
 
 
 def test_a_file_system_that_is_not_this_machines(flights):
@@ -150,7 +150,7 @@ def test_dates_in_a_filter_are_strings(tmp_path):
 @pytest.mark.parametrize(
     ("where", "told"),
     [
-        ("x = 3", "For equality write =="),
+        ("x = 3", "For equality, write =="),
         ("x >= 3 and", "cannot be read: [^=]*$"),
         ("speed > 3", "the column `speed`, .* `x`, `city`"),
         ("cit == 'Ulm'", "did you mean `city`?"),
@@ -192,7 +192,7 @@ def test_a_path_that_is_not_there(flights, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("log", "kind"), [("_delta_log", "Delta"), (".hoodie", "Hudi")])
 def test_a_table_with_a_log_is_not_taken_for_its_files(flights, log, kind):
-    """Such a table is refused, since its files still contain rows that were removed from the table."""
+    """A Delta or Hudi table is refused, because its files still contain rows that were removed from the table."""
     (flights / log).mkdir()
     (flights / log / "00000000000000000000.json").write_text("{}")
     with pytest.raises(DataError, match=rf"is a {kind} table.* pass the DataFrame"):
@@ -244,7 +244,7 @@ def test_a_column_that_is_not_there(flights):
 
 
 def test_a_folder_that_may_not_be_read(tmp_path):
-    """The error gives the system's message. The test uses its own file system, since root may read everything."""
+    """The error gives the system's message. The test uses its own file system, because root can read everything."""
 
     class Refusing(fsspec.implementations.local.LocalFileSystem):
         protocol = "refusing"

@@ -35,7 +35,7 @@ def files(spark, tmp_path):
 
 
 def kept(cache):
-    """The copies in a cache, complete or not."""
+    """Return the copies in a cache, complete or not."""
     return sorted(path for path in cache.glob("*/*"))
 
 
@@ -120,7 +120,7 @@ def test_how_files_are_read(spark, tmp_path):
     ],
 )
 def test_rows_of_the_notebook(spark, one, other):
-    """DataFrames whose plans are equal are distinguished by their rows, whatever the order of the rows."""
+    """DataFrames with equal plans are distinguished by their rows, whatever the order of the rows."""
     versions = [version_of(spark.sql(f"SELECT * FROM VALUES {rows} AS t(a, b)")) for rows in (one, one, other)]
     assert versions[0] == versions[1] != versions[2]
     assert versions[0].startswith("rows-")
@@ -148,7 +148,7 @@ def test_functions_of_the_notebook(spark, files, cache):
 
 
 def test_what_a_plan_does_not_tell(spark, files):
-    """If the plan has the current date or a subquery, or the DataFrame is cached, the rows decide."""
+    """If the plan has the current date or a subquery, or the DataFrame is cached, the version depends on the rows."""
     cached = files().filter("x > 7").cache()
     try:
         untold = (cached, files().selectExpr("current_date()"), files().filter("x > (SELECT 3)"))
@@ -270,8 +270,8 @@ SLOW = """
     frame = session.range(0, 4, 1, 2)
     materialise(frame, cache={cache!r})
     import sparkring.data.materialise as module
-    module.version_of = lambda frame: "rows-0"  # not the wait is looked for, but the writing
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # as ipykernel has it, and not pyspark
+    module.version_of = lambda frame: "rows-0"  # computing the version from the rows would wait, too
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ipykernel's handler, not pyspark's
     while True:
         print("writing", flush=True)
         try:
@@ -330,7 +330,7 @@ def test_another_hosts_beginnings(files, cache):
 
 
 def test_clean(files, cache):
-    """Copies that were not used for a month are removed. Newer copies and other files stay."""
+    """Copies that have not been used for a month are removed. Other copies and files stay."""
     old, young = (materialise(files().filter(f"x > {n}"), cache=cache).location.path for n in (1, 2))
     (cache / "mine").mkdir()
     (cache / "mine" / "precious.parquet").write_text("x")
@@ -340,7 +340,7 @@ def test_clean(files, cache):
     commit = json.loads(open(f"{young}/{COMMIT}").read())
     with open(f"{young}/{COMMIT}", "w") as file:
         json.dump({**commit, "created": time.time() - month}, file)
-    assert materialise(files().filter("x > 2"), cache=cache).reused  # which counts as use
+    assert materialise(files().filter("x > 2"), cache=cache).reused  # this counts as use
     assert clean(locate(cache)) == [old]
     assert not os.path.exists(os.path.dirname(old))
     assert os.path.exists(young)

@@ -21,7 +21,7 @@ ROW_BYTES = 8
 
 
 def laid_out(counts: Sequence[Sequence[int]], *, protocol: str = "file", folders: int = 1) -> Dataset:
-    """A data set without files. `counts` has the number of rows of each row group of each file."""
+    """Return a data set without files. `counts` has the number of rows of each row group of each file."""
     files = tuple(
         DataFile(
             f"/data/{number % folders}/part-{number}.parquet",
@@ -55,7 +55,10 @@ def written(tmp_path: Path) -> Callable[..., Path]:
 
 
 def layouts(count: int) -> list[tuple[list[list[int]], int, int]]:
-    """Random layouts, numbers of ranks and batch sizes. Some files or row groups are empty, or ranks outnumber rows."""
+    """Return random layouts, numbers of ranks and batch sizes.
+
+    In some layouts, files or row groups are empty, or there are more ranks than rows.
+    """
     rnd = random.Random(5)
     found = []
     while len(found) < count:
@@ -75,7 +78,7 @@ def by_hand(counts: Sequence[Sequence[int]], begin: int, end: int) -> tuple[int,
 
 
 def test_shares_are_what_counting_by_hand_gives():
-    """Checks each rank's rows, bytes, files and row groups, and the requests, for hundreds of layouts."""
+    """Each rank's rows, bytes, files and row groups, and the requests, are right for hundreds of layouts."""
     for counts, size, batch_size in layouts(300):
         found = outlook(laid_out(counts), size, batch_size)
         rows = [share.rows for share in found.ours]
@@ -151,7 +154,7 @@ def test_columns_that_the_path_gives_cost_nothing(tmp_path):
 
 
 def test_a_filter_that_empties_a_file(written):
-    """Only rows that pass the filter count, for our shards and Petastorm's. A file without such rows is not read."""
+    """Only rows that pass the filter are counted, in Petastorm's shards, too. A file without such rows is not read."""
     found = outlook(open_dataset(written([[10], [10], [10]]), where="a >= 20"), 2, 2)
     assert [(share.rows, share.files, share.row_groups, share.steps) for share in found.ours] == [(5, 1, 1, 2)] * 2
     assert [(share.rows, share.row_groups) for share in found.petastorms] == [(10, 2), (0, 1)]

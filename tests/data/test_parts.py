@@ -41,7 +41,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def to_pandas(frame):
-    with warnings.catch_warnings():  # warnings of pyspark about this version of pandas
+    with warnings.catch_warnings():  # pyspark warns about this version of pandas
         warnings.simplefilter("ignore")
         return frame.toPandas()
 

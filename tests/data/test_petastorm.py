@@ -80,7 +80,7 @@ def things(spark: Any, materialized: dict[str, Any]) -> dict[str, Any]:
 
         url = f"file://{materialized['folder']}"
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Petastorm's warnings in the notebook's process are not ours to silence
+            warnings.simplefilter("ignore")  # nothing in sparkring hides Petastorm's warnings here
             with materialize_dataset(spark, url, schema):
                 rows = spark.sparkContext.parallelize(range(12), 4).map(row)
                 spark.createDataFrame(rows, schema.as_spark_schema()).write.parquet(url)
@@ -90,11 +90,11 @@ def things(spark: Any, materialized: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture
 def pair_of_tasks(tasks: Ring, watch: Watch, lasting_gangs: None) -> WarmRing:
-    """Two warm ranks in Spark's tasks, since the imports of TensorFlow and PyTorch take seconds."""
+    """Two ranks in Spark's tasks. They are warm, because importing TensorFlow and PyTorch takes seconds."""
     return shared(tasks.where, watch, 2)
 
 
-# ── As it is ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Petastorm itself ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_shards_are_what_petastorm_gives(pair, uneven):
@@ -203,7 +203,7 @@ def test_converter_as_it_is(spark, pair_of_tasks, tmp_path):
     converter.delete()
 
 
-# ── The adapter's shards ──────────────────────────────────────────────────────────────────────────────────────────────
+# ── Shards by default ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_rank_reads_its_shard(local, uneven):
@@ -255,8 +255,8 @@ def test_uneven_steps_are_told(local, uneven):
     """, namespace={"folder": str(uneven)})  # fmt: skip
     lines = [line for line in local.view.record.recent if line.stream == "stderr"]
     assert [line.rank for line in lines if "Warning" in line.text] == [0], lines
-    assert lines[0].text.startswith(f"<cell>:4: UserWarning: {uneven}: rank 0 gets 7 steps of 16 rows, rank 1 gets 6: "
-                                    "an allreduce in the last step hangs or fails.")  # fmt: skip
+    assert lines[0].text.startswith(f"<cell>:4: UserWarning: {uneven}: rank 0 gets 7 steps of 16 rows, but rank 1 gets "
+                                    "6: an allreduce in the last step hangs or fails.")  # fmt: skip
 
 
 def test_too_few_row_groups(local, tmp_path):
@@ -351,7 +351,7 @@ def test_rows_of_a_petastorm_data_set(pair_of_tasks, things):
         found = [(read.epoch, read.rows, read.rows_planned, read.steps, read.steps_planned) for read in reading.ended]
         assert found == [(1, 6, 6, 2, 2), (2, 6, 6, 2, 2)]
         assert [piece.rows for piece in reading.plan.pieces] == [3, 3]
-        assert reading.plan.window == 6, "the order in which they come is not known"
+        assert reading.plan.window == 6, "the order of the rows is not known"
 
 
 def test_windows_of_rows(pair_of_tasks, things):
@@ -505,7 +505,7 @@ def test_what_a_killed_kernel_leaves(driver, tmp_path):
     assert os.listdir(parent) == [stranger.name]
 
 
-# ── What is wrong with the data ───────────────────────────────────────────────────────────────────────────────────────
+# ── Data that cannot be read ──────────────────────────────────────────────────────────────────────────────────────────
 
 
 def broken(folder: Path) -> str:
@@ -654,7 +654,7 @@ def test_a_change_that_is_not_declared(uneven):
 
 
 def test_transforms_of_rows(things):
-    """Under make_reader, the function gets one decoded row as a dict."""
+    """With make_reader, the function gets one decoded row as a dict."""
     got = []
 
     def look(row: Any) -> Any:
@@ -726,7 +726,7 @@ def test_workers_that_die(local, uneven, death):
 
 
 def test_the_notebooks_process_is_quiet_too(uneven):
-    """After %load_ext, Petastorm itself prints no warnings about the age of its libraries."""
+    """After %load_ext, Petastorm itself prints no warnings about deprecated functions."""
     code = f"""
 from IPython.core.interactiveshell import InteractiveShell
 shell = InteractiveShell.instance()

@@ -1,4 +1,4 @@
-"""Tests of the plan, which says which rank reads which rows, with hundreds of layouts."""
+"""Tests of plan(), which decides which rank reads which rows, with hundreds of layouts."""
 
 import random
 
@@ -19,7 +19,7 @@ WINDOWS = st.sampled_from([0, 1, 4, 12, 100])
 
 
 def rows_of(ranges):
-    """Every row as (file, row group, row)."""
+    """Return every row as (file, row group, row)."""
     return [(each.file, each.row_group, row) for each in ranges for row in range(each.start, each.stop)]
 
 
@@ -33,7 +33,7 @@ def all_rows(counts):
 
 
 def read(shard, rank, position, size, window, batch_size, *, rows=None):
-    """The rows that a rank gets, in order: the shuffled windows, then the padding. `size` is the number of ranks."""
+    """Return the rows that one of `size` ranks gets, in order: the shuffled windows, then the padding."""
     own, out = rows_of(shard.ranges), []
     key = (position.seed, position.epoch, len(begun(position, size, window)[0].legs), rank)
     for number, begin in enumerate(range(0, len(own), window or len(own) or 1)):
@@ -44,7 +44,7 @@ def read(shard, rank, position, size, window, batch_size, *, rows=None):
 
 
 def on(position, size, window, rows):
-    """The position when each of `size` ranks has read `rows` more rows."""
+    """Return the position after each of `size` ranks has read `rows` more rows."""
     before, had = begun(position, size, window)
     return before._replace(legs=(*before.legs, Leg(size, had + rows, window)))
 
@@ -52,7 +52,7 @@ def on(position, size, window, rows):
 @given(LAYOUTS, SIZES, BATCHES, WINDOWS, st.integers(0, 3), st.integers(1, 4))
 @settings(max_examples=300, deadline=None)
 def test_each_row_lies_with_one_rank_and_ranks_differ_by_one_row(counts, size, batch_size, window, seed, epoch):
-    """Each row has one rank, and ranks differ by one row at most, for any layout, number of ranks, seed and epoch."""
+    """For any layout, number of ranks, seed and epoch, one rank reads each row, and ranks differ by at most one row."""
     found = plan(counts, size, batch_size, position=Position(epoch, seed), remainder="join", window=window)
     every = [row for shard in found for row in rows_of(shard.ranges)]
     assert len(found) == size
@@ -78,7 +78,7 @@ def test_steps_are_equal_where_they_are_said_to_be(counts, size, batch_size, win
     handed = [read(shard, rank, Position(), size, window, batch_size) for rank, shard in enumerate(padded)]
     assert {len(found) for found in handed} == {padded[0].steps * batch_size}
     assert {row for found in handed for row in found} == all_rows(counts)
-    # A rank reads less than two steps of rows twice.
+    # A rank reads fewer than two batches of rows twice.
     assert all(0 <= shard.steps * batch_size - shard.rows < 2 * batch_size for shard in padded)
     joined = plan(counts, size, batch_size, remainder="join", window=window)
     assert [shard.steps for shard in joined] == [-(-shard.rows // batch_size) for shard in joined]
@@ -143,7 +143,7 @@ def test_the_order_is_the_same_for_a_seed_and_new_in_every_epoch():
 
 
 def test_row_groups_and_rows_are_each_shuffled_by_epoch():
-    """Both orders differ between epochs. The order of rows also differs between ranks and buffers."""
+    """Each epoch has new orders of row groups and of rows. The order of rows also depends on rank and buffer."""
     counts = [[10] * 8] * 4
     assert len({tuple(epoch_order(counts, 0, epoch)) for epoch in range(1, 6)}) == 5
     keys = [
@@ -164,7 +164,7 @@ def test_without_shuffling_ranks_read_on_in_the_order_of_the_files():
 
 
 def test_a_row_group_is_cut_at_most_where_ranks_meet():
-    """At most, row groups are divided where one rank's rows end and the next rank's begin."""
+    """A row group is divided only where one rank's rows end and the next rank's rows begin."""
     counts = [[1000] * 50]
     found = plan(counts, 7, 10, window=100)
     assert sum(len(shard.ranges) for shard in found) <= 50 + 7 - 1
@@ -188,7 +188,7 @@ def test_cutting_a_line_of_rows():
 
 
 def test_a_position_survives_json_and_what_is_none_is_refused():
-    """Lists are converted to tuples. Other values raise errors."""
+    """The lists that JSON makes of tuples become tuples again. A value that is not a position raises an error."""
     import json
 
     position = Position(3, 1, (Leg(4, 128, 1024), Leg(2, 32, 0)))

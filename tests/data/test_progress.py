@@ -30,7 +30,7 @@ def test_neighbours_in_one_row_group_are_one_piece(pieces):
 
 @given(PIECES, st.integers(1, 20))
 def test_of_many_pieces_neighbours_are_one(pieces, most):
-    """There are at most `most` pieces, which have all rows. If there are few pieces, they are unchanged.
+    """There are at most `most` pieces, which have all rows. If there were no more to begin with, they are unchanged.
 
     A joined piece has the file and the row group of its first piece.
     """
@@ -72,12 +72,12 @@ def test_what_a_plan_tells(told):
     assert plan.pieces == ((7, 1, 35, 1), (2, 0, 10, 1))
     assert plan.names == ((7, "part-7.parquet"), (2, "part-2.parquet"))
     data.begin(4, 33, 1)
-    assert len(told) == 1, "where nothing is known nothing is told"
+    assert len(told) == 1, "a plan was reported for an epoch without a route"
 
 
 @pytest.mark.parametrize(("size", "most"), [(1, 500), (64, 500), (1024, 31), (100_000, 1)])
 def test_a_plan_is_bounded(told, monkeypatch, size, most):
-    """The size is bounded, however many row groups and ranks there are, and however long the files' names are."""
+    """A plan's size is limited, however many row groups and ranks there are, and however long the files' names are."""
     monkeypatch.setattr(world, "world", lambda: mock.Mock(size=size))
     pieces = [Piece(number, 0, 10) for number in range(10_000)]
     Progress(name="d", kind="parquet").begin(1, None, None, Route(pieces, lambda file: f"{file:05}-{'x' * 500}"))

@@ -42,7 +42,7 @@ from sparkring.wire.messages import DataOpened, DataPlanned, DataRead
 
 @pytest.fixture(scope="module", autouse=True)
 def frameworks():
-    """Uses TensorFlow and torch before the first test, because they open a file and a socket that stay open."""
+    """Use TensorFlow and torch before the first test, because they open a file and a socket that stay open."""
     import tensorflow as tf
     import torch
 
@@ -63,7 +63,7 @@ def numbered(tmp_path_factory):
 
 
 def seen(data, size, **more):
-    """The `x` of every rank in one epoch, batch by batch."""
+    """Return the `x` of every rank in one epoch, batch by batch."""
     return [
         [batch["x"].tolist() for batch in shards(data, rank=rank, size=size, **more).as_numpy()] for rank in range(size)
     ]
@@ -165,7 +165,7 @@ def test_partitions_are_columns(tmp_path):
 
 
 def test_a_transform_works_on_batches(numbered):
-    """The transform's result becomes the batch. It is called once before the first batch, to find the shapes."""
+    """A transform's result becomes the batch. The transform is first called once to find the shapes."""
     data = shards(
         numbered,
         100,
@@ -242,7 +242,7 @@ def test_an_epoch_that_is_left_early_is_begun_anew(numbered):
 
 
 def test_keras_reads_an_epoch_after_another(numbered):
-    """The number of steps need not be given, and validation data can be passed as well."""
+    """The number of steps need not be given, and validation data can also be passed."""
     import tensorflow as tf
 
     model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
@@ -305,7 +305,7 @@ def test_tensorflow_does_not_warn_without_source_code(numbered, monkeypatch, cap
 
 @pytest.mark.parametrize("shuffle", [16, False])
 def test_tensorflow_gets_large_batches_one_at_a_time(images, shuffle):
-    """All rows come once, with static shapes. The last batch ends an epoch. An epoch that is left early starts over."""
+    """Rows are read once, with static shapes. The last batch ends an epoch. An epoch that is left early starts over."""
     folder, pixels = images
     data = shards(folder, 8, raw={"image": ("uint8", pixels.shape[1:])}, shuffle=shuffle)
     read = data.as_tf("image", "n")
@@ -634,7 +634,7 @@ def test_columns_that_cannot_stand_side_by_side(numbered):
 
 
 def changing(batch):
-    """A transform that returns another shape from row 500 on."""
+    """Transform a batch. From row 500 on, the result has another shape."""
     return {"z": np.zeros((len(batch["x"]), 3 if batch["x"].max() < 500 else 4))}
 
 
@@ -688,7 +688,7 @@ def test_a_transform_that_is_wrong_from_the_first_row_on(numbered):
 
 
 def test_rows_that_change_their_shape_are_named(tmp_path):
-    """If lists have equal lengths within each file, but not in all files, an error is raised."""
+    """If the lists in one file have another length than the lists in another file, an error is raised."""
     for length in (2, 3):
         pq.write_table(pa.table({"v": [[1.0] * length] * 5}), tmp_path / f"part-{length}.parquet")
     with pytest.raises(DataError, match=r"different lengths|of shape"):
@@ -851,7 +851,7 @@ def test_a_dtype_is_the_same_wherever_the_nulls_lie(holes):
 
 
 def test_nulls_that_no_footer_tells(tmp_path):
-    """Such nulls are an error, since the dtype was chosen without them. Partitions' nulls are known from the paths."""
+    """Nulls that no footer counts are an error, because they would change the dtype. Paths show partitions' nulls."""
     pq.write_table(pa.table({"x": [*range(30), None]}), tmp_path / "0.parquet", write_statistics=False)
     with pytest.raises(
         DataError, match=r"`x` has nulls \(1 in 31 rows\), but the footers of its files do not count them"
@@ -865,7 +865,10 @@ def test_nulls_that_no_footer_tells(tmp_path):
 
 
 def test_what_is_no_tensor_is_told_with_what_to_do(holes):
-    """The call raises the error, or, for a cell, the launch. If only the rows show the problem, reading raises it."""
+    """as_tf() and as_torch() raise an error that says what to do, and so does the launch of a cell that calls them.
+
+    If only the rows show that a tensor cannot hold them, reading raises the error.
+    """
     data = shards(holes, 5)
     assert next(iter(data.as_tf("x", "n")))[1].dtype == "float64"
     assert len(data.as_torch("n")) == 8
@@ -885,7 +888,9 @@ def test_what_is_no_tensor_is_told_with_what_to_do(holes):
             with pytest.raises(DataError, match=f"column `{name}` has nulls, which no tensor can hold.*fill="):
                 list(rest.as_torch(name))
     early = shards(holes, 5, transform=lambda batch: {"d": (batch["x"] - 3_000_000).astype("M8[D]")})
-    with pytest.raises(DataError, match=r"`d` has times from -.* int64 nanoseconds, from 1677-09-22 to 2262-04-11"):
+    with pytest.raises(
+        DataError, match=r"`d` has times from -.* int64 nanoseconds, which range from 1677-09-22 to 2262-04-11"
+    ):
         list(early.as_torch("d"))
     for cell in ("data.as_tf('x')", "data = open(); data.as_tf('b')", "data.as_tf(*names)", "data.as_numpy()"):
         data.__sparkring_validate__(2, method_calls(cell, "data"))

@@ -47,7 +47,7 @@ def numbered(rows):
 
 
 def seen(records):
-    """The x of every row of an epoch, in the order of reading."""
+    """Return the x of every row of an epoch, in the order of reading."""
     return [int(x) for batch in records for x in batch["x"]]
 
 
@@ -101,7 +101,7 @@ def test_whole_files_where_they_are_even():
     assert all(share_out(schema, rank, 3).split for rank in range(3))
 
 
-# ── There and back ────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Writing and reading ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("compression", [None, "GZIP", "ZLIB"])
@@ -243,7 +243,7 @@ def test_remainder(folder, capsys):
 
 
 def test_what_is_asked_for(folder, tf):
-    """as_tf() can give a dict, a tuple of named columns, one tensor, some of the columns, or a transform's result."""
+    """as_tf() can return dicts, tuples of named columns, tensors, only some columns, or a transform's results."""
     write_tfrecord(numbered(8), folder, batch_size=4, files=2)
     records = tfrecords(folder, shuffle=False)
     assert set(records.as_tf().element_spec) == {"x", "y"}

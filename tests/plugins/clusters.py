@@ -59,7 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def java_folder(config: pytest.Config) -> Path:
-    """The folder in which the archive of Spark's classes is kept between runs of the tests."""
+    """Return the folder in which the archive of Spark's classes is kept between runs of the tests."""
     folder = config.rootpath / ".pytest_cache" / "java"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
@@ -105,7 +105,7 @@ class Master(NamedTuple):
     log: Path
 
     def has_no_worker(self) -> bool:
-        """Whether the master knows that all of its workers have ended."""
+        """Return whether the master knows that all of its workers have ended."""
         log = self.log.read_text()
         return log.count("Registering worker ") == log.count("Removing worker ")
 
@@ -271,7 +271,7 @@ class Spark:
         self._clusters = contextlib.ExitStack()
 
     def session(self, watch: Watch, python: str | None) -> Any:
-        """Return the session on a standalone cluster whose executors run `python`; for None, that on local[4]."""
+        """Return the session on a standalone cluster whose executors run `python`, or on local[4] if it is None."""
         if self._session is None or python != self._python:
             self._session = watch.except_for(lambda: self._start(python))
         if python:
@@ -347,6 +347,6 @@ def shared_spark(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture
 def spark(request: pytest.FixtureRequest, shared_spark: Spark, watch: Watch) -> Any:
-    """The shared SparkSession: that on local[4], or that on the cluster for tests that are run on a cluster."""
+    """The shared SparkSession: on local[4], or on the cluster for tests that are run on a cluster."""
     there = request.config.getoption("--standalone") or "standalone" in places(request.node)
     return shared_spark.session(watch, request.getfixturevalue("bare_python") if there else None)

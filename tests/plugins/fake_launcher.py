@@ -42,7 +42,7 @@ NEWS = RankNews((), True, 40_000)
 
 
 def received(message: Message) -> Message:
-    """The message as the other end of a connection gets it."""
+    """Return the message as the other end of a connection gets it."""
     fields, parts = encode(message)
     return decode(type(message), json.loads(json.dumps(fields)), parts)
 

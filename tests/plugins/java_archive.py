@@ -15,7 +15,7 @@ ARCHIVE, SETTINGS, TRIED = "spark.jsa", "spark.properties", "tried"
 
 
 def java_options(folder: Path) -> str:
-    """The options of every JVM of the tests. Java prints nothing about an archive that does not fit."""
+    """Return the options of every JVM of the tests. Java prints nothing about an archive that does not fit."""
     archive = folder / ARCHIVE
     # If the option names an archive that does not exist, Java does not use its default archive, either.
     return f'{SHORT_LIVED} "-XX:SharedArchiveFile={archive}" -Xlog:disable' if archive.exists() else SHORT_LIVED

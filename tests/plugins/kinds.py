@@ -45,20 +45,20 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def places(item: pytest.Item) -> set[str]:
-    """The launchers with which the test uses the fixtures `ring` and `spark`."""
+    """Return the launchers with which the test uses the fixtures `ring` and `spark`."""
     params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
     return {params[name] for name in ("ring", "spark") if name in params}
 
 
 def pair_at(item: pytest.Item) -> str:
-    """The launcher of the pair of warm ranks that the test shares with other files; empty if it uses no pair."""
+    """Return the launcher of the pair of warm ranks that the test shares with other files; '' if it uses no pair."""
     if "pair" in getattr(item, "fixturenames", ()):
         return "local"
     return next(iter(places(item)), "") if item.get_closest_marker("pair") else ""
 
 
 def kind_of(item: pytest.Item) -> str | None:
-    """The first kind to which the test belongs; None if it starts nothing."""
+    """Return the first kind to which the test belongs; None if it starts nothing."""
     if places(item) & {"spark", "standalone"}:
         return "spark"
     fixtures = set(getattr(item, "fixturenames", ()))
@@ -66,7 +66,7 @@ def kind_of(item: pytest.Item) -> str | None:
 
 
 def group_of(item: pytest.Item, kind: str | None) -> str:
-    """The test's group: its file, unless tests of several files share something."""
+    """Return the test's group: its file, unless tests of several files share something."""
     file = item.path.relative_to(Path(__file__).parents[1])
     if "standalone" in places(item):
         return "standalone"
@@ -105,7 +105,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _interleaved(kinds: dict[str, str | None]) -> list[str]:
-    """The groups in the order in which they begin, given their kinds."""
+    """Return the groups in the order in which they begin, given their kinds."""
     computing, waiting = (
         sorted((group for group in kinds if kinds[group] in some), key=lambda group: some.index(kinds[group]))
         for some in (COMPUTING, WAITING)

@@ -55,7 +55,7 @@ class Traces(NamedTuple):
 
 
 def family(processes: Iterable[psutil.Process]) -> set[int]:
-    """The pids of the processes and of all their descendants that are alive."""
+    """Return the pids of the processes and of all their descendants that are alive."""
     found: set[int] = set()
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -68,7 +68,8 @@ class Lasting:
 
     def __init__(self) -> None:
         self.processes: list[psutil.Process] = []
-        # Ports between the session and the JVM: py4j has a connection per thread, the accumulators' server one in all.
+        # Ports between the session and the JVM. py4j has a connection for each thread; the server of accumulators has
+        # a single connection.
         self.ports: set[int] = set()
         # The sockets that were connected to these ports. A socket loses its port when the JVM closes the connection.
         self.sockets: set[str] = set()
@@ -87,7 +88,7 @@ def lasting_processes() -> list[psutil.Process]:
 
 
 def _has_children() -> bool:
-    """Whether this process has any child, dead or alive. It is a single system call; a search takes milliseconds."""
+    """Return whether this process has any child, dead or alive. This one system call is faster than a search."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -96,12 +97,12 @@ def _has_children() -> bool:
 
 
 def _reaped() -> int:
-    """A number that grows when a child has ended and been waited for: the page faults of such children."""
+    """Return the page faults of children that have been waited for. The number grows when a child is waited for."""
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_minflt
 
 
 def _children() -> set[int]:
-    """The living descendants of this process, except those that last on purpose, and its own zombie children."""
+    """Return the living descendants of this process that may not outlive a test, and its own zombie children."""
     lasting_pids = {process.pid for process in lasting.processes if process.is_running()}
     found: set[int] = set()
     for child in psutil.Process().children(recursive=True):  # each child comes after its parent
@@ -154,7 +155,7 @@ def _status(process: psutil.Process) -> str:
 
 
 def runs(pid: int) -> bool:
-    """Whether the process exists, and is not a zombie."""
+    """Return whether the process exists, and is not a zombie."""
     try:
         return _status(psutil.Process(pid)) != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -162,12 +163,12 @@ def runs(pid: int) -> bool:
 
 
 def every_pid() -> set[int]:
-    """The pids of all processes on this machine."""
+    """Return the pids of all processes on this machine."""
     return {int(name) for name in os.listdir("/proc") if name.isdigit()}
 
 
 def marked(mark: str, except_for: Collection[int] = ()) -> set[int]:
-    """All processes on this machine that inherited `mark`, even a rank's grandchild that called setsid."""
+    """Return all processes on this machine that inherited `mark`, even a rank's grandchild that called setsid."""
     found = set()
     for pid in every_pid().difference(except_for, {os.getpid()}):
         with contextlib.suppress(OSError):
@@ -194,12 +195,12 @@ class Watch:
 
     mark: str
     before: Traces = field(default_factory=traces)
-    # The test's processes have other pids: Linux assigns pids in turn, and a test starts too few to come round again.
+    # Processes that the test starts get other pids: Linux assigns pids in turn, and a test starts too few to reuse any.
     earlier: set[int] = field(default_factory=every_pid)
     idle: int | None = field(default_factory=lambda: None if _has_children() else _reaped())
 
     def started_a_process(self) -> bool:
-        """Whether the test may have started a process. If not, there is no need to search all of /proc."""
+        """Return whether the test may have started a process. If not, there is no need to search all of /proc."""
         return self.idle is None or _has_children() or _reaped() != self.idle
 
     def except_for(self, start: Callable[[], Any]) -> Any:
@@ -216,7 +217,7 @@ class Watch:
     def complaints(self, settle_s: float) -> dict[str, list[str]]:
         """Wait up to `settle_s` for traces to go, and return what the test has left behind, by kind."""
         deadline = time.monotonic() + settle_s
-        # Garbage does not count as left behind. Young objects come first, since all of TensorFlow's take a second.
+        # Garbage does not count as left behind. Young objects are collected first: all of TensorFlow's take a second.
         for generation in itertools.chain([1], itertools.repeat(2)):
             left = traces().beside(self.before)
             marks = marked(self.mark, self.earlier) if self.started_a_process() else set()

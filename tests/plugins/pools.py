@@ -34,7 +34,7 @@ class Launched(list[FakeLauncher]):
 
 
 def item_of(rank: FakeRank) -> Any:
-    """Return the value of the item that a rank is to run."""
+    """Return the value of the item that a rank should run."""
     namespace: dict[str, Any] = {}
     payload, *buffers = rank.request.parts
     unpack_names(payload, namespace, buffers)

@@ -63,7 +63,7 @@ class Ring:
         view: Any = None,
         **options: Any,
     ) -> RunResult:
-        """Run a cell, whose first line is line 2, as in a notebook. `self.view` shows it, unless `view` is given."""
+        """Run a cell. Its first line is line 2, as in a notebook. `self.view` shows it, unless `view` is given."""
         return run_spec(self._spec(source, n, namespace, framework, options), view or self.view)
 
     def in_background(
@@ -135,7 +135,7 @@ class WarmRing(Ring):
         return "local" if self.where == "local" else "spark"
 
     def pids(self) -> list[int]:
-        """The process ids of the ranks."""
+        """Return the process ids of the ranks."""
         return [self.gang.gang.place_of(rank)[2] for rank in range(self.gang.gang.size)]
 
     def define(self, source: str) -> None:
@@ -220,7 +220,7 @@ class Clock:
 
 @pytest.fixture
 def limit(monkeypatch: pytest.MonkeyPatch) -> Callable[[Ring, Callable[[RunRecord], bool]], float]:
-    """`timeout_s=limit(ring, condition)`: a time limit that is reached when `condition(record)` holds, not before.
+    """`timeout_s=limit(ring, condition)` sets a time limit that is reached only when `condition(record)` holds.
 
     So the ranks are where the test wants them, however slow the machine is.
     """
@@ -259,7 +259,7 @@ def shared_local_gang(watch: Watch, lasting_gangs: None) -> WarmRing:
 
 
 def shared(where: str, watch: Watch, n: int = 3, framework: str = "plain", imports: tuple[str, ...] = ()) -> WarmRing:
-    """Return a launcher's warm ranks, or start new ones. A test that ends them does so for all tests.
+    """Return a launcher's warm ranks, which all tests share. Start new ones if there are none.
 
     New ranks on this machine have already imported `imports`.
     """

@@ -32,21 +32,21 @@ def spares(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> Iterator[Spares]:
 
 
 def new(spares: Spares, size: int, *modules: str, **environment: str) -> SpareProcess:
-    """The spare process that follows a launch of `size` ranks that have imported `modules`."""
+    """Return the spare process that follows a launch of `size` ranks that have imported `modules`."""
     spares.note_imports(setting_of({**os.environ, **storage.root_for_ranks(), **environment}, size), modules)
     found: SpareProcess = until(lambda: spares.spare, "a spare process")
     return found
 
 
 def ready(spares: Spares) -> SpareProcess:
-    """The spare process that follows a launch, once it has imported its modules."""
+    """Return the spare process that follows a launch, once it has imported its modules."""
     until(lambda: spares.spare is not None and spares.spare.is_ready(), "a spare process")
     assert spares.spare is not None
     return spares.spare
 
 
 def prepared(spares: Spares, size: int, *modules: str) -> SpareProcess:
-    """A spare process that serves the next launch of `size` ranks, if they import `modules`."""
+    """Return a spare process that serves the next launch of `size` ranks, if they import `modules`."""
     new(spares, size, *modules)
     return ready(spares)
 

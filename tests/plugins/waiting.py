@@ -15,7 +15,7 @@ def until(condition: Callable[[], Any], what: str, deadline_s: float = DEADLINE_
     """Wait until `condition()` is true, and return its value; fail at the deadline, naming `what`."""
     deadline = time.monotonic() + deadline_s
     while not (found := condition()):
-        assert time.monotonic() < deadline, f"waited {deadline_s:.0f} s in vain: {what}"
+        assert time.monotonic() < deadline, f"not reached after {deadline_s:.0f} s: {what}"
         time.sleep(0.02)
     return found
 

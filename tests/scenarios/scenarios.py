@@ -31,8 +31,8 @@ from sparkring.capture.remote_names import RemoteNames
 from sparkring.engine import warm_gang
 from sparkring.errors import CaptureError
 
-# Each scenario of these files has a new rank, since what a rank imports or sets stays there. Those of the other files
-# share a warm rank, which forgets its names between scenarios.
+# Each scenario of these files has a new rank, since what a rank imports or sets stays there. The scenarios of the other
+# files share a warm rank, which forgets its names between scenarios.
 COLD = ("modules", "processes", "state")
 _FORGET = """%%ranks all
 for _name in set(globals()) - {_kept}:

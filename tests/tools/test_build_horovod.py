@@ -23,7 +23,7 @@ BOTH = Target(python="cp311", platform="linux_x86_64", tensorflow="2.15.1", torc
 TF_ONLY = Target(python="cp311", platform="linux_x86_64", tensorflow="2.15.1", torch=None, cxx_standard=14)
 TF_NEW = Target(python="cp312", platform="linux_x86_64", tensorflow="2.21.0", torch=None, cxx_standard=17)
 
-# The lines of Horovod's source that are edited, with a neighbour each.
+# The lines of Horovod's source that are edited, each with a neighbouring line.
 SAMPLE = {
     "setup.py": "config = 'Debug' if self.debug else 'RelWithDebInfo'\n",
     "CMakeLists.txt": "project(horovod CXX)\n\nset(CMAKE_CXX_STANDARD 14)\nset(CMAKE_CXX_STANDARD_REQUIRED ON)\n",
@@ -44,7 +44,7 @@ SAMPLE = {
 
 @pytest.fixture(params=["sample", "release"])
 def source(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """Horovod's build files: our sample of them, and the release's own if a build has left them in the cache."""
+    """Horovod's build files: a sample, and the real files if an earlier build has left them in the cache."""
     texts = dict(SAMPLE)
     sdist = platformdirs.user_cache_path("sparkring") / "horovod" / f"horovod-{HOROVOD}.tar.gz"
     if request.param == "release" and sdist.is_file():
@@ -155,7 +155,7 @@ def test_a_newer_standard_goes_into_both_build_files(source: Path) -> None:
 
 
 def test_pytorch_uses_cuda_only_with_a_whole_toolkit(source: Path) -> None:
-    """PyTorch takes any nvcc for a toolkit. Without the runtime's headers and library, the build would fail."""
+    """PyTorch treats any nvcc as a toolkit. Without the runtime's headers and library, the build would fail."""
     build_horovod.patch(source, build_horovod.edits(BOTH))
     text = (source / "cmake/Modules/FindPytorch.cmake").read_text()
     decided = text.index("set(Pytorch_CUDA ${CUDAToolkit_FOUND})")
@@ -281,7 +281,7 @@ def test_the_environments_own_cmake_comes_before_the_systems(
     monkeypatch.setenv("PATH", str(other), prepend=os.pathsep)
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(folder))
     assert build_horovod.find_cmake() == folder / "cmake"
-    # If the environment's own is too new, the system's is used.
+    # If the environment's cmake is too new, the system's cmake is used.
     monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(other))
     assert build_horovod.find_cmake() == folder / "cmake"

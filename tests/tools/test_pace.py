@@ -9,13 +9,13 @@ import pytest
 
 from sparkring.tools.pace import Pace
 
-# When, in seconds, a build of 300 s printed which percentage. Its last file takes a third of the time.
+# The times, in seconds, when a build of 300 s printed each percentage. Its last file takes a third of the time.
 PRINTED = {20: 0, 40: 30, 60: 60, 80: 90, 120: 97, 200: 99}
 WHOLE_S = 300
 
 
 def estimates(pace: Pace, slower: float = 1.0, printed: dict[int, int] = PRINTED) -> dict[int, float | None]:
-    """The share that is estimated at each second of that build, if the build takes `slower` times as long."""
+    """Return the share that is estimated at each second of that build, if the build takes `slower` times as long."""
     told = {}
     for second in range(0, WHOLE_S, 10):
         fresh = f"  [{printed[second]:3}%] Building CXX object a.cc.o\n" if second in printed else "g++ -c a.cc\n"
@@ -24,7 +24,7 @@ def estimates(pace: Pace, slower: float = 1.0, printed: dict[int, int] = PRINTED
 
 
 def test_the_second_build_knows_its_pace(tmp_path: Path) -> None:
-    """The share is that of the time, even on a machine that is twice as slow, and 99 % does not mean almost done."""
+    """The share is a share of the time, even on a machine that is twice as slow, and 99 % does not mean almost done."""
     first = Pace(tmp_path / "pace.json")
     estimates(first)
     first.read("[100%] Built target pytorch\n", WHOLE_S)

@@ -1,4 +1,4 @@
-"""How a long command is watched, and what of its log is shown when it fails."""
+"""How a long command is watched, and which lines of its log are shown when it fails."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ STARTED = 1_700_000_000.0
 
 @pytest.fixture
 def replayed() -> Callable[..., RunRecord]:
-    """`replayed(*events, size=2, …)` is the record of a run whose ranks are up, after `events`.
+    """`replayed(*events, size=2, …)` returns the record of a run after `events`. The run's ranks are up.
 
     With `up=False`, the ranks have not started. Other keywords are fields of RunStarted.
     """
@@ -37,7 +37,7 @@ def replayed() -> Callable[..., RunRecord]:
 
 @pytest.fixture
 def unfolded() -> Callable[[str], str]:
-    """`unfolded(page)` is a static view in which images are <svg> elements again and inline styles are removed."""
+    """`unfolded(page)` returns a static view with its images turned back into <svg> elements and no inline styles."""
 
     def drawing(found: re.Match[str]) -> str:
         svg = base64.b64decode(found[2]).decode()

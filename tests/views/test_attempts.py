@@ -1,6 +1,9 @@
-"""Tests the line that views show for each attempt."""
+"""Tests the lines that views show for attempts."""
 
 from __future__ import annotations
+
+import re
+from html import unescape
 
 import pytest
 
@@ -16,7 +19,9 @@ from sparkring.history.events import (
     RankStarted,
     RunFinished,
 )
+from sparkring.views.attempt_line import picture
 from sparkring.views.attempts import news, story, why
+from sparkring.views.sections import restarts
 
 T = 1_700_000_000.0
 FOLDER = "dbfs:/ml/run1"
@@ -41,7 +46,7 @@ BACK = [CheckpointRestored(FOLDER, "00000120.1795294802123-0", 120, time=T + 16.
 
 @pytest.fixture
 def told(replayed):
-    """Return a function that returns the lines about a run's attempts after some events.
+    """Return a function that takes events and returns the lines about a run's attempts after these events.
 
     The run has a checkpoint directory.
     """
@@ -50,7 +55,7 @@ def told(replayed):
 
 def test_a_rank_is_lost_and_the_run_goes_on(told):
     """The lines say what ended the attempt, what had been saved, and from which step the next attempt continued."""
-    lost = "attempt 1 · 2 ranks · 14 s · ended: rank 1 on vm was killed by SIGKILL (step 120 was saved 3.0 s before)"
+    lost = "attempt 1 · 2 ranks · 14 s · ended: rank 1 on vm was killed by SIGKILL (step 120 was saved 3.0 s earlier)"
     assert told(*FIRST, *SECOND) == [lost, "attempt 2 · 1 rank instead of 2 · continues from step 120 · running"]
     assert told(*FIRST, *SECOND, *BACK) == [
         lost,
@@ -118,13 +123,56 @@ def test_news_is_told_once(replayed):
         lines += news(seen, record)
         seen = record.attempts
     assert lines == [
-        "attempt 1 ended after 14 s: rank 1 on vm was killed by SIGKILL (step 120 was saved 3.0 s before)",
+        "attempt 1 ended after 14 s: rank 1 on vm was killed by SIGKILL (step 120 was saved 3.0 s earlier)",
         "attempt 2 continues from step 120 on 1 rank instead of 2",
     ]
-    assert news((), replayed(*events, up=False, checkpoint_dir=FOLDER)) == lines, "what came at once is told in order"
+    assert news((), replayed(*events, up=False, checkpoint_dir=FOLDER)) == lines, "the news of one record is in order"
 
 
 def test_the_closing_line(replayed):
     """The closing line says how often the run was restarted, and what was saved last."""
     record = replayed(*FIRST, *SECOND, RunFinished(T + 40, "finished"), up=False)
     assert closing(record, 0.0) == "1 rank finished in 40 s after 1 restart · last saved step 120"
+
+
+# ── The picture ───────────────────────────────────────────────────────────────
+
+
+def drawn(record, now=T + 21):
+    """Return the texts of the picture, and the places and widths of its bars."""
+    page = picture(record, now, story(record))
+    bars = re.findall(r'<rect x="([\d.]+)" y="\d+" width="([\d.]+)"', page)
+    return re.findall(r"<text[^>]*>([^<]*)</text>", page), [tuple(map(float, bar)) for bar in bars]
+
+
+def test_attempts_are_bars_over_time_with_the_cause_of_each_end(replayed):
+    record = replayed(*FIRST, *SECOND, *BACK, RunFinished(T + 26, "finished"), up=False, checkpoint_dir=FOLDER)
+    texts, (first, second) = drawn(record)
+    assert texts[:2] == ["attempt 1", "attempt 2"]
+    assert {"1: rank 1 on vm was killed by SIGKILL", "2: finished", "0 s", "5 s", "25 s"} <= set(texts)
+    assert sum(first) < second[0], "between the attempts, nothing ran"
+    page = restarts.html(record, T + 26, "tab")
+    assert "green ticks: 1 checkpoint" in page
+    assert page.index("<svg") < page.index("attempt 1 · 2 ranks")
+
+
+def test_while_the_run_goes_on_the_picture_does_not_change_all_the_time(replayed):
+    record = replayed(*FIRST, *SECOND, up=False)
+    assert len({picture(record, T + 121 + tenth / 10, story(record)) for tenth in range(50)}) <= 2
+    assert picture(replayed(), T, []) == ""
+
+
+def test_texts_overlap_nothing_and_attempts_that_fail_at_once_are_seen(replayed):
+    """Of many attempts, those that ended last are named."""
+    events = []
+    for number in range(1, 13):
+        began = T + 50 * number
+        events += [AttemptStarted(began, number, 2), AttemptEnded(began, number, f"<b>{number}" + "x" * 90)]
+    record = replayed(*events, RunFinished(T + 900, "failed", "no <i>"), up=False)
+    texts, bars = drawn(record, T + 900)
+    assert len(bars) == 12
+    assert min(width for _, width in bars) == 2
+    named = [text for text in texts if re.match(r"\d+: ", text)]
+    assert named[0].startswith("12: &lt;b&gt;12x")
+    assert 4 <= len(named) < 12
+    assert all(len(unescape(text)) <= 64 for text in named)

@@ -266,7 +266,7 @@ def test_one_line_on_what_was_saved(replayed):
     record = replayed(*events, removed(10), damaged(20))
     (series,) = views.recorded(record)
     assert views.saved_words(record, series, T + 33) == (
-        "saved step 30, 3 s ago · 4.20 MB in 0.2 s, of which training waited 12 ms · loss 0.5 · "
+        "saved step 30, 3 s ago · 4.20 MB in 0.2 s (training waited 12 ms) · loss 0.5 · "
         f"3 saved, 1 still there, 1 damaged · {FOLDER}"
     )
     assert [(mark.state, mark.resumes) for mark in series.marks] == [
@@ -303,7 +303,7 @@ def test_a_save_adds_no_line_to_the_panel(replayed):
     assert count[0] == count[1]
     done = panel(many._replace(outcome="finished", ended=T + 41), now=T + 50, final=True)
     assert "the newest 12 of 39 checkpoints" in done
-    assert "saved step 39, 2.0 s before the end" in done, "ages would be wrong for whoever looks at it later"
+    assert "saved step 39, 2.0 s before the end" in done, "an age would be wrong when the notebook is opened later"
     assert ">after 39 s</td>" in done
     assert " ago" not in done
 
@@ -350,7 +350,7 @@ def test_the_panel_tells_the_story(replayed):
     )  # fmt: skip
     for final in (False, True):
         page = panel(record, now=T + 12, final=final)
-        assert "rank 1 on vm was killed by SIGKILL (step 120 was saved 2.0 s before)" in page
+        assert "rank 1 on vm was killed by SIGKILL (step 120 was saved 2.0 s earlier)" in page
         assert re.search(">last lines of rank 1</summary>.*&lt;last words&gt;", page, re.DOTALL)
         assert "continues from step 120" in page
     assert (
@@ -382,7 +382,7 @@ def test_in_a_terminal(replayed):
 
 
 def test_a_check_says_how_far_it_is_when_it_takes_long():
-    """Nothing is shown in the first two seconds. Then a line is shown, and cleared at the end."""
+    """Nothing is shown in the first two seconds. After that, a line is shown, which is cleared at the end."""
     now, stream = [0.0], io.StringIO()
     with CheckProgress(stream, lambda: now[0]) as progress:
         progress.tell(0, 3, 0, 6_000_000)

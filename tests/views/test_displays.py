@@ -63,7 +63,7 @@ def test_updates_and_cleared_displays(replayed: Callable[..., RunRecord]) -> Non
 def test_a_rank_that_shows_too_much(
     replayed: Callable[..., RunRecord], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Displays for which there is no room are only counted. The others are saved in the run's folder."""
+    """Displays that exceed a rank's limits are only counted. The others are saved in the run's folder."""
     monkeypatch.setenv("SPARKRING_HOME", str(tmp_path))
     started = Started(1_700_000_000.0, "2026-11-20_14-03-22_a1b2", "t", "%%plain\n", 2, "local", "plain", "all")
 

@@ -21,6 +21,7 @@ from sparkring.history.events import (
     GpuUsed,
     MemberJoined,
     Metrics,
+    ModelGpuUsed,
     Notice,
     Output,
     RankExited,
@@ -41,7 +42,7 @@ from sparkring.views.tables import table_html
 NOW = 1_700_000_060.0
 _TAGS = {"div", "b", "small", "span", "pre", "table", "caption", "thead", "tbody", "tr", "th", "td", "details",
          "summary", "mark", "figure", "figcaption", "svg", "path", "polyline", "polygon", "text", "g",
-         "title", "p", "code", "img"}  # fmt: skip
+         "title", "p", "code", "img", "br"}  # fmt: skip
 _SPOKEN = {"title", "aria-label", "alt"}  # attributes that may contain text from users
 _OTHERS = {"class", "style", "align", "d", "stroke", "stroke-opacity", "stroke-width", "stroke-dasharray", "x", "y",
            "dy", "text-anchor", "points", "fill", "fill-opacity", "width", "height", "viewbox", "role", "tabindex",
@@ -92,7 +93,7 @@ def payloads(count: int = 200) -> Iterator[str]:
 
 @pytest.fixture
 def hostile(replayed):
-    """Return a function that returns the record of a run in which every text is a payload."""
+    """Return a function that makes the record of a run in which every text is a payload."""
 
     def make(payload: str, final: bool = True):
         line = payload.encode("utf-8", "surrogatepass") + b"\n"
@@ -171,7 +172,7 @@ def test_what_ranks_and_users_write_is_text(hostile, final, monkeypatch):
         assert plain(payload.partition("\n")[0]) in page.text
         check(code.html(hostile(payload, final), NOW, "tab") + metrics.html(hostile(payload, final), NOW, "tab"))
         assert not _HIDDEN.search(found["text/plain"].replace("\n", ""))
-        found["text/html"].encode()  # what cannot be encoded cannot be saved
+        found["text/html"].encode()  # a notebook with text that cannot be encoded could not be saved
 
 
 def test_tables_hold_text():
@@ -257,6 +258,9 @@ def test_gpus(replayed):
     assert "1 GPU 80 %, 1.00 GB of 150 GB" in page
     record = replayed(*(GpuUsed("0", "A", 1, 2, rank, time=2.0, rank=rank) for rank in range(20)), size=20)
     assert "the first 16 of 20 GPUs" in check(panel(record, now=NOW, final=True)).text
+    record = replayed(ModelGpuUsed(2.0, "node-1", 4711, GpuUsed("1", "NVIDIA H200", 10**9, 150 * 10**9, 80)))
+    text = check(panel(record, now=NOW, final=True)).text
+    assert "hostprocessGPUnamememoryofbusynode-147111NVIDIA H2001.00 GB150 GB80 %" in text
 
 
 def test_what_stays(replayed):
@@ -275,12 +279,13 @@ def test_what_stays(replayed):
     assert "1  %%horovod -n -2\n" in page.text
 
 
-def test_a_failure_in_one_line_and_its_line_in_the_cell(replayed, unfolded):
+def test_a_failure_and_its_line_in_the_cell(replayed, unfolded):
     failure = Failure("exception", "ValueError: bad\nmore", (CodeFrame("<cell>", 2, "<module>", True),))
     record = replayed(RankFailed(3.0, 1, failure), RankExited(3.0, 0), RunFinished(4.0, "failed", "", 1))
     page = unfolded(panel(record, now=NOW, final=True))
-    assert "rank 1 failed: ValueError: bad <small>cell line 2</small>" in page
-    assert "<mark>train()</mark>" in page
+    assert "<b>rank 1 on node-1 failed: ValueError: bad</b> <small>cell line 2</small>" in page
+    assert "more" in page
+    assert page.count("<mark>train()</mark>") == 2, "beside the failure, and in the whole cell"
     assert 'class="x" title="rank 1 failed' in page
     assert 'class="s" title="rank 0 stopped' in page
 
@@ -322,7 +327,7 @@ def test_some_ranks_of_a_warm_gang(replayed):
     record = replayed(RankFinished(NOW, 0, ""), size=4, warm=True, ranks=(0, 2, 3))
     page = panel(record, now=NOW, final=False)
     assert "ranks 0, 2, 3 of 4 on this machine (2 hosts) · horovod · warm gang · " in page
-    assert '<span class="i" title="rank 1 takes no part, node-1' in page
+    assert '<span class="i" title="rank 1 not taking part, node-1' in page
     assert ">1 ·</span>" in page
     assert '<span class="f" title="rank 0 finished' in page
 
@@ -403,7 +408,7 @@ def test_what_a_cell_ran_with(replayed):
     assert [tag for tag, _ in final.tags].count("details") == 2
     assert "sent from the notebook: the first 30" in final.text
     assert "name59" not in final.text
-    assert "/data/digits" not in final.text, "it stands above, with how it was read"
+    assert "/data/digits" not in final.text, "the section about reading shows the data set"
 
 
 def test_of_a_run_that_tells_nothing_of_it(replayed):
@@ -419,6 +424,22 @@ def test_the_line_that_failed_is_marked_in_the_tab(replayed):
     failure = Failure("exception", "ValueError: bad", (CodeFrame("<cell>", 2, "<module>", True),))
     page = code.html(replayed(RankFailed(3.0, 1, failure), RunFinished(4.0, "failed", "", 1)), NOW, "tab")
     assert "<mark>train()</mark>" in page
+
+
+def test_code_is_coloured(replayed):
+    """All characters stay, and each line has spans of its own. The line that failed has no colours."""
+    cell = '%%horovod -n 2\nif x < 1:  # <b>\n    """two\n    lines"""\n    y = "$a$" + b % 3\n'
+    page = code.html(replayed(code=cell), NOW, "tab")
+    assert Elements(page).text.startswith("".join(f"{at}  {line}\n" for at, line in enumerate(cell.splitlines(), 1)))
+    for kind, said in ((0, "%%horovod -n 2"), (3, "if"), (2, "1"), (5, "# &lt;b&gt;"), (1, "&quot;&quot;&quot;two")):
+        assert f'<span class="sr-c{kind}">{said}</span>' in page
+    final = code.html(replayed(code=cell), NOW, "final")
+    assert 'style="color:#9262d6;color:color-mix(in srgb,#9262d6 65%,currentColor)">if</span>' in final
+    long = "\n".join(f"if x{at}: y = {at}" for at in range(300))
+    assert "color" not in code.html(replayed(code=long), NOW, "final"), "the colours would take too much space"
+    failure = Failure("exception", "ValueError: bad", (CodeFrame("<cell>", 2, "<module>", True),))
+    failed = replayed(RankFailed(3.0, 1, failure), RunFinished(4.0, "failed", "", 1), code=cell)
+    assert "<mark>if x &lt; 1:  # &lt;b&gt;</mark>" in code.html(failed, NOW, "tab")
 
 
 # ── The pictures ──────────────────────────────────────────────────────────────
@@ -446,7 +467,7 @@ def test_what_was_measured_stays_as_pictures_with_their_names_as_text(replayed):
     for said in ("loss 0.5333", "val_loss 0.06667", "$auc$_<b> 3.333", "thin: each rank"):
         assert said in page.text
     assert len(pictures(record)) == 2
-    assert pictures(measured(replayed)) == pictures(record), "they are the same each time"
+    assert pictures(measured(replayed)) == pictures(record), "the pictures of equal records differ"
     assert "<svg" not in metrics.html(record, NOW, "final")
     assert "<img" not in metrics.html(record, NOW, "tab") + metrics.html(record, NOW, "stacked")
 
@@ -472,7 +493,8 @@ def test_words_stand_in_where_nothing_can_be_drawn(replayed, monkeypatch):
     monkeypatch.setattr(figure, "_png", not_drawn)
     page = check(metrics.html(measured(replayed), NOW, "final"))
     assert not [tag for tag, _ in page.tags if tag in ("img", "svg")]
-    assert "loss by step: from 1.5 to 0.5333; val_loss by step: from 2 to 0.06667" in page.text
+    best = "from 1.5 to 0.5333, best 0.5333 at step 30; val_loss by step: from 2 to 0.06667, best 0.06667 at step 30"
+    assert f"loss by step: {best}" in page.text
     monkeypatch.undo()
     monkeypatch.setattr(figure, "PICTURES_BYTES", 100)
     assert check(metrics.html(measured(replayed), NOW, "final")).text == page.text

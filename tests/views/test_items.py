@@ -88,7 +88,7 @@ def test_html(final):
     assert "<i>" not in shown
     assert "<b>no" not in shown
     assert ("▶ running" in shown, "Lowest and highest mape" in shown) == (not final, final)
-    assert "rank 0" not in shown, "processes come and go"
+    assert "rank 0" not in shown, "the ranks of a pool are replaced, so they are not shown"
     if not final:
         assert "width:3.7%" in shown
 
@@ -120,7 +120,7 @@ def test_lines_are_labelled_with_the_item():
         (8, "three"),
     ]
     assert [(line.rank, line.text) for line in lines.pending(record)] == [(8, "half")]
-    assert [line.rank for line in record.ranks[1].tail] == [1] * 4, "the process's own"
+    assert [line.rank for line in record.ranks[1].tail] == [1] * 4, "a rank's tail has the number of the rank"
 
 
 def test_displays_are_labelled_with_the_item():
@@ -229,7 +229,7 @@ def test_many_items_keep_fewer_points(monkeypatch):
     *_, row = next(
         each for each in live.whole(replay(begun())._replace(items=found), 103.0) if each["kind"] == "items"
     )["rows"]
-    assert [len(curve) for curve in row[-1].values()] == [10] * 6, "more of them come when the item has ended"
+    assert [len(curve) for curve in row[-1].values()] == [10] * 6, "all points are sent when the item has ended"
 
 
 def test_curves_are_saved_as_pictures():
@@ -319,7 +319,7 @@ def test_a_search_as_pictures():
 
 
 def test_the_best_value_so_far_is_a_number(monkeypatch):
-    """A trial whose metric is not a number is in no picture, as in the live panel."""
+    """A trial whose metric is NaN is in no picture, as in the live panel."""
     drawings: list[Drawing] = []
     monkeypatch.setattr(search_section, "pictures", lambda found: drawings.extend(found) or [""] * len(found))
     trials = [trial(0, [math.nan], "finished"), trial(1, [3.0, 2.0], "finished"), trial(2, [4.0], "finished")]
@@ -340,7 +340,7 @@ def test_the_page_is_told_of_a_search():
     assert (search["metric"], search["mode"], search["importance"]) == ("val_loss", "min", {})
     assert search["parameters"][0] == {"name": "lr", "low": 1e-4, "high": 1e-1, "log": True, "choices": []}
     assert json.loads(json.dumps(search)) == search
-    assert not told(searched(over=False), 110.0, "search"), "once is enough"
+    assert not told(searched(over=False), 110.0, "search"), "an unchanged search was sent twice"
     (search,) = told(searched(over=True), 120.0, "search")
     assert search["importance"] == {"act": 0.25, "lr": 0.75}
     rows = [row for each in live.whole(searched(over=True), 120.0) if each["kind"] == "items" for row in each["rows"]]

@@ -59,7 +59,7 @@ def test_colours_stay_with_the_text_behind_them():
 )
 def test_start_up_noise_is_recognised(text):
     assert is_noise(line(text, stream="stderr"))
-    assert not is_noise(line(text)), "who prints it on purpose wants to see it"
+    assert not is_noise(line(text)), "on stdout, the user has printed it on purpose"
 
 
 @pytest.mark.parametrize(

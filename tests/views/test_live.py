@@ -132,8 +132,11 @@ def test_how_it_ended_is_told_at_once(running):
         ],
         running,
     )
-    (told,) = of_kind(feed.news(record, BEGAN + 2), "state")
-    assert (told["state"], told["outcome"]) == ("failed", "rank 1 failed: killed by SIGKILL")
+    news = feed.news(record, BEGAN + 2)
+    assert "rank 1 on here failed: killed by SIGKILL" in of_kind(news, "sections")[0]["html"]["failure"]
+    (told,) = of_kind(news, "state")
+    assert (told["state"], told["failed_rank"]) == ("failed", 1)
+    assert told["error"].startswith("rank 1 on here failed: killed by SIGKILL")
     assert told["ranks"]["state"] == "yx"
     assert told["ranks"]["failure"][1] == "killed by SIGKILL"
 
@@ -149,6 +152,46 @@ def test_a_section_is_told_when_it_has_changed(running):
     (told,) = of_kind(feed.news(record, BEGAN + 90), "sections")
     assert list(told["html"]) == ["metrics"]
     assert set(told["html"]) <= set(SECTIONS)
+
+
+def test_what_ranks_use(running):
+    """Only the samples of ranks that have reported again are sent again; a new attempt has none."""
+    feed = Feed()
+    assert of_kind(feed.news(running, BEGAN + 2), "usage") == []
+    used = [events.RankUsed(97, 10**9, 8, 64 * 10**9, time=BEGAN + 5, rank=rank) for rank in range(2)]
+    gpu = events.GpuUsed("0", "A", 3, 9, 50, time=BEGAN + 4, rank=1)
+    record = replay([gpu, *used], running)
+    (told,) = of_kind(feed.news(record, BEGAN + 60), "usage")
+    rows = [[97, 10**9, 8, 64 * 10**9, 0, None, None, 0], [97, 10**9, 8, 64 * 10**9, 1, 50.0, 3, 9]]
+    assert (told["used"], told["waiting"], told["starves"]) == (rows, [], [])
+    assert told["samples"] == {0: [[5.0, 97, 10**9, None, None]], 1: [[5.0, 97, 10**9, 50.0, 3]]}
+    assert of_kind(feed.news(record, BEGAN + 90), "usage") == []
+    record = apply(record, used[0]._replace(cpu_percent=98, time=BEGAN + 10))
+    (told,) = of_kind(feed.news(record, BEGAN + 120), "usage")
+    assert {rank: len(samples) for rank, samples in told["samples"].items()} == {0: 2}
+    record = apply(record, events.AttemptStarted(BEGAN + 130, 2, 2))
+    (told,) = of_kind(feed.news(record, BEGAN + 150), "usage")
+    assert (told["used"], told["samples"]) == ([], {0: [], 1: []})
+
+
+def test_who_waits_for_data(running):
+    for rank in range(2):
+        opened = events.DataOpened(0, "digits", "parquet", time=BEGAN + 2, rank=rank)
+        waited = 6.2 if rank else 0.1
+        read = events.DataRead(0, 1, 9, 1, 9, waited_s=waited, elapsed_s=10.0, time=BEGAN + 9, rank=rank)
+        running = replay([opened, read], running)
+    (told,) = of_kind(whole(running, BEGAN + 10), "usage")
+    assert (told["waiting"], told["starves"], told["used"]) == ([1, 62], [1], [])
+
+
+def test_gpus_of_model_processes(running):
+    """The ranks of a pool have no tiles, so the progress sums up the GPUs, and a table under the metrics lists them."""
+    gpu = events.GpuUsed("1", "NVIDIA H200", 10**9, 150 * 10**9, 80)
+    record = replay([events.ItemsPlanned(BEGAN + 1, 2), events.ModelGpuUsed(BEGAN + 2, "node-1", 4711, gpu)], running)
+    news = whole(record, BEGAN + 2)
+    assert of_kind(news, "state")[0]["progress"].endswith(" · 1 GPU 80 %, 1.00 GB of 150 GB")
+    for words in ("node-1", "4711", "NVIDIA H200", "80 %"):
+        assert words in of_kind(news, "sections")[0]["html"]["metrics"]
 
 
 def test_messages_are_json(running):
@@ -173,3 +216,26 @@ def test_a_thousand_ranks_are_a_message_of_some_kilobytes():
 def test_texts_are_plain(running):
     record = apply(running, events.Metrics({"a\u202eb": 1.0}, step=1, time=BEGAN + 3, rank=0))
     assert state_message(record, BEGAN + 4)["last"] == ["a\\u202eb 1"]
+
+
+def test_a_display_is_sent_once(running):
+    """A page keeps the HTML of displays. The order is sent again when a display is added or replaced."""
+    feed = Feed()
+    record = apply(running, events.Displayed(1, "text/html", b"<b>one</b>", "one", time=BEGAN + 2, rank=0))
+    (told,) = of_kind(feed.news(record, BEGAN + 2), "displays")
+    [(key, ranks, seconds)] = told["order"]
+    assert (ranks, seconds, told["html"]) == ([0], 2.0, {key: "<b>one</b>"})
+    record = apply(record, events.Displayed(1, "text/html", b"<b>one</b>", "one", time=BEGAN + 3, rank=1))
+    (told,) = of_kind(feed.news(record, BEGAN + 60), "displays")
+    assert (told["order"], told["html"]) == ([(key, [0, 1], 2.0)], {}), "equal displays of several ranks are one"
+    record = apply(record, events.Displayed(1, "text/html", b"<script>2</script>two", "", time=BEGAN + 4, rank=0))
+    (told,) = of_kind(feed.news(record, BEGAN + 90), "displays")
+    assert [ranks for _, ranks, _ in told["order"]] == [[1], [0]]
+    assert "two" in told["html"].values(), "what a rank shows is made harmless"
+    assert of_kind(feed.news(record, BEGAN + 120), "displays") == []
+
+
+def test_the_page_knows_with_which_magic_a_cell_begins(running):
+    assert state_message(running, BEGAN)["magic"] == "%%horovod"
+    assert state_message(replay([STARTED._replace(code="def train(): ...")]), BEGAN)["magic"] == ""
+    assert state_message(replay([STARTED._replace(code="")]), BEGAN)["magic"] == ""

@@ -1,10 +1,12 @@
+import json
 import math
 
 import pytest
 
-from sparkring.history import describe, metrics
+from sparkring.history import describe, metrics, progress
 from sparkring.history.events import AttemptEnded, AttemptStarted, CheckpointSaved, Metrics, RankFinished
-from sparkring.views.charts import charts
+from sparkring.views.charts import best_words, charts, since
+from sparkring.views.figure import figures
 
 
 def epochs(rank, count, begin=0.0, first=1):
@@ -41,7 +43,10 @@ def steps(first, last, rank=0, begin=0.0, **more):
 
 
 def restarted(replayed):
-    """Two ranks, one of them slower, are lost at step 10 and continue from step 8. Every fourth step is saved."""
+    """Return a run of two ranks, one of them slower. They are lost at step 10 and continue from step 8.
+
+    A checkpoint is saved at every fourth step.
+    """
     return replayed(
         AttemptStarted(0.0, 1, 2),
         *steps(1, 10),
@@ -74,13 +79,13 @@ def test_a_curve_goes_on_where_a_restart_did(replayed):
         (4, "checkpoint"), (8, "checkpoint"), (9, "restart"), (12, "checkpoint"), (16, "checkpoint"),
         (20, "checkpoint"),
     ]  # fmt: skip
-    told = charts(record)
+    told = charts(record._replace(started=0.0))
     assert (told["axis"], told["restarts"], told["checkpoints"]) == ("step", [9], [4, 8, 12, 16, 20])
     [chart] = told["charts"]
     [drawn] = chart["curves"]
-    assert [(at, value) for at, value in zip(chart["x"], drawn["undone"][0], strict=True) if value is not None] == [
-        (point.x, pytest.approx(point.value.mean, rel=1e-5)) for point in curve.undone[0]
-    ]
+    assert chart["x"] == [*range(1, 21)]
+    assert [chart["time"][at] for at in (7, 8)] == [8, 39], "by time, there is a gap before the restart"
+    assert drawn["undone"] == [{"x": [9, 10], "time": [9, 10], "mean": pytest.approx([1 / 9, 1 / 10], rel=1e-5)}]
 
 
 def test_checkpoints_by_epoch_are_marked_by_when_they_were_saved(replayed):
@@ -171,7 +176,7 @@ def test_numbers_that_are_none(replayed):
 
 
 def test_progress_and_the_time_left(replayed):
-    found = metrics.progress(replayed(*epochs(1, 2), *epochs(0, 1)), now=12.0)
+    found = progress.slowest(replayed(*epochs(1, 2), *epochs(0, 1)), now=12.0)
     assert found is not None
     assert (found.rank, found.epoch, found.epochs, found.step) == (0, 1, 4, None)
     assert found.fraction == 0.25
@@ -179,7 +184,7 @@ def test_progress_and_the_time_left(replayed):
 
 
 def test_progress_is_that_of_the_slowest_rank_that_goes_on(replayed):
-    """Ranks that have finished or are in a later epoch make no difference. Only the current attempt counts."""
+    """Ranks that have finished or are in a later epoch do not affect the progress. Only the current attempt counts."""
     told = [
         *epochs(0, 4),
         *epochs(1, 1),
@@ -187,18 +192,18 @@ def test_progress_is_that_of_the_slowest_rank_that_goes_on(replayed):
     ]
     for done in ((), (RankFinished(40.0, 0, ""),)):
         record = replayed(*told, *done)
-        found = metrics.progress(record, now=21.5)
+        found = progress.slowest(record, now=21.5)
         assert found is not None
         assert (found.rank, found.epoch, found.step, found.fraction) == (1, 2, 13, pytest.approx(1.325 / 4))
         words = describe.progress_words(found)
         assert words == f"{'1 of 2 ranks finished · ' if done else ''}epoch 2 of 4 · step 13 of 40 · 33 % · 51 s left"
-    assert metrics.progress(record, now=500.0).left_s is None, "if it takes longer than estimated, nothing is predicted"
+    assert progress.slowest(record, now=500.0).left_s is None, "if it takes longer than estimated, nothing is predicted"
     over = replayed(*epochs(0, 4), *(RankFinished(40.0, rank, "") for rank in (0, 1)))
-    assert metrics.progress(over, now=41.0).fraction == 1
-    alone = metrics.progress(replayed(*epochs(0, 4), RankFinished(40.0, 0, "")), now=41.0)
+    assert progress.slowest(over, now=41.0).fraction == 1
+    alone = progress.slowest(replayed(*epochs(0, 4), RankFinished(40.0, 0, "")), now=41.0)
     assert describe.progress_words(alone) == "1 of 2 ranks finished · epoch 4 of 4", "a silent rank does not count"
     restarted = replayed(AttemptStarted(0.0, 1, 2), *told, AttemptStarted(50.0, 2, 2))
-    assert metrics.progress(restarted, now=51.0) is None
+    assert progress.slowest(restarted, now=51.0) is None
 
 
 def test_a_metric_has_one_value(replayed):
@@ -230,7 +235,7 @@ def test_a_metric_has_one_value(replayed):
 
 
 def test_progress_of_one_who_counts_from_zero(replayed):
-    found = metrics.progress(
+    found = progress.slowest(
         replayed(Metrics({"loss": 1.0}, epoch=0, epochs=4, step=1, steps=2, time=1.0, rank=0)), now=1.0
     )
     assert found is not None
@@ -238,15 +243,15 @@ def test_progress_of_one_who_counts_from_zero(replayed):
 
 
 def test_a_second_fit_begins_its_progress_anew(replayed):
-    found = metrics.progress(replayed(*epochs(0, 4), *epochs(0, 1, begin=50.0)), now=60.0)
+    found = progress.slowest(replayed(*epochs(0, 4), *epochs(0, 1, begin=50.0)), now=60.0)
     assert found is not None
     assert (found.epoch, found.fraction) == (1, 0.25)
     assert found.left_s == pytest.approx(30)
 
 
 def test_progress_without_totals(replayed):
-    assert metrics.progress(replayed(), now=0.0) is None
-    found = metrics.progress(replayed(Metrics({"loss": 1.0}, step=7, time=1.0, rank=1)), now=1.0)
+    assert progress.slowest(replayed(), now=0.0) is None
+    found = progress.slowest(replayed(Metrics({"loss": 1.0}, step=7, time=1.0, rank=1)), now=1.0)
     assert found is not None
     assert (found.rank, found.step, found.fraction) == (1, 7, None)
 
@@ -259,7 +264,10 @@ def test_training_and_validation_share_a_chart(replayed):
     assert [(curve["name"], curve["last"], curve["dashed"]) for curve in drawn["curves"]] == [
         ("loss", "0.25", False), ("val_loss", "0.375", True),
     ]  # fmt: skip
-    assert drawn["words"] == "loss by epoch: from 1 to 0.25; val_loss by epoch: from 1.5 to 0.375"
+    assert drawn["words"] == (
+        "loss by epoch: from 1 to 0.25, best 0.25 at epoch 4; "
+        "val_loss by epoch: from 1.5 to 0.375, best 0.375 at epoch 4"
+    )
     assert charts(replayed()) == {}
 
 
@@ -276,6 +284,97 @@ def test_few_epochs_have_curves_by_step(replayed):
     assert [point.x for point in curve.points] == [*range(1, 11)]
 
 
+@pytest.mark.parametrize(("size", "same"), [(3, False), (3, True), (12, False)])
+def test_what_faster_ranks_have_reported_is_shown_beyond_the_mean(replayed, size, same):
+    """With few ranks, their lines go on; if they agree, a line for all of them does; with many ranks, the band does."""
+    fast = [each for rank in range(1, size) for each in steps(1, 30, 0 if same else rank)]
+    fast = [each._replace(rank=1 + at // 30) for at, each in enumerate(fast)]
+    record = replayed(*fast, *steps(1, 10), size=size)
+    [[curve]] = metrics.curves(record, metrics.table(record))
+    assert [point.x for point in curve.points] == [*range(1, 11)]
+    assert [point.x for point in curve.ahead] == [*range(11, 31)]
+    told = charts(record)
+    [chart] = told["charts"]
+    [drawn] = chart["curves"]
+    assert (chart["x"], drawn["until"]) == ([*range(1, 31)], 10)
+    assert "faint: beyond the steps that all ranks have reported" in told["legend"]
+    assert (drawn["mean"][9] is None, drawn["mean"][10] is None) == (False, not same)
+    if same:
+        assert drawn["ranks"] == {}
+        assert drawn["mean"][29] == pytest.approx(1 / 30, rel=1e-5)
+    elif size == 3:
+        assert drawn["ranks"][0][9:11] == [pytest.approx(0.1), None]
+        assert drawn["ranks"][2][29] == pytest.approx(1 / 30 + 1.0, rel=1e-5)
+    else:
+        assert (drawn["lowest"][9], drawn["lowest"][29], drawn["highest"][29]) == (0, 1, 11)
+    assert "<img" in figures([[curve]], "step")
+    # A faster rank that is in an epoch which the slowest one has not begun is beyond its steps, too.
+    ahead = [Metrics({"loss": 1 / s}, step=s, epoch=e, steps=20, time=s, rank=1) for e in (1, 2) for s in range(1, 21)]
+    slow = [Metrics({"loss": 2 / s}, step=s, epoch=1, steps=20, time=2 * s, rank=0) for s in range(1, 8)]
+    record = replayed(*ahead, *slow)
+    [[curve]] = metrics.curves(record, metrics.table(record))
+    assert (curve.points[-1].x, curve.ahead[0].x, curve.ahead[-1].x, curve.ranks[1][-1]) == (7, 8, 40, (40, 0.05))
+
+
+@pytest.mark.parametrize(
+    ("name", "at"),
+    [("loss", 3), ("val_loss", 3), ("mean_squared_error", 3), ("MAE", 3), ("accuracy", 5), ("val_auc_1", 5), ("acc", 5),
+     ("lr", None), ("f1", None), ("error_rate", None), ("", None)],
+)  # fmt: skip
+def test_the_best_value_is_known_by_the_name_of_the_metric(replayed, name, at):
+    values = [5.0, 4.0, 1.0, 4.0, 6.0, 2.0]
+    told = [Metrics({name: v + r}, step=s, time=s, rank=r) for s, v in enumerate(values, 1) for r in (0, 1)]
+    [[curve]] = metrics.curves(record := replayed(*told), metrics.table(record))
+    assert curve.best == (at and (at, values[at - 1] + 0.5))
+    assert best_words(curve, "step") == (f"best {values[at - 1] + 0.5} at step {at}" if at else "")
+    assert charts(record)["charts"][0]["curves"][0].get("best") == (at and {"x": at, "value": values[at - 1] + 0.5})
+
+
+def test_the_best_value_is_known_by_the_best_checkpoint(replayed):
+    told = [Metrics({"f1": 1 - abs(s - 4) / 10}, step=s, time=s, rank=0) for s in range(1, 7)]
+    saved = [
+        CheckpointSaved("/ck", str(s), s, 9, metrics={"f1": 1 - abs(s - 4) / 10}, best=s == 4, time=s, rank=0)
+        for s in (2, 4, 6)
+    ]
+    [[curve]] = metrics.curves(record := replayed(*told, *saved), metrics.table(record))
+    assert curve.best == (4, 1.0)
+    # If the best checkpoint has the extreme values of two metrics, either may be the reason why it is the best.
+    both = [each._replace(metrics={**each.metrics, "lr": -each.metrics["f1"]}) for each in saved]
+    [[curve]] = metrics.curves(record := replayed(*told, *both), metrics.table(record))
+    assert curve.best is None
+
+
+def test_the_best_mean_is_over_all_ranks(replayed):
+    early = Metrics({"loss": 0.001}, step=1, time=1.0, rank=0)
+    record = replayed(early, *steps(2, 9), *steps(2, 9, 1))
+    [[curve]] = metrics.curves(record, metrics.table(record))
+    assert curve.best == (9, pytest.approx(1 / 9 + 0.25))
+
+
+def test_the_axis_can_count_epochs_or_steps(replayed):
+    """The other axis is an offset and a factor. It needs epochs that all have the same number of steps."""
+    assert charts(replayed(*epochs(0, 4)))["axes"] == {"step": (0, 40)}
+    zero = [each._replace(epoch=each.epoch - 1) for each in epochs(0, 4)]
+    assert charts(replayed(*zero))["axes"] == {"step": (40, 40)}, "epoch 0 ends after step 40"
+    within = [Metrics({"loss": 1 / s}, step=s, epoch=1, steps=50, time=s, rank=0) for s in range(1, 9)]
+    assert charts(replayed(*within))["axes"] == {"epoch": (0, 1 / 50)}
+    assert charts(replayed(*steps(1, 9)))["axes"] == {}
+    uneven = [each._replace(steps=7) if each.epoch == 2 and each.steps else each for each in epochs(0, 4)]
+    assert charts(replayed(*uneven))["axes"] == {}
+
+
+def test_only_new_points_of_curves_are_sent(replayed):
+    ranks = range(8)
+    whole = charts(replayed(*(each for rank in ranks for each in steps(1, 300, rank)), size=8))
+    longer = charts(replayed(*(each for rank in ranks for each in steps(1, 301, rank)), size=8))
+    sent = since(whole, longer)
+    assert sent["charts"][0]["x"] == {"from": 300, "then": [301]}
+    assert sent["charts"][0]["curves"][0]["ranks"][7] == {"from": 300, "then": [pytest.approx(3.50332, rel=1e-5)]}
+    assert sent["axis"] == "step"
+    assert since({}, longer) == longer, "a page that knows nothing gets everything"
+    assert len(json.dumps(sent)) < 1_500 < 20_000 < len(json.dumps(longer))
+
+
 def test_long_curves_are_thinned_but_keep_their_extremes_and_their_end(replayed):
     spike = {8_900: 100.0}
     record = replayed(*(Metrics({"loss": spike.get(n, 1.0)}, step=n, time=1.0, rank=0) for n in range(1, 9_000)))
@@ -283,3 +382,19 @@ def test_long_curves_are_thinned_but_keep_their_extremes_and_their_end(replayed)
     assert len(curve.points) <= metrics.CURVE_POINTS
     assert max(point.value.high for point in curve.points) == 100.0
     assert (curve.points[-1].x, curve.last) == (8_999, 1.0)
+
+
+def test_ranks_that_have_fallen_behind(replayed):
+    """A rank is behind if the median rank is clearly ahead of it. Epochs count, and ranks that have ended do not."""
+    fast = [each for rank in (0, 1) for each in steps(1, 60, rank)]
+    assert progress.lags(replayed(*fast, *steps(1, 58, 2), size=3)) == [], "some ranks are always a step ahead"
+    slow = [Metrics({"loss": 1.0}, step=step, time=3.0 * step, rank=2) for step in range(1, 21)]
+    record = replayed(*fast, *slow, size=3)
+    assert progress.paces(record)[2].rate == pytest.approx(1 / 3)
+    [lag] = progress.lags(record)
+    assert (lag.rank, lag.steps, lag.ratio) == (2, 40, pytest.approx(1 / 3))
+    assert describe.lag_words([lag]) == "rank 2 is 40 steps behind, at 0.33× the median rate"
+    assert describe.lag_words([lag, lag._replace(rank=0, steps=1)]) == "ranks 0, 2 are 1 to 40 steps behind"
+    assert progress.lags(replayed(*fast, *slow, RankFinished(70.0, 2, ""), size=3)) == []
+    epochs_apart = [each for rank, count in ((0, 3), (1, 3), (2, 1)) for each in epochs(rank, count)]
+    assert [lag[:2] for lag in progress.lags(replayed(*epochs_apart, size=3))] == [(2, 80)]

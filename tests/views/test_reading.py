@@ -1,4 +1,4 @@
-"""Tests how reading is shown: which data ranks read, which ranks wait for data, and which end an epoch early."""
+"""Tests how reading is shown: which data ranks read, which ranks wait for data, and which ranks end an epoch early."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from sparkring.history import reading
+from sparkring.history import describe, reading
 from sparkring.history.events import DataOpened, DataRead, Event, RankFinished, RunFinished
+from sparkring.history.progress import Lag
 from sparkring.history.reading import closing_words, data_sets, lines, notes, progress_words
 from sparkring.views.html import bundle, panel
 from sparkring.views.terminal import TerminalView
@@ -20,7 +21,7 @@ NOW = START + 60
 
 
 def opened(rank: int, reader: int = 0, name: str = "/data/digits", **fields: Any) -> DataOpened:
-    """Return the event that a rank opens a data set, by default with a million rows."""
+    """Return the event of a rank that opens a data set, by default with a million rows."""
     known: dict[str, Any] = {
         "kind": "parquet", "columns": ("a", "b"), "version": "3f2a", "files": 8, "row_groups": 32, "rows": 1_000_000,
         "size_bytes": 40_100_000, "batch_size": 256,
@@ -29,7 +30,7 @@ def opened(rank: int, reader: int = 0, name: str = "/data/digits", **fields: Any
 
 
 def read(rank: int, rows: int, waited: float = 0.05, *, reader: int = 0, ago: float = 0.0, **fields: Any) -> DataRead:
-    """Return the event that a rank has read `rows` of 1,000 rows in 10 s, waiting for a fraction of this time."""
+    """Return the event of a rank that has read `rows` of 1,000 rows in 10 s, and waited for a fraction of this time."""
     known: dict[str, Any] = {
         "epoch": 1, "steps": rows // 10, "size_bytes": rows * 40, "rows_planned": 1_000, "elapsed_s": 10.0,
         "place": f"part-{rank}.parquet, row group 1 of 4",
@@ -110,6 +111,21 @@ def test_marks_in_words(replayed):
     )
 
 
+def test_why_a_rank_is_behind(replayed):
+    """The cause is known only if the rank waits much longer than the others. The data set that was read last counts."""
+    events = [*map(opened, range(4)), *(read(rank, 500, 0.62 if rank == 1 else 0.04) for rank in range(4))]
+    causes = reading.causes(replayed(*events, size=4), NOW)
+    assert causes == {1: "it waits 62 % of the time for data, the others 4 %"}
+    lag = Lag(1, 26, 0.33)
+    words = "rank 1 is 26 steps behind, at 0.33× the median rate; it waits 62 % of the time for data, the others 4 %"
+    assert describe.lag_words([lag], causes) == words
+    assert describe.lag_words([lag._replace(rank=2)], causes).endswith("the median rate")
+    everywhere = [*map(opened, range(4)), *(read(rank, 500, 0.7) for rank in range(4))]
+    assert reading.causes(replayed(*everywhere, size=4), NOW) == {}
+    other = [opened(1, 1, "/data/other"), read(1, 500, 0.01, reader=1, ago=-1)]
+    assert reading.causes(replayed(*events, *other, size=4), NOW) == {}
+
+
 def test_many_marks_are_told_together(replayed):
     """The notes on a hundred ranks are summed up."""
     events = [*map(opened, range(100)), *(read(rank, 100, 0.8) for rank in range(90))]
@@ -162,7 +178,7 @@ def test_what_data_it_was(replayed):
 
 
 def test_ranks_that_found_different_files_are_told(replayed):
-    """The text says if ranks found different files, since a path may hold different data on different hosts."""
+    """The text says whether ranks found different files, since a path may hold different data on different hosts."""
     (found,) = data_sets(replayed(opened(0), opened(1, version="77aa"), opened(2), size=3), NOW)
     assert "ranks found different files: version 3f2a on ranks 0, 2, 77aa on rank 1" in reading.data_words(found)
 
@@ -200,7 +216,7 @@ def test_many_ranks_in_blocks(replayed):
 
 @pytest.fixture
 def run(replayed):
-    """`run(n)` is a run in which n ranks read two data sets. Rank 1 starves, and rank 2 finished the epoch early."""
+    """`run(n)` returns a run of n ranks that read two data sets. Rank 1 starves, and rank 2 ended the epoch early."""
 
     def make(size: int, *more: Event, **fields: Any):
         events: list[Event] = []

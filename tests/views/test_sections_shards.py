@@ -23,13 +23,13 @@ NOW = START + 60
 
 
 def opened(rank: int, reader: int = 0, **fields: Any) -> DataOpened:
-    """Return the event that a rank opens a data set with 40,000 rows in 4 MB."""
+    """Return the event of a rank that opens a data set with 40,000 rows in 4 MB."""
     known = {"name": "/data/digits", "kind": "parquet", "files": 8, "row_groups": 32, "rows": 40_000,
              "size_bytes": 4_000_000}  # fmt: skip
     return DataOpened(reader, **{**known, **fields}, time=START + 2, rank=rank)
 
 
-@functools.cache  # thousands of plans, with hundreds of pieces each, differ only in the rank
+@functools.cache  # thousands of plans have the same hundreds of pieces, and differ only in the rank
 def pieces_and_names(rows: tuple[int, ...]) -> tuple[tuple[Piece, ...], tuple[tuple[int, str], ...]]:
     pieces = tuple(Piece(number // 2, number % 2, each) for number, each in enumerate(rows))
     names = tuple((number, f"part-{number}.parquet") for number in range((len(rows) + 1) // 2))
@@ -43,7 +43,7 @@ def planned(rank: int, rows: list[int], *, reader: int = 0, epoch: int = 1, **fi
 
 
 def read(rank: int, rows: int, of: int | None, *, reader: int = 0, epoch: int = 1, **fields: Any) -> DataRead:
-    """Return the event that a rank has read `rows` rows in 10 s."""
+    """Return the event of a rank that has read `rows` rows in 10 s."""
     known = {"elapsed_s": 10.0, "rows_planned": of, "place": f"part-{rank}.parquet, row group 1 of 4"}
     return DataRead(reader, epoch, rows, rows // 100, rows * 80, **{**known, **fields}, time=NOW - 5, rank=rank)
 
@@ -95,7 +95,7 @@ def test_an_epoch_that_goes_on_from_its_middle():
 
 
 def test_a_plan_is_of_its_epoch():
-    """The next epoch begins with nothing read, and so does a repeated one; without a plan, no strip is drawn."""
+    """The next epoch begins with nothing read, and so does a repeated epoch. Without a plan, no strip is drawn."""
     assert states(planned(0, [100] * 4, epoch=2), read(0, 400, 400, done=True)) == "Nccc"
     again = DataRead(0, 1, 300, 3, 900, rows_planned=400, time=START + 1, rank=0)
     assert states(planned(0, [100] * 4), again) == "Nccc"

@@ -31,7 +31,7 @@ from sparkring.views.shards import (
 
 @pytest.fixture
 def seen() -> Callable[..., Outlook]:
-    """`seen([[40, 40], [5]], 4)` is the Outlook for 4 ranks and files whose row groups have these numbers of rows."""
+    """`seen([[40, 40], [5]], 4)` returns the Outlook for 4 ranks and files with row groups of these numbers of rows."""
 
     def look(
         counts: Sequence[Sequence[int]],
@@ -83,8 +83,8 @@ def test_what_the_data_set_is(seen):
                  "ranks take the same number of steps (drop)."),
         ("pad", "An epoch on 3 ranks: 3 steps of 3 rows on each; 4 rows read twice so that all "
                 "ranks take the same number of steps (pad)."),
-        ("join", "An epoch on 3 ranks: 3 steps of 3 rows on each, the last ones smaller; end each epoch with "
-                 "hvd.join() (join)."),
+        ("join", "An epoch on 3 ranks: 3 steps of 3 rows on each, but a rank's last step may be smaller; end each "
+                 "epoch with hvd.join() (join)."),
     ],
 )  # fmt: skip
 def test_an_epoch_in_words(seen, remainder, words):
@@ -107,7 +107,7 @@ def test_requests_are_told_where_they_cost(seen):
 
 
 def test_good_files_need_no_advice(seen):
-    """There is no advice if there are few files and enough row groups, which are even and not too large."""
+    """There is no advice if there are few files, and enough row groups that are even and not too large."""
     assert advice(seen([[1000, 1000]] * 4, 4)) == []
 
 

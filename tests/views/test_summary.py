@@ -41,10 +41,11 @@ def test_durations(seconds, words):
 
 
 def test_the_page_has_the_same_words():
-    """Durations, numbers and ranks are written as in the page, which tests/views/panel/twins.test.mjs tests."""
+    """Durations, numbers, sizes and ranks have the same text as in the page (tests/views/panel/twins.test.mjs)."""
     same = json.loads((Path(__file__).parent / "words.json").read_text(encoding="utf-8"))
     assert [describe.duration(seconds) for seconds, _ in same["duration"]] == [words for _, words in same["duration"]]
     assert [describe.number(value) for value, _ in same["number"]] == [words for _, words in same["number"]]
+    assert [describe.size(value) for value, _ in same["size"]] == [words for _, words in same["size"]]
     assert [describe.rank_numbers(ranks) for ranks, _ in same["ranks"]] == [words for _, words in same["ranks"]]
 
 
@@ -101,9 +102,9 @@ def test_how_long_a_run_took(replayed):
     """The time is in whole seconds during the run. If the ranks never started, the text says so."""
     began = 1_700_000_000.0
     assert describe.took(replayed(), began + 3.6) == "3 s"
-    ended = RunFinished(began + 3.6, "timed out", "the limit of 3 s passed")
+    ended = RunFinished(began + 3.6, "timed out", "the time limit of 3 s was reached")
     assert describe.took(replayed(ended), 0.0) == "3.6 s"
-    assert describe.closing(replayed(ended), 0.0) == "timed out: the limit of 3 s passed · 3.6 s"
+    assert describe.closing(replayed(ended), 0.0) == "timed out: the time limit of 3 s was reached · 3.6 s"
     refused = replayed(RunFinished(began, "failed", "no slots"), up=False)
     assert describe.took(refused, 0.0) == "1 ms, before the ranks were up"
 

@@ -45,7 +45,7 @@ def test_nothing_is_said_of_a_run_without_one(replayed):
 
 
 def test_hostile_names_are_text(replayed):
-    """No markup, bidi code or escape sequence in a tensor's name or a problem reaches the page."""
+    """Markup, bidi codes and escape sequences in a tensor's name or in a problem do not reach the page."""
     shown = panel(replayed(saved(problem=HOSTILE), RunFinished(2.0, "finished")), now=3.0, final=True)
     assert "<script" not in shown
     assert "\u202e" not in shown

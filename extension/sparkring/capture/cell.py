@@ -22,7 +22,7 @@ from sparkring.capture.submodules import imported_submodules
 from sparkring.errors import CaptureError
 from sparkring.history.events import CapturedName
 
-LARGE_BYTES = 10 * 1024**2  # a larger value is worth a warning
+LARGE_BYTES = 10 * 1024**2  # the user is warned about larger values
 
 
 class Captured(NamedTuple):
@@ -129,7 +129,10 @@ def capture(
 def _wanted(
     source: str, cell: CellNames, namespace: Namespace, hidden: Collection[str], also: Collection[str]
 ) -> tuple[dict[str, _Wanted], set[str]]:
-    """Return the notebook's names that the cell may use, except those in `hidden`, and the names that functions set."""
+    """Return the notebook's names that the cell may use, except those in `hidden`.
+
+    The second result has the names that the notebook's functions set when the cell calls the functions.
+    """
     wanted = {name: _Wanted(True, cell.required.get(name)) for name in (*also, *cell.required)}
     in_strings = names_in_strings(ast.parse(source), namespace) if MARKS.search(source) else []
     for name, line in (*cell.optional.items(), *in_strings):
@@ -175,10 +178,10 @@ def captured_call(
 
 
 def _used_by(names: Iterable[str], namespace: Namespace) -> tuple[dict[str, str], dict[str, str], set[str]]:
-    """Find the notebook's names that the values of `names` use, in their functions and annotations.
+    """Find the notebook's names that are used by the functions and annotations in the values of `names`.
 
-    Return the names that the functions read, the names in annotations that are strings, and the names that the
-    functions set. The first two are dicts from each name to the name whose value uses it.
+    Return the names that the functions read, the names in string annotations, and the names that the functions
+    set. The first two are dicts from each name to the name whose value uses it.
     """
     used: dict[str, str] = {}
     hints: dict[str, str] = {}
@@ -199,7 +202,10 @@ def _used_by(names: Iterable[str], namespace: Namespace) -> tuple[dict[str, str]
 
 
 def _packing_order(value: object) -> int:
-    """Return the sort key for packing. Data comes first, so that its size is not added to a function that uses it."""
+    """Return the sort key for packing.
+
+    Data comes first, so that its size is not counted as part of the size of a function that uses it.
+    """
     if isinstance(value, (type, types.FunctionType)):
         return 2
     return 0 if by_reference(type(value)) else 1

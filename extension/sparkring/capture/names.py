@@ -196,7 +196,7 @@ class _Reader:
         self._survey(whole, top=True)
 
     def _survey(self, code: types.CodeType, *, top: bool) -> None:
-        """Before analysing any statement, record the names that the cell binds and that its functions read."""
+        """Record the names that the cell binds and that its functions read, before any statement is analysed."""
         for instruction, _ in instructions(code):
             if instruction.opname == "STORE_GLOBAL" or (top and instruction.opname == "STORE_NAME"):
                 self.bound.add(instruction.argval)
@@ -254,8 +254,9 @@ class _Reader:
                 self.run(node, known)
                 return None
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                # A function's body runs only when it is called, so the names that it reads are recorded where the name
-                # of the function or class is read. A decorator may call it at once, so they are then recorded here.
+                # A function's body runs only when the function is called. So the names that the body reads are recorded
+                # where the name of the function or class is read. But a decorator may call the function at once, so the
+                # names that a decorated function reads are recorded here.
                 return self.run(node, known, deferred=not node.decorator_list)
         return self.run(node, known)
 
@@ -297,8 +298,8 @@ class _Reader:
     def before_loop(self, node: ast.stmt, known: frozenset[str]) -> frozenset[str]:
         """Return the names that are known to be bound in every iteration of a loop, not only in the first."""
         # An iteration may read names that the previous iteration bound, so all names that the loop binds are added to
-        # `possible`. To find these names, the loop is compiled. It is compiled inside a `while`, because its `else` may
-        # contain a `break` of an outer loop.
+        # `possible`. To find these names, the loop is compiled. It is inside a `while`, because the `else` of the loop
+        # may contain a `break` of an outer loop.
         code = self.compile([ast.While(ast.Constant(True), [node], [])])
         self.possible |= {each.argval for each, _ in instructions(code) if each.opname == "STORE_NAME"}
         return known - _unbound([node])
@@ -322,10 +323,10 @@ class _Reader:
     def code(
         self, code: types.CodeType, known: frozenset[str], *, deferred: bool, own: set[str] | None = None
     ) -> frozenset[str]:
-        """Analyse instructions in their order. `own` collects the names that a class body binds in its own scope."""
+        """Analyse instructions in order. `own` collects the names that a class body binds in its own scope."""
         jumps: list[int] = []
         ends: list[frozenset[str]] = []
-        # Maps each name whose binding a jump may skip to the offset where that jump lands.
+        # The names whose bindings may be skipped by a jump. The values are the offsets where these jumps land.
         shaky: dict[str, int] = {}
         for instruction, line in instructions(code):
             known -= {name for name, end in shaky.items() if end <= instruction.offset}
@@ -370,7 +371,7 @@ class _Reader:
                     self.read_later(name, line, known, set())
 
     def read(self, name: str, line: int, known: frozenset[str]) -> None:
-        """Record that `name` is read. If this is a function or class, also record the names that its code reads."""
+        """Record that `name` is read. If `name` is a function or class, also record the names that its code reads."""
         if name not in known and name in (self.bound if self.guards else self.possible):
             self.optional.setdefault(name, line)
         elif name not in known:
@@ -408,7 +409,7 @@ def _unbound(statements: Iterable[ast.stmt]) -> set[str]:
 
 
 def _in_commands(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """Yield the names in `!` and `%` commands, with lines: names in braces, after `$`, and in the code of `%time`."""
+    """Yield names in `!` and `%` commands, with their lines: in braces, after `$`, and in the code of `%time`."""
     for node in ast.walk(tree):
         match node:
             case ast.Call(ast.Attribute(ast.Call(ast.Name("get_ipython")), method), [*arguments]):

@@ -39,7 +39,7 @@ def gather() -> NotebookState:
 
 
 def kind_of_entry(entry: str) -> PathKind:
-    """Return whether an entry of sys.path belongs to the standard library, to installed packages, or to neither."""
+    """Return the kind of an entry of sys.path: "stdlib", "site" (installed packages) or "" (anything else)."""
     parts = entry.rstrip(os.sep).split(os.sep)
     if "site-packages" in parts or "dist-packages" in parts:
         return "site"
@@ -103,8 +103,8 @@ def _logging() -> tuple[dict[str, Logger], int]:
     root = logging.getLogger()
     found: dict[str, Logger] = {}
     for name, logger in {"": root, **root.manager.loggerDict}.items():
-        # Loggers of other classes are left out, because their modules make them when they are imported. If the rank had
-        # already made a logger with such a name, the module would get that logger, which has the wrong class.
+        # Loggers of other classes are left out. A module that needs such a logger makes the logger when the module is
+        # imported. If the rank already had a logger of this name, the module would get a logger of the wrong class.
         if not isinstance(logger, logging.Logger) or type(logger) not in (logging.Logger, logging.RootLogger):
             continue
         # A module that is imported on a rank sets up its logger's handlers itself.
@@ -225,8 +225,8 @@ def import_path(own: Sequence[str], notebook: Sequence[Sequence[str]], *, same_p
     The rank's entries before its standard library come first, because they hold the code that was shipped to the rank.
     Then come the notebook's entries that exist on the rank, in their order, and last the rank's remaining entries.
 
-    If the rank's Python is not the notebook's, the rank keeps its own standard library and installed packages. Their
-    entries replace the notebook's entries of the same kind.
+    If the rank's Python is not the notebook's, the rank keeps its own standard library and installed packages. The
+    entries for these replace the notebook's entries of the same kind.
     """
     known = {entry for entry, _ in notebook}
     kinds = {entry: kind_of_entry(entry) for entry in own}

@@ -93,7 +93,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             self.globals_ref[id(namespace)] = StandIn(rank_namespace)
 
     def _within(self, buffer: pickle.PickleBuffer) -> bool:
-        """Return whether a buffer goes into the stream. Large buffers are sent separately, and so are not copied."""
+        """Return whether a buffer goes into the stream. Large buffers are sent separately, which avoids a copy."""
         raw = buffer.raw()
         if raw.nbytes >= APART_BYTES:
             self.buffers.append(raw)
@@ -148,7 +148,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return reduced
 
     def _complete(self, function: types.FunctionType, state: dict[str, Any]) -> None:
-        """Add the names that cloudpickle overlooks to the state of a function, and remove those that stay."""
+        """Add the names that cloudpickle overlooks to a function's state. Remove names that stay in the notebook."""
         code, carried = function.__code__, state["__globals__"]
         # cloudpickle overlooks, for example, names that are read only by a class body inside the function.
         for name in global_names(code).reads:
@@ -156,7 +156,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
                 carried[name] = function.__globals__[name]
         submodules = {module.__name__ for module in state["_cloudpickle_submodules"]}
         submodules |= imported_submodules(attribute_chains(code), function.__globals__.get)
-        # Stand-ins, because the function must load even if the rank lacks a submodule.
+        # The submodules are packed as stand-ins, because the function must load even if the rank lacks a submodule.
         state["_cloudpickle_submodules"] = [StandIn(import_submodule, name) for name in sorted(submodules)]
         if function.__globals__.get("__name__") == "__main__" and code.co_filename not in self._files:
             self._files[code.co_filename] = _CodeFile(code.co_filename)
@@ -168,7 +168,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def _complete_class(cls: type, reduced: tuple[Any, ...]) -> None:
-    """Add to the packed class `reduced` what cloudpickle drops: `__slots__`, and the name of an outer class."""
+    """Add `__slots__` and the name of an outer class to the packed class `reduced`; cloudpickle drops both."""
     _, (*_, options, _, _), (attributes, _), *_ = reduced
     if "." in cls.__qualname__:
         attributes["__qualname__"] = cls.__qualname__
@@ -337,8 +337,8 @@ def _load(payload: Buffer, namespace: Namespace, buffers: Iterable[Buffer]) -> I
             except Exception as error:  # the value's class may raise anything when the value is rebuilt
                 problem = f"{type(error).__name__}: {error}"
                 raise CaptureError(
-                    f"`{name}` arrived, but could not be loaded on this rank. {problem}. The modules that it needs "
-                    "must also be importable there"
+                    f"`{name}` arrived, but could not be loaded on this rank. {problem}. The modules that the "
+                    "value needs must also be importable on the ranks"
                 ) from error
             if at < count:
                 yield name, value

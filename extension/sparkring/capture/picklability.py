@@ -153,7 +153,7 @@ def ipython_names(namespace: Namespace, names: Iterable[str] = ()) -> frozenset[
 
 
 class Refused(Exception):
-    """A value of a kind that must not be sent was found."""
+    """Raised for a value of a kind that must not be sent."""
 
     def __init__(self, kind: Kind) -> None:
         super().__init__(kind.noun)
@@ -202,7 +202,7 @@ def walk(root: object, *, limit: int, enters: Callable[[object], bool] = lambda 
 def _children(value: Any) -> Iterator[_Child]:
     # type() returns the real class of a proxy object; isinstance() would use the class that the proxy poses as.
     cls = type(value)
-    if kind_of(value):  # the value is itself the cause; some, such as a SparkSession, hold very many objects
+    if kind_of(value):  # the value itself is the cause, and it may hold very many objects, as a SparkSession does
         return
     if issubclass(cls, types.FunctionType):
         if not by_reference(value):

@@ -20,10 +20,10 @@ from pathlib import Path
 from sparkring.errors import OptionsError
 from sparkring.wire.messages import Script as Script
 
-# A word of a line that is split as a shell would split it. The word keeps its quotes.
+# Matches one word of a line, as a shell would split the line, with its quotes.
 _WORD = re.compile(r"""(?:[^\s"'\\]|\\.|"(?:\\.|[^"\\])*"|'[^']*'|["'\\])+""")
 _QUOTED = re.compile(r"""["'\\]""")
-# Maps each option of IPython's %run that works only in the notebook to the part of IPython that it needs.
+# The options of IPython's %run that work only in the notebook, each with the part of IPython that it needs.
 _ELSEWHERE = {flag: of for flags, of in (("db", "debugger"), ("plrsTD", "profiler"), ("tN", "timer")) for flag in flags}
 
 
@@ -47,7 +47,7 @@ def find_script(
     inside = "i" in flags
     if "m" in flags:
         if inside:
-            raise OptionsError("-m runs a module in its own namespace: leave -i out")
+            raise OptionsError("-m runs a module in its own namespace: leave out -i")
         _find_module(written)
         name = written.rpartition(".")[2] if "n" in flags else "__main__"
         found = Script(line, written, "", (), module=written)
@@ -179,7 +179,7 @@ def _cells(path: str, data: bytes) -> list[tuple[str, str, bool]]:
             if cell["cell_type"] == "code"
         ]
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise OptionsError(f"{path} is not a notebook of nbformat 4") from None
+        raise OptionsError(f"{path} is not an nbformat 4 notebook") from None
 
 
 def _without_defaults(source: str, given: Collection[str]) -> str:

@@ -30,6 +30,7 @@ def keep_lines(filename: str, text: str) -> None:
 def code_with_lines(lines: None, make: Callable[..., types.CodeType], parts: tuple[Any, ...]) -> types.CodeType:
     """Make a code object with `make(*parts)`, after pickle has put its source lines into linecache.
 
-    `lines` is packed as a stand-in for a call of keep_lines(). Pickle unpacks arguments before it calls the function.
+    `lines` is packed as a stand-in for a call of keep_lines(). Pickle unpacks this argument before it calls
+    code_with_lines().
     """
     return make(*parts)

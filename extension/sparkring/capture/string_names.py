@@ -22,7 +22,7 @@ from sparkring.capture.names import IMPLICIT, names_read
 # Code that contains none of these words need not be searched.
 MARKS = re.compile(r"\b(?:eval|exec|query|evaluate|globals|locals|vars)\b")
 
-_AT = re.compile(r"(?<![\w@])@([A-Za-z_]\w*)")  # a variable in a query of pandas: `@limit`
+_AT = re.compile(r"(?<![\w@])@([A-Za-z_]\w*)")  # a variable in a pandas query: `@limit`
 _PERCENT = re.compile(r"%\(([A-Za-z_]\w*)\)")  # a variable in a template: `%(limit)s`
 
 
@@ -136,7 +136,7 @@ def _in_format(text: str) -> Iterable[str]:
 
 
 def names_in_hints_of(value: object) -> set[str]:
-    """Return the names in those annotations of a function or class that are, or contain, strings."""
+    """Return the names in the string annotations of a function or class, including strings inside annotations."""
     if not isinstance(value, (type, types.FunctionType)):
         return set()
     try:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import sparkring
 
 _MODULES = ("horovod", "tensorflow", "keras", "torch", "pyspark", "numpy", "petastorm", "pyarrow")
-# The packages to look for, for modules whose package may have a different name.
+# The packages to look for if the package of a module may have a different name from the module.
 _PACKAGES = {
     "tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "tensorflow-macos", "tf-nightly"),
     "sklearn": ("scikit-learn",),
@@ -34,7 +34,7 @@ def versions() -> tuple[tuple[str, str], ...]:
 
 
 def show_versions(*modules: str) -> None:
-    """Print one line with the versions of Python and of `modules` (such as "tensorflow"), which are not imported.
+    """Print one line with the versions of Python and of `modules`, such as "tensorflow". The modules are not imported.
 
     Without arguments, print what the record of a run contains: the versions of Python and sparkring, and of the
     installed packages for frameworks, Spark and data formats.

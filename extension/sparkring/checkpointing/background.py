@@ -69,5 +69,5 @@ def finish() -> None:
 
 @atexit.register
 def _at_exit() -> None:
-    with contextlib.suppress(Exception):  # the save has already reported its error, and nobody could catch it now
+    with contextlib.suppress(Exception):  # the save has already reported its error, and no code could handle it at exit
         finish()

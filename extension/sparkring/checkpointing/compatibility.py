@@ -14,7 +14,7 @@ _LINES = 14
 
 
 def changes(entry: Entry, code: str, data: Mapping[str, str]) -> str:
-    """Return a text that says what has changed since the checkpoint was saved; '' if nothing has."""
+    """Say what has changed since the checkpoint was saved; return '' if nothing has."""
     commit = entry.commit
     assert commit is not None
     changed = sorted(name for name in commit.data.keys() & data.keys() if commit.data[name] != data[name])
@@ -31,12 +31,12 @@ def saved_words(entry: Entry, now: float) -> str:
 
 
 def stamp_after(stamps: list[int]) -> int:
-    """Return the stamp of an attempt that begins now: the ms since 1970, or more, if `stamps` has a larger number."""
+    """Return the stamp of an attempt that begins now: the time in ms since 1970, but larger than all `stamps`."""
     return max([int(time.time() * 1000), *(stamp + 1 for stamp in stamps)])
 
 
 def _body(code: str) -> list[str]:
-    """Return the lines of a cell without its %% magic, whose options may change without changing the cell."""
+    """Return the lines of a cell without its %% line, because changed options do not count as a changed cell."""
     lines = [line.rstrip() for line in code.splitlines()]
     return lines[1:] if code.startswith("%%") else lines
 

@@ -1,4 +1,4 @@
-"""Digests of files, in the form `xxh3_128:…`. They detect incomplete and changed files. They are not signatures."""
+"""Computes files' digests, such as `xxh3_128:…`. They detect incomplete and changed files, but are not signatures."""
 
 from __future__ import annotations
 

@@ -19,7 +19,8 @@ class Directory:
     """A run's directory of checkpoints, and the checkpoint that the run continues from.
 
     `first` is the checkpoint to continue from, or None. `lineage` is an id that is the same in all checkpoints of one
-    training, even if several runs have saved them. No other training may use the directory at the same time.
+    training run, even if it has been restarted or continued. No other training run may use the directory at the same
+    time.
     """
 
     def __init__(self, location: Location, first: Entry | None, stamps: list[int]) -> None:
@@ -30,7 +31,7 @@ class Directory:
         self.lineage = commit.lineage if commit is not None else f"{stamp_after(stamps)}"
 
     def last(self, record: RunRecord) -> Last:
-        """Return the newest complete checkpoint of this training.
+        """Return the newest complete checkpoint of this training run.
 
         A checkpoint is complete if a listing of the directory says so, or if the ranks reported it and the run has not
         since removed it or found it damaged.
@@ -98,7 +99,7 @@ def open_directory(
     except OSError as error:
         raise CheckpointError(
             f"the checkpoint directory {path} cannot be read: {error.strerror or error}. "
-            "Name one that this kernel and the ranks can read and write."
+            "Use a directory that this kernel and the ranks can read and write."
         ) from error
     stamps = [entry.parsed.stamp for entry in entries]
     found = None if fresh else newest(entries)

@@ -57,7 +57,7 @@ class Commit(NamedTuple):
     """The contents of commit.json. `time` is in Unix seconds; `size` is the number of ranks that trained.
 
     `sharded` says whether each rank wrote a file of its own. `lineage` is an id that all checkpoints of one training
-    share. `data` maps the name of each data set whose position is saved to the version of this data set.
+    run share. `data` maps the name of each data set whose position is saved to the version of this data set.
     """
 
     step: int
@@ -125,7 +125,7 @@ def newest(entries: Iterable[Entry]) -> Entry | None:
 
 
 def best(entries: Iterable[Entry], metric: str, mode: Literal["min", "max"]) -> Entry | None:
-    """Return the newest committed checkpoint with the best value of `metric`; None if all are missing or NaN."""
+    """Return the newest committed checkpoint with the best value of `metric`; None if every value is missing or NaN."""
     sign = 1 if mode == "max" else -1
     scored = [
         (sign * entry.commit.metrics[metric], entry.parsed.age, entry)

@@ -50,9 +50,9 @@ class Folder:
 def listing(directory: Location) -> list[Entry]:
     """Return the checkpoints in `directory`, newest first; [] if the directory is missing. Other files are skipped.
 
-    A checkpoint counts as complete if its files have the sizes that its commit.json lists; check() also reads them. On
-    a mount, a file that another machine has just written may not be visible yet, so a complete checkpoint may not be
-    listed as complete at first. Raises CheckpointError if the directory cannot be read.
+    A checkpoint counts as complete if its files have the sizes that its commit.json lists; check() also reads the
+    files. On a mount, a file that another machine has just written may not be visible yet, so a complete checkpoint may
+    not be listed as complete at first. Raises CheckpointError if the directory cannot be read.
     """
     key = directory.url
     known, now = _remembered.get(key, {}), {}
@@ -205,12 +205,12 @@ def remove(directory: Location, entry: Entry) -> None:
     folder = directory / entry.name
     files = [file.name for file in entry.commit.files] if entry.commit else [data(0)]
     parts = [part(rank) for rank in range(1, len(files))]
-    # Remove each file separately: rm() of the folder would stop at a file that is gone, but is in a stale listing.
+    # Remove each file separately: rm() of the folder would stop at a file that a stale listing still shows.
     for name in (COMMIT, *files, *parts):
         with contextlib.suppress(FileNotFoundError):
             folder.fs.rm_file((folder / name).path)
     if folder.local:
-        with contextlib.suppress(OSError):  # the folder contains something else
+        with contextlib.suppress(OSError):  # rmdir() fails if the folder contains something else
             os.rmdir(folder.path)
             return
     with contextlib.suppress(FileNotFoundError):
@@ -219,12 +219,15 @@ def remove(directory: Location, entry: Entry) -> None:
 
 @contextlib.contextmanager
 def in_words(what: str) -> Iterator[None]:
-    """Turn file system errors, except FileNotFoundError, into CheckpointStorageError with `what`, reason and advice."""
+    """Turn file system errors into a CheckpointStorageError that has `what`, the reason and advice.
+
+    A FileNotFoundError is raised unchanged.
+    """
     try:
         yield
     except (SparkringError, FileNotFoundError):
         raise
-    except Exception as error:  # each of fsspec's packages has errors of its own
+    except Exception as error:  # each of fsspec's packages raises its own errors
         raise CheckpointStorageError(f"{what}: {described(error)}") from error
 
 
@@ -310,7 +313,7 @@ def commit_of(content: dict[str, Any]) -> Commit:
 
 
 def _mismatch(commit: Commit, sizes: dict[str, int]) -> str:
-    """Return a text about a file of `commit` that is not in `sizes` or has a different size; '' if all files match."""
+    """Describe the first file of `commit` that is missing in `sizes` or has a different size; '' if all files match."""
     for file in commit.files:
         if file.name not in sizes:
             return f"{file.name} is missing"

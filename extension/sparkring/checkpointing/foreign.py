@@ -1,4 +1,4 @@
-"""Checkpoints of other tools. They are recognised by the names of their files, so they may be incomplete or damaged."""
+"""Recognises checkpoints of other tools by the names of their files. They may be incomplete or damaged."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from sparkring.errors import OptionsError
 from sparkring.runtime.storage import Location, locate
 
 DEPTH = 3  # how many levels of folders to search: enough for BACKUP/chief/ckpt-1.index
-FOLDERS = 200  # how many folders to search, at most, so that a directory with many folders is listed quickly
+FOLDERS = 200  # the most folders to search, so that a directory with many folders is listed quickly
 
 
 class Inventory(NamedTuple):

@@ -44,16 +44,17 @@ def resume(store: Store, model: Any, data: Shards | None = None, every: str | in
 
     Pass the callback's `initial_epoch` to fit(), although the callback also tells Keras where to begin. The callback's
     `history` has the metrics of all epochs by name. If training continues within an epoch, fit() reads only the rest
-    of this epoch, and the epoch's metrics cover only this rest. If you pass `steps_per_epoch`, repeat() the data set;
+    of this epoch, and the epoch's metrics cover only that part. If you pass `steps_per_epoch`, repeat() the data set;
     otherwise, Keras could expect more batches than are left.
 
     The training continues with exactly the numbers that it would have had without the interruption, and reads every row
-    of the epoch once. For this, a checkpoint has the weights, the optimizer with its learning rate and loss scale, and
+    of the epoch once. So a checkpoint contains the weights, the optimizer with its learning rate and loss scale, and
     the states of the generators from which Dropout and similar layers draw. In three cases, the numbers differ, but the
     training is just as good: the model or its data use tf.random in a tf.function without a generator; operations add
     numbers in varying order, as on GPUs; or the number of ranks has changed. On ranks that do not save, random layers
-    draw numbers of their own. Without `data`, the data set that is passed to fit() decides what is read in the rest of
-    an epoch. Under a strategy with several replicas, `data` is refused, and random layers are not changed.
+    may draw different numbers, because the states of their generators are not saved. Without `data`, the data set that
+    is passed to fit() decides what is read in the rest of an epoch. Under a strategy with several replicas, `data` is
+    refused, and random layers are not changed.
 
     With Keras 3, the backend must be TensorFlow, callbacks count the batches of a continued epoch from 0, and fit()
     must be given `data.as_tf(…)` itself, not a data set made from it with map().
@@ -168,7 +169,7 @@ class Resume:
 
 
 class ResumeKeras2(Resume):
-    """Makes fit() of Keras 2 start at the checkpoint's position."""
+    """Makes Keras 2's fit() start at the checkpoint's position."""
 
     # With this attribute, Keras passes the logs as tensors, whose values are fetched only when they are saved.
     _supports_tf_logs = True
@@ -227,7 +228,7 @@ _EPOCH_ENDS = object()
 
 
 class ResumeKeras3(Resume):
-    """Makes fit() of Keras 3 start at the checkpoint's position.
+    """Makes Keras 3's fit() start at the checkpoint's position.
 
     Keras 3 counts the steps of the continued epoch from 0, so this class ends that epoch early.
     """

@@ -131,7 +131,7 @@ def plain_layer(tree: dict[str, Any]) -> Any:
         return by_name
     if unknown := _unknown(json.loads(architecture), keras):
         warnings.warn(
-            f"A {tree['class']} of the checkpoint uses `{unknown}`, which Keras does not know here: the model's "
+            f"A {tree['class']} in the checkpoint uses `{unknown}`, which Keras does not know here: the model's "
             "arrays are returned by name. To get the model, register the class with "
             "keras.saving.register_keras_serializable().",
             stacklevel=2,
@@ -143,7 +143,7 @@ def plain_layer(tree: dict[str, Any]) -> Any:
 
 
 def _unknown(config: Any, keras: Any) -> str:
-    """Return the first class or function in a configuration that is neither Keras' own nor registered, or ''."""
+    """Return the name of the first class or function in a configuration that Keras does not know, or ''."""
     if isinstance(config, list):
         return next(filter(None, (_unknown(item, keras) for item in config)), "")
     if not isinstance(config, dict):

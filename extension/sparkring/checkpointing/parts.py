@@ -1,4 +1,4 @@
-"""The objects in a state, and what a checkpoint keeps of them.
+"""Converts the objects in a state to the values that a checkpoint keeps, and restores these values into the objects.
 
 A state is what a training run needs to continue: dicts, lists and tuples of models, optimizers, data, numbers. The tree
 of a state has the same structure, but in place of each object, it has a dict with the saved values of the object. Under
@@ -106,7 +106,7 @@ def put_back(value: Any, tree: Any, path: str = _CALLED) -> Any:
             "when it was saved, or start over."
         )
     if _fits(value, inner):
-        if value is not inner:  # they are the same array if the file was read into it
+        if value is not inner:  # if the file was read into `value`, `inner` is the same array
             value[...] = inner
         return value
     return _made_anew(tree, path)
@@ -115,8 +115,9 @@ def put_back(value: Any, tree: Any, path: str = _CALLED) -> Any:
 def plain(tree: Any) -> Any:
     """Return the contents of a tree in a form that can be used without the objects of a state.
 
-    Tensors become tensors (this rank's piece, if they are spread over the ranks), objects with a state_dict() become
-    that dict, and Keras models are rebuilt if possible. The caller must not use the tree's arrays afterwards.
+    Saved tensors become tensors again (only this rank's piece, if they are spread over the ranks). Objects with a
+    state_dict() become that dict, and Keras models are rebuilt if possible. The caller must not use the tree's arrays
+    afterwards.
     """
     kind = _saved_kind(tree)
     if kind and kind != _ESCAPED:
@@ -129,9 +130,9 @@ def plain(tree: Any) -> Any:
 
 
 def memory_of(value: Any) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays of a state into which a file can be read directly, by the names that flatten() gives them.
+    """Return those arrays of a state that a file can be read into directly, keyed by their names in flatten().
 
-    There are none if TensorFlow is imported, because the tree's arrays for TensorFlow's variables are copies.
+    There are no such arrays if TensorFlow is imported, because the tree's arrays for TensorFlow variables are copies.
     """
     if "tensorflow" in sys.modules:
         return {}
@@ -329,14 +330,14 @@ def _take_state_dict(value: Any, path: str) -> dict[str, Any]:
 
 def _put_state_dict(value: Any, tree: dict[str, Any], path: str) -> None:
     state: Any = plain(_for_object(value, tree["value"], path))
-    if tree["metadata"]:  # it tells torch's modules which version of their class saved the state
+    if tree["metadata"]:  # this tells torch's modules which version of their class saved the state
         state = OrderedDict(state)
         state._metadata = OrderedDict(plain(tree["metadata"]))
     try:
         value.load_state_dict(state)
     except SparkringError as error:
         raise CheckpointError(f"{path}: {error}") from error
-    except Exception as error:  # a user's class may raise anything
+    except Exception as error:  # a user's class can raise any exception
         told = (" ".join(str(error).split()) or type(error).__name__).rstrip(".")
         raise CheckpointError(
             f"{path}: the saved state of a {tree['class']} does not fit this {type(value).__name__}: {told}. Make "
@@ -365,7 +366,7 @@ def random_states() -> Any:
     """Return the states of the global random generators of Python, NumPy and, if imported, torch, TensorFlow and Keras.
 
     If a tf.function uses TensorFlow's random operations without a generator, their state cannot be read, and they draw
-    other numbers after a restore. tensorflow_state.keep_random() prevents this for Keras' layers.
+    different numbers after a restore. tensorflow_state.keep_random() prevents this for Keras' layers.
     """
     found: dict[str, Any] = {"python": _of_random(random._inst), "numpy": np.random.get_state(legacy=False)}
     torch = sys.modules.get("torch")
@@ -400,7 +401,7 @@ def seed_from(*what: object) -> None:
     if tensorflow is not None:
         tensorflow.random.set_seed(number)
     if keras is not None:
-        keras.utils.set_random_seed(number)  # it has a generator of its own for the seeds of its layers
+        keras.utils.set_random_seed(number)  # Keras has its own generator for the seeds of its layers
 
 
 def _of_random(generator: random.Random) -> dict[str, Any]:

@@ -36,7 +36,7 @@ _SIGNED = re.compile(rb'\{"hmac": "([0-9a-f]{64})", "content": (\{.*\})\}\n', re
 
 
 class Result(NamedTuple):
-    """An item's value, packed in `parts`, with the item's name, a short text of the value, metrics, and duration.
+    """An item's value, packed in `parts`, with the item's name, a short string for the value, metrics, and duration.
 
     `pruned` says whether a search ended the item early. `curves` are the curves of the metrics, as in an ItemRecord.
     """

@@ -13,9 +13,9 @@ Mode = Literal["min", "max"]
 
 
 class Policy(NamedTuple):
-    """Which checkpoints of one training to keep: the newest `keep` (None for all), and the best by `metric`.
+    """Which checkpoints of one training run to keep: the newest `keep` (None for all), and the best by `metric`.
 
-    Without a metric, `metric` is ''. `lineage` is the id that all checkpoints of the training share. `resume` names the
+    Without a metric, `metric` is ''. `lineage` is the id that all these checkpoints share. `resume` names the
     checkpoint that other ranks may be restoring now, '' for none. `stamp` is the stamp of the attempt that is saving.
     `alone` says that no other run is writing to this directory.
     """
@@ -34,7 +34,7 @@ class Policy(NamedTuple):
 
 
 def of_lineage(entries: Sequence[Entry], lineage: str) -> list[Entry]:
-    """Return the entries of one training. Entries without a commit are left out, since their lineage is unknown."""
+    """Return the entries of one training run. Entries without a commit are left out: their lineage is unknown."""
     return [entry for entry in entries if entry.commit is not None and entry.commit.lineage == lineage]
 
 
@@ -52,7 +52,7 @@ def expired(entries: Sequence[Entry], policy: Policy) -> list[Entry]:
     resumed = Name.of(policy.resume)
     if resumed is not None and sum(entry.parsed.age > resumed.age for entry in whole) < 2:
         kept.add(policy.resume)
-    # Damaged checkpoints that are newer than `recent` stay: they may look damaged only because a listing is stale.
+    # Damaged checkpoints that are newer than `oldest` stay: they may look damaged only because a listing is stale.
     oldest = recent[0].parsed.age
     return [entry for entry in ours if entry.name not in kept and entry.parsed.age < oldest]
 
@@ -60,7 +60,8 @@ def expired(entries: Sequence[Entry], policy: Policy) -> list[Entry]:
 def abandoned(entries: Sequence[Entry], policy: Policy, now: float) -> list[Entry]:
     """Return the partial checkpoints of earlier attempts that will not be completed.
 
-    These are all of them if no other run is writing to the directory, or else those that have not changed for an hour.
+    If no other run is writing to the directory, these are all partial checkpoints of earlier attempts. Otherwise, they
+    are those that have not changed for an hour.
     """
     return [
         entry

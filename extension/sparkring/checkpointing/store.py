@@ -40,7 +40,8 @@ History = list[tuple[int, dict[str, float]]]
 Room = dict[str, npt.NDArray[Any]]
 
 # The steps that this process has passed to save(). The key is the directory and the stamp of the attempt, so all stores
-# of one directory share a list. The number of a save, which is part of the checkpoint's name, is its index in the list.
+# of one directory share a list. The number of a save, which is part of the checkpoint's name, is the index of its step
+# in this list.
 _steps: dict[tuple[str, int], list[int]] = {}
 
 
@@ -65,8 +66,8 @@ def checkpoints(
 
     directory: a path (dbfs:, file:, any URL that fsspec supports) that all ranks can reach. On a rank, the default is
         the run's --checkpoint-dir. All ranks then restore the same checkpoint, which the driver has chosen.
-    keep: how many of the newest checkpoints of this training to keep, None for all. Checkpoints of any other training
-        are never removed.
+    keep: how many of the newest checkpoints of this training run to keep, None for all. Checkpoints of any other
+        training run are never removed.
     best, mode: a metric; the checkpoint with its minimum ("min") or maximum ("max") is kept, too.
     sharded: every rank saves and restores its own state; the number of ranks must then stay the same. A model sharded
         with fully_shard() (FSDP) and its optimizer need this, because each rank must save its own part of them. If
@@ -174,7 +175,7 @@ class Store:
     # ── restoring ─────────────────────────────────────────────────────────────
 
     def restore(self, state: dict[str, Any], which: Which = "latest") -> int:
-        """Restore `state`, in place, and the random states from a checkpoint. Return the step; 0 without a checkpoint.
+        """Restore `state`, in place, and the random states from a checkpoint. Return the step, or 0 if there is none.
 
         which: "latest", "best", a step, or a name or entry from list(). For "latest" and "best", a damaged checkpoint
         is skipped with a message. Call restore() on every rank. In a run with --checkpoint-dir, the latest checkpoint
@@ -217,14 +218,14 @@ class Store:
     def load_model(self, model: Any, which: Which = "latest") -> None:
         """Restore only a model, in place, from the `model` of a saved state, or from the only value of the state.
 
-        The state's other values, such as the optimizer, need not exist. Random states are left as they are. `which` is
-        as in load(). Raises CheckpointError if there is no checkpoint, or if it does not fit the model.
+        You need no objects for the state's other values, such as the optimizer. Random states are left as they are.
+        `which` is as in load(). Raises CheckpointError if there is no checkpoint, or if it does not fit the model.
         """
         entry, saved = self._loaded(which)
         key = "model" if "model" in saved or len(saved) != 1 else next(iter(saved))
         if key not in saved:
             raise CheckpointError(
-                f"the checkpoint {entry.name} in {self.directory} has no `model`, but "
+                f"the checkpoint {entry.name} in {self.directory} has no `model`, only "
                 f"{', '.join(map(repr, saved))}: save the model as `model`, as in {{'model': model, …}}."
             )
         parts.put_back({key: model}, {key: saved[key]}, "state")
@@ -232,12 +233,13 @@ class Store:
     # ── what is there ─────────────────────────────────────────────────────────
 
     def list(self) -> Entries:
-        """Return all checkpoints in the directory, newest first: complete, incomplete, or damaged (by file sizes).
+        """Return all checkpoints in the directory, newest first: complete, incomplete, or damaged.
 
-        In a run's --checkpoint-dir, these are the checkpoints that existed when the ranks started, and the checkpoints
-        of this attempt whose steps this rank has passed to save(). Checkpoints that have been removed since are left
-        out. In any other directory, these are the checkpoints that exist now, so ranks that call list() at different
-        times may get different results: call it on one rank and broadcast the result.
+        Only the sizes of files are checked for damage. In a run's --checkpoint-dir, the result has the checkpoints that
+        existed when the ranks started, and the checkpoints of this attempt whose steps this rank has passed to save().
+        Checkpoints that have been removed since are left out. In any other directory, these are the checkpoints that
+        exist now, so ranks that call list() at different times may get different results: call it on one rank and
+        broadcast the result.
         """
         entries = folder.listing(self._location)
         if not self._is_here():
@@ -275,14 +277,17 @@ class Store:
     def best(self) -> Entry | None:
         """Return the checkpoint with the best metric.
 
-        Once this store has saved or restored, only checkpoints of the same training are compared; before that, all are.
-        The choice is among the checkpoints that list() returns, so if ranks get different lists, they may get different
-        results. Raises CheckpointError if the store has no metric.
+        Once this store has saved or restored, only checkpoints of the same training run are compared; before that,
+        all checkpoints are. The choice is among the checkpoints that list() returns, so if ranks get different lists,
+        they may get different results. Raises CheckpointError if the store has no metric.
         """
         return self._best(self.list())
 
     def find(self, which: Which = "latest") -> Entry:
-        """Return the checkpoint that `which`, as in load(), means now. Raises CheckpointError if there is none."""
+        """Return the checkpoint that `which` means now. Raises CheckpointError if there is none.
+
+        `which` is as in load().
+        """
         if which in ("latest", "best"):
             entry = newest(self.list()) if which == "latest" else self.best()
             told = "checkpoint"
@@ -433,7 +438,7 @@ class Store:
             entries.remove(entry)
 
     def _named(self, which: Which) -> tuple[Entry | None, str]:
-        """Return the checkpoint with a step or a name (or None), and a text for the checkpoint in errors."""
+        """Return the checkpoint with a step or a name, or None, and the words for this checkpoint in errors."""
         if isinstance(which, Entry | str):
             name = which.name if isinstance(which, Entry) else which
             return (folder.look(self._location, name) if Name.of(name) else None), f"checkpoint {name!r}"
@@ -484,7 +489,7 @@ class Store:
         if metadata.get("layout") != LAYOUT:
             raise CheckpointError(
                 f"the checkpoint {entry.name} in {self.directory} was written by another version of sparkring: read "
-                "it with that one."
+                "it with that version."
             )
         history = [(int(step), dict(values)) for step, values in metadata["history"]]
         return Contents(commit, metadata["state"], metadata["random"], history, leaves)
@@ -532,7 +537,7 @@ class Contents(NamedTuple):
 def _check_state(state: Any) -> None:
     if not isinstance(state, dict):
         raise CheckpointError(
-            f'a state is a dict of what is to be saved, as in {{"model": model, "step": step}}, not a '
+            f'a state is a dict of the values to save, as in {{"model": model, "step": step}}, not a '
             f"`{type(state).__name__}`."
         )
 

@@ -28,7 +28,7 @@ STREAM = 1 << 40  # how many random numbers lie between the starts of two ranks'
 
 
 def is_model(value: Any) -> bool:
-    """Return whether a value is a model of Keras 2."""
+    """Return whether a value is a Keras 2 model."""
     return _made_by_keras(value, "Model")
 
 
@@ -228,7 +228,7 @@ def plain_model(tree: dict[str, Any]) -> Any:
         return by_name
     from tensorflow import keras
 
-    # From a configuration of Keras 2, Keras 3 would make a different model.
+    # From a Keras 2 configuration, Keras 3 would make a different model.
     is_keras_2 = _is_keras_2(sys.modules[keras.Model.__module__.partition(".")[0]])
     if not is_keras_2 or not _known(json.loads(tree["architecture"]), keras):
         return by_name
@@ -260,7 +260,7 @@ _BUILD = "Build it (model.build(input_shape)), or call it once."
 def _build(model: Any, tree: dict[str, Any], path: str) -> None:
     """Build a model for the shapes for which the saved model was built."""
     if tree["build"] is not None:
-        with contextlib.suppress(Exception):  # a subclass may raise anything in build()
+        with contextlib.suppress(Exception):  # build() of a subclass can raise any exception
             model.build_from_config(json.loads(tree["build"]))
     if not model.built or (not model.weights and tree["values"]):
         raise CheckpointError(
@@ -279,7 +279,7 @@ def or_none(make: Callable[[], str | None]) -> str | None:
     """Return make(), or None if it fails. A user's own model that has no configuration is saved without one."""
     try:
         return make()
-    except Exception:  # a user's layer may raise anything
+    except Exception:  # a user's layer can raise any exception
         return None
 
 
@@ -325,7 +325,7 @@ def keep_random(model: Any) -> None:
         return
     changed = [_draw_from_generator(source) for source in _random_sources(model)]
     if any(changed):
-        # The current function may have been traced with the older operations. If it is None, Keras makes it again.
+        # The current train_function may have been traced with the older operations. Keras replaces None by a new one.
         model.train_function = None
 
 

@@ -1,6 +1,6 @@
 """Writes arrays to a file in the safetensors format from beginning to end, and reads them back in the same way.
 
-    8 bytes     how long the header is, little-endian
+    8 bytes     the length of the header, little-endian
     header      JSON: {"__metadata__": {text: text}, name: {"dtype": …, "shape": […], "data_offsets": [from, to]}, …}
     the rest    the arrays' bytes in C order, one after another, without gaps
 
@@ -34,17 +34,17 @@ from sparkring.checkpointing.tree import Array, Leaf, Raw
 from sparkring.errors import CheckpointDamagedError, CheckpointError
 from sparkring.runtime.storage import Location
 
-CHUNK_BYTES = 512 << 10  # how much is written or read at a time; it fits into a core's cache, and so is hashed quickly
+CHUNK_BYTES = 512 << 10  # how much is written or read at a time; a chunk fits into a core's cache, so hashing is fast
 COPIERS = min(4, os.cpu_count() or 1)  # the largest number of threads that copy a state
 PER_COPIER_BYTES = 8 << 20  # how many bytes justify another thread
 COPIED_BYTES = 4 << 20  # how much a thread copies at a time
-HEADER_BYTES = 100_000_000  # the most that safetensors' own readers accept
+HEADER_BYTES = 100_000_000  # the largest header that safetensors' own readers accept
 _npy: Any = np.lib.format  # describes dtypes as .npy files do; Any, because the module has no annotations
 _LENGTH = struct.Struct("<Q")
 _METADATA = "__metadata__"
 # Two keys in the metadata of a file: for the metadata that the caller gave, and for the dtypes that the format lacks.
 _OURS, _DTYPES = "sparkring", "dtypes"
-_UNSYNCED = ("EINVAL", "ENOSYS", "ENOTSUP", "EOPNOTSUPP")  # how fsync() fails on a mount that does not support it
+_UNSYNCED = ("EINVAL", "ENOSYS", "ENOTSUP", "EOPNOTSUPP")  # the errors of fsync() on a mount that does not support it
 
 _NUMPY = {
     "BOOL": "bool",

@@ -80,7 +80,7 @@ class Layout(NamedTuple):
     """How a tensor is spread over the ranks, and which piece of it is this rank's.
 
     `shape` is the shape of the whole tensor, and `mesh` is the shape of the mesh of ranks. `at` is this rank's
-    coordinate in the mesh, None if this rank has no piece. `placements` has torch's short name of the placement along
+    coordinate in the mesh, None if this rank has no piece. `placements` has torch's short name for the placement along
     each dimension of the mesh: "S(0)" is sharded along dimension 0, "R" is replicated.
     """
 
@@ -145,10 +145,10 @@ def refuse_whole(saved: Any, like: Any, path: str) -> None:
 
 
 def counterparts(value: Any) -> Callable[[tuple[Any, ...]], Any]:
-    """Return a function from keys in an object's state_dict() to the object's own tensor, or None if there is none.
+    """Return a function that takes keys in an object's state_dict(), and returns the object's own tensor at these keys.
 
-    For an optimizer, the function returns the parameter whose state the keys lead to, because the optimizer has no
-    tensors of its own before its first step.
+    The function returns None if there is no such tensor. For an optimizer, it returns the parameter whose state is at
+    these keys, because an optimizer has no tensors of its own before its first step.
     """
     if hasattr(value, "param_groups"):
         parameters = dict(enumerate(parameter for group in value.param_groups for parameter in group["params"]))

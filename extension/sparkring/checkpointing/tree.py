@@ -4,7 +4,7 @@ Nothing here is pickled: checkpoints are in shared storage, and reading them mus
 
 Values that JSON lacks are written as JSON objects with one key. These are the only JSON objects:
 
-    {"dict": {…}}        a dict whose keys are all text       {"float": hex}   a float that is not finite: its 8 bytes
+    {"dict": {…}}        a dict whose keys are all strings    {"float": hex}   a float that is not finite: its 8 bytes
     {"items": [[k, v]]}  any other dict                       {"int": hex}     an int of more than 63 bits
     {"tuple": [...]}     a tuple                              {"array": name}  an array, or a tensor, by its name
     {"bytes": name}      bytes, as an array of them           {"scalar": name} a NumPy scalar, as an array of one
@@ -24,7 +24,7 @@ import numpy.typing as npt
 from sparkring.capture.picklability import type_name
 from sparkring.errors import CheckpointError
 
-DEPTH = 100  # the most levels of a state; with many more, readers of JSON fail or crash
+DEPTH = 100  # the largest number of levels in a state; with many more, readers of JSON fail or crash
 _JSON_BITS = 63  # the most bits of a whole number that other readers of JSON accept
 
 Array = npt.NDArray[Any]
@@ -32,7 +32,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class Raw:
-    """A tensor whose dtype NumPy lacks: torch's name of the dtype ("bfloat16"), its shape, and its bytes in C order."""
+    """A tensor whose dtype NumPy lacks: torch's dtype name ("bfloat16"), its shape, and its bytes in C order."""
 
     dtype_name: str
     shape: tuple[int, ...]
@@ -48,7 +48,7 @@ def flatten(state: Any, called: str = "state") -> tuple[Any, dict[str, Leaf]]:
     Each array is named by its path in the state, for example "model/0.weight". Subclasses are not kept: for an instance
     of a subclass of dict, list, tuple, str, int or float, rebuild() returns an instance of the built-in class.
 
-    Raises CheckpointError for a value that cannot be saved. The message contains the value's path, after `called`.
+    Raises CheckpointError for a value that cannot be saved. The message has its path, which begins with `called`.
     """
     taking = _Taking(called)
     return taking.apart(state, ()), taking.leaves
@@ -140,7 +140,7 @@ class _Taking:
         return array
 
     def _leaf(self, leaf: Leaf, path: tuple[Any, ...]) -> str:
-        # A name must be readable and unique, but keys may contain slashes, be equal as text, or not be valid Unicode.
+        # A name must be readable and unique, but keys may contain slashes, look the same, or not be valid Unicode.
         nice = "/".join(map(_text, path)).encode("utf-8", "replace").decode() or "value"
         name, count = nice, 1
         while name in self.leaves:

@@ -157,7 +157,7 @@ def _has_no_commit(directory: Location, name: str) -> bool:
 def _removed(directory: Location, entry: Entry) -> bool:
     try:
         folder.remove(directory, entry)
-    except Exception as error:  # fsspec's packages have errors of their own
+    except Exception as error:  # each of fsspec's packages raises its own errors
         _complain(directory, error)
         return False
     return True

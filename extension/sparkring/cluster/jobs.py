@@ -20,7 +20,7 @@ _CANCEL_AGAIN_S = 0.2
 def interruptibly(
     context: SparkContext, what: str, ask: Callable[[], Answer], say: Callable[[str], None] | None = None
 ) -> Answer:
-    """Return ask(). An interrupt first ends the Spark jobs that `ask` has started, and is then raised.
+    """Return the result of ask(). An interrupt first ends the Spark jobs that `ask` has started, and is then raised.
 
     `what` is shown in Spark's UI. As long as `ask` runs, `say` reports progress at growing intervals.
     """

@@ -1,4 +1,4 @@
-"""A DataFrame of the notebook, of which each rank is given one partition."""
+"""Gives each rank one partition of a DataFrame from the notebook."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def arrow_schema(schema: StructType, session: SparkSession) -> bytes:
     from pyspark.sql.pandas.types import to_arrow_schema
 
     setting = session.conf.get
-    # get() is called without a default, because Spark's own default of this setting differs between versions.
+    # get() is called without a default, because Spark's own default for this setting differs between versions.
     by_arrow = setting("spark.sql.execution.arrow.pyspark.enabled") == "true"
     structs = "legacy"
     with contextlib.suppress(Exception):  # Spark 3.4 does not have this setting

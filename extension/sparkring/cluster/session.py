@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 OLDEST_JAVA = 17
-# pyspark 4 starts Java with this option. Java does not start if it lacks the module.
+# pyspark 4 starts Java with this option. A Java that lacks the module does not start.
 MODULE_OPTION = "--add-modules=jdk.incubator.vector"
 # Extra slots of a session that sparkring makes, for the notebook's own jobs while a warm gang holds the other slots.
 SPARE_SLOTS = 2

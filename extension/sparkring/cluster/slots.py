@@ -1,4 +1,4 @@
-"""Spark's task slots: how many there are, what holds them, and whether a barrier stage would get enough of them."""
+"""Finds out how many task slots Spark has, what holds them, and whether a barrier stage would get enough of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from sparkring.cluster.partitions import Data
 
 # Executors register with Spark a moment after the session has started. So if there are too few slots at first, they are
-# counted again and again for this long, or, if Spark has just lost an executor, until it should have been replaced.
+# counted again and again for SETTLE_S seconds. If Spark has just lost an executor, the wait is longer: it includes the
+# REPLACED_S seconds after the loss in which Spark should replace the executor.
 SETTLE_S, REPLACED_S = 1.2, 15.0
 
 Say = Callable[[str], None]  # shows the user a message

@@ -1,4 +1,4 @@
-"""Keeps AutoGraph from converting Horovod's own functions, and so saves each rank about two seconds of its first fit().
+"""Keeps AutoGraph from converting Horovod's own functions, which saves about two seconds in each rank's first fit().
 
 AutoGraph rewrites Python statements whose conditions are tensors. In the functions of Horovod 0.28, conditions are
 plain Python values, and tf.cond() is called for conditions that are tensors, so these functions need no conversion. The
@@ -35,7 +35,8 @@ def adapt_tape(module: types.ModuleType) -> None:
         return keep(reduce) if inspect.isfunction(reduce) and _is_of_horovod(compression) else reduce
 
     module._make_allreduce_grads_fn = make_allreduce_grads_fn  # type: ignore[attr-defined]
-    # This call only creates the tape. Its methods are still converted, since gradient() may call the user's functions.
+    # Only the call that makes a tape is kept from conversion. The tape's methods are still converted, since gradient()
+    # may call the user's functions.
     module.DistributedGradientTape = keep(module.DistributedGradientTape)  # type: ignore[attr-defined]
 
 

@@ -1,8 +1,8 @@
 """Adapts Horovod 0.28's Keras functions to Keras 3. Without this module, they would average no gradients.
 
 Keras 3 calls none of the methods that Horovod's DistributedOptimizer overrides, so each rank would train on its own,
-without an error. The optimizer that this module makes averages in `apply()`, which Keras 3 calls in every `fit()` and
-`apply_gradients()`. For Keras 2 and tf-keras, Horovod's functions stay as they are. Tested with Keras 3.15.
+without an error. This module makes optimizers that average gradients in `apply()`, which Keras 3 calls in every `fit()`
+and `apply_gradients()`. For Keras 2 and tf-keras, Horovod's functions stay as they are. Tested with Keras 3.15.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sparkring.errors import SparkringError
 
 
 class HorovodKerasError(SparkringError):
-    """With Keras 3, Horovod does not support what was asked for."""
+    """Raised for a feature that Horovod does not support with Keras 3."""
 
 
 def adapt(module: types.ModuleType) -> None:
@@ -53,7 +53,7 @@ def adapt_elastic(module: types.ModuleType) -> None:
 
 
 def _replace(owner: Any, name: str, adapted: Callable[..., Any], applies: Callable[..., bool]) -> None:
-    """Make the function `name` of `owner` call `adapted()` if `applies()` is true of the arguments."""
+    """Make the function `name` of `owner` call `adapted()` if `applies()` is true for the arguments."""
     real = getattr(owner, name)
 
     @functools.wraps(real)
@@ -106,13 +106,14 @@ def _check(optimizer: Any, backward_passes_per_step: int) -> None:
         )
     if backward_passes_per_step != 1:
         raise HorovodKerasError(
-            f"backward_passes_per_step={backward_passes_per_step} is not supported for Keras 3's optimizers: give the "
-            f"optimizer itself gradient_accumulation_steps={backward_passes_per_step}, which averages the gradients."
+            f"backward_passes_per_step={backward_passes_per_step} is not supported for Keras 3's optimizers: pass "
+            f"gradient_accumulation_steps={backward_passes_per_step} to the optimizer itself, which then averages the "
+            "gradients."
         )
     if _scales_loss(optimizer):
         raise HorovodKerasError(
             "under the policy mixed_float16, ranks have to agree on whether a step is skipped: wrap "
-            "the optimizer in a keras.optimizers.LossScaleOptimizer, and give that to DistributedOptimizer."
+            "the optimizer in a keras.optimizers.LossScaleOptimizer, and pass that to DistributedOptimizer."
         )
     if getattr(type(optimizer), "_sparkring_distributed", False):
         raise HorovodKerasError(
@@ -204,12 +205,12 @@ def _register_local(callback: Any, var: Any) -> None:
 
 
 def _adjust(callback: Any, epoch: float) -> None:
-    """Set the learning rate of an epoch."""
+    """Set the learning rate for an epoch."""
     optimizer = callback.model.optimizer
     if callback.momentum_correction and getattr(optimizer, "momentum", 0):
         raise HorovodKerasError(
             f"{type(callback).__name__} cannot correct the momentum of Keras 3's `{type(optimizer).__name__}`, which "
-            "is a constant: give the callback momentum_correction=False."
+            "is a constant: pass momentum_correction=False to the callback."
         )
     optimizer.learning_rate = callback.initial_lr * callback.multiplier(epoch)
 

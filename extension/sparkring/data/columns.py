@@ -34,7 +34,7 @@ _VECTOR = {"type", "size", "indices", "values"}
 
 @dataclass(frozen=True)
 class Making:
-    """How arrays are made from columns. This is the same for all batches of a data set, whatever rows they contain.
+    """How arrays are made from columns: in the same way for all batches of a data set, whatever rows they contain.
 
     The keys of all mappings are column names. `fill` has the values that replace nulls. `raw` has the dtype and shape
     of the array that each row of a binary column holds. `nulls` names the columns whose arrays have another dtype
@@ -48,19 +48,22 @@ class Making:
 
 
 def is_vector(kind: pa.DataType) -> bool:
-    """Whether a column of this type holds Spark ML's vectors (VectorUDT)."""
+    """Return whether a column of this type holds Spark ML's vectors (VectorUDT)."""
     return pa.types.is_struct(kind) and {part.name for part in kind} == _VECTOR
 
 
 def is_object(kind: pa.DataType) -> bool:
-    """Whether a column of this type (rows, maps, lists of these, or nulls only) becomes an array of Python objects."""
+    """Return whether a column of this type becomes an array of Python objects.
+
+    This is the case for rows, maps, lists of these, and columns that have only nulls.
+    """
     if not pa.types.is_nested(kind):  # the usual case, checked first for speed
         return bool(pa.types.is_null(kind))
     return is_object(kind.value_type) if _is_list(kind) else not is_vector(kind)
 
 
 def changes_with_nulls(kind: pa.DataType) -> bool:
-    """Whether nulls in a column of this type change the dtype of its array."""
+    """Return whether nulls in a column of this type change the dtype of its array."""
     types = pa.types
     if types.is_dictionary(kind):
         return changes_with_nulls(kind.value_type)
@@ -68,7 +71,7 @@ def changes_with_nulls(kind: pa.DataType) -> bool:
 
 
 def holds_nulls(kind: pa.DataType) -> bool:
-    """Whether the array of a column of this type can hold nulls."""
+    """Return whether the array of a column of this type can hold nulls."""
     return is_object(kind) or not (_is_list(kind) or is_vector(kind) or isinstance(kind, pa.BaseExtensionType))
 
 
@@ -157,7 +160,7 @@ def _array(array: pa.Array, name: str, *, exact: bool) -> Array:
 
 
 def _objects(array: pa.Array, spark: DataType | None) -> Array:
-    """Return rows, maps or lists of these as Python objects. If `spark` is given, they are those of toPandas()."""
+    """Return rows, maps or lists of these as Python objects: those that toPandas() returns if `spark` is given."""
     if spark is not None:
         return series_of(array, spark).to_numpy(object)
     rebuild, values = _rebuilding(array.type), array.to_pylist()
@@ -232,7 +235,7 @@ def ragged(name: str, lengths: list[int]) -> DataError:
 
 
 def _vectors(array: pa.StructArray, name: str) -> Array:
-    """Return Spark ML's vectors as one array. Vectors of type 1 are dense, those of type 0 are sparse."""
+    """Return Spark ML's vectors as one array. Vectors of type 1 are dense, and vectors of type 0 are sparse."""
     dense = np.asarray(array.field("type")) == 1
     values = array.field("values")
     if dense.all():

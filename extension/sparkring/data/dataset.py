@@ -38,7 +38,7 @@ Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 Found = TypeVar("Found")
 Wanted = TypeVar("Wanted")
 
-AT_ONCE = 16  # how many footers are read at the same time: many, because reading them is mostly waiting
+AT_ONCE = 16  # the number of footers to read at the same time; it is high, because reading them is mostly waiting
 TELL_AFTER_S = 2.0
 LOCAL_BUFFER_BYTES, REMOTE_BUFFER_BYTES = 1 << 20, 8 << 20
 LARGE_BYTES = 128_000_000  # a remote row group above this size is not fetched whole
@@ -77,8 +77,8 @@ class Dataset:
     `version` is a digest of the footers, the partitions, the chosen columns and the filter. `schema` has the chosen
     columns, in the order in which they were chosen. `stored_schema` has all columns, from the files and from their
     paths. `reads` names the chosen columns and the columns that the filter reads. `where` is the filter as text.
-    `nulls` has the number of nulls of each column, as far as it can be found from footers and paths. It includes rows
-    that do not pass the filter. If the data comes from a DataFrame, `spark` has the Spark types of the columns that
+    `nulls` has the number of nulls in each column, as far as footers and paths show it; nulls in rows that do not pass
+    the filter are counted, too. If the data comes from a DataFrame, `spark` has the Spark types of the columns that
     hold rows or maps.
     """
 
@@ -184,7 +184,10 @@ def open_dataset(source: Source, columns: Sequence[str] | None = None, where: Wh
 
 
 def having_nulls(dataset: Dataset, columns: Iterable[str]) -> frozenset[str]:
-    """Return those `columns` that have nulls in rows that pass the filter. This may read the columns' values."""
+    """Return those `columns` that have nulls in rows that pass the filter.
+
+    If there is a filter, the values of these columns may have to be read.
+    """
     found = {name for name in columns if dataset.nulls.get(name)}
     if dataset.condition is None or not found:
         return frozenset(found)
@@ -193,7 +196,7 @@ def having_nulls(dataset: Dataset, columns: Iterable[str]) -> frozenset[str]:
 
 
 def arrow_file_system(fs: AbstractFileSystem) -> Any:
-    """Return `fs` as a file system for Arrow. For local files, this is Arrow's own, which is the fastest."""
+    """Return `fs` as a file system for Arrow. For local files, return Arrow's own, which is the fastest."""
     import pyarrow.fs
 
     if Location(fs, "", "").local:
@@ -202,7 +205,10 @@ def arrow_file_system(fs: AbstractFileSystem) -> Any:
 
 
 def open_file(dataset: Dataset, file: int) -> pq.ParquetFile:
-    """Open file number `file`, for the caller to close. Raise DataError if it has been removed or rewritten."""
+    """Open file number `file`. The caller must close it.
+
+    Raise DataError if the file cannot be read, or if it has been removed or rewritten since the data set was opened.
+    """
     known = dataset.files[file]
     try:
         # By default, Arrow reads whole columns of a row group before it decodes them. With a buffer, Arrow reads and
@@ -288,7 +294,10 @@ def _files(place: Location) -> list[_File]:
 
 
 def _similar(place: Location) -> str:
-    """Return the end of the message about a missing path: either a similar path, or that its folder is missing, too."""
+    """Return the end of the error message about a missing path.
+
+    It suggests a similar path if there is one, or says that the folder of the missing path does not exist, either.
+    """
     with contextlib.suppress(OSError, PathError):
         listed = place.fs.ls(posixpath.dirname(place.path), detail=False)
         beside = [posixpath.basename(str(each).rstrip("/")) for each in listed]
@@ -389,7 +398,7 @@ def _row_groups(metadata: pq.FileMetaData, columns: set[str]) -> tuple[RowGroup,
 
 
 def null_counts(metadata: pq.FileMetaData, columns: set[str] | None = None) -> Counter[str]:
-    """Return the number of nulls of each column, by the column's path, according to a footer.
+    """Return the number of nulls that a footer lists for each column, by the column's path.
 
     If `columns` is given, only these columns are counted, and nested columns among them are left out.
     """
@@ -411,8 +420,8 @@ def null_counts(metadata: pq.FileMetaData, columns: set[str] | None = None) -> C
 def _named_in(condition: pc.Expression, schema: pa.Schema) -> set[str]:
     """Return the names of the columns that a filter reads.
 
-    Arrow does not list them. So the filter is applied to empty tables that each lack one column. If this fails for a
-    table, the filter reads the missing column.
+    Arrow does not list them. So the filter is applied to empty tables that each lack one column. If the filter fails on
+    a table, it reads the column that the table lacks.
     """
     found = set()
     for name in schema.names:
@@ -427,7 +436,7 @@ def _named_in(condition: pc.Expression, schema: pa.Schema) -> set[str]:
 
 
 def _counted(dataset: Dataset) -> Dataset:
-    """Return the data set with the numbers of rows that pass the filter.
+    """Return the data set with the number of rows in each row group that pass the filter.
 
     Arrow computes these numbers from the statistics in the footers if possible, and otherwise reads the rows.
     """
@@ -457,8 +466,8 @@ def _counted(dataset: Dataset) -> Dataset:
 def _at_once(work: Callable[[Wanted], Found], items: Sequence[Wanted], doing: str) -> list[Found]:
     """Call `work` for all items, several at a time, and return the results in order.
 
-    If this takes a while, the number of finished items is reported from time to time. After an error, no further call
-    is started.
+    If the calls take a while, the number of finished items is reported from time to time. After an error, no further
+    call is started.
     """
     found = []
     due = time.monotonic() + TELL_AFTER_S

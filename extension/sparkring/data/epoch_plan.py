@@ -17,7 +17,7 @@ GETS_PER_S = 5_500  # GETs that S3 serves for one prefix: Amazon S3 User Guide, 
 
 
 class Share(NamedTuple):
-    """What one rank reads in an epoch. Files and row groups that it reads only in part are counted, too.
+    """What one rank reads in an epoch. Files and row groups that the rank reads only in part are counted, too.
 
     `size_bytes` is the compressed size of the columns that are read. If only some rows of a row group are read, its
     size counts in proportion.
@@ -92,8 +92,8 @@ def outlook(dataset: Dataset, size: int, batch_size: int, *, remainder: Remainde
     """Return what each of `size` ranks reads of `dataset` in an epoch, in batches of `batch_size` rows.
 
     With Petastorm, rank i % size reads row group i, and the last batch of a rank may be smaller. sparkring's shards are
-    computed without shuffling; with shuffling, a rank may read from one row group more or fewer. If there is a filter,
-    only the rows that pass it are counted, in Petastorm's shards as well.
+    computed without shuffling; with shuffling, a rank may read from one row group more or from one fewer. If there is a
+    filter, only the rows that pass it are counted, in Petastorm's shards, too.
     """
     ours, petastorms = _ours(dataset, size, batch_size, remainder), _petastorms(dataset, size, batch_size)
     return Outlook(dataset, batch_size, remainder, epochs, ours, petastorms, _requests(dataset, _stretches(ours)))

@@ -1,4 +1,4 @@
-"""Folders that sparkring writes: their entries, their JSON files, and the processes that write them."""
+"""Handles the folders that sparkring writes: lists them, accesses their JSON files, and identifies their writers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def entries(folder: Location) -> dict[str, dict[str, Any]]:
 
 
 def read_json(file: Location, layout: int) -> dict[str, Any]:
-    """Return the content of a JSON file, or {} if the file is missing, incomplete, or of another layout."""
+    """Return the content of a JSON file, or {} if the file is missing, incomplete, or has another layout."""
     try:
         found = json.loads(file.fs.cat_file(file.path))
     except (FileNotFoundError, NotADirectoryError, ValueError):

@@ -1,4 +1,4 @@
-"""Spark DataFrames as data: whether a DataFrame can be used, and whether two DataFrames have the same rows.
+"""Checks whether a Spark DataFrame can be used as data, and whether two DataFrames have the same rows.
 
 To compare DataFrames, this module computes a version of each: a string that changes if the rows change. If a
 DataFrame's plan has only Spark's own expressions over files, the plan and the files determine the rows. The version is
@@ -127,7 +127,7 @@ def numbered(frame: DataFrame) -> DataFrame:
 
 
 def serialized_schema(schema: StructType, session: SparkSession) -> bytes:
-    """Return the serialized Arrow schema of columns. Raise DataError if Arrow cannot represent one of them."""
+    """Return a Spark schema as a serialized Arrow schema. Raise DataError if Arrow cannot represent a column."""
     try:
         return arrow_schema(schema, session)
     except Exception as error:  # pyspark has several classes for this error

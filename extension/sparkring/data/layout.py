@@ -1,4 +1,4 @@
-"""The contents of a batch, and how a batch is made from stored rows."""
+"""Describes the contents of a batch, and makes batches from stored rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Columns = Sequence[str] | Mapping[str, str | Sequence[str]]
 
 
 class Spec(NamedTuple):
-    """A column of a batch: the shape of one row, and NumPy's dtype (object for str, bytes and other objects)."""
+    """A column of a batch: the shape of one row, and the NumPy dtype (object for str, bytes and other objects)."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -33,8 +33,8 @@ class Layout:
     """The columns of a batch, and how each is made: from one stored column, or from several side by side.
 
     learn() finds `spec` from the first rows; all other rows must match it. If the transform returns arrays of objects
-    other than str and bytes, `objects` has the type of one object in each of these arrays. `data` is the data set's
-    name in messages.
+    other than str and bytes, `objects` maps the name of each such array to the type of one of its objects. `data` is
+    the name of the data set in messages.
     """
 
     data: str
@@ -46,7 +46,7 @@ class Layout:
     objects: dict[str, str] = field(default_factory=dict)
 
     def learn(self, rows: pa.RecordBatch) -> None:
-        """Find `spec` from some rows.
+        """Set `spec` and `objects` from some rows.
 
         Raise DataError if the columns of these rows cannot become arrays, or if the transform does not return a dict of
         arrays that all have as many rows as `rows`.
@@ -70,7 +70,7 @@ class Layout:
 
         Also return the size of all rows in Arrow's memory, in bytes. The arrays are not yet transformed.
 
-        Each batch is copied before the next one is decoded, while it is still in the processor's cache. The next batch
+        Each batch is copied while it is still in the processor's cache, before the next one is decoded. The next batch
         can then reuse its memory.
         """
         place = None
@@ -156,7 +156,7 @@ def groups_of(columns: Columns | None, option: str = "columns") -> dict[str, tup
 def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """Return an array to be filled.
 
-    Arrow allocates the memory, because it reuses freed memory, and aligns it so that TensorFlow needs no copy.
+    Arrow allocates the memory, because Arrow reuses freed memory, and aligns it so that TensorFlow need not copy it.
     """
     if dtype.hasobject:
         return np.empty(shape, dtype)
@@ -195,8 +195,8 @@ def making_of(
 ) -> Making:
     """Return the Making for the user's options `fill` and `raw`.
 
-    Raise DataError if one of them is invalid or names a column that is not in `names`. Messages call these columns
-    `called`.
+    Raise DataError if one of them is invalid or names a column that is not in `names`. In messages, the columns in
+    `names` are called `called`.
     """
     for option, named in (("fill", fill or {}), ("raw", raw or {})):
         for name in named:

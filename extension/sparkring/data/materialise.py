@@ -8,7 +8,7 @@
 
 The key is computed from the DataFrame's version (frames.py) and from the settings for writing it. The folder is not
 renamed when the copy is finished, because not every mount supports renaming. Before a process writes a copy, it removes
-the incomplete copies of kernels that were killed, and copies that have not been used for a month.
+incomplete copies that killed kernels have left, and copies that have not been used for a month.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ class Form(NamedTuple):
     """The form in which a copy stores the rows. Each form has its own `kind`: a DataFrame can have a copy in each form.
 
     `version` computes the version of a DataFrame, and `written` makes the DataFrame that is written. After writing,
-    `note` is called with this DataFrame and the folder. It returns facts, as plain values, that are stored with the
-    copy. The fact BESIDE names the files that `note` has written to the folder. `may_be_empty` says whether there can
-    be a copy without rows. `row_group_bytes` is the size of a row group before compression.
+    `note` is called with this DataFrame and the folder. `note` returns facts, as plain values, which are stored with
+    the copy. The fact BESIDE names the files that `note` has written to the folder. `may_be_empty` says whether a copy
+    may have no rows. `row_group_bytes` is the size of a row group before compression.
     """
 
     kind: str
@@ -94,7 +94,7 @@ def materialise(
 ) -> Copy:
     """Return the copy of a Spark DataFrame in `cache`. If the cache has no copy yet, write one first.
 
-    `cache` is any path that both Spark's executors and this process can reach; the default is that of cache_folder().
+    `cache` is any path that both Spark's executors and this process can reach; the default is cache_folder().
     Row groups have about `row_group_bytes` bytes before compression. MLlib's vectors become arrays of doubles. Times
     are in the session's time zone, as in toPandas(). `name` is the DataFrame's name in the notebook. `say` is called
     with messages for the user. An interrupt ends Spark's job, and incomplete files are removed.
@@ -117,7 +117,10 @@ def in_form(
     called: str = "the DataFrame",
     say: Say | None = None,
 ) -> Copy:
-    """Do what materialise() does, but for a copy in the form `form`. `called` is the DataFrame's name in messages."""
+    """Return the copy of a Spark DataFrame in the form `form`. If the cache has no such copy yet, write one first.
+
+    `called` is the DataFrame's name in messages. `cache`, `say` and the errors are those of materialise().
+    """
     tell: Say = say or (lambda text: None)
     session = session_of(frame, called)
     home = cache_folder(cache, session)
@@ -140,8 +143,8 @@ def in_form(
 def cache_folder(cache: str | os.PathLike[str] | None = None, session: SparkSession | None = None) -> Location:
     """Return the folder in which copies are kept: `cache`, if it is given.
 
-    The default is the folder `dataframes` in $SPARKRING_CACHE or else in the user's cache folder. On Databricks, it is
-    in dbfs:/tmp/sparkring/<user> instead, which the executors can reach, too.
+    The default is the folder `dataframes` in $SPARKRING_CACHE. If this variable is not set, `dataframes` is in the
+    user's cache folder or, on Databricks, in dbfs:/tmp/sparkring/<user>, which the executors can reach, too.
     """
     if cache is not None:
         return locate(cache)
@@ -184,10 +187,10 @@ def _find(folder: Location, version: str, tell: Say) -> Copy | None:
         damage = _damage(copy, commit)
         if damage:
             tell(f"the copy in {copy.written} is damaged ({damage}); rewriting it")
-            with contextlib.suppress(OSError):  # if it cannot be removed, it stays, and no run uses it
+            with contextlib.suppress(OSError):  # a copy that cannot be removed stays, but no run uses it
                 _remove(copy)
             continue
-        with contextlib.suppress(OSError):  # writing fails in a read-only cache, but its copies can be used
+        with contextlib.suppress(OSError):  # this fails if the cache is read-only, but the copy can still be used
             copy.fs.pipe_file((copy / USED).path, repr(time.time()).encode())
         tell(f"reused {copy.written}, written {ago(time.time() - commit['created'])}")
         return _copy(copy, version, commit, reused=True)
@@ -208,7 +211,7 @@ def _damage(copy: Location, commit: dict[str, Any]) -> str:
 
 
 def _folders(parent: Location, pattern: re.Pattern[str]) -> list[Location]:
-    """Return the folders in `parent` whose names match `pattern`. A cache may contain other folders as well."""
+    """Return the folders in `parent` whose names match `pattern`. A cache may also contain other folders."""
     with contextlib.suppress(FileNotFoundError):
         names = sorted(name for name, entry in entries(parent).items() if entry["type"] == "directory")
         return [parent / name for name in names if pattern.fullmatch(name)]
@@ -241,8 +244,8 @@ def _write(frame: DataFrame, form: Form, home: Location, key: str, version: str,
         _check_executors(session, copy, home, called)
 
         def write() -> dict[str, Any]:
-            # Without "append", Spark would refuse to write to this folder, because it exists. Spark ignores the file
-            # _owner.json in it, like all files whose names begin with _.
+            # Without "append", Spark would refuse to write to this folder, because the folder exists already. Spark
+            # ignores files whose names begin with _, such as _owner.json.
             written = form.written(frame)
             writer = written.write.mode("append").option("parquet.block.size", form.row_group_bytes)
             writer.parquet(copy.for_spark())
@@ -253,8 +256,8 @@ def _write(frame: DataFrame, form: Form, home: Location, key: str, version: str,
         with _usable(home):
             sizes = _sizes(copy)
             counts = [_rows(copy / name) for name in sizes]
-            # Spark's first task writes part-00000 even without rows. If this process does not see the file, it is on
-            # another disk.
+            # Spark's first task writes part-00000 even if there are no rows. If this process does not see that file,
+            # the executor has written it to another disk.
             if not any(name.startswith("part-00000") for name in sizes):
                 raise _own_disks("an executor", home)
             rows, size_bytes = sum(counts), sum(sizes.values())
@@ -283,7 +286,10 @@ def _copy(copy: Location, version: str, commit: Mapping[str, Any], *, reused: bo
 
 
 def _computed(session: SparkSession, called: str, doing: str, ask: Callable[[], Any], tell: Say) -> Any:
-    """Return the result of ask(). Raise DataError with Spark's reason if it fails. An interrupt ends its Spark jobs."""
+    """Return the result of ask(). If ask() fails, raise DataError with Spark's reason.
+
+    An interrupt ends the Spark jobs of ask().
+    """
     try:
         return interruptibly(session.sparkContext, f"{doing} {called}", ask, tell)
     except KeyboardInterrupt:
@@ -311,7 +317,7 @@ def _check_columns(frame: DataFrame, called: str) -> None:
 
 
 def _check_executors(session: SparkSession, copy: Location, home: Location, called: str) -> None:
-    """Raise DataError if an executor does not see the folder `copy`, since it would then write to its own disk."""
+    """Raise DataError if an executor does not see the folder `copy`: the executor would write to its own disk."""
     context = session.sparkContext
     if context.master.startswith("local") or not copy.for_spark().startswith("file:"):
         return
@@ -378,7 +384,7 @@ def _modified(copy: Location) -> float:
     """Return when a folder last changed, in seconds since 1970, or the current time if this is unknown."""
     try:
         return float(copy.fs.modified(copy.path).timestamp())
-    except Exception:  # many file systems cannot tell, and each raises its own errors
+    except Exception:  # many file systems do not know the time, and each raises its own error
         return time.time()
 
 

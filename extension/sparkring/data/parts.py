@@ -1,9 +1,10 @@
-"""The parts of a Spark DataFrame as items of independent runs: its partitions, or the groups of groupBy().
+"""Turns the parts of a Spark DataFrame into items: its partitions, or the groups of groupBy().
 
 Spark writes the rows to the cache, as for shards(). An item only refers to its rows in the cache. It becomes a
 pandas.DataFrame when it is unpickled on a rank, so no rows go through the driver.
 
-    partitions      each partition is in one file; an empty partition may have no file
+    partitions      each partition has its own file, or several files if Spark limits their size; an empty partition may
+                    have none
     groups          Spark sorts the rows by their keys, so that the rows of a group are neighbours in a file. The folder
                     _groups has the index: the key, file, first row, last row and number of rows of each group.
 """
@@ -36,13 +37,13 @@ if TYPE_CHECKING:
 
 _GROUPS = "_groups"
 _ROW, _FILE, _FIRST, _LAST, _ROWS = "row", "file", "first", "last", "rows"
-# To read a group of groupBy(), whole row groups are decoded. Decoding one of this size takes some 10 ms.
+# To read a group of groupBy(), whole row groups are decoded. Decoding a row group of this size takes about 10 ms.
 _GROUP_BYTES = 4_000_000
 _IN_PARTITION = (1 << 33) - 1  # the bits of monotonically_increasing_id() that count the rows of a partition
 
 
 class Piece(NamedTuple):
-    """`rows` consecutive rows of a file. `first` is the number of the first one, counted from the start of the file."""
+    """`rows` consecutive rows of a file. `first` is the number of the first row, counted from 0 in the file."""
 
     file: str
     first: int
@@ -57,9 +58,9 @@ class Stored(NamedTuple):
 
 
 class Part:
-    """`rows` rows of a DataFrame. Unpickling a Part gives a pandas.DataFrame; to_pandas() reads them in this process.
+    """`rows` rows of a DataFrame. Unpickling a Part returns these rows as a pandas.DataFrame, and so does to_pandas().
 
-    `content` identifies the rows: it is the same for equal rows in every kernel.
+    `content` identifies the rows: it is the same for identical rows in every kernel.
     """
 
     def __init__(self, stored: Stored, pieces: Sequence[Piece], content: tuple[Any, ...]) -> None:
@@ -170,9 +171,12 @@ def _check(frame: Any) -> None:
     from pyspark.sql.pandas import types
 
     if not hasattr(types, "_create_converter_to_pandas"):
-        raise DataError("parts of a DataFrame as items need Spark 3.5 or newer: read the rows in the item.")
+        raise DataError(
+            "parts of a DataFrame can be items only with Spark 3.5 or newer: with an older version, read the rows in "
+            "the cell."
+        )
     if frame.isStreaming:
-        raise DataError("the DataFrame is a stream, which has no end: write it to a table, and read that.")
+        raise DataError("the DataFrame is a stream, which has no end: write it to a table, and read the table.")
 
 
 def _schema(frame: DataFrame) -> bytes:
@@ -196,14 +200,14 @@ def _key_columns(grouped: Any, frame: DataFrame) -> list[int]:
     aggregate = grouped.count()._jdf.queryExecution().analyzed()
     by = aggregate.groupingExpressions()
     if not by.size():
-        raise DataError("groupBy() without columns makes one group of all rows: name columns, df.groupBy('store').")
+        raise DataError("groupBy() without columns makes one group of all rows: name columns, as in groupBy('store').")
     numbers: list[int] = []
     for index in range(by.size()):
         each = by.apply(index)
         if not each.getClass().getName().endswith(".AttributeReference") or each.exprId().id() not in ids:
             raise DataError(
                 f"groupBy() groups by an expression, {each.sql()}: add it as a column with df.withColumn() first, and "
-                "group by that."
+                "group by that column."
             )
         numbers.append(ids.index(each.exprId().id()))
         field = frame.schema.fields[numbers[-1]]

@@ -1,4 +1,4 @@
-"""Which rank reads which rows: pure functions of the row groups' sizes, the number of ranks, a seed and a position.
+"""Computes which rank reads which rows, from the row groups' sizes, the number of ranks, a seed and a position.
 
 In an epoch, all row groups form one sequence. If rows are shuffled, each epoch has a different order of row groups. The
 sequence is cut into as many contiguous parts as there are ranks, and each rank reads one part. So every row is read
@@ -22,7 +22,7 @@ REMAINDERS: tuple[Remainder, ...] = get_args(Remainder)
 
 
 class RowRange(NamedTuple):
-    """Rows `start` to `stop` (not included) of one row group of one file. Only rows that pass the filter count."""
+    """Rows `start` to `stop` (not included) of a row group of a file. Rows that the filter drops are not counted."""
 
     file: int
     row_group: int
@@ -35,7 +35,7 @@ class RowRange(NamedTuple):
 
 
 class Leg(NamedTuple):
-    """A part of an epoch that `size` ranks have read. Each has read `rows` rows, in windows of `window` rows."""
+    """A part of an epoch that `size` ranks have read: each rank has read `rows` rows, in windows of `window` rows."""
 
     size: int
     rows: int
@@ -45,7 +45,7 @@ class Leg(NamedTuple):
 class Position(NamedTuple):
     """How far the ranks have read: the epoch (from 1), its seed, and the legs of the epoch that they have read.
 
-    A position consists of numbers only, and can be saved as JSON. of() accepts the lists that JSON makes of tuples.
+    A position contains only numbers, so it can be saved as JSON. In JSON, tuples become lists, which of() accepts.
     """
 
     epoch: int = 1
@@ -78,7 +78,7 @@ class Shard(NamedTuple):
 
 
 def seat(rank: int | None, size: int | None) -> tuple[int, int] | None:
-    """Return (rank, size), or None if neither is given. Raise DataError if only one is, or the rank is out of range."""
+    """Return (rank, size), or None if neither is given. Raise DataError if one is missing or out of range."""
     if rank is None and size is None:
         return None
     if rank is None or size is None or not 0 <= rank < size:
@@ -162,7 +162,8 @@ def in_order(counts: Sequence[Sequence[int]]) -> list[RowRange]:
 def remaining(counts: Sequence[Sequence[int]], position: Position, window: int) -> list[RowRange]:
     """Return the rows of the epoch that no rank has read at `position`, as one sequence of ranges.
 
-    In each leg, each rank has read a part of its stretch of the rows that were left by the earlier legs.
+    In each leg, the rows that the earlier legs have left are cut into stretches, one for each rank. A rank
+    may have read only a part of its stretch.
     """
     line = epoch_order(counts, position.seed, position.epoch) if window else in_order(counts)
     for number, leg in enumerate(position.legs):
@@ -220,7 +221,7 @@ def shuffled(rows: int, window: int, key: tuple[int, ...], number: int) -> Any:
 
 
 def _after(ranges: Sequence[RowRange], leg: Leg, key: tuple[int, ...]) -> list[RowRange]:
-    """Return the rows that a rank has not read in the leg. `ranges` is the rank's stretch of the leg."""
+    """Return the rows that a rank has not read in a leg. `ranges` is the rank's stretch in this leg."""
     rows = sum(each.rows for each in ranges)
     if leg.rows >= rows:
         return []

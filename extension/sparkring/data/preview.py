@@ -30,9 +30,9 @@ def preview(
 ) -> Outlook:
     """Return what each of `size` ranks will read of `value`, which the user calls `name`.
 
-    `value` is a path, a Spark DataFrame, a Dataset or Shards. The defaults of `batch_size` and `remainder` are those of
-    the Shards, or else BATCH_SIZE and "drop". Raise OptionsError if `value` is of another type, and DataError or
-    PathError if it cannot be read.
+    `value` is a path, a Spark DataFrame, a Dataset or Shards. `batch_size` and `remainder` default to the values that
+    the Shards have and, for other types, to BATCH_SIZE and "drop". Raise OptionsError if `value` is of another type,
+    and DataError or PathError if it cannot be read.
     """
     from sparkring.data.epoch_plan import outlook
 
@@ -43,7 +43,7 @@ def preview(
 
 
 def can_be_previewed(value: Any) -> bool:
-    """Return whether to offer a preview of a variable. Strings could be paths, but there are too many of them."""
+    """Return whether to suggest a variable with this value for `%shards`. Strings are left out: most are not paths."""
     kind = type(value)
     return isinstance(value, os.PathLike) or hasattr(kind, "sparkSession") or kind.__name__ in ("Shards", "Dataset")
 

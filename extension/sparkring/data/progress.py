@@ -23,7 +23,8 @@ _numbers = itertools.count()
 class Route(NamedTuple):
     """What a rank reads in an epoch, in the order of reading, for the report DataPlanned.
 
-    `named` returns the path of a file by its number. The pieces are used only if this process reports to a notebook.
+    `named` returns the path of a file by its number. `begun` and `window` are as in DataPlanned. `pieces` is used only
+    if this process reports to a notebook.
     """
 
     pieces: Iterable[Piece]

@@ -130,14 +130,14 @@ class _Files:
         )
 
     def _batches(self, wanted: RowRange, rows: int) -> Iterator[pa.RecordBatch]:
-        """Yield the chosen columns of the row group of `wanted`, in batches, without rows that the filter drops."""
+        """Yield the chosen columns of the row group of `wanted`, in batches, without the rows that the filter drops."""
         dataset, file = self._dataset, self._file(wanted.file)
         there = file.schema_arrow.names
         keys = dict(dataset.files[wanted.file].partitions)
         stored = [name for name in dataset.reads if name in there]
         # If all columns come from the file's path, the file's first column is read to find the number of rows.
         columns = stored or there[:1]
-        # Arrow decodes each column in a thread. For a single column, this only costs time.
+        # With threads, Arrow decodes each column in its own thread. For a single column, a thread would only cost time.
         threads = len(columns) > 1 and pa.cpu_count() > 1
         for batch in file.iter_batches(rows, row_groups=[wanted.row_group], columns=columns, use_threads=threads):
             if keys:

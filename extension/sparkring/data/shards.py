@@ -45,7 +45,7 @@ Held = TypeVar("Held")
 class Buffer(NamedTuple):
     """The first `rows` rows of a window, after its rows have been put in `order` (None: as stored).
 
-    `before` is the number of rows of this rank's shard that come before them.
+    `before` is the number of rows of this rank's shard that come before these rows.
     """
 
     window: Window
@@ -89,8 +89,8 @@ def shards(
 
     Call shards() in the notebook, and use its result in the cell, so that errors are raised before the launch. On the
     driver, the shard is the whole data set. On the ranks, every row is read once per epoch, except that `remainder` can
-    leave out or repeat a few rows. The shards of two ranks differ by at most one row. All ranks take the same number
-    of steps; only with remainder="join" may some ranks take one step more than others.
+    leave out or repeat a few rows. The numbers of rows in any two shards differ by at most one. All ranks take the same
+    number of steps, except with remainder="join": some ranks may then take one step more than others.
 
     source: the path of a file or a folder, or a glob (dbfs:, file:, or any URL that fsspec supports); a list of these;
         or a Spark DataFrame, which is written once to the folder `cache`, and read from there.
@@ -99,12 +99,12 @@ def shards(
         this dict is the name of an array. Its value is the name of a column, or a list of numeric columns, which
         become one array [rows, columns].
     where: a row filter, as in "speed > 3 and city == 'Ulm'". A list in the form of pyarrow's `filters`, or an Arrow
-        expression, is accepted as well.
+        expression, is also accepted.
     transform: a function that is called with each batch (a dict of arrays [rows, …]) and returns the dict of arrays
         to use instead.
     shuffle: read row groups in a new order every epoch, and shuffle rows in a buffer. A number sets the size of this
         buffer, in rows.
-    seed: the seed of the shuffled order. It must be the same on all ranks; 0 is a seed like any other.
+    seed: the seed for the shuffled order. It must be the same on all ranks; 0 is a seed like any other.
     remainder: what to do with the last rows of an epoch that do not fill a batch: "drop" leaves them out, "pad" fills
         the batch with rows that the rank has already read, "join" returns a smaller batch.
     fill: a dict from columns to the values that replace their nulls. Without a replacement, integer columns with nulls
@@ -207,7 +207,7 @@ class Shards:
 
     @property
     def spec(self) -> dict[str, Spec]:
-        """For each column of a batch, the shape of one row and the dtype. They are found from the first rows."""
+        """For each column of a batch, the shape of one row and the dtype. Both are found from the first rows."""
         if not self.layout.spec:
             # These are the first rows of the whole data set, not of this rank's shard, so that all ranks find the same
             # spec.
@@ -268,7 +268,7 @@ class Shards:
     def as_arrow(self) -> Iterator[pa.Table]:
         """Yield the batches of one epoch as Arrow tables.
 
-        They hold the columns as they are stored: `fill` and `transform` are not applied.
+        The tables hold the columns as they are stored: `fill` and `transform` are not applied.
         """
         return self.handed_out(self._ahead(self._read_arrow), lambda table, begin: table.slice(begin, self.batch_size))
 
@@ -281,7 +281,7 @@ class Shards:
         names, they are tuples of tensors in the order of the names (for Keras, inputs and targets). Shapes are static;
         dates are int64 nanoseconds since 1970. A column that no tensor can hold (decimals, rows, maps, None) raises
         DataError. In a fit under MultiWorkerMirroredStrategy, TensorFlow divides each batch among the ranks:
-        `batch_size` is then the number of rows of all ranks together.
+        `batch_size` is then the number of rows on all ranks together.
         """
         from sparkring.data.tensorflow_dataset import as_tf
 
@@ -325,14 +325,14 @@ class Shards:
     def resume(self, position: Sequence[Any]) -> Shards:
         """Return shards of the same data that begin at `position`, divided among the current number of ranks.
 
-        A position that was saved as JSON, and so became a list, is accepted as well.
+        A position that was saved as JSON, and so became a list, is also accepted.
         """
         return replace(self, start=Position.of(position), _steps=0, _progress=None)
 
     def state_dict(self, position: Position | None = None) -> dict[str, Any]:
         """Return the state for a checkpoint: `position` (default: position()), and the version of the data.
 
-        Raise DataError if no `position` is given, and it is unknown because TensorFlow has read ahead.
+        Raise DataError if `position` is None and the current position is unknown, because TensorFlow has read ahead.
         """
         epoch, seed, legs = self.position() if position is None else position
         found = self.dataset
@@ -357,7 +357,8 @@ class Shards:
     def taking(self, names: Sequence[str]) -> Callable[[Mapping[str, Any]], Any]:
         """Return a function that takes a batch and returns the part of it that `names` ask for.
 
-        Without `names`, this is the whole batch; with one name, the column; with several names, a tuple of columns.
+        Without `names`, this part is the whole batch; with one name, it is that column; with several names, it is a
+        tuple of columns.
         """
         for name in names:
             if name not in self.spec:
@@ -402,7 +403,10 @@ class Shards:
         return self.handed_out(self._ahead(self.read), cut)
 
     def chunks(self) -> Iterator[Batch]:
-        """Yield one epoch as dicts of arrays, each of several batches. The caller calls ended() for the last batch."""
+        """Yield the rows of one epoch as dicts of arrays. Each dict has the rows of one or more batches.
+
+        The caller must call ended() when it hands out the last batch.
+        """
         told, epoch, steps = self._begin(), self.start.epoch, len(self)
         self._steps = _AHEAD
         for chunk, waited_s in self._ahead(self.read):
@@ -412,7 +416,7 @@ class Shards:
             self.ended(epoch)
 
     def ended(self, epoch: int) -> None:
-        """Move on to the next epoch, when the last batch of `epoch` is handed to the rank's own code."""
+        """Move on to the next epoch. This is called when the last batch of `epoch` is handed to the rank's own code."""
         if self.start.epoch == epoch:
             self.start, self._steps = Position(self.start.epoch + 1, self.start.seed), 0
             if self._progress is not None:

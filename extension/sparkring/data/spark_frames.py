@@ -62,7 +62,7 @@ class Values:
 
 
 def _is_plain(kind: DataType) -> bool:
-    """Whether pandas makes the same values from Arrow as from a list of Python values."""
+    """Return whether pandas makes the same values from Arrow as from a list of Python values."""
     from pyspark.sql.types import ArrayType, BinaryType, MapType, StructType, UserDefinedType
 
     return not isinstance(kind, (ArrayType, BinaryType, MapType, StructType, UserDefinedType))

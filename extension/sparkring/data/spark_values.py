@@ -21,7 +21,7 @@ def collected(column: Any, kind: DataType, *, zoned: bool) -> list[Any]:
 
 
 def series_of(column: Any, kind: DataType, convert: Callable[[Any], Any] | None = None) -> Any:
-    """Return a column as DataFrame.toPandas() returns it if Arrow is not enabled in Spark.
+    """Return a column as DataFrame.toPandas() returns it when Arrow is not enabled in Spark.
 
     `convert` is the result of converter() for the session's settings; the default is converter(kind).
     """

@@ -1,4 +1,4 @@
-"""Makes a tf.data.Dataset of a shard. TensorFlow gets several small batches at a time, and splits them."""
+"""Makes a tf.data.Dataset from a shard. Small batches are passed to TensorFlow several at a time, and split there."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def as_tf(data: Shards, names: Sequence[str]) -> Any:
     if data.batch_size * row_bytes < LARGE_BYTES:
         found = _several_at_a_time(data, take, batch)
     else:
-        # No prefetch() is needed: the reader reads ahead, and TensorFlow uses its arrays without a copy. A prefetch
+        # No prefetch() is needed: the reader reads ahead, and TensorFlow uses the arrays without a copy. A prefetch
         # would delay the start of an epoch, and would need a function that reports which batches are handed out.
         found = tf.data.Dataset.from_generator(
             lambda: map(take, _one_by_one(data, batch)), output_signature=take(batch)

@@ -44,8 +44,8 @@ def as_int64(name: str, array: Any) -> Any:
         limits = "1677-09-22 to 2262-04-11" if array.dtype.kind == "M" else "-106,751 to 106,751 days"
         raise DataError(
             f"column `{name}` has times from {array.min()} to {array.max()}, but a tensor holds them as int64 "
-            f"nanoseconds, from {limits}: convert them to other numbers in transform=…, or leave these rows out with "
-            "where=…."
+            f"nanoseconds, which range from {limits}: convert them to other numbers in transform=…, or leave these "
+            "rows out with where=…."
         )
     return found.view(np.int64)
 

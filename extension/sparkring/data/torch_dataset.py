@@ -1,4 +1,4 @@
-"""Makes a torch DataLoader of a shard."""
+"""Makes a torch DataLoader for a shard."""
 
 from __future__ import annotations
 

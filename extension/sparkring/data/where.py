@@ -48,13 +48,13 @@ def compile_where(where: Where, schema: pa.Schema) -> tuple[pc.Expression | None
         found = pq.filters_to_expression(list(where))
     except (TypeError, ValueError) as error:
         raise DataError(
-            f"where={where!r}: {error}. Write it as a string, where=\"speed > 3 and city == 'Ulm'\"."
+            f"where={where!r}: {error}. Write it as a string, as in where=\"speed > 3 and city == 'Ulm'\"."
         ) from None
     return found, str(found)
 
 
 def nearest(name: str, names: Sequence[str]) -> str:
-    """Return the end of an error about a missing column: a similar name or, if there is none, the existing names."""
+    """Return the end of an error message about a missing column: a similar name or, if there is none, all names."""
     close = difflib.get_close_matches(name, names, 1, 0.6)
     if close:
         return f"did you mean `{close[0]}`?"
@@ -73,7 +73,7 @@ class _Reader:
         try:
             tree = ast.parse(self._text, mode="eval")
         except (SyntaxError, ValueError) as error:
-            hint = " For equality write ==." if re.search(r"(?<![=!<>])=(?!=)", self._text) else ""
+            hint = " For equality, write ==." if re.search(r"(?<![=!<>])=(?!=)", self._text) else ""
             raise self._refused(f"{getattr(error, 'msg', error)}.{hint}") from None
         return self._condition(tree.body)
 
@@ -81,7 +81,7 @@ class _Reader:
         return DataError(f"the filter `{self._text}` cannot be read: {why}")
 
     def _constant(self, node: ast.expr) -> ast.expr:
-        """Return the value of true, false, null or none, unless a column has that name; otherwise, return the node."""
+        """Return the constant that the name true, false, null or none stands for; return any other node unchanged."""
         if not isinstance(node, ast.Name) or node.id in self._schema.names or node.id.lower() not in _CONSTANTS:
             return node
         return ast.Constant(_CONSTANTS[node.id.lower()])

@@ -40,8 +40,8 @@ last_result: RunResult | ForeachResult | None = None
 def run_spec(spec: RunSpec, view: View | None = None) -> RunResult:
     """Carry out a run, and wait for it. Without a `view`, open_view() chooses one.
 
-    Raises CaptureError if something that the cell reads is missing or cannot be sent; RunFailed, LaunchError or
-    KeyboardInterrupt if the run does not finish; and the other errors of prepare().
+    Raises CaptureError if something that the cell reads is missing or cannot be sent. Raises RunFailed, LaunchError or
+    KeyboardInterrupt if the run does not finish. Also raises the other errors of prepare().
     """
     run = _open(spec, view)
     result = _carry_out(run)
@@ -73,7 +73,10 @@ def _open_view(options: Options | ForeachOptions, interrupts: Interrupts) -> Vie
 
 
 def background_view() -> View:
-    """Return a view for a run recorded by threads: in a notebook, a panel without a Stop button; elsewhere, nothing."""
+    """Return a view for a run that is recorded in other threads. In a notebook, it is a panel without a Stop button.
+
+    Elsewhere, the view shows nothing.
+    """
     return open_view(quiet=not in_notebook(), background=True)
 
 
@@ -92,9 +95,9 @@ def _carry_out(run: Run) -> RunResult:
 def foreach_spec(spec: ForeachSpec, view: View | None = None) -> ForeachResult | Plan:
     """Run the items of a spec, wait for them, and return the result. If the spec asks for a plan, return the Plan.
 
-    Raises ItemsFailed if items fail; RunFailed, LaunchError or KeyboardInterrupt if the run ends before all items have
-    run; and the errors of foreach.run.prepare(). If the run fails, `last_result` has the results of the items that had
-    ended by then.
+    Raises ItemsFailed if items fail, and RunFailed, LaunchError or KeyboardInterrupt if the run ends before all items
+    have run. Also raises the errors of foreach.run.prepare(). If the run fails, `last_result` has the results of the
+    items that had ended by then.
     """
     run = open_items(foreach_run.prepare(spec), view)
     result = carry_out_items(run)
@@ -154,11 +157,13 @@ def foreach(
 
     The items are independent. `items` is any iterable, even an endless generator, since an item is taken only when a
     process is free for it. If `items` is a grouped Spark DataFrame, `df.groupBy("store")`, an item is a tuple of the
-    key and a pandas DataFrame; for sparkring.partitions(df), an item is just a pandas DataFrame. With np=-4, at most
-    four items run at once, in processes on this machine; with np=4, in Spark tasks. By default, there is one process
-    per core, but with `gpus` no more than there are GPUs for. The other keywords have the same names and meanings as
-    the options of %%foreach. With background=True, foreach() returns a BackgroundRun at once. With plan=True, only the
-    first item runs, and foreach() returns a Plan, which says how many items fit at once.
+    key and a pandas DataFrame. For sparkring.partitions(df), an item is a pandas DataFrame.
+
+    With np=-4, at most four items run at once, in processes on this machine. With np=4, they run in Spark tasks. By
+    default, as many items run at once on this machine as its cores (and its GPUs, with `gpus`) allow. The other
+    keywords have the same names and meanings as the options of %%foreach. With background=True, foreach() returns a
+    BackgroundRun at once. With plan=True, only the first item runs, and foreach() returns a Plan, which says how many
+    items fit at once.
 
     Raises ItemsFailed if items failed; `sparkring.last_result` then has all results. Raises OptionsError if an argument
     is invalid.
@@ -201,7 +206,7 @@ def spark(slots: int = 2) -> SparkSession:
 
 
 class HorovodRunner:
-    """Runs a training function on a ring of Horovod ranks. The signature is that of Databricks' class.
+    """Runs a training function on a ring of Horovod ranks. It has the same signature as Databricks' class.
 
     If `np` is negative, the ranks are -np processes on this machine. If `np` is positive, they are np Spark barrier
     tasks. With np=0, which is deprecated, there is a rank for every task slot. If `driver_log_verbosity` is "all", the
@@ -215,7 +220,7 @@ class HorovodRunner:
         np = _whole(np)
         if np == 0:
             warnings.warn(
-                "np=0 (every task slot) is deprecated: give the number of ranks", DeprecationWarning, stacklevel=2
+                "np=0 (every task slot) is deprecated: pass the number of ranks", DeprecationWarning, stacklevel=2
             )
         self.num_processor = np
         self._logs = _logs(driver_log_verbosity)
@@ -264,9 +269,9 @@ def run(
     "tensorflow" or "plain". The other keywords have the same names and meanings as the options of %%horovod
     (`--checkpoint-dir`, …). With background=True, run() returns a BackgroundRun at once.
 
-    If `main` has a parameter with the same name as an option, such as checkpoint_dir, this keyword is rejected, since
-    it could mean either of them. Pass the argument of `main` by position, or with functools.partial(main,
-    checkpoint_dir=…). The keyword then sets the option.
+    If `main` has a parameter with the same name as an option, such as checkpoint_dir, run() rejects this keyword,
+    because it could mean the parameter or the option. Pass the argument of `main` by position, or with
+    functools.partial(main, checkpoint_dir=…). The keyword then sets the option.
 
     Raises the same errors as %%horovod, and OptionsError if an argument is invalid.
     """

@@ -50,7 +50,8 @@ class BackgroundRun(Generic[Result]):
         self._asked = False
         self._started_in = current_cell()
         self._over = threading.Event()
-        # The thread is a daemon: otherwise, the interpreter would wait for it at exit, before it calls stop_all().
+        # The thread is a daemon. Otherwise, the interpreter would wait for the thread at exit, before it calls
+        # stop_all().
         self._thread = threading.Thread(target=self._carry_out, args=(work,), name="sparkring-background", daemon=True)
         _going[self.run_id] = self
         self._thread.start()
@@ -78,7 +79,7 @@ class BackgroundRun(Generic[Result]):
         return self._result
 
     def stop(self, *, wait: bool = True) -> None:
-        """End the run, as the panel's Stop button does. Wait until its processes have ended, unless `wait` is False."""
+        """End the run, as the panel's Stop button does. Wait for its processes to exit, unless `wait` is False."""
         self._interrupts.request()
         if wait:
             self._thread.join()
@@ -98,7 +99,7 @@ class BackgroundRun(Generic[Result]):
         """Show the panel, except in the cell that started the run, which already shows it."""
         if current_cell() != self._started_in:
             self.show()
-        raise NotImplementedError  # this tells IPython to print the text of _repr_pretty_() as well
+        raise NotImplementedError  # this tells IPython to print the text of _repr_pretty_(), too
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """Print the text for Out[]: the ranks' values, which the panel does not show, or how to wait for them."""
@@ -123,11 +124,11 @@ class BackgroundRun(Generic[Result]):
             self._over.set()
         if self._error is not None and not self._asked and not isinstance(self._error, KeyboardInterrupt):
             said = f"{type(self._error).__name__}: {describe.first_line(str(self._error))}"
-            tell(f"run {self.run_id} ({self.record.title}) in the background: {said} (.result() raises it)")
+            tell(f"run {self.run_id} ({self.record.title}) in the background: {said} (.result() raises this error)")
 
 
 def _empty_frames(error: BaseException | None) -> None:
-    """Clear the local variables in the tracebacks: they would keep alive everything that was sent to ranks."""
+    """Clear the local variables in the tracebacks, which would keep alive everything that was sent to ranks."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__context__
@@ -168,7 +169,7 @@ def stop(name: str) -> BackgroundRun[Any]:
 
 @atexit.register
 def stop_all() -> None:
-    """End all runs in the background, and wait until all of their processes have ended."""
+    """End all runs in the background, and wait until all of their processes have exited."""
     found = going()
     for each in found:
         each.stop(wait=False)

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Callable
 from typing import Any
 
-# Ranks also import this module if one of the user's own modules uses these classes. They may lack packages that the
+# Ranks also import this module if one of the user's own modules uses these classes. Ranks may lack packages that the
 # driver has, so modules that only the driver needs are imported in run().
 from sparkring.capture.calls import check_call, name_of, source_of
 from sparkring.capture.scripts import read_script
@@ -27,10 +27,10 @@ class TorchDistributor:
     num_processes: the number of ranks.
     local_mode: whether the ranks are processes on this machine. Otherwise, they are tasks of a Spark barrier stage.
     use_gpu: whether each rank uses a GPU; on Spark, a rank uses all GPUs of its task. If there are no GPUs at all, the
-    ranks run on CPUs, and a notice says so. If there are too few, run() raises a LaunchError. use_gpu=False hides the
-    GPUs from the ranks.
+    ranks run on CPUs, and a notice says so. If there are too few GPUs, run() raises a LaunchError. use_gpu=False hides
+    the GPUs from the ranks.
 
-    The API is that of the class in pyspark's public documentation.
+    The API follows pyspark's public documentation of its class.
     """
 
     def __init__(self, num_processes: int = 1, local_mode: bool = True, use_gpu: bool = True) -> None:
@@ -41,8 +41,8 @@ class TorchDistributor:
     def run(self, train_object: Callable[..., Any] | str | os.PathLike[str], *args: Any, **kwargs: Any) -> Any:
         """Call the function `train_object` with these arguments on every rank; return what rank 0 returned.
 
-        If `train_object` is the path of a script, the script is sent to the ranks, every rank runs it with `args` as
-        its sys.argv[1:], and None is returned.
+        If `train_object` is the path of a script, the script is sent to the ranks. Every rank runs it with `args` as
+        sys.argv[1:], and run() returns None.
 
         Raises RunFailed if a rank fails, and OptionsError if an argument is invalid.
         """
@@ -82,7 +82,7 @@ class MirroredStrategyRunner:
     gpu_resource_name: Spark's resource name for GPUs. Only "gpu" is supported.
     use_custom_strategy: whether the function makes its own strategy. Otherwise, it is called in a strategy's scope.
 
-    The API is that of the class in spark-tensorflow-distributor's public documentation.
+    The API follows spark-tensorflow-distributor's public documentation of its class.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ def _at_least_one(name: str, value: Any) -> int:
 def _options(count: int, local_mode: bool, use_gpu: bool, *, several: bool = False) -> tuple[Options, str]:
     """Return a run's options and a notice, which is '' unless the ranks will have no GPUs although `use_gpu` is set.
 
-    `count` is the number of ranks. But if `several` is set and each Spark task gets several GPUs, it is the total
+    `count` is the number of ranks. But if `several` is set and each Spark task gets several GPUs, `count` is the total
     number of GPUs.
     """
     from sparkring.launchers import gpus_of_a_rank

@@ -10,7 +10,7 @@ from sparkring.runtime.kernel import tell
 
 
 def default_np() -> int:
-    """Return `np` for a cell without -n: that of the latest gang, or -1 (one rank on this machine)."""
+    """Return `np` for a cell without -n: the latest gang's `np`, or -1 (one rank on this machine)."""
     latest = warm_gang.latest()
     return -1 if latest is None else latest.wanted.np
 
@@ -20,22 +20,25 @@ def gang_for(options: Options) -> WarmGang | None:
 
     Raises OptionsError if the cell asks for a different number of GPUs than the gang's ranks have.
     """
-    # A dry run shows what sparkring would send to new ranks. With --data, Spark gives each rank its partition when it
-    # starts the rank. A restart needs new ranks. A timeline is complete only when the ranks have ended, but the ranks
-    # of a warm gang stay. A run in the background would keep the gang busy.
+    # None of these runs can use a warm gang. A dry run shows what sparkring would send to new ranks. With --data, Spark
+    # gives each rank its partition when it starts the rank. A restart needs new ranks. A timeline is complete only when
+    # the ranks have exited, but the ranks of a warm gang stay. A run in the background would keep the gang busy.
     if options.dry_run or options.data or options.survives or options.timeline or options.background:
         return None
     gang = warm_gang.find(options.np, tell)
     if gang and options.gpus is not None and options.gpus != gang.wanted.gpus:
         raise OptionsError(
             f"--gpus {options.gpus}: the ranks of the {gang.describe()} have a different number of GPUs. To change "
-            f"it: %gang stop, then %gang start -n {options.np} --gpus {options.gpus}."
+            f"this number, use %gang stop, then %gang start -n {options.np} --gpus {options.gpus}."
         )
     return gang
 
 
 def latest_gang(magic: str) -> WarmGang:
-    """Return the gang that was started last; if its ranks are lost, a new gang. Raises OptionsError if none is free."""
+    """Return the gang that was started last. If its ranks are lost, start a new gang in its place and return that one.
+
+    Raises OptionsError if no gang is free.
+    """
     latest = warm_gang.latest()
     gang = None if latest is None else warm_gang.find(latest.wanted.np, tell)
     if gang is None:
@@ -46,7 +49,7 @@ def latest_gang(magic: str) -> WarmGang:
 
 
 def latest_gang_alive(magic: str) -> WarmGang:
-    """Return the gang that was started last, as latest_gang() does, but raise OptionsError if its ranks are lost."""
+    """Return the gang that was started last. Raises OptionsError if its ranks are lost, or if no gang is free."""
     latest = warm_gang.latest()
     if latest is not None and latest.ended:
         raise OptionsError(f"the {latest.describe()} has ended: {latest.ended}. The next cell starts a new one.")
@@ -54,7 +57,7 @@ def latest_gang_alive(magic: str) -> WarmGang:
 
 
 def check_ranks_options(options: Options) -> None:
-    """Raise OptionsError if %%ranks cannot have these options, since it runs on the gang that was started last."""
+    """Raise OptionsError if these options do not fit %%ranks, which runs on the gang that was started last."""
     if options.np != default_np():
         raise OptionsError(
             f"%%ranks runs on the gang that was started last, which has -n {default_np()}: leave out -n."

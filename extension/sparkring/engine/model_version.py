@@ -21,7 +21,7 @@ _HOLDERS = (types.FunctionType, types.MethodType, types.ModuleType, functools.pa
 def version_of(value: Any, *more: str) -> str:
     """Return a digest of a model or a function, of everything that it uses from the notebook, and of `more`.
 
-    The digest covers code, settings, weights, arrays, and the pickles of other objects, such as those of scikit-learn.
+    The digest covers code, settings, weights, arrays, and the pickles of other objects, such as scikit-learn models.
     """
     namespace = getattr(sys.modules.get("__main__"), "__dict__", {})
     hidden, used = ipython_names(namespace), {"": value}
@@ -44,7 +44,7 @@ def _content(root: Any) -> Iterator[Any]:
 
 
 def _is_holder(value: Any) -> bool:
-    """Return whether the digest covers the objects that a value holds, not its pickle. meaning_of() covers its code."""
+    """Whether the digest covers the objects that a value holds, and not its pickle. meaning_of() covers its code."""
     if predictors.is_model(value):
         return False
     return isinstance(value, _HOLDERS) or type(value).__module__ == "__main__"

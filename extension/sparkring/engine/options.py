@@ -22,6 +22,7 @@ class SharedOptions:
     autolog: bool = True
     name: str = ""
     quiet: bool = False
+    notify: bool = False
     background: bool = False
     checkpoint_dir: str = ""
     fresh: bool = False
@@ -37,8 +38,9 @@ class Options(SharedOptions):
     `checkpoint_dir`: the directory of checkpoints. The run continues from the last checkpoint, unless `fresh` is set.
     With `resume`, the run continues even if the cell or its data has changed.
     `max_restarts`: how often all ranks may be restarted after a rank is lost.
-    `least`: the least number of ranks for a restart; 0 means as many as at the first start.
+    `least`: the minimum number of ranks for a restart; 0 means as many as at the first start.
     `background`: the notebook does not wait for the run.
+    `notify`: the browser shows a notification if the run ends while the user looks at something else.
     `timeline`: Horovod records a timeline. A recording can only begin when Horovod starts, so the run needs new ranks.
     """
 
@@ -69,12 +71,12 @@ class Options(SharedOptions):
 class ForeachOptions(SharedOptions):
     """How to run independent items. Options that are not described here have the same meanings as in Options.
 
-    If `np` is negative, at most -np items run at once, in processes on this machine; if it is positive, at most np
+    If `np` is negative, at most -np items run at once, in processes on this machine. If `np` is positive, at most np
     items run at once, in Spark tasks. Each item runs on `each` ranks, which `framework` connects. `retries` is how
     often a failed item is tried again; None means once if its process died, and never after an exception. A process
     runs at most `fresh_after` items; None means no limit. Each rank gets `gpus` GPUs; if that is a fraction, items
     share a GPU. The random numbers of an item depend on `seed` and on the item's number. Results are kept in
-    `checkpoint_dir`. Items whose results are already in it do not run, unless `fresh` is set. With `plan`, only the
+    `checkpoint_dir`. Items whose results are already there do not run, unless `fresh` is set. With `plan`, only the
     first item runs, and is measured.
     """
 
@@ -98,7 +100,7 @@ def checked_foreach(who: str, found: ForeachOptions) -> ForeachOptions:
     """Return the options `found`. Raise OptionsError if one is invalid, or if two of them exclude each other."""
     if found.np == 0:
         raise OptionsError(
-            f"{who} needs to know how many items run at once: -n -4 is four processes here, -n 4 four Spark tasks."
+            f"{who} needs the number of items that run at once: -n -4 for processes here, -n 4 for Spark tasks."
         )
     _check_least(who, 1, np_each=found.each, fresh_after=found.fresh_after)
     _check_least(who, 0, retries=found.retries, timeout_each=found.timeout_each_s)
@@ -147,7 +149,7 @@ def checked(who: str, found: Options, *, horovod: bool) -> Options:
 
 
 def _check_least(who: str, least: int, **given: float | None) -> None:
-    """Raise OptionsError if an option's number is less than `least`. The keywords are named like the options."""
+    """Raise OptionsError if an option's number is less than `least`. The keywords are the names of the options."""
     for name, value in given.items():
         if value is not None and value < least:
             raise OptionsError(

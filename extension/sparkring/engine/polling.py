@@ -19,7 +19,7 @@ def poll_until(
 
     `seconds` is how long the call may take: `every_s`, or less if the deadline is nearer.
 
-    Returns True, or False if the `deadline` (a time of time.monotonic(), or math.inf) passes first.
+    Returns True, or False if the `deadline` (a time.monotonic() time, or math.inf) passes first.
     """
     while not condition():
         left_s = deadline - time.monotonic()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 import os
 import pickle
 import secrets
@@ -43,6 +44,7 @@ from sparkring.inference.predictors import Autocast
 from sparkring.inference.scorer import OnError
 from sparkring.inference.settings import PROBED_ROWS, Saved, Settings, check_new
 from sparkring.runtime.storage import Location, root_for_ranks
+from sparkring.worker.member import gpus
 from sparkring.worker.member.process import cores
 
 if TYPE_CHECKING:
@@ -130,8 +132,9 @@ def predict(
     predict() writes new files to the folder `to` and returns Predictions. The folder appears when all files are
     complete. If the run is interrupted or killed, the same call continues with the missing parts.
 
-    On each machine, one process loads the model, and all tasks on the machine send their rows to it. Before that, the
-    model scores the first rows in this process, so that errors in columns, shapes and types are raised at once.
+    On each machine, one process loads the model, and all tasks on the machine send their rows to it. If the tasks have
+    GPUs, there is one such process for each GPU. Before that, the model scores the first rows in this process, so that
+    errors in columns, shapes and types are raised at once.
 
     data: a Spark DataFrame, which may be a stream; or the path of Parquet files as in shards(): a file, a folder, a
         glob, or a list of these.
@@ -143,10 +146,10 @@ def predict(
         is the name of an input. Its value is the name of a column, or a list of numeric columns, which become one
         array [rows, columns].
     returns: the Spark type of the predictions, as in "array<float>", or a dict from the names of the new columns to
-        their types. By default, the types are those of the predictions for the first rows, and a single column is
+        their types. By default, the types are taken from the predictions for the first rows, and a single column is
         called `prediction`.
-    which: for checkpoints, "latest", "best" (of a store with a metric), a step, or a name. It is looked up once, during
-        this call.
+    which: for checkpoints, "latest", "best" (of a store with a metric), a step, or a name. The checkpoint is looked up
+        once, during this call.
     batch_size: the number of rows in each call to the model.
     transform: a function that is called with each batch before the model, as in shards().
     fill, raw, dtype: as in shards(). For a torch module, floating-point inputs get the type of its weights.
@@ -154,7 +157,7 @@ def predict(
     probe: whether the model scores the first rows in this process. To find the first rows of a DataFrame, Spark may
         have to run a job.
     autocast: for a torch module, "bfloat16" or "float16" lets the module compute under torch.autocast() with this type,
-        on the device on which it runs. Predictions of either type become float32 columns.
+        on the module's device. Predictions of either type become float32 columns.
     idle_s: for a DataFrame, how many seconds a process keeps the model while no task is using it.
 
     The other arguments are for files only.
@@ -163,7 +166,7 @@ def predict(
     np: how many parts are scored at once. np=-4 means four processes on this machine; np=4 means four Spark tasks. The
         default is one process on this machine for each core.
     columns: the columns of the data that are written beside the predictions; all by default.
-    mode: "error" raises an error if `to` exists already; "overwrite" replaces it.
+    mode: "error" raises an error if `to` already contains files; "overwrite" replaces the folder.
     background: whether to return a BackgroundRun at once.
 
     Raises DataError, OptionsError, PathError, CheckpointError or CaptureError. For files, it also raises LaunchError,
@@ -177,8 +180,8 @@ def predict(
         for name, value in {**for_files, "background": background or None}.items():
             if value is not None:
                 raise OptionsError(
-                    f"{name}=… is only for Parquet files. For a DataFrame, predict() returns a DataFrame: write that "
-                    "with .write.parquet(…), or pass the path of Parquet files instead of a DataFrame."
+                    f"{name}=… is only for Parquet files. For a DataFrame, predict() returns a DataFrame: write the "
+                    "result with .write.parquet(…), or pass the path of Parquet files instead of a DataFrame."
                 )
         return predict_frame(data, settings, idle_s=idle_s, watch=watch)
     if to is None:
@@ -191,8 +194,8 @@ def predict(
             "np must not be 0: use np=-4 for four processes on this machine, or np=4 for four Spark tasks."
         )
     scoring = _prepared(data, settings, to, columns, mode)
-    run, process = _opened(scoring, -cores() if np is None else np, background=background)
-    work = functools.partial(_carried_out, scoring, run, process)
+    run, processes = _opened(scoring, -cores() if np is None else np, background=background)
+    work = functools.partial(_carried_out, scoring, run, processes)
     if background:
         return BackgroundRun(work, run.recorder, run.interrupts, scoring.destination.unfinished)
     return work()
@@ -309,8 +312,8 @@ def _arrow_type(kind: str, written: str) -> pa.DataType:
 # ── The run ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _opened(scoring: _Scoring, np: int, *, background: bool) -> tuple[ForeachRun, ModelProcess]:
-    """Prepare the folder. Return the run that writes the parts, and the model process of this machine."""
+def _opened(scoring: _Scoring, np: int, *, background: bool) -> tuple[ForeachRun, list[ModelProcess]]:
+    """Prepare the folder. Return the run that writes the parts, and the model processes of this machine."""
     packed = packed_scorer(scoring.scorer)
     scoring.destination.open(scoring.belongs)
     try:
@@ -320,7 +323,7 @@ def _opened(scoring: _Scoring, np: int, *, background: bool) -> tuple[ForeachRun
         raise
 
 
-def _run_of(scoring: _Scoring, packed: Any, np: int, background: bool) -> tuple[ForeachRun, ModelProcess]:
+def _run_of(scoring: _Scoring, packed: Any, np: int, background: bool) -> tuple[ForeachRun, list[ModelProcess]]:
     unfinished, parts = scoring.destination.unfinished, parts_of(scoring.dataset)
     order = {"key": secrets.token_hex(8), "path": [], "environment": root_for_ranks(), "idle_s": IDLE_S}
     if np < 0:
@@ -330,14 +333,17 @@ def _run_of(scoring: _Scoring, packed: Any, np: int, background: bool) -> tuple[
     outputs, batch_size = scoring.scorer["outputs"], scoring.scorer["batch_size"]
     job = Job(dataset, scoring.used, scoring.kept, outputs, batch_size, folder, *process)
     np = max(np, -len(parts)) if np < 0 else min(np, len(parts))
-    options = ForeachOptions(np=np, fail_fast=True, background=background, checkpoint_dir=unfinished.written)
+    addresses = gpus.visible()[:-np] if np < 0 else []
+    each = 1 / math.ceil(-np / len(addresses)) if addresses else None  # spreads the ranks over all GPUs
+    options = ForeachOptions(np=np, fail_fast=True, background=background, checkpoint_dir=unfinished.written, gpus=each)
     title = f"predict {scoring.dataset.name} with {scoring.model}"
     prepared = foreach_run.prepare(ForeachSpec(Call(job), parts, options, title=title, code=scoring.code))
     # The directory belongs to this run only, and is removed when the run has finished.
     prepared = prepared._replace(started=prepared.started._replace(checkpoint_dir="", captured=()), stay=True)
     assert prepared.kept is not None
     prepared.kept.told_if_used = f"parts that an earlier run has written to {unfinished.written} are used"
-    return open_items(prepared), ModelProcess(*process)
+    shares = [[address] for address in addresses] or [[]]
+    return open_items(prepared), [ModelProcess(*process, share) for share in shares]
 
 
 def _written(packed: Any, target: Location) -> Model:
@@ -360,7 +366,7 @@ class _Digested:
         return int(self._out.write(data))
 
 
-def _carried_out(scoring: _Scoring, run: ForeachRun, model: ModelProcess) -> Predictions:
+def _carried_out(scoring: _Scoring, run: ForeachRun, processes: Sequence[ModelProcess]) -> Predictions:
     """Carry out the run, and make its parts visible. Raises DataError and the errors of carry_out_items()."""
     destination = scoring.destination
     written: dict[int, Written] = {}
@@ -377,11 +383,12 @@ def _carried_out(scoring: _Scoring, run: ForeachRun, model: ModelProcess) -> Pre
         f"The parts that are complete stay in {destination.unfinished.written}: the same call writes only the others."
     )
     try:
-        if run.prepared.options.np < 0:
-            model.start()
+        for process in processes if run.prepared.options.np < 0 else ():
+            process.start()
         carry_out_items(run)
     finally:
-        model.end()
+        for process in processes:
+            process.end()
         destination.release()
     record = run.recorder.record
     rows = sum(each.rows for each in written.values())
@@ -400,7 +407,7 @@ def _summary(record: RunRecord, values: Mapping[int, Written]) -> str:
     """Return a line about the parts that this run has written."""
     ran = {number: values[number] for number in _ran(record)}
     if not ran:
-        return "all parts were there already"
+        return "all parts were already complete"
     rows, seconds = sum(each.rows for each in ran.values()), max(time.time() - record.started, 1e-6)
     loads = {each.process: each.load_s for each in ran.values() if each.process}
     loaded = f"model loaded in {', '.join(describe.duration(load_s) for load_s in loads.values())}" if loads else ""

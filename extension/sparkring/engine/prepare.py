@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from sparkring.engine.warm_gang import WarmGang
 
 # Names that ranks have unless the notebook defines them. `exit` and `quit` are listed because IPython hides the
-# builtins of these names, so they are not found among the kernel's builtins.
+# builtins with these names, so they are not found among the kernel's builtins.
 PROVIDED = ("rank", "size", "local_rank", "get_ipython", "display", "displayHTML", "exit", "quit")
 
 
@@ -68,7 +68,7 @@ class _Packed(NamedTuple):
     values: list[tuple[str, Any]]  # pairs of a name in the notebook ('' for an argument) and its value
     title: str
     code: str
-    scripts: tuple[str, ...] = ()  # sources of the cell's scripts; for checkpoints, they are part of its code
+    scripts: tuple[str, ...] = ()  # sources of the cell's scripts; for checkpoints, they are part of the cell's code
     data: Data | None = None
     on_result: Callable[[RunResult], None] = lambda result: None
 
@@ -90,8 +90,8 @@ def prepare(spec: RunSpec) -> PreparedRun:
     here = spec.framework != "barrier"
     launch = LaunchRequest(options.np, size, dict(options.env), packed.title, options.gpus, packed.data, here)
     if options.background or (options.survives and options.np > 0):
-        # The run opens its own launchers. Open one here, too: in the main thread, where a new SparkSession can be made,
-        # and where an interrupt ends the wait for an executor; and so that errors are raised at once.
+        # The run opens its own launchers. Open one here, too, so that errors are raised at once. This is the main
+        # thread, where a new SparkSession can be made, and where an interrupt ends the wait for an executor.
         open_launcher(launch, tell)
     if options.background:
         # The parts share memory with the notebook's arrays, which the notebook may change before the parts are sent, at
@@ -118,14 +118,16 @@ def run_started(
     """Return the first event of the record of a run that begins now."""
     kept, place = captured[: events.CAPTURED_KEPT], "local" if options.np < 0 else "spark"
     started = events.RunStarted(time.time(), run_store.new_id(), title, code, size, place, framework, "all")
-    return started._replace(checkpoint_dir=options.checkpoint_dir, captured=kept, versions=versions())
+    return started._replace(
+        checkpoint_dir=options.checkpoint_dir, captured=kept, versions=versions(), notify=options.notify
+    )
 
 
 def needs_legacy_keras(framework: str, env: Iterable[tuple[str, str]], code: str, modules: Collection[str]) -> bool:
     """Whether to set the variable that makes the ranks use Keras 2.
 
-    It is set if the ranks run Horovod and `code` or `modules` use Keras 2, unless the notebook's environment or `env`
-    already has it.
+    The variable is needed if the ranks run Horovod and `code` or `modules` use Keras 2, unless the notebook's
+    environment or `env` already has the variable.
     """
     return (
         framework == "horovod"
@@ -153,7 +155,7 @@ def capture_cell(spec: RunSpec, cell: Cell) -> Captured:
             dry_run=spec.options.dry_run,
         )
     except CaptureError as error:
-        if gang and gang.news:  # this may explain why a name is missing: it was on ranks that have been lost
+        if gang and gang.news:  # the news may explain why a name is missing: its value was on ranks that have been lost
             raise CaptureError("\n".join([str(error), *gang.news]), line=error.line) from None
         raise
 
@@ -231,8 +233,8 @@ def _taking_part(spec: RunSpec) -> Iterable[int]:
 def validate(values: Iterable[tuple[str, Any]], source: str, size: int) -> None:
     """Call `__sparkring_validate__()` on the values that have this method.
 
-    The method raises an error if the value does not support `size` ranks or one of the methods that the cell calls on
-    it.
+    The method raises an error if the value does not support `size` ranks, or does not support a method that the cell
+    calls on the value.
     """
     for name, value in values:
         validate_value = getattr(type(value), "__sparkring_validate__", None)
@@ -260,7 +262,7 @@ def _open_directory(options: Options, size: int, packed: _Packed) -> Directory |
 
 
 def refuse_shared(directory: str) -> None:
-    """Raise CheckpointError if a background run saves to `directory`, however that run spells the path."""
+    """Raise CheckpointError if a background run saves to `directory`, even if that run spells the path differently."""
     location = locate(directory)
     other = next((each for each in background.going() if each.saves_in(location)), None)
     if other is not None:

@@ -1,11 +1,11 @@
 """The records of Spark queries that use a column of predictions. The items of such a record are the partitions.
 
-    model process ── ModelUsed ──▶ Listener ── a thread per connection ──▶ _Query ──▶ Recorder
+    model process ── GpuUsed, ModelUsed ──▶ Listener ── a thread per connection ──▶ _Query ──▶ Recorder
 
-A DataFrame of predict() may be used at any time, so one listener waits as long as this process lives. Waiting takes no
-processor time. A query begins with the first report of a model process. It ends when Spark is no longer running any of
-its stages, and one of two things happens: another query begins, or all model processes close their connections because
-no task has been connected for a while.
+A DataFrame that predict() has returned may be used at any time, so one listener waits as long as this process lives.
+Waiting takes no processor time. A query begins with the first report of a model process. The query ends when Spark is
+no longer running any of its stages and, in addition, another query begins or the last model process disconnects. A
+model process disconnects when no task has been connected for a while.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import secrets
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,7 +31,7 @@ from sparkring.history.record import QUICK_S
 from sparkring.launchers.spark import driver_address, free_port
 from sparkring.runtime.kernel import tell
 from sparkring.wire.channel import ChannelClosed, Connection, Listener
-from sparkring.wire.messages import Failure, ModelUsed, TaskScored
+from sparkring.wire.messages import Failure, GpuUsed, ModelUsed, TaskScored
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -40,7 +41,7 @@ _LOOK_EVERY_S = 0.25
 
 
 class _Column(NamedTuple):
-    """A column of predictions. `title` and `code` are for the records of its queries."""
+    """A column of predictions. `title` and `code` are for the records of the queries that use the column."""
 
     context: SparkContext
     title: str
@@ -49,10 +50,10 @@ class _Column(NamedTuple):
 
 @dataclass
 class _Partition:
-    """A partition of a stage. It is an item of the record.
+    """A partition of a stage, which is an item of the record.
 
-    `task` is Spark's id of the partition's last attempt. `connections` has the last report about this attempt from each
-    connection, by process and number of the connection. `slot` is None while the record does not show the item as
+    `task` is Spark's id for the partition's last attempt. `connections` has the last report about this attempt from
+    each connection, by process and connection number. `slot` is None while the record does not show the item as
     running.
     """
 
@@ -93,6 +94,7 @@ class _Query:
         self._partitions: dict[tuple[int, int], _Partition] = {}
         self._scored: dict[tuple[str, int], TaskScored] = {}  # the last reports, including those about failed attempts
         self._loads: dict[str, float | None] = {}
+        self._gpus: dict[tuple[str, str], GpuUsed] = {}  # the last reports, by process and address
         self._waiting: list[_Partition] = []  # partitions without a slot in the record
         started = events.RunStarted(
             self._last,
@@ -109,11 +111,15 @@ class _Query:
         self.recorder = Recorder(background_view(), started)
         self._events: list[events.Event] = [events.ItemsPlanned(self._last, self._at_once)]
 
-    def add(self, report: ModelUsed, tasks: list[TaskScored]) -> None:
-        """Record the report of a model process about these tasks."""
+    def add(self, report: ModelUsed, tasks: list[TaskScored], gpus: Mapping[str, GpuUsed]) -> None:
+        """Record the report of a model process about these tasks. `gpus` are the process's GPUs by address."""
         self._last = time.time()
         process = _process(report)
-        self._note_load(process, report)
+        self._note_load(process, report, gpus)
+        for address, gpu in gpus.items():
+            if self._gpus.get((process, address)) != gpu:
+                self._gpus[process, address] = gpu
+                self._events.append(events.ModelGpuUsed(self._last, report.host, report.pid, gpu))
         changed = {id(each): each for each in self._waiting}
         for task in tasks:
             self._scored[process, task.connection] = task
@@ -128,20 +134,21 @@ class _Query:
         self._save()
 
     def lose(self, report: ModelUsed) -> None:
-        """Note that the process has disconnected. If it was killed, it cannot report the end of its tasks."""
+        """Record that a process has disconnected. A process that was killed cannot report how its tasks ended."""
         for partition in self._partitions.values():
             for key, each in partition.connections.items():
                 if key[0] == _process(report) and each.state == "running":
                     partition.connections[key] = each._replace(state="closed")
 
-    def _note_load(self, process: str, report: ModelUsed) -> None:
+    def _note_load(self, process: str, report: ModelUsed, gpus: Iterable[str]) -> None:
         if process in self._loads and self._loads[process] == report.load_s:
             return
+        which = f"process {report.pid}" + (f", GPU {', '.join(gpus)}" if gpus else "")
         if report.load_s is None:
-            text = f"{report.host} is loading the model (process {report.pid})"
+            text = f"{report.host} is loading the model ({which})"
             self._events.append(events.Notice(self._last, text, "heard"))
         elif process in self._loads:
-            text = f"{report.host} has loaded the model in {describe.duration(report.load_s)} (process {report.pid})"
+            text = f"{report.host} has loaded the model in {describe.duration(report.load_s)} ({which})"
             self._events.append(events.Notice(self._last, text))
         self._loads[process] = report.load_s
 
@@ -162,7 +169,7 @@ class _Query:
 
     def _show(self, partition: _Partition, report: ModelUsed) -> bool:
         """Record the state of a partition, and return True. If all slots are taken, return False."""
-        if partition.failure is not None and partition.state == "failed":  # another connection of the task has ended
+        if partition.failure is not None and partition.state == "failed":  # the failure has already been recorded
             return True
         if partition.slot is None and not self._enter(partition, report):
             return False
@@ -181,7 +188,7 @@ class _Query:
         """Give the partition a slot in the record. Return whether a slot was free."""
         for slot, holder in enumerate(self._holders):
             if holder is not None and holder.state == "closed":
-                self._leave(holder, "finished")  # Spark did not need the rest of its rows
+                self._leave(holder, "finished")  # Spark did not need the remaining rows of the partition
             if self._holders[slot] is None:
                 self._holders[slot], partition.slot = partition, slot
                 self._events += [
@@ -192,7 +199,7 @@ class _Query:
         return False
 
     def _leave(self, partition: _Partition, ending: events.ItemEnding) -> None:
-        """Record the end of the partition's attempt, if its beginning was recorded."""
+        """Record that the partition's attempt has ended, if its start was recorded."""
         if partition.slot is None:
             return
         self._holders[partition.slot] = None
@@ -310,7 +317,7 @@ class _Watch:
         return {"host": host, "port": port, "secret": self._secret.hex(), "column": key}
 
     def close(self) -> None:
-        """Stop listening, and end the queries that are under way."""
+        """Stop listening, and end the queries that have not ended."""
         self._closing.set()
         for listener in self._listeners.values():
             listener.close()
@@ -320,12 +327,19 @@ class _Watch:
 
     def _hear(self, connection: Connection) -> None:
         heard: ModelUsed | None = None
+        gpus: dict[str, GpuUsed] = {}
         try:
-            while isinstance(report := connection.receive(), ModelUsed) and report.column in self._columns:
+            while True:
+                report = connection.receive()
+                if isinstance(report, GpuUsed):
+                    gpus[report.address] = report
+                    continue
+                if not isinstance(report, ModelUsed) or report.column not in self._columns:
+                    break
                 with self._changing:
                     self._connected[report.column] += heard is None
                     heard = report
-                    self._add(report)
+                    self._add(report, gpus)
         except ChannelClosed:
             pass
         except LaunchError as error:  # the record cannot be saved
@@ -334,20 +348,20 @@ class _Watch:
             if heard is not None:
                 self._disconnect(heard)
 
-    def _add(self, report: ModelUsed) -> None:
+    def _add(self, report: ModelUsed, gpus: Mapping[str, GpuUsed]) -> None:
         """Pass the report to the queries of its tasks. When a query begins, end the queries that are over."""
         queries = self._queries.setdefault(report.column, {})
         if not report.tasks:
             if not queries:
                 queries[None] = self._begin(report)
-            list(queries.values())[-1].add(report, [])
+            list(queries.values())[-1].add(report, [], gpus)
         for name in dict.fromkeys(task.query for task in report.tasks):
             if None in queries:
                 queries[name] = queries.pop(None)
             if name not in queries:
                 self._end_over(queries)
                 queries[name] = self._begin(report)
-            queries[name].add(report, [task for task in report.tasks if task.query == name])
+            queries[name].add(report, [task for task in report.tasks if task.query == name], gpus)
 
     def _begin(self, report: ModelUsed) -> _Query:
         return _Query(self._columns[report.column], warm=report.load_s is not None)
@@ -357,7 +371,7 @@ class _Watch:
             queries.pop(name).end()
 
     def _disconnect(self, report: ModelUsed) -> None:
-        """Note that a model process has disconnected. After the last one, wait for the end of the column's queries."""
+        """Record that a model process has disconnected. After the last one, wait until the column's queries end."""
         queries = self._queries[report.column]
         with self._changing:
             self._connected[report.column] -= 1

@@ -39,12 +39,12 @@ class Recorder:
             self._show(self._view.refresh)
 
     def _show(self, show: Callable[[RunRecord], None]) -> None:
-        """Show the record. If this fails, report it and show nothing more: the run must continue."""
+        """Show the record. If this fails, report the error and show nothing more: the run must continue."""
         try:
             show(self.record)
         except Exception as error:  # a front end may raise any error
             self._shows = False
-            text = f"the run can no longer be shown, but it continues: {type(error).__name__}: {error}"
+            text = f"the run continues, but can no longer be shown: {type(error).__name__}: {error}"
             self.notice(text)
             warnings.warn(f"sparkring: {text}", RuntimeWarning, stacklevel=2)
 
@@ -52,7 +52,7 @@ class Recorder:
         self.add([events.Notice(time.time(), text, until)])
 
     def show_again(self) -> None:
-        """Show the run in the current cell as well."""
+        """Also show the run in the current cell."""
         self._show(self._view.again)
 
     def close(

@@ -62,7 +62,9 @@ class Restarts:
         with self.interrupts:
             while True:
                 number += 1
-                self.recorder.add([events.AttemptStarted(time.time(), number, self._size, last.name, last.step)])
+                most = self.options.max_restarts + 1
+                began = events.AttemptStarted(time.time(), number, self._size, last.name, last.step, most)
+                self.recorder.add([began])
                 outcome = self._attempt(number, last)
                 if outcome.ending == "not started" and number > 1 and time.monotonic() <= slots_until:
                     pause_s = PAUSE_S  # nothing has run, so this does not count as a restart
@@ -119,7 +121,7 @@ class Restarts:
             )
 
     def _attempts(self, outcome: Outcome) -> tuple[Attempt, ...]:
-        """Return all attempts of the run, the last one with the failure that has just ended it.
+        """Return all attempts of the run. The last attempt includes the failure that has just ended it.
 
         The record does not have this failure yet, because the AttemptEnded event is added later.
         """
@@ -143,7 +145,7 @@ class Restarts:
         """Wait until Spark has enough slots for the next attempt, and decide how many ranks that attempt has.
 
         Return None if there are enough slots. If there are still too few at the time `until`, or if the user interrupts
-        the run, return the outcome with which the run ends.
+        the run, return the run's outcome.
         """
         most, least = self.launch.size, self.options.least or self.launch.size
         began, there, told = time.monotonic(), 0, False
@@ -167,8 +169,8 @@ class Restarts:
             return None
         waited = describe.duration(round(time.monotonic() - began))
         error = SlotsError(
-            f"{most} ranks need {most} task slots, and Spark has had {there} for {waited}. Add executors and run the "
-            f"cell again, or continue with fewer: --min-np {max(there, 1)}."
+            f"{most} ranks need {most} task slots, but Spark has had {there} for {waited}. Add executors and run the "
+            f"cell again, or continue with fewer ranks: --min-np {max(there, 1)}."
         )
         return Outcome("not started", str(error), error=error)
 
@@ -197,8 +199,8 @@ def counted(attempts: Sequence[Attempt]) -> list[Attempt]:
     """Return the failed attempts that count towards `max_restarts`.
 
     An attempt that found its checkpoint damaged does not count, since the next attempt takes an earlier checkpoint. If
-    a later attempt still fails on the same checkpoint, that attempt counts, because then the cell itself must have
-    asked for the checkpoint, and may do so in every attempt.
+    a later attempt still fails on the same checkpoint, that attempt counts. The cell itself must then have asked for
+    the checkpoint, and may do so in every attempt.
     """
     lost, damaged = [], set()
     for each in attempts:
@@ -227,8 +229,8 @@ def cannot_heal(failure: Failure, failures: Collection[Failure], size: int, *, s
     """Return why another attempt with `size` ranks would fail in the same way; None if it may succeed.
 
     `failures` are the failures of all ranks, and `stepped` says whether a rank has reached a step. An attempt may
-    succeed if a process died without an exception, or if the checkpoint was damaged. It may also succeed if `failure`
-    happened in a collective, because the end of another rank may have caused it.
+    succeed if a process died without an exception, or if the checkpoint was damaged. An attempt may also succeed if
+    `failure` happened in a collective, because another rank's death may have caused this failure.
     """
     if failure.cause in ("echo", "damaged checkpoint") or not all(each.error for each in failures):
         return None
@@ -252,7 +254,7 @@ def _same(one: Failure, other: Failure) -> bool:
 
 
 def pause_after(attempts: Sequence[Attempt], checkpoints: Sequence[Checkpoint]) -> float:
-    """Return how long to wait after the last of `attempts`: longer if several in a row have saved no checkpoint."""
+    """Return how long to wait after the last attempt: longer if several attempts in a row have saved no checkpoint."""
     fruitful = {each.attempt for each in checkpoints}
     in_vain = 0
     for attempt in reversed(counted(attempts)):

@@ -1,4 +1,4 @@
-"""Plain data that says what a run is to do, and how it ended. Specifications may be invalid; prepare() checks them."""
+"""Plain data that says what a run should do, and how it ended. Specifications may be invalid; prepare() checks them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ class RunSpec(NamedTuple):
     `framework` names the ranks' framework. `title` and `code` are kept in the record; for a call, they default to the
     name and the source of its function. `gang` is the warm gang to run on, and `ranks` are the ranks of this gang to
     use (if empty, all of them). Without a gang, the run has ranks of its own. A `notice` is shown with the run. `bound`
-    lists names that the ranks bind before the cell runs, such as those of an item. They are not captured.
+    lists names that the ranks bind before the cell runs, such as the names of an item's values. These names are not
+    captured.
     """
 
     work: Cell | Call
@@ -67,14 +68,15 @@ class Results(NamedTuple):
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one execution of a request ended. The outcome of a run is that of its last execution.
+    """How one execution of a request ended. The outcome of a run is the outcome of its last execution.
 
-    There are two endings besides those of a run: "not started" if the ranks could not be started (`error` says why),
-    and "called off" if the execution was ended so that the run can restart (`reason` says why).
+    `ending` can be an ending of a run, "not started" or "called off". "not started" means that the ranks could not be
+    started; `error` says why. "called off" means that the execution was ended so that the run can restart; `reason`
+    says why.
 
     `reason` is one line for the record. `rank` is the rank whose failure ended the execution. `results` are what the
-    ranks had sent by then. `explanation` is text for the message of the error that the run raises. After a failure, it
-    follows the text that describes the failure; after a timeout, it is the whole message.
+    ranks had sent by then. `explanation` is text for the message of the error that the run raises. After a failure,
+    this text follows the description of the failure; after a timeout, it is the whole message.
     """
 
     ending: Ending | Literal["not started", "called off"]

@@ -34,8 +34,8 @@ RELEASE_AFTER_S = 0.5
 REPEAT_AFTER_S = 2.0
 # A rank that is importing a package stops only after the import, because a package such as torch could not be used
 # after an interrupted import. The rank reports the import repeatedly, and the times above are then counted from its
-# last report. It cannot report while native code is being loaded, which may take a long time. A warm gang waits this
-# many seconds for imports.
+# last report. The rank cannot report while native code is being loaded, which may take a long time. A warm gang waits
+# at most this many seconds for imports.
 IMPORTS_GRACE_S = 60.0
 LEAVE_GRACE_S = 10.0
 EVERYTHING_ENDS_S = 5.0  # after this time, close() ends the remaining processes by force
@@ -45,9 +45,9 @@ STALL_EVERY_S = 1.0
 class LiveRun(NamedTuple):
     """A run in progress: its options, its recorder, and what ends it early.
 
-    The run ends when it is interrupted, and at the `deadline`, a time of time.monotonic(). If `deadline` is None, the
-    run's time limit is counted from the creation of its Supervisor. `calls_off` is called repeatedly: it returns why
-    the execution is to be called off, or '' to let it go on.
+    The run ends when it is interrupted, or at the `deadline`, a time.monotonic() time. If `deadline` is None, the run's
+    time limit is counted from the creation of its Supervisor. `calls_off` is called repeatedly. It returns why
+    the execution is to be called off, or '' to let the execution go on.
     """
 
     options: Options
@@ -69,7 +69,7 @@ def run_on_fresh_ranks(run: LiveRun, request: Request, launcher: Launcher, size:
 
 
 def deadline_of(options: Options) -> float:
-    """Return the deadline of a run that begins now, as a time of time.monotonic(); math.inf if it has no time limit."""
+    """Return the deadline of a run that begins now, as a time.monotonic() time; math.inf if it has no time limit."""
     return math.inf if options.timeout_s is None else time.monotonic() + options.timeout_s
 
 
@@ -110,7 +110,7 @@ class Supervisor:
         return poll_until(condition, time.monotonic() + within_s, self._poll)
 
     def _ended_early(self) -> Outcome | None:
-        """If the execution is to end now, end it and return its outcome. Return None if it goes on."""
+        """End the execution if it must end now, and return its outcome. Return None if the execution goes on."""
         if self.interrupts.seen:
             running = self.execution.running if self.gang.up else []
             return Outcome("interrupted", describe.interrupted(len(running), self._end_early(), warm=self.warm))
@@ -135,7 +135,7 @@ class Supervisor:
         return Outcome("failed", reason, rank, unpack_results(self.execution), left)
 
     def _hear_others(self, rank: int) -> int:
-        """Wait a moment for failures of other ranks. Then return the rank whose failure counts as the cause of the end.
+        """Wait a moment for failures of other ranks. Then return the rank whose failure counts as the cause.
 
         Whether to restart depends on whether all ranks failed in the same way, and on whether a rank has died. If there
         are no restarts, or if `rank` itself has died, there is no wait.
@@ -146,7 +146,7 @@ class Supervisor:
         return rank if found is None else found
 
     def _end(self) -> str:
-        """End the ranks and close the gang. Return a sentence about the end of a warm gang; '' for a cold one."""
+        """End the ranks and close the gang. Return a sentence that says why a warm gang is gone; '' for a cold one."""
         self.gang.stop(signal.SIGTERM, FAILURE_GRACE_S)
         self._poll_until_gone(EVERYTHING_ENDS_S)
         return self._given_up()
@@ -159,7 +159,7 @@ class Supervisor:
         notes = [reading.notes(found) for found in reading.data_sets(record, time.time())]
         told += [f"Reading: {note}." for note in notes if note]
         told += [self._end_early()]
-        reason = f"the limit of {describe.duration(limit_s)} passed"
+        reason = f"the time limit of {describe.duration(limit_s)} was reached"
         explanation = "\n\n".join(filter(None, told))
         return Outcome("timed out", reason, results=unpack_results(self.execution), explanation=explanation)
 
@@ -188,7 +188,7 @@ class Supervisor:
             return impatient or bool(self.gang.deaths) or not self.execution.running
 
         def over_within(seconds: float) -> bool:
-            """Poll until it is over. Return False if it is not over `seconds` after the last report of an import."""
+            """Poll until over() is true. Return False if it is not, `seconds` after the last report of an import."""
             since = began
             while not poll_until(over, since + seconds, self._poll, every_s=POLL_S / 2):
                 reported = self.execution.importing.values() if self.warm else ()
@@ -218,7 +218,7 @@ class Supervisor:
         """Close the gang. Return a sentence that says what this means for a warm gang; '' for a cold one."""
         stuck = self.execution.running
         if self.execution.request.timeline:
-            # The members send the rest of a timeline when the ranks have ended. close() would not wait for it.
+            # The members send the rest of a timeline when the ranks have exited. close() would not wait for it.
             self.gang.stop(signal.SIGKILL, 0.0)
             self._poll_until_gone(EVERYTHING_ENDS_S)
         self.gang.close()
@@ -226,12 +226,12 @@ class Supervisor:
         return describe.gang_gone(list(self.gang.deaths), stuck) if self.warm else ""
 
     def _let_go(self, grace_s: float) -> None:
-        """Ask the ranks of a cold gang to leave, and kill those that have not exited after `grace_s`."""
+        """Ask the ranks of a cold gang to leave, and kill the ranks that have not exited after `grace_s`."""
         self.gang.leave()
         self._poll_until_gone(grace_s)
         if not self.gang.gone:
             self.recorder.notice(
-                f"some ranks did not end within {grace_s:.0f} s of the end of the cell (a hanging thread or "
+                f"some ranks did not exit within {grace_s:.0f} s after the cell ended (a hanging thread or "
                 "atexit function?) and were killed"
             )
         self.gang.close()
@@ -243,7 +243,7 @@ class Supervisor:
 
         self._poll_until(gone, within_s)
         self._poll_until(lambda: gone() or not self.gang.timeline_pending, math.inf)
-        # When the last Exited message is read, other messages may be queued behind it: take these, too.
+        # When the last Exited message is read, other messages may be queued behind it: read these messages, too.
         self._poll(0.0)
 
     def _tell_of_a_slow_start(self) -> None:

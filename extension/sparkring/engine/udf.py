@@ -23,13 +23,13 @@ def predict_udf(
     input_tensor_shapes: Shapes | None = None,
     idle_s: float = IDLE_S,
 ) -> Any:
-    """Return a UDF that does what pyspark's predict_batch_udf() does, with one process per machine for the model.
+    """Return a UDF that does what pyspark's predict_batch_udf() does, with one model process per machine or GPU.
 
         classify = sparkring.predict_udf(make_predict_fn, return_type="float", batch_size=1024)
         df.select(classify("a", "b")); spark.udf.register("classify", classify)
 
-    make_predict_fn: a function that is called once on each machine. It loads the model, and returns a function of NumPy
-        arrays.
+    make_predict_fn: a function that is called once in each model process. It loads the model, and returns a function of
+        NumPy arrays.
     return_type: the Spark type of the predictions. A struct has a field for each array that the function returns.
     batch_size: the number of rows in each call to the function.
     input_tensor_shapes: the shape of a row of each input, or None for an input that is a number. These shapes are

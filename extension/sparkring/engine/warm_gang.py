@@ -1,7 +1,7 @@
-"""Warm gangs, which stay up between cells. There is at most one on this machine, and at most one on Spark.
+"""Warm gangs, which stay up between cells. There is at most one gang on this machine, and at most one on Spark.
 
 While no cell is running on a gang, a thread listens to its ranks. The thread ends the gang if a rank has died, or if no
-cell has run for too long. It also warns the user if a Spark job is waiting for the slots that the gang holds.
+cell has run for too long. The thread also warns the user if a Spark job is waiting for the slots that the gang holds.
 """
 
 from __future__ import annotations

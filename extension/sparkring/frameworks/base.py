@@ -20,7 +20,7 @@ class Endpoint(NamedTuple):
     interface: the name of the network interface that has this address.
     seen_as: the address from which the rank's connections reach the driver. It differs from `address` if
     addresses are translated on the way.
-    port: a port of the host that was free when the rank started, or when its last request ended. Some frameworks
+    port: a port on the host that was free when the rank started, or when its last request ended. Some frameworks
     listen on this port.
     """
 
@@ -57,7 +57,7 @@ class Timeline(NamedTuple):
 
 
 class Start(NamedTuple):
-    """A start of the ranks for the run `run_id`, which has been restarted `restarts` of `max_restarts` times."""
+    """A start of the ranks for the run `run_id`, after `restarts` restarts. At most `max_restarts` are allowed."""
 
     run_id: str
     restarts: int

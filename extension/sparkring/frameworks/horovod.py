@@ -9,7 +9,7 @@ from sparkring.frameworks.base import Endpoint, Framework, Lesson, Start, Timeli
 from sparkring.runtime.world import World
 
 # Gloo's default is 30 s. The timeout applies to hvd.init(), too: the last rank must call hvd.init() at most this long
-# after the first rank. If a rank is lost, sparkring ends the gang, so no rank waits this long in vain.
+# after the first rank. If a rank is lost, sparkring ends the gang, so no rank waits this long for it.
 GLOO_TIMEOUT_S = 600
 
 

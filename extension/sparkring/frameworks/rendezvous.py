@@ -1,4 +1,4 @@
-"""The key-value store through which Gloo's ranks find each other. It answers PUT, GET and DELETE of /scope/key.
+"""The key-value store through which Gloo's ranks find each other. It answers PUT, GET and DELETE for /scope/key.
 
 Horovod's client cannot authenticate itself, so the store is restricted: it listens only on the interface in use and
 only as long as the gang exists, answers only the hosts of authenticated members, accepts only Horovod's scopes, and

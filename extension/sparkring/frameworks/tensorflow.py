@@ -1,4 +1,4 @@
-"""Sets the environment variable TF_CONFIG, from which TensorFlow's MultiWorkerMirroredStrategy learns its workers.
+"""Sets the environment variable TF_CONFIG, which lists the workers for TensorFlow's MultiWorkerMirroredStrategy.
 
 The format of TF_CONFIG is documented under tf.distribute.cluster_resolver.TFConfigClusterResolver.
 """

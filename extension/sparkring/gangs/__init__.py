@@ -1,1 +1,1 @@
-"""The ranks that run for a notebook: their connections, the requests that they execute, and how they end."""
+"""Gangs of ranks: their connections, the requests that they execute, and how they end."""

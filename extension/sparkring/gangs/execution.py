@@ -11,18 +11,18 @@ from sparkring.launchers.base import Code
 from sparkring.runtime.resume_point import Here
 from sparkring.wire.messages import Buffers, CollectivesEnded, Done, Importing, RankNews, Run, Work
 
-# After a failure, wait this long before deciding which failure is the cause: a report that another rank was killed or
+# After a failure, wait this long before deciding which failure is the cause. A report that another rank was killed or
 # lost may still arrive, and the loss of that rank is then the cause.
 SETTLE_S = 0.15
 
 
 class Request(NamedTuple):
-    """What ranks are to run, and with which framework. The gang adds to `run` what differs from rank to rank.
+    """What the ranks should run, and with which framework. The gang adds to `run` what differs from rank to rank.
 
-    `sent` are the names whose values are sent, and `modules` are the packages that ranks import to rebuild values.
-    `timeline` says whether the framework is to record a timeline. `restarts` is how often this run has been restarted
+    `sent` contains the names whose values are sent, and `modules` the packages that ranks import to rebuild values.
+    `timeline` says whether the framework should record a timeline. `restarts` is how often this run has been restarted
     so far, and `max_restarts` is the limit. If the request is for an item, `work` is what the ranks run; a gang sends
-    it only once, before the first item.
+    `work` only once, before the first item.
     """
 
     run: Run
@@ -35,7 +35,7 @@ class Request(NamedTuple):
     work: Work | None = None
 
     def code(self) -> Code:
-        """Return what the ranks will run. Large buffers are left out."""
+        """Return the code that the ranks will run, without large buffers."""
         orders = [order for order in (self.run, self.work) if order is not None]
         texts = [order.source.encode() for order in orders]
         texts += [script.source.encode() for order in orders for script in order.scripts]
@@ -58,9 +58,9 @@ class Value(NamedTuple):
 
 
 def cause_priority(failure: Failure) -> int:
-    """Return how well another rank's end explains the failure. The failure with the lowest number is the cause.
+    """Return how well another rank's death explains the failure. The failure with the lowest number is the cause.
 
-    Return 0 if another rank's end cannot have caused the failure, 2 if it probably has, and 1 otherwise.
+    Return 0 if another rank's death cannot have caused the failure, 2 if it probably has, and 1 otherwise.
     """
     if failure.cause == "echo":
         return 2
@@ -81,7 +81,7 @@ class Execution:
         self.stopped: set[int] = set()  # ranks on which an interrupt has ended the request
         self.memory_bytes: dict[int, int] = {}  # by rank; ranks without a report are missing
         self.interrupted = False
-        self.seconds = 0.0  # how long the slowest rank took; 0 until a rank has ended the request
+        self.seconds = 0.0  # how long the slowest rank took; 0 until a rank has finished or failed
         self.given_back = False  # whether the member gave the request back before running it
         self.importing: dict[int, float] = {}  # when a rank last reported an import that delays an interrupt
         self.collectives_ended = False  # whether a rank has ended its collectives, as requested
@@ -89,19 +89,19 @@ class Execution:
 
     @property
     def done(self) -> bool:
-        """Whether every rank has run the request to its end."""
+        """Whether every rank has run the request to completion."""
         return len(self.values) == len(self.ranks)
 
     @property
     def running(self) -> list[int]:
-        """The ranks that have neither finished nor failed nor been stopped."""
+        """The ranks that have not yet finished, failed or been stopped."""
         return [
             rank for rank in self.ranks if not (rank in self.values or rank in self.failures or rank in self.stopped)
         ]
 
     @property
     def failed_rank(self) -> int | None:
-        """The rank whose failure ends the execution; None if no rank has failed, or while more failures are awaited."""
+        """The rank whose failure ends the execution; None if no rank has failed, or if more failures may arrive."""
         if not self.failures or (self._decide_at is not None and time.monotonic() < self._decide_at):
             return None
         # If several failures have the same priority, min() returns the one that arrived first: dicts keep the order.
@@ -109,7 +109,7 @@ class Execution:
 
     @property
     def decides_in_s(self) -> float | None:
-        """The seconds until `failed_rank` is decided if no more reports arrive; None if nothing is to be decided."""
+        """The seconds until `failed_rank` is decided if no more reports arrive; None if there is nothing to decide."""
         return None if self._decide_at is None else max(0.01, self._decide_at - time.monotonic())
 
     def heard(self, rank: int, news: RankNews) -> None:
@@ -120,7 +120,7 @@ class Execution:
             self.loaded.add(rank)
 
     def held_up(self, rank: int, report: Importing | CollectivesEnded) -> None:
-        """Note why an interrupt of the rank is delayed."""
+        """Record why an interrupt of the rank is delayed."""
         if isinstance(report, Importing):
             self.importing[rank] = time.monotonic()
         else:
@@ -136,7 +136,7 @@ class Execution:
         return [RankFinished(time.time(), rank, done.repr)]
 
     def failed(self, rank: int, failure: Failure) -> list[Event]:
-        """Note that a rank has failed, and return the events: none if it had already failed or been stopped.
+        """Record that a rank has failed, and return the events: none if it had already failed or been stopped.
 
         A rank that dies after it has finished the request counts as failed: other ranks may still be waiting for it.
         """

@@ -33,11 +33,11 @@ SILENT_LIMIT_S = 30.0  # a member that sends nothing for this long counts as los
 # A member reads the file of a timeline slowly. So wait this long for the next piece of the timeline and, after the last
 # piece, for the Exited message.
 TIMELINE_S = 20.0
-LOST_WAIT_S = 2.0  # wait this long for the reason of a member's loss, which Spark learns only a moment later
+LOST_WAIT_S = 2.0  # wait this long for the reason why a member was lost: Spark learns the reason only a moment later
 
 
 class Gang:
-    """`size` ranks. start() launches them, submit() gives them a request, and close() ends them.
+    """A gang of `size` ranks. start() launches the ranks, submit() gives them a request, and close() ends them.
 
     After each submit(), call poll() until the Execution is over. poll() returns events, which say what has happened.
     The first request can be submitted before start(). If more requests were submitted with submit_ahead(), keep calling
@@ -58,7 +58,7 @@ class Gang:
         self._gpus: dict[tuple[int, str], events.GpuUsed] = {}  # last report on each GPU; members report changes
         self._ahead: collections.deque[Execution] = collections.deque()  # the executions after the current one
         self._arrived: collections.deque[Arrival] = collections.deque()  # messages that poll() has not processed yet
-        self._early: list[Arrival] = []  # messages of members that have no rank yet
+        self._early: list[Arrival] = []  # messages from members that have no rank yet
         self._untold: list[Event] = []  # events of submit(), which the next poll() returns
         self._started = self._polled = time.monotonic()
         self._timeline_until = 0.0
@@ -100,8 +100,8 @@ class Gang:
     def submit_ahead(self, request: Request) -> Execution:
         """Submit the request of an item, to run after the requests that were submitted earlier.
 
-        The gang must be up and have one rank. If an earlier request fails or takes a long time, this one is given back,
-        and does not run.
+        The gang must be up and have one rank. If an earlier request fails or takes a long time, the member gives this
+        request back without having run it.
         """
         execution = Execution(request, (0,))
         self._ahead.append(execution)
@@ -123,11 +123,11 @@ class Gang:
         return found + self._watch()
 
     def wake(self) -> None:
-        """Make a poll() that is waiting in another thread return."""
+        """Wake a poll() that is waiting in another thread."""
         self._inbox.wake()
 
     def close(self) -> None:
-        """End the remaining processes, wait for their end, and release all resources. A second call does nothing."""
+        """End the remaining processes, wait for them to exit, and release all resources. A second call does nothing."""
         if self.closed:
             return
         self._stopping = True
@@ -153,7 +153,7 @@ class Gang:
 
     @property
     def gone(self) -> bool:
-        """Whether every rank's process has ended."""
+        """Whether every rank's process has exited."""
         return len(self._members.exited) == self.size
 
     @property
@@ -172,12 +172,12 @@ class Gang:
 
     @property
     def deaths(self) -> dict[int, Failure]:
-        """The ranks whose processes ended without being asked to, and why."""
+        """The ranks whose processes exited without being asked to, and why."""
         return self._members.deaths
 
     @property
     def timeline_pending(self) -> bool:
-        """Whether the timeline of a rank that has ended is still being sent."""
+        """Whether the timeline of a rank that has exited is still being sent."""
         return time.monotonic() < self._timeline_until
 
     def place_of(self, rank: int) -> tuple[int, str, int]:
@@ -196,7 +196,7 @@ class Gang:
                 self._outbox.send(self._members.member_of[rank], messages.Interrupt())
 
     def end_item(self) -> None:
-        """Have the ranks end the item that they are running. This is not a failure, no matter how they end it."""
+        """Have the ranks end the item that they are running. The item then does not count as failed."""
         if self.execution is not None and self.up:
             self.execution.interrupted = True
             self._outbox.send_all(messages.EndItem())
@@ -206,12 +206,12 @@ class Gang:
         self._outbox.send_all(messages.Release())
 
     def leave(self) -> None:
-        """Tell the ranks to end; there are no more requests."""
+        """Tell the ranks to exit; there are no more requests."""
         self._leaving = True
         self._outbox.send_all(messages.Leave())
 
     def stop(self, number: int, grace_s: float) -> None:
-        """Send the signal `number` to every rank's process group, and kill what is left after `grace_s`."""
+        """Send the signal `number` to every rank's process group, and kill the remaining processes after `grace_s`."""
         self._stopping = True
         self._outbox.send_all(messages.Stop(int(number), grace_s))
 
@@ -227,7 +227,7 @@ class Gang:
         if isinstance(arrival.report, messages.Hello):
             return self._joined(arrival.report)
         if not self.up:
-            self._early.append(arrival)  # _enter_world() takes it again when the member has its rank
+            self._early.append(arrival)  # _enter_world() processes it when the member has its rank
             return []
         return self._reported(self._members.worlds[arrival.member].rank, arrival.report)
 
@@ -318,7 +318,7 @@ class Gang:
             self._frameworks[name] = FRAMEWORKS[name](self.launcher.host, self.launcher.bind_host, endpoints)
         return self._frameworks[name]
 
-    # ── ends ──────────────────────────────────────────────────────────────────
+    # ── failures and exits ────────────────────────────────────────────────────
 
     def _failed(self, rank: int, failure: Failure) -> list[Event]:
         if self.execution is None or (self._stopping and failure.cause == "interrupt"):
@@ -334,12 +334,12 @@ class Gang:
         return [*found, events.RankExited(time.time(), rank)]
 
     def _lost(self, member: int, how: str) -> list[Event]:
-        """Note that a lost member's rank has ended, unless its Exited message has arrived.
+        """Record that a lost member's rank is gone, unless its Exited message has arrived.
 
         `how` says how the member was lost.
 
         Raise LaunchError if the gang was not up yet and is not being stopped: the launcher's error if the launcher
-        knows why members have ended, otherwise MemberLost.
+        knows why members have exited, otherwise MemberLost.
         """
         if not self.up:
             if self._stopping:

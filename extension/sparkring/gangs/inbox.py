@@ -22,15 +22,15 @@ _REPORTS = get_args(Report)
 
 
 class Arrival(NamedTuple):
-    """A message of a member. If `report` is None, the member's connection has ended, and `end` says why."""
+    """A message from a member. If `report` is None, the member's connection has ended, and `end` says why."""
 
     member: int
     report: Report | None
     end: str = ""
 
 
-_WAKE = Arrival(-1, None)  # an item that only makes take() return
-_END = Arrival(-2, None)  # the last item of the queue
+_WAKE = Arrival(-1, None)  # an entry that only makes take() return
+_END = Arrival(-2, None)  # the last entry in the queue
 
 
 class Inbox:
@@ -63,18 +63,18 @@ class Inbox:
         found: list[Arrival] = []
         with contextlib.suppress(queue.Empty):
             found.append(self._queue.get(timeout=timeout_s) if timeout_s > 0 else self._queue.get_nowait())
-            for _ in range(QUEUE_MESSAGES):  # else, ranks that never stop printing would keep this loop going
+            for _ in range(QUEUE_MESSAGES):  # otherwise, ranks that never stop printing would keep this loop going
                 found.append(self._queue.get_nowait())
         return [arrival for arrival in found if arrival is not _WAKE]
 
     def wake(self) -> None:
-        """Make a take() that is waiting in another thread return."""
+        """Wake a take() that is waiting in another thread."""
         with contextlib.suppress(queue.Full):  # if the queue is full, take() does not wait
             self._queue.put_nowait(_WAKE)
 
     def close(self, handle: Callable[[Arrival], object], end_members: Callable[[], None]) -> None:
-        """Call `end_members()`, and meanwhile `handle(arrival)` for each arrival; then close all connections."""
-        # The gang no longer calls take(). If no thread emptied the queue, members would wait instead of ending.
+        """Call `end_members()`, while a thread calls `handle(arrival)` for each arrival. Then close all connections."""
+        # The gang no longer calls take(). If no thread emptied the queue, members would wait instead of exiting.
         drain = threading.Thread(target=self._drain, args=(handle,), name="sparkring-drain", daemon=True)
         drain.start()
         try:

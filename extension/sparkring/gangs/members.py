@@ -1,4 +1,4 @@
-"""Keeps track of a gang's members: which have connected, on which node, with which rank, and which have ended."""
+"""Keeps track of a gang's members: which of them have connected or exited, and the node and the rank of each."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Members:
     """The `size` members of a gang.
 
     `hellos` contains the first message of each member that has joined. `worlds[i]` is the World of member i, which
-    contains its rank and its node, and `member_of[rank]` is the member of a rank; both are empty until all members have
-    joined. `endpoints[i]` says where rank i can be reached. `exited` are the ranks whose processes have ended, and
-    `deaths` says why, for those that were not asked to end.
+    contains its rank and its node. `member_of[rank]` is the member of a rank. Both are empty until all members have
+    joined. `endpoints[i]` says where rank i can be reached. `exited` contains the ranks whose processes have exited.
+    `deaths` contains the failures of the ranks that exited without being asked to.
     """
 
     def __init__(self, size: int) -> None:
@@ -74,8 +74,8 @@ class Members:
                 raise LaunchError(
                     f"the cell's values need {found.module} {found.here}, as in this notebook's Python "
                     f"({sys.executable}), but the executors' Python on {hello.host} ({hello.python}) has "
-                    f"{found.there or 'none'}: set PYSPARK_PYTHON to a Python with the notebook's packages before the "
-                    f"SparkSession is made, or install {found.module} there."
+                    f"{found.there or 'none'}. Before the SparkSession is made, set PYSPARK_PYTHON to a Python with "
+                    f"the notebook's packages, or install {found.module} on {hello.host}."
                 )
 
     def silences(self) -> dict[int, float]:
@@ -84,7 +84,7 @@ class Members:
         return {member: now - connection.heard_at for member, connection in list(self.connections.items())}
 
     def exit(self, rank: int, failure: Failure | None) -> None:
-        """Note that the rank's process has ended. `failure` says why; it is None if the process was asked to end."""
+        """Record that the rank's process has exited. `failure` says why; None if the process was asked to exit."""
         self.exited.add(rank)
         if failure is not None:
             self.deaths[rank] = failure

@@ -35,7 +35,7 @@ class Outbox:
         return sender is not None and sender.is_alive()
 
     def send(self, member: int, message: Message) -> None:
-        """Send a message to a member. If its connection has ended, the thread that reads from it reports that."""
+        """Send a message to a member. If the connection has ended, the thread that reads from it reports this."""
         with self._lock:
             if member in self._waiting:  # the member's thread sends the message later, or never if the rank is frozen
                 self._waiting[member].append(message)

@@ -1,4 +1,4 @@
-"""Translates the messages of members and ranks into events of the run, and says how a rank has ended."""
+"""Translates the messages of members and ranks into events of the run, and says how a rank exited."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def as_event(time: float, rank: int, report: Kept | Stack) -> Event:
 
 
 def exit_failure(exited: Exited) -> Failure:
-    """Return the Failure of a rank whose process ended before the cell had ended."""
-    peak = f"; its memory peaked at {exited.peak_memory_bytes / 1e6:,.0f} MB"
+    """Return the Failure of a rank whose process exited before the cell had ended."""
+    peak = f"its memory peaked at {exited.peak_memory_bytes / 1e6:,.0f} MB"
     if exited.signal is None:
-        advice = "The process ended itself, with os._exit() or in a library that calls exit()."
+        advice = "The process exited by itself: the cell called os._exit(), or a library called exit()."
         summary = f"exited with code {exited.code} before the cell ended"
         return Failure("exit", summary, advice=advice, exit_code=exited.code)
     try:
@@ -29,10 +29,11 @@ def exit_failure(exited: Exited) -> Failure:
         name = f"signal {exited.signal}"
     if exited.out_of_memory:
         advice = "Use fewer ranks per machine, smaller batches, or a shard of the data."
-        return Failure("out of memory", f"out of memory: killed by {name}{peak}", advice=advice, signal=name)
+        return Failure("out of memory", f"out of memory: killed by {name}; {peak}", advice=advice, signal=name)
     advice = {
         "SIGSEGV": "Native code crashed; its stack is among the last lines of the rank.",
         "SIGABRT": "Native code called abort(); the last lines of the rank may say why.",
-        "SIGKILL": f"Another process or the kernel killed it; dmesg shows whether the machine ran out of memory{peak}.",
+        "SIGKILL": f"Another process or the kernel killed the rank; {peak}. dmesg shows whether the machine ran out "
+        "of memory.",
     }.get(name, "")
     return Failure("signal", f"killed by {name}", advice=advice, signal=name)

@@ -1,7 +1,8 @@
 """The events of a run. Applying them one by one yields a RunRecord.
 
-Most of what members and ranks report is kept unchanged, so these events are messages of `wire/messages/`. The other
-events are defined in this module. `time` is when the driver learned of the event, in Unix seconds on its clock.
+Most reports from members and ranks are kept unchanged, so these events are messages of `wire/messages/`. The other
+events are defined in this module. `time` is when the driver learned of the event, in Unix seconds on the driver's
+clock.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from sparkring.wire.messages import Kept
 from sparkring.wire.messages import Metrics as Metrics
 from sparkring.wire.messages import Output as Output
 from sparkring.wire.messages import Piece as Piece
+from sparkring.wire.messages import RankUsed as RankUsed
 from sparkring.wire.messages import SourceLine as SourceLine
 from sparkring.wire.messages import Stream as Stream
 from sparkring.wire.messages import TimelinePart as TimelinePart
@@ -44,7 +46,7 @@ ItemEnding = Literal[
     "failed",
     "again",  # the attempt failed, and another attempt follows
     "stopped",  # the item had not ended when the run was over
-    "kept",  # the item did not run, since an earlier run has kept its result
+    "kept",  # the item did not run, since its result was kept from an earlier run
     "pruned",  # a search ended the item early, because other items were better
 ]
 
@@ -54,14 +56,14 @@ CAPTURED_KEPT = 200  # RunStarted has at most this many captured names, because 
 class CapturedName(NamedTuple):
     """One name of the notebook, and how its value reaches the ranks.
 
-    size_bytes: what the name adds to the payload; None if it could not be packed.
+    size_bytes: how many bytes the name adds to the payload; None if its value could not be packed.
     travels: how the value is sent. Modules and importable functions and classes are sent by reference: only their names
     are sent.
     problem: why the value cannot be sent, with the path to the object at fault ("`trainer.loader._lock` is a
     `_thread.lock`").
     advice: what to do about the problem.
     required: whether the cell cannot run without the name.
-    via: None if the cell itself uses the name; otherwise another name, which needs this one.
+    via: another name, which needs this one; None if the cell itself uses this one.
     """
 
     name: str
@@ -80,7 +82,7 @@ class RunStarted(NamedTuple):
     `ranks` are the ranks that the cell runs on; () means all ranks. `warm` says whether the run is on a gang that is
     already up. `checkpoint_dir` is the directory for checkpoints, as the user wrote it; '' if there is none.
     `captured` are the names that were sent to the ranks, at most CAPTURED_KEPT. `versions` are the names and versions
-    of packages that are installed on the driver.
+    of packages that are installed on the driver. `notify` says whether the browser shows a notification at the end.
     """
 
     time: float
@@ -96,13 +98,15 @@ class RunStarted(NamedTuple):
     checkpoint_dir: str = ""
     captured: tuple[CapturedName, ...] = ()
     versions: tuple[tuple[str, str], ...] = ()
+    notify: bool = False
 
 
 class AttemptStarted(NamedTuple):
     """A run that can restart starts its attempt `number`, counted from 1, with `size` ranks.
 
     `checkpoint` is the name of the checkpoint that the attempt continues from, and `step` is the checkpoint's step. If
-    there is no checkpoint, they are '' and 0.
+    there is no checkpoint, they are '' and 0. `most` is the number of attempts that failures leave room for; 0 if it is
+    not known, as in runs that version 0.1 saved.
     """
 
     time: float
@@ -110,6 +114,7 @@ class AttemptStarted(NamedTuple):
     size: int
     checkpoint: str = ""
     step: int = 0
+    most: int = 0
 
 
 class AttemptEnded(NamedTuple):
@@ -144,7 +149,7 @@ class RankStarted(NamedTuple):
 
 
 class TensorTimes(NamedTuple):
-    """How long the operations on one tensor spent in each phase: the seconds of all `count` operations added up."""
+    """How many seconds the `count` operations on one tensor spent in each phase, all operations added up."""
 
     name: str
     count: int  # type: ignore[assignment] # hides tuple.count, but saved runs use this name
@@ -162,8 +167,8 @@ class TensorTimes(NamedTuple):
 class Lateness(NamedTuple):
     """How often a rank was the last one to be ready for an operation, and how long the other ranks waited for it.
 
-    `waited_s` is the time in which all other ranks were ready. Time in which they waited with several tensors at once
-    is counted only once.
+    `waited_s` is the time in which all other ranks were ready and this rank was not. If the ranks waited for this rank
+    with several tensors at once, that time counts only once.
     """
 
     rank: int
@@ -176,10 +181,10 @@ class TimelineSaved(NamedTuple):
 
     `wall_s` is the time from the timeline's first event to its last. It is the sum of the five times that follow it,
     since each moment counts towards only one of them. If several operations are under way, the moment counts as
-    reducing if any of them is reducing, else as copying, waiting for data or negotiating, in this order. `elsewhere_s`
-    is the time in which no operation is under way, for example while gradients are computed. `slowest` are the tensors
-    that took longest. `late` are the ranks that others waited for, with the longest wait first. `problem` says what, if
-    anything, is wrong with the file.
+    reducing if any of them is reducing, otherwise as copying, waiting for data or negotiating, in this order.
+    `elsewhere_s` is the time in which no operation is under way, for example while gradients are computed. `slowest`
+    are the tensors that took longest. `late` are the ranks that other ranks waited for, with the longest wait first.
+    `problem` says what is wrong with the file; '' if nothing is wrong.
     """
 
     time: float
@@ -199,6 +204,15 @@ class TimelineSaved(NamedTuple):
     problem: str = ""
 
 
+class ModelGpuUsed(NamedTuple):
+    """The use of a GPU of the model process `pid` on `host`; recorded when it changes."""
+
+    time: float
+    host: str
+    pid: int
+    gpu: GpuUsed
+
+
 class RankFinished(NamedTuple):
     """A rank has run the cell to its end. `value` is a short repr of the value of the cell's last expression."""
 
@@ -208,7 +222,7 @@ class RankFinished(NamedTuple):
 
 
 class RankFailed(NamedTuple):
-    """A rank has failed: the cell raised an exception, or the rank's process ended."""
+    """A rank has failed: the cell raised an exception, or the rank's process exited or was killed."""
 
     time: float
     rank: int
@@ -223,7 +237,7 @@ class RankStopped(NamedTuple):
 
 
 class RankExited(NamedTuple):
-    """A rank's process has ended, and its output is complete."""
+    """A rank's process has exited, and its output is complete."""
 
     time: float
     rank: int
@@ -257,7 +271,7 @@ class ItemsPlanned(NamedTuple):
 class ItemStarted(NamedTuple):
     """An attempt to run an item begins on the ranks of `slot`; `slot` is -1 if the item ends without having run.
 
-    `item` is the number of the item, counted from 0, and `name` is a short text with its values. `attempt` is counted
+    `item` is the number of the item, counted from 0, and `name` is a short string with its values. `attempt` is counted
     from 1. If the item is a trial of a search, `parameters` has the values of its parameters; values that are not
     numbers are given as text.
     """
@@ -291,7 +305,7 @@ class ItemEnded(NamedTuple):
 
 
 class Searched(NamedTuple):
-    """A parameter of a search, with its range or the texts of its choices. `log`: whether the scale is logarithmic."""
+    """A parameter of a search, with its range, or its choices as strings. `log`: whether the scale is logarithmic."""
 
     name: str
     low: float = 0.0
@@ -319,8 +333,8 @@ class SearchEnded(NamedTuple):
 class Notice(NamedTuple):
     """Something the user should know: progress of a slow start, a warning.
 
-    `until` says how long the notice is shown: until the ranks are "up", until the next message from a rank ("heard"),
-    until all ranks have "ended" the cell, or always ("").
+    `until` says how long the notice is shown: until the ranks are up ("up"), until the next message from a rank
+    ("heard"), until all ranks have finished the cell ("ended"), or permanently ("").
     """
 
     time: float
@@ -339,21 +353,28 @@ class RunFinished(NamedTuple):
 
 RankEvent = Kept | RankStarted | RankFinished | RankFailed | RankStopped | RankExited | StackTaken
 ItemEvent = ItemsPlanned | ItemStarted | ItemEnded | SearchBegan | SearchEnded
-RunEvent = RunStarted | AttemptStarted | AttemptEnded | MemberJoined | TimelineSaved | Notice | RunFinished
+RunEvent = (
+    RunStarted | AttemptStarted | AttemptEnded | MemberJoined | ModelGpuUsed | TimelineSaved | Notice | RunFinished
+)
 Event = RankEvent | ItemEvent | RunEvent
 
 _BY_NAME: dict[str, type[Event]] = {kind.__name__: kind for kind in get_args(Event)}
 _BY_NAME["Message"] = UserMessage  # version 0.1 saved a UserMessage under this name
 
 
+def is_known(kind: str) -> bool:
+    """Return whether this version has events of this kind; a newer version may have saved others."""
+    return kind in _BY_NAME
+
+
 def to_json(event: Event, **more: Any) -> str:
-    """Return the event as JSON, with its type and the fields `more`, but without `data`, which has a separate file."""
+    """Return the event as JSON, with its type and the fields `more`, but without `data`, which is saved separately."""
     found = {name: _plain(value) for name, value in event._asdict().items() if name != "data"}
     return json.dumps({"type": type(event).__name__, **found, **more})
 
 
 def _plain(value: Any) -> Any:
-    """Return the value for JSON: named tuples become dicts. Pieces, which may be many, stay tuples to save space."""
+    """Return the value for JSON: named tuples become dicts, except Pieces, which stay tuples to save space."""
     if not isinstance(value, tuple) or isinstance(value, Piece):
         return value
     named = value._asdict() if hasattr(value, "_asdict") else None
@@ -361,7 +382,7 @@ def _plain(value: Any) -> Any:
 
 
 def from_json(found: dict[str, Any]) -> Event:
-    """Return the event that to_json() wrote; unknown fields are ignored. The caller has added any `data` to `found`."""
+    """Return the event that to_json() wrote; unknown fields are ignored. Any `data` must have been added to `found`."""
     kind: Any = _BY_NAME[found["type"]]
     event: Event = _converter(kind)(found)
     return event
@@ -394,7 +415,7 @@ def _converter(hint: Any) -> Callable[[Any], Any]:
 
 
 def _of_0_1(found: dict[str, Any]) -> dict[str, Any]:
-    """Convert a failure that version 0.1 saved, in which the cause is spread over several fields and the summary."""
+    """Convert a failure that version 0.1 saved. There, the cause is spread over several fields and the summary."""
     named = {"code": "code", "damaged": "damaged checkpoint"}.get(found.get("cause", ""), found["kind"])
     cause = "interrupt" if found.get("interrupt") else "echo" if found.get("follows") else named
     signal = re.search(r"killed by (SIG\w+|signal \d+)", found["summary"]) if cause == "signal" else None

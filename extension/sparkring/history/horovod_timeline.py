@@ -6,8 +6,8 @@ whose name is a rank's number says that this rank is ready. The ALLREDUCE that f
 WAIT_FOR_DATA, MEMCPY_IN_FUSION_BUFFER and GLOO_ALLREDUCE
 (horovod.readthedocs.io/en/stable/timeline_include.html). Times are in microseconds.
 
-If Horovod was killed, the end of the list is missing. The user's code may also have written anything into the file.
-Therefore, parts that cannot be read are skipped, and the use of memory is limited.
+If Horovod was killed, the end of the list is missing. The user's code may also have written to the file. Therefore,
+parts that cannot be read are skipped, and the use of memory is limited.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MOST_BYTES = 1 << 29  # at most this many bytes of an unpacked timeline are read
 STRETCHES = 1_000
 
 Phase = Literal["negotiating", "waiting", "copying", "reducing", "operation"]
-# If several phases are under way at the same moment, this moment counts only towards the first of them in this order.
+# If several phases are under way at the same moment, the moment counts only towards the phase that is first in PHASES.
 PHASES: tuple[Phase, ...] = ("reducing", "copying", "waiting", "operation", "negotiating")
 _WAITING = {"QUEUE", "WAIT_FOR_DATA", "WAIT_FOR_OTHER_TENSOR_DATA"}
 _COPYING = re.compile(r"FUSION_BUFFER|MEMCPY|ALLOCATE|^SCALE")
@@ -105,7 +105,7 @@ def _refuse(constant: str) -> NoReturn:
 
 
 def _problem(scanner: Scanner, tally: Tally, *, whole: bool, cut: int) -> str:
-    """What is wrong with a timeline, in words; '' if nothing is."""
+    """Say what is wrong with a timeline; return '' if nothing is wrong."""
     found = []
     if not whole:
         found.append("its end is missing: the connection to the rank was lost")
@@ -113,7 +113,7 @@ def _problem(scanner: Scanner, tally: Tally, *, whole: bool, cut: int) -> str:
         found.append(f"its last {cut / 2**20:,.0f} MiB were left out, since the timeline is too large")
     if scanner.broken >= BROKEN_PLACES:
         found.append(f"reading stopped after {BROKEN_PLACES:,} parts that cannot be read")
-    elif scanner.broken > 1:  # a single unreadable part is normal: the place where the file was cut off
+    elif scanner.broken > 1:  # one unreadable part is normal, where the file was cut off
         found.append(f"{scanner.broken:,} parts of it cannot be read")
     if not tally.operations:
         found.append("it has no completed operation")
@@ -134,7 +134,7 @@ class Arriving:
 
     @staticmethod
     def holds_any(data: bytes) -> bool:
-        """Whether `data`, a complete compressed stream, has any content."""
+        """Return whether `data`, a complete compressed stream, has any content."""
         try:
             return bool(zlib.decompressobj().decompress(data, 1))
         except zlib.error:
@@ -177,7 +177,7 @@ class Arriving:
 
 @dataclass
 class _Tensor:
-    """What is known of a tensor: the time in each phase, the phases under way, and when each rank became ready."""
+    """What is known about a tensor: the time in each phase, the phases under way, and when each rank became ready."""
 
     name: str = ""
     operations: int = 0
@@ -187,11 +187,11 @@ class _Tensor:
 
 
 class _Stretches:
-    """Measures the time that intervals cover; overlaps count once. Intervals are added in the order of their ends."""
+    """Measures the time that intervals cover; overlaps count once. Intervals are added in order of their end times."""
 
     def __init__(self) -> None:
         self.covered = 0.0
-        self._last: deque[tuple[float, float]] = deque(maxlen=STRETCHES)  # intervals that overlap have been merged
+        self._last: deque[tuple[float, float]] = deque(maxlen=STRETCHES)  # without overlaps: add() merges intervals
 
     def add(self, begin: float, end: float) -> None:
         while self._last and self._last[-1][1] >= begin:
@@ -262,7 +262,7 @@ class Tally:
             self.operations += 1
 
     def _judge(self, ready: dict[int, float]) -> None:
-        """Note which rank became ready last, and how long all other ranks had been ready by then."""
+        """Record which rank became ready last, and how long all other ranks had been ready by then."""
         if len(ready) > 1:
             *_, (before, _), (last, rank) = sorted((at, rank) for rank, at in ready.items())
             times, stretches = self._late.get(rank, (0, _Stretches()))
@@ -286,6 +286,6 @@ class Tally:
 def _times(tensor: _Tensor) -> TensorTimes:
     spent = {phase: value / 1e6 for phase, value in tensor.spent.items()}
     waiting, copying = spent.get("waiting", 0.0), spent.get("copying", 0.0)
-    # Any time of an operation in which it is neither waiting nor copying counts as reducing, even between two phases.
+    # All time in which an operation is not waiting or copying counts as reducing, even the time between two phases.
     reducing = max(0.0, spent.get("reducing", 0.0), spent.get("operation", 0.0) - waiting - copying)
     return TensorTimes(tensor.name, tensor.operations, spent.get("negotiating", 0.0), waiting, copying, reducing)

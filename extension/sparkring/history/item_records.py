@@ -1,4 +1,4 @@
-"""The records of a run's independent items. Each function here returns the new records after one event."""
+"""The records of a run's independent items. For each kind of event, a function returns the records after the event."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from sparkring.history import events
 from sparkring.history.events import Curve, CurvesBy
 
 ITEMS_KEPT = 20_000  # how many ended items the record keeps, so that an endless run does not fill the memory
-# The largest number of an item's metrics that have a curve, and of points in a curve. The more items have ended, the
-# fewer points are kept of the next item that ends. So each time the number of ended items grows tenfold, the record
-# grows by about 2.3 × POINTS_KEPT points.
+# At most this many of an item's metrics have a curve, and a curve has at most this many points. The more items have
+# ended, the fewer points are kept for the next item that ends. So each time the number of ended items grows tenfold,
+# the record grows by about 2.3 × POINTS_KEPT points.
 CURVES_KEPT, CURVE_POINTS = 6, 64
 POINTS_KEPT, FEWEST_POINTS = 40_000, 4
 
@@ -24,8 +24,8 @@ class ItemRecord(NamedTuple):
     """One item. `started` and `ended` are the times of its last attempt, which ran on `host`, on the ranks of `slot`.
 
     `metrics` has the last value of each metric that the item reported. `curves` has the values of the first CURVES_KEPT
-    metrics; `by` says whether they are by step, by epoch or by the number of the report. If the item is a trial of a
-    search, `parameters` has the values of its parameters.
+    metrics; `by` says whether the horizontal axis counts steps, epochs or reports. If the item is a trial of a search,
+    `parameters` has the values of its parameters.
     """
 
     item: int
@@ -58,7 +58,7 @@ class Search(NamedTuple):
     best: tuple[int, float] | None = None
 
     def better(self, value: float) -> bool:
-        """Whether `value` is better than the value of the best item so far. NaN is never better."""
+        """Return whether `value` is better than the value of the best item so far. NaN is never better."""
         if self.best is None or math.isnan(value):
             return not math.isnan(value)
         return value < self.best[1] if self.mode == "min" else value > self.best[1]

@@ -1,4 +1,4 @@
-"""Prepares ranks' output for display: handles control codes, finds start-up messages, and folds equal lines."""
+"""Prepares ranks' output for display: handles control codes, finds start-up messages, and folds identical lines."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ _NOISE = re.compile(
 
 
 def is_noise(line: LogLine) -> bool:
-    """Whether a line is one of TensorFlow's start-up messages."""
+    """Return whether a line is one of TensorFlow's start-up messages."""
     return line.stream == "stderr" and _NOISE.match(line.text) is not None
 
 
@@ -135,8 +135,8 @@ def pending(record: RunRecord) -> list[LogLine]:
 # views/panel/src/lines.js folds by the same rules: tests/views/folding.json has the test cases for both.
 _TRACEBACK = "Traceback (most recent call last)"
 _CHAINED = ("During handling of the above exception, another", "The above exception was the direct cause of the")
-# The numbers of cells, ranks, processes and ports, and addresses. They differ from rank to rank in tracebacks that are
-# otherwise equal, so they are ignored when tracebacks are compared.
+# The numbers of cells, ranks, processes and ports, and memory addresses. In tracebacks that are otherwise identical,
+# these numbers differ from rank to rank, so they are ignored when tracebacks are compared.
 _RANKS_OWN = re.compile(
     r"(<cell)(?: \d+)?(?=>)|(\b0x)[0-9a-f]+|((?:rank|pid|process)\W{0,3})\d+|(:)\d{5}\b", re.IGNORECASE
 )
@@ -179,15 +179,15 @@ class _Traceback:
 class Blocks:
     """Collects the lines of each traceback into one block, even if other ranks print between these lines.
 
-    take() is given one line, and returns the blocks that this line completes: a single line, or a whole traceback once
-    it has ended. If the line may belong to a traceback that has not ended, take() holds it back and returns no block.
+    take() gets one line, and returns the blocks that this line completes: a single line, or a whole traceback once it
+    has ended. take() holds back a line that may belong to a traceback that has not ended, and then returns no block.
     """
 
     def __init__(self) -> None:
         self._open: dict[int, _Traceback] = {}
 
     def __bool__(self) -> bool:
-        """Whether any lines are being held back."""
+        """Return whether any lines are being held back."""
         return bool(self._open)
 
     def take(self, line: LogLine) -> list[Block]:
@@ -218,10 +218,10 @@ def folded(lines: Iterable[LogLine]) -> list[Shared]:
 
 
 def folded_blocks(blocks: Iterable[Block]) -> list[Shared]:
-    """Like folded(), for lines that are already in blocks: equal tracebacks are folded as a whole.
+    """Fold lines that are already in blocks, as folded() does. Identical tracebacks are folded as a whole.
 
-    A block is folded into the first equal block that comes after the previous block of the same rank. This keeps the
-    lines of each rank in order. For example, if two ranks both print A B A B, the first A of one is folded into the
+    A block is folded into the first identical block that comes after the previous block of the same rank. This keeps
+    the lines of each rank in order. For example, if two ranks both print A B A B, the first A of one is folded into the
     first A of the other, and the second A into the second A, whether the ranks print in turn or in bursts.
     """
     found: list[tuple[Block, str, list[int]]] = []
@@ -242,7 +242,7 @@ def folded_blocks(blocks: Iterable[Block]) -> list[Shared]:
 
 
 def _compared(block: Block) -> str:
-    """Return the text that decides whether two blocks are equal."""
+    """Return the text by which blocks are compared: blocks with the same text are folded."""
     if len(block) == 1:
         return block[0].text
     return _RANKS_OWN.sub(r"\1\2\3\4", "\n".join(line.text for line in block))

@@ -1,10 +1,11 @@
-"""The metrics of ranks as a table by epoch (or by step) and as curves, and the progress of the ranks."""
+"""Computes the ranks' metrics, as a table by epoch (or by step) and as curves."""
 
 from __future__ import annotations
 
 import bisect
 import functools
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,11 +14,14 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from sparkring.history.events import Metrics
 from sparkring.history.record import RunRecord
 
-CURVE_POINTS = 100
+CURVE_POINTS = 400  # a chart in the page is about 600 pixels wide
 RANK_LINES = 8  # up to this many ranks have a line each; for more ranks, a band is drawn
-# If a rank's last report is beyond this fraction of a curve, the rank's last value is used up to the curve's end.
+# If a rank's last report is beyond this fraction of a curve, the rank's last value is repeated until the curve's end.
 STILL_THERE = 0.9
 MARKED_PLACES = 100  # the axis is divided into this many parts; marks of one kind in the same part are drawn once
+# The last word of a metric's name, if it says for certain which values are better.
+_LOW_IS_BETTER = {"loss", "error", "err", "mae", "mse", "rmse", "mape", "perplexity"}
+_HIGH_IS_BETTER = {"accuracy", "acc", "auc"}
 
 
 class Spread(NamedTuple):
@@ -39,7 +43,8 @@ class Row(NamedTuple):
     `attempt` is the number of restarts before the attempt. `at` is the number of the epoch or step. `lap` is 1 at
     first, and grows each time counting starts over within the attempt, for example because fit() is called again. If
     the epoch or step was run several times, `turn` numbers these times from 1; otherwise, `turn` is 0. `by_rank` has
-    the values by metric and rank. `time` is the time of the last report.
+    the values by metric and rank. `time` is the time of the last report, and `first` is the time at which the first
+    rank had made all its reports of the row.
     """
 
     attempt: int
@@ -48,14 +53,16 @@ class Row(NamedTuple):
     by_rank: dict[str, dict[int, float]]
     turn: int = 0
     time: float = 0.0
+    first: float = 0.0
 
 
 class Table(NamedTuple):
     """The last value of each metric in each epoch, or in each step if no epochs were reported.
 
     The values of a metric end at the epoch or step that the slowest rank reporting the metric has reached. So a mean
-    covers all the ranks that report the metric. `laps` says whether counting has started over without a restart.
-    `reached` has, for each attempt, lap, metric and rank, the epoch or step of the rank's last report of the metric.
+    covers all the ranks that report the metric. What faster ranks have reported beyond that is in the rows `ahead`.
+    `laps` says whether counting has started over without a restart. `reached` has, for each attempt, lap, metric and
+    rank, the epoch or step of the rank's last report of the metric.
     """
 
     by: Literal["epoch", "step"]
@@ -63,24 +70,25 @@ class Table(NamedTuple):
     rows: tuple[Row, ...] = ()
     laps: bool = False
     reached: Mapping[tuple[int, int, str, int], int] = {}
+    ahead: tuple[Row, ...] = ()
 
     def label(self, row: Row) -> str:
-        """The name of a row: `3`, or `2nd 3` if epoch or step 3 was run more than once."""
+        """Return the name of a row: `3`, or `2nd 3` if epoch or step 3 was run more than once."""
         return f"{_ordinal(row.turn)} {row.at}" if row.turn else str(row.at)
 
     def newest(self, count: int) -> list[tuple[Row, dict[str, Spread]]]:
-        """The last `count` rows, each with the Spread of every metric over the ranks."""
+        """Return the last `count` rows, each with the Spread of every metric over the ranks."""
         first = max(0, len(self.rows) - count)
         return [(self.rows[at], found) for at, found in self._spreads(range(first, len(self.rows)))]
 
     def last(self) -> dict[str, Spread]:
-        """The Spread of each metric's last values over the ranks."""
+        """Return the Spread of each metric's last values over the ranks."""
         at = {name: at for at, row in enumerate(self.rows) for name in row.by_rank}
         found = dict(self._spreads({*at.values()}))
         return {name: found[at[name]][name] for name in self.names}
 
     def _spreads(self, wanted: Container[int]) -> Iterator[tuple[int, dict[str, Spread]]]:
-        """Yield the number and the metrics of each row whose number is in `wanted`.
+        """Yield the number of each row that is `wanted`, and the Spread of each of the row's metrics.
 
         Ranks may report at different steps. For a step at which a rank has not reported, its previous report is used.
         """
@@ -100,20 +108,26 @@ class Table(NamedTuple):
 
 
 class Point(NamedTuple):
-    """A point of a curve. `lowest` and `highest` are the ranks that reported the lowest and the highest value."""
+    """A point of a curve. `lowest` and `highest` are the ranks that reported the lowest and the highest value.
+
+    `time` is the time at which the first rank had reached `x`.
+    """
 
     x: float
     value: Spread
     lowest: int
     highest: int
+    time: float = 0.0
 
 
 class Curve(NamedTuple):
     """One metric over the course of the run.
 
     `last` is the metric's last value in the table. It may differ from the last point, which may be the mean of several
-    values. `ranks` has each rank's pairs of x and value, if the values differ and the ranks are few enough to be told
-    apart. If a restart undid epochs or steps of an attempt, `undone` has their means as a separate line.
+    values. If the ranks' values differ, and the ranks are few enough to be told apart, `ranks` has pairs of x and value
+    for each rank. If a restart undid epochs or steps of an attempt, `undone` has their means as a separate line.
+    `ahead` has points beyond the last one, over the faster ranks that have reached them; the lines in `ranks` continue
+    there, too. `best` is the position and the value of the best mean, if it is certain which values are better.
     """
 
     name: str
@@ -121,6 +135,8 @@ class Curve(NamedTuple):
     last: float
     ranks: Mapping[int, Sequence[tuple[float, float]]] = {}
     undone: tuple[tuple[Point, ...], ...] = ()
+    ahead: tuple[Point, ...] = ()
+    best: tuple[float, float] | None = None
 
 
 class Mark(NamedTuple):
@@ -130,29 +146,12 @@ class Mark(NamedTuple):
     kind: Literal["checkpoint", "restart"]
 
 
-class Progress(NamedTuple):
-    """The progress of the slowest rank, `rank`.
-
-    `epoch` is counted from 1, even if the user counts epochs from 0. `finished` of the `size` ranks have finished.
-    """
-
-    rank: int
-    epoch: int | None
-    epochs: int | None
-    step: int | None
-    steps: int | None
-    fraction: float | None
-    left_s: float | None
-    finished: int = 0
-    size: int = 0
-
-
 # ── By epoch or step ──────────────────────────────────────────────────────────
 
 
 @dataclass
 class _Place:
-    """The epoch or step `at` that a rank's reports have reached; `ended` says whether this epoch has ended."""
+    """The epoch or step `at` that a rank has reported last, and whether it has reported the end of this epoch."""
 
     attempt: int = 0
     lap: int = 1
@@ -195,33 +194,38 @@ def table(record: RunRecord) -> Table:
     by: Literal["epoch", "step"] = "epoch" if any(m.epoch is not None for m in record.metrics) else "step"
     names: dict[str, None] = {}
     cells: dict[_Key, dict[str, dict[int, float]]] = {}
-    times: dict[_Key, float] = {}
+    beyond: dict[_Key, dict[str, dict[int, float]]] = {}
+    times: dict[_Key, dict[int, float]] = {}
     reached: dict[tuple[int, int, str, int], int] = {}
     for key, metrics, values in _shared(record, by):
         for name in metrics.values:
             reached[key[0], key[1], name, metrics.rank] = key[2]
         row = cells.setdefault(key, {})
-        times[key] = metrics.time
+        times.setdefault(key, {})[metrics.rank] = metrics.time
         for name, value in values.items():
             names[name] = None
             row.setdefault(name, {})[metrics.rank] = value
+        for name in metrics.values.keys() - values.keys() if values is not metrics.values else ():
+            beyond.setdefault(key, {}).setdefault(name, {})[metrics.rank] = metrics.values[name]
     keys = sorted(key for key, row in cells.items() if row)
     made, so_far = Counter(at for _, _, at in keys), Counter[int]()
     rows = []
     for key in keys:
         attempt, lap, at = key
         so_far[at] += 1
-        rows.append(Row(attempt, lap, at, cells[key], so_far[at] if made[at] > 1 else 0, times[key]))
-    return Table(by, tuple(names), tuple(rows), any(row.lap > 1 for row in rows), reached)
+        turn = so_far[at] if made[at] > 1 else 0
+        rows.append(Row(attempt, lap, at, cells[key], turn, max(times[key].values()), min(times[key].values())))
+    ahead = (Row(*key, beyond[key], first=min(times[key].values())) for key in sorted(beyond))
+    return Table(by, tuple(names), tuple(rows), any(row.lap > 1 for row in rows), reached, tuple(ahead))
 
 
 def _shared(record: RunRecord, by: str) -> Iterator[tuple[_Key, Metrics, dict[str, float]]]:
-    """Yield the place of each report (attempt, lap, and epoch or step), the report, and the values that are shown.
+    """Yield each report's place (attempt, lap, and epoch or step), the report, and those of its values that are shown.
 
     In the current attempt, a value is shown only when all ranks have reported the metric up to the value's place. There
     is no need to wait for ranks that have finished or have never reported the metric.
     """
-    restarts = _restarts(record)
+    restarts = restarts_of(record)
     finished = frozenset(record.finished_ranks)
     reports: list[tuple[_Key, float, Metrics]] = []
     within: dict[int, tuple[_Key, float]] = {}
@@ -245,7 +249,7 @@ def _shared(record: RunRecord, by: str) -> Iterator[tuple[_Key, Metrics, dict[st
         yield key, metrics, {n: v for n, v in metrics.values.items() if n not in ahead} if ahead else metrics.values
 
 
-def _restarts(record: RunRecord) -> list[float]:
+def restarts_of(record: RunRecord) -> list[float]:
     """Return the start time of every attempt except the first."""
     return [attempt.started for attempt in record.attempts[1:]]
 
@@ -266,7 +270,7 @@ def placed(reports: Sequence[Metrics], restarts: Sequence[float], by: str) -> It
         step = place.reports if metrics.step is None else metrics.step
         at = metrics.epoch if by == "epoch" else step
         if at is not None:
-            # Users may still report values for an epoch that has ended. But if such a report has a step, another fit()
+            # Users may report values for an epoch even after its end. But if such a report has a step, another fit()
             # is running the epoch again.
             again = at == place.at and place.ended and metrics.step is not None
             if place.at is not None and (at < place.at or again):
@@ -276,7 +280,7 @@ def placed(reports: Sequence[Metrics], restarts: Sequence[float], by: str) -> It
 
 
 def last_by_rank(record: RunRecord) -> dict[int, dict[str, float]]:
-    """The last value of each metric on each rank, for the ranks that reported any."""
+    """Return the last value of each metric on each rank, for the ranks that reported metrics."""
     found: dict[int, dict[str, float]] = {}
     for metrics in record.metrics:
         found.setdefault(metrics.rank, {}).update(metrics.values)
@@ -284,7 +288,7 @@ def last_by_rank(record: RunRecord) -> dict[int, dict[str, float]]:
 
 
 def spread(values: Iterable[float]) -> Spread:
-    """Return the mean, minimum and maximum of `values`. If a value is not finite, it stands for all three."""
+    """Return the mean, minimum and maximum of `values`. If a value is not finite, return it for all three."""
     found = list(values)
     if len(found) == 1:
         return Spread(found[0], found[0], found[0])
@@ -299,56 +303,108 @@ def spread(values: Iterable[float]) -> Spread:
 
 
 class _Measured(NamedTuple):
-    """One metric at a position on the horizontal axis."""
+    """One metric at a position on the horizontal axis, and the time at which the first rank had reached it."""
 
     x: float
     by_rank: dict[int, float]
+    time: float
 
 
-def curves(record: RunRecord, found: Table) -> list[list[Curve]]:
-    """Return the curves of each chart. A training metric and its validation metric (`loss`, `val_loss`) share a chart.
+def curves(record: RunRecord, found: Table, most: int = CURVE_POINTS) -> list[list[Curve]]:
+    """Return the curves of each chart, with at most `most` points in each part of a curve.
 
+    A training metric and its validation metric (`loss`, `val_loss`) share a chart.
     A metric has no curve if it is finite at fewer than 3 positions, or if no rank has reported it twice.
     """
     charts: dict[str, list[Curve]] = {}
-    measured, undone = _measured(record, found)
-    last = found.last()
+    measured, ahead, undone = _measured(record, found)
+    last, chosen = found.last(), _chosen_by_checkpoints(record)
     for name in sorted(found.names, key=lambda name: name.startswith("val_")):
         mine = _finite(measured.get(name, ()))
         reports = Counter(rank for each in mine for rank in each.by_rank)
         if len(mine) > 2 and max(reports.values()) > 1:
-            points, by_rank = _thinned(mine)
+            beyond = [each for each in _finite(ahead.get(name, ())) if each.x > mine[-1].x]
+            stride = -(-(len(mine) + len(beyond)) // most)
+            (points, by_rank), (faster, their) = _thinned(mine, stride), _thinned(beyond, stride)
+            for rank, line in their.items():
+                by_rank.setdefault(rank, []).extend(line)
             lost = (_finite(part.get(name, ())) for part in undone.values())
-            lines = tuple(_thinned(part)[0] for part in lost if len(part) > 1)
-            curve = Curve(name, points, last[name].mean, _rank_lines(by_rank), lines)
+            lines = tuple(_thinned(part, -(-len(part) // most))[0] for part in lost if len(part) > 1)
+            mode = chosen.get(name) or _mode(name)
+            best = _best(mine, mode) if mode else None
+            curve = Curve(name, points, last[name].mean, _rank_lines(by_rank), lines, faster, best)
             charts.setdefault(name.removeprefix("val_"), []).append(curve)
     return list(charts.values())
+
+
+_Mode = Literal["min", "max"]
+
+
+def _mode(name: str) -> _Mode | None:
+    """Whether the lowest or the highest value of a metric is best, if its name says so for certain."""
+    words = re.findall("[a-z]+", name.lower())
+    last = words[-1] if words else ""
+    return "min" if last in _LOW_IS_BETTER else "max" if last in _HIGH_IS_BETTER else None
+
+
+def _chosen_by_checkpoints(record: RunRecord) -> dict[str, _Mode]:
+    """Return the metric by which the best checkpoint was chosen, with its mode, if there is only one such metric."""
+    best = next((each.saved for each in reversed(record.checkpoints) if each.saved.best), None)
+    if best is None:
+        return {}
+    place, found = (best.folder, best.kind), dict[str, _Mode]()
+    others = [each.saved.metrics for each in record.checkpoints if (each.saved.folder, each.saved.kind) == place]
+    for name, value in best.metrics.items():
+        values = {each[name] for each in others if name in each}
+        if len(values) > 1 and value in (min(values), max(values)):
+            found[name] = "min" if value == min(values) else "max"
+    return found if len(found) == 1 else {}
+
+
+def _best(measured: list[_Measured], mode: _Mode) -> tuple[float, float] | None:
+    """Return the position and the value of the best mean over all ranks that report the metric."""
+    points, _ = _thinned(measured, 1)
+    ranks, complete = set[int](), 0  # no mean before `complete` covers all ranks
+    for at, each in enumerate(measured):
+        if not ranks.issuperset(each.by_rank):
+            ranks.update(each.by_rank)
+            complete = at
+    pick = min if mode == "min" else max
+    best = pick(points[complete:], key=lambda point: point.value.mean)
+    return best.x, best.value.mean
 
 
 _ByName = dict[str, list[_Measured]]
 
 
-def _measured(record: RunRecord, found: Table) -> tuple[_ByName, dict[int, _ByName]]:
-    """Return the valid measurements, by metric, and the measurements that restarts undid, by attempt and metric."""
+def _measured(record: RunRecord, found: Table) -> tuple[_ByName, _ByName, dict[int, _ByName]]:
+    """Return three kinds of measurements by metric: those of all ranks, those of the faster ranks beyond, and, for each
+    attempt, those that a restart has undone."""
     measured: _ByName = {}
+    ahead: _ByName = {}
     undone: dict[int, _ByName] = {}
     if len(found.rows) <= 2:
-        return _within_epochs(record, found), undone
+        return *_within_epochs(record, found), undone
     xs, kept = _xs(found), _kept(found)
     for row, x, keep in zip(found.rows, xs, kept, strict=True):
         where = measured if keep else undone.setdefault(row.attempt, {})
         for name, by_rank in row.by_rank.items():
-            where.setdefault(name, []).append(_Measured(x, by_rank))
-    return measured, undone
+            where.setdefault(name, []).append(_Measured(x, by_rank, row.first))
+    newest = found.rows[-1]
+    later = [row for row in found.ahead if not found.laps or row[:3] > newest[:3]]
+    for number, row in enumerate(later, len(found.rows) + 1):
+        for name, by_rank in row.by_rank.items():
+            ahead.setdefault(name, []).append(_Measured(number if found.laps else row.at, by_rank, row.first))
+    return measured, ahead, undone
 
 
 def _xs(found: Table) -> list[int]:
-    """The position of each row: its epoch or step, or the row's own number if counting started over."""
+    """Return the position of each row: its epoch or step, or the row's own number if counting started over."""
     return [*range(1, len(found.rows) + 1)] if found.laps else [row.at for row in found.rows]
 
 
 def _kept(found: Table) -> list[bool]:
-    """Whether each row is kept. A row is undone if a later attempt began at or before the row's epoch or step."""
+    """Return whether each row is kept. A row is undone if a later attempt began at or before that epoch or step."""
     if found.laps or not found.rows[-1].attempt:
         return [True] * len(found.rows)
     kept, lowest = [], math.inf
@@ -359,31 +415,54 @@ def _kept(found: Table) -> list[bool]:
     return kept[::-1]
 
 
-def _within_epochs(record: RunRecord, found: Table) -> _ByName:
-    """Return the values reported for steps, by metric. They are drawn if the table has only one or two rows."""
-    values: dict[str, dict[float, dict[int, float]]] = {}
-    for x, metrics, reported in _steps(record, found):
-        for name, value in reported.items():
-            values.setdefault(name, {}).setdefault(x, {})[metrics.rank] = value
-    return {name: [_Measured(x, by_rank) for x, by_rank in sorted(places.items())] for name, places in values.items()}
+def _within_epochs(record: RunRecord, found: Table) -> tuple[_ByName, _ByName]:
+    """Return the values reported for steps, by metric. These are drawn if the table has only one or two rows.
+
+    The first dictionary has the values that the table shows, and the second those of faster ranks.
+    """
+    both: tuple[dict[str, dict[float, _Measured]], ...] = {}, {}
+    for x, metrics, shared in _steps(record, found):
+        for name, value in metrics.values.items():
+            places = both[name not in shared].setdefault(name, {})
+            at = places.setdefault(x, _Measured(x, {}, metrics.time))  # reports are in the order of their times
+            at.by_rank[metrics.rank] = value
+    shown, ahead = ({name: [places[x] for x in sorted(places)] for name, places in part.items()} for part in both)
+    return shown, ahead
 
 
 def _steps(record: RunRecord, found: Table) -> Iterator[tuple[float, Metrics, dict[str, float]]]:
     """Yield three things for each report with a step: the step, the report, and the values that the table shows.
 
-    The step is counted through all epochs.
+    Step numbers continue from one epoch to the next.
     """
-    before = {(row.attempt, row.lap, row.at): number for number, row in enumerate(found.rows)}
+    keys = sorted({(row.attempt, row.lap, row.at) for row in (*found.rows, *found.ahead)})
+    before = {key: number for number, key in enumerate(keys)}
     for place, metrics, values in _shared(record, found.by):
         if metrics.step is not None and place in before:
             yield before[place] * (metrics.steps or 0) + metrics.step, metrics, values
 
 
 def curve_axis(found: Table) -> str:
-    """What the curves' horizontal axis counts."""
+    """Return what the curves' horizontal axis counts."""
     if len(found.rows) <= 2:
         return "step"
     return f"{found.by}s in total" if found.laps else found.by
+
+
+def other_axes(record: RunRecord, found: Table) -> dict[str, tuple[float, float]]:
+    """Return what else the horizontal axis can count: epochs instead of steps, or steps instead of epochs.
+
+    Each name has the numbers (offset, factor) that turn a position on curve_axis() into one on this axis. An epoch must
+    have the same number of steps everywhere.
+    """
+    sizes = {metrics.steps for metrics in record.metrics if metrics.epoch is not None and metrics.steps}
+    if found.by != "epoch" or len(sizes) != 1:
+        return {}
+    steps = sizes.pop()
+    if len(found.rows) <= 2:
+        return {"epoch": (0, 1 / steps)}
+    first = 1 if found.laps else min(1, found.rows[0].at)
+    return {"step": (steps * (1 - first), steps)}
 
 
 def _finite(measured: Iterable[_Measured]) -> list[_Measured]:
@@ -404,13 +483,11 @@ def _rank_lines(by_rank: _Lines) -> _Lines:
     return dict(sorted(by_rank.items())) if any(spread(values).differs for values in at.values()) else {}
 
 
-def _thinned(measured: list[_Measured]) -> tuple[tuple[Point, ...], _Lines]:
-    """Return at most CURVE_POINTS points, and the points of each rank's own line.
+def _thinned(measured: list[_Measured], stride: int) -> tuple[tuple[Point, ...], _Lines]:
+    """Return a point for every `stride` neighbouring measurements, and the points of each rank's own line.
 
-    Each point stands for the same number of neighbouring measurements. If a rank has none of these measurements, its
-    previous point is used.
+    If a rank has none of these measurements, its previous point is used.
     """
-    stride = -(-len(measured) // CURVE_POINTS)
     last = {rank: at for at, each in enumerate(measured) for rank in each.by_rank}
     points: list[Point] = []
     by_rank: _Lines = {}
@@ -427,7 +504,7 @@ def _thinned(measured: list[_Measured]) -> tuple[tuple[Point, ...], _Lines]:
         mean = math.fsum(means.values()) / len(means)
         low = min((min(found), rank) for rank, found in values.items())
         high = max((max(found), rank) for rank, found in values.items())
-        points.append(Point(x, Spread(mean, low[0], high[0]), low[1], high[1]))
+        points.append(Point(x, Spread(mean, low[0], high[0]), low[1], high[1], some[-1].time))
         for rank, number in means.items():
             by_rank.setdefault(rank, []).append((x, number))
     return tuple(points), by_rank
@@ -467,101 +544,6 @@ def _x_at(by_time: list[tuple[float, float]], time: float) -> float:
         return by_time[min(after, len(by_time) - 1)][1]
     (began, low), (ended, high) = by_time[after - 1 : after + 1]
     return low if high < low else low + (high - low) * (time - began) / ((ended - began) or 1)
-
-
-# ── Progress ──────────────────────────────────────────────────────────────────
-
-
-@dataclass
-class _Course:
-    """The oldest and the newest report of a rank in its current attempt and lap.
-
-    `oldest_done` and `newest_done` are the fractions of the run that were complete at these reports; None if the totals
-    are not known.
-    """
-
-    lap: int
-    oldest: Metrics
-    oldest_done: float | None
-    newest: Metrics
-    newest_done: float | None
-
-    @property
-    def place(self) -> tuple[int, float, float]:
-        """The rank's position, for comparison with other ranks."""
-        at = self.newest
-        return self.lap, at.epoch or 0, math.inf if at.ends_epoch else at.step or 0
-
-
-def progress(record: RunRecord, now: float) -> Progress | None:
-    """The progress of the slowest rank that reports epochs or steps; None if no rank does.
-
-    Finished ranks are left out, unless there are no others.
-    """
-    courses = _courses(record)
-    if not courses:
-        return None
-    finished = [rank.rank for rank in record.taking_part if rank.state == "finished"]
-    going = {rank: course for rank, course in courses.items() if rank not in finished}
-    among = going or courses
-    told = all(each.newest_done is not None for each in among.values())
-    rank = min(among, key=lambda rank: (among[rank].lap, among[rank].newest_done or 0.0) if told else among[rank].place)
-    course = among[rank]
-    at = course.newest
-    epoch = None if at.epoch is None else at.epoch + 1 - first_epoch(record)
-    step = None if at.ends_epoch else at.step
-    size = len(record.taking_part)
-    fraction, left_s = course.newest_done, _left_s(course, now)
-    if not going and len(finished) < size:  # the ranks that are still running have not reported anything
-        fraction = left_s = None
-    return Progress(rank, epoch, at.epochs, step, at.steps, fraction, left_s, len(finished), size)
-
-
-@remembered("metrics", "attempts")
-def _courses(record: RunRecord) -> dict[int, _Course]:
-    """The _Course of each rank that reports epochs or steps in the newest attempt."""
-    counting = [m for m in record.metrics if m.epoch is not None or m.step is not None]
-    by = "epoch" if any(m.epoch is not None for m in counting) else "step"
-    first, restarts = first_epoch(record), _restarts(record)
-    found: dict[int, _Course] = {}
-    for (attempt, lap, _), metrics in placed(counting, restarts, by):
-        if attempt != len(restarts):
-            continue
-        done, course = _done(metrics, first), found.get(metrics.rank)
-        if course is not None and course.lap == lap and (course.newest_done or 0.0) <= (done or 0.0):
-            course.newest, course.newest_done = metrics, done
-        else:
-            found[metrics.rank] = _Course(lap, metrics, done, metrics, done)
-    return found
-
-
-def first_epoch(record: RunRecord) -> int:
-    """Return the number from which the user counts epochs: 0 or 1."""
-    return 0 if any(metrics.epoch == 0 for metrics in record.metrics) else 1
-
-
-def _done(metrics: Metrics, first: int) -> float | None:
-    """The completed fraction of the run; None if the totals are not known."""
-    within = 0.0
-    if metrics.ends_epoch:
-        within = 1.0
-    elif metrics.step and metrics.steps:
-        within = min(1.0, metrics.step / metrics.steps)
-    if metrics.epoch is not None and metrics.epochs:
-        return min(1.0, max(0.0, (metrics.epoch - first + within) / metrics.epochs))
-    if metrics.epoch is None and metrics.steps and metrics.step is not None:
-        return within
-    return None
-
-
-def _left_s(course: _Course, now: float) -> float | None:
-    if course.newest_done is None or course.oldest_done is None or course.newest_done >= 1:
-        return None
-    took, made = course.newest.time - course.oldest.time, course.newest_done - course.oldest_done
-    if took < 1 or made <= 0:
-        return None  # too early to tell
-    left = took / made * (1 - course.newest_done) - (now - course.newest.time)
-    return left if left > 0 else None  # the estimated end has passed, so the rank has become slower
 
 
 def _ordinal(count: int) -> str:

@@ -20,8 +20,8 @@ STARVED = 0.5  # a rank starves if it spends more than this fraction of its time
 STARVED_BESIDE_OTHERS, MORE_THAN_OTHERS = 0.3, 0.2
 # In an epoch's first second, waiting is ignored, since every rank has to wait for its first batch.
 JUDGED_AFTER_S = 1.0
-# A rank is early if it ended its epoch at least this long ago and others have not. If the time is shorter, the others'
-# reports may only be late.
+# A rank is early if it ended its epoch at least this long ago and other ranks have not ended the epoch. Within a
+# shorter time, the reports of the other ranks may merely be late.
 EARLY_S = 2.0
 RANKS_ALONE, BLOCKS = 32, 16  # more ranks than RANKS_ALONE are shown as at most BLOCKS blocks of neighbours
 NAMED = 3  # this many data sets of a run are shown: those that were opened last
@@ -37,7 +37,7 @@ State = Literal["read", "reading", "to come"]
 
 
 class RankReading(NamedTuple):
-    """One rank and the progress of its last reader of a data set. If something is wrong, `mark` and `note` say what."""
+    """One rank and the progress of its last reader of a data set. `mark` and `note` say what is wrong, if anything."""
 
     rank: int
     read: DataRead | None
@@ -63,7 +63,7 @@ class RankReading(NamedTuple):
         return min(1.0, self.read.waited_s / self.read.elapsed_s)
 
     def rate(self, what: Literal["rows", "size_bytes"]) -> float | None:
-        """Rows or bytes per second, on average over the epoch so far."""
+        """Return how many rows or bytes the rank has read per second, on average over the epoch so far."""
         if self.read is None or not self.read.elapsed_s:
             return None
         return float(getattr(self.read, what)) / self.read.elapsed_s
@@ -103,7 +103,7 @@ class DataSet(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A line of the table, for one rank or several neighbouring ranks. The texts are ready to be shown."""
+    """A line of the table, for one rank or several neighbouring ranks. The strings are ready to be shown."""
 
     ranks: tuple[int, ...]
     epoch: str
@@ -118,7 +118,7 @@ class Line(NamedTuple):
 
 
 def data_sets(record: RunRecord, now: float) -> list[DataSet]:
-    """The data sets of a run, in the order in which they were first opened."""
+    """Return the data sets of a run, in the order in which they were first opened."""
     found: dict[tuple[str, str, str], dict[int, Reading]] = {}
     for rank in record.ranks:
         for reading in rank.readings:
@@ -168,6 +168,36 @@ def _judged(record: RunRecord, ranks: Sequence[RankReading], now: float) -> tupl
     return tuple(map(judged, ranks))
 
 
+def waits(record: RunRecord, now: float) -> dict[int, RankReading]:
+    """Return the last progress of each rank that has read long enough to tell how much of the time it waits for data.
+
+    Of several data sets, the one that the rank has reported last counts.
+    """
+    found: dict[int, RankReading] = {}
+    for each in (each for data_set in data_sets(record, now) for each in data_set.ranks if each.waiting is not None):
+        last = found.get(each.rank)
+        if last is None or _read_at(each) > _read_at(last):
+            found[each.rank] = each
+    return found
+
+
+def _read_at(found: RankReading) -> float:
+    return found.read.time if found.read is not None else 0.0
+
+
+def causes(record: RunRecord, now: float) -> dict[int, str]:
+    """Return for each rank that clearly waits longer for data than the others how long this is, in words."""
+    found = waits(record, now)
+    fractions = sorted(each.waiting or 0.0 for each in found.values())
+    told = {}
+    for rank, each in found.items():
+        mine = each.waiting or 0.0
+        usual = _median_without(fractions, mine)
+        if each.mark == "starves" and usual is not None and mine > usual + MORE_THAN_OTHERS:
+            told[rank] = f"it waits {100 * mine:.0f} % of the time for data, the others {100 * usual:.0f} %"
+    return told
+
+
 def _median_without(ordered: Sequence[float], value: float) -> float | None:
     """Return the median of `ordered` without one occurrence of `value`; None if nothing else is left."""
     at, count = bisect.bisect_left(ordered, value), len(ordered) - 1
@@ -181,7 +211,7 @@ def _median_without(ordered: Sequence[float], value: float) -> float | None:
 
 
 def data_words(found: DataSet) -> str:
-    """The data set in words: `digits.parquet · columns a, b · where x > 3 · 1,797 rows in 2 files · version 3f…`."""
+    """Describe the data set: `digits.parquet · columns a, b · where x > 3 · 1,797 rows in 2 files · version 3f…`."""
     opened = found.opened
     counts = [counted(opened.rows, "row")] if opened.rows else []
     counts += [f"in {counted(opened.files, 'file')}"] if opened.files else []
@@ -217,7 +247,7 @@ def progress_words(record: RunRecord, now: float) -> str:
 
 
 def notes(found: DataSet) -> str:
-    """Return the ranks' problems with reading, rank by rank, or summed up if many ranks have problems; or ''."""
+    """Say which ranks have problems with reading: rank by rank, or summed up if these ranks are many; or ''."""
     told = [each for each in found.ranks if each.note]
     if len(told) <= _NOTES_SHOWN:
         return "; ".join(f"rank {each.rank} {each.note}" for each in told)
@@ -227,7 +257,7 @@ def notes(found: DataSet) -> str:
 
 
 def closing_words(record: RunRecord, now: float) -> list[str]:
-    """A line for each of a run's last data sets: what was read, and any problems with reading."""
+    """Return a line for each of a run's last data sets: what was read, and any problems with reading."""
     return [dotted(f"read {data_words(found)}", notes(found)) for found in data_sets(record, now)[-NAMED:]]
 
 
@@ -278,12 +308,12 @@ def _ranks(found: Sequence[int]) -> str:
 
 
 def named_shortly(names: Sequence[str]) -> str:
-    """The names of data sets, short enough for a list of runs: `digits, val and 3 more`."""
+    """Return the names of data sets, short enough for a list of runs: `digits, val and 3 more`."""
     return named([*map(_short, names)], _DATA_LISTED, 30)
 
 
 def _short(name: str) -> str:
-    """The last part of a path."""
+    """Return the last part of a path."""
     return name.rstrip("/").rpartition("/")[2] or name
 
 
@@ -303,7 +333,7 @@ def lines(found: DataSet, alone: int = RANKS_ALONE) -> list[Line]:
 
 
 def line(found: DataSet) -> Line:
-    """All ranks of `found` in one line: the rows they have read, the sum of their rates, and the range of waiting."""
+    """Return one line for all ranks of `found`: the rows read, the sum of the rates, and the range of waiting times."""
     ranks = found.ranks
     reads = [each.read for each in ranks if each.read is not None]
     planned = [read.rows_planned for read in reads if read.rows_planned is not None]
@@ -357,7 +387,7 @@ class Strip(NamedTuple):
 
 
 def strip(mine: RankReading, most: int, *, over: bool = False) -> Strip | None:
-    """Return a rank's epoch, divided into about `most` blocks at most; None if its plan for the epoch is not known.
+    """Return a rank's epoch, divided into roughly `most` blocks or fewer; None if the epoch's plan is not known.
 
     `over` says whether the run has ended.
     """
@@ -404,8 +434,8 @@ def _position(plan: DataPlanned, read: DataRead | None) -> int:
 def _reach(plan: DataPlanned, read: DataRead | None) -> tuple[int, int]:
     """Return how many rows of the plan have been read, and up to which row the rank is currently reading.
 
-    Rows are shuffled within a window, so all rows of the current window count as being read. If it is not known how
-    many rows the rank is to read, all rows of the plan count as being read.
+    Rows are shuffled within a window, so all rows of the current window count as being read. If the number of rows that
+    the rank is to read is not known, all rows of the plan count as being read.
     """
     if read is not None and read.done:
         return plan.rows, 0

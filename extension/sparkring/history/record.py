@@ -20,21 +20,22 @@ TAIL_LINES = 200  # how many of each rank's last lines are kept
 RECENT_LINES = 1_000  # how many of the last lines of all ranks together are kept, in order of arrival
 METRICS_KEPT = 5_000
 NOTICES_KEPT = 50
-EPOCHS_KEPT = 100  # how many epochs that have ended are kept for each reader: the last ones
+EPOCHS_KEPT = 100  # how many epochs are kept for each reader: the ones that ended most recently
 PLANS_KEPT = 3  # how many of a rank's plans are kept: the newest ones, and at most one for each reader
 CHECKPOINTS_KEPT = 1_000
 TIMELINES_KEPT = 20
 ATTEMPT_LINES = 20  # if a rank's failure ends an attempt, this many of the rank's last lines are kept
+SAMPLES_KEPT, SAMPLES_OF_ALL = 60, 1_920  # how many Samples are kept for each rank, and for all ranks together
 LINE_CHARACTERS = 4_000  # a longer line is cut in the record, not in the log file
 PARTIAL_BYTES = 64 * 1024  # a line that grows beyond this before it ends is shown in pieces
-QUICK_S = 1.0  # a cell of a warm gang that finishes in less time is quick
+QUICK_S = 1.0  # a cell that finishes on a warm gang in less time is quick
 STACK_HOLDS_S = 1.0  # a stack is kept at least this long; otherwise, the next output of the rank would remove it
 
 RankState = Literal["starting", "running", "finished", "failed", "stopped", "idle"]
 
 
 class LogLine(NamedTuple):
-    """One line that a rank printed, or a message that it sent to the notebook on purpose (`stream` is "message").
+    """One line that a rank printed, or a message that it explicitly sent to the notebook (`stream` is "message").
 
     In a run of items, `rank` is the number of the item, except in the `tail` of a RankRecord.
     """
@@ -71,7 +72,8 @@ class Attempt(NamedTuple):
 
     `checkpoint` is the name of the checkpoint to continue from, and `step` is the checkpoint's step. `restored` is the
     time at which the first rank reported that it had restored the checkpoint (Unix seconds; 0 before that). `ended` and
-    the fields after it say when and why the attempt ended, if another attempt was to follow.
+    the fields after it say when and why the attempt ended. They are set only if another attempt was to follow. `most`
+    is the number of attempts that failures leave room for; 0 if it is not known.
     """
 
     number: int
@@ -86,15 +88,29 @@ class Attempt(NamedTuple):
     host: str = ""
     failure: events.Failure | None = None
     last_lines: tuple[LogLine, ...] = ()
+    most: int = 0
 
 
 class Reading(NamedTuple):
-    """One reader of a rank: what it reads, its progress, how its last epochs ended, and its last plan of an epoch."""
+    """One reader of a rank: what it reads, its progress, how its last epochs ended, and its last plan for an epoch."""
 
     opened: events.DataOpened
     now: events.DataRead | None = None
     ended: tuple[events.DataRead, ...] = ()
     plan: events.DataPlanned | None = None
+
+
+class Sample(NamedTuple):
+    """What a rank used at some time: as in RankUsed, and its GPUs' mean use and the sum of their memory in use.
+
+    `gpu_percent` and `gpu_bytes` are None if they are not known.
+    """
+
+    time: float
+    cpu_percent: int
+    memory_bytes: int
+    gpu_percent: float | None = None
+    gpu_bytes: int | None = None
 
 
 class RankRecord(NamedTuple):
@@ -120,16 +136,18 @@ class RankRecord(NamedTuple):
     failure: events.Failure | None = None
     stack: events.StackTaken | None = None
     gpus: tuple[events.GpuUsed, ...] = ()  # the last report of each GPU
+    used: events.RankUsed | None = None  # the last report
+    samples: tuple[Sample, ...] = ()  # what the rank has used so far, with fewer Samples of earlier times
     readings: tuple[Reading, ...] = ()
     displays_left_out: int = 0
 
     def partial_lines(self) -> list[LogLine]:
-        """The lines that have not ended yet."""
+        """Return the lines that have not ended yet."""
         streams: dict[events.Stream, bytes] = {"stdout": self.partial_stdout, "stderr": self.partial_stderr}
         return [LogLine(self.last_heard, self.rank, stream, as_shown(data)) for stream, data in streams.items() if data]
 
     def lines_with_partial(self) -> tuple[LogLine, ...]:
-        """The last lines, including those that have not ended yet."""
+        """Return the last lines, including those that have not ended yet."""
         return (*self.tail, *self.partial_lines())
 
 
@@ -137,8 +155,8 @@ class RunRecord(NamedTuple):
     """One run.
 
     `part` are the ranks that the cell runs on; () means all ranks. `joined` is the number of members that have
-    connected in the current attempt. `recent` are the last lines of all ranks, and `recent_count` counts all lines that
-    have ever been added to `recent`.
+    connected in the current attempt. `recent` are the last lines of all ranks, and `recent_count` is the total number
+    of lines that have been added to `recent`, even if they have been dropped since.
     """
 
     run_id: str = ""
@@ -154,6 +172,7 @@ class RunRecord(NamedTuple):
     checkpoint_dir: str = ""
     captured: tuple[events.CapturedName, ...] = ()
     versions: tuple[tuple[str, str], ...] = ()
+    notify: bool = False
     running_since: float = 0.0
     ended: float = 0.0
     attempts: tuple[Attempt, ...] = ()  # () if the run cannot restart; its only attempt is then not listed
@@ -171,6 +190,7 @@ class RunRecord(NamedTuple):
     failed_rank: int | None = None
     log_folder: str = ""
     items: ItemsRecord | None = None  # None if the run does not consist of independent items
+    model_gpus: tuple[events.ModelGpuUsed, ...] = ()  # the last report of each GPU of a query's model processes
 
     @property
     def taking_part(self) -> tuple[RankRecord, ...]:
@@ -181,6 +201,12 @@ class RunRecord(NamedTuple):
     def finished_ranks(self) -> tuple[int, ...]:
         """The ranks that have finished the cell."""
         return tuple(rank.rank for rank in self.ranks if rank.state == "finished")
+
+    @property
+    def gpus(self) -> list[events.GpuUsed]:
+        """The last report of each GPU that ranks or model processes use. A GPU that several ranks share counts once."""
+        of_ranks = {(rank.host, gpu.address): gpu for rank in self.ranks for gpu in rank.gpus}
+        return [*of_ranks.values(), *(each.gpu for each in self.model_gpus)]
 
     @property
     def failure(self) -> events.Failure | None:
@@ -210,6 +236,9 @@ def _after(record: RunRecord, event: events.Event) -> RunRecord:
             return _begun(record, event)
         case events.AttemptEnded():
             return _lost(record, event)
+        case events.ModelGpuUsed():
+            known = {(each.host, each.gpu.address): each for each in (*record.model_gpus, event)}
+            return record._replace(model_gpus=tuple(known.values()))
         case events.MemberJoined():
             return record._replace(joined=record.joined + 1)
         case events.TimelineSaved():
@@ -247,6 +276,9 @@ def _after_news(record: RunRecord, rank: RankRecord, event: events.RankEvent) ->
         case events.GpuUsed():
             known = {gpu.address: gpu for gpu in (*rank.gpus, event)}
             return _with_rank(record, rank._replace(gpus=tuple(known.values())))
+        case events.RankUsed():
+            samples = _fewer((*rank.samples, _sample(event, rank.gpus)), samples_kept(record.size))
+            return _with_rank(record, rank._replace(used=event, samples=samples))
         case events.DataOpened():
             return _told(record, event, readings=(*rank.readings, Reading(event)))
         case events.DataPlanned():
@@ -265,7 +297,7 @@ def _after_news(record: RunRecord, rank: RankRecord, event: events.RankEvent) ->
         case events.RankStarted():
             state = "idle" if rank.state == "idle" else "running"
             record = record._replace(running_since=record.running_since or event.time)
-            return _told(record, event, state=state, host=event.host, pid=event.pid)
+            return _told(record, event, state=state, host=event.host, pid=event.pid, used=None, samples=())
         case events.RankFinished():
             return _told(record, event, state="finished", value=event.value, stack=None)
         case events.RankFailed():
@@ -305,7 +337,7 @@ def _noticed(record: RunRecord, notice: events.Notice) -> RunRecord:
 
 
 def _without_old_notices(before: RunRecord, event: events.Event, after: RunRecord) -> RunRecord:
-    """Drop the notices that no longer apply from `after`, the record after the event. Return the result."""
+    """Return `after`, the record after the event, without the notices that no longer apply."""
     # If a rank is stopped during a stall, it writes a traceback. This is not progress, so the notice about the stall
     # must stay.
     on_stderr = isinstance(event, events.Output) and event.stream == "stderr"
@@ -328,11 +360,31 @@ def _thinned(metrics: tuple[events.Metrics, ...]) -> tuple[events.Metrics, ...]:
     older, newer = metrics[: METRICS_KEPT // 2], metrics[METRICS_KEPT // 2 :]
     places = _places(older)
     numbers = {place: number for number, place in enumerate(dict.fromkeys(places))}
-    # Some ranks' reports of a step may be in the older half, and other ranks' in the newer half, which is kept whole.
-    # Such a step is kept in the older half, too.
+    # Some ranks' reports for a step may be in the older half, and other ranks' reports in the newer half, which is kept
+    # whole. Such a step is kept in the older half, too.
     split = {*_places(newer[: 2 * len({each.rank for each in older})])}
     keep = (each.ends_epoch or at in split or numbers[at] % 2 == 0 for each, at in zip(older, places, strict=True))
     return (*itertools.compress(older, keep), *newer)[-METRICS_KEPT:]
+
+
+def samples_kept(size: int) -> int:
+    """Return how many Samples are kept for each rank of a run of `size` ranks."""
+    return max(1, min(SAMPLES_KEPT, SAMPLES_OF_ALL // max(1, size)))
+
+
+def _sample(used: events.RankUsed, gpus: Sequence[events.GpuUsed]) -> Sample:
+    busy = [gpu.busy_percent for gpu in gpus if gpu.busy_percent is not None]
+    held = [gpu.used_bytes for gpu in gpus if gpu.used_bytes is not None]
+    percent = sum(busy) / len(busy) if busy else None
+    return Sample(used.time, used.cpu_percent, used.memory_bytes, percent, sum(held) if held else None)
+
+
+def _fewer(samples: tuple[Sample, ...], most: int) -> tuple[Sample, ...]:
+    """If there are more than `most` samples, drop every other one of the older half."""
+    if len(samples) <= most:
+        return samples
+    half = most // 2
+    return (*samples[:half:2], *samples[half:])[-most:]
 
 
 def _places(metrics: Sequence[events.Metrics]) -> list[tuple[int | None, int]]:
@@ -346,7 +398,7 @@ def _places(metrics: Sequence[events.Metrics]) -> list[tuple[int | None, int]]:
 
 
 def as_shown(line: bytes) -> str:
-    """Return what a terminal finally shows: the text after the last carriage return, with invalid bytes as \\xNN."""
+    """Return what a terminal ends up showing: the text after the last carriage return, with invalid bytes as \\xNN."""
     line = line.rstrip(b"\r")
     line = line[line.rfind(b"\r") + 1 :]
     text = line.decode("utf-8", "backslashreplace")
@@ -365,12 +417,13 @@ def _at_the_start(size: int, part: Sequence[int] = (), warm_at: float = 0.0) -> 
 
 
 def _begun(record: RunRecord, event: events.AttemptStarted) -> RunRecord:
-    """Begin an attempt. Its ranks are new, but they keep the last lines of the ranks before, and their counts."""
+    """Begin an attempt. Its ranks are new, but keep the last lines and the counts of the previous attempt's ranks."""
     ranks = tuple(
         rank._replace(line_count=old.line_count, size_bytes=old.size_bytes, tail=old.tail) if old else rank
         for rank, old in itertools.zip_longest(_at_the_start(event.size), record.ranks[: event.size])
     )
-    attempts = (*record.attempts, Attempt(event.number, event.time, event.size, event.checkpoint, event.step))
+    begun = Attempt(event.number, event.time, event.size, event.checkpoint, event.step, most=event.most)
+    attempts = (*record.attempts, begun)
     return record._replace(size=event.size, ranks=ranks, joined=0, running_since=0.0, attempts=attempts)
 
 
@@ -390,13 +443,13 @@ def _saved(record: RunRecord, event: events.CheckpointSaved) -> RunRecord:
     for each in record.checkpoints:
         if event.best and each.saved.best and (each.saved.folder, each.saved.kind) == (event.folder, event.kind):
             each = each._replace(saved=each.saved._replace(best=False))
-        if each.place != found.place:  # if ModelCheckpoint has overwritten a checkpoint, `found` replaces it
+        if each.place != found.place:  # otherwise, ModelCheckpoint has overwritten it, and `found` replaces it
             others.append(each)
     return record._replace(checkpoints=(*others, found)[-CHECKPOINTS_KEPT:])
 
 
 def _changed(record: RunRecord, event: events.CheckpointDamaged | events.CheckpointRemoved) -> RunRecord:
-    """Note that a checkpoint was damaged or removed. If an earlier run saved the checkpoint, only damage is noted."""
+    """Record that a checkpoint was damaged or removed. If an earlier run saved it, only damage is recorded."""
     state: CheckpointState = "damaged" if isinstance(event, events.CheckpointDamaged) else "removed"
     reason = event.reason if isinstance(event, events.CheckpointDamaged) else ""
     place, found = (event.folder, event.name), record.checkpoints
@@ -415,7 +468,7 @@ def _restored(record: RunRecord, event: events.CheckpointRestored) -> RunRecord:
 
 
 def _heard(rank: RankRecord, time: float) -> RankRecord:
-    """Return the rank after a message from it."""
+    """Return the record of the rank after it has sent a message."""
     moved_on = rank.stack is not None and time - rank.stack.time > STACK_HOLDS_S
     # In a saved run, a DataRead may come after newer events.
     return rank._replace(last_heard=max(time, rank.last_heard), stack=None if moved_on else rank.stack)
@@ -446,7 +499,7 @@ def _with_lines(record: RunRecord, rank: RankRecord, lines: list[LogLine], count
 
 
 def labelled(record: RunRecord, lines: list[LogLine]) -> list[LogLine]:
-    """Return lines of a rank as they are shown. In a run of items, their `rank` becomes the number of the item."""
+    """Return lines of a rank as they are shown. In a run of items, the `rank` of a line becomes the item's number."""
     if record.items is None or not lines:
         return lines
     item = item_records.item_on(record.items, lines[0].rank)
@@ -474,7 +527,7 @@ def _printed(record: RunRecord, event: events.Output) -> RunRecord:
 
 
 def bounded(record: RunRecord, event: events.Displayed) -> events.Displayed:
-    """Return the display as the record will keep it: without data if this would exceed the limits for a rank."""
+    """Return the display as the record will keep it: without its data if this data would exceed a rank's limits."""
     event = event._replace(attempt=len(record.attempts) or 1)
     others = [each for each in record.displays if each.rank == event.rank and not _takes_place(event, each)]
     full = len(others) >= DISPLAYS_KEPT or sum(len(each.data) for each in others) + len(event.data) > DISPLAY_BYTES
@@ -521,7 +574,7 @@ def _exited(record: RunRecord, event: events.RankExited) -> RunRecord:
 
 
 def _all_ended(record: RunRecord) -> RunRecord:
-    """Mark the ranks that have not ended as stopped. A rank that had to be killed sends no event."""
+    """Mark each rank that is still starting or running as stopped. A rank that had to be killed sends no event."""
     for rank in record.ranks:
         ended = rank._replace(state="stopped") if rank.state in ("starting", "running") else rank
         record = _with_last_lines(record, ended)
@@ -529,6 +582,6 @@ def _all_ended(record: RunRecord) -> RunRecord:
 
 
 def _with_last_lines(record: RunRecord, rank: RankRecord) -> RunRecord:
-    """Add the lines whose end the rank has not printed, as if they had ended."""
+    """Add the rank's incomplete lines, as if they were complete."""
     last = rank.partial_lines()
     return _with_lines(record, rank._replace(partial_stdout=b"", partial_stderr=b""), last, len(last))

@@ -1,9 +1,10 @@
-"""Saved runs: each is a folder with the run's events as JSON lines and one log file per rank.
+"""Saves runs and loads them. Each run has a folder with its events as JSON lines and one log file per rank.
 
     RUNS/2026-11-20_14-03-22_a1b2c3/
         events.jsonl     the events, one on each line. The bytes of an output event are in the rank's log, and the event
-                         says where in the log. Of frequent events (reading progress, GPU use), only the newest event
-                         of each reader and GPU is stored, every PROGRESS_EVERY_S seconds
+                         says where in the log. Of frequent events (reading progress, use of GPUs and machines), only
+                         the newest event of each reader, GPU and rank is stored, every PROGRESS_EVERY_S seconds.
+                         The use of machines is stored less often as the run goes on
         rank-0.log …     everything that each rank wrote to stdout and stderr, in order of arrival
         displays/        what the ranks displayed: rank-0-1.png is rank 0's first display in attempt 1,
                          attempt-2-rank-0-1.png its first display in attempt 2
@@ -30,12 +31,12 @@ from sparkring.errors import LaunchError, OptionsError
 from sparkring.history import events
 from sparkring.history.events import Notice, RunStarted, TimelineSaved
 from sparkring.history.horovod_timeline import Arriving
-from sparkring.history.record import QUICK_S, RunRecord, replay
+from sparkring.history.record import QUICK_S, RunRecord, replay, samples_kept
 
 KEEP = 100
 NEWEST = 20  # this many of the newest runs are never removed, not even quick ones
-# Old runs are removed only when there are this many more than KEEP. Removing them after each cell would take a quarter
-# of the time of a warm gang's cells.
+# Old runs are removed only when there are this many more than KEEP. If old runs were removed after each cell of a warm
+# gang, a quarter of the time would be spent on this.
 SLACK = 20
 PROGRESS_EVERY_S = 5.0
 EVENTS = "events.jsonl"
@@ -61,7 +62,7 @@ Kind = TypeVar("Kind", bound=events.Event)
 
 
 class RunFolder:
-    """Writes one run to its folder. If writing fails, it ends, and this is reported once; the run goes on."""
+    """Writes one run to its folder. After an error, it writes nothing more and reports this once; the run goes on."""
 
     def __init__(self, run_id: str) -> None:
         self.path = home() / run_id
@@ -78,13 +79,17 @@ class RunFolder:
         # Frequent events that have not been written yet: only the newest event of each reader and of each GPU.
         self._later: dict[tuple[object, ...], events.Event] = {}
         self._due = 0.0
+        # In the same way, the newest event of each rank about its use of the machine.
+        self._used: dict[int, events.RankUsed] = {}
+        self._used_due = 0.0
+        self._began, self._size = 0.0, 1  # of the current attempt
         self._timeline: tuple[int, Arriving] | None = None  # an attempt's number, and its unfinished timeline
         self._broken: str | None = None
         self._closed = False
         self._told = False
 
     def write(self, event: events.Event) -> Notice | None:
-        """Save one event. Return a Notice if saving fails for the first time. After close(), nothing is saved."""
+        """Save one event. Return a Notice the first time that saving fails. After close(), nothing is saved."""
         if self._closed:
             return None
         if self._broken is None:
@@ -132,7 +137,7 @@ class RunFolder:
         try:
             if self._timeline is None:
                 if part.last and not Arriving.holds_any(part.data):
-                    return [Notice(part.time, "no timeline: Horovod starts it when rank 0 calls hvd.init().")]
+                    return [Notice(part.time, "no timeline: Horovod starts one only when rank 0 calls hvd.init().")]
                 self._timeline = attempt, Arriving((self.path / timeline_name(attempt)).open("w", encoding="utf-8"))
             self._timeline[1].add(part.data)
         except OSError as error:
@@ -167,19 +172,36 @@ class RunFolder:
                 self._later[events.DataPlanned, event.rank, event.reader] = event
             case events.GpuUsed():
                 self._later[events.GpuUsed, event.rank, event.address] = event
+            case events.RankUsed():
+                self._used[event.rank] = event
+            case events.RunStarted() | events.AttemptStarted():
+                self._catch_up()  # the ranks of the next attempt may be fewer
+                self._append(event)
+                self._began, self._size = event.time, event.size
+            case events.ModelGpuUsed():
+                self._later[events.ModelGpuUsed, event.host, event.gpu.address] = event
             case events.RunFinished():
                 self._catch_up()
                 self._append(event)
             case _:
                 self._append(event)
         if self._later and event.time >= self._due:
-            self._catch_up()
+            self._store(self._later)
             self._due = event.time + PROGRESS_EVERY_S
+        if self._used and event.time >= self._used_due:
+            self._store(self._used)
+            # The longer the run, the longer the pause: the record would drop most of the earlier events.
+            pause_s = (event.time - self._began) / samples_kept(self._size)
+            self._used_due = event.time + max(PROGRESS_EVERY_S, pause_s)
 
     def _catch_up(self) -> None:
-        for event in self._later.values():
+        self._store(self._later)
+        self._store(self._used)
+
+    def _store(self, later: dict[Any, Any]) -> None:
+        for event in later.values():
             self._append(event)
-        self._later.clear()
+        later.clear()
 
     def _append(self, event: events.Event) -> None:
         more: dict[str, Any] = {}
@@ -199,7 +221,8 @@ class RunFolder:
 def new_id() -> str:
     """Return the id of a new run: the local time, five hex digits for the fraction of the second, and a random digit.
 
-    Ids sort by time, even if several runs begin within a second. The random digit makes equal ids less likely.
+    Ids sort by time, even if several runs begin within a second. Because of the random digit, two runs rarely get the
+    same id.
     """
     now = time.time()
     fraction = int(now % 1 * 0x10_0000)
@@ -207,12 +230,12 @@ def new_id() -> str:
 
 
 def log_name(rank: int) -> str:
-    """The name of a rank's log file in a run's folder."""
+    """Return the name of a rank's log file in a run's folder."""
     return f"rank-{rank}.log"
 
 
 def display_name(display: events.Displayed) -> str:
-    """The name of a display's file in the folder DISPLAYS of a run."""
+    """Return the name of a display's file in the folder DISPLAYS of a run."""
     attempt = f"attempt-{display.attempt}-" if display.attempt > 1 else ""
     attempt += "" if display.item is None else f"item-{display.item}-"
     kind = display.mime_type.partition("/")[2]
@@ -220,7 +243,7 @@ def display_name(display: events.Displayed) -> str:
 
 
 def timeline_name(attempt: int) -> str:
-    """The name of an attempt's timeline in a run's folder."""
+    """Return the name of an attempt's timeline in a run's folder."""
     return "timeline.json" if attempt == 1 else f"timeline-{attempt}.json"
 
 
@@ -285,12 +308,12 @@ def last_checkpoint_dir() -> str:
 
 
 def is_named(name: str, run_id: str) -> bool:
-    """Whether `name` is the run's id, or the beginning or the end of this id."""
+    """Return whether `name` is the run's id, or the beginning or the end of this id."""
     return run_id.startswith(name) or run_id.endswith(name)
 
 
 def load(path: Path) -> RunRecord:
-    """Return the whole record of a saved run. If its last event is incomplete, the event is skipped."""
+    """Return the whole record of a saved run. If the last event is incomplete, skip it."""
     return replay(_events(path))._replace(log_folder=str(path))
 
 
@@ -315,13 +338,15 @@ def _events(path: Path) -> Iterator[events.Event]:
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the events as JSON, without those whose kind only a newer version knows."""
     with (path / EVENTS).open(encoding="utf-8") as file:
         for line in file:
             try:
                 found = json.loads(line)
             except ValueError:
                 return  # the driver was killed while it was writing this line
-            yield found
+            if events.is_known(found["type"]):
+                yield found
 
 
 def told(path: Path, kind: type[Kind]) -> Iterator[Kind]:

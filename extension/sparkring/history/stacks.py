@@ -1,4 +1,4 @@
-"""Takes the Python stack of a rank without its cooperation.
+"""Takes the Python stack of a rank, even if the rank's code is stuck.
 
 The signal handler of faulthandler is C code, so it works even while the rank waits in an allreduce, holds the GIL, or
 is in a system call. It does not work while the process is frozen (SIGSTOP).
@@ -19,8 +19,8 @@ _LIBRARIES = re.compile(r".*(?:/(?:site|dist)-packages/|\.zip/|/lib/python3\.\d+
 
 # The functions in which a rank waits for the others: a pattern for the file, a pattern for the function, and the usual
 # name of the collective. If the name is '', the group `name` of the function's pattern is used. Functions that only
-# begin an operation (allreduce_async, isend) are not listed. Neither is synchronize() in Horovod's mpi_ops, since its
-# caller is listed.
+# begin an operation (allreduce_async, isend) are not listed. synchronize() in Horovod's mpi_ops is not listed either,
+# because its caller is listed.
 _WAITS = tuple(
     (re.compile(file), re.compile(function), name)
     for file, function, name in (
@@ -89,20 +89,20 @@ def install(fd: int) -> None:
 def cell_name(number: int) -> str:
     """Return the file name under which a rank compiles its cell `number`, counted from 1.
 
-    A later cell may call functions of this cell. The file name then tells which cell a frame of the stack belongs to.
+    A later cell may call functions of this cell. The file name then says which cell a frame of the stack belongs to.
     """
     return CELL_NAME if number == 1 else f"<cell {number}>"
 
 
 def is_cell(filename: str) -> bool:
-    """Whether this is the file name of a cell, either the one that is being run or an earlier one."""
+    """Return whether this is the file name of a cell: of the cell that is being run, or of an earlier cell."""
     return _CELL.fullmatch(filename) is not None
 
 
 def cell_line(text: str) -> int:
     """Return the innermost line of the cell on the main thread's stack `text`; 0 if the cell is not on the stack.
 
-    `text` was written by faulthandler. If it has frames of several cells, the line is that of the newest cell.
+    `text` was written by faulthandler. If it has frames of several cells, return the line of the newest cell.
     """
     newest, line = 0, 0
     for frame in _main_thread(text):
@@ -123,7 +123,7 @@ def innermost(text: str) -> str:
 
 
 def waits_for_cell(text: str) -> bool:
-    """Whether the main thread is where a rank of a warm gang waits for its next cell."""
+    """Return whether the main thread is in the function in which a rank of a warm gang waits for its next cell."""
     file, function = _WAITS_FOR_CELL
     return any(frame.function == function and frame.file.endswith(file) for frame in _main_thread(text)[:1])
 
@@ -138,7 +138,7 @@ def collective(text: str) -> str:
     graph = ""
     for at, frame in enumerate(frames):
         if is_cell(frame.file):
-            break  # the functions farther out only wait for the cell to end
+            break  # the remaining frames, farther out, only wait for the cell to end
         for file, function, name in _WAITS:
             found = function.fullmatch(frame.function)
             if found and file.search(frame.file):

@@ -25,8 +25,8 @@ FOLDER = "tensorboard"
 def environment() -> dict[str, str]:
     """Return the environment variables that TensorBoard needs when it is started with this Python.
 
-    TENSORBOARD_BINARY is the path of TensorBoard's program; it is set if the program is not on the PATH. TensorBoard
-    imports pkg_resources. If pkg_resources is not installed, PYTHONPATH adds a replacement.
+    TENSORBOARD_BINARY is the path of TensorBoard's program. The variable is set only if the program is not on the PATH.
+    TensorBoard imports pkg_resources. If pkg_resources is not installed, PYTHONPATH adds a replacement for it.
     """
     found = {}
     beside = Path(sys.executable).with_name("tensorboard")
@@ -106,7 +106,7 @@ def write_event_files(run: Path) -> Path:
 def scalars(reports: Iterable[Metrics], restarts: Sequence[float] = ()) -> list[Scalar]:
     """Return every value that was reported, and the means over the ranks.
 
-    For each metric, there is a mean at each step at which every rank that reports metrics has a value.
+    A metric's mean at a step is returned only if every rank that reports metrics has a value of the metric there.
 
     Values that were reported at the end of an epoch have tags that begin with `epoch/`, and their step is the epoch.
     The steps of other values are counted through all epochs if the number of steps per epoch is known. If counting

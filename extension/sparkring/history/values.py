@@ -1,6 +1,6 @@
 """Turns the values of the ranks' last expressions into the text that a notebook shows.
 
-A text that several ranks share is shown once, with the list of these ranks.
+Text that several ranks share is shown once, with a list of these ranks.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Write = Callable[[object], str]
 def told(values: Mapping[int, object], write: Write = repr) -> str:
     """Return the values of the ranks as entries such as `ranks 0–3: 0.9731`; '' if all values are None.
 
-    `write` turns a value into text. Ranks whose values have the same text share an entry. A text of several lines
-    begins on a separate line, so that its columns stay aligned.
+    `write` turns a value into text. Ranks whose values have the same text share an entry. Text with several lines
+    begins on a line of its own, so that its columns stay aligned.
     """
     by_text: dict[str, list[int]] = {}
     for rank in sorted(values):

@@ -17,4 +17,4 @@ class View(Protocol):
         """Show the run as it ended."""
 
     def again(self, record: RunRecord) -> None:
-        """Show the run in the current cell as well, because the user has asked for this."""
+        """Show the run in the current cell, too, because the user has asked for this."""

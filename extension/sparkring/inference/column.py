@@ -1,4 +1,4 @@
-"""The Spark column that scores rows, as a pandas iterator UDF whose tasks share one model process per machine."""
+"""The Spark column that scores rows, as a pandas iterator UDF whose tasks share the model processes of a machine."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ import pyarrow as pa
 
 from sparkring.capture.packing import pack_call
 from sparkring.cluster.session import pandas_unused
+from sparkring.cluster.slots import gpus_per
 from sparkring.data.frames import serialized_schema
 from sparkring.errors import DataError, OptionsError
 from sparkring.inference.outputs import Output
 from sparkring.inference.scorer import Scorer
 from sparkring.launchers.archive import archive, by_value
 from sparkring.runtime.storage import root_for_ranks
+from sparkring.worker.member import gpus
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,19 +46,21 @@ def scoring_udf(
 ) -> Any:
     """Return the UDF that scores its arguments with Scorer(**settings), and returns values of the Spark type `kind`.
 
-    `types` is the Arrow schema of the arguments, serialized; if it is None, the types are found from the rows. `report`
-    is the order for Reporter, which says how the model processes can reach the driver. Raise CaptureError if the model
-    cannot be sent.
+    `types` is the Arrow schema of the arguments, serialized; if it is None, the types are inferred from the rows.
+    `report` tells the Reporter in each model process how to reach the driver. Raise CaptureError if the model cannot be
+    sent.
     """
     import pandas
     from pyspark.sql.functions import pandas_udf
 
     context = session.sparkContext
-    model = context.broadcast(packed_scorer(settings))
+    model = context.broadcast(packed_scorer(settings, with_nvml=gpus_per(context, "task") > 0))
     threads = context.getConf().get(f"spark.executorEnv.{_THREADS}")
+    here = context.master.startswith("local")
     order = {
         "key": secrets.token_hex(8),
-        "path": [os.path.abspath(entry) for entry in sys.path] if context.master.startswith("local") else [],
+        "path": [os.path.abspath(entry) for entry in sys.path] if here else [],
+        "spread_over": gpus.visible() if here else [],
         "environment": {**root_for_ranks(), **({_THREADS: threads} if threads else {})},
         "idle_s": idle_s,
         "report": report,
@@ -69,10 +73,10 @@ def scoring_udf(
         return pandas_udf(score, kind)
 
 
-def packed_scorer(settings: Mapping[str, Any]) -> tuple[Any, ...]:
+def packed_scorer(settings: Mapping[str, Any], *, with_nvml: bool = False) -> tuple[Any, ...]:
     """Return sparkring's archive and the packed Scorer. Raise CaptureError if the model cannot be sent."""
     packed = pack_call(Scorer, dict(settings), getattr(sys.modules.get("__main__"), "__dict__", {}))
-    return (archive(with_nvml=False), packed.payload, *map(bytearray, packed.buffers))
+    return (archive(with_nvml), packed.payload, *map(bytearray, packed.buffers))
 
 
 def arrow_types(schema: StructType, session: SparkSession) -> pa.Schema:
@@ -108,7 +112,7 @@ def spark_types(kinds: Mapping[str, pa.DataType]) -> dict[str, DataType]:
             found[name] = from_arrow_type(kind)
         except Exception as error:  # pyspark has several classes for this error
             raise DataError(
-                f"the model returned {kind} for `{name}`, and Spark has no such type: name a Spark type with returns=…."
+                f"the model returned {kind} for `{name}`, but Spark has no such type: set a Spark type with returns=…."
             ) from error
     return found
 

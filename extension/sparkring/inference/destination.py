@@ -2,11 +2,11 @@
 
     preds/
         _run1.unfinished/       exists during the run, and afterwards if the run did not finish
-            _sparkring.json     digests of the data, the model and the settings; the process that writes; written first
+            _sparkring.json     digests of the data, the model and the settings, and the process that writes the parts
             model               the model that the ranks load
             parts/              the files of the parts; also files from attempts whose process died
             results/            a file for each part that is complete
-        run1/                   `parts` is renamed to this at the end, with _sparkring.json and _SUCCESS
+        run1/                   `parts`, which is renamed at the end, with _sparkring.json and _SUCCESS
 
 A local file system renames `parts` in one step. In object stores and some mounts, which cannot do this, the files are
 copied, and _SUCCESS is written last. If a run ends before that, a later run copies all files again.
@@ -48,10 +48,10 @@ class Destination:
     def open(self, belongs: Mapping[str, str]) -> None:
         """Prepare the unfinished folder. Parts of an earlier run are kept if they do not have to be written again.
 
-        `belongs` has a digest of everything that the predictions depend on, by the name that errors use for it. If a
-        digest differs from that of an earlier run, mode "overwrite" removes the parts of that run, and mode "error"
-        raises DataError. Raise DataError also if the destination already has files that are not to be replaced, if
-        another process is writing to it, or if it cannot be written.
+        `belongs` contains digests of everything that the predictions depend on. Its keys, such as "data" and "model",
+        are used in errors. If a digest differs from that of an earlier run, mode "overwrite" removes the parts of
+        that run, and mode "error" raises DataError. Also raise DataError if the destination already has files that are
+        not to be replaced, if another process is writing to the destination, or if it cannot be written.
         """
         with self._usable():
             state = read_json(self.unfinished / STATE, LAYOUT)
@@ -59,7 +59,7 @@ class Destination:
             is_partial = bool(state) and state.get("copying") and SUCCESS not in there
             if there and not is_partial:
                 if SUCCESS in there and state and not self._has_parts():
-                    self._remove(self.unfinished)  # the run finished, but was ended before it could remove this folder
+                    self._remove(self.unfinished)  # the run finished, but was killed before it could remove this folder
                 self._check_replaceable(there)
             owner = state.get("owner")
             if owner and owner != this_process() and has_ended(owner) is False:
@@ -107,7 +107,7 @@ class Destination:
         return bool(self._names(self.unfinished / PARTS) and self._names(self.unfinished / RESULTS))
 
     def release(self) -> None:
-        """Note in the folder that this process no longer writes to it. If no part is complete, remove the folder."""
+        """Record in the folder that this process no longer writes to it. If no part is complete, remove the folder."""
         with contextlib.suppress(Exception):  # the run has ended; its own error, if any, must not be replaced
             state = read_json(self.unfinished / STATE, LAYOUT)
             if state and self._has_parts():
@@ -116,7 +116,9 @@ class Destination:
                 self._remove(self.unfinished)
 
     def commit(self, files: Mapping[str, int], about: Mapping[str, Any]) -> None:
-        """Make the parts visible, with facts `about` them. `files` has the size of each file in bytes, by its name.
+        """Make the parts visible. `files` has the size of each file in bytes, by its name.
+
+        The facts in `about` are written to a file beside the parts.
 
         Raise DataError if a file is missing, or if the storage fails.
         """

@@ -130,7 +130,7 @@ class _OpenFile:
         group = int(np.searchsorted(self._begins, row, "right")) - 1
         if not self._begin <= row < self._end:
             group_begin = int(self._begins[group])
-            if row < self._begin or self._end <= group_begin:  # before the part decoded last, or in a later row group
+            if row < self._begin or self._end <= group_begin:  # before the last decoded part, or in a later row group
                 self._batches, self._end = self._decoded(group), group_begin
         while row >= self._end:
             with self._told():
@@ -283,7 +283,7 @@ def _fits(found: pa.DataType, expected: pa.DataType) -> bool:
 
 
 def _converted(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return a column as tasks would send it: in the type it has in Spark, with NaN for nulls in arrays of floats."""
+    """Return a column as tasks would send it: in its Spark type, with NaN for nulls in arrays of floats."""
     if pa.types.is_list(column.type) and not pa.types.is_nested(kind.value_type):
         values = column.values.cast(kind.value_type)
         if pa.types.is_floating(kind.value_type) and values.null_count:

@@ -18,7 +18,7 @@ class Described:
         self._layout = layout
 
     def learn(self, batch: pa.RecordBatch) -> Batch:
-        """Return the arrays of the first rows, from which the shapes and types are found."""
+        """Learn the shapes and types from the first rows, and return the arrays of these rows."""
         self._check_nulls(batch)
         self._layout.learn(batch)
         return self.arrays(batch)

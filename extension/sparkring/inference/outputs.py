@@ -18,7 +18,7 @@ Results = Any
 
 
 class Output(NamedTuple):
-    """A column of predictions or, with `of_struct`, a field of a struct. `written` is its type in errors."""
+    """A column of predictions or, with `of_struct`, a field of a struct. `written` is how errors show its type."""
 
     name: str
     kind: pa.DataType

@@ -29,6 +29,7 @@ from sparkring.inference.outputs import Output
 from sparkring.inference.task import Process
 from sparkring.runtime import report
 from sparkring.runtime.storage import locate
+from sparkring.runtime.world import world
 from sparkring.worker.member import process
 
 # Data is divided into about PARTS parts, provided that each then has between LEAST_BYTES and MOST_BYTES before
@@ -37,7 +38,7 @@ PARTS, LEAST_BYTES, MOST_BYTES = 64, 4_000_000, 128_000_000
 REQUEST_ROWS = 16_384  # the most rows to send to the model process at a time; fewer if the rows are large
 ROW_GROUP_BYTES = 32_000_000  # the size of the row groups that are written, before compression
 REPORT_EVERY_S = 1.0
-END_S = 2.0  # a model process that was asked to end is killed after this time
+END_S = 2.0  # a model process that was asked to exit is killed after this time
 
 
 class Part(NamedTuple):
@@ -62,7 +63,7 @@ class Part(NamedTuple):
         return f"{first}, {named}"
 
     def place(self, row: int) -> str:
-        """Return the name of row `row` of this part (counted from 0) in errors: the row's number in its file."""
+        """Return how errors name row `row` of this part (counted from 0): by the row's number in its file."""
         for each in self.ranges:
             if row < each.rows:
                 break
@@ -75,7 +76,7 @@ class Part(NamedTuple):
 class Written(NamedTuple):
     """A part that has been written: the name of its file, its rows, and how many of them have no prediction.
 
-    `process` is the host and the id of the model process, and `load_s` is how long it took to load the model.
+    `process` is the host and the id of the model process, and `load_s` is how long the process took to load the model.
     """
 
     file: str
@@ -115,7 +116,7 @@ def _part(number: int, files: Sequence[DataFile], groups: Sequence[tuple[int, in
 class Model:
     """The file with sparkring's archive and the packed model, and the file's SHA-256.
 
-    The digest is checked before the file is loaded, because loading it runs its code.
+    The digest is checked before the file is loaded, because loading the file runs its code.
     """
 
     path: str
@@ -123,13 +124,13 @@ class Model:
 
 
 class ModelProcess(Process):
-    """A connection to the model process of this machine, for ranks that score parts.
+    """A connection to the model process of this machine, or to that of some `gpus`, for ranks that score parts.
 
     On the notebook's machine, the notebook starts and ends the process. Elsewhere, a rank does.
     """
 
-    def __init__(self, order: Mapping[str, Any], token: bytes, model: Model) -> None:
-        super().__init__(dict(order), token)
+    def __init__(self, order: Mapping[str, Any], token: bytes, model: Model, gpus: Sequence[str] = ()) -> None:
+        super().__init__(dict(order), token, gpus)
         self._model = model
         self._part: Part | None = None
 
@@ -138,16 +139,19 @@ class ModelProcess(Process):
         self._part, self._rows = part, 0
 
     def start(self) -> None:
-        """Start the process, and return before it has loaded the model. Ranks that connect wait until it has."""
-        lock = self._locked()
-        try:
-            self._start(lock)
-        finally:
-            os.close(lock)
+        """Start the process, and return before the model is loaded. Ranks that connect wait until it is."""
+        is_started = False
+        while not is_started:
+            lock = self._locked()
+            try:
+                if is_started := self._is_current(lock):  # another process may have removed the new folder
+                    self._start(lock)
+            finally:
+                os.close(lock)
 
     def _start(self, lock: int) -> None:
         super()._start(lock)
-        if report.connected():  # this is a rank, whose member would kill the process when the rank has ended
+        if report.connected():  # this is a rank, whose member would kill the process when the rank exits
             atexit.register(self.end)
 
     def loaded(self) -> tuple[str, float]:
@@ -196,7 +200,7 @@ class ModelProcess(Process):
         except OSError as error:
             raise DataError(
                 f"{stored.written} cannot be copied to {path} on {socket.gethostname()}: {error.strerror or error}. "
-                "All machines must reach the folder that predict() writes."
+                "All machines must be able to reach the folder to which predict() writes."
             ) from error
         if digest.hexdigest() != self._model.digest:
             os.unlink(path)
@@ -233,7 +237,8 @@ class Job:
 
     def __call__(self, part: Part) -> Written:
         began = time.monotonic()
-        connection = _connections.setdefault(self.order["key"], ModelProcess(self.order, self.token, self.model))
+        new = ModelProcess(self.order, self.token, self.model, world().gpus)
+        connection = _connections.setdefault(self.order["key"], new)
         connection.begin(part)
         # The name is random because a lost process may still be writing its file for this part.
         name = f"part-{part.number:05d}-{secrets.token_hex(4)}.parquet"

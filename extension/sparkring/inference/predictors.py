@@ -39,7 +39,7 @@ def is_keras(value: Any) -> bool:
 
 
 def settled(model: Any, *, small: bool = False) -> Any:
-    """Prepare a model that belongs to this process for predictions, and return it.
+    """Prepare a model for predictions, and return it. The model is changed, so it must belong to this process.
 
     A torch module is moved to the GPU if there is one, and computes no gradients. If it is `small`, it uses one thread.
     """
@@ -57,7 +57,7 @@ def settled(model: Any, *, small: bool = False) -> Any:
 
 @contextlib.contextmanager
 def borrowed(model: Any) -> Iterator[None]:
-    """A context in which a model of the notebook can predict. Afterwards, the model is as it was before."""
+    """Prepare a model of the notebook for predictions within this context, and restore its modes afterwards."""
     training = [each for each in model.modules() if each.training] if is_torch(model) else []
     if training:
         model.eval()
@@ -71,7 +71,8 @@ def borrowed(model: Any) -> Iterator[None]:
 def is_small(predict: Predict, batch: Batch, batch_size: int) -> bool:
     """Return whether one thread is enough for what `predict` does in PyTorch, judged by its operations for a few rows.
 
-    Measured times would differ from run to run, and the last bits of predictions may depend on the number of threads.
+    Times are not measured, because they differ from run to run, and the number of threads may affect the last bits of
+    predictions.
     """
     if "torch" not in sys.modules:
         return False
@@ -128,7 +129,7 @@ def _use_one_thread() -> None:
 
 
 def check_autocast(model: Any, autocast: Autocast | None) -> None:
-    """Raise OptionsError if a model that is not a torch module is to compute under torch.autocast()."""
+    """Raise OptionsError if `autocast` is set for a model that is not a torch module."""
     if autocast is not None and not is_torch(model):
         raise OptionsError(
             f"autocast={autocast!r} is only for torch modules, but the model is a `{type(model).__name__}`: leave "

@@ -1,4 +1,4 @@
-"""Reports to the driver what a model process has scored, for the record of the query.
+"""Reports to the driver what a model process has scored, and how it uses its GPU, for the record of the query.
 
 A separate thread talks to the driver, so predictions never wait for the driver. If the driver cannot be reached,
 nothing is reported.
@@ -21,6 +21,7 @@ import pyarrow as pa
 from sparkring.inference.task import TASK
 from sparkring.wire.channel import dial
 from sparkring.wire.messages import ModelUsed, TaskScored
+from sparkring.worker.member import gpus
 
 EVERY_S, SHORTEST_S = 1.0, 0.1  # the time between two reports; the shorter one if no task is connected any more
 QUIET_S = 1.5  # the connection to the driver is closed when no task has been connected for this long
@@ -39,14 +40,14 @@ class Reporter:
         self._news = threading.Condition()
         self._reports_load = self._is_new = not of_stream
         self._changed: dict[int, Task] = {}
-        self._open = 1  # the known tasks that are connected; loading the model counts as one
+        self._open = 1  # how many known tasks are connected; loading the model counts as one
         self._load_s: float | None = None
         self._numbers = itertools.count()
         if order is not None:
             threading.Thread(target=self._report, args=(order,), name="sparkring-reporter", daemon=True).start()
 
     def loaded(self, seconds: float) -> None:
-        """Note that the model has been loaded, or that loading it has failed."""
+        """Record that the model has been loaded, or that loading it has failed."""
         with self._news:
             self._load_s = seconds
             self._is_new |= self._reports_load
@@ -58,7 +59,7 @@ class Reporter:
         return Task(self, next(self._numbers))
 
     def changed(self, task: Task, *, opened: int = 0) -> None:
-        """Note that a known task has changed: 1 for `opened` means that it is known now, and -1 that it has ended."""
+        """Record that a known task has changed. `opened` is 1 if the task has just become known, and -1 if it ended."""
         with self._news:
             self._open += opened
             if self._order is not None:
@@ -73,19 +74,22 @@ class Reporter:
                     self._news.wait_for(lambda: self._is_new)
                 with contextlib.closing(dial(order["host"], order["port"], bytes.fromhex(order["secret"]))) as driver:
                     self._tell(driver, order["column"])
-        except OSError:  # the driver cannot be reached, or has ended
+        except OSError:  # the driver cannot be reached, or has exited
             with self._news:
                 self._order = None
                 self._changed.clear()
 
     def _tell(self, driver: Any, column: str) -> None:
         """Send reports until no task has been connected for a while."""
+        meter = gpus.Meter(gpus.visible())
         while True:
             with self._news:
                 tasks = tuple(task.told() for task in self._changed.values())
                 self._changed.clear()
                 self._is_new = False
                 load_s = self._load_s
+            for gpu in meter.changes():
+                driver.send(gpu)
             driver.send(ModelUsed(column, socket.gethostname(), os.getpid(), load_s, tasks))
             time.sleep(SHORTEST_S)
             with self._news:
@@ -98,8 +102,8 @@ class Reporter:
 class Task:
     """The rows that have been scored over one connection.
 
-    The first request says which of Spark's tasks uses the connection. If it does not, as for the tasks of a stream, the
-    task is not known, and nothing is reported.
+    A request says which Spark task uses the connection. The tasks of a stream do not say this. Such a task is not
+    known, and nothing is reported.
     """
 
     def __init__(self, reporter: Reporter, number: int) -> None:
@@ -112,7 +116,7 @@ class Task:
         self._error = ""
 
     def asks(self, request: pa.Schema) -> None:
-        """Note a request with this schema."""
+        """Find out which Spark task the connection belongs to, from the schema of a request."""
         about = (request.metadata or {}).get(TASK)
         if self._place is None and about is not None:
             task, query, stage, partition = json.loads(about)
@@ -129,12 +133,12 @@ class Task:
         self._state, self._error = "failed", error[:_ERROR_CHARACTERS]
 
     def finished(self) -> None:
-        """Note that the task has sent all its rows."""
+        """Record that the task has sent all its rows."""
         if self._state == "running":
             self._state = "finished"
 
     def ended(self) -> None:
-        """Note the end of the connection."""
+        """Record that the connection has ended."""
         if self._state == "running":
             self._state = "closed"
         self._ended = time.monotonic()

@@ -36,7 +36,10 @@ class RowsError(Exception):
 
 
 class Source(Protocol):
-    """Where a model comes from. load() returns the model, in the process that uses it. `told` names it in messages."""
+    """Where a model comes from.
+
+    load() returns the model, in the process that uses it. `told` is the model's name in messages.
+    """
 
     @property
     def told(self) -> str: ...
@@ -132,7 +135,7 @@ class Scorer:
                 yield scored
 
     def _failing(self, batch: pa.RecordBatch) -> int | None:
-        """Halve a batch that cannot be scored until one row is left, and return its number.
+        """Halve a batch that cannot be scored until one row is left, and return the number of this row.
 
         Return None if a part fails, but neither of its halves does.
         """

@@ -1,11 +1,11 @@
-"""The model process: loads a model once, and scores the rows that the tasks of this machine send.
+"""The model process: loads a model once, and scores the rows that the tasks of this machine, or of its GPU, send.
 
     task ──┐ Arrow                ┌─ a thread per connection: makes arrays, calls transform
     task ──┼─────────▶ socket ────┼─      …                      │ one at a time
     task ──┘                      └─      …                      ▼
                                                                model, with all threads
 
-The process ends when no task has been connected for a while, or when the executor ends. Nothing that a task sends is
+The process exits when no task has been connected for a while, or when the executor exits. Nothing that a task sends is
 unpickled.
 """
 
@@ -41,15 +41,15 @@ from sparkring.inference.scorer import RowsError, told
 
 _LOOK_EVERY_S = 0.25
 _PROBLEM_S = 5.0  # how long a process that could not load its model keeps running, to tell the tasks why
-_KEPT = 3  # how many model processes without a task keep running on a machine: the most recently used ones
+_KEPT = 3  # how many models without a task a machine keeps: the most recently used ones
 # Arguments of the C library's mallopt(), as in malloc.h, and the sizes up to which freed memory is kept.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 _KEPT_BYTES, _KEPT_BLOCK_BYTES = 512 << 20, 256 << 20
-_SIGNALS = (signal.SIGTERM, signal.SIGHUP)  # Spark's daemon sends SIGHUP when the executor ends
+_SIGNALS = (signal.SIGTERM, signal.SIGHUP)  # Spark's daemon sends SIGHUP when the executor exits
 
 
 class _Server:
-    """Serves connections until the process must end. If the model could not be loaded, `problem` says why."""
+    """Serves connections until the process must exit. If the model could not be loaded, `problem` says why."""
 
     def __init__(self, scorer: Any, problem: str, token: bytes, folder: str, reporter: Reporter) -> None:
         self._scorer, self._problem, self._token, self._folder = scorer, problem, token, folder
@@ -84,7 +84,7 @@ class _Server:
                 self._open -= 1
                 self._last_used = time.monotonic()
             with contextlib.suppress(OSError):
-                os.utime(self._folder)  # for _newer()
+                os.utime(self._folder)  # _newer() compares these times
 
     def _answer(self, connection: Any, request: bytes, task: Task) -> None:
         failed: dict[str, Any] = {"error": self._problem, "row": None, "of_rows": False} if self._problem else {}
@@ -110,7 +110,7 @@ class _Server:
 
 
 def main(order: dict[str, Any], parts: Sequence[bytearray]) -> NoReturn:
-    """Load the model, and serve until the process must end. inference/task.py makes the `order`."""
+    """Load the model, and serve until the process must exit. inference/task.py makes the `order`."""
     code = 0
     try:
         _serve(order, parts)
@@ -123,7 +123,7 @@ def main(order: dict[str, Any], parts: Sequence[bytearray]) -> NoReturn:
     if not code:  # otherwise, the task needs the log in the folder
         shutil.rmtree(order["folder"], ignore_errors=True)
     sys.stderr.flush()
-    os._exit(code)  # threads of the model's framework must not delay the end
+    os._exit(code)  # threads of the model's framework must not delay the exit
 
 
 def _serve(order: dict[str, Any], parts: Sequence[bytearray]) -> None:
@@ -145,7 +145,8 @@ def _serve(order: dict[str, Any], parts: Sequence[bytearray]) -> None:
         function, settings = unpack_call(payload, buffers)
         scorer = function(**settings)
     except Exception as error:  # loading a model runs the user's code
-        problem = f"the model could not be loaded on {socket.gethostname()}: {told(error)}"
+        place = ", GPU ".join((socket.gethostname(), *order["gpus"]))
+        problem = f"the model could not be loaded on {place}: {told(error)}"
     with contextlib.suppress(FileNotFoundError):
         os.unlink(os.path.join(folder, "model"))  # a copy that a task has made for this process
     _keep_freed_memory()
@@ -195,12 +196,17 @@ def _others(folder: str) -> Iterator[Path]:
 
 
 def _newer(folder: str) -> int:
-    """Return how many other model processes were used more recently than this one."""
-    used, newer = os.stat(folder).st_mtime, 0
+    """Return how many other models were used more recently than this process. A model may have several processes."""
+    used, newer = os.stat(folder).st_mtime, set()
     for other in _others(folder):
         with contextlib.suppress(FileNotFoundError):
-            newer += other.stat().st_mtime > used
-    return newer
+            if other.stat().st_mtime > used:
+                newer.add(_key(other))
+    return len(newer - {_key(Path(folder))})
+
+
+def _key(folder: Path) -> str:
+    return folder.name.split("-")[2]  # inference/task.py makes the name
 
 
 def _remove_dead(folder: str) -> None:
@@ -218,7 +224,7 @@ def _remove_dead(folder: str) -> None:
 
 
 class _Ended(BaseException):
-    """A signal has told the process to end."""
+    """A signal has told the process to exit."""
 
 
 def _end(*_: object) -> NoReturn:
@@ -227,7 +233,7 @@ def _end(*_: object) -> NoReturn:
 
 
 def _ignore_signals() -> None:
-    """Ignore further signals while the process ends, because Spark's daemon sends SIGHUP twice."""
+    """Ignore further signals while the process is exiting, because Spark's daemon sends SIGHUP twice."""
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 

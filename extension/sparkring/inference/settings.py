@@ -1,4 +1,4 @@
-"""The arguments of predict() about the model, its inputs and its predictions, for DataFrames and files alike."""
+"""The arguments of predict() about the model, its inputs and its predictions, for both DataFrames and files."""
 
 from __future__ import annotations
 
@@ -78,7 +78,10 @@ class Saved:
 
 @dataclass(frozen=True)
 class Settings:
-    """The arguments, which engine/predict.py describes. Raise OptionsError or DataError if one is invalid."""
+    """The arguments of predict(), which engine/predict.py describes.
+
+    Raise OptionsError or DataError if an argument is invalid.
+    """
 
     model: Any
     inputs: Columns
@@ -102,7 +105,9 @@ class Settings:
         if self.autocast is not None and self.autocast_name is None:
             raise OptionsError(f'autocast={self.autocast!r}: expected "bfloat16" or "float16".')
         if not self.groups:
-            raise OptionsError("inputs names no columns: name those that the model uses, as in inputs=['pixels'].")
+            raise OptionsError(
+                "inputs names no columns: name the columns that the model uses, as in inputs=['pixels']."
+            )
 
     @functools.cached_property
     def groups(self) -> dict[str, tuple[str, ...]]:
@@ -121,7 +126,7 @@ class Settings:
 
     @property
     def autocast_name(self) -> Autocast | None:
-        """The name of the type in which torch.autocast() computes, or None. It can be sent without importing torch."""
+        """The name of the type in which torch.autocast() computes, or None. Sending it does not require torch."""
         return next((name for name in get_args(Autocast) if str(self.autocast) in (name, f"torch.{name}")), None)
 
     def described(self, data: str) -> Described:

@@ -1,12 +1,13 @@
-"""Scores the rows of a Spark task: sends them to the model process of this machine, and returns its answers.
+"""Scores the rows of a Spark task: sends them to a model process on this machine, and returns its answers.
 
 Executors need not have sparkring: the driver compiles this file's text and pickles its functions by value. So this file
 uses only the standard library and the packages that pandas UDFs need: NumPy, pandas, pyarrow and pyspark.
 
+A machine has one model process. If tasks have GPUs, it has one for each GPU, and tasks with the same GPU share it.
 Each model process has a folder that only this user can enter:
 
-    sparkring-model-<key>/
-        lock      locked while the process loads its model, or ends
+    sparkring-model-<key>/    or sparkring-model-<key>-<digest of the GPU's address>/
+        lock      locked while the process loads its model, or is exiting
         socket    the process listens on it, and answers only tasks that know the token
         log       the output of the process
         pid       the id of the process
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import pickle
@@ -28,11 +30,11 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-# The program of the model process. The task starts a process that forks the model process and ends at once, so the task
-# need not wait for it. The order comes on stdin, because other processes could read the token in argv or the
+# The program of the model process. The task starts a process that forks the model process and exits at once, so the
+# task need not wait for it. The order comes on stdin, because other processes could read the token in argv or the
 # environment.
 _BOOT = (
     "import sys; sys.path[:] = [p for p in sys.path if p]; import json, os, pickle; "
@@ -46,12 +48,12 @@ _BOOT = (
     "from sparkring.inference.server import main; main(order, parts)"
 )
 TASK = b"sparkring.task"  # the key under which the metadata of a request says which task has sent it
-_ATTEMPTS = 3  # if the model process ends this many times during a request, the request's rows count as the cause
+_ATTEMPTS = 3  # if the model process exits this many times during a request, the request's rows count as the cause
 _LOGGED = 600  # the largest number of characters of a log that an error quotes
 
 
 class _Ended(Exception):
-    """The model process ended before it answered."""
+    """The model process exited before it answered."""
 
 
 def scorer_for(
@@ -59,9 +61,10 @@ def scorer_for(
 ) -> Callable[[Iterable[Any]], Iterator[Any]]:
     """Return the function that Spark calls with an iterator of the batches of a partition: a pandas iterator UDF.
 
-    `order` says how to start the model process, and which folder it has. `model` is a broadcast variable with
-    sparkring's archive and the packed model. `types` is the Arrow schema of the columns, serialized; if it is None, the
-    types are those of the values.
+    `order` says how to start the model process, and which folder it has. Tasks to which Spark gives no GPU are spread
+    over the GPUs in the order's `spread_over`. `model` is a broadcast variable with sparkring's archive and the packed
+    model. `types` is the Arrow schema of the columns, serialized; if it is None, the types are inferred from the
+    values.
     """
 
     def score(batches: Iterable[Any]) -> Iterator[Any]:
@@ -171,14 +174,17 @@ def _as_pandas(batch: Any) -> Any:
 
 
 class Process:
-    """A connection to the model process of this machine. It is opened when it is first needed.
+    """A connection to the model process of this machine, or to that of some `gpus`. It is opened when first needed.
 
     A subclass says where the model is, and how errors name the rows.
     """
 
-    def __init__(self, order: dict[str, Any], token: bytes) -> None:
-        self._order, self._token = order, token
-        self._folder = os.path.join(_temporary(), f"sparkring-model-{order['key']}")
+    def __init__(self, order: dict[str, Any], token: bytes, gpus: Sequence[str] = ()) -> None:
+        self._order, self._token, self._gpus = order, token, sorted(gpus)
+        name = f"sparkring-model-{order['key']}"
+        if gpus:  # addresses may be long, and may have characters that file names cannot have
+            name += f"-{hashlib.sha256(','.join(self._gpus).encode()).hexdigest()[:8]}"
+        self._folder = os.path.join(_temporary(), name)
         self._connection: Any = None
         self._rows = 0  # how many rows have been scored
         self._about: dict[bytes, bytes] | None = None  # the Arrow metadata of each request
@@ -188,7 +194,7 @@ class Process:
         raise NotImplementedError
 
     def _place(self, first: int, rows: int) -> str:
-        """Return the name, in errors, of `rows` rows from row `first` on."""
+        """Return how errors name `rows` rows from row `first` on."""
         raise NotImplementedError
 
     def ask(self, rows: Any) -> Any:
@@ -215,8 +221,9 @@ class Process:
                 output = str(error) if isinstance(error, _Ended) else self._output()
                 self.close()
         self._remove()
+        on = f" on GPU {', '.join(self._gpus)}" if self._gpus else ""
         raise RuntimeError(
-            f"sparkring: the process with the model ended {_ATTEMPTS} times before it had scored "
+            f"sparkring: the process with the model{on} exited {_ATTEMPTS} times before it had scored "
             f"{self._place(self._rows, len(rows))}. Perhaps it ran out of memory. Its last output: {output}"
         )
 
@@ -241,7 +248,7 @@ class Process:
     def _connected(self) -> Any:
         """Return a connection to the model process. Start the process if it is not running.
 
-        Raise _Ended, with the last output of the process, if the process ends before it listens.
+        Raise _Ended, with the last output of the process, if the process exits before it listens.
         """
         started = False
         while True:
@@ -249,9 +256,9 @@ class Process:
                 return self._dialled()
             lock = self._locked()
             try:
-                if not self._is_current(lock):  # the process has just ended, and has removed its folder
+                if not self._is_current(lock):  # the process has just exited, and has removed its folder
                     continue
-                # The process may have begun to listen while this one waited for the lock.
+                # The model process may have begun to listen while this process waited for the lock.
                 with contextlib.suppress(OSError, EOFError):
                     return self._dialled()
                 if started:
@@ -270,11 +277,11 @@ class Process:
         return Client(os.path.join(self._folder, "socket"), "AF_UNIX", authkey=self._token)
 
     def _locked(self) -> int:
-        """Wait until no process is starting or ending in the folder, and lock it. Return the open file of the lock."""
+        """Wait until no process is starting or exiting in the folder, and lock it. Return the open file of the lock."""
         while True:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(self._folder, 0o700)
-            with contextlib.suppress(FileNotFoundError):  # a process that is ending has just removed its folder
+            with contextlib.suppress(FileNotFoundError):  # a process that is exiting has just removed its folder
                 _check_private(self._folder)
                 lock = os.open(os.path.join(self._folder, "lock"), os.O_RDWR | os.O_CREAT, 0o600)
                 fcntl.flock(lock, fcntl.LOCK_EX)
@@ -298,9 +305,10 @@ class Process:
 
     def _start(self, lock: int) -> None:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(os.path.join(self._folder, "socket"))  # of a process that was killed
+            os.unlink(os.path.join(self._folder, "socket"))  # left by a process that was killed
         order = {**self._order, "model": self._model_file(), "folder": self._folder, "lock": lock}
         order["token"] = self._token.hex()
+        order["gpus"] = self._gpus
         order["path"] = [*sys.path, *self._order["path"]]
         # The parent of a task's process is Spark's daemon, which lives as long as the executor.
         order.setdefault("watch", os.getppid())
@@ -310,7 +318,7 @@ class Process:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **_threads(), **self._order["environment"]},
+                env={**os.environ, **_threads(), **_visible(self._gpus), **self._order["environment"]},
                 pass_fds=[lock],
             )
         # If this fails, _connected() notices the failure when it has the lock again.
@@ -328,9 +336,9 @@ class _OfPartition(Process):
     def __init__(self, order: dict[str, Any], token: bytes, model: Any) -> None:
         from pyspark import TaskContext
 
-        super().__init__(order, token)
         context = TaskContext.get()
         self._partition = context.partitionId() if context is not None else 0
+        super().__init__(order, token, _gpus_of(context, order["spread_over"]))
         self._model = model
         if context is not None:
             query = context.getLocalProperty("spark.sql.execution.id") or ""
@@ -346,7 +354,7 @@ class _OfPartition(Process):
             path = os.path.join(self._folder, "model")
             with open(path, "wb") as file:
                 pickle.dump(self._model.value, file)
-            vars(self._model).pop("_value", None)  # this process need not keep it
+            vars(self._model).pop("_value", None)  # this process need not keep the model
         return path
 
     def _place(self, first: int, rows: int) -> str:
@@ -354,10 +362,26 @@ class _OfPartition(Process):
         return f"{which} of partition {self._partition}"
 
 
+def _gpus_of(context: Any, spread_over: Sequence[str]) -> Sequence[str]:
+    """Return the addresses of the task's GPUs. If Spark assigns none, the task gets one of those in `spread_over`."""
+    if context is None:
+        return ()
+    held = context.resources().get("gpu")
+    if held is not None:
+        addresses: Sequence[str] = held.addresses
+        return addresses
+    return [spread_over[context.partitionId() % len(spread_over)]] if spread_over else ()
+
+
+def _visible(gpus: Sequence[str]) -> dict[str, str]:
+    """Return settings that let the model process see only these GPUs. Without GPUs, it sees what the task sees."""
+    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
+
+
 def _temporary() -> str:
-    """Return the folder for temporary files, or /tmp if the folder's path is too long for a socket."""
+    """Return the folder for temporary files, or /tmp if a socket's path would then be longer than macOS allows."""
     found = tempfile.gettempdir()
-    return found if len(found) < 60 else "/tmp"
+    return found if len(found) < 54 else "/tmp"
 
 
 def _threads() -> dict[str, str]:

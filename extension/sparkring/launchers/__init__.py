@@ -42,9 +42,9 @@ def pool_requests(request: LaunchRequest, slots: int, gpus: float | None) -> lis
 
 
 def default_at_once(size: int, gpus_each: float | None, environment: Mapping[str, str]) -> int:
-    """Return the default number of items at once on this machine: as many as it has cores and GPUs for.
+    """Return how many items run at once on this machine by default: as many as it has cores and GPUs for.
 
-    Each item has `size` ranks, and each rank needs a core and `gpus_each` GPUs. `environment` is that of the ranks.
+    Each item has `size` ranks, and each rank needs a core and `gpus_each` GPUs. `environment` has the ranks' variables.
     """
     size = max(1, size)  # not yet checked
     by_cores = process.cores() // size

@@ -19,8 +19,8 @@ def archive(with_nvml: bool) -> bytes:
     """Return a zip with sparkring and cloudpickle. Python can import them from the zip on executors that have neither.
 
     The modules are compiled once, by the driver, because otherwise each member would compile them. The executors can
-    load the compiled modules, because Spark ensures that all Pythons have the same version. pynvml, which is as large
-    as the rest, is included only if `with_nvml` is true, that is, if there are GPUs.
+    load the compiled modules, because Spark ensures that all Pythons have the same version. pynvml is as large as
+    all other files together, so it is included only if `with_nvml` is true, that is, if there are GPUs.
     """
     import cloudpickle
 

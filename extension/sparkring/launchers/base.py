@@ -1,4 +1,4 @@
-"""The interface of a launcher, which starts members and makes sure that they end."""
+"""The interface of a launcher, which starts members and makes sure that they exit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class LaunchRequest(NamedTuple):
-    """What a launcher is to start: `size` members, on this machine if `np` is negative, otherwise on Spark.
+    """What a launcher should start: `size` members, on this machine if `np` is negative, otherwise on Spark.
 
     gpus: the number of GPUs for each member; 0 hides all GPUs, None is the launcher's default.
     data: the DataFrame whose partitions the ranks read.
@@ -70,17 +70,17 @@ class Launcher(ABC):
 
     @abstractmethod
     def problem(self, wait_s: float = 0.0) -> LaunchError | None:
-        """Return why members cannot start or have ended; None if that is not known within `wait_s` seconds."""
+        """Return why members cannot start or have exited; None if that is not known within `wait_s` seconds."""
 
     @abstractmethod
     def stop(self, grace_s: float, *, joined: bool) -> None:
-        """Wait up to `grace_s` seconds for the members to end, then end those that are still running.
+        """Wait up to `grace_s` seconds for the members to exit, then end those that are still running.
 
         `joined` says whether any member has connected to the driver.
         """
 
     def note_imports(self, modules: Sequence[str] | None) -> None:  # noqa: B027 - most launchers have no use for it
-        """Note the frameworks that a rank has imported; None if other ranks must not import any ahead of time."""
+        """Record the frameworks that a rank has imported; None if other ranks must not import any in advance."""
 
     def waits_for(self) -> str:
         """Return what a slow start may be waiting for; '' if that is not known."""

@@ -105,7 +105,7 @@ class LocalLauncher(Launcher):
         for process in self._members:
             assert process.stdin is not None
             with contextlib.suppress(OSError):
-                process.stdin.close()  # if the member is still running, it now ends, with all its descendants
+                process.stdin.close()  # if the member is still running, it now exits, and so do all its descendants
         for process in self._members:
             try:
                 process.wait(3.0)
@@ -133,7 +133,7 @@ def _start(environment: dict[str, str], ticket: Ticket) -> subprocess.Popen[byte
     assert process.stdin is not None
     with contextlib.suppress(OSError):  # the process died at once; problem() reports it
         process.stdin.write(ticket.line())
-        process.stdin.flush()  # stdin stays open, because a member ends when its stdin is closed
+        process.stdin.flush()  # stdin stays open, because a member exits when its stdin is closed
     return process
 
 

@@ -1,9 +1,9 @@
 """Keeps one spare process, which has imported the modules that earlier ranks imported, and has it fork members.
 
-A spare process is started when all ranks on this machine have ended, or for the first launch if it is known what that
+A spare process is started when all ranks on this machine have exited, or for the first launch if it is known what that
 launch's ranks will import. It serves a launch only if everything that an import may depend on (see Setting) is still
 the same. All other launches start new processes, and a spare process that does not fit the last launch is replaced
-after it.
+after that launch.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from sparkring.wire.ticket import SPARE_BOOT, SPARE_READY, SpareOrder, Ticket
 from sparkring.worker.member import gpus, process
 from sparkring.worker.rank.preloads import FRAMEWORKS
 
-REST_S = 1.0  # a spare process is started this long after the end of the last rank
+REST_S = 1.0  # a spare process is started this long after the last rank has exited
 IMPORT_S = 60.0  # a launch waits at most this long for the imports of a spare process
-IDLE_S = 600.0  # a spare process ends when it has not been used for this long
+IDLE_S = 600.0  # a spare process exits when it has not been used for this long
 LEAST_BYTES = 2_000_000_000  # a spare process needs this much available memory to start, and half of that to stay
-ANSWER_S = 2.0  # a spare process that takes longer for a fork, which takes milliseconds, is given up
+ANSWER_S = 2.0  # a fork takes milliseconds; a spare process that has not answered after this time is given up
 UNKNOWN = 0  # stands for the exit code of a member if its spare process was killed and cannot report the code
 
 # Code that contains one of these may change the environment before it imports a framework, so it needs new processes.
@@ -56,7 +56,7 @@ class Setting(NamedTuple):
 
 
 def setting_of(environment: Mapping[str, str], size: int) -> Setting | None:
-    """Return the Setting of `size` members that are started now with this environment; None if spares are off."""
+    """Return the Setting of `size` members that are started now with this environment; None if no spares are used."""
     if not process.LINUX or os.environ.get("SPARKRING_SPARE") == "0":
         return None
     limits = tuple(resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_"))
@@ -69,21 +69,21 @@ def setting_of(environment: Mapping[str, str], size: int) -> Setting | None:
 
 
 class Wanted(NamedTuple):
-    """What a spare process is to import, and in which setting."""
+    """What a spare process should import, and in which setting."""
 
     setting: Setting
     modules: tuple[str, ...]
 
     def covers(self, other: Wanted) -> bool:
-        """Whether a spare process for this object also has everything that `other` wants."""
+        """Return whether a spare process for this object also has everything that `other` wants."""
         return self.setting == other.setting and set(self.modules) >= set(other.modules)
 
     def fits(self, code: Code) -> bool:
-        """Whether ranks that are to run the code may have imported the modules already.
+        """Return whether ranks may import the modules before they run the code.
 
-        They may not if the code could change the environment before it imports a module. They also may not if the code
+        The answer is no if the code could change the environment before it imports a module. It is also no if the code
         names a framework that is not among the modules, because this framework would then share a process with
-        frameworks that the code may not use. But code that imports all of the modules itself may name others, too.
+        frameworks that the code might never use. But code that imports all of the modules itself may name others, too.
         """
         known, uses = _packages(self.modules), _packages(code.imports)
         others = set() if known <= uses else _packages(FRAMEWORKS) - known
@@ -98,8 +98,8 @@ def _packages(modules: Iterable[str]) -> set[str]:
 class ForkedMember:
     """A member that a spare process has forked, with the part of Popen's interface that a launcher needs.
 
-    `stdin` is the writing end of the member's stdin. `ended` is a descriptor that can be read when the member has
-    ended; `status` is a pipe on which the spare process reports the member's exit code.
+    `stdin` is the writing end of the member's stdin. `ended` is a descriptor that becomes readable when the
+    member has exited; `status` is a pipe on which the spare process reports the member's exit code.
     """
 
     def __init__(self, pid: int, stdin: int, ended: int, status: int) -> None:
@@ -115,7 +115,10 @@ class ForkedMember:
         return self.returncode
 
     def wait(self, timeout_s: float | None = None) -> int:
-        """Return the exit code, or the negative number of a signal. Raise TimeoutExpired after `timeout_s` seconds."""
+        """Return the exit code; if a signal ended the member, its number with a minus sign.
+
+        Raise TimeoutExpired after `timeout_s` seconds.
+        """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         if self.returncode is None:
             self._await(self._status, deadline)
@@ -165,7 +168,7 @@ class SpareProcess:
                 start_new_session=True,
             )
         self._channel.settimeout(ANSWER_S)
-        with contextlib.suppress(OSError):  # it has ended already
+        with contextlib.suppress(OSError):  # it has already exited
             self._channel.send(SpareOrder(wanted.modules, is_awaited, IDLE_S, LEAST_BYTES // 2).line())
 
     @property
@@ -177,7 +180,7 @@ class SpareProcess:
         return self._process.poll() is not None
 
     def is_ready(self) -> bool:
-        """Whether the process has imported its modules and can fork members."""
+        """Return whether the process has imported its modules and can fork members."""
         with self._lock:
             if not self._ready:
                 said = select.poll()
@@ -188,11 +191,11 @@ class SpareProcess:
         return self._ready and not self.ended
 
     def is_importing(self) -> bool:
-        """Whether a launch is to wait until the process has imported its modules."""
+        """Return whether a launch should wait until the process has imported its modules."""
         return time.monotonic() < self._awaited_until and not (self.is_ready() or self.ended)
 
     def has_refused(self) -> bool:
-        """Whether the process has ended because it could not import its modules, or was then not safe to fork."""
+        """Return whether the process has exited because an import failed, or because it would not be safe to fork."""
         return not self.is_ready() and not self._ready and self.ended
 
     def fork(self, ticket: Ticket) -> ForkedMember | None:
@@ -207,17 +210,17 @@ class SpareProcess:
             if said and fds:
                 return ForkedMember(int(said), stdin_w, fds[0], status_r)
         except OSError:
-            pass  # it has ended, or does not answer in time
+            pass  # the spare process has exited, or does not answer in time
         finally:
             for fd in (stdin, status, folder):
                 os.close(fd)
-        os.close(stdin_w)  # if a member was forked nevertheless, it ends now
+        os.close(stdin_w)  # if a member was forked nevertheless, it exits now
         os.close(status_r)
         self._process.kill()  # so that the next call fails at once
         return None
 
     def close(self) -> None:
-        """Have the process end once its members have ended. A launch that waits for it starts new processes."""
+        """Have the process exit once its members have exited. A launch that waits for it then starts new processes."""
         self._awaited_until = 0.0
         with self._lock:
             self._channel.close()
@@ -234,10 +237,10 @@ class Spares:
     """Decides when there is a spare process, and whether it serves a launch.
 
     begin() and end() enclose each launch of ranks whose code is known. A spare process for the next launch is started
-    only while no launch is under way. If it is still importing when a launch begins, it is ended, because it would slow
-    the ranks down. If a launch finds no spare process, and it is known what its ranks will import first, a spare
-    process is started for the launch, and the launch waits for it. So the ranks of a first launch, and all processes of
-    a pool, need only one import.
+    only while no launch is under way. If the process is still importing when a launch begins, it is ended, because it
+    would slow the ranks down. If a launch finds no spare process, and it is known what its ranks will import first, a
+    spare process is started for the launch, and the launch waits for it. So the ranks of a first launch, and all
+    processes of a pool, need only one import.
     """
 
     def __init__(self) -> None:
@@ -252,9 +255,9 @@ class Spares:
         self._leaving: list[SpareProcess] = []
 
     def begin(self, setting: Setting | None, code: Code) -> SpareProcess | None:
-        """Return the spare process that is to fork the members of a launch; None if the launch needs new processes.
+        """Return the spare process that will fork the members of a launch; None if the launch needs new processes.
 
-        `setting` is None if there are to be no spare processes. `code` is what the ranks will run.
+        `setting` is None if no spare processes are used. `code` is what the ranks will run.
         """
         with self._lock:
             self._launches += 1
@@ -277,13 +280,13 @@ class Spares:
             return self.spare
 
     def end(self) -> None:
-        """Note the end of a launch."""
+        """Record that a launch has ended."""
         with self._lock:
             self._launches -= 1
             self._settle()
 
     def note_imports(self, setting: Setting | None, modules: tuple[str, ...] | None) -> None:
-        """Note the modules that the ranks of a launch imported; None if later ranks must not have them in advance."""
+        """Record the modules that the ranks of a launch imported; None if later ranks must not get any in advance."""
         with self._lock:
             self._unfit |= modules is None or setting is None
             if modules and setting is not None:
@@ -299,7 +302,7 @@ class Spares:
             atexit.unregister(self.stop)
 
     def leaving(self) -> bool:
-        """Whether there are spare processes that were told to end, but have not ended yet."""
+        """Return whether there are spare processes that were told to exit, but have not exited yet."""
         with self._lock:
             self._leaving = [each for each in self._leaving if not each.ended]
             return bool(self._leaving)
@@ -340,7 +343,7 @@ class Spares:
                 self._open(wanted)
 
     def _open(self, wanted: Wanted, *, is_awaited: bool = False) -> None:
-        """Start a spare process, unless this is impossible or an earlier one has refused what this one would import."""
+        """Start a spare process, unless this is impossible or an earlier one has refused to import these modules."""
         if _is_possible() and (self._refused is None or not self._refused.covers(wanted)):
             with contextlib.suppress(OSError):  # no process can be started now
                 self.spare = SpareProcess(wanted, is_awaited=is_awaited)
@@ -365,5 +368,8 @@ os.register_at_fork(after_in_child=spares.forget)
 
 
 def _is_possible() -> bool:
-    """Whether there is enough memory, and no GPU. Which GPUs a rank may use would be known only after its start."""
+    """Return whether there is enough memory for a spare process, and no GPU.
+
+    With GPUs, a spare process could not know in advance which of them a rank will use.
+    """
     return process.available_bytes() >= LEAST_BYTES and not gpus.found(None)

@@ -2,8 +2,8 @@
 
 Spark starts all tasks together, in a barrier stage, and gives each task the code, a ticket and the rows of its
 partition. Everything else is sent through the members' own connections to the driver. The user's SparkSession is used
-unchanged, and is never stopped. In a pool of single ranks, each member is a task of an ordinary stage, which waits for
-a free slot like any other task, so dynamic allocation and lost executors do no harm.
+unchanged, and is never stopped. In a pool whose items have one rank each, each member is a task of an ordinary stage.
+Such a task waits for a free slot like any other task, so dynamic allocation and lost executors do no harm.
 """
 
 from __future__ import annotations
@@ -205,8 +205,8 @@ class SparkLauncher(Launcher):
         running.discard(self._stage)
         if self._thread is None:
             return
-        # If all tasks are waiting for slots, no member can end on its own. If a member has joined, its task is running,
-        # although Spark's status may still say otherwise.
+        # If all tasks are waiting for slots, no member can exit on its own. If a member has joined, its task is
+        # running, although Spark's status may still say otherwise.
         if self._thread.is_alive() and (joined or _ask(self._stage.active_tasks, 1)):
             self._thread.join(grace_s)
         deadline = time.monotonic() + CANCEL_S

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class _RingEstimator(Estimator[Fitted], Fitting, MLWritable, MLReadable):  # type: ignore[misc]
-    """The base of both estimators. Each defines the function that its ranks call, and the class of its models."""
+    """The base class of both estimators. Each defines the function that its ranks call, and the class of its models."""
 
     framework: str
     train: Callable[..., Trained | None]
@@ -153,9 +153,10 @@ class KerasEstimator(_RingEstimator):
     callbacks: Keras callbacks, which are called on every rank. They get metrics that are averages over the ranks.
     batch_size, val_batch_size: the number of rows in a batch of each rank.
     epochs, shuffle: as for fit().
-    random_seed: the seed of the weights, the shuffling and the split.
+    random_seed: the seed for the weights, the shuffling and the split.
     verbose: as for fit(), but only rank 0 prints. The default is 0, because the panel shows the metrics.
-    input_shapes: the shape of a row of each feature column, as in [[8, 8, 1]]. It may begin with -1, for the rows.
+    input_shapes: for each feature column, the shape of a row, as in [[8, 8, 1]]. A shape may begin with -1, which
+        stands for the number of rows.
     output_cols: the columns for predictions; by default, <label>__output.
     use_gpu: whether ranks use GPUs, if there are any.
     checkpoint_dir: where to save a checkpoint after each epoch.
@@ -181,11 +182,11 @@ class TorchEstimator(_RingEstimator):
     model: a torch module, or a function that returns one. The module is called with a tensor for each feature column.
     optimizer: an optimizer, or a function that takes the parameters and returns one, such as torch.optim.Adam.
     loss: a function of an output and its label, the name of a function in torch.nn.functional, or a list with one of
-        these for each label. If a label has as many numbers as its output, it is given the output's shape and type;
-        class numbers become int64.
+        these for each label. A label with as many numbers as its output is converted to the output's shape and type;
+        class numbers are converted to int64.
     metrics: functions of an output and its label.
-    callbacks: functions that are called on every rank with the number of the epoch, from 1, and a dict of its metrics.
-        If one of them returns True, the training ends.
+    callbacks: functions that are called on every rank with the number of the epoch (from 1) and a dict of the epoch's
+        metrics. If one of them returns True, the training ends.
     """
 
     framework = "torch"
@@ -253,7 +254,7 @@ def _only_one(what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _unfinished(home: Location, key: str) -> Iterator[str]:
-    """Yield the first directory for this key in which no fit has finished. After the block, mark it as finished."""
+    """Yield the first directory for this key that is not marked as finished, and mark it after the block."""
     with _only_one((home / key).url):
         for number in itertools.count(1):
             mark = home / f"{key}-{number}.finished"

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sparkring.runtime.storage import Location
 
 _SPLIT = "sparkring_validation"  # the column of a copy that says which rows are for validation
-_SEED = 42  # the split must not change between two fits, so that the second one finds the copy
+_SEED = 42  # the split must not change between two fits, so that the second fit finds the copy
 _ITEMS = ".list.element"  # the suffix that Parquet adds to the name of a column of arrays
 
 # Several fits in threads may need the same copy, which should be written only once.

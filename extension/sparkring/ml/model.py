@@ -29,7 +29,7 @@ _PROBED = 2  # rows; with a single row, an output of shape [1, n] could be a row
 
 
 class Fitted(Model, Columns, MLWritable, MLReadable):  # type: ignore[misc]
-    """The base of the models of both estimators."""
+    """The base class of both estimators' models."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Fitted(Model, Columns, MLWritable, MLReadable):  # type: ignore[misc]
         self._making = threading.Lock()
 
     def _of(self, columns: Columns, given: Any, trained: Trained, specs: Mapping[str, Spec]) -> Fitted:
-        """Set the results of fit(). `given` is the estimator's model, and `specs` describe the rows of its inputs."""
+        """Set the results of fit(). `given` is the estimator's model; `specs` describes the rows of its inputs."""
         self._set(
             feature_cols=columns.value("feature_cols"),
             label_cols=columns.value("label_cols"),
@@ -71,7 +71,7 @@ class Fitted(Model, Columns, MLWritable, MLReadable):  # type: ignore[misc]
             return self._model
 
     def _made(self, given: Any, weights: Any) -> Any:
-        """Return a model like `given`, which was given to the estimator, with these weights."""
+        """Return a model like `given`, the estimator's model, with these weights."""
         raise NotImplementedError
 
     def _rebuilt(self, made: Any) -> Any:
@@ -93,7 +93,7 @@ class Fitted(Model, Columns, MLWritable, MLReadable):  # type: ignore[misc]
         return spark_types(outputs.types_of(results, self.outputs(), _PROBED))
 
     def copy(self, extra: Any = None) -> Any:
-        """Return a copy of this transformer with other parameters and the same model."""
+        """Return a copy of this transformer with the same model. `extra` overrides parameters."""
         found = super().copy(extra)
         found._making = threading.Lock()
         return found
@@ -128,8 +128,8 @@ class TorchModel(Fitted):
     """The transformer that TorchEstimator.fit() returns.
 
     transform() adds a column for each output of the module: by default, `<label>__output`. `history` has the metrics of
-    each epoch. save() writes the weights, and what is needed to make the module: the name of the function that makes
-    it, if this function can be imported, or otherwise a pickle.
+    each epoch. save() writes the weights, and the name of the function that makes the module. If there is no such
+    function, or if the function cannot be imported, save() writes a pickle instead of the name.
     """
 
     def _made(self, given: Any, weights: Any) -> Any:

@@ -27,7 +27,7 @@ def _param(name: str, what: str, convert: Callable[[Any], Any] | None = None) ->
 
 
 def camel(name: str) -> str:
-    """Return the form of a parameter's name in the names of its methods: `batch_size` becomes `BatchSize`."""
+    """Return a parameter's name as it is used in the names of methods: `batch_size` becomes `BatchSize`."""
     return "".join(part.capitalize() for part in name.split("_"))
 
 
@@ -94,13 +94,13 @@ class Fitting(Columns):
     metrics = _param("metrics", "the metrics of each epoch, besides the loss", list)
     sample_weight_col = _param("sample_weight_col", "the column with the weights of the rows", TypeConverters.toString)
     validation = _param("validation", "the fraction of the rows for validation, or a column that is > 0 in these rows")
-    callbacks = _param("callbacks", "the callbacks of the training", list)
+    callbacks = _param("callbacks", "the callbacks for the training", list)
     batch_size = _param("batch_size", "the number of rows in a batch of each rank", TypeConverters.toInt)
     val_batch_size = _param("val_batch_size", "batch_size for validation; default: batch_size", TypeConverters.toInt)
     epochs = _param("epochs", "the number of epochs", TypeConverters.toInt)
     verbose = _param("verbose", "what rank 0 prints: with 0, nothing; with 1 or 2, each epoch", TypeConverters.toInt)
     shuffle = _param("shuffle", "whether to shuffle the rows in each epoch", TypeConverters.toBoolean)
-    random_seed = _param("random_seed", "the seed of the weights, the shuffling and the split", TypeConverters.toInt)
+    random_seed = _param("random_seed", "the seed for the weights, the shuffling and the split", TypeConverters.toInt)
     use_gpu = _param("use_gpu", "whether ranks use GPUs, if there are any", TypeConverters.toBoolean)
     checkpoint_dir = _param("checkpoint_dir", "the directory from which an interrupted fit continues")
     max_restarts = _param("max_restarts", "how often a fit may restart after losing a rank", TypeConverters.toInt)
@@ -118,7 +118,7 @@ class Fitting(Columns):
         who = type(self).__name__
         if not isinstance(self.value("num_proc"), int) or self.value("num_proc") == 0:
             raise OptionsError(
-                f"{who}: np={self.value('num_proc')!r}: expected a number of ranks: use np=-2 for two processes on "
+                f"{who}: np={self.value('num_proc')!r}: expected a number of ranks, such as np=-2 for two processes on "
                 "this machine, or np=2 for two Spark tasks."
             )
         columns = ("feature_cols=['features']", "label_cols=['label']")

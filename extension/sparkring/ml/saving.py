@@ -46,7 +46,7 @@ class ModelWriter(DefaultParamsWriter):  # type: ignore[misc]
                 maker = self._maker(model)
                 made = _importable(maker)
                 if not made:
-                    _pickle(maker, Path(folder, _CODE), "how the model is made")
+                    _pickle(maker, Path(folder, _CODE), "the code that makes the model")
             extra = {
                 "made": made,
                 "history": fitted.history,
@@ -170,7 +170,7 @@ def _is_plain(value: Any) -> bool:
 
 @contextlib.contextmanager
 def _files(context: SparkContext, path: str) -> Iterator[Path]:
-    """Yield a local folder with the files of what was saved at `path`."""
+    """Yield a local folder with the files that were saved at `path`, without pyspark's metadata."""
     with tempfile.TemporaryDirectory(prefix="sparkring-") as folder:
         _copy(context, f"{path}/{_FILES}", _local(f"{folder}/{_FILES}"))
         yield Path(folder, _FILES)

@@ -191,7 +191,7 @@ def hollow(module: Any) -> Any:
 
 
 def filled(module: Any) -> Any:
-    """Return a module that hollow() has made, after allocating memory for the values of its tensors."""
+    """Allocate memory for the values of a module's tensors, which hollow() removed, and return the module."""
     import torch
 
     return _replaced(module, lambda tensor: torch.empty_like(tensor, device="cpu"))
@@ -219,8 +219,9 @@ def _replaced(module: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _optimizer(given: Any, module: Any) -> Any:
-    """Return an optimizer for the module's parameters. `given` is one, or a function that takes the parameters.
+    """Return an optimizer for the module's parameters.
 
+    `given` is an optimizer, or a function that takes the parameters and returns an optimizer.
     If the optimizer has parameters of another module, return a new optimizer with the same settings.
     """
     import torch
@@ -237,8 +238,8 @@ def _optimizer(given: Any, module: Any) -> Any:
 def _as_label(label: Any, output: Any) -> Any:
     """Return a label in the form that losses expect for its output.
 
-    If a label has as many numbers as the output, it is given the output's shape and type. Class numbers, with one
-    dimension less, become int64, because StringIndexer returns them as floating-point numbers.
+    A label with as many numbers as the output is converted to the output's shape and type. Class numbers, which have
+    one dimension less than the output, are converted to int64, because StringIndexer returns floating-point numbers.
     """
     if label.numel() == output.numel():
         return label.reshape(output.shape).to(output.dtype)

@@ -18,22 +18,22 @@ _OUTSIDE_A_FUNCTION = {
     "return": "The cell already runs as the body of a function that returns the value of its last expression. End the "
     "cell with the expression alone, without `return`.",
     "yield": "The cell is the body of a function that runs once on each rank. Collect the values in a list, and end "
-    "the cell with it.",
+    "the cell with the list.",
 }
-# A cell's title may be the call that ends the cell. But a call to one of these functions does not show what the cell is
-# for.
+# The call at the end of a cell may be used as the run's title. A call to one of these functions is not used, because it
+# does not show what the cell is for.
 _UNTELLING_CALLS = frozenset({"barrier", "display", "init", "init_process_group", "print", "seed", "shutdown"})
 
 
 def python_source(shell: Any, magic: str, cell: str) -> str:
     """Return the cell as Python. The lines have the same numbers as in the notebook, where the magic is on line 1.
 
-    Raise CaptureError if the cell is not Python, or if it has magics that do not work on ranks. Raise OptionsError if
+    Raise CaptureError if the cell is not Python, or if it uses magics that do not work on ranks. Raise OptionsError if
     the cell is empty.
     """
     if not cell.strip():
-        raise OptionsError(f"the cell is empty: the lines below %%{magic} are what the ranks run.")
-    # IPython drops the empty lines at the top of a cell. Add them again, so that line numbers stay right.
+        raise OptionsError(f"the cell is empty. The ranks run the lines below %%{magic}.")
+    # IPython drops the empty lines at the top of a cell. Add them back, so that line numbers are right.
     empty = cell[: len(cell) - len(cell.lstrip())].count("\n")
     source: str = "\n" * (1 + empty) + shell.transform_cell(cell)
     try:
@@ -58,9 +58,9 @@ def _syntax_error(error: SyntaxError, cell: str) -> CaptureError:
 
 
 def _magic_call(node: ast.AST) -> tuple[str, str, str] | None:
-    """If `node` is a call that IPython made from a magic, return its method, the magic's name and the rest of the line.
+    """Return the parts of a call that IPython made from a magic: the method, the magic's name, the rest of the line.
 
-    Otherwise, return None.
+    Return None if `node` is not such a call.
     """
     match node:
         case ast.Call(
@@ -72,7 +72,7 @@ def _magic_call(node: ast.AST) -> tuple[str, str, str] | None:
 
 
 def _refuse_magics(tree: ast.AST, where: str = "cell") -> None:
-    """Raise CaptureError if there is a magic that needs the notebook's own IPython."""
+    """Raise CaptureError if the code uses a magic that needs the notebook's own IPython."""
     for node in ast.walk(tree):
         kind, name, _ = _magic_call(node) or ("", "", "")
         if kind == "run_cell_magic" or (kind == "run_line_magic" and name not in LINE_MAGICS):
@@ -91,8 +91,9 @@ def find_scripts(
     """Return the scripts that a cell runs with `%run`.
 
     If such a script is itself a notebook or an .ipy file, the scripts that it runs with `%run` are included.
-    If the cell runs once for each item, `bound` are the names whose values differ from item to item, and `values` are
-    the values of these names for one item. If `values` is None, scripts whose path depends on the item are left out.
+    If the cell runs once for each item, `bound` contains the names whose values differ from item to item, and `values`
+    contains the values of these names for one item. If `values` is None, scripts whose path depends on the item are
+    left out.
     """
     scripts: dict[str, Script] = {}
     namespace = {**shell.user_ns, **(values or {})}
@@ -133,7 +134,7 @@ def _error_at(node: ast.AST, where: str, message: str) -> CaptureError:
 def title_of(source: str) -> str:
     """Return a title for a run that the user has not named, or '' if the cell has nothing that can be a title.
 
-    The title is the first of these that the cell has: a comment or docstring at the top, a call of fit(), an expression
+    The title is the first of these that the cell has: a comment or docstring at the top, a call to fit(), an expression
     at the end, a function definition.
     """
     lines = (line.strip() for line in source.splitlines())

@@ -22,13 +22,16 @@ ENV = Option(
     help="an environment variable for the ranks; may be repeated",
 )
 AUTOLOG = Option(
-    "--no-autolog", action="store_false", dest="autolog", help="do not report the metrics of Keras' fit automatically"
+    "--no-autolog", action="store_false", dest="autolog", help="do not automatically report the metrics of Keras' fit()"
 )
 NAME = Option("--name", default="", metavar="NAME", help="the name of the run in %runs")
 DRY_RUN = Option("--dry-run", action="store_true", help="show what would be sent to the ranks, and start nothing")
 QUIET = Option("--quiet", action="store_true", help="show only errors")
+NOTIFY = Option(
+    "--notify", action="store_true", help="let the browser show a notification if the run ends while you look elsewhere"
+)
 
 
 def flattened(groups: Sequence[tuple[str, ...]] | None) -> tuple[str, ...]:
-    """Return all names that were given with an option, which may be repeated. Each name is returned once."""
+    """Return the names from all uses of an option that may be repeated. Each name is returned once."""
     return tuple(dict.fromkeys(name for group in groups or () for name in group))

@@ -18,9 +18,9 @@ _HELP = """Show the checkpoints in a directory, and which one a run would contin
     %checkpoints store --check                          check the directory of sparkring.checkpoints(…)
     %checkpoints                                        show the --checkpoint-dir of the last run that had one
 
-Nothing is changed. The directory can be shown while a run is writing to it, even from another notebook. A checkpoint
-is committed when all its files exist and have the sizes recorded in its commit file; --check also compares their
-contents. A checkpoint that is not committed is still being written, or the run ended before completing it. A run
+%checkpoints changes nothing in the directory, so you can use it while a run of any notebook is writing there. A
+checkpoint is committed when all its files exist and have the sizes recorded in its commit file; --check also checks
+their contents. A checkpoint that is not committed is still being written, or the run ended before completing it. A run
 continues from the committed checkpoint that was saved last, which need not have the highest step. It skips
 checkpoints that are uncommitted or damaged. The table also lists the checkpoints that Keras, TensorFlow and torch have
 written to the directory. They are recognised by their names: .keras, .h5, .weights.h5, prefixes with .index and .data,
@@ -48,7 +48,7 @@ OPTIONS = OptionsTable(
         "--checkpoint-dir",
         suggest=_suggest,
     ),
-    Option("--check", action="store_true", help="compare every byte with what was saved"),
+    Option("--check", action="store_true", help="read every file and compare its contents with the saved digest"),
     Option("--metric", default="", metavar="NAME", help="mark the checkpoint with the best value of this metric"),
     Option("--mode", choices=get_args(Mode), help="which value is best: the minimum (default) or the maximum"),
 )
@@ -71,7 +71,7 @@ def _checkpoints(shell: Any, line: str) -> None:
     given = parse(line)
     source, metric, mode = given["source"], given["metric"], given["mode"]
     value = value_of(shell, source) if source else run_store.last_checkpoint_dir()
-    if not metric:  # use the metric that the user has given to checkpoints(…), if `value` is the result of that call
+    if not metric:  # use the metric that the user has passed to checkpoints(…), if `value` is the result of that call
         metric, mode = getattr(value, "metric", None) or "", getattr(value, "mode", None)
     with CheckProgress() as progress:
         location = directory_of(value, source)

@@ -1,4 +1,4 @@
-"""`%shards`: which rank will read which rows of a data set."""
+"""`%shards`, which shows the rows of a data set that each rank will read."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _HELP = """Preview which rows of a data set each rank will read, before you star
 
 The preview reads only the footers of the files, and the columns that a filter names. It compares two ways to divide
 the rows. sparkring.shards() divides them evenly: ranks differ by at most one row and take the same number of steps.
-Petastorm gives row group i to rank i % n, so some ranks may read more than others, or nothing, and ranks then wait
-for each other in allreduce. For each rank, the preview shows its rows, bytes, files, row groups and steps. For object
+Petastorm gives row group i to rank i % n, so some ranks may read more than others, or nothing. Ranks then wait for
+each other in allreduce. For each rank, the preview shows its rows, bytes, files, row groups and steps. For object
 stores, it also shows the number of GET requests and their price. Finally, the preview says how the files could be
 improved.
 

@@ -25,7 +25,10 @@ MAGICS: dict[str, Magic] = {magic.name: magic for family in _FAMILIES for magic 
 
 
 def load(shell: Any) -> None:
-    """Register everything in an IPython shell. Define `sparkring` in the user's namespace unless the name is taken."""
+    """Register the magics and their completion in an IPython shell, and make `import sparkdl` work.
+
+    Define `sparkring` in the user's namespace unless the name is taken.
+    """
     from sparkring.compat import sparkdl
     from sparkring.data.petastorm import quiet
 

@@ -1,4 +1,4 @@
-"""`%%foreach TARGETS in ITEMS`: runs the cell for each item. The items are independent, and several run at once."""
+"""`%%foreach TARGETS in ITEMS`, which runs the cell for each item, several items at once. The items are independent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from sparkring.engine.options import ForeachOptions, checked_foreach
 from sparkring.errors import OptionsError, SparkringError
 from sparkring.frameworks import FRAMEWORKS
-from sparkring.notebook.cell_options import AUTOLOG, DRY_RUN, ENV, NAME, PUSH, QUIET, flattened
+from sparkring.notebook.cell_options import AUTOLOG, DRY_RUN, ENV, NAME, NOTIFY, PUSH, QUIET, flattened
 from sparkring.notebook.magic import Magic
 from sparkring.notebook.option_types import count, number_of_gpus, number_of_ranks, positive_count, seconds
 from sparkring.notebook.options_table import Option, OptionsTable
@@ -24,30 +24,32 @@ _HELP = """Run the cell for each item. The items are independent of each other, 
     sparkring.log(mape=score(model))
     model.coef_                           # the value of the last expression is the item's value
 
-`TARGETS in ITEMS` is what stands between `for` and `:` in Python. ITEMS may be any iterable, even an endless generator,
-since an item is taken only when a process is free for it. It may also be a grouped Spark DataFrame, whose items are
-pairs of a key and a pandas DataFrame, or sparkring.partitions(df), which has a pandas DataFrame for each partition:
+`TARGETS in ITEMS` is the part of a Python for loop between `for` and `:`. ITEMS may be any iterable, even an endless
+generator, since an item is taken only when a process is free for it. With sparkring.partitions(df), each item is a
+partition of a Spark DataFrame, as a pandas DataFrame. With a grouped Spark DataFrame, each item is a pair of a key and
+a pandas DataFrame:
 
     %%foreach store, frame in df.groupBy("store") -n 4
     len(frame)
 
-The groups of a pandas DataFrame, `df.groupby("store")`, are such pairs, too.
+With `df.groupby("store")` on a pandas DataFrame, each item is also a pair of a key and a DataFrame.
 
-With -n -4, at most four items run at once, in processes on this machine; with -n 4, in Spark tasks, which wait until
-Spark has free slots for them. If ITEMS contains ` -n` or ` --`, as in `a -n`, put it in parentheses; otherwise, the
-options would begin there.
+With -n -4, at most four items run at once, in processes on this machine. With -n 4, items run in Spark tasks, which
+start when Spark has free slots for them. If ITEMS contains ` -n` or ` --`, as in `a -n`, put ITEMS in parentheses.
+Otherwise, that text is read as the beginning of the options.
 
-Each process runs one item after another, and keeps what it has imported. For each item, the names that the cell reads
-have the notebook's values again, and random numbers are seeded with the item's number. So results do not depend on
-which process runs an item, or when. But if an item changes something in a module, in the environment or in a file,
-later items of the process find the change; with --fresh-process, each item has a process of its own.
+Each process runs one item after another, and keeps imported modules. Before each item, the names that the cell
+reads are reset to the notebook's values, and random numbers are seeded with the item's number. So results do not depend
+on which process runs an item, or when. But if an item changes something in a module, in the environment or in a file,
+later items in the same process see the change. With --fresh-process, each item has a process of its own.
 
 If an item fails, the other items still run. At the end, one error says how many items failed, and why. A process that
 dies, or whose memory has grown by 512 MB, is replaced. If an item runs out of memory, it is tried again, and from then
 on only half as many items run at once.
 
-With --checkpoint-dir, the result of each item is kept there. After Stop, a failure or a killed kernel, run the cell
-again: only the items without a result run. If you change the code or an item, the items concerned run again.
+With --checkpoint-dir, the result of each item is kept in that directory. After Stop, a failure or a killed kernel, run
+the cell again: it runs only the items that have no result yet. If you change the code or an item, the affected items
+run again.
 
 To search for the best values of parameters, iterate over sparkring.search(), which ends poor trials early:
 
@@ -57,9 +59,9 @@ The cell returns a ForeachResult, with .table (a pandas DataFrame), .values, .er
 an error or Stop, sparkring.last_result is the result so far. With --background, the cell returns a BackgroundRun at
 once.
 
-With --plan, only the first item runs, alone. Its memory, CPU, time and reads are measured, and the cell returns a Plan:
-how many items fit at once, what limits them, and how long all items will take. The item's result is kept only with
---checkpoint-dir.
+With --plan, only the first item runs. Its memory, CPU use, time and reads are measured. The cell returns a Plan, which
+says how many items fit at once, what limits this number, and how long all items will take. The item's result is kept
+only with --checkpoint-dir.
 
 Options:
 {options}
@@ -74,14 +76,14 @@ TABLE = OptionsTable(
         "--np",
         type=number_of_ranks,
         metavar="K",
-        help="run at most K items at once: -K in processes on this machine, K in Spark tasks; default: a process for "
-        "each core, with --gpus at most as many as there are GPUs for",
+        help="run at most K items at once: -K in processes on this machine, K in Spark tasks; default: as many on this "
+        "machine as its cores (and its GPUs, with --gpus) allow",
     ),
     Option(
         "--retries",
         type=count,
         metavar="R",
-        help="try a failed item again, at most R times; default: once if its process died, not after an exception",
+        help="try a failed item again, at most R times; default: once if its process died, never after an exception",
     ),
     Option(
         "--timeout-each",
@@ -101,20 +103,23 @@ TABLE = OptionsTable(
     ),
     Option("--fresh", action="store_true", help="run all items, even those with a result in --checkpoint-dir"),
     Option("--np-each", type=positive_count, default=1, metavar="R", dest="each", help="run each item on R ranks"),
-    Option("--framework", choices=_FRAMEWORKS, default="plain", help="what connects the ranks of an item"),
+    Option(
+        "--framework", choices=_FRAMEWORKS, default="plain", help="the framework that connects the ranks of an item"
+    ),
     Option(
         "--gpus",
         type=number_of_gpus,
         metavar="G",
         help="number of GPUs for each rank; with 0.5, two items share a GPU; 0 hides all GPUs",
     ),
-    Option("--seed", type=count, default=0, metavar="N", help="seed the items' random numbers differently; default: 0"),
+    Option("--seed", type=count, default=0, metavar="N", help="a seed for the items' random numbers; default: 0"),
     PUSH,
     ENV,
     AUTOLOG,
     NAME,
     Option("--plan", action="store_true", help="run only the first item, and say how many items fit at once"),
     Option("--background", action="store_true", help="return a BackgroundRun at once, so that the notebook is free"),
+    NOTIFY,
     DRY_RUN,
     QUIET,
 )
@@ -180,7 +185,7 @@ def parse(line: str, fill_in: Callable[[str], str] = lambda options: options) ->
     """Return the clause and the options of a `%%foreach` line, and whether it is a dry run.
 
     Raise OptionsError if the line is not valid. `fill_in` replaces `{name}` and `$name` in the options, as IPython does
-    for other magics. The clause stays as it is, because it is Python.
+    for other magics. The clause stays as it is, because the clause is Python.
     """
     from sparkring.launchers import default_at_once
 
@@ -250,8 +255,8 @@ def _run(shell: Any, line: str, cell: str) -> Any:
     items = _evaluated(clause, shell.user_ns)
     if options.plan and isinstance(items, Iterator) and not clause.makes_items:
         raise OptionsError(
-            f"%%foreach: --plan would consume the first item of the iterator `{clause.items}`, and the run would not "
-            "get it: use a list, or make the iterator in the clause."
+            f"%%foreach: --plan would consume the first item of the iterator `{clause.items}`, so that a later run "
+            "would miss this item. Use a list, or make the iterator in the clause."
         )
     run = ForeachSpec(work, items, options, targets, clause.written, f"%%foreach {line}\n{cell}")
     return api.start_foreach(run) if options.background else api.foreach_spec(run)

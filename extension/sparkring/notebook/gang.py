@@ -23,13 +23,13 @@ _HELP = """Start, list and stop warm gangs: ranks that stay up between cells.
     %gang start -n -4       start four processes here; -n 4 starts four Spark barrier tasks, which keep their slots
     %gang                   list the gangs
     %gang --stacks          show the stack of each rank
-    %gang stop              stop all gangs; `stop local` or `stop spark` stops only the gang in that place
+    %gang stop              stop all gangs; `stop local` or `stop spark` stops only that gang
 
-Cells without -n, or with the same -n, then start on the gang within milliseconds. Variables stay on the ranks. A
-later cell uses the value that a name has on the ranks, unless the notebook has since assigned to the name. --push
-NAME always sends the notebook's value, and --pull NAME copies rank 0's value into the notebook. %%ranks runs a cell
-on some of the ranks. The notebook's Stop ends the cell, and keeps the gang if all ranks respond. If a rank dies, the
-gang ends.
+Cells without -n, or with the same -n, then run on the gang, and start within milliseconds. Variables stay on the
+ranks. A later cell uses the value that a name has on the ranks, unless the notebook has since assigned to the name.
+--push NAME always sends the notebook's value, and --pull NAME copies rank 0's value into the notebook. %%ranks runs a
+cell on some of the ranks. The notebook's Stop ends the cell, and keeps the gang if all ranks respond. If a rank dies,
+the gang ends.
 
 Options of `%gang start`:
 {options}
@@ -45,7 +45,7 @@ _START = OptionsTable(
         "--framework",
         choices=[name for name, framework in FRAMEWORKS.items() if framework.by_node],
         default="horovod",
-        help="the framework of %%ranks cells (default: horovod); other magics use their own",
+        help="the framework for %%ranks cells (default: horovod); other magics use their own",
     ),
     Option(
         "--idle", type=minutes, metavar="MIN", default=60.0, help="stop after MIN minutes without a cell (default: 60)"

@@ -7,12 +7,15 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparkring.errors import OptionsError
 from sparkring.notebook.magic import Magic
 from sparkring.notebook.option_types import count
 from sparkring.notebook.options_table import Option, OptionsTable
+
+if TYPE_CHECKING:
+    from sparkring.history.record import RunRecord
 
 TITLE_CHARACTERS = 60  # a longer title is cut in the list of runs
 
@@ -20,19 +23,20 @@ _RUNS_HELP = """List saved runs, show a run, open its metrics in TensorBoard, or
 
     %runs                       list the last 20 runs, newest first; `%runs 50` lists 50
     %runs RUN                   show a run; for a run in the background, show its panel
+    %runs RUN RUN               compare two runs: outcome, metrics, curves, options, versions, code
     %runs RUN --tensorboard     open the metrics of a run in TensorBoard
     %runs --stop RUN            stop a run in the background of this notebook
 
 RUN is a name in the list, the beginning or the end of a name, or a title.
 
 TensorBoard plots the metrics of each rank and their mean over ranks, by step or epoch, and by time. Each time you use
---tensorboard, sparkring writes TensorBoard's files to the run folder. Outside a notebook, it prints the command that
-starts TensorBoard.
+--tensorboard, sparkring writes TensorBoard's files to the run folder. Outside a notebook, sparkring prints the command
+that starts TensorBoard.
 
 Options:
 {options}
 """
-_LOGS_HELP = """Print what the ranks of a run wrote: `%logs`, `%logs RUN --rank 1 --tail 20`. RUN is as in %runs.
+_LOGS_HELP = """Print what the ranks of a run wrote: `%logs`, `%logs RUN --rank 1 --tail 20`. %runs? explains RUN.
 
 Options:
 {options}
@@ -47,7 +51,12 @@ def _runs_to_stop(current: str) -> Iterator[str]:
 
 _RUNS = OptionsTable(
     "%runs",
-    Option("run", nargs="?", default="", metavar="N|RUN", help="how many to list (default 20), or which run to show"),
+    Option(
+        "run",
+        nargs="*",
+        metavar="N|RUN",
+        help="how many runs to list (default 20), the run to show, or two runs to compare",
+    ),
     Option("--tensorboard", action="store_true", help="show the metrics of RUN (default: the last run) in TensorBoard"),
     Option(
         "--stop",
@@ -68,10 +77,14 @@ LOGS = OptionsTable(
 
 @dataclass(frozen=True)
 class RunsRequest:
-    """What the user asks `%runs` to do: list the last `count` runs, or show, plot (in TensorBoard) or stop `run`."""
+    """What the user asks `%runs` to do: list the last `count` runs, or show, plot (in TensorBoard) or stop `run`.
+
+    If there is a run `other`, `run` is compared with it.
+    """
 
     count: int = 20
     run: str = ""
+    other: str = ""
     tensorboard: bool = False
     stop: bool = False
 
@@ -79,16 +92,22 @@ class RunsRequest:
 def parse_runs(line: str) -> RunsRequest:
     """Return what a `%runs` line asks for. Raise OptionsError if the line is not valid."""
     given = _RUNS.parse(line)
-    run, tensorboard, stop = given["run"], given["tensorboard"], given["stop"]
+    names, tensorboard, stop = given["run"] or [""], given["tensorboard"], given["stop"]
+    run, other = names[0], names[1] if len(names) > 1 else ""
+    if len(names) > 2 or (other and (tensorboard or stop)):
+        raise OptionsError(
+            "%runs takes one run, or two runs to compare. Put a title that contains spaces in quotes: "
+            "%runs 'first title' 'second title'"
+        )
     if stop and (tensorboard or not run):
-        raise OptionsError("%runs --stop takes one run that is running in the background, by its id or its name.")
+        raise OptionsError("%runs --stop takes the id or the name of one run that is running in the background.")
     if run.startswith("-"):
         raise OptionsError(
             f"%runs takes a number of runs to list or the name of a run, not {run!r}: for example %runs 50"
         )
-    if run.isdecimal() and not (tensorboard or stop):
+    if run.isdecimal() and not (other or tensorboard or stop):
         return RunsRequest(int(run))
-    return RunsRequest(run=run, tensorboard=tensorboard, stop=stop)
+    return RunsRequest(run=run, other=other, tensorboard=tensorboard, stop=stop)
 
 
 def _runs(shell: Any, line: str) -> None:
@@ -102,6 +121,8 @@ def _runs(shell: Any, line: str) -> None:
     elif request.stop:
         run = background.stop(request.run)
         print(f"{run.run_id}: {describe.closing(run.record, time.time())}")
+    elif request.other:
+        _compare(request.run, request.other)
     elif request.run:
         _show(request.run)
     else:
@@ -111,7 +132,7 @@ def _runs(shell: Any, line: str) -> None:
 
 
 def _rows(most: int) -> Iterator[tuple[str, ...]]:
-    """Yield the rows of the table of `%runs`: a row for each of the newest saved runs, but at most `most` rows."""
+    """Yield a row of the table of `%runs` for each of the newest saved runs, at most `most` rows."""
     from sparkring.engine import background
     from sparkring.history import describe, reading, run_store
 
@@ -147,6 +168,22 @@ def _show(name: str) -> None:
         run.show()
     else:
         show_run(run_store.load(run_store.find_saved(name)))
+
+
+def _compare(*names: str) -> None:
+    """Show two runs beside each other."""
+    from sparkring.views.compare import show_compared
+
+    show_compared(*map(_record, names))
+
+
+def _record(name: str) -> RunRecord:
+    """Return the record of a background run of this notebook or of a saved run."""
+    from sparkring.engine import background
+    from sparkring.history import run_store
+
+    run = background.find(name)
+    return run_store.load(run_store.find_saved(name)) if run is None else run.record
 
 
 def _show_in_tensorboard(shell: Any, name: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from sparkring.engine.options import LOGS, Options, checked, restarts
 from sparkring.errors import OptionsError
 from sparkring.frameworks import FRAMEWORKS
-from sparkring.notebook.cell_options import AUTOLOG, DRY_RUN, ENV, NAME, PUSH, QUIET, flattened
+from sparkring.notebook.cell_options import AUTOLOG, DRY_RUN, ENV, NAME, NOTIFY, PUSH, QUIET, flattened
 from sparkring.notebook.magic import Magic
 from sparkring.notebook.option_types import count, number_of_ranks, positive_count, seconds, variable, variables
 from sparkring.notebook.options_table import Option, OptionsTable
@@ -19,14 +19,14 @@ _HELP = """Run the cell on {what}.
     %%{magic} {line}
 {example}
 
-The cell is the body of the training function. The names that it reads (here {reads}) are sent from the
+The cell is the body of the training function. The names that the cell reads (here {reads}) are sent from the
 notebook to the ranks: functions and classes by value, modules by reference. Each rank also has `rank`,
 `size` and `local_rank`, unless the notebook has variables with these names. The output of the ranks
 appears below the cell, labelled by rank. The first rank to fail ends the run, and the error names the
 rank and the line of the cell.
 
-Returns a RunResult: .value (of rank 0's last expression), .values (of all ranks), .record, .logs(rank).
-`_` holds it afterwards.
+The cell returns a RunResult, with .value (of rank 0's last expression), .values (of all ranks), .record
+and .logs(rank). Afterwards, `_` is this RunResult.
 
 With --background, the cell returns a BackgroundRun at once, and the notebook is free. Its .result()
 waits for the RunResult. Its .stop() and `%runs --stop RUN` end the run; the notebook's Stop does not.
@@ -42,9 +42,10 @@ _RANKS_HELP = """Run the cell on some ranks of the warm gang: `%%ranks 0,2-3` or
     %%ranks 0
     print(rank, "of", size, "has", len(x), "rows")
 
-The cell can use the variables of earlier cells on these ranks, and its own variables stay there. The result's
-.values has the values of these ranks, and --pull copies variables from the first of these ranks into the notebook.
-The options are those of %%horovod, except for those that need new ranks, such as --background and --checkpoint-dir.
+The cell can use the variables of earlier cells on these ranks, and the variables that it sets stay on the ranks. The
+result's .values has the values of these ranks, and --pull copies variables from the first of these ranks into the
+notebook. %%ranks takes the options of %%horovod, except those that need new ranks, such as --background and
+--checkpoint-dir.
 """
 
 _RANKS = Option(
@@ -52,7 +53,7 @@ _RANKS = Option(
     "--np",
     type=number_of_ranks,
     metavar="NP",
-    help="-2: two processes on this machine; 2: two Spark barrier tasks; default: the warm gang, or -1",
+    help="-2: two processes on this machine; 2: two Spark barrier tasks; default: the warm gang, or -1 without a gang",
 )
 _OPTIONS = (
     Option(
@@ -84,7 +85,7 @@ _OPTIONS = (
         metavar="S",
         dest="stall_s",
         default=Options.stall_s,
-        help="if ranks are on different lines and have been silent for S seconds (default: 30), say where each one is",
+        help="if ranks are on different lines and have been silent for S seconds (default: 30), say where each rank is",
     ),
     Option(
         "--checkpoint-dir",
@@ -111,15 +112,16 @@ _OPTIONS = (
     Option(
         "--timeline",
         action="store_true",
-        help="record how Horovod spends its time, and which ranks the others wait for; this is saved with the run",
+        help="record how Horovod spends its time, and which ranks the others wait for; saved with the run",
     ),
     AUTOLOG,
     NAME,
     Option(
         "--background",
         action="store_true",
-        help="return a BackgroundRun at once, so that the notebook is free; does not use the warm gang",
+        help="return a BackgroundRun at once, so that the notebook is free; the run does not use the warm gang",
     ),
+    NOTIFY,
     DRY_RUN,
     QUIET,
 )

@@ -1,4 +1,4 @@
-"""The class Magic, with which each module of this folder describes its magics."""
+"""The class Magic, which describes a magic: its name, its help, and the functions that run and complete it."""
 
 from __future__ import annotations
 

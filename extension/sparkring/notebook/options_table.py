@@ -12,12 +12,12 @@ from sparkring.errors import OptionsError
 
 
 class Option:
-    """One row of the table: an option, whose flags begin with a dash, or an argument, whose name does not.
+    """One row of the table: an option (its flags begin with a dash) or an argument (its name does not).
 
     `settings` are passed to argparse's add_argument(). When the user presses Tab, `suggest` is called with the word at
-    the cursor, and returns words that could replace this word. These are values of the option or, if the option takes
-    no value, of the argument that follows the option. If `alone` is true, the option cannot be combined with other
-    options, so Tab offers no options after it.
+    the cursor, and returns words that could replace this word. The words are values of the option or, if the option
+    takes no value, of the argument that follows the option. If `alone` is true, the option cannot be combined with
+    other options, so Tab offers no options after it.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class OptionsTable:
 
 
 class _Parser(argparse.ArgumentParser):
-    """An ArgumentParser that raises OptionsError where argparse would print a message and end the process."""
+    """An ArgumentParser that raises OptionsError where argparse would print a message and exit."""
 
     def error(self, message: str) -> NoReturn:
         raise OptionsError(f"{self.prog}: {message}. See {self.prog}? for the options.")

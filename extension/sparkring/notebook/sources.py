@@ -1,4 +1,4 @@
-"""Values and completions for arguments of magics that can be a variable of the notebook, a path or a URL."""
+"""Finds values and completions for arguments of magics that can be a variable of the notebook, a path or a URL."""
 
 from __future__ import annotations
 

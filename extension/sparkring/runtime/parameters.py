@@ -14,7 +14,7 @@ def as_text(value: Any) -> str:
 
 
 class Parameters(tuple[Any, ...]):
-    """The values of named parameters, in the order in which search() was given them.
+    """The values of named parameters, in the order in which they were passed to search().
 
     for lr, width in …          # unpack the values
     trial.lr, trial["lr"]       # or look them up by name

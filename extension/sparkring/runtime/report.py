@@ -1,4 +1,4 @@
-"""Reports from a rank to the notebook: numbers with log(), text with log_to_driver().
+"""Sends reports from a rank to the notebook: numbers with log(), text with log_to_driver().
 
 In a process that is not a rank, such as the driver, log() does nothing and log_to_driver() prints. So a function that
 calls them can first be tried in the notebook.

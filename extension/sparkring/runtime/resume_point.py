@@ -15,7 +15,7 @@ class Here(NamedTuple):
     stamp: when the attempt began (ms since 1970, on the driver's clock). It is part of the names of the attempt's
         checkpoints: of two attempts, the newer one has the larger stamp.
     resume: the name of the checkpoint that all ranks continue from, '' for none.
-    lineage: an id that all checkpoints of one training share, from its first attempt on.
+    lineage: an id that all checkpoints of one training run share, from its first attempt on.
     code, run_id: the cell's code and the run's id.
     there: the names of all checkpoints that the driver has seen in the directory.
     commit: the content of the commit.json of `resume`, if the driver could read it.

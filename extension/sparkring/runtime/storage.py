@@ -1,4 +1,4 @@
-"""Paths as users type them: on this machine, on DBFS, or any URL that fsspec knows.
+"""Resolves paths as users type them: on this machine, on DBFS, or any URL that fsspec knows.
 
     dbfs:/x  dbfs:///x  /dbfs/x  file:/dbfs/x      the same path, which is below the mount /dbfs
     s3://bucket/x  abfss://…  gs://…  memory://x   opened by fsspec, with the package that it needs for the scheme
@@ -110,7 +110,7 @@ def dbfs_root() -> str:
 
 
 def root_for_ranks() -> dict[str, str]:
-    """Return the environment variables with which dbfs:/ stands for the same folder on ranks as in this process."""
+    """Return the environment variables that make dbfs:/ stand for the same folder on ranks as in this process."""
     root = dbfs_root()
     return {} if root == DBFS_MOUNT else {DBFS_ROOT: root}
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 # Every member imports this module at start-up. Importing `dataclasses`, which imports `inspect`, would take a third of
-# the start-up time, so World is a NamedTuple. With `from __future__ import annotations`, annotations are strings, and
-# typing would compile each of them.
+# the start-up time, so World is a NamedTuple. `from __future__ import annotations` would turn annotations into
+# strings, and typing would have to compile each string.
 
 
 class World(NamedTuple):

@@ -155,7 +155,7 @@ def edits(target: Target) -> list[Edit]:
         old, new = (f"set(CMAKE_CXX_STANDARD {standard})" for standard in (14, target.cxx_standard))
         wanted += [Edit("CMakeLists.txt", old, new), Edit("horovod/torch/CMakeLists.txt", old, new)]
     if target.torch:
-        # PyTorch takes any nvcc, or the folder /usr/local/cuda, for a CUDA toolkit. With a toolkit that lacks the
+        # PyTorch treats any nvcc, or the folder /usr/local/cuda, as a CUDA toolkit. With a toolkit that lacks the
         # runtime's headers or library, the build would fail, so such a toolkit is ignored. Horovod then averages
         # tensors in the CPU's memory.
         has_cuda = 'string(TOUPPER "${Pytorch_CUDA}" Pytorch_CUDA)\n'
@@ -204,7 +204,7 @@ def find_cmake() -> Path:
             return Path(cmake)
         refused = refused or (version and f"cmake {version[1]} at {cmake}")
     if refused:
-        raise BuildError(f"{refused} cannot configure Horovod, whose Gloo needs cmake 3.13 or later, below 4: {fix}")
+        raise BuildError(f"{refused} cannot configure Horovod, because Gloo needs cmake 3.13 or later, below 4: {fix}")
     raise BuildError(f"No cmake was found in {sysconfig.get_path('scripts')} or on PATH: {fix}")
 
 
@@ -365,7 +365,7 @@ def install(wheel: Path, target: Target, progress: Progress) -> str:
 
 
 def _is_installed(wheel: Path) -> bool:
-    """Whether the installed Horovod came from this very wheel. pip records the digest of a file that it installs."""
+    """Return whether the installed Horovod came from this wheel. pip records the digest of each wheel it installs."""
     try:
         noted = metadata.distribution("horovod").read_text("direct_url.json")
     except metadata.PackageNotFoundError:

@@ -11,8 +11,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-# make's percentages, and the share of the build's time that has passed at each. They are computed from how long
-# Horovod's files take to compile with TensorFlow 2.15 and PyTorch 2.13, two files at a time.
+# make's percentages, and the share of the build's time that has passed at each percentage. The shares are computed from
+# how long Horovod's files take to compile with TensorFlow 2.15 and PyTorch 2.13, two files at a time.
 _PERCENTAGES = (0, 14, 28, 46, 55, 63, 69, 77, 83, 88, 92, 97, 99)
 _SHARES = (0.13, 0.18, 0.24, 0.30, 0.34, 0.39, 0.44, 0.52, 0.58, 0.65, 0.74, 0.81, 0.83)
 _MEASURED = dict(zip(_PERCENTAGES, _SHARES, strict=True))

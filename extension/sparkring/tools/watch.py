@@ -18,7 +18,7 @@ from typing import TextIO
 
 
 class Progress:
-    """Shows progress: on a terminal, in one line; elsewhere, in a new line at least every ten seconds."""
+    """Shows progress: on a terminal, in one line that is rewritten; elsewhere, with a new line every ten seconds."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream, self._clock = stream, clock

@@ -1,18 +1,18 @@
 """Ways to show a run. Everything that a view shows comes from a RunRecord.
 
-Ranks import this module too, on executors that may lack the libraries for drawing. Therefore, modules that draw are
+Ranks also import this module, on executors that may lack the libraries for drawing. Therefore, modules that draw are
 imported only when they are used.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 
 from sparkring.history.record import RunRecord
 from sparkring.history.view import View as View
 from sparkring.runtime.kernel import in_notebook
+from sparkring.views.front_end import shown
 
 
 class Quiet:
@@ -30,19 +30,20 @@ class Quiet:
 
 
 def open_view(*, quiet: bool = False, stop: Callable[[], None] | None = None, background: bool = False) -> View:
-    """Return a new view: the live panel in a notebook's kernel, plain text elsewhere, or a Quiet one if `quiet`.
+    """Return a new view of the form that front_end.shown() selects, or a Quiet one if `quiet`.
 
     `stop` ends the run and can be called from any thread. With `background`, the run's thread calls refresh() and
-    close(); only the first refresh() comes from the thread that starts the run. If SPARKRING_PANEL is 0, or on
-    Databricks, which has no widgets, the panel is plain HTML, which each update redraws as a whole.
+    close(); only the first refresh() comes from the thread that starts the run. Raise OptionsError if SPARKRING_VIEW is
+    not valid.
     """
+    form = shown()
     if quiet:
         return Quiet()
-    if in_notebook():
-        if "DATABRICKS_RUNTIME_VERSION" in os.environ or os.environ.get("SPARKRING_PANEL") == "0":
-            from sparkring.views.html import HtmlView
+    if form == "static":
+        from sparkring.views.html import HtmlView
 
-            return HtmlView(early=background)
+        return HtmlView(early=background)
+    if form == "live":
         from sparkring.views.panel import PanelView
 
         return PanelView(stop, background=background)

@@ -10,22 +10,24 @@ from sparkring.history.record import Attempt, LogLine, RunRecord
 
 REASON_CHARACTERS = 300
 
+State = Literal["ended", "running", "finished", "failed", "cut"]
+
 
 class Chapter(NamedTuple):
     """One attempt in words.
 
     `state` says whether the attempt is running, or how it ended: "ended" means that another attempt followed or was to
-    follow, and "cut" that the run was interrupted or timed out. `last_lines` are from the rank that failed.
+    follow, and "cut" means that the run was interrupted or timed out. `last_lines` are from the rank that failed.
     """
 
-    state: Literal["ended", "running", "finished", "failed", "cut"]
+    state: State
     line: str
     failed_rank: int | None = None
     last_lines: tuple[LogLine, ...] = ()
 
 
 def story(record: RunRecord) -> list[Chapter]:
-    """The attempts in order; [] if the run was never restarted and did not continue from a checkpoint."""
+    """Return the attempts in order; [] if the run was never restarted and did not continue from a checkpoint."""
     attempts = record.attempts
     if len(attempts) < 2 and not any(each.ended or each.checkpoint for each in attempts):
         return []
@@ -33,7 +35,7 @@ def story(record: RunRecord) -> list[Chapter]:
 
 
 def why(attempt: Attempt) -> str:
-    """What ended an attempt: `rank 1 on vm was killed by SIGKILL`."""
+    """Say what ended an attempt: `rank 1 on vm was killed by SIGKILL`."""
     if attempt.failed_rank is None or attempt.failure is None:
         return first_line(attempt.reason, REASON_CHARACTERS)
     where = f" on {first_line(attempt.host, 80)}" if attempt.host else ""
@@ -46,18 +48,18 @@ def why(attempt: Attempt) -> str:
 
 
 def saved_before(record: RunRecord, attempt: Attempt) -> str:
-    """What an attempt had saved before it ended: `step 120 was saved 3 s before`; '' without a checkpoint directory."""
+    """Say what an attempt saved last: `step 120 was saved 3 s earlier`; return '' without a checkpoint directory."""
     if not record.checkpoint_dir:
         return ""
     saved = [each.saved for each in record.checkpoints if each.attempt == attempt.number]
     last = max((each for each in saved if each.kind == "sparkring"), key=lambda each: each.time, default=None)
     if last is not None:
-        return f"step {last.step:,} was saved {duration(max(0.0, attempt.ended - last.time))} before"
+        return f"step {last.step:,} was saved {duration(max(0.0, attempt.ended - last.time))} earlier"
     return "no new checkpoint was saved" if attempt.checkpoint else "no checkpoint was saved"
 
 
 def news(before: tuple[Attempt, ...], record: RunRecord) -> list[str]:
-    """Return a line for each attempt that has started or ended since an earlier record, whose attempts are `before`."""
+    """Return a line for each attempt that has started or ended since the run's attempts were `before`."""
     told = []
     for at, attempt in enumerate(record.attempts):
         known = before[at] if at < len(before) else None
@@ -75,7 +77,7 @@ def _chapter(record: RunRecord, at: int) -> Chapter:
     words = [f"attempt {attempt.number}", _ranks(record, at), _went_on(attempt, before, record.outcome is None)]
     if attempt.ended:
         words += [duration(attempt.ended - attempt.started), f"ended: {_reason(record, attempt)}"]
-        state: Literal["ended", "running", "finished", "failed", "cut"] = "ended"
+        state: State = "ended"
     elif record.outcome is None or at + 1 < len(record.attempts):
         words.append("running" if record.running_since else "starting")
         state = "running"

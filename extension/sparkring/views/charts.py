@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -14,17 +16,21 @@ from sparkring.views.markup import AMBER, BLUE
 
 MOST = 6  # the largest number of charts
 COLOURS = (BLUE, AMBER)  # the colours of a chart's first and second curve: training and validation
-_DIGITS = 6  # significant digits of each value; a screen cannot show more
+_DIGITS, _TIME_DIGITS = 6, 5  # significant digits of each value and time; a screen cannot show more
+_LONG = 16  # if a column of this many numbers has only grown, only its new end is sent
 
 Column = list[float | None]
 
 
-@metrics.remembered("metrics", "attempts", "checkpoints", "finished_ranks")
+@metrics.remembered("started", "metrics", "attempts", "checkpoints", "finished_ranks")
 def charts(record: RunRecord) -> dict[str, Any]:
-    """All charts of a run, as JSON values; {} if there is nothing to draw.
+    """Return all charts of a run, as JSON values; {} if there is nothing to draw.
 
-    A chart's `x` lists positions on the horizontal axis, in ascending order. A curve's columns have an entry for each
-    of these positions: the curve's value, or None if it has no value at this position.
+    `axes` says what the horizontal axis can show besides `axis` (metrics.other_axes). A chart's `x` lists positions on
+    `axis`, in ascending order, and `time` the seconds from the beginning of the run until the first rank had reached
+    them. A curve's columns have an entry for each of these positions: the curve's value, or None if it has no value at
+    this position. If there is `until`, only the faster ranks have reached the positions beyond it. What restarts have
+    undone has an `x` and a `time` of its own.
     """
     table = metrics.table(record)
     found = metrics.curves(record, table)[:MOST] if table.rows else []
@@ -33,62 +39,112 @@ def charts(record: RunRecord) -> dict[str, Any]:
     axis, marks = metrics.curve_axis(table), metrics.marks(record, table)
     return {
         "axis": axis,
+        "axes": metrics.other_axes(record, table),
         "legend": legend(found, marks),
         "restarts": [mark.x for mark in marks if mark.kind == "restart"],
         "checkpoints": [mark.x for mark in marks if mark.kind == "checkpoint"],
-        "charts": [_chart(curves, axis) for curves in found],
+        "charts": [_chart(curves, axis, record.started) for curves in found],
     }
 
 
-def _chart(curves: Sequence[Curve], axis: str) -> dict[str, Any]:
-    xs = sorted({point.x for curve in curves for line in (curve.points, *curve.undone) for point in line})
+def _chart(curves: Sequence[Curve], axis: str, began: float) -> dict[str, Any]:
+    times = {point.x: point.time for curve in curves for point in (*curve.points, *curve.ahead)}
+    xs = sorted(times)
     drawn = []
     for curve, colour in zip(curves, COLOURS, strict=False):
-        told = {
+        lone = not curve.ranks and not has_band(curve)  # the faster ranks have no lines of their own, and no band
+        told: dict[str, Any] = {
             "name": plain(curve.name),
             "last": number(curve.last),
             "colour": colour,
             "dashed": curve.name.startswith("val_"),
-            "mean": _column(xs, _means(curve.points)),
+            "mean": _column(xs, means((*curve.points, *curve.ahead) if lone else curve.points)),
             "ranks": {rank: _column(xs, points) for rank, points in curve.ranks.items()},
-            "undone": [_column(xs, _means(points)) for points in curve.undone],
+            "undone": [
+                {"x": [p.x for p in part], "time": _times(part, began), "mean": [_short(p.value.mean) for p in part]}
+                for part in curve.undone
+            ],
         }
+        if curve.ahead:
+            told["until"] = curve.points[-1].x
+        if curve.best is not None:
+            told["best"] = {"x": curve.best[0], "value": _short(curve.best[1])}
         if has_band(curve):
-            bounds = [(point.value.low, point.value.high, point.lowest, point.highest) for point in curve.points]
+            points = (*curve.points, *curve.ahead)
+            bounds = [(point.value.low, point.value.high, point.lowest, point.highest) for point in points]
             for name, values in zip(("low", "high", "lowest", "highest"), zip(*bounds, strict=True), strict=True):
-                told[name] = _column(xs, zip((point.x for point in curve.points), values, strict=True))
+                told[name] = _column(xs, zip((point.x for point in points), values, strict=True))
         drawn.append(told)
-    return {"words": plain(words(curves, axis)), "x": xs, "curves": drawn}
+    took = [_short(times[x] - began, _TIME_DIGITS) for x in xs]
+    return {"words": plain(words(curves, axis)), "x": xs, "time": took, "curves": drawn}
+
+
+def since(old: Any, new: Any) -> Any:
+    """Return `new`, without what it shares with `old`: a long list that begins as it did is {"from": n, "then": [...]}.
+
+    These are the first n entries of the old list, and then the others. src/series.js puts them together again.
+    """
+    if isinstance(new, dict):
+        return {key: since(old.get(key) if isinstance(old, dict) else None, value) for key, value in new.items()}
+    if not isinstance(new, list) or not isinstance(old, list):
+        return new
+    if any(isinstance(each, (dict, list)) for each in new[:1]):
+        return [since(was, each) for was, each in itertools.zip_longest(old[: len(new)], new)]
+    same = sum(1 for _ in itertools.takewhile(bool, map(operator.eq, old, new)))
+    return {"from": same, "then": new[same:]} if same >= _LONG else new
 
 
 def has_band(curve: Curve) -> bool:
-    """Whether the ranks' values differ, but there are too many ranks to draw a line for each of them."""
+    """Return whether the ranks' values differ, but there are too many ranks to draw a line for each of them."""
     return not curve.ranks and any(point.value.differs for point in curve.points)
 
 
-def _means(points: Sequence[Point]) -> Iterable[tuple[float, float]]:
-    return ((point.x, point.value.mean) for point in points)
+def means(points: Sequence[Point]) -> list[tuple[float, float]]:
+    """Pairs of position and mean."""
+    return [(point.x, point.value.mean) for point in points]
 
 
 def _column(xs: Sequence[float], points: Iterable[tuple[float, float]]) -> Column:
     at = dict(points)
-    return [float(f"{at[x]:.{_DIGITS}g}") if x in at else None for x in xs]
+    return [_short(at[x]) if x in at else None for x in xs]
+
+
+def _times(points: Sequence[Point], began: float) -> list[float]:
+    return [_short(point.time - began, _TIME_DIGITS) for point in points]
+
+
+def _short(value: float, digits: int = _DIGITS) -> float:
+    return float(f"{value:.{digits}g}")
 
 
 def words(curves: Sequence[Curve], axis: str) -> str:
-    """A description of one chart, for screen readers."""
-    ends = [(curve.name, number(curve.points[0].value.mean), number(curve.last)) for curve in curves]
-    return "; ".join(f"{name} by {axis}: from {first} to {last}" for name, first, last in ends)
+    """Describe one chart, for screen readers."""
+    told = []
+    for curve in curves:
+        ends = f"from {number(curve.points[0].value.mean)} to {number(curve.last)}"
+        best = f", {best_words(curve, axis)}" if curve.best else ""
+        told.append(f"{curve.name} by {axis}: {ends}{best}")
+    return "; ".join(told)
+
+
+def best_words(curve: Curve, axis: str) -> str:
+    """Describe the best value: `best 0.122 at step 61`; '' if it is not known. src/series.js uses the same words."""
+    if curve.best is None:
+        return ""
+    x, value = number(curve.best[0]), number(curve.best[1])
+    return f"best {value} at {f'{axis} {x}' if axis in ('step', 'epoch') else f'{x} {axis}'}"
 
 
 def legend(found: Sequence[Sequence[Curve]], marks: Sequence[Mark]) -> str:
-    """The meaning of the lines and marks that have no labels."""
+    """Explain the lines and marks that have no labels."""
     curves = [curve for chart in found for curve in chart]
     kinds = {mark.kind for mark in marks}
     return dotted(
         "thick: mean; thin: each rank, in its colour" if any(curve.ranks for curve in curves) else "",
         "band: minimum to maximum" if any(map(has_band, curves)) else "",
+        "faint: beyond the steps that all ranks have reported" if any(curve.ahead for curve in curves) else "",
         "dotted: discarded by a restart" if any(curve.undone for curve in curves) else "",
         "red: restart" if "restart" in kinds else "",
+        "ring: best value" if any(curve.best for curve in curves) else "",
         "green tick: checkpoint" if "checkpoint" in kinds else "",
     )

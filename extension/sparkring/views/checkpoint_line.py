@@ -12,7 +12,7 @@ from sparkring.views.markup import AMBER, BLUE, GREEN, RED, svg, text, tint
 
 MARKS, CROWD = 80, 40  # a picture has at most MARKS marks; if there are more than CROWD, most of them are drawn small
 METRICS_NAMED, NAME_CHARACTERS, REASON_CHARACTERS = 4, 40, 200
-TITLE_CHARACTERS = 120  # the most characters in the text that appears over a mark
+TITLE_CHARACTERS = 120  # the largest number of characters in a mark's tooltip
 
 WIDTH, _LEFT, _RIGHT, _TOP = 720, 46, 62, 34
 _CURVE, _FLAT = 66, 14  # the height of the plot, with a metric and without
@@ -32,7 +32,7 @@ SAID: dict[State, str] = {
 class Mark(NamedTuple):
     """One checkpoint as it is shown. `time` is in Unix seconds. Unknown values are 0 or None.
 
-    `origin` says what saved the checkpoint, for example which run. It has one text for each of the Series' `headers`.
+    `origin` says what saved the checkpoint, for example which run. It has one string for each of the Series' `headers`.
     Marks with the same `stretch` were saved in the same attempt or run. `resumes` is True for the resume point.
     """
 
@@ -59,29 +59,32 @@ class Series(NamedTuple):
     headers: tuple[str, ...] = ()
     noun: str = "step"
     kind: str = ""  # what wrote the checkpoints, if it was not sparkring
-    metric: str = ""  # the metric to draw; with '', one is chosen
-    began: float = 0.0  # when the run began, to show times relative to it; 0 to show ages
+    metric: str = ""  # the metric to draw; '' if picture() is to choose one
+    began: float = 0.0  # when the run began, to show times since then; 0 to show how long ago checkpoints were saved
 
 
 # ── Words ─────────────────────────────────────────────────────────────────────
 
 
 def when(series: Series, mark: Mark, now: float) -> str:
-    """When the checkpoint was saved: `3 min ago`, or `after 40 s` of the run; '' if that is not known."""
+    """Say when the checkpoint was saved: `3 min ago`, or `after 40 s`, counted from the start of the run.
+
+    Return '' if the time is not known.
+    """
     if not mark.time:
         return ""
     return f"after {duration(int(mark.time - series.began))}" if series.began else ago(now - mark.time)
 
 
 def state_words(mark: Mark) -> str:
-    """The checkpoint's state: `committed, best; the resume point` or `damaged: rank-0.safetensors is cut`."""
+    """Describe the checkpoint's state: `committed, best; the resume point`, `damaged: rank-0.safetensors is cut`."""
     words = SAID[mark.state] + (", best" if mark.best and mark.state == "committed" else "")
     words += "; the resume point" if mark.resumes else ""
     return f"{words}: {first_line(mark.reason, REASON_CHARACTERS)}" if mark.reason else words
 
 
 def metric_names(series: Series) -> list[str]:
-    """The names of the metrics to list: first the metric that was asked for, then those of the newest checkpoints."""
+    """Return the names of the metrics to list: `series.metric`, if set, and then those of the newest checkpoints."""
     found: dict[str, None] = {series.metric: None} if series.metric else {}
     for mark in reversed(series.marks):
         found |= dict.fromkeys(mark.metrics)
@@ -92,7 +95,7 @@ def metric_names(series: Series) -> list[str]:
 
 
 def picture(series: Series, now: float) -> str:
-    """Draw the checkpoints from left to right, oldest first. If they have a metric, their height shows its value."""
+    """Draw the checkpoints from left to right, oldest first. The height of a mark shows the metric's value, if any."""
     if not series.marks:
         return ""
     metric = series.metric if any(series.metric in mark.metrics for mark in series.marks) else _metric_to_draw(series)
@@ -162,7 +165,7 @@ def positions(marks: Sequence[Mark]) -> list[float]:
 
 
 def _metric_to_draw(series: Series) -> str:
-    """Return the metric by which the best checkpoint seems to have been chosen, else the first metric; '' if none."""
+    """Return the metric by which the best checkpoint seems to have been chosen, or the first metric, if any, or ''."""
     names = metric_names(series)
     best = next((mark for mark in series.marks if mark.best), None)
     for name in names:
@@ -180,7 +183,7 @@ def _tick(value: float, y: float) -> str:
 
 
 def _stretches(series: Series, xs: Sequence[float], bottom: int) -> list[str]:
-    """Return SVG: a line before each attempt or run except the first, and the names for which there is room."""
+    """Return SVG: a line before each attempt or run except the first, and those of their names that fit."""
     begins = [at for at in range(len(xs)) if not at or series.marks[at].stretch != series.marks[at - 1].stretch]
     if len(begins) < 2:
         return []

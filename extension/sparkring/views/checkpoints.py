@@ -58,8 +58,8 @@ def _recorded(folder: str, kind: str, found: Sequence[Checkpoint], record: RunRe
         Mark(
             each.saved.step,
             each.state,
-            # If an earlier run saved the checkpoint, it is not known when. `saved.time` is then the time at which this
-            # run found the damage.
+            # If an earlier run saved the checkpoint, the time is not known: `saved.time` is the time at which this run
+            # found the damage.
             0.0 if _earlier(each) else each.saved.time,
             each.saved.size_bytes or None,
             each.saved.metrics,
@@ -76,7 +76,7 @@ def _recorded(folder: str, kind: str, found: Sequence[Checkpoint], record: RunRe
 
 
 def _earlier(found: Checkpoint) -> bool:
-    """Whether an earlier run saved the checkpoint and this run only found it damaged, so that its size is unknown."""
+    """Return whether an earlier run saved the checkpoint. This run found it damaged, and does not know its size."""
     return not found.attempt and not found.saved.size_bytes
 
 
@@ -103,7 +103,7 @@ def _listed(entry: Entry, *, best: bool, resumes: bool) -> Mark:
 
 
 def saved_words(record: RunRecord, series: Series, now: float) -> str:
-    """What was saved last, and counts: `saved step 120, 3 s ago · 4.20 MB in 0.2 s · 12 saved, 3 still there · …`."""
+    """Say what was saved last, and count checkpoints: `saved step 120, 3 s ago · … · 12 saved, 3 still there · …`."""
     own = [each.saved for each in record.checkpoints if not _earlier(each)]
     found = [each for each in own if (each.folder, _WRITERS.get(each.kind, "")) == (series.folder, series.kind)]
     if not found:
@@ -111,7 +111,7 @@ def saved_words(record: RunRecord, series: Series, now: float) -> str:
     last = max(found, key=lambda each: each.time)
     took = f"{size(last.size_bytes)} in {duration(float(last.took_s))}" if last.took_s else size(last.size_bytes)
     if last.blocked_s and last.took_s:
-        took += f", of which training waited {duration(float(last.blocked_s))}"
+        took += f" (training waited {duration(float(last.blocked_s))})"
     before_end = f"{duration(max(0.0, record.ended - last.time))} before the end"
     saved = f"saved {series.noun} {last.step:,}, {before_end if record.ended else ago(now - last.time)}"
     values = [f"{first_line(name, NAME_CHARACTERS)} {number(value)}" for name, value in list(last.metrics.items())[:2]]
@@ -127,7 +127,7 @@ def _count_words(series: Series) -> str:
 
 
 def damage_words(series: Series) -> str:
-    """Which checkpoints are damaged, and why; '' if none is."""
+    """Say which checkpoints are damaged, and why; return '' if no checkpoint is damaged."""
     damaged = [mark for mark in series.marks if mark.state == "damaged"]
     if not damaged:
         return ""
@@ -207,7 +207,7 @@ def _steps(entries: Sequence[Entry]) -> str:
 
 
 def empty_words(found: Inventory) -> str:
-    """A sentence about an empty or missing directory; '' if there are checkpoints."""
+    """Return a sentence about an empty or missing directory; '' if there are checkpoints."""
     if found.entries or found.others:
         return ""
     return first_line(found.directory, 300) + (
@@ -254,11 +254,11 @@ def _others_note(found: Inventory) -> str:
     return f"{first}only their names are known, not whether they are complete"
 
 
-# ── The whole, for %checkpoints ───────────────────────────────────────────────
+# ── The output of %checkpoints ────────────────────────────────────────────────
 
 
 def show_checkpoints(found: Inventory) -> None:
-    """Show a directory of checkpoints as HTML in a notebook, or as text elsewhere. An empty one becomes a sentence."""
+    """Show a directory of checkpoints: as HTML in a notebook, as text elsewhere. If it is empty, print a sentence."""
     if empty := empty_words(found):
         sys.stdout.write(f"{empty}\n")
     else:
@@ -307,7 +307,7 @@ class CheckProgress:
             self._write("")
 
     def tell(self, done: int, of: int, done_bytes: int, of_bytes: int) -> None:
-        """Say how many of the checkpoints, and of their bytes, have been read."""
+        """Show how many of the `of` checkpoints, and how many of their `of_bytes` bytes, have been checked."""
         if self._clock() >= self._due:
             self._due = self._clock() + PROGRESS_EVERY_S
             self._write(f"checked {done:,} of {counted(of, 'checkpoint')}, {size(done_bytes)} of {size(of_bytes)}")
@@ -328,7 +328,7 @@ def progress_words(record: RunRecord) -> str:
 
 
 def news(before: Iterable[Checkpoint], record: RunRecord) -> list[str]:
-    """Return a line for each checkpoint found damaged since an earlier record, which had the checkpoints `before`."""
+    """Return a line for each checkpoint that was found damaged after the run's checkpoints were `before`."""
     known = {each.place for each in before if each.state == "damaged"}
     return [
         f"the checkpoint of step {each.saved.step:,} in {first_line(each.saved.folder, 200)} is damaged and was skipped"

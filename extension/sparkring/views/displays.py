@@ -26,7 +26,7 @@ _PLACE = {"text/html": '<div data-sparkring-displays=""></div>', "text/plain": "
 
 @dataclass
 class Shared:
-    """A display, and the ranks that showed it or an equal one."""
+    """A display, and the ranks that showed it or an identical one."""
 
     display: Displayed
     ranks: list[int]
@@ -68,19 +68,33 @@ class DisplaysView:
         return before is None or before.displays is not record.displays or left_out(before) != left_out(record)
 
 
-def bundle(record: RunRecord) -> Bundle | None:
-    """Return the output with all displays; None if there is nothing to show."""
-    every, parts, texts, size = shared(record), [], [], 0
-    for each in every:
-        part = _html(each)
-        size += len(part)
+def shown(record: RunRecord) -> list[Shared]:
+    """Return the first displays of shared() whose HTML has at most OUTPUT_BYTES in total."""
+    found, size = [], 0
+    for each in shared(record):
+        size += len(_html(each))
         if size > OUTPUT_BYTES:
             break
-        parts.append(part)
-        texts.append(f"[{_who(each)}] {describe.first_line(each.display.text, 200)}")
+        found.append(each)
+    return found
+
+
+def body_html(display: Displayed) -> str:
+    """Return a display as harmless HTML."""
+    # Not imported at the top, because this import loads libraries that most runs do not need.
+    from sparkring.views import foreign
+
+    return foreign.body_html(display)
+
+
+def bundle(record: RunRecord) -> Bundle | None:
+    """Return the output with all displays; None if there is nothing to show."""
+    some = shown(record)
+    parts = [_html(each) for each in some]
+    texts = [f"[{_who(each)}] {describe.first_line(each.display.text, 200)}" for each in some]
     notes = []
-    if len(parts) < len(every):
-        notes.append(f"{describe.counted(len(every) - len(parts), 'more output')}: {folder(record)}")
+    if more := len(shared(record)) - len(some):
+        notes.append(f"{describe.counted(more, 'more output')}: {folder(record)}")
     for rank, left in left_out(record).items():
         most = f"at most {DISPLAYS_KEPT} and {describe.size(DISPLAY_BYTES)} are saved for each rank"
         notes.append(f"{describe.counted(left, 'output')} of rank {rank} left out: {most}")
@@ -95,7 +109,7 @@ def bundle(record: RunRecord) -> Bundle | None:
 def shared(record: RunRecord) -> list[Shared]:
     """Return the displays that `--logs` selects, in the order in which each rank showed them.
 
-    Equal displays of several ranks are merged. For a run of items, return all displays, in the order of the items.
+    Identical displays from several ranks are merged. For a run of items, return all displays in the order of the items.
     """
     if record.items is not None:
         return [Shared(each, [each.rank]) for each in sorted(record.displays, key=lambda each: each.item or 0)]
@@ -149,8 +163,5 @@ def _asked_for(record: RunRecord, rank: int) -> bool:
 
 
 def _html(each: Shared) -> str:
-    # Not imported at the top, because this import loads libraries that most runs do not need.
-    from sparkring.views.foreign import body_html
-
     tag = f"<div><b>[{escape(_who(each))}]</b></div>"
     return f'<div style="margin:0 0 12px">{tag}<div style="overflow-x:auto">{body_html(each.display)}</div></div>'

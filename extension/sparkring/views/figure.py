@@ -1,33 +1,37 @@
 """Draws charts with matplotlib as pictures that stay in the notebook: a small PNG for each chart.
 
-JupyterLab removes scripts and inline SVG from a notebook that it does not trust, and so do some web pages. They keep
-pictures. Names that users choose are written beside the picture where possible, since its font may lack their letters.
+JupyterLab removes scripts and inline SVG from a notebook that it does not trust, and so do some web pages, but they
+keep pictures. Where possible, names that users choose are written beside the picture, since the picture's font may lack
+some of their letters.
 """
 
 from __future__ import annotations
 
 import base64
+import bisect
 import functools
 import io
 import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sparkring.history.describe import number
-from sparkring.history.metrics import Curve, Mark, Point
-from sparkring.views.charts import COLOURS, has_band, words
+from sparkring.history.describe import dotted, number
+from sparkring.history.metrics import Curve, Mark
+from sparkring.views.charts import COLOURS, best_words, has_band, means, words
 from sparkring.views.markup import GREEN, GREY, RANK_COLOURS, RED, text, tint
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 WIDTH, HEIGHT = 320, 165  # CSS pixels
+POINTS = 100  # the most points of a curve; the pictures of more points would be too large
 PICTURES_BYTES = 80_000  # the largest size of all pictures together, in base64
 # Each pair is the number of pixels per CSS pixel, and the number of colours in a picture's palette. A palette reduces
 # the size of the picture to a quarter. The second pair is used if the pictures would otherwise be too large.
 _QUALITIES = ((2, 48), (1, 24))
 _DOTS_PER_INCH = 96  # CSS pixels per inch
 _LEFT, _RIGHT, _TOP, _BOTTOM = 0.5, 0.08, 0.08, 0.36  # inches that a chart leaves for its labels
+FAINT = 0.35  # the opacity of what only the faster ranks have reported; also in panel/src/series.js
 _RANK_APART = 0.08  # a rank is named if its line ends farther than this from the mean, relative to the chart's height
 _RC: dict[str, Any] = {
     "axes.edgecolor": GREY,
@@ -64,7 +68,7 @@ def figures(charts: Sequence[Sequence[Curve]], axis: str, marks: Sequence[Mark] 
     """Return a <figure> for each chart, with an <img>, or with a description of the chart if there is no picture."""
     drawn = pictures([Drawing(functools.partial(_chart, curves=curves, axis=axis, marks=marks)) for curves in charts])
     both = zip(charts, drawn, strict=True)
-    return "".join(figure(_caption(curves), picture, words(curves, axis)) for curves, picture in both)
+    return "".join(figure(_caption(curves, axis), picture, words(curves, axis)) for curves, picture in both)
 
 
 def figure(caption: str, picture: str, said: str, width: int = WIDTH) -> str:
@@ -72,10 +76,12 @@ def figure(caption: str, picture: str, said: str, width: int = WIDTH) -> str:
     return f"<figure>{caption}{_image(picture, text(said), width)}</figure>"
 
 
-def _caption(curves: Sequence[Curve]) -> str:
-    both = zip(curves, COLOURS, strict=False)
-    named = [f'<b style="{tint(colour)}">{text(curve.name)}</b> {number(curve.last)}' for curve, colour in both]
-    return f"<figcaption>{' &nbsp; '.join(named)}</figcaption>"
+def _caption(curves: Sequence[Curve], axis: str) -> str:
+    named = [
+        f'<b style="{tint(colour)}">{text(curve.name)}</b> {dotted(number(curve.last), best_words(curve, axis))}'
+        for curve, colour in zip(curves, COLOURS, strict=False)
+    ]
+    return f"<figcaption>{'<br>'.join(named)}</figcaption>"
 
 
 def _image(picture: str, said: str, width: int) -> str:
@@ -132,14 +138,23 @@ def _chart(axes: Axes, curves: Sequence[Curve], axis: str, marks: Sequence[Mark]
             axes.axvline(mark.x, ymax=0.05, color=GREEN, linewidth=1.2)
     for curve, colour in zip(curves, COLOURS, strict=False):
         style: Any = (0, (4, 2)) if curve.name.startswith("val_") else "-"
+        end = curve.points[-1]
         for rank, points in curve.ranks.items():
-            axes.plot(*zip(*points, strict=True), color=_rank_colour(rank), lw=0.7, ls=style, alpha=0.8)
+            shared = bisect.bisect(points, end.x, key=lambda point: point[0])
+            for part, alpha in ((points[:shared], 0.8), (points[max(0, shared - 1) :], FAINT)):
+                if part[1:]:
+                    axes.plot(*zip(*part, strict=True), color=_rank_colour(rank), lw=0.7, ls=style, alpha=alpha)
         for undone in curve.undone:
-            axes.plot(*_means(undone), color=colour, lw=0.9, ls=(0, (1, 1.5)))
+            axes.plot(*zip(*means(undone), strict=True), color=colour, lw=0.9, ls=(0, (1, 1.5)))
         if has_band(curve):
-            low, high = [point.value.low for point in curve.points], [point.value.high for point in curve.points]
-            axes.fill_between([point.x for point in curve.points], low, high, color=colour, alpha=0.2, linewidth=0)
-        axes.plot(*_means(curve.points), color=colour, lw=1.4, ls=style)
+            for some, alpha in ((curve.points, 0.2), ((end, *curve.ahead), 0.2 * FAINT)):
+                low, high = [point.value.low for point in some], [point.value.high for point in some]
+                axes.fill_between([point.x for point in some], low, high, color=colour, alpha=alpha, linewidth=0)
+        elif curve.ahead and not curve.ranks:
+            axes.plot(*zip(*means((end, *curve.ahead)), strict=True), color=colour, lw=1.4, ls=style, alpha=FAINT)
+        axes.plot(*zip(*means(curve.points), strict=True), color=colour, lw=1.4, ls=style)
+        if curve.best is not None:
+            axes.plot(*curve.best, "o", markersize=4, markerfacecolor="none", markeredgecolor=colour, markeredgewidth=1)
     _name_ranks(axes, curves)
     ticked(axes)
     values = {point.value.mean for curve in curves for point in curve.points}
@@ -180,7 +195,3 @@ def _name_ranks(axes: Axes, curves: Sequence[Curve]) -> None:
 
 def _rank_colour(rank: int) -> str:
     return RANK_COLOURS[rank % len(RANK_COLOURS)]
-
-
-def _means(points: Sequence[Point]) -> tuple[list[float], list[float]]:
-    return [point.x for point in points], [point.value.mean for point in points]

@@ -2,7 +2,7 @@
 
 Everyone who opens the notebook sees the result, and the content may come from data that a rank has read. Therefore, the
 result has no scripts, style sheets, forms, ids or classes, and no attributes that Jupyter acts on. It loads nothing
-from other places.
+from other hosts.
 """
 
 from __future__ import annotations

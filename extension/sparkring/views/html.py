@@ -18,6 +18,7 @@ from sparkring.views.sections import (
     Form,
     checkpoints,
     code,
+    failure,
     items,
     log,
     metrics,
@@ -68,7 +69,7 @@ class HtmlView:
         began = self._clock()
         if self._due is None:
             self._due = began + max(self._after_s, WARM_PAUSE_S if record.warm else 0.0)
-        if began >= self._due or (record.displays and self._shown is None):  # the panel must precede the displays
+        if began >= self._due or (record.displays and self._shown is None):  # the panel must come before the displays
             drawn = self._draw(record, final=False)
             took = self._clock() - began
             self._due = began + max(self._pause_s, PAUSE_PER_WORK * took, drawn / BYTES_PER_S)
@@ -137,7 +138,7 @@ def panel(record: RunRecord, *, now: float, final: bool) -> str:
     form: Form = "final" if final else "stacked"
     parts = [
         state.head_html(record, now),
-        state.why_html(record),
+        failure.html(record, now, form),
         restarts.html(record, now, form),
         ranks.html(record, now, form),
         state.waiting_html(record),

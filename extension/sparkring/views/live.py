@@ -1,4 +1,4 @@
-"""A run as messages to a page: the changes in its record since the last message.
+"""Turns a run into messages for a page, with the changes in the run's record since the last message.
 
 A message is a dict of JSON values with the `run` and a `kind`:
 
@@ -6,15 +6,20 @@ A message is a dict of JSON values with the `run` and a `kind`:
               is the number of new lines. The new lines that are shown are given as columns: `rank`, `stream` ("o" for
               stdout, "e" for stderr, "m" for a message), `time` (in seconds since the run began), `text`, and `html`,
               which has entries only for lines with colours, by index. `noise` has the indices of TensorFlow's start-up
-              messages. `pending` has the lines whose end has not been printed yet, as such columns
+              messages. `pending` has the lines whose end has not been printed yet, in similar columns
     state     the state of the run, and a column for each fact about its ranks
     sections  the HTML of those sections (views/sections) that have changed, by name
-    charts    the curves as numbers (views/charts). If a curve has changed, all curves are sent
+    charts    the curves as numbers (views/charts). If a curve has only grown, its new points are sent (charts.since)
+    displays  what ranks have displayed: `order` lists [key, ranks or items, seconds since the run began] in order of
+              time, and `html` has the HTML of those that have not been sent before, by key
+    usage     what each rank uses of its machine, and how much of its time it waits for data. `samples` has what a rank
+              has used so far, if this has changed: a row for each Sample, with the time in seconds since the run began
     search    what the items search for, if they are the trials of a search
     items     a row for each item that has changed since the last message of this kind. Its columns are the FIELDS of
               panel/src/items.js
 
-Texts are plain (history/lines.plain), and the HTML escapes what users wrote. So a page need not trust what ranks print.
+Strings are plain text (history/lines.plain). In the HTML, text from users and ranks is escaped. So a page can show
+what ranks print without trusting it.
 """
 
 from __future__ import annotations
@@ -24,12 +29,15 @@ import time as clock
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sparkring.history import describe, item_records, lines, metrics
+from sparkring.history import describe, item_records, lines, progress, reading
+from sparkring.history.events import Displayed
 from sparkring.history.item_records import ItemRecord
-from sparkring.history.record import LogLine, RankRecord, RunRecord
-from sparkring.views.charts import charts
+from sparkring.history.progress import Lag, Pace
+from sparkring.history.record import LogLine, RankRecord, RunRecord, Sample
+from sparkring.views import displays
+from sparkring.views.charts import charts, since
 from sparkring.views.markup import log_text
-from sparkring.views.sections import Form, checkpoints, code, restarts, shards, timeline
+from sparkring.views.sections import Form, checkpoints, code, failure, ranks, restarts, shards, timeline
 from sparkring.views.sections import metrics as measured
 
 Message = dict[str, Any]
@@ -37,15 +45,27 @@ Message = dict[str, Any]
 STATE_PAUSE_S, SECTIONS_PAUSE_S = 0.25, 1.0
 PAUSE_PER_WORK = 25  # drawing takes at most 1/25 of the time, since the ranks may need the processor
 NOTICES = 5
+MOST_LANES = (
+    32  # a run of more ranks has no lanes, which show what has been used so far; panel/src/ranks.js has this, too
+)
 RUNNING_POINTS = 4_000  # limits the points of running items' curves in a message; ended items' curves are sent in full
 _STATES = {"starting": ".", "running": "r", "finished": "f", "failed": "x", "stopped": "s", "idle": "i"}
 _FOLLOWED = "y"  # the state of a rank that failed after another rank had failed
 _STREAMS = {"stdout": "o", "stderr": "e", "message": "m"}
+_NO_USAGE: Message = {"kind": "usage", "used": [], "waiting": [], "starves": []}
 
 Section = Callable[[RunRecord, float, Form], str]
-# In the order of the tabs. panel/src/panel.js uses the same names.
+
+
+def _metrics(record: RunRecord, now: float, form: Form) -> str:
+    """Return the metrics. In a run of items, the ranks have no tiles, so the GPUs are shown here, too."""
+    return measured.html(record, now, form) + (ranks.gpus_html(record) if record.items is not None else "")
+
+
+# Why the run failed, and then the tabs, in their order. panel/src/panel.js uses the same names.
 SECTIONS: dict[str, Section] = {
-    "metrics": measured.html,
+    "failure": failure.html,
+    "metrics": _metrics,
     "shards": shards.html,
     "checkpoints": checkpoints.html,
     "restarts": restarts.html,
@@ -62,8 +82,12 @@ class Feed:
         self._pending: list[LogLine] = []
         self._state: Message = {}
         self._state_due = 0.0
+        self._usage = _NO_USAGE
+        self._samples: dict[int, tuple[Sample, ...]] = {}
         self._sections: dict[str, str] = {}
         self._charts: Message = {}
+        self._displays: tuple[Displayed, ...] = ()
+        self._displays_sent: set[str] = set()
         self._search: Message = {}
         self._items_ended = 0
         self._items_running: tuple[ItemRecord, ...] = ()
@@ -77,13 +101,14 @@ class Feed:
         ended = record.outcome is not None
         found = self._new_lines(record)
         if drawn := ended or now >= self._sections_due:
-            found += self._new_sections(record, now) + self._new_items(record)
+            found += self._new_sections(record, now) + self._new_displays(record)
+            found += self._new_items(record) + self._new_usage(record, now)
         if drawn or now >= self._state_due:
             began = clock.monotonic()
             state = state_message(record, now)
             self._state_due = now + max(STATE_PAUSE_S, PAUSE_PER_WORK * (clock.monotonic() - began))
             if not drawn and self._state:
-                state["last"] = self._state["last"]  # this must match the table and the curves that were last sent
+                state["last"] = self._state["last"]  # the values must match the table and curves that were last sent
             if state != self._state:
                 self._state = state
                 found.append({**state, "now": now})
@@ -113,9 +138,34 @@ class Feed:
         self._sections_due = now + max(SECTIONS_PAUSE_S, PAUSE_PER_WORK * (clock.monotonic() - began))
         changed = {name: html for name, html in drawn.items() if html != self._sections.get(name, "")}
         found: list[Message] = [{"kind": "sections", "html": changed}] if changed else []
-        found += [{"kind": "charts", "charts": [], **curves}] if curves != self._charts else []
+        found += [{"kind": "charts", "charts": [], **since(self._charts, curves)}] if curves != self._charts else []
         self._sections, self._charts = drawn, curves
         return found
+
+    def _new_displays(self, record: RunRecord) -> list[Message]:
+        if record.displays is self._displays:
+            return []
+        self._displays = record.displays
+        every = {_display_key(each.display): each for each in displays.shown(record)}
+        order = [
+            (key, each.ranks if each.display.item is None else [each.display.item], each.display.time - record.started)
+            for key, each in every.items()
+        ]
+        new = every.keys() - self._displays_sent
+        self._displays_sent |= new
+        html = {key: displays.body_html(every[key].display) for key in every if key in new}
+        told = [(key, found, round(time, 1)) for key, found, time in sorted(order, key=lambda each: each[2])]
+        return [{"kind": "displays", "order": told, "html": html}]
+
+    def _new_usage(self, record: RunRecord, now: float) -> list[Message]:
+        usage = usage_message(record, now)
+        lanes = record.ranks if record.size <= MOST_LANES and record.items is None else ()
+        new = {rank.rank: rank.samples for rank in lanes if rank.samples != self._samples.get(rank.rank, ())}
+        if usage == self._usage and not new:
+            return []
+        self._usage, self._samples = usage, {**self._samples, **new}
+        rows = {rank: [_row(each, record.started) for each in samples] for rank, samples in new.items()}
+        return [{**usage, "samples": rows}]
 
     def _new_items(self, record: RunRecord) -> list[Message]:
         if record.items is None:
@@ -134,6 +184,11 @@ class Feed:
 def whole(record: RunRecord, now: float) -> list[Message]:
     """Return messages with everything in the record, for a new page."""
     return Feed().news(record, now)
+
+
+def _display_key(found: Displayed) -> str:
+    """Return a text that identifies a display and its content: if a display is replaced, the time changes."""
+    return f"{found.attempt}-{found.rank}-{found.number}-{found.time}"
 
 
 # ── Lines ─────────────────────────────────────────────────────────────────────
@@ -204,46 +259,55 @@ def search_message(record: RunRecord) -> Message:
 
 def state_message(record: RunRecord, now: float) -> Message:
     """Return the state of the run, in a form that does not change merely because time passes."""
-    progress = None if record.outcome == "finished" else metrics.progress(record, record.ended or now)
+    slowest = None if record.outcome == "finished" else progress.slowest(record, record.ended or now)
     running = record.outcome is None
-    fraction = progress.fraction if progress else None
-    words = describe.progress_words(progress._replace(left_s=None), running=running) if progress else ""
-    left = describe.left_words(progress) if progress and running else ""
+    fraction = slowest.fraction if slowest else None
+    words = describe.progress_words(slowest._replace(left_s=None), running=running) if slowest else ""
+    left = describe.left_words(slowest) if slowest and running else ""
     if record.items is not None:
-        fraction, words = record.items.fraction, describe.items_progress(record, now) if running else ""
+        told = describe.dotted(describe.items_progress(record, now), describe.gpu_words(record.gpus))
+        fraction, words = record.items.fraction, told if running else ""
         left = describe.items_left(record, now) if running else ""
         if record.outcome == "finished":
             words = describe.items(record)
+    lags = progress.lags(record) if running else []
     return {
         "kind": "state",
         "state": record.outcome or ("running" if record.running_since else "starting"),
         "title": describe.first_line(record.title, 120),
         "facts": describe.facts(record),
+        "magic": record.code.split(maxsplit=1)[0] if record.code.startswith("%%") else "",
         "started": record.started,
         "ended": record.ended,
         "took": describe.took(record, now) if record.ended else "",
-        "outcome": "" if record.outcome in (None, "finished") else describe.outcome(record),
-        "line": describe.failed_line(record) if record.outcome else 0,
+        "error": "" if record.failed_rank is None else describe.explain_failure(record),
+        "failed_rank": record.failed_rank,
         "waiting": "" if record.running_since or not running else describe.outcome(record),
         "fraction": fraction,
         "progress": words,
         "left": left,
         "last": describe.metric_words(record, 4),
         "notices": [describe.first_line(notice.text, 600) for notice in record.notices[-NOTICES:]],
+        "notify": record.notify,
+        "lag": describe.lag_words(lags, reading.causes(record, now) if lags else {}),
+        "reports": len(record.metrics),
         "pooled": record.items is not None,
-        "ranks": _ranks(record),
+        "ranks": _ranks(record, lags),
     }
 
 
-def _ranks(record: RunRecord) -> Message:
+def _ranks(record: RunRecord, lags: Sequence[Lag]) -> Message:
     """Return facts about the ranks. Most of them are columns with a value for each rank.
 
     `heard` is the time of a rank's last message. `step` is the rank's step in the epoch, or None if it reports no step.
+    `done` is the completed fraction of the run, and `rate` is in steps per second; they are None if not known. `behind`
+    has the steps by which ranks are behind the others.
     """
     hosts = sorted({rank.host for rank in record.ranks})
     place = {host: at for at, host in enumerate(hosts)}
     told = [rank.metrics for rank in record.ranks]
-    first = metrics.first_epoch(record)
+    first, paces = progress.first_epoch(record), progress.paces(record)
+    pace = [paces.get(rank.rank, Pace()) for rank in record.ranks]
     return {
         "state": "".join(_state(record, rank) for rank in record.ranks),
         "hosts": hosts,
@@ -253,6 +317,9 @@ def _ranks(record: RunRecord) -> Message:
         "lines": [rank.line_count for rank in record.ranks],
         "epoch": [each.epoch + 1 - first if each and each.epoch is not None else None for each in told],
         "step": [each.step if each else None for each in told],
+        "done": [None if each.fraction is None else round(each.fraction, 4) for each in pace],
+        "rate": [None if each.rate is None else float(f"{each.rate:.2g}") for each in pace],
+        "behind": {lag.rank: lag.steps for lag in lags},
         "gpu": {rank.rank: describe.gpu_words(rank.gpus) for rank in record.ranks if rank.gpus},
         "failure": {
             rank.rank: describe.first_line(rank.failure.summary, 200)
@@ -260,6 +327,39 @@ def _ranks(record: RunRecord) -> Message:
             if rank.failure is not None
         },
     }
+
+
+def usage_message(record: RunRecord, now: float) -> Message:
+    """Return what each rank uses, and in percent how much of its time it waits for data.
+
+    `used` and `waiting` are columns, or empty if nothing is known. `starves` has the running ranks that wait too long.
+    """
+    if record.items is not None:  # the ranks of a pool have no tiles
+        return _NO_USAGE
+    waits = reading.waits(record, now)
+    percent = {rank: round(100 * (each.waiting or 0.0)) for rank, each in waits.items()}
+    running = {rank.rank for rank in record.ranks if rank.state == "running"}
+    return {
+        "kind": "usage",
+        "used": [_used(rank) for rank in record.ranks] if any(rank.used for rank in record.ranks) else [],
+        "waiting": [percent.get(rank.rank) for rank in record.ranks] if waits else [],
+        "starves": [rank for rank, each in waits.items() if each.mark == "starves" and rank in running],
+    }
+
+
+def _used(rank: RankRecord) -> list[Any] | None:
+    """Return what a rank uses, with the FIELDS of panel/src/usage.js."""
+    if rank.used is None:
+        return None
+    totals = [gpu.total_bytes for gpu in rank.gpus if gpu.total_bytes is not None]
+    last = rank.samples[-1]
+    gpus = [len(rank.gpus), last.gpu_percent, last.gpu_bytes, sum(totals)]
+    return [rank.used.cpu_percent, rank.used.memory_bytes, rank.used.cores, rank.used.total_bytes, *gpus]
+
+
+def _row(found: Sample, began: float) -> list[Any]:
+    """Return a Sample as a row."""
+    return [round(found.time - began, 1), found.cpu_percent, found.memory_bytes, found.gpu_percent, found.gpu_bytes]
 
 
 def _state(record: RunRecord, rank: RankRecord) -> str:

@@ -61,7 +61,7 @@ _SVG_STYLE = (
 
 
 def _image(svg: str) -> str:
-    """Return an <svg> as an <img>. Images show no titles, so the titles are removed; the <img> has an alt text."""
+    """Return an <svg> as an <img> with an alt text. The titles in the SVG are removed, since an <img> shows none."""
     tag, _, inside = svg.partition(">")
     looks = dict(re.findall(r'([\w-]+)="([^"]*)"', tag))
     kept = "".join(f' {name}="{looks[name]}"' for name in _SVG_ATTRIBUTES if name in looks)
@@ -93,12 +93,12 @@ def tint(colour: str) -> str:
 
 
 def note(said: str) -> str:
-    """Return a line in small letters, or '' if `said` is empty."""
+    """Return a line in small type, or '' if `said` is empty."""
     return f"<div><small>{text(said)}</small></div>" if said else ""
 
 
 def paragraph(said: str) -> str:
-    """Return a paragraph in small letters, to stand below charts, or '' if `said` is empty."""
+    """Return a paragraph in small type, to stand below charts, or '' if `said` is empty."""
     return f"<p><small>{text(said)}</small></p>" if said else ""
 
 
@@ -114,7 +114,7 @@ def advised(lines: Iterable[str]) -> str:
 
 
 def scrolled(body: str, words: str) -> str:
-    """Return `body` in a box that can be scrolled, even with the keyboard; '' if `body` is empty. `words` name it."""
+    """Return `body` in a box called `words`, which can be scrolled even with the keyboard; '' if `body` is empty."""
     return f'<div class="sr-scroll" role="group" tabindex="0" aria-label="{text(words)}">{body}</div>' if body else ""
 
 

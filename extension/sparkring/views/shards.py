@@ -87,11 +87,11 @@ def epoch_words(found: Outlook) -> str:
         case "pad":
             twice = counted(found.rows_twice, "row")
             return f"{said}; {twice} read twice so that all ranks take the same number of steps (pad)."
-    return f"{said}, the last ones smaller; end each epoch with hvd.join() (join)."
+    return f"{said}, but a rank's last step may be smaller; end each epoch with hvd.join() (join)."
 
 
 def request_words(found: Outlook) -> list[str]:
-    """Return sentences on the number, the price and the limit of requests to an object store; [] for local files."""
+    """Return sentences about the requests to an object store: number, price and rate limit; [] for local files."""
     if found.dataset.local:
         return []
     asked = found.requests
@@ -111,7 +111,7 @@ def request_words(found: Outlook) -> list[str]:
 
 
 def advice(found: Outlook) -> list[str]:
-    """Return problems and what to do about them, in a few sentences each, the most serious first."""
+    """Return a few sentences about each problem and what to do about it, the most serious problem first."""
     told = [_few_rows(found), _few_groups(found), _uneven(found), _large_groups(found), _small_files(found)]
     return [line for line in [*told, _selective(found)] if line]
 
@@ -244,7 +244,7 @@ class Stretch(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """A split as it is drawn. For each block of ranks, `bands` has its stretches, and `rows` the number of its rows."""
+    """A split as it is drawn. For each block of ranks, `bands` has its stretches, and `rows` has its number of rows."""
 
     title: str
     bands: tuple[tuple[Stretch, ...], ...]
@@ -321,8 +321,8 @@ def _band_of_data(found: Outlook) -> list[str]:
 def _band(band: Sequence[Stretch], rows: int, line: int, colour: str) -> list[str]:
     if len(band) <= BAND // 4:
         return [_path([each for each in band if each.end > each.begin], rows, line, colour, 0.9)]
-    # There are too many stretches to draw them all. Divide the data set into equal parts instead. The shade of a part
-    # shows how much of it the band covers.
+    # There are too many stretches to draw them all. Divide the data set into equal parts instead. A part's shade shows
+    # how much of the part is covered by the band.
     cells = max(8, min(BAND // 4, len(band) // 8))
     shades: dict[int, list[Stretch]] = {}
     for cell, share in enumerate(covered(band, rows, cells)):

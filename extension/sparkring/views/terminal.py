@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-from sparkring.history import describe, metrics, reading
+from sparkring.history import describe, progress, reading
 from sparkring.history.events import Notice
 from sparkring.history.lines import Blocks, Shared, coloured, folded_blocks, is_noise, plain, visible
 from sparkring.history.record import Attempt, Checkpoint, RunRecord
@@ -116,15 +116,13 @@ class TerminalView:
         if began < self._progress_due:
             return self._progress_shown
         now = time.time()
-        found = metrics.progress(record, now)
+        found = progress.slowest(record, now)
         words = [describe.progress_words(found) if found else describe.outcome(record)]
         if record.items is not None:
             words = [describe.items_progress(record, now), describe.items_left(record, now)]
         words += [reading.progress_words(record, now), checkpoints.progress_words(record)]
         words += describe.metric_words(record, 4)
-        # Several ranks may share a GPU, which counts only once.
-        used = {(rank.host, gpu.address): gpu for rank in record.ranks for gpu in rank.gpus}
-        words += [describe.gpu_words([*used.values()]), describe.duration(int(describe.elapsed_s(record, now)))]
+        words += [describe.gpu_words(record.gpus), describe.duration(int(describe.elapsed_s(record, now)))]
         self._progress_due = began + max(PROGRESS_EVERY_S, 10 * (self._clock() - began))
         return plain(describe.dotted(*words))[: shutil.get_terminal_size().columns - 1]
 

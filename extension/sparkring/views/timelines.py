@@ -17,7 +17,7 @@ ELSEWHERE_COLOUR = "#8b939c"
 
 
 class Share(NamedTuple):
-    """What some of the time was spent on: in seconds, as a fraction `part` of the whole, and the colour of the bar."""
+    """One thing that time was spent on: its name, its seconds, its fraction of the whole, and its bar's colour."""
 
     what: str
     seconds: float
@@ -41,7 +41,7 @@ def shares(saved: TimelineSaved) -> list[Share]:
 
 
 def path(record: RunRecord, saved: TimelineSaved) -> str:
-    """The path of a timeline."""
+    """Return the path of a timeline."""
     return f"{record.log_folder}/{saved.name}" if record.log_folder else saved.name
 
 
@@ -59,7 +59,7 @@ def share_words(saved: TimelineSaved) -> str:
 
 
 def late_words(record: RunRecord, saved: TimelineSaved) -> str:
-    """Name ranks that the others waited long for: `the other ranks waited 12 s in total for rank 1 (…)`."""
+    """Name the ranks that the others waited for longest: `the other ranks waited 12 s in total for rank 1 (…)`."""
     worth = [each for each in saved.late if each.waited_s >= WORTH_NAMING * saved.wall_s][:_NAMED]
     if not worth:
         return "no rank made the others wait" if saved.late else ""

@@ -43,8 +43,8 @@ ACCEPT_AGAIN_S = 0.1
 # cut. Without this limit, the system would wait much longer.
 UNACKNOWLEDGED_LIMIT_MS = 30_000
 PREFIX = struct.Struct("!IQ")
-# The largest size of a header. If a peer sends text instead of frames, its first bytes are taken for a size, which is
-# much larger. Without this limit, receive() would wait for that many bytes.
+# The largest size of a header. If a peer sends text instead of frames, the first bytes of the text are read as a size,
+# which is much larger than this limit. Without the limit, receive() would wait for that many bytes.
 HEADER_BYTES = 1 << 28
 CHUNK_BYTES = 1 << 20
 RELAY_BYTES = 256 * 1024  # pass_on() copies this much at a time, which fits into the processor's cache
@@ -57,11 +57,11 @@ class ChannelClosed(ConnectionError):
 
 
 class ProtocolError(ChannelClosed):
-    """The peer sent something that is not a message, or that is not for this side. Reading from the peer stops."""
+    """The peer sent an invalid message, or one that this process does not accept. Reading from the peer stops."""
 
 
 class Head(NamedTuple):
-    """A frame's header. The body, in parts of these `sizes`, has yet to be read; `raw` is everything before it."""
+    """A frame's header. `raw` has the bytes before the body. The body, in parts of these `sizes`, is not read yet."""
 
     kind: type[Message]
     fields: dict[str, Any]
@@ -83,7 +83,7 @@ class Connection:
         self._peer = sock.getpeername()[0] if sock.family in (socket.AF_INET, socket.AF_INET6) else ""
         self._send_lock = threading.Lock()
         self._broken = False
-        self._came = bytearray()  # bytes that have been read from the socket, but not been returned yet
+        self._came = bytearray()  # bytes that have been read from the socket, but not returned yet
         self._room = memoryview(bytearray(READ_BYTES))
         self._held = bytearray()  # frames that pass_on() has held back
         self.heard_at = time.monotonic()
@@ -127,7 +127,7 @@ class Connection:
         return self.receive_body(self.receive_head())
 
     def receive_head(self) -> Head:
-        """Wait for a frame's header; receive_body() or pass_on() must be called next."""
+        """Wait for a frame's header. receive_body(), receive_frame() or pass_on() must be called next."""
         prefix = self._exactly(PREFIX.size)
         header_bytes, body_bytes = PREFIX.unpack(prefix)
         if header_bytes > HEADER_BYTES:
@@ -139,7 +139,7 @@ class Connection:
             if any(type(size) is not int or size < 0 for size in sizes) or sum(sizes) != body_bytes:
                 raise ProtocolError("a frame's parts do not add up to its body")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ProtocolError(f"a frame's header is not that of a message: {raw[:60]!r}") from error
+            raise ProtocolError(f"a frame's header is not valid: {raw[:60]!r}") from error
         return Head(kind, fields, sizes, bytes(prefix) + raw)
 
     def receive_body(self, head: Head) -> Message:
@@ -200,7 +200,7 @@ class Connection:
         self._sock.close()
 
     def release(self) -> None:
-        """Close the socket in this process only: after a fork, the other process continues to use it."""
+        """Close the socket in this process only. After a fork, the other process continues to use the connection."""
         self._sock.close()
 
     def local_host(self) -> str:
@@ -236,7 +236,7 @@ class Connection:
         except OSError as error:
             raise ChannelClosed(str(error)) from error
         if not got:
-            self._came.clear()  # the rest of this frame will not come
+            self._came.clear()  # the remaining bytes of this frame will not arrive
             raise ChannelClosed("the peer closed the connection")
         self.heard_at = time.monotonic()
         return got
@@ -258,7 +258,7 @@ def pair() -> tuple[Connection, Connection]:
 
 
 def dial(host: str, port: int, secret: bytes) -> Connection:
-    """Connect to the driver; each side proves to the other that it knows the gang's secret."""
+    """Return a connection to the driver. Each side proves to the other that it knows the gang's secret."""
     # The name is passed as bytes: for a str, Python would import the idna codec and Unicode's tables, which takes 2 ms.
     name: Any = host.encode() if host.isascii() else host
     sock = socket.create_connection((name, port), timeout=HANDSHAKE_TIMEOUT_S)
@@ -279,7 +279,7 @@ def dial(host: str, port: int, secret: bytes) -> Connection:
 class Listener:
     """Accepts connections for the driver. A peer must prove that it knows the secret.
 
-    `welcome(connection)` is called for each connection that is accepted, in a separate thread. When it returns, the
+    `welcome(connection)` is called in a separate thread for each connection that is accepted. When it returns, the
     connection is closed. At most `most` connections are served at once; further ones wait.
     """
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 # The code with which a member's Python starts. The ticket is read from stdin, so that the secret in it is never in argv
-# or in an environment, where other processes could read it. stdin then stays open, and the member ends when stdin is
+# or in an environment, where other processes could read it. stdin then stays open, and the member exits when stdin is
 # closed. Before `json` is imported, '' (the working folder) is removed from sys.path, because otherwise a json.py in
 # that folder would be imported instead.
 BOOT = (
@@ -34,10 +34,10 @@ SPARK_SCHEMA = b"sparkring.spark"
 
 
 class SpareOrder(NamedTuple):
-    """What a spare process is to import, and when it is to end.
+    """What a spare process should import, and when it should exit.
 
-    It imports at a low priority, unless `is_awaited`, which means that a launch is waiting for it. It ends after
-    `idle_s` seconds without members, or if less than `least_bytes` of memory is available.
+    It imports at a low priority, unless `is_awaited` says that a launch is waiting for it. It exits after `idle_s`
+    seconds without members, or if less than `least_bytes` of memory is available.
     """
 
     modules: Sequence[str]
@@ -52,9 +52,9 @@ class SpareOrder(NamedTuple):
 class Ticket(NamedTuple):
     """What a member reads from stdin when it starts.
 
-    `first` and `last` are paths that the member adds to its sys.path: at its beginning and at its end.
-    `cleanup` is a folder to remove when the member ends, or ''. `prefix` is sys.prefix of the notebook's Python. `gpus`
-    are the addresses of the GPUs that only this rank uses. In a Spark task, `context` is the content of the task's
+    `first` and `last` are paths that the member adds at the beginning and at the end of its sys.path. `cleanup` is a
+    folder to remove when the member exits, or ''. `prefix` is sys.prefix of the notebook's Python. `gpus` are the
+    addresses of the GPUs that only this rank uses. In a Spark task, `context` is the content of the task's
     BarrierTaskContext, packed by worker/spark_task.py. `rows` is the open file descriptor from which the rank reads the
     rows of its partition, or -1.
     """

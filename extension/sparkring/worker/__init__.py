@@ -1,1 +1,1 @@
-"""The code that runs where the ranks are. It needs only the standard library and cloudpickle."""
+"""The code that runs on the machines of the ranks. It needs only the standard library and cloudpickle."""

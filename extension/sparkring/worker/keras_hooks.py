@@ -34,7 +34,7 @@ _wanted = False  # whether the current cell wants reports; the next cell on a wa
 
 
 def report_fits(wanted: bool) -> None:
-    """Report the metrics of every `fit` from now on, or stop doing so."""
+    """Report the metrics of every `fit` from now on if `wanted`, otherwise stop reporting them."""
     global _wanted
     _wanted = wanted
     if wanted:
@@ -120,8 +120,8 @@ def _callback(module: types.ModuleType) -> Any:
 def _tell_model_checkpoints(kind: Any) -> None:
     """Report what ModelCheckpoint writes.
 
-    Keras 3 decides in a method of its own whether to write. In Keras 2, the method that writes also decides, so the
-    decision must be inferred: with save_best_only, it has written only if the callback's `best` has changed.
+    Keras 3 has a separate method that decides whether to write. In Keras 2, the method that writes also decides, so the
+    decision must be inferred: with save_best_only, the method has written only if the callback's `best` has changed.
     """
 
     def note(callback: Any, writes: bool, took_s: float, epoch: int, batch: Any, logs: Any, path: Any) -> None:
@@ -150,7 +150,7 @@ def _tell_model_checkpoints(kind: Any) -> None:
 
 
 def _tell_backups(kind: Any) -> None:
-    """Report what BackupAndRestore writes and removes. It keeps only the last checkpoint, and none after fit()."""
+    """Report what BackupAndRestore writes and removes. It keeps one checkpoint, and by default none after fit()."""
 
     def tell(callback: Any, _: None, took_s: float, epoch: int = 0, batch: Any = None) -> None:
         tell_file(callback, took_s, callback._training_state.write_checkpoint_manager.latest_checkpoint, int(epoch) + 1)
@@ -182,7 +182,7 @@ def _tell_backups(kind: Any) -> None:
 
 
 def _tell_after(kind: Any, name: str, tell: Callable[..., None]) -> None:
-    """After each call of the method `name`, call `tell(callback, result, seconds, …)`, and ignore its errors."""
+    """After each call of the method `name`, call `tell(callback, result, seconds, …)`, and ignore errors of `tell`."""
     method = kind.__dict__.get(name)
     if method is None or hasattr(method, "_sparkring"):
         return
@@ -201,7 +201,7 @@ def _tell_after(kind: Any, name: str, tell: Callable[..., None]) -> None:
 
 
 def _writes(model: Any) -> bool:
-    """Whether the files that this rank writes are kept.
+    """Return whether the files that this rank writes are kept.
 
     With several workers, all workers except the chief write into a folder that Keras then removes.
     """

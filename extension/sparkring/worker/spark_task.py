@@ -1,4 +1,4 @@
-"""Starts a member in a Spark task, sends the rows of the task's partition to the rank, and waits for the member's end.
+"""Starts a member in a Spark task, sends the rows of the partition to the rank, and waits for the member to exit.
 
 Executors need not have sparkring: the driver compiles this file's text and pickles its functions by value. So this file
 uses only the standard library and pyspark (and, for rows, pyarrow), and the task writes an archive of sparkring to a
@@ -33,9 +33,9 @@ def task_for(
     """Return the function that each Spark task calls.
 
     `size` is the number of tasks of the barrier stage; 0 if the task belongs to an ordinary stage. Without `schema`,
-    the function is for mapPartitions, and yields the member's exit code. With `schema` (a serialized Arrow schema), it
-    is for mapInArrow: it sends the partition's batches and then `rows_end` to the rank, and yields nothing. The rank
-    gets the GPUs that Spark has given to the task; if `gpus` is a number, only the first `gpus` of them.
+    the function is for mapPartitions, and yields the member's exit code. With `schema` (a serialized Arrow schema), the
+    function is for mapInArrow: it sends the partition's batches and then `rows_end` to the rank, and yields nothing.
+    The rank gets the GPUs that Spark has assigned to the task or, if `gpus` is a number, only the first `gpus` of them.
     """
 
     def run_member(rows: Iterable[Any]) -> Iterator[int]:
@@ -69,7 +69,7 @@ def task_for(
         try:
             for descriptor in passed:
                 os.close(descriptor)
-            with contextlib.suppress(BrokenPipeError):  # the member has ended at once; its exit code is reported below
+            with contextlib.suppress(BrokenPipeError):  # the member has exited at once; its exit code is reported below
                 member.stdin.write(json.dumps(found).encode() + b"\n")
                 member.stdin.flush()
             # The member's stdin stays open while the member runs. If Spark kills this process, stdin is closed, which
@@ -80,7 +80,7 @@ def task_for(
             code = member.wait()
             if code != 0:  # the error makes Spark end the stage; otherwise, the other ranks would wait forever
                 raise RuntimeError(
-                    f"sparkring: the process of task {context.partitionId()} on {socket.gethostname()} ended with "
+                    f"sparkring: the process of task {context.partitionId()} on {socket.gethostname()} exited with "
                     f"code {code}; what it printed is in the executor's stderr. Does `{sys.executable}` start there?"
                 )
             if pipe is None:
@@ -91,7 +91,7 @@ def task_for(
             member.wait()
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):
-                    pipe.close()  # not earlier: the rank would take this for the end of the rows
+                    pipe.close()  # not before the member exits: the rank would take it for the end of the rows
             shutil.rmtree(folder, ignore_errors=True)  # the member does this, unless it was killed
 
     return run_member
@@ -103,8 +103,8 @@ def _of_task(context: Any, archive: str, gpus: int | None) -> dict[str, Any]:
 
     root = SparkFiles.getRootDirectory()  # files from addPyFile() are below it, on the sys.path of Spark's workers only
     held = context.resources().get("gpu")
-    # The rank's context needs the port or path of the executor's socket and the secret. They are attributes of the
-    # class, whose names differ between versions of pyspark, so take all attributes that are strings or numbers.
+    # The rank's context needs the port or path of the executor's socket, and the secret. These are attributes of the
+    # class. Their names differ between versions of pyspark, so take all attributes that are strings or numbers.
     shared = {
         name: value
         for name, value in vars(type(context)).items()
@@ -119,7 +119,7 @@ def _of_task(context: Any, archive: str, gpus: int | None) -> dict[str, Any]:
 
 
 def _feed(pipe: Any, rows: Iterable[Any], schema: bytes | None, rows_end: bytes) -> None:
-    """Write the rows to `pipe`, from which the rank reads them; wait while the rank is not reading."""
+    """Write the rows to `pipe`, from which the rank reads them. Block while the rank is not reading."""
     import pyarrow
 
     described = pyarrow.ipc.read_schema(pyarrow.py_buffer(schema))
@@ -139,10 +139,10 @@ def _feed(pipe: Any, rows: Iterable[Any], schema: bytes | None, rows_end: bytes)
 
 
 def _broke_off() -> bool:
-    """Whether Spark failed while it computed the rows, and closed the stream from which its Python worker reads them.
+    """Return whether Spark failed while it computed the rows, and closed the stream that the Python worker reads.
 
-    After the true end of the rows, the stream still has something to read. The stream is `infile` in a frame of the
-    Python worker.
+    After the true end of the rows, the stream still has something to read. The stream is the variable `infile` in a
+    frame of the Python worker.
     """
     frame: Any = sys._getframe()
     while frame is not None and not hasattr(frame.f_locals.get("infile"), "peek"):

@@ -1,4 +1,4 @@
-// The rows that the page makes of messages about items.
+// Tests the rows that the page makes from messages about items.
 
 import assert from "node:assert/strict";
 import test from "node:test";
@@ -28,7 +28,7 @@ test("items are sorted by any column, and those without a value come last", () =
   assert.deepEqual(numbers(items), [0, 2, 1, 3]);
   items.sort("took");
   assert.deepEqual(numbers(items), [1, 2, 0, 3]);
-  assert.deepEqual(numbers(items, 4.5), [1, 3, 2, 0], "it has run for 1.5 s");
+  assert.deepEqual(numbers(items, 4.5), [1, 3, 2, 0], "item 3 has run for 1.5 s");
   items.sort("said");
   assert.deepEqual(numbers(items), [1, 0, 2, 3]);
 });
@@ -51,7 +51,7 @@ test("a column is shown if it has something to show", () => {
   items.add({ rows: [row(1, "failed", 3, {}, "ValueError: no data", "there")] });
   assert.deepEqual(titles(items), ["#", "item", "state", "place", "took", "error", "mape", "error or last line"]);
   items.sort("metrics.error");
-  assert.deepEqual(numbers(items), [0, 1], "the metric of this name");
+  assert.deepEqual(numbers(items), [0, 1], "sorted by the metric called error");
 });
 
 test("an item's row has the last line that it printed, or its error", () => {

@@ -1,4 +1,4 @@
-// Which of the lines that ranks print the page keeps, and which of them it shows.
+// Tests which of the ranks' lines the page keeps, and which of these lines it shows.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -18,7 +18,7 @@ function shown(lines, change = {}) {
   return filter.found.map((line) => lines.at(line).text);
 }
 
-test("each line is kept once, and what was missed shows as a gap", () => {
+test("each line is kept once, and missed lines are shown as a gap", () => {
   const lines = new Lines();
   told(lines, 0, ["a", "b"]);
   told(lines, 1, ["b", "c"]); // sent again after the page was reloaded
@@ -43,7 +43,7 @@ test("an incomplete line is pending until it is complete", () => {
   assert.deepEqual([lines.pending, shown(lines)], [[], [" 100%"]]);
 });
 
-test("in a flood of lines, the oldest are dropped, and lines that were folded into them are shown themselves", () => {
+test("in a flood of lines, the oldest are dropped, and lines that were folded into dropped lines are shown", () => {
   const lines = new Lines(), count = 10_000;
   told(lines, 0, ["x", ...Array.from({ length: count }, (_, at) => `line ${at}`)]);
   const before = lines.characters;
@@ -52,4 +52,21 @@ test("in a flood of lines, the oldest are dropped, and lines that were folded in
   const found = shown(lines);
   assert.equal(found.at(-1), `line ${count - 1}`);
   assert.equal(found.length, count + 1 - 4096);
+});
+
+test("errors begin with a traceback, or with a line of stderr that looks like one", () => {
+  const lines = new Lines(), traceback = ["Traceback (most recent call last):", '  File "x"', "ValueError: bad"];
+  told(lines, 0, ["no Error here", ...traceback, "ERROR in the queue", "fine", "RuntimeError: worse"], { stream: "oeeeeee" });
+  lines.settle();
+  const filter = new Filter(lines);
+  filter.work();
+  assert.deepEqual(filter.errors.map((line) => lines.at(line).text), [traceback[0], "ERROR in the queue", "RuntimeError: worse"]);
+  assert.deepEqual(filter.found.map((line) => lines.continues(line)), [false, false, true, true, false, false, false]);
+  assert.equal(filter.find(2), 2);
+});
+
+test("a traceback without an end does not wait for long while others print", () => {
+  const lines = new Lines();
+  told(lines, 0, ["Traceback (most recent call last):", "soon", "late"], { rank: [0, 1, 1], time: [1, 1.2, 3] });
+  assert.deepEqual(shown(lines), ["soon", "Traceback (most recent call last):", "late"]);
 });

@@ -1,4 +1,4 @@
-// What the Search tab computes from the rows of the items.
+// Tests what the Search tab computes from the rows of the items.
 
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
@@ -34,7 +34,7 @@ test("ranges and places are the same as in views/sections/search.py", () => {
   assert.equal(place({ choices: ["relu"] }, "tanh"), null);
 });
 
-test("the curves of a large search have bounds, too", () => {
+test("even the curves of a large search have bounds", () => {
   assert.deepEqual(bounds(Array.from({ length: 640_000 }, (_, at) => at)), [0, 639_999]);
 });
 

@@ -1,10 +1,10 @@
-// What the page and Python do by the same rules. tests/views/test_lines.py and test_summary.py test the Python side.
+// Tests what the page and Python do by the same rules. test_lines.py and test_summary.py in tests/views test Python.
 
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
 import { Filter, Lines } from "../../../extension/sparkring/views/panel/src/lines.js";
-import { duration, number, rankNumbers } from "../../../extension/sparkring/views/panel/src/words.js";
+import { duration, number, rankNumbers, size } from "../../../extension/sparkring/views/panel/src/words.js";
 
 const read = (name) => JSON.parse(readFileSync(new URL(`../${name}`, import.meta.url), "utf8"));
 
@@ -30,6 +30,10 @@ test("durations", () => {
 
 test("values", () => {
   for (const [value, words] of read("words.json").number) assert.equal(number(value), words);
+});
+
+test("sizes", () => {
+  for (const [value, words] of read("words.json").size) assert.equal(size(value), words);
 });
 
 test("ranks", () => {

@@ -1,4 +1,4 @@
-"""Packs arrays of NumPy and torch so that arrays that share memory in the notebook also share it on the rank.
+"""Packs NumPy arrays and torch tensors so that those that share memory in the notebook also share it on the rank.
 
 Pickle would write each array separately. If the memory of several arrays overlaps, this memory is written once, as a
 block of bytes, and each of the arrays is written as a view of the block.
@@ -28,8 +28,8 @@ class Block:
     def __init__(self, start: int, end: int, owner: object) -> None:
         start = _aligned(start)
         self.start, self.end = start, end
-        # A NumPy array, because the garbage collector tracks memoryviews and ctypes arrays, and could clear them while
-        # they are being read.
+        # The content is a NumPy array, because the garbage collector tracks memoryviews and ctypes arrays, and could
+        # clear them while they are being read.
         self._content = _numpy().asarray(_Memory(Layout(start, 1, (end - start,), (1,)), "|u1", owner))
 
     def __contains__(self, layout: Layout) -> bool:

@@ -37,7 +37,7 @@ def reducer_for(cls: type) -> Reducer | None:
     if "dataset_ops.DatasetV2" in kinds:
         return _dataset
     keras = _keras(cls)
-    if keras is None or not hasattr(keras, "Model"):  # not of Keras, or Keras is still being imported
+    if keras is None or not hasattr(keras, "Model"):  # not a type of Keras, or Keras is still being imported
         return None
     if not keras.__version__.startswith("2."):
         return _reducer_of_keras_3(cls, keras)
@@ -51,7 +51,7 @@ def reducer_for(cls: type) -> Reducer | None:
 
 
 def _reducer_of_keras_3(cls: type, keras: Any) -> Reducer | None:
-    """Return the reducer for a type of Keras 3, if it needs one.
+    """Return the reducer for a Keras 3 type, if it needs one.
 
     Keras 3's own `__reduce__` fails for classes of the notebook, and loses the state of an optimizer.
     """
@@ -228,7 +228,7 @@ def _config(model: Any, keras: Any) -> dict[str, Any]:
         kept = {each.name: config[each.name] for each in parameters if each.name in config}
     named = [each.name for each in parameters if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]
     if unknown := set(named) - {"name", "trainable", "dtype"}:
-        raise ValueError(f"Keras does not know what its `__init__()` was given for `{min(unknown)}`")
+        raise ValueError(f"Keras does not know the value of the argument `{min(unknown)}` of its `__init__()`")
     return kept
 
 
@@ -291,7 +291,7 @@ def _is_frameworks(value: Any) -> bool:
 
 
 def _is_theirs(value: Any) -> bool:
-    """Return whether a class or function belongs to a framework or to the standard library, except its builtins."""
+    """Return whether a class or function belongs to a framework or to the standard library, and is not a builtin."""
     root = value.__module__.partition(".")[0]
     return _is_frameworks(value) or (root in sys.stdlib_module_names and root != "builtins")
 
@@ -411,7 +411,7 @@ def _learn(layer: Any, variables: dict[str, Any], files: dict[str, bytes]) -> No
     if variables:
         layer.load_own_variables(variables)
         if hasattr(layer, "bin_boundaries"):
-            # Unlike other layers, Discretization does not do this in load_own_variables().
+            # Unlike other layers, Discretization does not call finalize_state() in load_own_variables().
             layer.finalize_state()
     if files:
         with tempfile.TemporaryDirectory() as folder:

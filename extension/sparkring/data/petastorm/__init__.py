@@ -1,4 +1,4 @@
-"""Petastorm's functions under their own names. On a rank, they read this rank's shard by default.
+"""Wraps Petastorm's functions, under the same names. On a rank, they read this rank's shard by default.
 
     from sparkring.data.petastorm import make_reader, make_batch_reader, make_spark_converter, SparkDatasetConverter
 

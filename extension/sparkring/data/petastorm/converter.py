@@ -53,7 +53,7 @@ def make_spark_converter(
     settings.set(_PARENT_CACHE_DIR_URL, url)
     _remove_abandoned(url)
     made = real(df, *arguments, **options)
-    with contextlib.suppress(Exception):  # each of fsspec's packages has its own errors
+    with contextlib.suppress(Exception):  # each of fsspec's packages raises its own errors
         write_json(locate(made.cache_dir_url) / _OWNER, _LAYOUT, this_process())
     return SparkDatasetConverter(made.cache_dir_url, tuple(made.file_urls), made.dataset_size)
 
@@ -108,7 +108,7 @@ class SparkDatasetConverter:
     ) -> contextlib.AbstractContextManager[Any]:
         """Return a context manager that yields a loader, whose batches are dicts of torch tensors.
 
-        The arguments in common with make_tf_dataset() have the same meaning.
+        The arguments that make_tf_dataset() also takes have the same meaning here.
         """
         plan = self._planned(reader_options, batch_size, num_epochs, workers_count)
         manager = self._petastorms().make_torch_dataloader(

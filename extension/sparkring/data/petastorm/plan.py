@@ -154,7 +154,7 @@ def _check_shards(plan: Plan) -> None:
     if most != least:
         last = "the last step" if most - least == 1 else f"the last {most - least} steps"
         warnings.warn(
-            f"{source.name}: rank {steps.index(most)} gets {most} steps of {plan.batch_size} rows, rank "
+            f"{source.name}: rank {steps.index(most)} gets {most} steps of {plan.batch_size} rows, but rank "
             f"{steps.index(least)} gets {least}: an allreduce in {last} hangs or fails. Petastorm assigns whole row "
             "groups; sparkring.shards divides rows evenly.",
             stacklevel=_level_of_user(),

@@ -59,7 +59,7 @@ def _let_functions_go() -> None:
 
 
 def _not_of_petastorm(record: Any) -> bool:
-    """Return false for a warning of TensorFlow about a deprecated call in Petastorm's code."""
+    """Return false for a warning from TensorFlow about a deprecated call in Petastorm's code."""
     return "petastorm" not in str(record.args[0] if record.args else "")
 
 

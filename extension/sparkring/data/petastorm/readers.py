@@ -1,4 +1,4 @@
-"""Petastorm's own readers. By default, they read this rank's shard."""
+"""Makes Petastorm's readers, which here read this rank's shard by default."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def make_batch_reader(
 ) -> Reader:
     """Return a reader made by Petastorm's make_batch_reader. It yields each row group as a namedtuple of arrays.
 
-    It reads any Parquet files, with or without a Unischema. `batch_size` is as in make_reader. The errors are those of
-    make_reader, except that data without a Unischema is not an error.
+    The reader reads any Parquet files, with or without a Unischema. `batch_size` has the same meaning as in
+    make_reader. The errors are those of make_reader, except that data without a Unischema is not an error.
     """
     return _make("make_batch_reader", (dataset_url_or_urls, *arguments), options, batch_size)
 

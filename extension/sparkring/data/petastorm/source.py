@@ -110,7 +110,7 @@ def _footers(fs: Any, paths: list[str]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def in_words(name: str, also: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    """A context manager that turns Petastorm's errors about the data, and those of types `also`, into a DataError."""
+    """Turn Petastorm's errors about the data, and errors of the types `also`, into a DataError."""
     from petastorm.errors import NoDataAvailableError
     from petastorm.etl.dataset_metadata import PetastormMetadataError
 

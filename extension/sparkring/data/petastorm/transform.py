@@ -73,7 +73,7 @@ def view(schema: Any, schema_fields: Any) -> Any:
 
 
 def is_ngram(schema_fields: Any) -> bool:
-    """Whether `schema_fields` is an NGram of Petastorm, rather than a list of fields or patterns."""
+    """Return whether `schema_fields` is a Petastorm NGram, rather than a list of fields or patterns."""
     return hasattr(schema_fields, "resolve_regex_field_names")
 
 
@@ -215,9 +215,9 @@ def _same_shape(found: tuple[int, ...], declared: tuple[int | None, ...]) -> boo
 
 
 def _same_dtype(found: Any, declared: Any) -> bool:
-    """Whether the dtype or Python type `found` fits the `declared` dtype.
+    """Return whether the dtype or Python type `found` fits the `declared` dtype.
 
-    A Python number fits a dtype of any width. For text and times, arrays of dtype object fit as well.
+    A Python number fits a dtype of any width. For text and times, arrays of dtype object also fit.
     """
     import numpy as np
 

@@ -21,7 +21,7 @@ from sparkring.wire.messages import Piece
 if TYPE_CHECKING:
     from petastorm.reader import Reader
 
-# How long the reader continues after the death of a worker, because results of other workers may still arrive.
+# How long the reader continues after a worker has died, because results from other workers may still arrive.
 _DEAD_AND_SILENT_S = 0.3  # if no result is arriving
 _DEAD_S = 1.5  # if results are still arriving
 _ROWS_AT_ONCE = 32  # counting each row separately would add a fifth to Petastorm's time
@@ -81,8 +81,9 @@ class Results:
 class Tally:
     """Counts the rows that a reader returns in each epoch, and reports the counts.
 
-    Petastorm's epochs overlap: its workers begin the next one before the last row group has arrived. So this class ends
-    an epoch after as many rows as the shard has. If this number is unknown, all rows count as one epoch.
+    Petastorm's epochs overlap: its workers begin an epoch while row groups of the previous epoch are still to arrive.
+    So this class ends an epoch after as many rows as the shard has. If this number is unknown, all rows count as one
+    epoch.
     """
 
     def __init__(self, progress: Progress, plan: Plan) -> None:
@@ -107,7 +108,7 @@ class Tally:
 
     def add(self, item: Any, waited_s: float) -> None:
         """Count one result (a row or a batch). `waited_s` is how long the caller has waited for this result."""
-        # Only waits of the main thread count, since waits of TensorFlow's threads do not delay the computation.
+        # Only waits of the main thread are counted: waits of TensorFlow's threads do not delay the computation.
         self._waited_s += waited_s if threading.current_thread() is threading.main_thread() else 0.0
         if self._batched:
             size_bytes = sum(int(getattr(column, "nbytes", 0)) for column in item)

@@ -1,4 +1,4 @@
-"""TFRecord files of whole batches, with a schema. They are divided evenly among the ranks.
+"""Writes and reads TFRecord files of whole batches, with a schema. The files are divided evenly among the ranks.
 
     PATH/part-00007.tfrecord        or PATH/3f0a/part-00007.tfrecord, if files are spread over several folders, for
             an object store. A file has one tf.train.Example (a record) per batch, in which each column is one bytes

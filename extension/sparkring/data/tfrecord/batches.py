@@ -1,4 +1,4 @@
-"""Cuts the rows of any source into batches of one size, and makes arrays of them that TFRecord files can hold."""
+"""Cuts the rows of any source into batches of one size, as arrays that TFRecord files can hold."""
 
 from __future__ import annotations
 

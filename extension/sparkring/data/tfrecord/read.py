@@ -37,9 +37,10 @@ def tfrecords(
     rank: int | None = None,
     size: int | None = None,
 ) -> Records:
-    """Return this rank's share of a folder that write_tfrecord() has written. On the driver, this is the whole folder.
+    """Return this rank's share of a folder that write_tfrecord() has written.
 
-    Call tfrecords() in the notebook, and use its result in the cell, so that errors are raised before the launch.
+    On the driver, the share is the whole folder. Call tfrecords() in the notebook, and use its result in the cell, so
+    that errors are raised before the launch.
 
     columns: the names of the columns to read; default: all.
     shuffle: read the records in a new order every epoch. The order depends on `seed`; 0 is a seed like any other.
@@ -188,7 +189,7 @@ class Records:
         if scheme not in tensorflow().io.gfile.get_registered_schemes():
             raise DataError(
                 f"{self.folder.written}: this TensorFlow cannot read {scheme}:// (tensorflow-io can add it). "
-                "Copy the folder to a mount or the ranks' disks."
+                "Copy the folder to a mount or to the ranks' disks."
             )
         return location.url
 

@@ -1,4 +1,4 @@
-"""Tells the notebook how far a rank has read its TFRecord files."""
+"""Reports to the notebook how far a rank has read its TFRecord files."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Reading:
             _advise(records)
 
     def begin(self) -> Any:
-        """Begin the next epoch, and return the order in which it opens the parts of the share.
+        """Begin the next epoch, and return the order in which the parts of the share are opened.
 
         Every pass over the data counts as an epoch, even if it ends early. So ranks may be in different epochs. This
         does no harm, since the share of a rank is the same in every epoch.

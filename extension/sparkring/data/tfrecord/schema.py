@@ -1,4 +1,4 @@
-"""The schema of a folder of TFRecord files (its columns and files), and which records each rank reads."""
+"""Describes a folder of TFRecord files (its columns and files), and computes which records each rank reads."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ class Column(NamedTuple):
 
 
 class RecordFile(NamedTuple):
-    """One file. `name` is its path in the folder. Only the last record of the last file may be smaller than a batch."""
+    """One file. `name` is its path in the folder.
+
+    Of all records in all files, at most one is smaller than a batch. It is the last record of its file.
+    """
 
     name: str
     records: int
@@ -78,8 +81,8 @@ class Share(NamedTuple):
 def share_out(schema: Schema, rank: int, size: int, remainder: Remainder = "drop") -> Share:
     """Return what rank `rank` of `size` reads. Ranks take the same number of steps, and no two read the same record.
 
-    Each rank reads whole files if that gives the ranks record counts that differ by at most one. Otherwise, the records
-    of all files are cut into `size` runs of consecutive records, one for each rank.
+    Each rank reads whole files if the ranks' numbers of records then differ by at most one. Otherwise, the records of
+    all files are cut into `size` runs of consecutive records, one for each rank.
     With remainder="drop", only full records are read, and at most size - 1 of them are left out. With "pad", all
     records are read, and a rank that has one record fewer than others reads one of its own twice.
     Raises DataError if there are fewer records than ranks.

@@ -52,8 +52,8 @@ def write_tfrecord(
         of such dicts. The rows of a Spark DataFrame are first written to `cache` by Spark, as Parquet. This
         process then reads them and writes the TFRecord files, so that Spark's executors do not need TensorFlow.
         `name` is the source's name in messages.
-    batch_size: the number of rows in a record. Leave it out if the source comes from shards(…), which has its own.
-    files: the number of files; default: ranks × files_per_rank if `ranks` is given, else 16.
+    batch_size: the number of rows in a record. Leave it out for the result of shards(…), which has one already.
+    files: the number of files; default: ranks × files_per_rank if `ranks` is given, otherwise 16.
     prefixes: the number of folders, with names like hashes, to spread the files over; default: none. This helps
         with object stores, which limit the requests per second for each prefix.
 

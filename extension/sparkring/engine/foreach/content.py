@@ -1,4 +1,4 @@
-"""Computes a digest of an item's content. Equal items have the same digest in every kernel."""
+"""Computes a digest of an item's content. Identical items have the same digest in every kernel."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def digest(*values: Any) -> str:
     The digest of numbers, strings, dates, paths and arrays, and of lists, tuples, dicts, sets and dataclasses of these,
     depends only on their types and contents. The order of a dict makes no difference. A container that holds one object
     twice has the same digest as one that holds two equal objects. The digest of a part of a DataFrame is computed from
-    what identifies the part's rows; the rows are not read. The digest of any other object is that of its pickle.
+    what identifies the part's rows; the rows are not read. For any other object, the digest is computed from its
+    pickle.
     """
     return _digest(values).hex()
 

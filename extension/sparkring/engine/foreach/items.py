@@ -23,8 +23,8 @@ from sparkring.runtime.report import short_repr
 from sparkring.wire.messages import Script
 
 NAME_CHARACTERS = 100
-_SCRIPTS = "%run"  # the name under which an item's scripts are part of its key
-ITEM = "item"  # the name of a function's argument in tables
+_SCRIPTS = "%run"  # the name under which an item's scripts are included in its key
+ITEM = "item"  # if a function is run instead of a cell, tables give its argument this name
 
 
 class Targets:
@@ -71,12 +71,13 @@ class Problem(NamedTuple):
 class Items:
     """The items of a run, in order.
 
-    Each item is bound to `targets`; without targets, it is passed to a function. `total` is the number of items; if the
-    iterable has no length, it is None until all items have been taken. If the globals of a function in an item are
-    `namespace`, the function is sent without them and uses those of the rank. Names for which `stays` returns True are
-    not sent with it. `key_of` maps an item's values to the key under which the item's result is kept; set it if results
-    are kept. `scripts_of` maps an item's values to the scripts that only this item runs, and the notebook's names that
-    these scripts read. `steering` is the iterator if it follows the progress of its items; otherwise None.
+    Each item is bound to `targets`; without targets, it is passed to a function. `total` is the number of items, or
+    None if the iterable has no length and not all items have been taken yet. If the globals of a function in an item
+    are `namespace`, the function is sent without its globals, and uses those of the rank. Names for which `stays`
+    returns True are not sent with the function. `key_of` maps an item's values to the key under which the item's result
+    is kept; set this attribute if results are kept. `scripts_of` maps an item's values to the scripts that only this
+    item runs, and the notebook's names that these scripts read. `steering` is the iterator if it follows the progress
+    of its items; otherwise None.
 
     Raises OptionsError if `iterable` cannot be iterated over, or if it is a search that does not fit the targets.
     """
@@ -103,7 +104,7 @@ class Items:
         self._targets = targets
         self._namespace = namespace
         self._stays = stays
-        self.shown: dict[int, dict[str, Any]] = {}  # what the table shows of each item, by number
+        self.shown: dict[int, dict[str, Any]] = {}  # what the table shows for each item, by number
 
     @property
     def left(self) -> int | None:
@@ -165,7 +166,7 @@ class Items:
 
 
 def _check_targets(targets: Targets, names: tuple[str, ...]) -> None:
-    """Raise OptionsError if the parameters of a search cannot be unpacked into the targets, or not in this order."""
+    """Raise OptionsError if the targets do not fit the parameters of a search, or are in another order."""
     written = ", ".join(names)
     try:
         found = targets.bind(Parameters(names, names))
@@ -179,7 +180,7 @@ def _check_targets(targets: Targets, names: tuple[str, ...]) -> None:
 
 
 def _recorded(parameters: Mapping[str, Any]) -> dict[str, float | str]:
-    """Return a trial's parameters as the record keeps them: finite numbers as they are, other values as short texts."""
+    """Return a trial's parameters as the record keeps them: finite numbers unchanged, other values as short strings."""
     return {
         name: value if type(value) in (int, float) and math.isfinite(value) else as_text(value)
         for name, value in parameters.items()
@@ -195,14 +196,14 @@ def _length(iterable: Any) -> int | None:
 
 
 def seed_of(run_seed: int, number: int) -> int:
-    """Return the seed of an item. It depends only on the run's seed and on the item's number."""
+    """Return the seed for an item. It depends only on the run's seed and on the item's number."""
     return int.from_bytes(hashlib.sha256(f"{run_seed}:{number}".encode()).digest()[:4], "big")
 
 
 def _name(values: Mapping[str, Any]) -> str:
-    """Describe an item's values in a short text, such as `store='a', lr=0.1`.
+    """Describe an item's values in a short string, such as `store='a', lr=0.1`.
 
-    For a function's argument, the text is only the value. DataFrames and their rows are left out if the item also has
+    For a function's argument, the string is only the value. DataFrames and their rows are left out if the item also has
     other values.
     """
     values = {name: value for name, value in values.items() if not _is_rows(value)} or values
@@ -220,7 +221,7 @@ def _text(value: Any, most: int) -> str:
 
 
 def _described(parameters: Mapping[str, Any]) -> str:
-    """Describe a trial's parameters in a short text, such as `lr=0.001, width=64`. Floats are rounded as in views."""
+    """Describe a trial's parameters in a short string, such as `lr=0.001, width=64`. Floats are rounded as in views."""
     texts = {
         name: describe.number(each) if isinstance(each, float) else as_text(each) for name, each in parameters.items()
     }
@@ -235,7 +236,7 @@ def _is_rows(value: Any) -> bool:
 
 
 def _shown(value: Any) -> Any:
-    """Return what the table shows for a value: the value itself if it is small, otherwise a short text."""
+    """Return what the table shows for a value: the value itself if it is small, otherwise a short string."""
     is_small = isinstance(value, bool | int | float | complex | types.NoneType | PurePath)
     is_small = is_small or type(value).__module__ == "datetime"
     if is_small or (isinstance(value, str | bytes) and len(value) <= 1_000):

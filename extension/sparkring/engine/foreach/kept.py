@@ -30,8 +30,8 @@ class Kept:
 
     `meaning` identifies the code that the items run, each on `size` ranks. With `fresh`, results and checkpoints of
     earlier runs are not used. Results are written in a thread. `news` holds notices for the user, which the pool takes
-    out and records. When an earlier result is used for the first time, `told_if_used` is added to it. Raises PathError
-    or CheckpointError if the directory cannot be read.
+    out and records. When an earlier result is used for the first time, `told_if_used` is added to `news`. Raises
+    PathError or CheckpointError if the directory cannot be read.
     """
 
     def __init__(self, path: str, meaning: str, size: int, *, fresh: bool = False) -> None:

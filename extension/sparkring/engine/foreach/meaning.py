@@ -1,4 +1,4 @@
-"""Computes a digest of the code and settings on which items' results depend. The keys of kept results depend on it."""
+"""Computes a digest of the code and settings on which items' results depend. The keys of kept results contain it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _MEMBERS = 100  # a setting has at most this many members
 def meaning_of(
     sources: Iterable[str], used: Mapping[str, Any], namespace: Mapping[str, Any], hidden: Container[str]
 ) -> str:
-    """Return a digest of code and of what it uses from the notebook, whose names and values are in `namespace`.
+    """Return a digest of code and of everything that the code uses from the notebook.
 
-    `sources` is the code itself, whose comments do not count. `used` maps the names that the code uses to their values.
-    For functions and classes of the notebook, the digest covers their code and what they use in turn, except for names
-    in `hidden`. For settings, it covers the values. Other data is left out, since comparing it may be slow or
-    impossible.
+    `sources` is the code itself; its comments do not count. `namespace` contains the notebook's names and values, and
+    `used` the names that the code uses, with their values. For functions and classes of the notebook, the digest covers
+    their code and everything that they use, except for names in `hidden`. For settings, the digest covers the values.
+    Other data is left out, since comparing such data may be slow or impossible.
     """
     parts = {
         name: [*([value] if _is_setting(value) else ()), *_code(value, namespace)]
@@ -40,7 +40,7 @@ def meaning_of(
 def all_used(
     used: Mapping[str, Any], namespace: Mapping[str, Any], hidden: Container[str]
 ) -> Iterator[tuple[str, Any]]:
-    """Yield the names and values in `used`, and those of the notebook that their functions use (see meaning_of())."""
+    """Yield the names and values in `used`, and the notebook's names and values that functions among them use."""
     waiting, seen = dict(used), set(used)
     while waiting:
         name, value = waiting.popitem()
@@ -56,7 +56,7 @@ def all_used(
 
 
 def _code(value: Any, namespace: Mapping[str, Any]) -> Iterator[Any]:
-    """If `value` is or contains functions or classes of the notebook, yield their code and settings."""
+    """Yield the code and settings of the notebook's functions and classes that `value` is or contains."""
     for each in _held(value):
         if _is_own(each, namespace):
             yield meaning(textwrap.dedent(source_of(each)))
@@ -82,7 +82,7 @@ def _settings(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_setting(value: Any) -> bool:
-    """Whether a value is a number, text, date or path, or a list, tuple, dict, set or dataclass of a few of these."""
+    """Whether a value is a number, string, date or path, or a list, tuple, dict, set or dataclass of a few of these."""
     if isinstance(value, type):
         return False
     if dataclasses.is_dataclass(value):

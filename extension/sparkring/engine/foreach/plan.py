@@ -26,22 +26,22 @@ class Plan:
     """A plan, which says how many items fit at once, judging by the first item. %%foreach --plan returns it.
 
     `fits` is how many items fit at once, and `binds` says what limits this number: "memory", "cores", "task slots",
-    "GPUs" or "GPU memory". `at_once` is the number that was chosen with -n. `items` is the number of all items, or None
-    if it is unknown. `warning` is '' if the chosen number fits. `hosts` is 1 for processes on this machine; for Spark
-    tasks, it is the number of hosts with executors, and memory and cores are per host.
+    "GPUs" or "GPU memory". `at_once` is the number that was chosen with -n. `items` is the total number of items, or
+    None if it is unknown. `warning` is '' if the chosen number fits. `hosts` is 1 for processes on this machine; for
+    Spark tasks, it is the number of hosts with executors, and memory and cores are per host.
 
     The following attributes describe one item. `seconds` is how long it takes, without the start of its processes. The
-    start takes `start_s`, of which each process spends `import_s` on its own imports. `cpu_share` is the number of
-    cores that the item keeps busy. `read_bytes` is how much it reads with system calls, without imports. `memory_bytes`
-    is the peak memory of all its processes, without `shared_bytes`, the memory that all items on a host share:
-    libraries and other files that they map, and packages that one process has imported for all of them. `gpu_bytes` is
-    the GPU memory that the item uses.
+    start takes `start_s`; during this time, each process spends `import_s` on its own imports. `cpu_share` is the
+    number of cores that the item keeps busy. `read_bytes` is how much it reads with system calls, not counting imports.
+    `memory_bytes` is the peak memory of all its processes, not counting `shared_bytes`. `shared_bytes` is the memory
+    that all items on a host share: libraries and other files that they map, and packages that one process has imported
+    for all of them. `gpu_bytes` is the GPU memory that the item uses.
 
     `free_bytes`, `cores` and `gpus` say what is available.
 
     `memory_at(k)` is the memory that each host needs if k items run at once, and `seconds_at(k)` is the time for all
-    items. `rule_bytes` is a rule of thumb for a network's memory: `parameters` × bytes per parameter × 2 × `batch_size`
-    × steps held, for one step held. It is None if the item made no Keras or PyTorch model. `result` is the
+    items. `rule_bytes` is a network's memory by a rule of thumb, `parameters` × bytes per parameter × 2 × `batch_size`
+    × steps held, with one step held. `rule_bytes` is None if the item made no Keras or PyTorch model. `result` is the
     ForeachResult for the first item.
     """
 
@@ -91,7 +91,7 @@ class Plan:
         needed = self.memory_at(self.at_once)
         if self.free_bytes and needed > self.free_bytes:
             host = " on each host" if self.hosts > 1 else ""
-            memory = f"{describe.size(needed)} of memory{host}, but only {describe.size(self.free_bytes)} are free"
+            memory = f"{describe.size(needed)} of memory{host}, but only {describe.size(self.free_bytes)} is free"
             return f"{self.at_once} at once need about {memory}: use {self._option}."
         if self.at_once > self.fits and self.binds in ("GPUs", "GPU memory"):
             return f"{self.at_once} at once do not fit on {describe.counted(self.gpus, 'GPU')}: use {self._option}."
@@ -132,13 +132,13 @@ class Plan:
             row("of which shared", [describe.size(self.shared_bytes)]),
             row("cores kept busy", busy, str(cores)),
             row("reads", [describe.size(self.read_bytes)]),
-            row("time of 1 item", [describe.duration(self.seconds)]),
+            row("time for 1 item", [describe.duration(self.seconds)]),
         ]
         if self.gpu_bytes:
             rows.insert(2, row("GPU memory", [describe.size(self.gpu_bytes)]))
         count = self.items or 100
         times = [describe.duration(self.seconds_at(k, count) or 0.0) for k in columns]
-        rows.append(row(f"time of {'all ' if self.items else ''}{count:,} items", times))
+        rows.append(row(f"time for {'all ' if self.items else ''}{count:,} items", times))
         if self.rule_bytes is not None:
             rows.append(row("memory by the rule of thumb", [describe.size(self.rule_bytes)]))
         return headers, rows
@@ -146,7 +146,7 @@ class Plan:
     def _notes(self) -> list[str]:
         start = f"the start and the imports, which take {describe.duration(self.start_s)} before the first item"
         count = f"{self.items or 100:,} items"
-        notes = [f"The time of {count} includes {start}. The times assume that all items are like the first one."]
+        notes = [f"The time for {count} includes {start}. The times assume that all items are like the first one."]
         needed = self._running(self.at_once) * self.cpu_share
         if self.binds == "cores" and needed > self.cores * self.hosts:
             cores = f"together they need {needed:.2g} cores"
@@ -154,11 +154,13 @@ class Plan:
         more_s, chosen_s = self.seconds_at(self.fits), self.seconds_at(self.at_once)
         if self.fits > self.at_once and more_s is not None and chosen_s is not None and more_s > chosen_s:
             imports = f"its own imports, which take {describe.duration(self.import_s)}"
-            notes.append(f"{self._running(self.fits)} at once would not end sooner: each process has {imports}.")
+            notes.append(
+                f"With {self._running(self.fits)} at once, the run would not be faster: each process has {imports}."
+            )
         if self.rule_bytes is not None:
             each = self.rule_bytes // (2 * self.batch_size * self.parameters)
             factors = f"{self.parameters:,} parameters × {each} bytes × 2 × batch size {self.batch_size} × 1 step held"
-            notes.append(f"The rule of thumb is {factors}; what was measured is what counts.")
+            notes.append(f"The rule of thumb is {factors}. The measured memory is more reliable.")
         return notes
 
     def __str__(self) -> str:
@@ -184,8 +186,8 @@ def plan(
 ) -> Plan:
     """Return the plan that follows from the measurements of all ranks of the first item.
 
-    `items` is the number of all items, `np` the number that was given with -n, and `wall_s` the time until the end of
-    the first item, including the start of its processes.
+    `items` is the total number of items, `np` the number that was given with -n, and `wall_s` the time until the first
+    item has finished, including the start of its processes.
     """
     seconds = max(rank.seconds for rank in ranks)
     own_bytes, shared_bytes = sum(rank.own_bytes for rank in ranks), max(rank.shared_bytes for rank in ranks)

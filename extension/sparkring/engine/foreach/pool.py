@@ -165,7 +165,7 @@ class Pool:
         return True
 
     def _assign(self, places: list[int]) -> None:
-        """Begin waiting attempts in the slots of `places`, and remove the slots that they take from this list."""
+        """Begin waiting attempts in the slots in `places`, and remove each slot that gets an attempt from `places`."""
         if self._slots.paused:
             return
         for attempt in self._schedule.assign(places):
@@ -173,7 +173,7 @@ class Pool:
             slot = self._slots[attempt.slot]
             if not slot.can_begin(attempt):
                 slot.retire()
-                self._schedule.give_back(attempt)  # it waits for another slot, or for new ranks in this one
+                self._schedule.give_back(attempt)  # the attempt waits for another slot, or for new ranks in this slot
                 continue
             try:
                 slot.start(attempt, self._request_for(attempt))
@@ -192,7 +192,7 @@ class Pool:
     # ── Recording events ──────────────────────────────────────────────────────
 
     def _listen(self, *, wait: bool = True) -> None:
-        """Poll the slots that have something to report, and record it. With `wait`, first wait a moment."""
+        """Poll the slots that have something to report, and record their events. With `wait`, first wait a moment."""
         found: list[Event] = []
         try:
             for slot in self._slots.with_news(wait=wait):
@@ -219,12 +219,12 @@ class Pool:
         return slot.attempt is not None
 
     def _take_back(self, slot: Slot) -> None:
-        """Return to the schedule the attempts that the slot will not run."""
+        """Give the attempts that the slot will not run back to the schedule."""
         while slot.given_back:
             self._schedule.give_back(slot.given_back.pop())
 
     def _steer(self, slot: Slot, news: list[Event]) -> None:
-        """Pass the reports of a slot's first rank to the steering iterator. If it says so, end the item."""
+        """Pass the reports of a slot's first rank to the steering iterator, which may end the item."""
         first = slot.number * self._size
         reports = [event for event in news if isinstance(event, events.Metrics) and event.rank == first]
         if reports and slot.attempt is not None:
@@ -264,7 +264,7 @@ class Pool:
         return [self._over(number, ended, ending)]
 
     def _over(self, number: int, ended: Ended, ending: events.ItemEnding) -> events.ItemEnded:
-        """Note the result of an attempt, and return the event that says how the attempt has ended."""
+        """Record the result of an attempt, and return the event that says how the attempt has ended."""
         if ending in ("finished", "pruned"):
             self.values[number] = ended.value
         elif ending == "failed":
@@ -275,7 +275,7 @@ class Pool:
         return events.ItemEnded(time.time(), number, ending, ended.text, ended.failure, seconds=ended.seconds)
 
     def _tell(self, found: list[Event]) -> None:
-        """Record the events. If the number of items, or how many run at once, has changed, record this first."""
+        """Record the events. If the number of items, or how many run at once, has changed, record that change first."""
         total, up = self._items.total, self._slots.up
         planned = events.ItemsPlanned(time.time(), self._schedule.limit, self._size, total, up)
         if self._planned is None or planned[1:] != self._planned[1:]:
@@ -293,7 +293,7 @@ class Pool:
             self._recorder.notice(self._kept.news.popleft())
 
     def _keep(self) -> None:
-        """Keep the results of the items whose end was just recorded, with their curves from the record."""
+        """Keep the results of the items that were just recorded as ended, with their curves from the record."""
         assert self._kept is not None
         assert self._recorder.record.items is not None
         for over in reversed(self._recorder.record.items.ended):
@@ -306,7 +306,7 @@ class Pool:
     # ── Ending ────────────────────────────────────────────────────────────────
 
     def _end(self) -> None:
-        """End all ranks. Those that are running an item are interrupted, and killed after at most STOP_GRACE_S."""
+        """End all ranks. Ranks that are running an item are interrupted, and killed after at most STOP_GRACE_S."""
         self._ending = True
         self._listen(wait=False)  # items may have ended while the iterable was computing: count them
         began = [slot for slot in self._slots if slot.running]

@@ -46,7 +46,7 @@ class ForeachResult:
 
         The columns are the names bound to the item, `state`, `attempts`, `seconds`, `place` (the host), the last value
         of each metric that items have reported, `value`, and `error`. In the columns of the names, large values are
-        replaced by short texts.
+        replaced by short strings.
         """
         import pandas
 
@@ -61,8 +61,8 @@ class ForeachResult:
     def best(self, metric: str = "", *, mode: Mode | None = None) -> pandas.Series[Any]:
         """Return the row of the finished item with the lowest value of a metric; with mode="max", the highest value.
 
-        After a search, the metric and the mode default to those of the search. Raises OptionsError if no finished item
-        has reported the metric.
+        After a search, `metric` and `mode` default to the search's metric and mode. Raises OptionsError if no finished
+        item has reported the metric.
         """
         search = self.record.items.search if self.record.items is not None else None
         if search is not None:
@@ -70,11 +70,11 @@ class ForeachResult:
             mode = search.mode if mode is None and metric == search.metric else mode
         if not metric:
             raise OptionsError(
-                'best() needs the name of a metric, since the items are not those of a search: best("mape").'
+                'best() needs the name of a metric, because the items do not come from a search: best("mape").'
             )
         mode = "min" if mode is None else mode
         if mode not in get_args(Mode):
-            raise OptionsError(f"best({metric!r}, mode={mode!r}): the mode is 'min' or 'max'.")
+            raise OptionsError(f"best({metric!r}, mode={mode!r}): the mode must be 'min' or 'max'.")
         measured = {
             number: value
             for number, record in self._records().items()
@@ -82,7 +82,9 @@ class ForeachResult:
         }
         if not measured:
             known = sorted({name for record in self._records().values() for name in record.metrics})
-            there = f"they have reported {', '.join(known)}" if known else "sparkring.log(mape=0.1) reports one"
+            there = (
+                f"the items have reported {', '.join(known)}" if known else "sparkring.log(mape=0.1) reports a metric"
+            )
             raise OptionsError(f"best({metric!r}): no finished item has reported this metric; {there}.")
         return self.table.loc[(min if mode == "min" else max)(measured, key=measured.__getitem__)]
 

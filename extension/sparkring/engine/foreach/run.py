@@ -67,9 +67,9 @@ class ForeachSpec(NamedTuple):
 class Prepared(NamedTuple):
     """A validated run that has not started. The `notices` are recorded when the run begins.
 
-    `launches` contains a launch request for each slot. `total` is the number of all items, even if only the first one
-    will run. With `stay`, ranks without an item stay up until all items have ended, because other ranks use what they
-    have started.
+    `launches` contains a launch request for each slot. `total` is the total number of items, even if only the first
+    one will run. With `stay`, ranks without an item stay up until all items have ended, because other ranks may use
+    processes that these ranks have started.
     """
 
     options: ForeachOptions
@@ -148,7 +148,7 @@ def _kept(packed: _Packed, options: ForeachOptions) -> Kept | None:
 def _launches(options: ForeachOptions, title: str) -> list[LaunchRequest]:
     """Return a launch request for each slot.
 
-    On Spark, start a SparkSession if there is none. Raises LaunchError if the items could never run in its tasks.
+    On Spark, start a SparkSession if there is none. Raises LaunchError if the items could never run in Spark's tasks.
     """
     environment, each = dict(options.env), options.each
     if options.np < 0:  # Spark itself sets OMP_NUM_THREADS for its tasks
@@ -169,7 +169,7 @@ def _launches(options: ForeachOptions, title: str) -> list[LaunchRequest]:
 class _Packed(NamedTuple):
     """The items, and what all of them need. `title` and `code` are for the record.
 
-    If results are kept, `meaning` is a digest of the code and the settings on which they depend; otherwise ''.
+    If results are kept, `meaning` is a digest of the code and the settings on which the results depend; otherwise ''.
     """
 
     work: messages.Work
@@ -201,7 +201,7 @@ def _pack_cell(spec: ForeachSpec, cell: Cell) -> _Packed:
     hidden = ipython_names(namespace, PROVIDED).union(spec.targets.names)
 
     def scripts_of(values: Mapping[str, Any]) -> tuple[tuple[Script, ...], list[str]]:
-        """Return the scripts that only an item with these values runs, and the notebook's names that only they read."""
+        """Return the scripts that only an item with these values runs, and the names that only these scripts read."""
         if cell.scripts_of is None:
             return (), []
         scripts = tuple(cell.scripts_of(values))

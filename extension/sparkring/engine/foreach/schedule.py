@@ -14,7 +14,7 @@ Verdict = Literal["finished", "failed", "again"]
 
 
 class Item(NamedTuple):
-    """One item: its number (from 0), a short text of its values, the packed values, and the key of its kept result.
+    """One item: its number (from 0), a short description, the packed values, and the key of its kept result.
 
     `scripts` are the scripts that only this item runs. If the item is a trial of a search, `parameters` holds its
     parameters as they are recorded.
@@ -32,8 +32,8 @@ class Attempt(NamedTuple):
     """An attempt to run an item. `number` counts the item's attempts from 1.
 
     While the attempt is running, `slot` is its slot, and `limit` is how many items could run at once when it began.
-    While it is waiting, `slot` is the slot in which the item failed last, or which gave the attempt back; -1 if there
-    is none.
+    While the attempt is waiting, `slot` is the last slot in which the item failed or that gave the attempt back, or -1
+    if there is no such slot.
     """
 
     item: Item
@@ -43,7 +43,7 @@ class Attempt(NamedTuple):
 
 
 class Schedule:
-    """Keeps the waiting attempts and those that slots have (`running`), and decides which attempt runs next.
+    """Keeps the waiting attempts and the attempts that are in slots (`running`), and decides which attempt runs next.
 
     A slot runs its attempts one after another. `limit` is how many items may run at once. `retries` is how often a
     failed item is tried again. If `retries` is None, an item is tried again once if its process died, and never after
@@ -71,7 +71,7 @@ class Schedule:
         return self.called_off or (self.exhausted and not self._waiting and not self.running)
 
     def wants_item(self, free: Iterable[int]) -> bool:
-        """Whether the pool is to add another item: none is waiting, and one of the `free` slots has room for it."""
+        """Whether the pool should add another item: no attempt is waiting, and one of the `free` slots has room."""
         return not (self.exhausted or self.called_off or self._waiting) and bool(self._allowed(free))
 
     @property
@@ -109,7 +109,7 @@ class Schedule:
         self._waiting.insert(0, attempt)
 
     def _allowed(self, free: Iterable[int]) -> list[int]:
-        """Return those of the `free` slots that may be given an attempt. At most `limit` slots may have attempts."""
+        """Return the `free` slots that may be given an attempt. At most `limit` slots may have attempts."""
         is_full = len(self.running) >= self.limit
         return [slot for slot in free if slot in self.running or not is_full]
 
@@ -119,7 +119,7 @@ class Schedule:
             del self.running[slot]
 
     def ended(self, slot: int, failure: Failure | None = None) -> Verdict:
-        """Note how a slot's attempt has ended. If the verdict is "again", another attempt follows."""
+        """Record how a slot's attempt has ended. If the verdict is "again", another attempt follows."""
         attempt = self.running[slot][0]
         self._take_from(slot, attempt)
         if failure is None:
@@ -135,7 +135,7 @@ class Schedule:
         return "again"
 
     def _retried(self, attempt: Attempt, failure: Failure) -> bool:
-        """Whether the item of `attempt` is to be tried again after this failure."""
+        """Whether the item of `attempt` should be tried again after this failure."""
         if failure.cause == "code" or self._retries == 0:
             return False  # with "code", the same code would raise the same exception
         if failure.cause == "out of memory" and attempt.limit > 1:

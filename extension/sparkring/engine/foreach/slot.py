@@ -1,7 +1,7 @@
 """One slot of the pool: a gang that runs one item after another, until it is replaced.
 
-While items are short, the gang is given the next items in advance, and they wait at its member. Otherwise, a rank would
-spend most of its time waiting for the next item.
+While items are short, the gang is given the next items in advance, and these items wait in the gang's member.
+Otherwise, a rank would spend most of its time waiting for the next item.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from sparkring.history.events import Event, Failure
 from sparkring.launchers.base import Launcher
 from sparkring.wire.messages import Buffers, Kept
 
-GROWTH_BYTES = 512 * 1024**2  # a gang whose memory grows by more than this after its first item is replaced
-TIMEOUT_GRACE_S = 1.0  # after the interrupt of an item that took too long, wait this long before killing its ranks
-# To end an item, the pool interrupts its ranks. If some are still running it RELEASE_AFTER_S later, the collectives are
-# ended. After END_GRACE_S, the ranks are killed.
+GROWTH_BYTES = 512 * 1024**2  # a gang is replaced if its memory has grown by more than this since its first item
+TIMEOUT_GRACE_S = 1.0  # after interrupting an item that took too long, wait this long before killing its ranks
+# To end an item, the pool interrupts its ranks. If some ranks are still running the item RELEASE_AFTER_S later, the
+# collectives are ended. After END_GRACE_S, the ranks are killed.
 RELEASE_AFTER_S, END_GRACE_S = 0.2, 3.0
 LEAVE_S = 2.0  # ranks that are asked to leave have this long before they are killed
-# While items are short, a slot has as many items as it runs in AHEAD_S, but at most AHEAD_MOST, and at most half the
-# number of short items that it has just run in a row.
+# While items are short, a slot has as many items as it runs in AHEAD_S. This number is at most AHEAD_MOST, and at most
+# half the number of short items that the slot has just run in a row.
 AHEAD_S, AHEAD_MOST = 0.02, 32
 AHEAD_BYTES = 64 * 1024  # items with larger values are not given in advance: they would fill the memory
 RETIRING = 4  # how many gangs of a slot may be ending at the same time, so that old processes do not pile up
@@ -74,13 +74,13 @@ class Ended(NamedTuple):
 class Slot:
     """Slot `number` of a pool. For each attempt, call start(), and then poll() until ended() says how it has ended.
 
-    While the slot has `room`, start() accepts further attempts. `attempt` is the one that is running. When ended() has
-    said how it ended, call poll() again. The slot will not run the attempts in `given_back`: remove them from this
-    list.
+    While the slot has `room`, start() accepts further attempts. `attempt` is the running attempt. When ended() has
+    said how this attempt ended, call poll() again. The slot will not run the attempts in `given_back`: remove them from
+    this list.
 
-    If the ranks queue, call start_gang() first, and start() when the slot is `free`. retire() ends the gang of the
-    slot. Call it at the end, and whenever start_gang(), start() or poll() raises LaunchError. `on_arrival(number)` is
-    called when there is something to poll; the call may come from any thread.
+    If the ranks queue (see SlotSettings), call start_gang() first, and start() when the slot is `free`. retire() ends
+    the gang of the slot. Call retire() at the end, and whenever start_gang(), start() or poll() raises LaunchError.
+    `on_arrival(number)` is called when there is something to poll; the call may come from any thread.
     """
 
     def __init__(self, number: int, settings: SlotSettings, on_arrival: Callable[[int], object]) -> None:
@@ -99,7 +99,7 @@ class Slot:
         self._failed_item: int | None = None  # the last item, if it failed; retrying it in this slot needs a new gang
         self._began = 0.0  # 0 until the ranks are up and have been sent the item
         self._kill_at = 0.0  # 0 until the item has taken too long
-        self._end_at = 0.0  # 0 until the item is to end
+        self._end_at = 0.0  # when end_item() was called for the item; 0 if it was not called
         self._released = False  # whether collectives have been ended, so that the item can end
         self._text = ""
         self._metrics: dict[str, float] = {}
@@ -213,7 +213,7 @@ class Slot:
         return found
 
     def ended(self) -> Ended | None:
-        """Return how the attempt has ended; None while it runs. If the gang cannot run another item, retire it."""
+        """Return how the attempt has ended; None while it runs. Retire the gang if it cannot run another item."""
         gang, execution = self._gang, self._execution
         if gang is None or execution is None or self.attempt is None:
             return None
@@ -294,7 +294,7 @@ class Slot:
             each.join()
 
     def _begun(self) -> events.ItemStarted:
-        """Note that all ranks have been sent the item, so that its time begins. Return the event that says so."""
+        """Record that all ranks have been sent the item, so that its time begins. Return the event that says this."""
         assert self.attempt is not None
         self._began = time.monotonic()
         item, number, *_ = self.attempt
@@ -314,7 +314,7 @@ class Slot:
             self._gang.interrupt()
 
     def _watch_the_end(self) -> None:
-        """If ranks are still running an item that is to end, end the collectives, in which they may be waiting."""
+        """If ranks are still running an item after end_item(), end the collectives: ranks may be waiting in one."""
         if not self._end_at or self._released or self._settings.size == 1 or not self.running:
             return
         if time.monotonic() > self._end_at + RELEASE_AFTER_S and self._gang is not None:
@@ -337,7 +337,7 @@ class Slot:
         return Ended(values.get(first), self._text, None, packed, self._metrics, seconds)
 
     def _is_used_up(self, execution: Execution) -> bool:
-        """Whether the gang is to be replaced: it has run as many items as it may, or its memory has grown too much."""
+        """Whether to replace the gang: it has run as many items as it may, or its memory has grown too much."""
         held_bytes = sum(execution.memory_bytes.values())
         self._first_bytes = self._first_bytes or held_bytes
         fresh_after = self._settings.fresh_after

@@ -1,7 +1,7 @@
-"""The slots of a pool. Starts and ends gangs as items need them, and says which slots are to be polled.
+"""The slots of a pool. Starts and ends gangs as items need them, and says which slots to poll.
 
-One thread polls all slots. It waits for a queue, into which a gang puts the number of its slot when there is something
-to poll.
+One thread polls all slots. This thread waits on a queue. When a gang has something to poll, the gang puts the number
+of its slot into the queue.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ SHORT_AFTER_S = 2.0  # when ranks have been queuing for this long, the user is t
 
 
 class Slots:
-    """The `count` slots of a pool. `notice(text)` shows a text to the user.
+    """The `count` slots of a pool. `notice(text)` shows `text` to the user.
 
-    If the ranks queue, gangs are started before they have an item: call have() to say how many slots are wanted. A slot
-    is then given an item once its ranks are up. If ranks do not queue, a slot starts its gang with its first item.
+    If the ranks queue (see SlotSettings), gangs are started before they have an item: call have() to say how many slots
+    are wanted. A slot is then given an item once its ranks are up. If ranks do not queue, a slot starts its gang with
+    its first item.
 
     If a slot raises LaunchError, call not_started(). When an attempt has ended, call started().
     """
@@ -103,7 +104,7 @@ class Slots:
         is_open = [slot for slot in self._slots if slot.open]
         spare = max(0, len(is_open) - wanted)
         idle = [slot for slot in is_open if slot.attempt is None]
-        # First end ranks that have not started. Otherwise, they would take the task slots of those that end.
+        # First end ranks that have not started. Otherwise, they would take the task slots of the ranks that end.
         waiting = [slot for slot in idle if not slot.up][:spare]
         for slot in waiting or idle[: 0 if any(slot.ending for slot in self._slots) else spare]:
             slot.retire()
@@ -131,7 +132,7 @@ class Slots:
             self._failed_starts += not (self._queues and isinstance(error, SlotsError))  # without slots, the run waits
             if self._failed_starts >= STARTS_TRIED:
                 raise error
-            told = f"{describe.first_line(str(error))} The start is tried again."
+            told = f"{describe.first_line(str(error))} sparkring will try again."
             if told != self._start_told:
                 self._start_told = told
                 self._notice(told)
@@ -145,7 +146,7 @@ class Slots:
     # ── Polling ───────────────────────────────────────────────────────────────
 
     def with_news(self, *, wait: bool) -> list[Slot]:
-        """Return the slots with something to poll or, every LOOK_EVERY_S, all slots. With `wait`, wait for this."""
+        """Return the slots with something to poll or, every LOOK_EVERY_S, all slots. With `wait`, wait for one."""
         numbers: set[int] = set()
         with contextlib.suppress(queue.Empty):
             if wait:
@@ -161,7 +162,7 @@ class Slots:
 
     def end(self, *, kill: bool) -> None:
         """End all gangs, and wait until they have ended. Without `kill`, ranks are asked to leave first."""
-        if self._queues:  # first end ranks that have not started: they would take the task slots of the others
+        if self._queues:  # first end ranks that have not started: they would take the task slots that become free
             waiting = [slot for slot in self._slots if not slot.up]
             for slot in waiting:
                 slot.retire(kill=True)

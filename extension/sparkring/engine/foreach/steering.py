@@ -42,16 +42,16 @@ class Steering(Protocol):
     def __next__(self) -> Any: ...
 
     def begin(self, folder: Path, place: Place | None) -> SearchBegan:
-        """Begin a run in the run folder `folder`. The run keeps results in `place`. Called once, before all else.
+        """Begin a run in the run folder `folder`. The run keeps results in `place`.
 
-        Raises CheckpointError if the data kept by an earlier run cannot be read.
+        Called once, before the other methods. Raises CheckpointError if the data kept by an earlier run cannot be read.
         """
 
     def reported(self, number: int, report: Metrics) -> bool:
-        """Take note of what the first rank of an item has reported. Return whether the item is to end now."""
+        """Take note of what the first rank of an item has reported. Return whether the item should end now."""
 
     def problem(self, number: int, metrics: Mapping[str, float]) -> Failure | None:
-        """Return why an item that ran to its end counts as failed; None if it does not."""
+        """Return why an item that has run to completion counts as failed; None if it does not."""
 
     def ended(self, number: int, ending: ItemEnding, metrics: Mapping[str, float]) -> None:
         """Take note of how an item has ended, after its last attempt."""

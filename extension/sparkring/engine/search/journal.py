@@ -22,7 +22,7 @@ PAUSE_PER_COPY = 20  # pause 20 times as long as a copy took, so that copying ta
 
 
 class Journal:
-    """The journal at `path`. A thread copies it to `copy`, unless that is None.
+    """The journal at `path`. A thread copies the journal to `copy`, unless `copy` is None.
 
     If the copy exists, the journal begins with its content, unless `fresh` is set. Raises CheckpointError if the copy
     cannot be read.
@@ -58,7 +58,7 @@ class Journal:
                 optuna.logging.set_verbosity(level)
 
     def changed(self) -> None:
-        """Have the thread copy the journal in its current state, without waiting for it."""
+        """Have the thread copy the journal in its current state, without waiting for the copy."""
         if self._copy is None:
             return
         self._size = self.path.stat().st_size
@@ -83,7 +83,7 @@ class Journal:
             self._changed.wait()
             self._changed.clear()
             began = time.monotonic()
-            with contextlib.suppress(Exception):  # of any type: each storage has its own errors; Kept tells the user
+            with contextlib.suppress(Exception):  # of any type: each storage has its own errors, which Kept reports
                 if not made:
                     self._copy.fs.makedirs(self._copy.path.rpartition("/")[0], exist_ok=True)
                     made = True
@@ -96,7 +96,7 @@ class Journal:
 def _backend(path: Path) -> Any:
     """Return Optuna's backend for a journal file, but without its lock and without waiting for the disk.
 
-    With the lock and the waiting, a trial would take 20 ms longer. They are not needed: only this process writes the
+    With the lock and the waiting, a trial would take 20 ms longer. Neither is needed: only this process writes the
     file, one line at a time. If the machine crashes, the copy in the checkpoint directory may lack the last trials.
     """
     from optuna.storages.journal import JournalFileBackend

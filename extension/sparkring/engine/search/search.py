@@ -53,7 +53,7 @@ def search(
     study: Any = None,
     **parameters: Any,
 ) -> Search:
-    """Return a search for the parameter values that make a metric lowest or highest. %%foreach iterates over it.
+    """Return a search for the parameter values that minimize or maximize a metric. %%foreach iterates over the search.
 
         trials = sparkring.search(
             lr=sparkring.log_uniform(1e-5, 1e-1), width=[64, 128, 256], trials=100, minimize="val_loss"
@@ -62,8 +62,9 @@ def search(
         %%foreach lr, width in trials -n -4
 
     Each item is a trial: a tuple of the parameters' values, in the order of the keywords. With a single target, as in
-    `trial in trials`, the values are `trial.lr` and `trial.width`, and `train(**trial)` passes them on. A parameter is
-    a list of choices, a Python range, or a range such as uniform(0, 0.5), log_uniform(1e-5, 1e-1) or integer(1, 4).
+    `trial in trials`, the values are `trial.lr` and `trial.width`, and `train(**trial)` passes them as keywords. A
+    parameter is a list of choices, a Python range, or a range such as uniform(0, 0.5), log_uniform(1e-5, 1e-1) or
+    integer(1, 4).
 
     `minimize` or `maximize` names a metric, which each trial reports with sparkring.log() or through Keras. The last
     value of the metric is the trial's result. With `prune`, a trial ends early if its reports are worse than those of

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # Attributes of Optuna's trials: the key of the code that a trial ran, and the number of the trial that it repeats.
 CODE, AGAIN = "sparkring_code", "sparkring_again"
 NAMED = 8  # a message names at most this many metrics
-LEAST_TRIALS = 8  # with fewer finished trials, the importance of parameters would be chance
+LEAST_TRIALS = 8  # with fewer finished trials, the importance of parameters would depend on chance
 
 
 @dataclass
@@ -49,7 +49,7 @@ class _Running:
 class Trials:
     """An iterator over the trials of a search, for the pool of a run. It implements `engine.foreach.steering.Steering`.
 
-    It first returns the trials that an earlier run of the same code has begun, and then asks Optuna for new ones.
+    It first returns the trials that an earlier run of the same code began, and then asks Optuna for new ones.
     `study` is the Optuna study.
     """
 
@@ -96,7 +96,7 @@ class Trials:
         return SearchBegan(time.time(), search.metric, search.mode, search.space.described)
 
     def _take_over(self, code: str) -> None:
-        """Find the trials that an earlier run of this code has begun. Those that did not end count as failed."""
+        """Find the trials that an earlier run of this code began. Trials that did not end count as failed."""
         from optuna.trial import TrialState
 
         trials = [trial for trial in self.study.get_trials(deepcopy=False) if trial.user_attrs.get(CODE) == code]
@@ -111,8 +111,8 @@ class Trials:
 
         if self.study is None:
             raise OptionsError(
-                "only %%foreach and sparkring.foreach() can iterate over a search: pass it to them directly, not "
-                "inside another iterable."
+                "only %%foreach and sparkring.foreach() can iterate over a search: pass the search itself, not another "
+                "iterable that wraps it, such as enumerate(search)."
             )
         if self._taken >= self._search.trials:
             raise StopIteration
@@ -164,9 +164,9 @@ class Trials:
         if self.metric in metrics or number not in self._running:
             return None
         verb = "minimizes" if self._search.mode == "min" else "maximizes"
-        there = f"it reported {named(sorted(metrics), NAMED)}" if metrics else "it reported no metrics"
+        there = f"which reported {named(sorted(metrics), NAMED)}" if metrics else "which reported no metrics"
         keyword = f"{self.metric}=…" if self.metric.isidentifier() else f"**{{{self.metric!r}: …}}"
-        advice = f"Call sparkring.log({keyword}) in the item; {there}."
+        advice = f"Call sparkring.log({keyword}) in the item, {there}."
         return Failure("code", f"did not report {self.metric}, which the search {verb}", advice=advice)
 
     def ended(self, number: int, ending: ItemEnding, metrics: Mapping[str, float]) -> None:

@@ -1,7 +1,9 @@
-"""Describes a run in words. All views, errors and lists use these words."""
+"""Describes a run in words. All views, errors and lists use the functions of this package."""
 
+from sparkring.history.describe.failures import Explanation as Explanation
 from sparkring.history.describe.failures import NoRestart as NoRestart
 from sparkring.history.describe.failures import explain_failure as explain_failure
+from sparkring.history.describe.failures import explanation as explanation
 from sparkring.history.describe.failures import failed_line as failed_line
 from sparkring.history.describe.failures import no_restart as no_restart
 from sparkring.history.describe.failures import without_traceback as without_traceback
@@ -23,6 +25,7 @@ from sparkring.history.describe.item_runs import items as items
 from sparkring.history.describe.item_runs import items_left as items_left
 from sparkring.history.describe.item_runs import items_progress as items_progress
 from sparkring.history.describe.progress import closing as closing
+from sparkring.history.describe.progress import lag_words as lag_words
 from sparkring.history.describe.progress import last_lines as last_lines
 from sparkring.history.describe.progress import left_words as left_words
 from sparkring.history.describe.progress import metric_words as metric_words
@@ -38,6 +41,7 @@ from sparkring.history.describe.run import log_path as log_path
 from sparkring.history.describe.run import quick as quick
 from sparkring.history.describe.run import ranks as ranks
 from sparkring.history.describe.run import states as states
+from sparkring.history.describe.run import usage_words as usage_words
 from sparkring.history.describe.standings import STACK_HEADERS as STACK_HEADERS
 from sparkring.history.describe.standings import explain_timeout as explain_timeout
 from sparkring.history.describe.standings import explain_where as explain_where

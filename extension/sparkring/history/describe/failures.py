@@ -1,4 +1,4 @@
-"""Why a run failed, and why it was not restarted."""
+"""Explains why a run failed, and why it was not restarted."""
 
 from __future__ import annotations
 
@@ -18,17 +18,66 @@ CONTEXT_LINES = 2
 _FOLLOWERS_NAMED = 3  # how many different secondary failures are named; the others become "…"
 
 
-def explain_failure(record: RunRecord) -> str:
-    """Explain what ended the run: the rank and its host, the line of the cell, advice, and secondary failures.
+class Explanation(NamedTuple):
+    """What ended a run, in parts. A part that does not apply is '' or ().
 
-    The rank's last lines and the path of its log follow.
+    `summary` names the rank and its host, and says what happened. `place` is the line of the cell (or of a script that
+    it runs) that was running, `source` are the lines around it, of which `line` is the number of the failed one, and
+    `callers` are the places from which it was called. `followers` are the ranks that failed afterwards. `last_lines`
+    are what the rank printed last, without its traceback. `log` says where its whole log is.
     """
+
+    rank: int
+    summary: str
+    place: str = ""
+    source: tuple[SourceLine, ...] = ()
+    line: int = 0
+    callers: tuple[str, ...] = ()
+    advice: str = ""
+    followers: str = ""
+    last_lines: tuple[str, ...] = ()
+    log: str = ""
+
+
+def explanation(record: RunRecord) -> Explanation | None:
+    """Explain what ended the run; None if it was not the failure of a rank."""
     if record.failed_rank is None or record.failure is None:
-        return outcome(record)
+        return None
     rank, failure = record.ranks[record.failed_rank], record.failure
-    host, log = (f" on {rank.host}" if rank.host else ""), whole_log(record, rank.rank)
-    parts = [f"rank {rank.rank}{host} failed: {failure.summary}", _in_the_cell(record, rank, failure), failure.advice]
-    parts += [_followers(record), _last_lines(rank, failure), f"Whole log: {log}" if log else ""]
+    host = f" on {rank.host}" if rank.host else ""
+    found = Explanation(rank.rank, f"rank {rank.rank}{host} failed: {failure.summary}")._replace(
+        advice=failure.advice,
+        followers=_followers(record),
+        last_lines=tuple(_last_lines(rank, failure)),
+        log=whole_log(record, rank.rank),
+    )
+    return _in_the_cell(found, record, rank, failure)
+
+
+def explain_failure(record: RunRecord) -> str:
+    """Explain the failure that ended the run. If no rank failed, return outcome().
+
+    The text names the rank and its host, quotes the line of the cell, gives advice, and names secondary failures. It
+    ends with the rank's last lines and the path of its log.
+    """
+    found = explanation(record)
+    if found is None:
+        return outcome(record)
+    width = max((len(str(line.number)) for line in found.source), default=1)
+    code = [
+        f"{'→' if line.number == found.line else ' '} {line.number:>{width}}  {line.text}".rstrip()
+        for line in found.source
+    ]
+    where = [f"{found.place}:" if code or found.callers else found.place] if found.place else []
+    last = [f"Last lines of rank {found.rank}:", *(f"  {line}".rstrip() for line in found.last_lines)]
+    parts = [
+        found.summary,
+        "\n".join([*where, *code, *(f"  {caller}" for caller in found.callers)]),
+        found.advice,
+        found.followers,
+        "\n".join(last) if found.last_lines else "",
+        f"Whole log: {found.log}" if found.log else "",
+    ]
     return plain_lines("\n\n".join(filter(None, parts)))
 
 
@@ -40,25 +89,26 @@ def failed_line(record: RunRecord) -> int:
     return numbers[-1] if numbers else _line_of_crash(record.ranks[record.failed_rank])
 
 
-def _in_the_cell(record: RunRecord, rank: RankRecord, failure: Failure) -> str:
-    """Quote the innermost line that was running in the cell, or in a script that the cell runs, and list its callers.
+def _in_the_cell(found: Explanation, record: RunRecord, rank: RankRecord, failure: Failure) -> Explanation:
+    """Add the innermost line that was running in the cell, or in a script that the cell runs, and its callers.
 
-    Without such a line, only name the innermost frame of the failure; '' if it has no frames.
+    Without such a line, only name the innermost frame of the failure, if it has frames.
     """
     in_cell = [frame for frame in failure.frames if frame.in_cell or frame.source]
     if not in_cell:
         line = _line_of_crash(rank)
         if not line:
-            return _place(failure.frames[-1]) if failure.frames else ""
+            return found._replace(place=_place(failure.frames[-1])) if failure.frames else found
         in_cell = [CodeFrame(CELL_NAME, line, "", in_cell=True)]
     frame = in_cell[-1]
-    shown = [f"{_place(frame)}:", *_source(record, frame)]
+    callers = []
     if failure.frames and failure.frames[-1] is not frame:
-        shown.append(f"  raised in {_place(failure.frames[-1])}")
+        callers.append(f"raised in {_place(failure.frames[-1])}")
     for caller in reversed(in_cell[:-1][-5:]):
         text = _line_text(record, caller).strip()
-        shown.append(f"  called from {_place(caller)}" + (f": {text}" if text else ""))
-    return "\n".join(shown)
+        callers.append(f"called from {_place(caller)}" + (f": {text}" if text else ""))
+    source = _source(record, frame)
+    return found._replace(place=_place(frame), source=source, line=frame.line, callers=tuple(callers))
 
 
 def _place(frame: CodeFrame) -> str:
@@ -66,25 +116,22 @@ def _place(frame: CodeFrame) -> str:
     if frame.filename == CELL_NAME:
         return f"cell line {frame.line}{function}"
     if frame.in_cell:
-        # Frames of earlier cells have the file name EARLIER_CELL. Others may belong to the cell that calls run().
+        # Frames of earlier cells have the file name EARLIER_CELL. Other frames may belong to the cell that calls run().
         which = "an earlier" if frame.filename == EARLIER_CELL else "a notebook"
         return f"line {frame.line} of {which} cell{function}"
     return f"{'/'.join(frame.filename.rsplit('/', 3)[-3:])}:{frame.line}{function}"
 
 
-def _source(record: RunRecord, frame: CodeFrame) -> list[str]:
-    lines = frame.source
-    if not lines and frame.filename == CELL_NAME:
-        code = record.code.splitlines()
-        near = range(max(1, frame.line - CONTEXT_LINES), min(len(code), frame.line + CONTEXT_LINES) + 1)
-        lines = tuple(SourceLine(line, code[line - 1]) for line in near)
-    width = max((len(str(line.number)) for line in lines), default=1)
-    signs = ("→" if line.number == frame.line else " " for line in lines)
-    return [f"{sign} {line.number:>{width}}  {line.text}".rstrip() for sign, line in zip(signs, lines, strict=True)]
+def _source(record: RunRecord, frame: CodeFrame) -> tuple[SourceLine, ...]:
+    if frame.source or frame.filename != CELL_NAME:
+        return frame.source
+    code = record.code.splitlines()
+    near = range(max(1, frame.line - CONTEXT_LINES), min(len(code), frame.line + CONTEXT_LINES) + 1)
+    return tuple(SourceLine(line, code[line - 1]) for line in near)
 
 
 def _line_text(record: RunRecord, frame: CodeFrame) -> str:
-    # Prefer the text of the cell as the user wrote it. In the rank's text, IPython has already translated the cell's
+    # Prefer the text of the cell as the user wrote it. In the rank's copy, IPython has already translated the cell's
     # `%` and `!` lines to Python.
     if frame.filename == CELL_NAME and (text := code_line(record, frame.line)):
         return text
@@ -92,14 +139,14 @@ def _line_text(record: RunRecord, frame: CodeFrame) -> str:
 
 
 def _line_of_crash(rank: RankRecord) -> int:
-    """Return the line of the cell in the stack that a crashing Python printed on stderr; 0 if there is no such line."""
+    """Return the line of the cell in the stack that Python printed to stderr when it crashed; 0 if there is none."""
     texts = [line.text for line in rank.tail if line.stream == "stderr"]
     begin = max((at for at, text in enumerate(texts) if text.startswith("Fatal Python error")), default=len(texts))
     return cell_line("\n".join(texts[begin:]))
 
 
 def _followers(record: RunRecord) -> str:
-    """Return one line about the ranks that failed in addition to the one that ended the run; '' if there are none."""
+    """Return one line about the failed ranks other than the rank that ended the run; '' if there are none."""
     by_summary: dict[str, list[int]] = {}
     for rank in record.ranks:
         if rank.failure is not None and rank.rank != record.failed_rank:
@@ -114,12 +161,9 @@ def _followers(record: RunRecord) -> str:
     return f"{rank_list(every)} then failed too: {named}{'; …' if len(kinds) > _FOLLOWERS_NAMED else ''}"
 
 
-def _last_lines(rank: RankRecord, failure: Failure) -> str:
-    lines = [line for line in without_traceback(rank.lines_with_partial(), failure) if not is_noise(line)]
-    if not any(line.text.strip() for line in lines):
-        return ""
-    last = [f"  {line.text}".rstrip() for line in lines[-LAST_LINES:]]
-    return "\n".join([f"Last lines of rank {rank.rank}:", *last])
+def _last_lines(rank: RankRecord, failure: Failure) -> list[str]:
+    lines = [line.text for line in without_traceback(rank.lines_with_partial(), failure) if not is_noise(line)]
+    return lines[-LAST_LINES:] if any(line.strip() for line in lines) else []
 
 
 def without_traceback(lines: Sequence[LogLine], failure: Failure) -> list[LogLine]:
@@ -151,7 +195,7 @@ class NoRestart(NamedTuple):
 
 
 def no_restart(found: NoRestart) -> str:
-    """Why a run was not restarted, in one sentence; '' if no restart was requested."""
+    """Say in one sentence why a run was not restarted; return '' if no restart was requested."""
     match found.why:
         case "not asked for":
             return ""

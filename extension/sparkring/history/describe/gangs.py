@@ -19,7 +19,7 @@ def waiting_for_imports(ranks: Sequence[int]) -> str:
 
 
 def interrupted(running: int, left: str, *, warm: bool) -> str:
-    """How an interrupt ended a run: `2 ranks ended`. `left` is a sentence that says whether a warm gang stays up."""
+    """Say how an interrupt ended a run: `2 ranks ended`. `left` is a sentence on whether a warm gang stays up."""
     ended = f"{counted(running, 'rank')} {'stopped' if warm else 'ended'}" if running else "before the ranks were up"
     return f"{ended}. {left}" if left else ended
 
@@ -42,7 +42,7 @@ def gang_gone(dead: Sequence[int], stuck: Sequence[int]) -> str:
 
 
 def deaths(failures: Mapping[int, Failure]) -> str:
-    """Which ranks of a warm gang have died, and why."""
+    """Say which ranks of a warm gang have died, and why."""
     by_summary: dict[str, list[int]] = {}
     for rank, failure in failures.items():
         said = failure.summary + (f" ({failure.advice})" if failure.cause == "lost" and failure.advice else "")
@@ -56,8 +56,8 @@ def large_value(name: str, size_bytes: int) -> str:
 
 
 def unread_change(name: str) -> str:
-    """Return a notice about a value that the cell of each item changes but does not read."""
+    """Return a notice about a notebook value that the cell of each item changes but does not read."""
     return (
-        f"`{name}` is changed in the items' processes, and not in the notebook: end the cell with the value that you "
+        f"`{name}` is changed in the items' processes, but not in the notebook: end the cell with the value that you "
         "want back"
     )

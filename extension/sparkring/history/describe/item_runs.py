@@ -28,7 +28,7 @@ _FAILURES_NAMED, _ITEMS_NAMED = 8, 10  # how many causes of failure are named, a
 
 
 def items(record: RunRecord, *, over: bool = False) -> str:
-    """How many items are done: `137 of 300 items · 2 failed`; after the run, `298 of 300 items finished · 2 failed`."""
+    """Say how many items are done: `137 of 300 items · 2 failed`; after the run: `298 of 300 items finished · …`."""
     found = record.items
     if found is None:
         return ""
@@ -38,15 +38,15 @@ def items(record: RunRecord, *, over: bool = False) -> str:
     words = counted(number, "item") if whole in (None, number) else f"{number:,} of {counted(whole or 0, 'item')}"
     failed = f"{found.failed:,} failed" if found.failed else ""
     pruned = f"{found.pruned:,} pruned" if found.pruned else ""
-    kept = f"{found.kept:,} kept from before" if found.kept else ""
+    kept = f"{found.kept:,} kept from an earlier run" if found.kept else ""
     if over:
-        # "0 of 40 items finished" would be wrong if an earlier run has finished them.
+        # If an earlier run has finished the items, "0 of 40 items finished" would be wrong.
         words = f"{words} finished" if number or not found.kept else counted(whole or found.kept, "item")
     return dotted(words, failed, pruned, kept, best_trial(record))
 
 
 def best_trial(record: RunRecord) -> str:
-    """The best trial of a search so far: `best val_loss 0.031 (item 17)`; '' if there is none."""
+    """Return the best trial of a search so far: `best val_loss 0.031 (item 17)`; '' if there is none."""
     search = None if record.items is None else record.items.search
     if search is None or search.best is None:
         return ""
@@ -64,7 +64,7 @@ def importance(record: RunRecord) -> str:
 
 
 def items_progress(record: RunRecord, now: float) -> str:
-    """The progress of a run of items: `137 of 300 items · 2 failed · ■■■□ 4 at once · 3.4 items/s`.
+    """Return the progress of a run of items: `137 of 300 items · 2 failed · ■■■□ 4 at once · 3.4 items/s`.
 
     Full squares are slots in use; empty squares are idle slots. If the ranks of some slots are still waiting to start,
     the text says `2 of 4 at once` instead of `4 at once`.
@@ -90,7 +90,7 @@ def _slots(found: ItemsRecord) -> str:
 
 
 def items_rate(record: RunRecord, now: float) -> str:
-    """The rate at which items end, per second, minute or hour: `3.4 items/s`; '' if no item has run yet."""
+    """Return the rate at which items end, per second, minute or hour: `3.4 items/s`; '' if no item has run yet."""
     ran, seconds = (record.items.ran if record.items else 0), elapsed_s(record, now)
     if not ran or not seconds:
         return ""
@@ -101,7 +101,7 @@ def items_rate(record: RunRecord, now: float) -> str:
 
 
 def items_left(record: RunRecord, now: float) -> str:
-    """How long the remaining items will take at the rate so far: `4 min left`; '' if this is not known."""
+    """Say how long the remaining items will take at the current rate: `4 min left`; return '' if it is not known."""
     found = record.items
     if found is None or found.total is None or not found.ran:
         return ""
@@ -144,18 +144,18 @@ def item_value(item: ItemRecord) -> str:
 
 
 def item_error(record: RunRecord, failure: Failure) -> str:
-    """Why and where an item failed, in one line: ``KeyError: 'price' (cell line 3: `row["price"]`)``."""
+    """Say in one line why and where an item failed: ``KeyError: 'price' (cell line 3: `row["price"]`)``."""
     place = _failed_at(record, failure)
     return first_line(failure.summary) + (f" ({place})" if place else "")
 
 
 def item_failure(record: RunRecord, failure: Failure) -> str:
-    """Say where an item failed, and give advice on the next line, as far as these are known."""
+    """Say where an item failed, if that is known. If there is advice, add it on the next line."""
     return plain_lines("\n".join(filter(None, [_failed_at(record, failure), failure.advice])))
 
 
 def _alike(record: RunRecord, group: Sequence[ItemRecord]) -> str:
-    """Say which items failed in the same way, and give the error of the first item."""
+    """Say which items failed in the same way, and quote the error of the first item."""
     failure = group[0].failure
     assert failure is not None
     which = f"items {rank_numbers(sorted(each.item for each in group)[:_ITEMS_NAMED])}"
@@ -169,8 +169,8 @@ def _alike(record: RunRecord, group: Sequence[ItemRecord]) -> str:
 def _failed_at(record: RunRecord, failure: Failure) -> str:
     """Return the line on which an item failed: ``cell line 3: `1 / 0` ``.
 
-    This is a line of the cell, of a script or notebook that the cell runs, or, for a function that foreach() calls, of
-    the function's file or cell.
+    If the cell runs a script or notebook, the line may be in that script or notebook. If foreach() calls a function,
+    the line is in the function's file or cell.
     """
     frames = failure.frames
     if not frames:

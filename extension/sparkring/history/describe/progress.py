@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
 from sparkring.history import metrics
 from sparkring.history.describe.item_runs import items, items_rate
 from sparkring.history.describe.run import elapsed_s, ranks, states
-from sparkring.history.describe.text import METRICS_NAMED, counted, dotted, duration, first_line, number, rank_numbers
+from sparkring.history.describe.text import (
+    METRICS_NAMED,
+    counted,
+    dotted,
+    duration,
+    first_line,
+    number,
+    rank_list,
+    rank_numbers,
+)
 from sparkring.history.lines import folded, is_noise, plain, visible
-from sparkring.history.metrics import Progress
+from sparkring.history.progress import Lag, Progress
 from sparkring.history.record import RunRecord
 
 _SHORT_LINES, _SHORT_CHARACTERS = 10, 200
 
 
 def took(record: RunRecord, now: float) -> str:
-    """How long the run took, or has taken so far, and whether it ended before its ranks were up.
+    """Say how long the run took, or has taken so far, and whether it ended before its ranks were up.
 
     After a run of items, this includes the rate at which items ended: `42 s · 7.1 items/s`.
     """
@@ -25,7 +37,7 @@ def took(record: RunRecord, now: float) -> str:
 
 
 def outcome(record: RunRecord) -> str:
-    """The run's state or outcome in one line: `2 ranks finished`, `rank 1 failed: ValueError: bad shape`."""
+    """Return the run's state or outcome in one line: `2 ranks finished`, `rank 1 failed: ValueError: bad shape`."""
     if record.items is not None and record.outcome in (None, "finished"):
         return items(record)
     if record.outcome is None:
@@ -43,7 +55,7 @@ def outcome(record: RunRecord) -> str:
 
 
 def closing(record: RunRecord, now: float) -> str:
-    """How a run ended, how long it took, the last step that was saved and the last metrics, in one line."""
+    """Say in one line how a run ended, how long it took, which step was saved last, and what the last metrics were."""
     took = duration(elapsed_s(record, now) if record.ended else int(elapsed_s(record, now)))
     if len(record.attempts) > 1:
         took += f" after {counted(len(record.attempts) - 1, 'restart')}"
@@ -54,25 +66,25 @@ def closing(record: RunRecord, now: float) -> str:
 
 
 def metric_words(record: RunRecord, most: int) -> list[str]:
-    """The last value of each of the first `most` metrics, as a mean over the ranks: `loss 0.031`."""
+    """Return the last value of each of the first `most` metrics, as a mean over the ranks: `loss 0.031`."""
     last = metrics.table(record).last()
     return [f"{plain(name)} {number(last[name].mean)}" for name in list(last)[:most]]
 
 
 def short(record: RunRecord, now: float) -> str:
-    """A run in a few lines of plain text: its state, and the last lines of its ranks."""
+    """Describe a run in a few lines of plain text: its state, and the last lines of its ranks."""
     return f"sparkring: {closing(record, now)}\n{last_lines(record)}".rstrip("\n")
 
 
 def last_lines(record: RunRecord) -> str:
-    """The last lines of the ranks as plain text. Equal lines of several ranks are folded into one."""
+    """Return the last lines of the ranks as plain text. Identical lines from several ranks are folded into one."""
     seen = [line for line in visible(record.recent, record.logs) if not is_noise(line)]
     last = folded(seen)[-_SHORT_LINES:]
     return "\n".join(f"[{rank_numbers(each.ranks)}] {plain(each.line.text)}"[:_SHORT_CHARACTERS] for each in last)
 
 
 def progress_words(found: Progress, *, running: bool = True) -> str:
-    """The progress of the slowest rank: `1 of 2 ranks finished · epoch 2 of 3 · step 45 of 118 · 34 % · 12 s left`."""
+    """Describe the slowest rank's progress: `1 of 2 ranks finished · epoch 2 of 3 · step 4 of 9 · 34 % · 12 s left`."""
     words = [f"{found.finished:,} of {counted(found.size, 'rank')} finished"] if 0 < found.finished < found.size else []
     for what, at, total in (("epoch", found.epoch, found.epochs), ("step", found.step, found.steps)):
         if at is not None:
@@ -82,5 +94,22 @@ def progress_words(found: Progress, *, running: bool = True) -> str:
 
 
 def left_words(found: Progress) -> str:
-    """How long the run will still take: `12 s left`; '' if this is not known."""
+    """Say how long the rest of the run will take: `12 s left`; return '' if this is not known."""
     return "" if found.left_s is None else f"{duration(max(1, round(found.left_s)))} left"
+
+
+def lag_words(found: Sequence[Lag], causes: Mapping[int, str] = MappingProxyType({})) -> str:
+    """Say which ranks have fallen behind: `rank 5 is 26 steps behind, at 0.33× the median rate`; '' if none has.
+
+    If it is only one rank, its cause follows, if this is known.
+    """
+    if not found:
+        return ""
+    if len(found) == 1:
+        [(rank, steps, ratio)] = found
+        rate = "" if ratio is None else f", at {ratio:.2g}× the median rate"
+        cause = f"; {causes[rank]}" if rank in causes else ""
+        return f"rank {rank} is {counted(steps, 'step')} behind{rate}{cause}"
+    most, least = found[0].steps, found[-1].steps
+    span = f"{least:,} to {counted(most, 'step')}" if least < most else counted(most, "step")
+    return f"{rank_list([lag.rank for lag in found])} are {span} behind"

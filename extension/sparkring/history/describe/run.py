@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from sparkring.history.describe.text import counted, rank_list, size
-from sparkring.history.events import GpuUsed
+from sparkring.history.events import GpuUsed, RankUsed
 from sparkring.history.record import QUICK_S, RunRecord
 from sparkring.runtime.kernel import in_notebook
 
@@ -14,13 +14,13 @@ _RANKS_CHARACTERS = 40
 
 
 def states(record: RunRecord) -> dict[str, int]:
-    """The number of ranks in each state, in the order in which a rank goes through the states."""
+    """Return the number of ranks in each state, in the order in which a rank goes through the states."""
     found = Counter(rank.state for rank in record.taking_part)
     return {state: found[state] for state in ("starting", "running", "finished", "failed", "stopped") if found[state]}
 
 
 def ranks(record: RunRecord) -> str:
-    """The ranks that the cell runs on: `4 ranks`, `ranks 0, 2 of 4`, or `22 of 64 ranks` if the list would be long."""
+    """Say which ranks the cell runs on: `4 ranks`, `ranks 0, 2 of 4`, or `22 of 64 ranks` if a list would be long."""
     if not record.part:
         return counted(record.size, "rank")
     named = rank_list(record.part)
@@ -30,7 +30,10 @@ def ranks(record: RunRecord) -> str:
 
 
 def facts(record: RunRecord) -> list[str]:
-    """How many ranks there are, where they run, with which framework, and whether the gang is warm."""
+    """Say how many ranks there are, where they run, which framework connects them, and which attempt this is.
+
+    The attempt is left out if it is the first. A warm gang is named, too.
+    """
     place = "on Spark" if record.where == "spark" else "on this machine"
     if record.items is not None:
         each = record.items.ranks_each
@@ -38,28 +41,36 @@ def facts(record: RunRecord) -> list[str]:
         return found + ([f"on {counted(each, 'rank')} each", record.framework] if each > 1 else [])
     hosts = len({rank.host for rank in record.taking_part if rank.host})
     found = [f"{ranks(record)} {place}" + (f" ({counted(hosts, 'host')})" if hosts > 1 else ""), record.framework]
-    return [*filter(None, found), *(["warm gang"] if record.warm else [])]
+    return [*filter(None, found), *(["warm gang"] if record.warm else []), *_attempt(record)]
+
+
+def _attempt(record: RunRecord) -> list[str]:
+    """The number of the current attempt, as in `attempt 2 of 4`; [] if it is the first."""
+    if len(record.attempts) < 2:
+        return []
+    number, most = record.attempts[-1].number, record.attempts[-1].most
+    return [f"attempt {number}" + (f" of {most}" if most >= number else "")]
 
 
 def quick(record: RunRecord) -> bool:
-    """Whether a warm run finished quickly and reported nothing, so there is only its ranks' output to show."""
+    """Return whether a run on a warm gang finished quickly and has nothing to show except its ranks' output."""
     took = record.ended - record.started
     told = record.metrics or record.checkpoints or any(rank.readings for rank in record.ranks)
     return record.warm and record.outcome == "finished" and took < QUICK_S and not told
 
 
 def elapsed_s(record: RunRecord, now: float) -> float:
-    """How long the run took, or has taken so far."""
+    """Return how long the run took, or has taken so far."""
     return max(0.0, (record.ended or now) - record.started) if record.started else 0.0
 
 
 def last_known(record: RunRecord) -> float:
-    """The time of the last event of the run, in Unix seconds."""
+    """Return the time of the last event of the run, in Unix seconds."""
     return record.ended or max([record.started, *(rank.last_heard for rank in record.ranks)])
 
 
 def gpu_words(used: Sequence[GpuUsed]) -> str:
-    """The load and memory use of several GPUs, as far as known: `2 GPUs 87 %, 24.6 GB of 302 GB`; '' if none."""
+    """Return the load and memory use of several GPUs, if known: `2 GPUs 87 %, 24.6 GB of 302 GB`; '' for no GPUs."""
     if not used:
         return ""
     busy = [gpu.busy_percent for gpu in used if gpu.busy_percent is not None]
@@ -70,19 +81,27 @@ def gpu_words(used: Sequence[GpuUsed]) -> str:
     return ", ".join(words)
 
 
-def log_path(record: RunRecord, rank: int | None = None) -> str:
-    """The path of the whole log of `rank`, or if `rank` is None, a pattern for the paths of all ranks' logs.
+def usage_words(used: RankUsed | None) -> str:
+    """Return what a rank uses of its machine: `CPU 240 % (8 cores), 1.21 GB of 16.0 GB`; '' if this is not known."""
+    if used is None:
+        return ""
+    memory = f"{size(used.memory_bytes)} of {size(used.total_bytes)}"
+    return f"CPU {used.cpu_percent:,} % ({counted(used.cores, 'core')}), {memory}"
 
-    '' if the run is not saved.
+
+def log_path(record: RunRecord, rank: int | None = None) -> str:
+    """Return the path of the whole log of `rank`; '' if the run is not saved.
+
+    If `rank` is None, return a pattern for the paths of all ranks' logs.
     """
     name = "rank-N.log" if rank is None else f"rank-{rank}.log"
     return f"{record.log_folder}/{name}" if record.log_folder else ""
 
 
 def whole_log(record: RunRecord, rank: int | None = None) -> str:
-    """What an error calls the whole log: a %logs line in a notebook, the path of the file elsewhere.
+    """Return what an error message says about where the whole log is: in a notebook a %logs line, elsewhere a path.
 
-    In a notebook, JupyterLab would turn a path in an error into a link that opens the debugger.
+    An error in a notebook has no path, because JupyterLab would turn the path into a link that opens the debugger.
     """
     if not record.log_folder or not in_notebook():
         return log_path(record, rank)
@@ -90,6 +109,6 @@ def whole_log(record: RunRecord, rank: int | None = None) -> str:
 
 
 def code_line(record: RunRecord, line: int) -> str:
-    """The text of line `line` of the cell. The magic is on line 1."""
+    """Return the text of a line of the cell; '' if there is no such line. The magic is on line 1."""
     code = record.code.splitlines()
     return code[line - 1].strip() if 0 < line <= len(code) else ""

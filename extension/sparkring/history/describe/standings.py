@@ -22,7 +22,7 @@ class Standing(NamedTuple):
     where: str = ""
 
     def of(self, found: Sequence[int]) -> str:
-        """`rank 1 waits at cell line 7`, `ranks 0–2 wait at cell line 7`."""
+        """Say that the ranks `found` have this standing: `rank 1 waits at cell line 7`, `ranks 0–2 wait at …`."""
         one, several = _VERBS.get(self.state, (f"is {self.state}", f"are {self.state}"))
         return f"{rank_list(found)} {one if len(found) == 1 else several}{self.where}"
 
@@ -102,7 +102,7 @@ def _standing(record: RunRecord, rank: RankRecord) -> Standing:
 
 
 def _state(rank: RankRecord) -> str:
-    """What a rank is doing, in a word or two."""
+    """Say in a word or two what a rank is doing."""
     if rank.state != "running":
         return rank.state
     if rank.stack is None:

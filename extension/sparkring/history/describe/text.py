@@ -1,4 +1,4 @@
-"""Numbers, names and lists in words."""
+"""Turns numbers, names and lists into words."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from sparkring.history.lines import plain
 
 METRICS_NAMED = 6  # how many metrics, or parameters, a sentence names
-CODE_CHARACTERS = 100  # the length to which a line of code is cut if a sentence quotes it
+CODE_CHARACTERS = 100  # a line of code that a sentence quotes is cut to this length
 
 
 def duration(seconds: float) -> str:
-    """A span of time as people say it: 40 ms, 3.2 s (3 s if `seconds` is an int), 3 min 12 s, 2 h 05 min."""
+    """Return a span of time in words: 40 ms, 3.2 s (3 s if `seconds` is an int), 3 min 12 s, 2 h 05 min."""
     if seconds < 0.0995 and isinstance(seconds, float):
         return f"{max(1, round(seconds * 1000))} ms"
     if seconds < 9.95 and isinstance(seconds, float):
@@ -27,7 +27,7 @@ def duration(seconds: float) -> str:
 
 
 def ago(seconds: float) -> str:
-    """How long ago: `just now`, `12 s ago`, `3 min ago`, `5 h ago`, `12 days ago`."""
+    """Say how long ago something was: `just now`, `12 s ago`, `3 min ago`, `5 h ago`, `12 days ago`."""
     if seconds < 1:
         return "just now"
     if seconds < 60:
@@ -40,7 +40,7 @@ def ago(seconds: float) -> str:
 
 
 def size(size_bytes: float | None) -> str:
-    """A number of bytes in decimal units, with three digits: 999 B, 1.20 kB, 34.5 MB; '' for None."""
+    """Return a number of bytes in decimal units, with three digits: 999 B, 1.20 kB, 34.5 MB; '' for None."""
     if size_bytes is None:
         return ""
     if size_bytes < 1000:
@@ -54,14 +54,17 @@ def size(size_bytes: float | None) -> str:
 
 
 def number(value: float) -> str:
-    """A metric's value with at most four significant digits."""
+    """Return a metric's value with at most four significant digits."""
     if value == 0 or 1e-4 <= abs(value) < 1e6:
         return f"{value:.4g}" if abs(value) < 1e4 else f"{value:.0f}"
     return f"{value:.3g}"
 
 
 def numbers(values: Sequence[float]) -> Callable[[float], str]:
-    """Return a function that formats a column's numbers: with four decimals if that suits them all, else number()."""
+    """Return the function that formats the numbers in a column: number(), or one that writes four decimals.
+
+    Four decimals are used if each number is 0 or between 0.001 and 100 in size, and not all are whole numbers.
+    """
     plain_ones = all(value == 0 or 1e-3 <= abs(value) < 100 for value in values)
     if plain_ones and not all(value == int(value) for value in values):
         return lambda value: f"{value:.4f}"
@@ -69,18 +72,18 @@ def numbers(values: Sequence[float]) -> Callable[[float], str]:
 
 
 def dotted(*parts: str) -> str:
-    """`a · b`: the parts that are not empty."""
+    """Join the parts that are not empty: `a · b`."""
     return " · ".join(filter(None, parts))
 
 
 def rank_list(ranks: Iterable[int]) -> str:
-    """The ranks with a noun: `rank 2` or `ranks 0–3, 7`."""
+    """Return the ranks with a noun: `rank 2` or `ranks 0–3, 7`."""
     found = sorted(set(ranks))
     return f"{'rank' if len(found) == 1 else 'ranks'} {rank_numbers(found)}"
 
 
 def rank_numbers(ranks: Iterable[int]) -> str:
-    """The numbers of the ranks: `0–3, 7`. Three or more consecutive numbers are written as a range."""
+    """Return the numbers of the ranks: `0–3, 7`. Three or more consecutive numbers are written as a range."""
     parts: list[str] = []
     for _, group in itertools.groupby(enumerate(sorted(set(ranks))), lambda found: found[1] - found[0]):
         span = [rank for _, rank in group]
@@ -89,28 +92,28 @@ def rank_numbers(ranks: Iterable[int]) -> str:
 
 
 def counted(count: int, what: str) -> str:
-    """A count with its noun: `1 line`, `4,812 lines`."""
+    """Return a count with its noun: `1 line`, `4,812 lines`."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def span(values: Sequence[float], write: Callable[[Any], str]) -> str:
-    """The range of some values: `3–5`, or `3` if both ends look the same when written."""
+    """Return the range of some values: `3–5`, or `3` if both ends have the same text."""
     low, high = write(min(values)), write(max(values))
     return low if low == high else f"{low}–{high}"
 
 
 def named(names: Sequence[str], most: int, characters: int = 40) -> str:
-    """`a, b and 3 more`: the first `most` of these names, each cut to `characters`."""
+    """Return the first `most` of these names, each cut to `characters`: `a, b and 3 more`."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(first_line(name, characters) for name in names[:most]) + more
 
 
 def first_line(text: str, most: int = 300) -> str:
-    """The first line of `text` as plain() shows it, cut to `most` characters."""
+    """Return the first line of `text` as plain() shows it, cut to `most` characters."""
     line = plain(text.strip().partition("\n")[0])
     return line if len(line) <= most else line[: most - 1] + "…"
 
 
 def plain_lines(told: str) -> str:
-    """Each line of `told` as plain() shows it."""
+    """Return `told` with each line as plain() shows it."""
     return "\n".join(plain(line) for line in told.split("\n"))

@@ -1,15 +1,14 @@
 """The live panel. One widget per kernel sends the news of all runs to the page, where the code in src/ draws them.
 
-A widget's own view would turn into an error in the notebook once the kernel is gone. So a cell's output is HTML only:
-an empty element, and below it the static view. While there is a kernel, the widget's script puts the live panel into
-the element and hides the static view. A notebook that is saved, exported or reopened shows the static view.
+Once the kernel is gone, a widget's own view would become an error in the notebook. So a cell's output is HTML only: an
+empty element, and below it the static view. While there is a kernel, the widget's script puts the live panel into the
+element and hides the static view. A notebook that is saved, exported or reopened shows the static view.
 """
 
 from __future__ import annotations
 
 import contextvars
 import json
-import os
 import queue
 import secrets
 import sys
@@ -29,6 +28,7 @@ from IPython.display import display
 
 from sparkring.history import describe
 from sparkring.history.record import RunRecord
+from sparkring.views.front_end import FrontEnd, front_end
 from sparkring.views.html import PAUSE_PER_WORK, WARM_PAUSE_S, HtmlView
 from sparkring.views.live import Feed, Message, whole
 
@@ -37,6 +37,7 @@ BYTES_PER_S = 500_000  # Jupyter's server drops output above 1 MB/s
 # During a run, only pages without widgets show the static view, so it is redrawn rarely. But it must not become too
 # old, because it is what the notebook keeps if the kernel is killed.
 STATIC_AFTER_S = STATIC_PAUSE_S = 2.0
+SNAPSHOT_PAUSE_S = 5.0
 BUSY_EVERY_S = 1.0
 ANNOUNCE_AFTER_S = (1.5, 4.0, 10.0)  # repeated, because a newly loaded page may not be listening yet
 KEPT = 20  # the number of ended runs that a page can still show after it has been loaded again
@@ -60,12 +61,17 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
     _esm = (_HERE / "panel.bundle.js").read_text(encoding="utf-8")
     _css = (_HERE / "panel.bundle.css").read_text(encoding="utf-8")
     page = traitlets.Unicode().tag(sync=True)
+    # Where a front end isolates the outputs of cells, each run has a widget of its own, and `run` is the run's id. The
+    # panel is then a view of this widget. A view that is made late, or from a saved notebook, begins with `snapshot`.
+    run = traitlets.Unicode().tag(sync=True)
+    snapshot = traitlets.List(traitlets.Dict()).tag(sync=True)
 
-    def __init__(self) -> None:
+    def __init__(self, run: str = "") -> None:
         self._guard = threading.Lock()
         self._records: OrderedDict[str, RunRecord] = OrderedDict()
         self._stops: dict[str, Stop] = {}
-        super().__init__(page=secrets.token_hex(8))
+        self._snapshot_due = 0.0
+        super().__init__(page=secrets.token_hex(8), run=run)
         self.on_msg(self._heard)
 
     def begin(self, record: RunRecord, stop: Stop | None) -> None:
@@ -81,9 +87,15 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
             self._records[record.run_id] = record
             for message in news:
                 self._post(message)
+            if self.run and (record.outcome is not None or time.monotonic() >= self._snapshot_due):
+                self._snapshot_due = time.monotonic() + SNAPSHOT_PAUSE_S
+                _apart.copy().run(self._take_snapshot, record)
+
+    def _take_snapshot(self, record: RunRecord) -> None:
+        self.snapshot = whole(record, time.time())
 
     def end(self, record: RunRecord) -> None:
-        """Note that the run has ended. Pages can still ask for it until KEPT other runs have ended."""
+        """Record that the run has ended. Pages can still ask for it until KEPT other runs have ended."""
         with self._guard:
             self._stops.pop(record.run_id, None)
             self._records.move_to_end(record.run_id)
@@ -101,8 +113,8 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
         """Announce this widget's model to all pages again, and send them every run that is in progress.
 
         A page that is loaded while a cell is running cannot ask the kernel for the model, so it needs the announcement.
-        Such a page shows no Stop button, since the kernel would not receive its messages. A page that already knows the
-        model replaces it with the announced model.
+        Such a page shows no Stop button, since the kernel would not receive the page's messages. A page that already
+        knows the model replaces it with the announced model.
         """
         for widget in (self.layout, self):
             opened = {"state": widget.get_state(), "buffer_paths": []}
@@ -152,6 +164,15 @@ def _open_page() -> Page:
     return _page
 
 
+def _page_of(run: str) -> Page:
+    """Return a new Page for a single run, for front ends that isolate the outputs of cells from one another."""
+    _open_page()  # sets the context in which messages are sent
+    colab = sys.modules.get("google.colab.output")
+    if colab is not None:  # Colab shows widgets that it does not know only if this has been called
+        colab.enable_custom_widget_manager()
+    return _apart.copy().run(Page, run)
+
+
 class _Foreground:
     """Tells front ends the kernel's state and announces its widget while a cell is running.
 
@@ -199,7 +220,7 @@ def _watch_connections(kernel: Any) -> Any:
     import zmq
 
     made: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    # Only its own thread may use the output's socket, so this thread makes the monitor socket.
+    # Only the output's own thread may use the output's socket, so that thread makes the monitor socket.
     thread.schedule(lambda: made.put(thread.socket.get_monitor_socket(zmq.Event.HANDSHAKE_SUCCEEDED)))
     try:
         return made.get(timeout=1.0)
@@ -250,7 +271,7 @@ class PanelView:
             self._page.end(record)
         elif self._page is not None:
             self._page.forget(record)
-        if self._view is not None:
+        if self._view is not None and not (self._page and self._page.run):
             # The widget's view was needed only to load the widget's script, so it can be removed now. If the view were
             # saved with the notebook, JupyterLab would show an error when there is no kernel.
             self._view.update({"text/plain": ""}, raw=True)
@@ -264,7 +285,7 @@ class PanelView:
     def _tell(self, record: RunRecord) -> int:
         """Send the news to the pages, and return the approximate number of bytes that were sent."""
         if self._page is None:
-            self._page = _open_page()
+            self._page = _open_page() if _front_end() != "colab" else _page_of(record.run_id)
             self._page.begin(record, self._stop)
             self._view = _display_place(self._page, record.run_id)
             if not self._background and record.outcome is None:
@@ -275,25 +296,28 @@ class PanelView:
 
 
 def _display_place(page: Page, run: str) -> Any:
-    """Display the empty element for a run's panel. If the widget needs a view, display one and return its handle."""
+    """Display the empty element for a run's panel.
+
+    VS Code and Colab load a widget's script only if a view of the widget is displayed. There, also display a view, and
+    return its handle. In Colab, which isolates the outputs of cells from one another, this view is the panel itself.
+    """
+    if page.run:
+        return display({_VIEW: _view_of(page), "text/plain": ""}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
     bundle: dict[str, Any] = {
         "text/html": f'<div class="sr-place" data-sparkring="{escape(run)}" data-page="{page.page}"></div>',
         "text/plain": "",
     }
     display(bundle, raw=True)  # type: ignore[no-untyped-call]
-    if not _needs_a_view():
+    if _front_end() == "jupyter":
         return None
     # Pages without widgets show this text, so it is empty. If the widget displayed itself, such pages would show the
     # widget's repr.
-    view = {"version_major": 2, "version_minor": 1, "model_id": page.model_id}
-    return display({_VIEW: view, "text/plain": ""}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+    return display({_VIEW: _view_of(page), "text/plain": ""}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
 
 
-def _needs_a_view() -> bool:
-    """Whether the front end is VS Code or Colab, which load a widget's script only when the widget has a view.
+def _view_of(page: Page) -> dict[str, Any]:
+    return {"version_major": 2, "version_minor": 1, "model_id": page.model_id}
 
-    VS Code is recognised by the name `__vsc_ipynb_file__` that it puts into the user's namespace, or by the variable
-    VSCODE_PID, which it sets only if the kernel is on its machine.
-    """
-    names = getattr(get_ipython(), "user_ns", {})
-    return "__vsc_ipynb_file__" in names or "VSCODE_PID" in os.environ or "google.colab" in sys.modules
+
+def _front_end() -> FrontEnd:
+    return front_end(getattr(get_ipython(), "user_ns", {}))

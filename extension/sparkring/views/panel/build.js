@@ -1,4 +1,4 @@
-// Bundles src/ into panel.bundle.js and panel.bundle.css. Both are committed, so installing sparkring needs no node.
+// Bundles src/ into panel.bundle.js and panel.bundle.css. Both are committed, so node is not needed to install sparkring.
 // `node build.js --check` writes nothing, and fails if the committed bundles do not match the sources.
 //
 // Each bundle begins with a digest of its sources, so a machine without node can also check whether it is up to date:

@@ -7,11 +7,13 @@ from sparkring.history.describe import first_line
 from sparkring.history.events import CAPTURED_KEPT
 from sparkring.history.record import RunRecord
 from sparkring.views.markup import details, scrolled, text
+from sparkring.views.python_code import coloured
 from sparkring.views.sections import Form
-from sparkring.views.sections.log import LINE_CHARACTERS, block
+from sparkring.views.sections.log import LINE_CHARACTERS, numbered
 from sparkring.views.tables import CAPTURED, bare_table, captured_rows
 
 CODE_LINES = 400
+COLOURS_BYTES = 16_000  # the space for the colours of a cell in the saved view; if they need more, it has none
 NAMES_FINAL = 30
 
 
@@ -20,19 +22,21 @@ def html(record: RunRecord, now: float, form: Form) -> str:
 
     The line that failed is marked.
     """
-    cell, rest = _cell(record), _captured(record, form) + _facts(record, now, form)
+    cell, rest = _cell(record, form), _captured(record, form) + _facts(record, now, form)
     if form != "tab":
         return details("The cell", scrolled(cell, "the cell")) + details("Options and environment", rest)
     return f'<div class="sr-cell">{cell}</div>{rest}' if cell or rest else ""
 
 
-def _cell(record: RunRecord) -> str:
-    code = [text(line[:LINE_CHARACTERS]) for line in record.code.rstrip().splitlines()[:CODE_LINES]]
-    failed, width = describe.failed_line(record), len(str(len(code)))
-    if 0 < failed <= len(code):
-        code[failed - 1] = f"<mark>{code[failed - 1]}</mark>"
-    numbered = (f'<small style="user-select:none">{at:>{width}}</small>  {line}' for at, line in enumerate(code, 1))
-    return block([*numbered], width - 1)
+def _cell(record: RunRecord, form: Form) -> str:
+    code = [line[:LINE_CHARACTERS] for line in record.code.rstrip().splitlines()[:CODE_LINES]]
+    failed, plain = describe.failed_line(record), list(map(text, code))
+    lines = list(coloured("\n".join(code), inline=form != "tab"))
+    if len(lines) != len(code) or (form != "tab" and len("".join(lines)) - len("".join(plain)) > COLOURS_BYTES):
+        lines = plain
+    if 0 < failed <= len(lines):
+        lines[failed - 1] = plain[failed - 1]  # on its marked background, colours would be hard to read
+    return numbered([*enumerate(lines, 1)], failed)
 
 
 def _captured(record: RunRecord, form: Form) -> str:

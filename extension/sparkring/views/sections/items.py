@@ -94,7 +94,7 @@ def _best(record: RunRecord, search: Search, now: float) -> str:
     assert record.items is not None
     ended = _ranked([each for each in record.items.known if each.state in WHOLE], search.metric)
     shown = ended[: -BEST_SHOWN - 1 : -1] if search.mode == "max" else ended[:BEST_SHOWN]
-    which = f"best {search.metric}: the first {BEST_SHOWN} of {describe.counted(len(ended), 'finished trial')}"
+    which = f"best {search.metric}: top {BEST_SHOWN} of {describe.counted(len(ended), 'finished trial')}"
     return _table(record, shown, now, which if ended[BEST_SHOWN:] else f"best {search.metric}")
 
 

@@ -11,7 +11,7 @@ from sparkring.history.record import LogLine, RankRecord, RunRecord
 from sparkring.views.markup import AMBER, BLUE, RANK_COLOURS, details, enclosed, log_text, scrolled, text, tint
 from sparkring.views.sections import Form
 
-RANK_BYTES = 2_000  # the space for the log of a rank; if even less space is left, the log is left out
+RANK_BYTES = 2_000  # the least space for the log of a rank; if less space is left, the log is left out
 LOG_LINES = 30
 LINE_CHARACTERS = 600
 LINE_BYTES = 90  # an estimate of how many bytes of HTML block() adds to a line
@@ -68,6 +68,16 @@ def block(shown: Sequence[str], width: int) -> str:
     return f"<pre>{lines_in}</pre>" if shown else ""
 
 
+def numbered(found: Sequence[tuple[int, str]], marked: int = 0) -> str:
+    """Return lines of code, which are HTML, with their numbers. The line with the number `marked` is highlighted."""
+    width = max((len(str(number)) for number, _ in found), default=1)
+    shown = []
+    for number, code in found:
+        said = f"<mark>{code}</mark>" if number == marked else code
+        shown.append(f'<small style="user-select:none">{number:>{width}}</small>  {said}')
+    return block(shown, width - 1)
+
+
 def line_html(line: LogLine) -> str:
     """Return the HTML of a line, without a tag, in the form that block() needs."""
     said = line.text if len(line.text) <= LINE_CHARACTERS else line.text[:LINE_CHARACTERS] + " …"
@@ -77,7 +87,7 @@ def line_html(line: LogLine) -> str:
 def by_rank_html(record: RunRecord, budget: int) -> str:
     """Return the last lines of each rank, in at most `budget` bytes. The failed rank is given space first."""
     if record.logs == "all" and record.recent_count <= LOG_LINES and not any(map(lines.is_noise, record.recent)):
-        return ""  # html(), which is shown above, has all lines already
+        return ""  # html(), which is shown above, already has all lines
     talkative = [rank for rank in record.ranks if rank.tail]
     talkative.sort(key=lambda rank: (rank.rank != record.failed_rank, rank.rank))
     left_out: list[int] = []

@@ -9,7 +9,7 @@ from sparkring.history.describe import counted
 from sparkring.history.metrics import Spread, Table
 from sparkring.history.record import RunRecord
 from sparkring.views import charts
-from sparkring.views.figure import figures
+from sparkring.views.figure import POINTS, figures
 from sparkring.views.markup import details, paragraph, text
 from sparkring.views.sections import Form
 
@@ -68,7 +68,7 @@ def _table(headers: Sequence[str], rows: Sequence[tuple[str, Sequence[Spread | N
 
 
 def _pictures(record: RunRecord, table: Table) -> str:
-    found = metrics.curves(record, table)[: charts.MOST]
+    found = metrics.curves(record, table, POINTS)[: charts.MOST]
     if not found:
         return ""
     axis, marks = metrics.curve_axis(table), metrics.marks(record, table)

@@ -1,4 +1,4 @@
-"""A tile for each rank, and a table of the ranks' GPUs."""
+"""A tile for each rank, and a table of the GPUs of the ranks or of a query's model processes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Sequence
 
 from sparkring.history import describe, lines
-from sparkring.history.describe import counted, duration, gpu_words, size
+from sparkring.history.describe import counted, duration, gpu_words, size, usage_words
+from sparkring.history.events import GpuUsed
 from sparkring.history.record import RankRecord, RankState, RunRecord
 from sparkring.views.markup import text
 from sparkring.views.sections import Form
@@ -55,7 +56,7 @@ def _look(record: RunRecord, rank: RankRecord) -> tuple[str, str]:
 def _wide_tile(record: RunRecord, ranks: Sequence[RankRecord]) -> str:
     name, sign = _look(record, ranks[0])
     span = f"{ranks[0].rank}–{ranks[-1].rank}"
-    state = "take no part" if ranks[0].state == "idle" else ranks[0].state
+    state = "not taking part" if ranks[0].state == "idle" else ranks[0].state
     shape = f' class="{name}"' if name else ""
     return f'<span{shape} title="ranks {span} {state}, {len(ranks):,} in all">{span} {sign}</span>'
 
@@ -63,22 +64,27 @@ def _wide_tile(record: RunRecord, ranks: Sequence[RankRecord]) -> str:
 def _tile(record: RunRecord, rank: RankRecord, now: float) -> str:
     name, sign = _look(record, rank)
     silent_s = now - rank.last_heard if rank.state == "running" else 0.0
-    words = [f"rank {rank.rank} {'takes no part' if rank.state == 'idle' else rank.state}", rank.host]
+    words = [f"rank {rank.rank} {'not taking part' if rank.state == 'idle' else rank.state}", rank.host]
     words += [f"process {rank.pid}", counted(rank.line_count, "line")] if rank.pid else []
     words += [f"silent for {duration(silent_s)}" if silent_s >= 2 else "", gpu_words(rank.gpus)]
+    words += [usage_words(rank.used)]
     words += [f"last: {lines.plain(rank.tail[-1].text)[:80]}"] if rank.tail else []
     shape = f' class="{name}"' if name else ""
     return f'<span{shape} title="{text(", ".join(filter(None, words)))}">{rank.rank} {sign}</span>'
 
 
 def gpus_html(record: RunRecord) -> str:
-    """Return a table of at most GPU_ROWS of the ranks' GPUs, as last reported."""
-    used = [gpu for rank in record.ranks for gpu in rank.gpus]
+    """Return a table of at most GPU_ROWS of the GPUs of ranks or of model processes, as last reported."""
+    used: list[tuple[tuple[str, ...], GpuUsed]] = [
+        *(((str(rank.rank),), gpu) for rank in record.ranks for gpu in rank.gpus),
+        *(((each.host, str(each.pid)), each.gpu) for each in record.model_gpus),  # the slots of a query have no GPUs
+    ]
     if not used:
         return ""
     rows = []
-    for gpu in used[:GPU_ROWS]:
+    for user, gpu in used[:GPU_ROWS]:
         busy = "" if gpu.busy_percent is None else f"{gpu.busy_percent} %"
-        rows.append((str(gpu.rank), gpu.address, gpu.name, size(gpu.used_bytes), size(gpu.total_bytes), busy))
+        rows.append((*user, gpu.address, gpu.name, size(gpu.used_bytes), size(gpu.total_bytes), busy))
     note = f"the first {GPU_ROWS} of {counted(len(used), 'GPU')}" if len(used) > GPU_ROWS else ""
-    return bare_table(("rank", "GPU", "name", "memory", "of", "busy"), rows, note)
+    user = ("host", "process") if record.model_gpus else ("rank",)
+    return bare_table((*user, "GPU", "name", "memory", "of", "busy"), rows, note)

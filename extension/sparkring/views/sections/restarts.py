@@ -5,6 +5,7 @@ from __future__ import annotations
 from sparkring.history.describe import counted
 from sparkring.history.record import RunRecord
 from sparkring.views import attempts
+from sparkring.views.attempt_line import picture
 from sparkring.views.markup import details, note, text
 from sparkring.views.sections import Form
 from sparkring.views.sections.log import block, line_html
@@ -22,7 +23,7 @@ _CHAPTERS = {
 
 
 def html(record: RunRecord, now: float, form: Form) -> str:
-    """Return the last attempts, each with the last lines of the rank whose failure ended the attempt."""
+    """Return a drawing of the last attempts, and a line for each with the last lines of the rank that ended it."""
     told = attempts.story(record)
     shown = told[-(ATTEMPTS_LIVE if form == "stacked" else ATTEMPTS_SHOWN) :]
     parts: list[str] = []
@@ -37,4 +38,4 @@ def html(record: RunRecord, now: float, form: Form) -> str:
         parts.insert(0, f'<div><span class="{name}">{sign}</span> {text(chapter.line)}{fold}</div>')
     if len(told) > len(shown):
         parts.insert(0, note(f"{counted(len(told) - len(shown), 'earlier attempt')} not shown"))
-    return f'<div class="sr-attempts">{"".join(parts)}</div>' if parts else ""
+    return f'{picture(record, now, shown)}<div class="sr-attempts">{"".join(parts)}</div>' if parts else ""

@@ -18,7 +18,7 @@ from sparkring.views.sections import Form
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# A value that is more than FAR times as far from the best value as the worse quartile is drawn at the chart's edge.
+# A value is drawn at the chart's edge if it is more than FAR times as far from the best value as the worse quartile is.
 FAR = 2
 CURVES_SHOWN = 1_000
 _LABEL = 12  # characters of a choice that an axis shows

@@ -14,11 +14,11 @@ from sparkring.views.sections import Form
 # A strip's width and height in pixels, and the height of the space above it, where a mark shows how far the rank has
 # read.
 WIDTH, TALL, TOP = 220, 9, 6
-STRIPS: dict[Form, int] = {"stacked": 0, "tab": 64, "final": 16}  # the most strips of all data sets together
-BLOCKS: dict[Form, int] = {"stacked": 0, "tab": 280, "final": 150}  # the most blocks of all strips together
+STRIPS: dict[Form, int] = {"stacked": 0, "tab": 64, "final": 16}  # at most this many strips for all data sets together
+BLOCKS: dict[Form, int] = {"stacked": 0, "tab": 280, "final": 150}  # at most this many blocks in all strips together
 # The smallest and the largest number of blocks in one strip. If there were more blocks, nobody could tell them apart.
 LEAST_BLOCKS, MOST_BLOCKS = 4, WIDTH // 6
-MANY_STRIPS = 24  # the largest number of strips for a data set if there is no room for the strips of all its ranks
+MANY_STRIPS = 24  # if there is no room for the strips of all ranks of a data set, at most this many strips are shown
 
 _RIGHT = ' class="sr-n" align="right"'
 _COLOURS: dict[Mark, str] = {"starves": AMBER, "early": GREEN, "": BLUE}

@@ -1,10 +1,10 @@
-"""The state of a run: its title line, why it failed, what it waits for, its notices, and its progress."""
+"""The state of a run: its title line, what it waits for, its notices, and its progress."""
 
 from __future__ import annotations
 
 import time
 
-from sparkring.history import describe, metrics
+from sparkring.history import describe, progress
 from sparkring.history.record import RunRecord
 from sparkring.views.markup import note, text
 from sparkring.views.sections import Form
@@ -21,15 +21,6 @@ def head_html(record: RunRecord, now: float) -> str:
         f'<div class="sr-head"><b class="sr-state{f" sr-{look}" if look else ""}">{text(state)}</b> '
         f'<span class="sr-title">{text(describe.first_line(record.title, 120))}</span> <small>{said}</small></div>'
     )
-
-
-def why_html(record: RunRecord) -> str:
-    """Return one line on why a run did not succeed; '' if it did. The exception below the panel has the details."""
-    if record.outcome in (None, "finished"):
-        return ""
-    line = describe.failed_line(record)
-    place = f" <small>cell line {line}</small>" if line else ""
-    return f'<div class="sr-why">{text(describe.outcome(record))}{place}</div>'
 
 
 def waiting_html(record: RunRecord) -> str:
@@ -49,7 +40,7 @@ def progress_html(record: RunRecord, now: float) -> str:
     """Return the run's progress, or how far it got if it did not finish: in words and, during the run, as a bar."""
     if record.items is not None:
         return _items_progress_html(record, now)
-    found = None if record.outcome == "finished" else metrics.progress(record, record.ended or now)
+    found = None if record.outcome == "finished" else progress.slowest(record, record.ended or now)
     if found is None:
         return ""
     running = record.outcome is None

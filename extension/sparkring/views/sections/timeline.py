@@ -72,7 +72,7 @@ def _late(saved: TimelineSaved) -> str:
         )
     spoken = "; ".join(f"rank {each.rank} {duration(each.waited_s)}" for each in shown)
     rest = len(saved.late) - len(shown)
-    others = f" <small>(they waited less for {counted(rest, 'more rank')})</small>" if rest > 0 else ""
+    others = f" <small>(not shown: shorter waits for {counted(rest, 'more rank')})</small>" if rest > 0 else ""
     drawn = svg(_WIDTH, len(shown) * _ROW + 4, f"how long the other ranks waited for each rank: {spoken}", bars)
     return f"<figure><div><small>how long the other ranks waited for each rank</small>{others}</div>{drawn}</figure>"
 

@@ -3,9 +3,9 @@
     driver  ── Stop, Interrupt, TakeStack, RecordTimeline ─────────────▶ member
     driver  ── EnterWorld, Work, Run, Release, EndItem, Leave ─ passed on ─▶ rank
     member  ── SetEnvironment ─────────────────────────────────────────▶ rank
-    member  ── Hello, Output, GpuUsed, Beat, GivenBack, Exited, … ─────▶ driver
+    member  ── Hello, Output, GpuUsed, RankUsed, Beat, Exited, … ──────▶ driver
     rank    ── Done, Failed, Metrics, DataRead, … ───── passed on ─────▶ driver
-    model process of predict() ── ModelUsed ───────────────────────────▶ driver
+    model process of predict() ── ModelUsed, GpuUsed ──────────────────▶ driver
 
 To add a message, write its class in one of the modules here, import it below, and add it to one of the unions. The
 annotations in the class define how the message is encoded and decoded: a field of type `bytes` is one part of the
@@ -14,8 +14,8 @@ frame's body, a field of type `Buffers` is all of the body's parts, and other fi
 
 Members import this package at start-up, so it imports only light parts of the standard library. For the same reason,
 the messages are NamedTuples: importing `dataclasses` would take longer than all other imports of this package. `from
-__future__ import annotations` is not used, since it turns annotations into strings, each of which typing would have to
-compile.
+__future__ import annotations` is not used: it turns annotations into strings, and typing would have to compile each
+string.
 """
 
 from typing import get_args
@@ -37,6 +37,7 @@ from sparkring.wire.messages.member_reports import GivenBack as GivenBack
 from sparkring.wire.messages.member_reports import GpuUsed as GpuUsed
 from sparkring.wire.messages.member_reports import Hello as Hello
 from sparkring.wire.messages.member_reports import Output as Output
+from sparkring.wire.messages.member_reports import RankUsed as RankUsed
 from sparkring.wire.messages.member_reports import Stack as Stack
 from sparkring.wire.messages.member_reports import TimelinePart as TimelinePart
 from sparkring.wire.messages.model_reports import ModelUsed as ModelUsed
@@ -81,7 +82,7 @@ from sparkring.wire.messages.run_reports import UserMessage as UserMessage
 
 MemberOrder = Stop | Interrupt | TakeStack | RecordTimeline
 RankOrder = EnterWorld | Work | Run | Release | EndItem | Leave | SetEnvironment
-MemberReport = Hello | Beat | Output | GpuUsed | Stack | GivenBack | TimelinePart | Exited
+MemberReport = Hello | Beat | Output | GpuUsed | RankUsed | Stack | GivenBack | TimelinePart | Exited
 # What a rank reports while it is running a request.
 Told = (
     UserMessage
@@ -99,6 +100,6 @@ Told = (
 )
 RankReport = Done | Failed | Importing | CollectivesEnded | Told
 Report = MemberReport | RankReport
-Kept = Output | GpuUsed | TimelinePart | Told  # passed to the run's record unchanged
+Kept = Output | GpuUsed | RankUsed | TimelinePart | Told  # passed to the run's record unchanged
 Message = MemberOrder | RankOrder | Report | ModelUsed
 KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in get_args(Message)}

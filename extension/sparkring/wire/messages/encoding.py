@@ -27,7 +27,7 @@ def encode(message: "Message") -> tuple[dict[str, Any], list[Buffer]]:
 
 
 def decode(kind: "type[Message]", fields: dict[str, Any], parts: Sequence[Buffer]) -> "Message":
-    """Return the message. Raise MalformedMessage if the fields and parts are not those of a message of this kind."""
+    """Return the message. Raise MalformedMessage if this kind of message does not have these fields and parts."""
     plan = _plan(kind)
     if fields.keys() != plan.converters.keys():
         wrong = ", ".join(sorted(fields.keys() ^ plan.converters.keys()))

@@ -1,4 +1,4 @@
-"""The messages that a member sends to the driver.
+"""The messages that a member sends to the driver. A model process of predict() also sends GpuUsed.
 
 Messages with `time` and `rank` are kept in the run's record. These two fields are not sent: the driver sets them.
 """
@@ -41,7 +41,7 @@ class Output(NamedTuple):
 
 
 class GpuUsed(NamedTuple):
-    """The use of one of the rank's GPUs, by all processes together; sent when it changes. Unknown numbers are None."""
+    """The use of one of the sender's GPUs by all processes together; sent when it changes. Unknown numbers are None."""
 
     address: str
     name: str
@@ -54,6 +54,21 @@ class GpuUsed(NamedTuple):
     def __str__(self) -> str:
         memory = "" if self.total_bytes is None else f", {self.total_bytes / 1e9:.0f} GB"
         return f"{self.address} ({self.name}{memory})"
+
+
+class RankUsed(NamedTuple):
+    """The use of the machine by the rank's process and by the processes that it has started; sent every few seconds.
+
+    `cpu_percent` is the CPU time since the last report, in percent of one core, and `memory_bytes` is the memory in
+    RAM. Memory that these processes share counts only once. The machine has `cores` cores and `total_bytes` of memory.
+    """
+
+    cpu_percent: Count
+    memory_bytes: Count
+    cores: Count
+    total_bytes: Count
+    time: float = 0.0
+    rank: int = 0
 
 
 class Stack(NamedTuple):
@@ -87,7 +102,7 @@ class TimelinePart(NamedTuple):
 
 
 class Exited(NamedTuple):
-    """The last message: the rank's process has ended, with an exit code or by a signal."""
+    """The last message: the rank's process has exited with a code, or was killed by a signal."""
 
     code: int | None
     signal: SignalNumber | None

@@ -26,7 +26,7 @@ class TakeStack(NamedTuple):
 class RecordTimeline(NamedTuple):
     """Choose a file for the rank's timeline, and set `variable` in the rank's environment to the file's path.
 
-    If `wanted`, send the file's contents to the driver when the rank has ended.
+    If `wanted`, send the file's contents to the driver when the rank has exited.
     """
 
     variable: str
@@ -34,7 +34,7 @@ class RecordTimeline(NamedTuple):
 
 
 class EnterWorld(NamedTuple):
-    """All ranks are up. This gives the rank its place among them, its `address`, and variables for its environment."""
+    """All ranks are up. The rank gets its world, its `address`, and variables for its environment."""
 
     world: World
     address: str
@@ -61,7 +61,7 @@ class NotebookState(NamedTuple):
     """Settings of the notebook's process, which ranks apply to themselves.
 
     prefix, folder, path: sys.prefix, the working directory, and sys.path with the kind of each entry.
-    environment: the variables that have changed since the process started; None for a deleted one.
+    environment: the variables that have changed since the process started; the value of a deleted variable is None.
     loggers: the settings of loggers, by name; the root logger's name is ''.
     logging_disabled: the level up to which logging is disabled.
     """
@@ -82,7 +82,7 @@ class Script(NamedTuple):
     path: the absolute path, '' for a module.
     parts: the code, as pairs: the file name that tracebacks show, and the source. A notebook has a pair for each cell.
     arguments: the script's own arguments, which follow the script in `line`.
-    module: the module to run, for -m. The rank finds its code, so `parts` is empty.
+    module: the module to run, for -m. The rank finds the module's code, so `parts` is empty.
     name: the value of `__name__`.
     inside: whether to run the script in the cell's own namespace.
     any_exit: whether every sys.exit() counts as a success.
@@ -111,9 +111,9 @@ class Script(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What the rank is to run for each item: a cell's `source`, or a function of one argument, packed in `parts`.
+    """What the rank runs for each item: a cell's `source`, or a function of one argument, packed in `parts`.
 
-    It is sent once, before the first item. The fields have the same meanings as in Run. The Run of an item contains
+    Work is sent once, before the first item. The fields have the same meanings as in Run. The Run of an item contains
     only what differs from item to item.
     """
 
@@ -133,12 +133,12 @@ class Run(NamedTuple):
     """Run a cell's `source`, or a call, with the values that are packed in `parts`: the payload, then its buffers.
 
     If `what` is "item", the rank runs the Work that was sent before. In that case, `parts` contains the item's values,
-    and `seed` is the seed of the item's random numbers. With `measure`, the rank sends an ItemMeasured when the item
+    and `seed` is the seed for the item's random numbers. With `measure`, the rank sends an ItemMeasured when the item
     has finished.
 
-    If a Run arrives while the rank is running another one, it waits at the member.
+    If a Run arrives while the rank is running another one, the new Run waits at the member.
 
-    pull: names whose values are to be sent back afterwards.
+    pull: names whose values the rank sends back afterwards.
     barrier: whether to give the cell the context and the rows of the rank's Spark task.
     environment: variables to set; `defaults` are set unless the rank already has them.
     """
@@ -170,10 +170,10 @@ class EndItem(NamedTuple):
 
 
 class Leave(NamedTuple):
-    """The driver will send nothing more, so the rank is to end."""
+    """End the rank. The driver will send nothing more."""
 
 
 class SetEnvironment(NamedTuple):
-    """Environment variables to set for all later requests; they override the notebook's variables."""
+    """Set environment variables for all later requests. They override the notebook's variables."""
 
     variables: dict[str, str]

@@ -11,7 +11,7 @@ class RankNews(NamedTuple):
     `names_bound` are the names that are new in the rank's `__main__`. `loaded` says whether the rank has loaded all
     values that were sent to it. `port` is free on the rank's address. `memory_bytes` is how much memory the process
     holds after an item; 0 if that is not known. `imported` are the frameworks that the rank has imported; None if the
-    code has changed the environment on which their import depends. `seconds` is how long the request has taken.
+    code has changed the environment on which their import depends. `seconds` is how long the request took.
     """
 
     names_bound: tuple[str, ...]
@@ -46,7 +46,7 @@ class Done(NamedTuple):
 
     def problem(self) -> str:
         same = sum(value.parts for value in self.values) == len(self.parts)
-        return "" if same else "the values do not have as many parts in total as the message"
+        return "" if same else "the parts of the values do not add up to the parts of the message"
 
 
 class SourceLine(NamedTuple):
@@ -88,7 +88,7 @@ class Failure(NamedTuple):
 
     @property
     def is_exception(self) -> bool:
-        """Whether the rank's code raised an exception, other than an exit or one that another rank's end caused."""
+        """Whether the rank's code raised an exception, other than an exit or a consequence of another rank's exit."""
         return bool(self.error) and self.cause not in ("exit", "echo")
 
 

@@ -59,16 +59,17 @@ class ItemMeasured(NamedTuple):
     """What an item has used on one rank, in a process that has run nothing else before.
 
     `seconds`, `cpu_s` and `read_bytes` do not include imports, which took `import_s`. `read_bytes` is how much was read
-    with system calls, from files and pipes, whether or not the system had it in memory.
+    with system calls, from files and pipes, whether or not the system had the data in memory.
 
     `own_bytes` is the peak of the memory that was not shared with processes of other items, summed over the rank's
     process, its member, and the processes that the rank has started. `shared_bytes` is the memory that can be shared
-    with them: mapped files, above all libraries, and what a spare process had imported. `free_bytes` is the memory that
-    was free on the machine before the item, together with what the spare process holds of `shared_bytes`; 0 if that is
-    not known. `gpu_bytes` is the largest growth of the memory in use on any one GPU.
+    with other items: mapped files, above all libraries, and what a spare process had imported. `free_bytes` is the
+    memory that was free on the machine before the item, together with what the spare process holds of `shared_bytes`; 0
+    if that is not known. `gpu_bytes` is the largest growth of the memory in use on any one GPU.
 
-    If the item made a Keras or PyTorch model, `parameters` is the number of parameters of the largest model, which take
-    `parameter_bytes`. `batch_size` is the value of the cell's variable with this name, 0 if there is none.
+    If the item made a Keras or PyTorch model, `parameters` is the number of parameters of the largest model, and
+    `parameter_bytes` is their size. `batch_size` is the value of the cell's variable with this name; 0 if there is
+    none.
     """
 
     seconds: float
@@ -111,7 +112,7 @@ class DataOpened(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """The rows that a rank reads of one row group. Numbers start at 0; row group -1 stands for the whole file.
+    """The rows that a rank reads from one row group. Numbers start at 0; row group -1 stands for the whole file.
 
     If there are many row groups, `groups` adjacent ones form one piece; `file` and `row_group` are those of the first
     row group.
@@ -124,9 +125,9 @@ class Piece(NamedTuple):
 
 
 class DataPlanned(NamedTuple):
-    """What a rank is to read in an epoch: `pieces`, in this order. `epoch` counts from 1.
+    """What a rank will read in an epoch: `pieces`, in this order. `epoch` counts from 1.
 
-    `names` are the numbers and names of the files; if there are many files, only of the first ones. The first `begun`
+    `names` has the numbers and names of the files, or only of the first files if there are many. The first `begun`
     rows of the epoch were read before this reader was made. If `window` is 0, rows are handed out in order; otherwise,
     they are shuffled within each block of `window` rows.
     """
@@ -191,7 +192,10 @@ class CheckpointSaved(NamedTuple):
 
 
 class CheckpointFailed(NamedTuple):
-    """A checkpoint could not be saved. If the save was in the background, the run fails at the next save or its end."""
+    """A checkpoint could not be saved.
+
+    If the save was in the background, the run fails at the next save or at the end of the cell.
+    """
 
     folder: str
     step: int

@@ -1,4 +1,4 @@
-"""The NVIDIA GPUs of this machine, as reported by NVML, the library of NVIDIA's driver.
+"""Finds this machine's NVIDIA GPUs, as reported by NVML, the library of NVIDIA's driver.
 
 Where NVML is not installed, no GPUs are found. The address of a GPU is what CUDA_VISIBLE_DEVICES accepts: an index, a
 UUID, or the beginning of a UUID. Indices follow the order of the PCI bus. NVML always uses this order; CUDA uses it
@@ -7,6 +7,7 @@ if CUDA_DEVICE_ORDER=PCI_BUS_ID is set.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -29,6 +30,11 @@ def found(visible: str | None) -> list[GpuUsed]:
         return []
     finally:
         nvml.nvmlShutdown()
+
+
+def visible() -> list[str]:
+    """Return the addresses of the GPUs that CUDA would find in this process."""
+    return [gpu.address for gpu in found(os.environ.get("CUDA_VISIBLE_DEVICES"))]
 
 
 class Meter:
@@ -57,7 +63,7 @@ def _open() -> Any:
     import ctypes
 
     try:
-        # Without NVML, this fails at once, and saves the 20 ms that importing pynvml would take.
+        # Without NVML, this line fails at once, which saves the 20 ms that importing pynvml would take.
         ctypes.CDLL("libnvidia-ml.so.1")
         import pynvml
     except (ImportError, OSError):

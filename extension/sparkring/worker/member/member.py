@@ -6,13 +6,13 @@
 The member has no threads. One loop waits until a socket or a pipe can be read, and handles what has arrived. The rank's
 file descriptors 1 and 2 are pipes to the member, so the member also gets what C++ code prints and what Python prints
 when it crashes. Before the member reports that a request has finished or failed, it sends what is left in these pipes,
-so the driver gets the request's output first. Only then does it give the rank the next request, which waits in the
-member if the driver sent it earlier.
+so the driver gets the request's output first. The member gives the rank the next request only after the report. If the
+driver sends a request earlier, the request waits in the member.
 
-If the connection to the driver breaks, or if the member's parent ends, the member kills the rank and everything that
-the rank has started, and then ends itself. It notices the end of its parent when its stdin is closed or when it gets
-another parent. If a spare process has forked the member, its stdin is a pipe from the driver, and the member watches
-the driver instead of its parent.
+If the connection to the driver breaks, or if the member's parent exits, the member kills the rank and everything that
+the rank has started, and then exits itself. It notices that its parent has exited when its stdin is closed or when it
+gets another parent. If a spare process has forked the member, its stdin is a pipe from the driver, and the member
+watches the driver instead of its parent.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import Any, NamedTuple, NoReturn, get_args
 from sparkring.wire import messages
 from sparkring.wire.channel import ChannelClosed, Connection, ProtocolError, dial, pair
 from sparkring.wire.ticket import Ticket
-from sparkring.worker.member import process
+from sparkring.worker.member import process, usage
 from sparkring.worker.member.gpus import Meter
 from sparkring.worker.member.network import free_port, interface_of
 from sparkring.worker.member.pipe import Pipe
@@ -42,7 +42,7 @@ PARTIAL_AFTER_S = 0.1  # an unfinished line is sent to the driver after this tim
 TICK_S = 0.5
 BEAT_EVERY_S = 2.0
 DRAIN_LIMIT_S = 2.0
-# While requests are waiting in the member, a report of the rank is held back for up to HOLD_S, and sent together with
+# While requests are waiting in the member, a report from the rank is held back for up to HOLD_S, and sent with
 # the next report. When the number of waiting requests is a multiple of TOGETHER, the report is sent at once.
 HOLD_S, TOGETHER = 0.005, 8
 WAIT_S = 0.05  # if a request takes longer than this, the requests that are waiting behind it go back to the driver
@@ -84,6 +84,7 @@ class Member:
         self.kill_at: float | None = None
         self.last_beat = time.monotonic()
         self.gpus = Meter()
+        self.usage = usage.Meter(rank.pid)
         self.paused_until = 0.0
         self.busy_since: float | None = None  # when the rank was given its current request; None if it has none
         self.waiting: collections.deque[bytes] = collections.deque()  # the requests that are waiting, as frames
@@ -110,11 +111,11 @@ class Member:
         )
 
     def run(self) -> None:
-        """Serve until the rank and everything that it started have ended."""
+        """Serve until the rank and everything that it started have exited."""
         wake_r, wake_w = os.pipe()
         os.set_blocking(wake_r, False)
         os.set_blocking(wake_w, False)
-        # When a child ends, Python writes a byte to `wake_w`, which wakes the loop below. Python does so only for a
+        # When a child exits, Python writes a byte to `wake_w`, which wakes the loop below. Python does so only for a
         # signal that has a handler.
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
@@ -145,7 +146,7 @@ class Member:
                         self.from_home()
                     case "rank":
                         self.from_rank()
-                    case "output" if key.fd in self.pipes:  # else from_rank() has just read this pipe to its end
+                    case "output" if key.fd in self.pipes:  # otherwise, from_rank() has just read this pipe to its end
                         self.forward(self.pipes[key.fd])
             self.take_pending()
             self.tick()
@@ -194,6 +195,8 @@ class Member:
             self.tell(messages.Beat())
             for gpu in self.gpus.changes():
                 self.tell(gpu)
+        if (used := self.usage.reading(now)) is not None:
+            self.tell(used)
 
     # ── to and from the driver ────────────────────────────────────────────────
 
@@ -247,7 +250,7 @@ class Member:
                 raise ProtocolError(f"the driver sent {type(order).__name__}, which is not for a member")
 
     def reach_rank(self, send: Callable[[], None]) -> None:
-        """Call `send`, which sends something to the rank. If the rank has ended, ignore the error.
+        """Call `send`, which sends something to the rank. If the rank has exited, ignore the error.
 
         Raise ChannelClosed if the connection to the driver has broken.
         """
@@ -328,9 +331,9 @@ class Member:
             self.kill_at = time.monotonic() + grace_s
 
     def reap(self) -> None:
-        """Reap the children that have ended. If the rank is among them, note how it ended.
+        """Reap the children that have exited. If the rank is among them, note how it exited.
 
-        The other children were started by the rank: they became this process's children when their own parent ended.
+        The other children were started by the rank: they became this process's children when their own parent exited.
         """
         while True:
             try:
@@ -345,7 +348,10 @@ class Member:
                 self.peak_memory_bytes = usage.ru_maxrss * unit
 
     def rank_has_ended(self) -> bool:
-        """Whether the rank ends within DRAIN_LIMIT_S. A rank whose connection is closed usually ends a moment later."""
+        """Wait up to DRAIN_LIMIT_S for the rank to exit, which it usually does right after its connection is closed.
+
+        Return whether it has exited.
+        """
         deadline = time.monotonic() + DRAIN_LIMIT_S
         while self.wait_status is None and time.monotonic() < deadline:
             self.reap()
@@ -353,11 +359,11 @@ class Member:
         return self.wait_status is not None
 
     def abandon(self) -> NoReturn:
-        """Have main() kill the rank and end this process. The driver or the parent is gone, so nothing is reported."""
+        """Make main() kill the rank and end this process. The driver or the parent is gone, so nothing is reported."""
         raise SystemExit(1)
 
     def finish(self) -> None:
-        """Kill the processes that the rank has left behind, send its last output, and report how it ended."""
+        """Kill the processes that the rank has left behind, send its last output, and report how it exited."""
         process.kill_family(self.rank_pid)
         deadline = time.monotonic() + DRAIN_LIMIT_S
         for pipe in list(self.pipes.values()):
@@ -392,7 +398,7 @@ class Member:
             try:
                 more = os.read(self.stack_fd, 65536)
                 if not more:
-                    break  # the rank has just ended
+                    break  # the rank has just exited
                 text += more
                 quiet_since = time.monotonic()
             except BlockingIOError:
@@ -407,7 +413,7 @@ def _fork_rank(ticket: Ticket) -> RankProcess:
     stack_r, stack_w = os.pipe()
     ours, theirs = pair()
     member = os.getpid()
-    # SIGUSR2 asks the rank for its stack. It would kill a rank that has not set its handler yet, so ignore it first.
+    # SIGUSR2 asks the rank for its stack. It would kill a rank that has not set a handler yet, so it is first ignored.
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     pid = os.fork()
     if pid:
@@ -434,9 +440,9 @@ def _fork_rank(ticket: Ticket) -> RankProcess:
 
 
 def main(found: dict[str, Any], driver: int | None = None) -> None:
-    """Run a member until its end. `found` contains the fields of the Ticket from the launcher.
+    """Run a member, and then exit this process. `found` contains the fields of the Ticket from the launcher.
 
-    The member ends when its parent ends or, if a spare process has forked it, when the process `driver` ends.
+    The member stops early if its parent exits or, if a spare process has forked it, if the process `driver` exits.
     """
     ticket, parent = Ticket(**found), os.getppid()
     process.adopt_orphans()
@@ -464,4 +470,4 @@ def main(found: dict[str, Any], driver: int | None = None) -> None:
             import shutil
 
             shutil.rmtree(ticket.cleanup, ignore_errors=True)
-    os._exit(code)  # without Python's own shutdown: nothing needs it, and the driver would wait for it
+    os._exit(code)  # skip Python's own shutdown: nothing needs it, and the driver would have to wait for it

@@ -13,7 +13,7 @@ _LOOPBACK = "lo0" if _ON_MACOS else "lo"
 
 
 def free_port(address: str) -> int:
-    """Return a port that is free on `address`. The system does not choose the same port again for a while."""
+    """Return a port that is free on `address`. For a while, the system does not choose the same port again."""
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as sock:
         sock.bind((address, 0))
         return int(sock.getsockname()[1])

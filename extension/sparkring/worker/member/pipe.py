@@ -31,7 +31,7 @@ class Pipe:
             try:
                 fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
             except OSError:
-                pass  # the user's pipes together have reached the system's limit: the default size will do
+                pass  # the user's pipes together have reached the system's limit; the default size is enough
 
     def read(self) -> tuple[bytes, bool]:
         """Return what can be read now, up to the end of the last whole line, and whether the stream has ended."""

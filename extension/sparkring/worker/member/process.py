@@ -1,8 +1,8 @@
 """Watches and ends a process and all processes that it has started.
 
-On Linux, a member is a child subreaper: when its rank ends, the processes that the rank has started become the member's
-children. The member can then find and kill them, even if they have called setsid(). On other systems, the member kills
-only the rank's process group.
+On Linux, a member is a child subreaper: when its rank exits, the processes that the rank has started become the
+member's children. The member can then find and kill them, even if they have called setsid(). On other systems, the
+member kills only the rank's process group.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def _prctl(option: int, value: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent ends."""
+    """Become the parent of every descendant whose own parent exits."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when `parent` ends. The child must call this right after the fork."""
+    """Have the kernel kill this process when `parent` exits. The child must call this right after the fork."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # the parent has already ended, so the kernel will send no signal
+    if os.getppid() != parent:  # the parent has already exited, so the kernel will send no signal
         os._exit(1)
 
 
@@ -51,8 +51,8 @@ def descendants(root: int) -> list[int]:
     for pid in pids:
         if stat := _stat(pid):
             children.setdefault(int(stat[1]), []).append(pid)
-            # A zombie is not returned, but its children are looked up: a process becomes a zombie when its main thread
-            # ends, and keeps its children as long as another of its threads is running.
+            # A zombie is not returned, but its children are: a process becomes a zombie when its main thread ends, and
+            # keeps its children as long as another of its threads is running.
             if stat[0] in "ZX":
                 ended.add(pid)
     found: list[int] = []
@@ -65,7 +65,7 @@ def descendants(root: int) -> list[int]:
 
 
 def family(root: int) -> list[int]:
-    """Return the descendants of `root`, faster than descendants() does if the kernel lists the children of threads.
+    """Return the descendants of `root`: like descendants(), but faster if the kernel lists the children of threads.
 
     Descendants that have just been forked or have just lost their parent may be missing, and zombies may be included.
     """
@@ -102,15 +102,15 @@ def kill_family(rank_pid: int) -> None:
             try:
                 os.kill(pid, signal.SIGKILL)
             except OSError:
-                pass  # the process has already ended, or belongs to another user (sudo)
+                pass  # the process has already exited, or belongs to another user (sudo)
         time.sleep(0.002)
 
 
 def reap_all() -> None:
-    """Reap all children that have ended.
+    """Reap all children that have exited.
 
-    Otherwise, process 1 would inherit them. In many containers, process 1 is not an init system, and would leave them
-    as zombies.
+    Otherwise, process 1 would inherit these zombies. In many containers, process 1 is not an init system, and would
+    never reap them.
     """
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
@@ -145,7 +145,7 @@ class Memory(NamedTuple):
 
 
 def memory(pid: int) -> Memory:
-    """Return how much memory a process holds; zeros if it has ended, or on a system without /proc."""
+    """Return how much memory a process holds; zeros if it has exited, or on a system without /proc."""
     found = _numbers(f"/proc/{pid}/status")
     return Memory(*(found.get(name, 0) * 1024 for name in ("RssAnon:", "RssShmem:", "RssFile:", "VmHWM:")))
 
@@ -156,18 +156,18 @@ def private_bytes(pid: int) -> int:
 
 
 def inherited_bytes() -> int:
-    """Return how much of its own memory this process shares with the process that has forked it, or with its forks."""
+    """Return how much of its own memory this process shares with the process that forked it, or with its forks."""
     return _numbers("/proc/self/smaps_rollup").get("Shared_Dirty:", 0) * 1024
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return how much CPU time a process has used, without that of its children."""
+    """Return how much CPU time a process, and its children that have ended, have used."""
     stat = _stat(pid)
-    return sum(map(int, stat[11:13])) / os.sysconf("SC_CLK_TCK") if stat else 0.0
+    return sum(map(int, stat[11:15])) / os.sysconf("SC_CLK_TCK") if stat else 0.0
 
 
 def read_bytes(who: Literal["self", "thread-self"] = "self") -> int:
-    """Return how many bytes this process, and its children that have ended, have read; 0 on a system without /proc.
+    """Return how many bytes this process, and its children that have exited, have read; 0 on a system without /proc.
 
     If `who` is "thread-self", count only what this thread has read.
     """
@@ -180,7 +180,7 @@ def fair_share(ranks: int) -> int:
 
 
 def ended(pidfd: int) -> bool:
-    """Whether the process that `pidfd` refers to has ended."""
+    """Return whether the process that `pidfd` refers to has exited."""
     return bool(select.select([pidfd], [], [], 0.0)[0])
 
 
@@ -194,7 +194,7 @@ def resident_bytes() -> int:
 
 
 def out_of_memory_kills() -> int:
-    """Return how many processes of this process's control group the kernel has killed because memory ran out."""
+    """Return how many processes in this process's control group the kernel has killed because memory ran out."""
     for version, folder in _memory_groups():
         name = "memory.events" if version == 2 else "memory.oom_control"
         found = _numbers(f"{folder}/{name}").get("oom_kill")
@@ -206,7 +206,7 @@ def out_of_memory_kills() -> int:
 def available_bytes() -> int:
     """Return how much more memory processes can use; 0 on a system without /proc.
 
-    Both the machine and this process's control groups have limits. The lowest one counts.
+    The machine and this process's control groups have limits. The lowest limit counts.
     """
     free = _numbers("/proc/meminfo").get("MemAvailable:", 0) * 1024
     for version, folder in _memory_groups():
@@ -216,6 +216,14 @@ def available_bytes() -> int:
             cached = _numbers(f"{folder}/memory.stat").get(names[2], 0)  # the kernel drops this when memory runs short
             free = min(free, max(0, limit - used + cached))
     return free
+
+
+def total_bytes() -> int:
+    """Return how much memory the machine has, or this process's control groups allow; 0 on a system without /proc."""
+    total = _numbers("/proc/meminfo").get("MemTotal:", 0) * 1024
+    names = {1: "memory.limit_in_bytes", 2: "memory.max"}
+    limits = (_number(f"{folder}/{names[version]}") for version, folder in _memory_groups())
+    return min([total, *(limit for limit in limits if limit is not None)])
 
 
 def _memory_groups() -> list[tuple[int, str]]:

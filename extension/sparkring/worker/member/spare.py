@@ -1,9 +1,10 @@
 """A spare process: imports frameworks while the notebook is idle, and then forks members that need not import them.
 
-It ends at once if the driver has ended, if an import has opened a GPU, or if a framework has started a thread, since a
-fork copies only the thread that calls it. If the driver has closed the connection, if no member has been wanted for a
-while, or if memory runs short, it ends after the members that it has forked. Until then, it reports how each member has
-ended. If it is killed, its members go on: they watch the driver, not the spare process.
+The spare process exits at once if the driver has exited, if an import has opened a GPU, or if a framework has started a
+thread, since a fork copies only the thread that calls fork(). If the driver has closed the connection, if no member has
+been wanted for a while, or if memory runs short, the spare process exits after the members that it has forked. Until
+then, it reports how each member exited. If the spare process is killed, its members go on: they watch the driver, not
+the spare process.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ _GPU_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 
 
 class Forked(NamedTuple):
-    """A member that this process has forked. When it has ended, its exit code is written to the pipe `status`."""
+    """A member that this process has forked. When it has exited, its exit code is written to the pipe `status`."""
 
     pid: int
     status: int
 
 
 class Start(NamedTuple):
-    """What a forked process needs to become a member: its ticket, and descriptors of its stdin and working folder."""
+    """What a forked process needs to become a member: a ticket, and descriptors of its stdin and working folder."""
 
     ticket: dict[str, Any]
     stdin: int
@@ -46,7 +47,10 @@ class Start(NamedTuple):
 
 
 def main() -> None:
-    """Run a spare process until its end; in each process that it forks, run a member. File descriptor 0 is a socket."""
+    """Run a spare process until it exits. In each process that it forks, run a member.
+
+    File descriptor 0 is the socket that connects the spare process to the driver.
+    """
     try:
         channel = socket.socket(fileno=os.dup(0))
         driver = os.getppid()
@@ -64,7 +68,7 @@ def main() -> None:
         os.close(stderr)
         channel.send(SPARE_READY)
         found = _serve(channel, driver, order)
-    except BaseException:  # a module cannot be imported, the driver has ended, or no process can be forked
+    except BaseException:  # a module cannot be imported, the driver has exited, or no process can be forked
         os._exit(1)
     _become_member(found)
     member.main(found.ticket, driver)
@@ -82,7 +86,7 @@ def _import(modules: Sequence[str], *, in_background: bool) -> None:
     sys.argv = [""]
     gc.disable()
     is_set = _JEMALLOC in os.environ
-    os.environ.setdefault(_JEMALLOC, "background_thread:false")  # forks would not have this thread
+    os.environ.setdefault(_JEMALLOC, "background_thread:false")  # forks would lack a background thread
     priority = os.getpriority(os.PRIO_PROCESS, 0)
     if in_background:
         _lower_priority(priority)
@@ -91,12 +95,12 @@ def _import(modules: Sequence[str], *, in_background: bool) -> None:
     os.setpriority(os.PRIO_PROCESS, 0, priority)
     if not is_set:
         del os.environ[_JEMALLOC]
-    gc.freeze()  # else a fork that collects garbage would copy the objects that it shares with this process
+    gc.freeze()  # otherwise, a fork that collects garbage would copy the objects that it shares with this process
     gc.enable()
 
 
 def _lower_priority(priority: int) -> None:
-    """Lower the priority of this process, unless the process would not be allowed to raise it to `priority` again."""
+    """Lower the priority of this process, if the process is allowed to raise it to `priority` again later."""
     pid = os.fork()
     if not pid:
         try:
@@ -110,10 +114,10 @@ def _lower_priority(priority: int) -> None:
 
 
 def _may_fork() -> bool:
-    """Whether forks of this process are as good as new processes.
+    """Return whether forks of this process are as good as new processes.
 
     A library that supports forks, such as OpenBLAS, ends its threads before a fork and starts them again when it needs
-    them. So if there is still another thread after a fork, forks would lack a thread that they need.
+    them. So if this process has another thread after a fork, later forks would lack a thread that they need.
     """
     pid = os.fork()
     if not pid:
@@ -129,8 +133,8 @@ def _may_fork() -> bool:
 
 
 def _serve(channel: socket.socket, driver: int, order: SpareOrder) -> Start:
-    """Fork a member for each ticket that the driver sends. Return in the forked processes only."""
-    children: dict[int, Forked] = {}  # the keys are pidfds, which become readable when the process has ended
+    """Fork a process for each ticket that the driver sends. Return only in the forked processes."""
+    children: dict[int, Forked] = {}  # the keys are pidfds, which become readable when the process has exited
     used = time.monotonic()
     serving = True
     while serving or children:
@@ -177,7 +181,7 @@ def _report_end(fd: int, forked: Forked) -> None:
 
 
 def _become_member(start: Start) -> None:
-    """Take over the stdin and the working folder, and seed the random numbers anew. Runs in the forked process."""
+    """In a forked process, take over stdin and the working folder, and seed the random numbers anew."""
     os.setsid()
     os.dup2(start.stdin, 0)
     os.close(start.stdin)

@@ -63,7 +63,7 @@ def prefix(member: int) -> str:
 
 
 def remove_left(member: int) -> None:
-    """Remove the temporary folder of a member that was killed. `member` is the process id that it had."""
+    """Remove the temporary folder that a killed member has left. `member` is the process id that the member had."""
     import glob
     import shutil
     import tempfile

@@ -1,7 +1,7 @@
 """Gives a %%barrier cell its additional variables: the Spark task's context and the rows of the task's partition.
 
-Spark's BarrierTaskContext talks to the executor through a local socket. It needs only the socket's port and a secret,
-or the socket's path. Therefore it also works in the rank, which is another process on the same machine.
+Spark's BarrierTaskContext talks to the executor through a local socket. To connect, it needs only the socket's port and
+a secret, or the socket's path. So it also works in the rank, which is another process on the same machine.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ class Rows(Iterator[Any]):
     Iterating yields each row as a pyspark.sql.Row. `pandas()` yields a pandas.DataFrame for each batch of rows, and
     `arrow()` a pyarrow.RecordBatch; spark.sql.execution.arrow.maxRecordsPerBatch limits the rows of a batch.
     `to_pandas()` returns the whole partition as one DataFrame. A Row has the values that collect() returns, and a
-    DataFrame those that toPandas() returns, including vectors and other user-defined types. Times are in the session's
-    time zone, and carry no time zone. Without --data there are no rows. Reading the rows twice raises DataError.
+    DataFrame has the values that toPandas() returns, including vectors and other user-defined types. Times are in the
+    session's time zone, but are not marked with it. Without --data there are no rows. Reading the rows twice raises
+    DataError.
     """
 
     def __init__(self, descriptor: int) -> None:

@@ -1,9 +1,9 @@
 """Sends a rank's definitions to processes that it starts with multiprocessing's `spawn` or `forkserver`.
 
-Such a process runs a new Python, which looks in its `__main__` for the functions and classes that it is to use. To
-define them, multiprocessing runs the parent's script again in the child. But a rank has no script file. So when the
-rank starts a child, it sends the functions and classes that its `__main__` has at that moment, and the child runs
-child_main.py, which loads them.
+Such a process runs a new Python, which looks in its `__main__` for the functions and classes that it is to use.
+Usually, multiprocessing defines them by running the parent's script again in the child. But a rank has no script file.
+So when a rank starts a child, it sends the functions and classes that the rank's `__main__` has at that moment, and the
+child runs child_main.py, which loads them.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def load(namespace: dict[str, Any]) -> None:
     payload, buffers, problems = vars(sys).pop(_PLACE)
     unpack_names(payload, namespace, buffers)
     namespace.update((name, _unavailable(name, problem)) for name, problem in problems.items())
-    # Not main_of_rank(): runpy replaces the `__main__` of the child by a module with a copy of `namespace`.
+    # Do not use main_of_rank() here: runpy replaces the child's `__main__` by a module with a copy of `namespace`.
     prepare_children(lambda: namespace)
 
 

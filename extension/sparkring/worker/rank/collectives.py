@@ -18,7 +18,7 @@ from typing import Any
 def release(tell: Callable[[], object] = lambda: None) -> None:
     """End the communication of each framework that this process has initialised. All ranks of the gang call this.
 
-    `tell` is called before that, if there is such a framework.
+    If there is such a framework, `tell` is called first.
     """
     names = ("horovod.tensorflow.mpi_ops", "horovod.torch.mpi_ops", "torch.distributed")
     frameworks: dict[str, Any] = {name: sys.modules[name] for name in names if _initialized(sys.modules.get(name))}
@@ -35,16 +35,16 @@ def release(tell: Callable[[], object] = lambda: None) -> None:
 
 
 def _initialized(framework: Any) -> bool:
-    """Whether `framework`, a module or None, has been initialised. The import of the module may not have ended yet."""
+    """Return whether `framework`, a module or None, has been initialised. The module's import may be incomplete."""
     return hasattr(framework, "is_initialized") and bool(framework.is_initialized())
 
 
 def _cut_accepted() -> None:
     """Cut the connections that this process has accepted, but not those that it has made (for example to a database).
 
-    Each of Gloo's connections was accepted by one of its two ranks, so if every rank does this, all are cut.
-    torch.destroy_process_group() alone is not enough: the connections stay open as long as something refers to the
-    group, as a DistributedDataParallel model does.
+    Each of Gloo's connections was accepted by one of its two ranks. So if every rank calls this function, all of Gloo's
+    connections are cut. torch.destroy_process_group() alone is not enough: the connections stay open as long as an
+    object refers to the group, as a DistributedDataParallel model does.
     """
     listening, established = set(), []
     for name in os.listdir("/dev/fd"):
@@ -53,7 +53,7 @@ def _cut_accepted() -> None:
                 continue
             sock = socket.socket(fileno=os.dup(int(name)))
         except OSError:
-            continue  # it has been closed in the meantime
+            continue  # the descriptor has been closed in the meantime
         with sock:
             if sock.family not in (socket.AF_INET, socket.AF_INET6) or sock.type != socket.SOCK_STREAM:
                 continue

@@ -137,7 +137,7 @@ def update_display(value: object, *, display_id: str, **options: Any) -> None:
 
 
 def clear_output(wait: bool = False) -> None:
-    """Clear what this rank has displayed, as soon as it displays something new."""
+    """Clear this rank's displays as soon as the rank displays something new. `wait` is ignored."""
     global _clears
     _clears = True
 
@@ -202,7 +202,7 @@ def _repr(value: object) -> str:
 
 
 def _has_scripts(bundle: Mapping[str, Any]) -> bool:
-    """Whether the bundle's HTML contains scripts, which the notebook would not run."""
+    """Return whether the bundle's HTML contains scripts, which the notebook would not run."""
     return "<script" in str(bundle.get("text/html", "")).lower()
 
 
@@ -257,7 +257,7 @@ def _print(text: str) -> None:
 
 
 def _replace_ipythons(module: Any) -> None:
-    """Replace IPython's display functions. On a rank, where IPython has no shell, they would only print."""
+    """Replace IPython's display functions. On a rank, IPython has no shell, so its own functions would only print."""
     for ours in (display, update_display, clear_output, publish_display_data):
         setattr(module, ours.__name__, ours)
 
@@ -268,7 +268,7 @@ def _use_our_backend(module: Any) -> None:
 
 
 def _print_bars(module: types.ModuleType) -> None:
-    """Replace tqdm's bars for notebooks, which are widgets and need a kernel, by its bars for terminals."""
+    """Replace tqdm's bars for notebooks, which are widgets and need a kernel, with tqdm's bars for terminals."""
     std: Any = module.std_tqdm
 
     class tqdm_notebook(std):  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Replaces `{expression}` and `$name` in `!` and `%` lines by their values, as IPython does."""
+"""Replaces `{expression}` and `$name` in `!` and `%` lines with their values, as IPython does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def names_in(text: str) -> set[str]:
 
 
 def expand(text: str, namespace: dict[str, Any]) -> str:
-    """Return `text` with each `{expression}` and each `$name` of a variable replaced by its value.
+    """Return `text` with each `{expression}` and each `$name` of a variable replaced with its value.
 
     `$$`, `{{` and `}}` become `$`, `{` and `}`. Everything else stays unchanged, for example `$HOME` if the cell has no
     variable `HOME`.

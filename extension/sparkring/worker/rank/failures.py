@@ -1,4 +1,4 @@
-"""Describes an exception of a rank in strings and numbers, so that the driver does not need the exception's class."""
+"""Describes an exception on a rank in strings and numbers, so that the driver does not need the exception's class."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from sparkring.worker.rank import script
 CONTEXT_LINES = 2
 MOST_FRAMES = 50
 
-# When a rank is gone, the other ranks raise exceptions with these messages. They are called echoes, and are not the
-# cause of the failure.
+# When a rank is gone, the other ranks raise exceptions with these messages. Such exceptions are called echoes, and are
+# not the cause of the failure.
 _ECHOES = (
     "HorovodInternalError",
     "Connection reset by peer",
@@ -47,8 +47,8 @@ _SCOPES = {"globals", "locals", "vars"}
 # Exceptions that the same code would raise again, on whichever machines the ranks run.
 _CODE = (NameError, TypeError, AttributeError, ImportError, SyntaxError, OptionsError, PathError, CheckpointError)
 
-# pybind11 gives an exception this text if a KeyboardInterrupt arrives while the exception is being made. This happens
-# when a collective of TensorFlow is ended.
+# pybind11 puts this text into an exception if a KeyboardInterrupt arrives while the exception is being made. This can
+# happen when a TensorFlow collective is ended.
 _INTERRUPTED = "REPLACED BY KeyboardInterrupt"
 
 
@@ -76,7 +76,7 @@ def as_failure(error: BaseException, cell: str = CELL_NAME) -> Failure:
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """Return the exception and those that Python's traceback also shows: causes, and exceptions being handled."""
+    """Return the exception and the exceptions that Python's traceback shows with it: its causes and contexts."""
     found: list[BaseException] = []
     each: BaseException | None = error
     while each is not None and all(each is not other for other in found):
@@ -140,10 +140,10 @@ def _leave_out_ours(parts: traceback.TracebackException | None, error: BaseExcep
 
 
 def _is_ours(filename: str, error: BaseException) -> bool:
-    """Whether to leave a frame out of the traceback, because it is not the user's code.
+    """Return whether to leave a frame out of the traceback, because it is not the user's code.
 
     Frames of this folder are always left out: when a cell runs a script, they lie between the cell's frames and the
-    script's. If sparkring itself raised `error`, the frames of the whole package are left out.
+    script's frames. If sparkring itself raised `error`, the frames of the whole package are left out.
     """
     here = os.path.dirname(_is_ours.__code__.co_filename)  # not __file__, which differs if this is in a zip
     if isinstance(error, SparkringError):
@@ -173,7 +173,7 @@ def _frames(error: BaseException, cell: str) -> tuple[CodeFrame, ...]:
 
 
 def _advice(error: BaseException) -> str:
-    """Return what the user can do next; '' if this is not a common error."""
+    """Return what the user can do next; '' if the error is not a common one."""
     if isinstance(error, ModuleNotFoundError):
         package = (error.name or "").partition(".")[0]
         if package == "horovod":
@@ -181,8 +181,8 @@ def _advice(error: BaseException) -> str:
         if package in ("tensorflow", "torch", "petastorm", "keras"):
             return f"Install it for this rank's Python: `pip install {package}`."
         return (
-            f"`{package}` is not installed for this rank's Python; put a module of your own in the notebook's folder "
-            "or on sys.path, or add it with spark.sparkContext.addPyFile()."
+            f"`{package}` is not installed for this rank's Python. If it is a module of your own, put it in the "
+            "notebook's folder or on sys.path, or add it with spark.sparkContext.addPyFile()."
         )
     if type(error).__name__ == "DataLossError" and "corrupted record" in str(error):
         return (
@@ -196,7 +196,7 @@ def _advice(error: BaseException) -> str:
             return f"The notebook has imported `{name}`, but this rank could not import it: {submodules.missing[name]}."
     if _fits_among_workers(error):
         return (
-            "fit() of Keras 3 does not work under MultiWorkerMirroredStrategy: use tf-keras (`pip install --no-deps "
+            "Keras 3's fit() does not work under MultiWorkerMirroredStrategy: use tf-keras (`pip install --no-deps "
             "tf-keras`, then %%tensorflow --env TF_USE_LEGACY_KERAS=1), a loop of your own with strategy.run(), or "
             "%%horovod."
         )
@@ -210,7 +210,7 @@ def _advice(error: BaseException) -> str:
 
 
 def _fits_among_workers(error: BaseException) -> bool:
-    """Whether Keras 3 itself failed in a method of a model that a MultiWorkerMirroredStrategy distributes.
+    """Return whether Keras 3 itself failed in a method of a model that a MultiWorkerMirroredStrategy distributes.
 
     Under this strategy, Keras 3 passes a PerReplica value (a tensor for each replica) to TensorFlow, which refuses it.
     Only the error's message shows this, since Keras removes its frames from the traceback.
@@ -218,7 +218,7 @@ def _fits_among_workers(error: BaseException) -> bool:
     if not isinstance(error, ValueError) or "distribute.values.PerReplica" not in _text_of(error):
         return False
     for frame, _ in traceback.walk_tb(error.__traceback__):
-        # The only frames of Keras in tracebacks are those of this module, in which args[0] is the model.
+        # Keras removes all of its frames except those of this module, in which args[0] is the model.
         if frame.f_globals.get("__name__") == "keras.src.utils.traceback_utils":
             arguments = frame.f_locals.get("args") or (None,)
             strategy = getattr(arguments[0], "distribute_strategy", None)
@@ -230,7 +230,7 @@ def _fits_among_workers(error: BaseException) -> bool:
 def _unknown_name(error: BaseException) -> str:
     """Return the name that the code did not find in the rank's `__main__`; '' if the error has another reason."""
     if isinstance(error, NameError):
-        found = _NOT_DEFINED.search(str(error))  # in a NameError of pandas, `name` is not set
+        found = _NOT_DEFINED.search(str(error))  # in a NameError from pandas, `name` is not set
         return error.name or (found[1] if found else "")
     if isinstance(error, AttributeError) and error.obj is sys.modules["__main__"]:
         return error.name or ""

@@ -1,4 +1,4 @@
-"""Runs actions on modules as soon as the user's code imports them, and tells whether an import is under way."""
+"""Runs actions on modules as soon as the user's code imports them, and finds out whether an import is under way."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from importlib.abc import Loader, MetaPathFinder
 else:
     # These base classes are needed only for type checks. Importing importlib.abc would take a sixth of a rank's
-    # start-up.
+    # start-up time.
     Loader = MetaPathFinder = object
 
 Action = Callable[[types.ModuleType], object]
@@ -53,7 +53,7 @@ def order() -> list[str]:
 
 
 def is_installed(module: types.ModuleType) -> bool:
-    """Whether the module belongs to an installed package, and not to the user's own code."""
+    """Return whether the module belongs to an installed package, and not to the user's own code."""
     return bool(_INSTALLED(getattr(module, "__file__", None) or ""))
 
 
@@ -63,7 +63,7 @@ def _look_for_imports() -> None:
 
 
 def under_way(frame: types.FrameType | None) -> bool:
-    """Whether `frame` or one of its callers is running the top level of an installed module, during its import.
+    """Return whether `frame` or one of its callers is importing an installed module (running its top-level code).
 
     The user's own modules do not count: importing such a module may be the training itself.
     """
@@ -76,7 +76,7 @@ def under_way(frame: types.FrameType | None) -> bool:
 
 
 class _Finder(MetaPathFinder):
-    """Finds modules that have actions by asking the other finders, and has the modules' loaders call the actions."""
+    """Asks the other finders for modules that have actions, and makes the loaders of these modules call the actions."""
 
     def __init__(self) -> None:
         self._looking: set[str] = set()

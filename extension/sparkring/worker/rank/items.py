@@ -1,8 +1,8 @@
-"""The work of a pool on a rank: runs a cell or a function for one item after another, each as if it were the first.
+"""Does a pool's work on a rank: runs a cell or a function for one item after another, each as if it were the first.
 
 The captured values stay packed on the rank. For each item, `__main__` is emptied, and the captured values and the
-item's own values are unpacked into it. Large arrays are not copied for this: all items map the same memory, and only
-the pages that an item writes to are copied. What an item changes in a module, in the environment or on disk stays.
+item's own values are unpacked into it. Large arrays are not copied: all items map the same memory, and only the pages
+that an item writes to are copied. Changes that an item makes to a module, to the environment or on disk are not undone.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from sparkring.worker.member import process
 from sparkring.worker.rank import collectives, seeds, shell
 from sparkring.worker.rank.cell import CompiledCell, compile_cell
 
-# The difference between the seeds of neighbouring ranks of an item, which are to draw different numbers.
+# The seeds of an item's neighbouring ranks differ by this much, because ranks must draw different numbers.
 RANKS_APART = 0x9E3779B1
-# Collect garbage only when the memory has grown by this much, since collecting can take longer than a short item.
+# Collect garbage only when the process's memory has grown by this much, since this can take longer than a short item.
 COLLECT_AFTER_BYTES = 64 * 1024**2
 
 
 class ItemWork:
     """Runs the work of `order` for each item in `namespace`, the rank's `__main__`.
 
-    Before each item, the present content of `namespace` is restored. `filename` names the cell in tracebacks.
+    Before each item, `namespace` is reset to its content at the time of __init__(). `filename` is the cell's name in
+    tracebacks.
     """
 
     def __init__(self, order: messages.Work, namespace: dict[str, Any], filename: str) -> None:
@@ -46,7 +47,7 @@ class ItemWork:
         self._collected_bytes = 0
 
     def whole(self, item: messages.Run) -> messages.Run:
-        """Return the request of an item with the fields that are the same for all items."""
+        """Return the request for an item, and fill in the fields that are the same for all items."""
         work = self._order
         return item._replace(
             source=work.source,
@@ -85,12 +86,12 @@ class ItemWork:
         return used_bytes
 
     def _clear(self) -> None:
-        self._namespace.clear()  # a new dict would not do: the old one would stay in memory until garbage is collected
+        self._namespace.clear()  # if a new dict were made, the old one would stay until garbage is collected
         self._namespace.update(self._at_first)
 
 
 def _new_sessions() -> None:
-    """Have Keras forget the models of the previous item, and number layers from 1 again."""
+    """Make Keras forget the models of the previous item, and number layers from 1 again."""
     for name in ("keras", "tf_keras"):
         module = sys.modules.get(name)
         if module is not None:
@@ -98,7 +99,7 @@ def _new_sessions() -> None:
 
 
 class _Shared:
-    """Data of which each item gets a copy. Only the pages of the copy that the item writes to take memory."""
+    """Data that each item gets a copy of. A copy takes memory only for the pages that the item writes to."""
 
     def __init__(self, data: messages.Buffer) -> None:
         view = memoryview(data)

@@ -1,4 +1,4 @@
-"""Configures libraries on a rank if environment variables are not enough. No library is imported for this."""
+"""Configures libraries on a rank if environment variables are not enough, but does not import any library."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def prepare() -> None:
 
 
 def _start_no_notification_service(module: types.ModuleType) -> None:
-    """Keep `@hvd.elastic.run` from starting the server that reports changes of hosts.
+    """Keep `@hvd.elastic.run` from starting the server that reports when hosts change.
 
-    A ring of a fixed size does not need the server. It would listen on all network interfaces and unpickle what is
-    signed with a key that it sends to the rendezvous in clear text.
+    A ring of a fixed size does not need the server. The server would listen on all network interfaces, and unpickle
+    anything that is signed with its key, which it sends to the rendezvous in clear text.
     """
     module.notification_manager.init = lambda *args, **kwargs: None
 

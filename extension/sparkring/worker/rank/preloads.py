@@ -1,4 +1,4 @@
-"""Tells which frameworks a rank has imported, so that a spare process can import them before later ranks start."""
+"""Finds which frameworks a rank has imported, so that a spare process can import them before later ranks start."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ FRAMEWORKS = frozenset(
         "torch",
     }
 )
-# Environment variables that these packages, or the libraries below them, read when they are imported. The excluded ones
-# are read later: TF_CONFIG and TORCH_NCCL_… are set for requests, and Lightning sets the third one when it is imported.
+# Environment variables that these packages, or libraries that they use, read when they are imported. The variables that
+# are excluded first are read later: TF_CONFIG and TORCH_NCCL_… are set for requests, and Lightning sets the third one
+# when it is imported.
 _READ_AT_IMPORT = re.compile(
     r"(?!TF_CONFIG$|TORCH_NCCL_|PYTORCH_NVML_BASED_CUDA_CHECK$)"
     r"(ARROW|GOTO|KERAS|MKL|NUMEXPR|OMP|OPENBLAS|PYTORCH|TF|TORCH|XLA)_"
@@ -33,14 +34,14 @@ ahead: tuple[str, ...] = ()  # the frameworks that a spare process had imported 
 
 
 class Preloads:
-    """Watches what a rank imports, and whether its code changes the environment on which imports depend."""
+    """Watches what a rank imports, and whether its code changes environment variables that imports depend on."""
 
     def __init__(self) -> None:
         self._at_first: dict[str, str] | None = None
         imports.note_order(FRAMEWORKS)
 
     def begin(self) -> None:
-        """Note the environment, just before the first request runs. Later calls do nothing."""
+        """Remember the environment. Called before each request runs, but only the first call has an effect."""
         if self._at_first is None:
             self._at_first = _settings()
 

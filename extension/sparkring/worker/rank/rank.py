@@ -1,7 +1,7 @@
 """A rank: runs the driver's requests in this process's main thread, in the namespace of `__main__`.
 
-The variables of a request stay for the next request; a cold gang gets only one request. Another thread reads messages
-from the member while the main thread is computing.
+The variables of a request stay for the next request; a cold gang gets only one request. While the main thread is
+computing, another thread reads messages from the member.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class Rank:
         stacks.install(stack_fd)
         self.namespace = _fresh_main()
         self.names_told: set[str] = set()
-        self.loaded = False  # whether all values that came with this request have been loaded
-        self.interrupt_waits = False  # whether an interrupt is waiting for the end of an import
+        self.loaded = False  # whether all values that were sent with this request have been loaded
+        self.interrupt_waits = False  # whether an interrupt is waiting for an import to finish
         self.item_ends = False  # whether the driver has asked to end the item, for example to prune a trial
         report.connect(self.tell)
         displays.connect(self.tell)
@@ -82,7 +82,7 @@ class Rank:
             with held_back():  # after an interrupt in the middle of a message, no other message could be sent
                 self.home.send(message)
             if self.item_ends and isinstance(message, messages.Metrics):
-                raise KeyboardInterrupt  # again: some libraries, such as scikit-learn, catch the first one and go on
+                raise KeyboardInterrupt  # again, since some libraries, such as scikit-learn, catch the first one
 
     def listen(self) -> None:
         """Receive messages, flush unfinished output, and repeat a waiting interrupt. Runs in a thread of its own."""
@@ -132,8 +132,8 @@ class Rank:
                 case messages.SetEnvironment():
                     self.environment.update(order.variables)
                 case messages.Leave():
-                    # When Python ends, it collects garbage. After the import of a framework, this would take most of a
-                    # second, for memory that the system frees anyway.
+                    # When Python exits, it collects garbage. After a framework has been imported, this would take most
+                    # of a second, although the system frees the memory anyway.
                     gc.freeze()
                     return 0
                 case _:
@@ -189,7 +189,7 @@ class Rank:
                 sys.excepthook(type(error), error, error.__traceback__)
                 _leave_forked_child(1)
             failure = as_failure(error, stacks.cell_name(self.cells))
-            # A failure that another rank's end has caused needs only one line: that rank's traceback is what matters.
+            # A failure that another rank's exit has caused needs only one line: the other rank's traceback matters.
             if not self.item_ends:  # if the driver ended the item, the error says nothing about the user's code
                 _print(f"{failure.summary}\n" if failure.cause == "echo" else failure.traceback)
             _flush()
@@ -199,8 +199,9 @@ class Rank:
         """Handle SIGINT while the user's code is running.
 
         If an installed package is being imported, the interrupt waits until the import has ended. Otherwise a package
-        with native code, such as torch, would stay half imported: it could neither be used nor be imported again. The
-        driver is told of the import each time, and gives the rank up if the import takes too long.
+        with native code, such as torch, would stay half imported: it could not be used, and could not be imported
+        again. Each interrupt that waits is reported to the driver, which gives up on the rank if the import takes too
+        long.
         """
         self.interrupt_waits = os.getpid() == self.pid and imports.under_way(frame)
         if not self.interrupt_waits:
@@ -266,7 +267,7 @@ class Rank:
     def report_value(self, value: Any, pull: tuple[str, ...]) -> None:
         """Send the cell's value, and the values of the names in `pull`, to the driver.
 
-        Each value is pickled alone, so the others are sent even if one cannot be pickled.
+        Each value is pickled separately, so if one value cannot be pickled, the others are sent.
         """
         import cloudpickle
 
@@ -322,7 +323,7 @@ def _fresh_main() -> dict[str, Any]:
 
 
 def open_streams() -> None:
-    """Open the standard streams. Output is UTF-8, and written line by line: little is lost if the process is killed."""
+    """Open the standard streams. Output is UTF-8 and line-buffered, so little is lost if the process is killed."""
     sys.stdin = sys.__stdin__ = open(0, closefd=False)  # type: ignore[misc]
     for number, name in ((1, "stdout"), (2, "stderr")):
         stream = open(number, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
@@ -331,7 +332,7 @@ def open_streams() -> None:
 
 
 def _pass_over(number: int, frame: object) -> None:
-    """Ignore SIGINT before and after the user's code. Processes that a cell starts do not inherit this."""
+    """Ignore SIGINT before and after the user's code. Programs that a cell starts do not inherit this handler."""
 
 
 def _flush() -> None:
@@ -346,6 +347,6 @@ def _print(text: str) -> None:
 
 
 def _leave_forked_child(code: int) -> None:
-    """End this process, which the cell has forked. It is not a rank, and must not report the end of the cell."""
+    """Exit this process, which the cell has forked. It is not a rank, and must not report that the cell has ended."""
     _flush()
     os._exit(code)

@@ -17,7 +17,7 @@ files: set[str] = set()  # the file names, as tracebacks show them, of all scrip
 
 
 def run_script(script: Script, arguments: Sequence[str] = ()) -> None:
-    """Run a script. Afterwards, the names that the script binds are in the rank's `__main__`, even after an error.
+    """Run a script, and put the names that it binds into the rank's `__main__`, even after an error.
 
     Raise SystemExit if the script ends with an exit code other than 0, unless `script.any_exit`.
     """
@@ -93,7 +93,7 @@ def _in_place(module: types.ModuleType) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _borrowed(cell: dict[str, Any], script: Script) -> Iterator[None]:
-    """While the script runs in the namespace `cell`, give `__name__` and `__file__` the script's values."""
+    """While the script runs in the namespace `cell`, set `__name__` and `__file__` there to the script's values."""
     before: dict[str, Any] = {name: cell[name] for name in ("__name__", "__file__") if name in cell}
     cell.update(__name__=script.name, __file__=script.path)
     try:

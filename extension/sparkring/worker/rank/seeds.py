@@ -1,9 +1,9 @@
-"""Seeds the random numbers of an item, so that its results do not depend on the process that runs it.
+"""Seeds an item's random numbers, so that its results do not depend on the process that runs it.
 
 If an item is the first in its process to import a library, the library is seeded right after the import, and the other
 generators are put back into the state that they had before the import. So the item draws the same numbers as in a
-process that had already imported the library. A generator that is made without a seed and asks the system for one, such
-as `default_rng()`, is not seeded.
+process that had already imported the library. A generator that gets its seed from the system, such as `default_rng()`
+without an argument, is not seeded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _seed: int | None = None  # None until the first item
 
 
 def begin(seed: int) -> None:
-    """Begin an item: seed the random numbers of Python and of all libraries that are imported now or later."""
+    """Begin an item: seed the random generators of Python and of all libraries that are imported now or later."""
     global _seed
     first, _seed = _seed is None, seed
     random.seed(seed)
@@ -35,7 +35,7 @@ def begin(seed: int) -> None:
 
 
 def _importing(plant: Plant) -> Action:
-    """Note the state of the generators before an import, and return the action to run after the import."""
+    """Save the state of the generators before an import, and return the action to run after the import."""
     put_back = _noted()
 
     def after(module: types.ModuleType) -> None:
@@ -66,7 +66,7 @@ def _noted() -> Callable[[], None]:
 
 
 def _keras(module: Any, seed: int) -> None:
-    """Seed Keras' own generators, but not those of Python and NumPy, which set_random_seed() seeds, too."""
+    """Seed Keras' own generators. set_random_seed() also seeds those of Python and NumPy, which are put back."""
     put_back = _noted()
     module.utils.set_random_seed(seed)
     put_back()

@@ -79,7 +79,7 @@ class Shell:
             print(f"CPU time: {time.process_time() - cpu:.3g} s, wall time: {time.perf_counter() - start:.3g} s")
 
     def _expand(self, text: str) -> str:
-        """Replace `{expression}` and `$name` by their values in the cell, and `$$` by a dollar sign."""
+        """Replace `{expression}` and `$name` with their values in the cell, and `$$` with a dollar sign."""
         from sparkring.worker.rank.expand import expand
 
         return expand(text, sys.modules["__main__"].__dict__)

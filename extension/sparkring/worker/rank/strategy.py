@@ -12,7 +12,7 @@ from sparkring.runtime.world import world
 def call_mirrored(train_fn: Callable[..., Any], use_custom_strategy: bool, /, **kwargs: Any) -> Any:
     """Call `train_fn(**kwargs)` in the scope of a MultiWorkerMirroredStrategy, and return its result.
 
-    With `use_custom_strategy`, `train_fn` makes a strategy itself, and is called outside of this scope.
+    With `use_custom_strategy`, `train_fn` makes a strategy itself, and is called outside this scope.
     """
     import tensorflow as tf
 

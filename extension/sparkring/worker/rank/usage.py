@@ -1,7 +1,7 @@
 """Measures how much time, CPU time and memory an item uses on a rank, and how much it reads, for %%foreach --plan.
 
-At short intervals, a thread looks at the memory of the rank and of the processes that the item has started. It can miss
-short peaks of these processes, but not of the rank itself, whose peak the system records.
+At short intervals, a thread looks at the memory of the rank and of the processes that the item has started. The thread
+can miss short peaks of these processes, but not a peak of the rank itself, which the system records.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ LOOKS_IN = 30  # looking takes at most about 1 / LOOKS_IN of the time
 
 
 def measured(work: ItemWork, item: Run, namespace: Mapping[str, Any]) -> Any:
-    """Run an item, and return its value. If it raises no error, tell the driver what it has used."""
+    """Run an item, and return its value. If the item raises no error, tell the driver what it has used."""
     free_bytes = process.available_bytes()
     imports, memory, began = _Imports(), _MemoryWatch(work.held_bytes), _spent()
     with memory, imports:
         value = work.compute(item)
     used = _spent().less(began).less(imports.spent).less(memory.spent)
     children_s = sum(map(process.cpu_seconds, process.descendants(os.getpid())))  # of children that are still running
-    model = max(map(_measured_model, [value, *namespace.values()]))  # the one with the most parameters
+    model = max(map(_measured_model, [value, *namespace.values()]))  # the model with the most parameters
     batch_size = namespace.get("batch_size")
     report.tell(
         ItemMeasured(
@@ -58,7 +58,7 @@ def measured(work: ItemWork, item: Run, namespace: Mapping[str, Any]) -> Any:
 
 
 class _Spent(NamedTuple):
-    """The resources used up to a moment, or between two moments."""
+    """The resources used until a moment, or between two moments."""
 
     seconds: float = 0.0
     cpu_s: float = 0.0
@@ -72,7 +72,7 @@ class _Spent(NamedTuple):
 
 
 def _spent() -> _Spent:
-    """Return what this process, and its children that have ended, have used so far."""
+    """Return what this process, and its children that have exited, have used so far."""
     children = os.times()
     cpu_s = time.process_time() + children.children_user + children.children_system
     return _Spent(time.perf_counter(), cpu_s, process.read_bytes())
@@ -96,7 +96,7 @@ class _Imports:
         builtins.__import__ = self._import
 
     def __exit__(self, *_: object) -> None:
-        if builtins.__import__ == self._import:  # else the item has set its own function, which calls this one
+        if builtins.__import__ == self._import:  # otherwise, the item has set its own function, which calls this one
             builtins.__import__ = self._real
 
     def _import(self, name: str, *arguments: Any, **keywords: Any) -> Any:
@@ -115,8 +115,8 @@ class _MemoryWatch:
     """A context manager that watches the memory of this process, of its member and of its children.
 
     Afterwards, `own_bytes`, `shared_bytes` and `gpu_bytes` are those of ItemMeasured, `imported_bytes` is the part of
-    `shared_bytes` that a spare process holds, and `spent` is what the watching itself has used. `held_bytes` is the
-    size of the values in shared memory, which take memory even while they are not mapped.
+    `shared_bytes` that a spare process holds, and `spent` has the resources that the watching itself has used.
+    `held_bytes` is the size of the values in shared memory, which take memory even while they are not mapped.
     """
 
     def __init__(self, held_bytes: int) -> None:
@@ -161,8 +161,9 @@ class _MemoryWatch:
         there = {member, *process.family(member)} - {os.getpid()}
         others = sum(map(process.private_bytes, there & self._others))
         self._others = there
-        # All items share what a spare process had imported before it forked the member. If the rank changes a part of
-        # it, this part becomes the rank's own, and the spare process still holds the original.
+        # All items share the memory of what a spare process had imported before it forked the member. If the rank
+        # writes to a part of this memory, the rank gets its own copy of the part, and the spare process still holds the
+        # original.
         imported = process.inherited_bytes() if preloads.ahead else 0
         self.imported_bytes = max(self.imported_bytes, imported)
         self._mapped_bytes = max(self._mapped_bytes, rank.own + rank.shared)
@@ -197,6 +198,6 @@ def _measured_model(value: Any) -> _Model:
 
 
 def _bits(dtype: Any) -> int:
-    """Return the size of a number in bits, from the name of its type: 32 for float32."""
+    """Return how many bits a number of this type has, according to the type's name: 32 for float32."""
     found = re.search(r"\d+$", getattr(dtype, "name", str(dtype)))
     return int(found[0]) if found else 32

@@ -1,42 +1,58 @@
-// The charts of the Metrics tab.
+// The charts of the Overview and Metrics tabs.
 
 import uPlot from "uplot";
-import { button, make, put, toggle } from "./elements.js";
-import { isPositive, plotted, RANK_COLOURS, readings } from "./series.js";
-import { number } from "./words.js";
+import { background, button, choice, download, make, put, toggle } from "./elements.js";
+import { axesOf, csv, isPositive, laid, placed, plotted, RANK_COLOURS, readings, SMOOTHING } from "./series.js";
+import { duration, number } from "./words.js";
 
-const HEIGHT = 160; // px
+const LEAST_WIDTH = 320, LEAST_HEIGHT = 160, MOST_HEIGHT = 260; // px; the width is also in panel.css
 const GREEN = "#23935a", RED = "#dd4a45"; // as in markup.py
 const TICK = 6; // px: the height of a checkpoint's mark
-// The intervals of the axis are whole numbers, because steps and epochs are.
+const RING = 4; // px: the radius of the mark of the best value
+const NEAR = 8; // px: how far from a rank's line a click selects the rank
+const FONT = "11px system-ui, sans-serif";
+// The intervals of the axis are whole numbers, because steps and epochs are whole numbers. Those of times are whole in a clock's units.
 const WHOLE = Array.from({ length: 13 }, (_, power) => [1, 2, 5].map((digit) => digit * 10 ** power)).flat();
+const TIMES = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, ...WHOLE.map((days) => days * 172800)];
+
+// How the charts of a panel look, in all of its tabs.
+export const newLooks = () => ({ log: false, smoothing: "off", axis: null });
 
 // All charts of a run. They share a cursor: when the user points at a step in one chart, all charts mark this step.
+// `room` returns the height that the charts may take together, or 0 for the least.
 export class ChartsView {
-  constructor(panel) {
+  constructor(panel, room = () => 0) {
     this.panel = panel;
+    this.room = room;
     this.charts = [];
-    this.log = false;
-    this.logButton = toggle("log scale", "logarithmic scale, for charts with only positive values", false, (on) => {
-      Object.assign(this, { log: on, told: null });
-      this.panel.schedule();
-    });
+    const set = (change) => {
+      Object.assign(panel.looks, change);
+      panel.schedule();
+    };
+    this.logButton = toggle("log scale", "logarithmic scale, for charts with only positive values", panel.looks.log, (log) => set({ log }));
+    this.smoothing = choice("What smooths the lines", (smoothing) => set({ smoothing }));
+    this.axis = choice("What the horizontal axis shows", (axis) => set({ axis }));
+    this.smoothing.fill(Object.keys(SMOOTHING));
     this.wholeButton = button("sr-tool", "reset zoom", "show all steps again", () => this.showWhole(), { hidden: true });
     this.hint = make("small", {}, "drag to zoom");
-    this.bar = make("div", { class: "sr-chartbar", role: "toolbar", "aria-label": "Charts" }, this.logButton, this.hint, this.wholeButton);
+    this.bar = make("div", { class: "sr-chartbar", role: "toolbar", "aria-label": "Charts" }, this.logButton,
+      make("label", {}, "smoothing: ", this.smoothing), this.axisLabel = make("label", {}, "by: ", this.axis), this.hint, this.wholeButton);
     this.grid = make("div", { class: "sr-chartgrid" });
     this.legend = make("small");
     this.element = make("div", { class: "sr-charts" }, this.bar, this.grid, this.legend);
   }
 
   // Draw the charts in `told`, the latest message of kind "charts". Do nothing if the charts are not visible, or if
-  // neither the message nor their width and text colour have changed.
+  // nothing that they depend on has changed.
   draw(told) {
     this.element.hidden = !told?.charts.length;
-    const width = this.grid.clientWidth, colour = getComputedStyle(this.element).color;
-    if (!told || !width || (told === this.told && width === this.width && colour === this.colour)) return;
-    const looks = colour === this.colour ? null : colour;
-    Object.assign(this, { told, width, colour });
+    const { looks, chosen } = this.panel, width = this.grid.clientWidth;
+    if (!told || !width) return;
+    const colour = getComputedStyle(this.element).color, room = this.room(), dense = devicePixelRatio;
+    const looked = JSON.stringify([width, room, colour, dense, looks]);
+    if (told === this.told && looked === this.looked && chosen === this.chosen) return;
+    Object.assign(this, { told, looked, chosen, colour, ground: background(this.element) });
+    this.control();
     put(this.legend, told.legend ?? "");
     while (this.charts.length > told.charts.length) this.charts.pop().remove();
     told.charts.forEach((chart, at) => {
@@ -44,14 +60,38 @@ export class ChartsView {
         this.charts[at] = new Chart(this);
         this.grid.append(this.charts[at].element);
       }
+      this.charts[at].describe(chart, told);
     });
-    // All charts are in the page now, so their widths are final.
-    told.charts.forEach((chart, at) => this.charts[at].draw(chart, told, looks));
+    // All charts and captions are in the page now, so widths are final, and what is left of the height is known.
+    this.height = this.heightOf(width, room);
+    told.charts.forEach((chart, at) => this.charts[at].draw(chart, told));
+  }
+
+  // Show in the controls what is set, and what this run's axis can show.
+  control() {
+    const { looks } = this.panel, axes = axesOf(this.told);
+    this.axisName = axes.includes(looks.axis) ? looks.axis : this.told.axis;
+    this.logButton.setAttribute("aria-pressed", String(looks.log));
+    this.smoothing.value = looks.smoothing;
+    this.axis.fill(axes);
+    this.axis.value = this.axisName;
+    this.axisLabel.hidden = axes.length < 2;
+  }
+
+  // Return the height of each plot: together they fill the room, if this is possible within limits.
+  heightOf(width, room) {
+    const { columnGap, rowGap } = getComputedStyle(this.grid), gap = parseFloat(columnGap) || 0;
+    const columns = Math.min(Math.max(1, Math.floor((width + gap) / (LEAST_WIDTH + gap))), this.charts.length);
+    const rows = Math.ceil(this.charts.length / columns);
+    const caption = Math.max(...this.charts.map((chart) => chart.caption.offsetHeight));
+    const around = this.grid.offsetTop - this.element.offsetTop + this.legend.offsetHeight + 8; // the bar, the legend and margins
+    const each = Math.floor((room - around) / rows - caption - (parseFloat(rowGap) || 0) * (rows - 1) / rows);
+    return Math.min(Math.max(each, LEAST_HEIGHT), MOST_HEIGHT);
   }
 
   showWhole() {
     this.unzoom();
-    this.logButton.focus(); // "reset zoom" is hidden now; without this line, its focus would go to the page
+    this.logButton.focus(); // "reset zoom" will be hidden; without this line, its focus would go to the page
   }
 
   unzoom() {
@@ -76,55 +116,78 @@ class Chart {
     this.caption = make("figcaption");
     this.place = make("div", { class: "sr-plot" });
     this.reading = make("div", { class: "sr-reading", role: "status", hidden: true });
-    this.element = make("figure", { tabindex: "0", role: "figure" }, this.caption, this.place);
-    this.element.addEventListener("keydown", (event) => this.walk(event));
+    this.csvButton = button("sr-tool", "CSV", "copy the values as CSV", () => this.takeValues());
+    this.pngButton = button("sr-tool", "PNG", "copy the chart as a picture (PNG)", () => this.takePicture());
+    this.element = make("figure", { tabindex: "0", role: "figure" }, this.caption, this.place,
+      make("div", { class: "sr-take" }, this.csvButton, this.pngButton));
+    this.element.addEventListener("keydown", (event) => event.target === this.element && this.walk(event));
     this.element.addEventListener("focus", () => this.read());
     this.element.addEventListener("blur", () => this.leave());
     this.place.addEventListener("mouseenter", () => { this.pointed = true; });
     this.place.addEventListener("mouseleave", () => this.leave());
+    this.place.addEventListener("click", (event) => this.choose(event));
   }
 
-  draw(chart, told, newColour) {
+  // Write the caption: for each curve its name, its last value and its best one.
+  describe(chart, told) {
+    const axis = this.view.axisName;
     this.chart = chart;
     this.told = told;
-    this.caption.replaceChildren(...chart.curves.flatMap(({ name, last, colour }, at) => [
-      ...(at ? [" \u00a0 "] : []), make("b", { style: `--sr-c: ${colour}` }, name), ` ${last}`]));
-    if (this.element.getAttribute("aria-label") !== chart.words) this.element.setAttribute("aria-label", chart.words);
-    const { data, series, bands } = plotted(chart);
-    const log = this.view.log && isPositive(chart), width = this.place.clientWidth;
-    const kind = JSON.stringify([log, told.axis, chart.curves.map(({ name, ranks, undone, low }) => [name, Object.keys(ranks), undone.length, !low])]);
+    this.laid = laid(chart, told, axis);
+    this.caption.replaceChildren(...this.laid.curves.map(({ name, last, best, colour }) => make("span", {},
+      make("b", { style: `--sr-c: ${colour}` }, name), ` ${last}`, best ? ` · best ${number(best.value)} at ${placed(axis, best.x)}` : "")));
+    for (const [element, name, words] of [[this.element, "aria-label", chart.words],
+      [this.csvButton, "aria-label", `CSV: copy the values of ${this.name()}`], [this.pngButton, "aria-label", `PNG: copy the chart of ${this.name()}`]]) {
+      if (element.getAttribute(name) !== words) element.setAttribute(name, words);
+    }
+  }
+
+  name() {
+    return this.chart.curves.map(({ name }) => name).join(", ");
+  }
+
+  draw() {
+    const { looks, chosen } = this.view.panel, { axisName, height } = this.view;
+    const { data, series, bands } = plotted(this.laid, { smoothing: SMOOTHING[looks.smoothing], chosen });
+    const log = looks.log && isPositive(this.laid), width = this.place.clientWidth, zoom = this.isZoomed() && this.axisName === axisName;
+    const { min, max } = this.plot?.scales.x ?? {};
+    const kind = JSON.stringify([log, axisName, devicePixelRatio, series.map(({ dash, width, rank }) => [dash, width === 0, rank !== undefined]), bands]);
+    this.axisName = axisName;
+    this.place.style.height = `${height}px`;
     if (this.kind !== kind) {
       this.plot?.destroy();
       this.plot = null; // the hooks run while the new plot is being made, and must not use the destroyed one
       this.kind = kind;
-      this.plot = new uPlot({ width, height: HEIGHT, ...this.options(log), series, bands }, data, this.place);
+      this.plot = new uPlot({ width, height, ...this.options(log), series, bands }, data, this.place);
       this.plot.over.append(this.reading);
+      if (zoom) this.plot.setScale("x", { min, max });
     } else {
-      const zoomed = this.isZoomed();
-      if (this.plot.width !== width) this.plot.setSize({ width, height: HEIGHT });
-      this.plot.setData(data, !zoomed);
-      if (zoomed || newColour) this.plot.redraw();
+      series.forEach(({ stroke, width, alpha, rank }, at) => {
+        if (at) Object.assign(this.plot.series[at], { stroke: () => stroke, width, alpha, rank });
+      });
+      if (this.plot.width !== width || this.plot.height !== height) this.plot.setSize({ width, height });
+      this.plot.setData(data, !zoom);
+      if (zoom) this.plot.redraw();
     }
     this.read();
   }
 
   options(log) {
-    const colour = () => this.view.colour;
-    const axis = {
-      stroke: colour, font: "11px system-ui, sans-serif", ticks: { show: false, size: 0 },
-      values: (plot, splits) => splits.map((value) => (value === null ? "" : number(value))),
-    };
+    const colour = () => this.view.colour, byTime = this.view.axisName === "time";
+    const axis = { stroke: colour, font: FONT, ticks: { show: false, size: 0 } };
+    const write = (how) => (plot, splits) => splits.map((value) => (value === null ? "" : how(value)));
     return {
       scales: { x: { time: false }, y: { distr: log ? 3 : 1 } },
       axes: [
-        { ...axis, incrs: WHOLE, grid: { show: false }, size: 18, gap: 4, space: 60, label: this.told.axis,
-          labelSize: 14, labelGap: 0, labelFont: axis.font },
-        { ...axis, grid: { stroke: "#8883", width: 1 }, size: 52, gap: 4, space: 28 },
+        { ...axis, values: write(byTime ? duration : number), incrs: byTime ? TIMES : WHOLE, grid: { show: false }, size: 18, gap: 4,
+          space: byTime ? 80 : 60, label: byTime ? "time since the start" : this.view.axisName, labelSize: 14, labelGap: 0, labelFont: FONT },
+        { ...axis, values: write(number), grid: { stroke: "#8883", width: 1 }, size: 52, gap: 4, space: 28 },
       ],
       legend: { show: false },
       cursor: { y: false, points: { show: false }, sync: { key: this.view.panel.id } },
       hooks: {
         drawAxes: [(plot) => this.drawMarks(plot)],
+        draw: [(plot) => this.drawBest(plot)],
         setCursor: [() => this.read()],
         setScale: [(plot, scale) => { if (scale === "x") this.view.zoomed(); }],
       },
@@ -137,7 +200,7 @@ class Chart {
     const lines = (places, top, colour, dashes) => {
       ctx.beginPath();
       for (const place of places) {
-        const x = plot.valToPos(place, "x", true);
+        const x = plot.valToPos(this.laid.moved(place), "x", true);
         if (x < bbox.left || x > bbox.left + bbox.width) continue;
         ctx.moveTo(x, bottom);
         ctx.lineTo(x, top);
@@ -153,21 +216,62 @@ class Chart {
     ctx.restore();
   }
 
-  // Show the values of the curves beside the cursor.
+  // Mark the best value of each curve with a ring.
+  drawBest(plot) {
+    const { ctx, bbox } = plot, ratio = devicePixelRatio;
+    ctx.save();
+    ctx.lineWidth = 2 * ratio;
+    ctx.fillStyle = this.view.ground;
+    ctx.setLineDash([]);
+    for (const { best, colour } of this.laid.curves) {
+      if (!best) continue;
+      const x = plot.valToPos(best.x, "x", true), y = plot.valToPos(best.value, "y", true);
+      if (x < bbox.left || x > bbox.left + bbox.width) continue;
+      ctx.beginPath();
+      ctx.arc(x, Math.min(Math.max(y, bbox.top), bbox.top + bbox.height), RING * ratio, 0, 2 * Math.PI);
+      ctx.strokeStyle = colour;
+      ctx.fill();
+      ctx.stroke();
+    }
+    ctx.restore();
+  }
+
+  // Show the values of the curves beside the cursor, and which rank a click would select.
   read() {
     const { idx, left } = this.plot?.cursor ?? {};
     const wanted = (this.pointed || document.activeElement === this.element) && idx != null && left >= 0;
+    const near = this.pointed && wanted ? this.nearest() : null;
     this.reading.hidden = !wanted;
+    if (this.plot) this.plot.over.style.cursor = near === null ? "" : "pointer";
     if (!wanted) return;
-    const rows = readings(this.chart, idx);
+    const rows = readings(this.laid, idx);
     this.reading.replaceChildren(
-      make("b", {}, `${this.told.axis} ${number(this.chart.x[idx])}`), ...this.chart.curves.map(({ name }) => make("b", {}, name)),
+      make("b", {}, placed(this.view.axisName, this.laid.x[idx])), ...this.chart.curves.map(({ name }) => make("b", {}, name)),
       ...rows.flatMap(([name, rank, values]) => [
-        make("span", { class: rank < 0 ? "" : `sr-tag sr-c${rank % RANK_COLOURS.length}` }, name), ...values.map((value) => make("span", {}, value))]));
+        make("span", { class: rank < 0 ? "" : `sr-tag sr-c${rank % RANK_COLOURS.length}${rank === near ? " sr-near" : ""}` }, name),
+        ...values.map((value) => make("span", { class: rank === near && rank >= 0 ? "sr-near" : false }, value))]));
     this.reading.style.gridTemplateColumns = `repeat(${1 + this.chart.curves.length}, auto)`;
     const width = this.plot.over.clientWidth;
     this.reading.style.left = left < width / 2 ? `${left + 8}px` : "auto";
     this.reading.style.right = left < width / 2 ? "auto" : `${width - left + 8}px`;
+  }
+
+  // Return the rank whose line is nearest to the cursor; null if none is near.
+  nearest() {
+    const { idx, top } = this.plot.cursor;
+    let found = null, least = NEAR;
+    this.plot.series.forEach(({ rank }, at) => {
+      const value = rank === undefined ? null : this.plot.data[at][idx];
+      const far = value === null ? Infinity : Math.abs(this.plot.valToPos(value, "y") - top);
+      if (far < least) [found, least] = [rank, far];
+    });
+    return found;
+  }
+
+  // A click on a rank's line selects the rank, as a click on its lane does. After a drag, uPlot stops the click.
+  choose(event) {
+    const rank = this.plot.cursor.idx == null ? null : this.nearest();
+    if (rank !== null) this.view.panel.ranks.toggle(rank, event, this.view.panel.tab);
   }
 
   leave() {
@@ -176,13 +280,57 @@ class Chart {
   }
 
   walk(event) {
-    const { x } = this.chart, at = this.plot.cursor.idx ?? x.length - 1;
+    const { x } = this.laid, at = this.plot.cursor.idx ?? x.length - 1;
     const to = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: x.length - 1 }[event.key];
     if (to === undefined) return;
     const place = x[Math.min(Math.max(to, 0), x.length - 1)];
     this.plot.setCursor({ left: this.plot.valToPos(place, "x"), top: 0 });
     this.read();
     event.preventDefault();
+  }
+
+  takeValues() {
+    const text = csv(this.chart, this.told);
+    this.take(() => navigator.clipboard.writeText(text), () => new Blob([text], { type: "text/csv" }), "csv");
+  }
+
+  takePicture() {
+    const picture = this.picture();
+    this.take(() => navigator.clipboard.write([new ClipboardItem({ "image/png": picture })]), () => picture, "png");
+  }
+
+  // Copy something. If this page may not write to the clipboard, save it as a file instead.
+  async take(copy, blob, ending) {
+    const { panel } = this.view;
+    try {
+      await copy();
+      panel.say("copied");
+    } catch (error) {
+      download(await blob(), `${panel.run.id} ${this.name()}.${ending}`.replace(/[^\w.-]+/g, "-"));
+      panel.say("saved as a file, since this page cannot copy");
+    }
+  }
+
+  // Return a PNG of the chart below its caption, as a promise.
+  picture() {
+    const { canvas } = this.plot.ctx, ratio = devicePixelRatio, left = this.plot.bbox.left, line = 18 * ratio;
+    const captions = [...this.caption.children], top = captions.length * line + 6 * ratio;
+    const whole = make("canvas", { width: canvas.width, height: canvas.height + top }), ctx = whole.getContext("2d");
+    ctx.fillStyle = this.view.ground;
+    ctx.fillRect(0, 0, whole.width, whole.height);
+    ctx.textBaseline = "middle";
+    captions.forEach(({ firstChild, textContent }, at) => {
+      const name = firstChild.textContent, y = (at + 0.6) * line;
+      const write = (text, x, weight, colour) => {
+        ctx.font = `${weight} ${12 * ratio}px system-ui, sans-serif`;
+        ctx.fillStyle = colour;
+        ctx.fillText(text, x, y);
+        return x + ctx.measureText(text).width;
+      };
+      write(textContent.slice(name.length), write(name, left, 600, getComputedStyle(firstChild).color), 400, this.view.colour);
+    });
+    ctx.drawImage(canvas, 0, top);
+    return new Promise((done) => whole.toBlob(done, "image/png"));
   }
 
   isZoomed() {

@@ -10,6 +10,15 @@ export function make(name, attributes = {}, ...children) {
   return element;
 }
 
+// Return a drawing with an empty path. CSS may stretch it.
+export function drawing(look, width, height) {
+  const [svg, path] = ["svg", "path"].map((name) => document.createElementNS("http://www.w3.org/2000/svg", name));
+  for (const [key, value] of Object.entries({ class: look, width, height, viewBox: `0 0 ${width} ${height}`,
+    preserveAspectRatio: "none", "aria-hidden": "true" })) svg.setAttribute(key, value);
+  svg.append(path);
+  return svg;
+}
+
 export function put(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
@@ -18,7 +27,7 @@ export function button(look, text, title, onclick, attributes = {}) {
   return make("button", { type: "button", class: look, title, onclick, ...attributes }, text);
 }
 
-// Return a button that is switched on or off by a click. `set` is then called with the new state.
+// Return a button that each click switches on or off. After a click, `set` is called with the new state.
 export function toggle(text, title, on, set) {
   const element = button("sr-toggle", text, title, () => {
     const now = element.getAttribute("aria-pressed") !== "true";
@@ -26,4 +35,35 @@ export function toggle(text, title, on, set) {
     set(now);
   }, { "aria-pressed": String(on) });
   return element;
+}
+
+// Return a <select>, which `fill` gives its options. `set` is called with the name of the option that is selected.
+export function choice(label, set) {
+  const element = make("select", { "aria-label": label, onchange: () => set(element.value) });
+  element.fill = (names) => {
+    if (names.length === element.options.length && names.every((name, at) => name === element.options[at].value)) return;
+    element.replaceChildren(...names.map((name) => make("option", { value: name }, name)));
+  };
+  return element;
+}
+
+const REVOKE_MS = 10_000; // after this time the browser has read the data of a download, and can free it
+
+// Save a Blob as a file. VS Code saves the file itself, but handles only clicks on links that are in the page.
+export function download(blob, name) {
+  const address = URL.createObjectURL(blob);
+  const link = make("a", { href: address, download: name, hidden: true });
+  document.body.append(link);
+  link.click();
+  link.remove();
+  setTimeout(() => URL.revokeObjectURL(address), REVOKE_MS);
+}
+
+// Return the colour of what is behind an element.
+export function background(element) {
+  for (let each = element; each; each = each.parentElement) {
+    const { backgroundColor } = getComputedStyle(each);
+    if (!/^rgba\(.*, [\d.]+\)$|^transparent$/.test(backgroundColor)) return backgroundColor;
+  }
+  return "#fff";
 }

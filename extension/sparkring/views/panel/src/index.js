@@ -3,6 +3,7 @@
 import "uplot/dist/uPlot.min.css";
 import "../../style.css";
 import "./panel.css";
+import { make } from "./elements.js";
 import { Runs } from "./runs.js";
 
 export default {
@@ -13,5 +14,14 @@ export default {
     const runs = known.get(page);
     return () => { if (runs.model === model) runs.close(); };
   },
-  render() {}, // some front ends load a widget's script only if a view of it is displayed; this view is empty
+  // Some front ends load a widget's script only if a view of it is displayed. This view is empty, except where a front
+  // end isolates the outputs of cells: there, each run has a widget of its own, and its view is the run's panel.
+  render({ model, el }) {
+    const runs = window.sparkringPages?.get(model.get("page")), run = model.get("run");
+    if (!run || !runs) return undefined;
+    const place = make("div", { class: "sr-place" });
+    el.append(place);
+    runs.show(run, place);
+    return () => runs.hide(run, place);
+  },
 };

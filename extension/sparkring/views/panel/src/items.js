@@ -1,19 +1,19 @@
-// The items of a run, as far as the page knows them. They can be sorted by any column, and searched.
+// The items of a run that the page knows. They can be sorted by any column, and searched.
 
-// A message has an array for each row, with the values in the order of FIELDS. In the table, COLUMNS come before the metrics
-// and LAST_COLUMNS after them; each has a name and a title.
+// A message has an array for each row, with the values in the order of FIELDS. In the table, COLUMNS come before the metrics,
+// and LAST_COLUMNS come after them. Each column has a name and a title.
 const FIELDS = ["item", "name", "state", "attempt", "began", "took", "value", "error", "why", "place", "metrics", "parameters",
                 "by", "curves"];
 const COLUMNS = [["item", "#"], ["name", "item"], ["state", "state"], ["attempt", "attempt"], ["place", "place"], ["took", "took"]];
 const LAST_COLUMNS = [["value", "value"], ["said", "error or last line"]];
-const METRIC = "metrics."; // the columns of metrics begin with this, since a metric may be called "error", for example
+const METRIC = "metrics."; // the names of metrics' columns begin with this, since a metric may be called "error", for example
 const LINE_CHARACTERS = 200; // of an item's last line
 
 export class Items {
   constructor() {
     this.rows = new Map(); // by the number of the item
-    this.metrics = []; // names, in the order in which they came
-    this.changes = 0; // how many messages have come
+    this.metrics = []; // names, in the order in which they arrived
+    this.changes = 0; // how many messages have arrived
     this.lines = new Map(); // the last line of each item, by the number of the item
     this.places = new Set();
     this.used = new Set(["item", "name", "state", "took"]); // the columns that are shown; the others are still empty
@@ -29,7 +29,7 @@ export class Items {
       const row = Object.fromEntries(FIELDS.map((name, at) => [name, told[at]]));
       this.rows.set(row.item, row);
       this.tell(row);
-      if (row.place) this.places.add(row.place); // a result that was kept has none
+      if (row.place) this.places.add(row.place); // an item whose result was kept has no place
       if (row.attempt > 1) this.used.add("attempt");
       if (this.places.size > 1) this.used.add("place");
       if (row.value) this.used.add("value");
@@ -38,7 +38,7 @@ export class Items {
     this.ordered = null;
   }
 
-  // Take the last line of each item from a message of kind "lines".
+  // Remember the last line of each item in a message of kind "lines".
   read({ rank, text, noise }) {
     const noisy = new Set(noise);
     rank.forEach((item, at) => {
@@ -64,7 +64,7 @@ export class Items {
     this.ordered = null;
   }
 
-  // Sort by a column. If the rows are already sorted by it, reverse their order.
+  // Sort by a column. If the rows are already sorted by this column, reverse their order.
   sort(column) {
     this.descending = this.column === column && !this.descending;
     this.column = column;

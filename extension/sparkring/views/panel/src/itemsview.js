@@ -1,5 +1,5 @@
-// The Items tab: a table in a box of fixed height, and beside it the item that was chosen: why it failed, its curves and
-// its lines. Only the rows in sight have elements, so that 10,000 items are no problem.
+// The Items tab: a table in a box of fixed height, and beside it the chosen item: why it failed, its curves and its lines.
+// Only the rows in sight have elements, so that 10,000 items are no problem.
 
 import { ChartsView } from "./charts.js";
 import { button, make, put } from "./elements.js";
@@ -21,7 +21,7 @@ export class ItemsView {
     this.items = panel.run.items;
     this.now = 0; // seconds since the run began
     this.chosen = null; // the number of the item that is shown in full
-    this.goTo = null; // the number of the item to which draw() has to scroll
+    this.goTo = null; // the number of the item that draw() has to scroll to
     this.search = make("input", { type: "search", placeholder: "Search", "aria-label": "Search the items", spellcheck: "false",
       oninput: () => {
         this.items.search(this.search.value);
@@ -43,7 +43,7 @@ export class ItemsView {
       if (row) this.choose(Number(row.dataset.item) === this.chosen ? null : Number(row.dataset.item));
     });
     this.box.addEventListener("keydown", (event) => this.walk(event));
-    this.whole = null; // the elements that show the chosen item; most runs have no items, so they are made when they are needed
+    this.whole = null; // the element that shows the chosen item; most runs have no items, so it is made only when it is needed
     this.pane = make("div", { class: "sr-itempane" }, this.box);
     this.element = make("div", { class: "sr-logview" },
       make("div", { class: "sr-logbar", role: "toolbar", "aria-label": "Items" }, this.search, this.count), this.pane);
@@ -88,14 +88,14 @@ export class ItemsView {
 
   close() {
     this.choose(null);
-    this.box.focus(); // the item is hidden now; without this line, its focus would go to the page
+    this.box.focus(); // the item will be hidden; without this line, its focus would go to the page
   }
 
   showLog() {
     this.panel.chooseRanks(new Set([this.chosen]));
   }
 
-  // Move from row to row by keys. Enter shows the lines of the chosen item in the Logs tab.
+  // Move from row to row with the keyboard. Enter shows the lines of the chosen item in the Logs tab.
   walk(event) {
     if (event.target !== this.box) return;
     const rows = this.items.shown(this.now), at = rows.findIndex((row) => row.item === this.chosen), last = rows.length - 1;
@@ -113,7 +113,7 @@ export class ItemsView {
     event.preventDefault();
   }
 
-  // Scroll so that a row is in sight, below the head, which stays.
+  // Scroll so that a row is in sight, below the head, which does not scroll.
   reveal(at) {
     const above = at * ROW, below = (at + 2) * ROW - this.box.clientHeight;
     this.box.scrollTop = Math.max(below, Math.min(above, this.box.scrollTop));
@@ -158,7 +158,6 @@ export class ItemsView {
     if (this.told?.row !== row) this.told = { row, ...itemCharts(row) };
     this.charts.draw(this.told);
     const done = this.log.draw();
-    this.log.box.toggleAttribute("data-empty", done && !this.log.rows.size && !this.log.pendingRows.length);
     return done;
   }
 

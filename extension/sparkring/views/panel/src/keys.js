@@ -4,10 +4,10 @@
 const NOTEBOOKS_KEYS = new Set(["Shift enter", "Ctrl enter", "Ctrl s", "Ctrl f", "Ctrl Shift c"]);
 
 // Keys typed in a panel must not reach the notebook, where D D would delete the running cell. JupyterLab ignores keys
-// of an element that has the attribute below. But it tests the focused element before the elements around it: it would
-// find a shortcut for the focused element before it saw an attribute of the panel. Therefore the focused element itself
-// gets the attribute, just before the key reaches JupyterLab's listener on the document. At the next key, the attribute
-// is removed from this element, since an element of the notebook inside it may have the focus by then.
+// of an element that has the attribute below. But JupyterLab looks at the focused element before the elements around it:
+// it would find a shortcut for the focused element before it saw an attribute of the panel. Therefore the focused element
+// itself gets the attribute, just before the key reaches JupyterLab's listener on the document. At the next key, the
+// attribute is removed from this element, since an element of the notebook inside it may have the focus by then.
 let kept = null;
 
 export function keepKeys(event) {

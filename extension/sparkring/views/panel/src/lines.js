@@ -1,12 +1,21 @@
 // The lines that a run's ranks printed, and which of them are shown.
 
+import { SLICE_MS, lowerBound } from "./rows.js";
+
 const CHUNK = 4096; // the number of lines that are stored together, and later dropped together
-// Equal lines are folded by the same rules as in history/lines.py: tests/views/folding.json has test cases for both.
+// Identical lines are folded by the same rules as in history/lines.py: tests/views/folding.json has test cases for both.
 const FOLD_WITHIN_S = 2, FOLD_WITHIN_LINES = 100;
+const HELD_S = 0.5; // an unfinished traceback is not held back any longer than this, so that lines stay in order
 const TRACEBACK = "Traceback (most recent call last)";
 const CHAINED = /^(During handling of the above exception, another|The above exception was the direct cause of the)/;
 const RANKS_OWN = /(<cell)(?: \d+)?(?=>)|(\b0x)[0-9a-f]+|((?:rank|pid|process)\W{0,3})\d+|(:)\d{5}\b/gi;
-const SLICE_MS = 8; // the longest time to work without a pause, so that the page stays responsive
+// How a line of stderr looks that begins an error without a traceback.
+const ERROR = /^\s*[\w.]*(?:Error|Exception)\b|\b(?:ERROR|FATAL|CRITICAL|SIGSEGV|SIGABRT)\b|^\s*(?:Fatal|terminate called)\b|Segmentation fault/;
+const BEGINS_ERROR = 1, CONTINUES = 2; // what a line is in its chunk's column `part`; 0 for other lines
+
+function beginsError({ stream, text }) {
+  return text.startsWith(TRACEBACK) || (stream === "e" && ERROR.test(text));
+}
 
 // A traceback of one rank, built line by line. The first `whole` of its lines certainly belong to the traceback; the
 // lines after them may turn out to be other output.
@@ -43,8 +52,9 @@ export class Lines {
     this.first = 0;
     this.end = 0;
     this.characters = 0;
-    this.told = 0; // how many lines of the run have arrived or were missed; gap() adds a line in place of missed lines
+    this.told = 0; // how many lines of the run have arrived or were missed; gap() adds one line that stands for missed lines
     this.pending = [];
+    this.spoken = false; // whether a rank has printed anything but TensorFlow's start-up messages
     // The unfinished traceback of each rank. Its lines are held back until it is complete, because other ranks may
     // print lines in between.
     this.tracebacks = new Map();
@@ -65,6 +75,7 @@ export class Lines {
       }
       this.told = start + count;
     }
+    this.spoken ||= noise.length < text.length || pending.text.length > 0;
     this.pending = pending.text.map((said, at) => (
       { rank: pending.rank[at], stream: pending.stream[at], text: said, html: pending.html[at] }
     ));
@@ -76,6 +87,10 @@ export class Lines {
   }
 
   take(line) {
+    for (const [rank, { lines }] of this.tracebacks) {
+      if (line.time - lines[lines.length - 1].time <= HELD_S) break;
+      this.ended(rank);
+    }
     const begun = this.tracebacks.get(line.rank);
     if (begun && begun.lines[0].stream === line.stream) {
       if (begun.take(line)) return;
@@ -99,15 +114,15 @@ export class Lines {
 
   block(lines) {
     const leader = this.fold(lines);
-    lines.forEach((line, at) => this.push(line, leader < 0 ? -1 : leader + at));
+    lines.forEach((line, at) => this.push(line, leader < 0 ? -1 : leader + at, at ? CONTINUES : Number(beginsError(line))));
   }
 
-  push({ rank, stream, time, text, html, noise }, led) {
+  push({ rank, stream, time, text, html, noise }, led, part = 0) {
     const at = this.end % CHUNK;
     let chunk = this.chunks.get((this.end - at) / CHUNK);
     if (!chunk) {
       chunk = { text: [], stream: [], rank: new Int32Array(CHUNK), time: new Float32Array(CHUNK),
-                led: new Int32Array(CHUNK), noise: new Uint8Array(CHUNK), others: new Map(), html: new Map() };
+                led: new Int32Array(CHUNK), noise: new Uint8Array(CHUNK), part: new Uint8Array(CHUNK), others: new Map(), html: new Map() };
       this.chunks.set((this.end - at) / CHUNK, chunk);
     }
     chunk.text.push(text);
@@ -115,6 +130,7 @@ export class Lines {
     chunk.rank[at] = rank;
     chunk.time[at] = time;
     chunk.noise[at] = noise;
+    chunk.part[at] = part;
     if (html != null) chunk.html.set(at, html);
     this.characters += text.length + 24;
     chunk.led[at] = led;
@@ -128,8 +144,8 @@ export class Lines {
 
   // Return the number of the leader into which a block (a line or a whole traceback) is folded, or -1 if the block
   // becomes a leader itself. A rank may print the same line several times (A B, then A B again), and its second A must
-  // not join the leader of its first A. So a block joins the first equal leader that comes after the leader of its
-  // rank's previous block. This keeps each rank's lines in order.
+  // not join the leader of its first A. So a block joins the first identical leader that comes after the leader
+  // of its rank's previous block. This keeps each rank's lines in order.
   fold(lines) {
     const { rank, stream, time, text } = lines[0];
     const whole = lines.length > 1 ? lines.map((line) => line.text).join("\n").replace(RANKS_OWN, "$1$2$3$4") : null;
@@ -159,8 +175,17 @@ export class Lines {
              html: chunk.html.get(at), led: chunk.led[at], others: chunk.others.get(at) };
   }
 
-  // Return the ranks that printed a line, or an equal line that is folded with it. If the leader of these lines has
-  // been dropped, return only the rank of the line itself.
+  // Whether a line and the one before it belong to the same traceback.
+  continues(line) {
+    return this.chunks.get((line - (line % CHUNK)) / CHUNK).part[line % CHUNK] === CONTINUES;
+  }
+
+  textOf(line) {
+    return this.chunks.get((line - (line % CHUNK)) / CHUNK).text[line % CHUNK];
+  }
+
+  // Return the ranks that printed a line, or an identical line that is folded with it. If the leader of these lines
+  // has been dropped, return only the rank of the line itself.
   ranksOf(line) {
     const { led } = this.at(line);
     const { rank, others } = this.at(led < this.first ? line : led);
@@ -178,7 +203,7 @@ export class Lines {
 }
 
 // Decides which lines are shown, and keeps a list of their numbers, which grows as lines arrive. When the user changes
-// the filter, work() builds the list again, a part of it in each call.
+// the filter, work() builds the list again, one part in each call.
 export class Filter {
   constructor(lines) {
     this.lines = lines;
@@ -192,6 +217,7 @@ export class Filter {
 
   restart() {
     this.found = [];
+    this.errors = []; // those of the lines in `found` that begin an error
     this.skipped = 0; // how many numbers at the beginning of `found` belong to lines that have been dropped since
     this.next = this.lines.first;
     this.noisy = 0;
@@ -200,6 +226,10 @@ export class Filter {
   get length() { return this.found.length - this.skipped; }
   get done() { return this.next >= this.lines.end; }
   line(at) { return this.found[this.skipped + at]; }
+  cells(at) { return [this.line(at)]; }
+
+  // Return the index of a line; if the line is not shown, of the next one.
+  find(line) { return lowerBound(this.found, line) - this.skipped; }
 
   // Look at more lines for at most SLICE_MS. Return how many of the shown lines have been dropped since the last call.
   work() {
@@ -209,13 +239,17 @@ export class Filter {
     const wanted = this.query.toLowerCase();
     while (this.next < lines.end) {
       const at = this.next % CHUNK, chunk = lines.chunks.get((this.next - at) / CHUNK);
-      if (this.fits(chunk, at, wanted)) this.found.push(this.next);
+      if (this.fits(chunk, at, wanted)) {
+        this.found.push(this.next);
+        if (chunk.part[at] === BEGINS_ERROR) this.errors.push(this.next);
+      }
       this.next++;
       if (this.next % 512 === 0 && performance.now() > until) break;
     }
     const before = this.skipped;
     while (this.skipped < this.found.length && this.found[this.skipped] < lines.first) this.skipped++;
     const dropped = this.skipped - before;
+    if (dropped) this.errors.splice(0, lowerBound(this.errors, lines.first));
     if (this.skipped > 65536) {
       this.found.splice(0, this.skipped);
       this.skipped = 0;
@@ -233,8 +267,8 @@ export class Filter {
     if (!this.streams.has(stream)) return false;
     if (this.ranks.size && !this.ranks.has(chunk.rank[at])) return false;
     if (this.fold && chunk.led[at] >= this.lines.first) {
-      // The line is folded into its leader, which stands for it. But if the user has selected ranks, the leader's rank
-      // may be hidden, so the line of the first selected rank that printed it is shown.
+      // The line is folded into its leader, which is shown instead. But if the user has selected ranks, the leader's rank
+      // may not be selected, so the line of the first selected rank that printed it is shown.
       if (!this.ranks.size) return false;
       if (this.lines.ranksOf(chunk.led[at]).find((rank) => this.ranks.has(rank)) !== chunk.rank[at]) return false;
     }

@@ -1,25 +1,53 @@
 // The Logs tab.
 
-import { button, make, put, toggle } from "./elements.js";
+import { button, download, make, put, toggle } from "./elements.js";
 import { Filter } from "./lines.js";
+import { columnsRow, lineRow, tag } from "./logrow.js";
+import { Columns, SLICE_MS, Tops } from "./rows.js";
 import { RANK_COLOURS } from "./series.js";
-import { rankNumbers } from "./words.js";
+import { elapsed, rankNumbers } from "./words.js";
 
-const ROW = 18; // px, as in panel.css
-const REVOKE_MS = 10_000; // after this time the browser has read the data of a download, and can free it
+const ROW = 18; // px, the height of a line of text, as in panel.css
+const PADDING = 16; // px, left and right of a row together, as in panel.css
+const GAP = 12; // px, left and right of each column together; panel.css has those on the left
+const SIGN = 3; // characters, as in panel.css
+const AROUND = 4; // the lines of text that are drawn above and below the visible ones
+const MOST_COLUMNS = 4;
+const LEAST_CHARACTERS = 8; // if less room is left for text, lines are cut off
 const HIDDEN_MS = 250; // the wait before draw() checks again whether an invisible box has become visible
-const STREAMS = { o: ["stdout", "│"], e: ["stderr", "!"], m: ["message", "»"], g: ["", "…"] };
+const MARKED_MS = 2000; // how long a line stays marked after a jump to it
+const EQUALLY_WIDE = /^[ -~]*$/; // text whose characters all have the same width
 
-// The lines of a run in a box of fixed height. Only the visible lines are elements of the page.
+// How the Logs tabs of all runs show lines. Where the browser allows it, the choice is kept for later pages.
+export const LOOK = { wrap: false, time: false, columns: false };
+const KEPT_AS = "sparkring-logs";
+try {
+  const kept = JSON.parse(localStorage.getItem(KEPT_AS)) ?? {};
+  for (const name in LOOK) LOOK[name] = kept[name] === true;
+} catch { /* the page may not store anything */ }
+
+function choose(name, on) {
+  LOOK[name] = on;
+  try {
+    localStorage.setItem(KEPT_AS, JSON.stringify(LOOK));
+  } catch { /* as above */ }
+}
+
+// The lines of a run in a box of fixed height. Only the visible lines are elements of the page. `look` says how the
+// lines are shown; by default, each is shown in one row, without its time.
 export class LogView {
-  constructor(panel) {
+  constructor(panel, look = {}) {
     this.panel = panel;
+    this.look = look;
     this.lines = panel.run.lines;
     this.filter = new Filter(this.lines);
-    this.follow = true;
-    this.rows = new Map(); // line number → element
+    this.follow = this.fold = true;
+    this.ranks = new Set(); // the ranks that the user has selected; empty: all ranks
+    this.rows = new Map(); // the numbers of a row's lines, as text → element
     this.pendingRows = [];
+    this.marked = -1; // the error to which the user has jumped
     this.elements();
+    this.arrange();
   }
 
   elements() {
@@ -27,8 +55,12 @@ export class LogView {
       set(now);
       this.restart();
     });
-    const stream = (name) => filter(STREAMS[name][0], `show what ranks write to ${STREAMS[name][0]}`, true,
+    const stream = (name, text) => filter(text, `show what ranks write to ${text}`, true,
       (on) => (on ? this.filter.streams.add(name) : this.filter.streams.delete(name)));
+    const look = (name, title) => toggle(name, title, Boolean(this.look[name]), (on) => {
+      choose(name, on);
+      this.panel.schedule();
+    });
     this.search = make("input", { type: "search", placeholder: "Search", "aria-label": "Search the lines", spellcheck: "false",
       oninput: () => {
         this.filter.query = this.search.value;
@@ -38,21 +70,31 @@ export class LogView {
     this.count = make("span", { class: "sr-count", role: "status" });
     this.chip = button("sr-chip", "", "show all lines again", () => {
       this.panel.chooseRanks(new Set());
-      this.box.focus(); // the chip is hidden now; without this line, its focus would go to the page
+      this.box.focus(); // the chip has been hidden; without this line, its focus would go to the page
     }, { hidden: true });
+    this.errorButton = button("sr-tool", "first error", "jump to the next traceback, or line of stderr that begins an error",
+      () => this.jumpToError(), { hidden: true });
     this.followButton = toggle("follow", "scroll to new lines", true, (on) => this.setFollow(on));
+    this.foldButton = filter("fold equal", "show equal lines of several ranks only once", true, (on) => { this.fold = on; });
     this.noiseButton = filter("start-up", "show TensorFlow's start-up messages", false, (on) => { this.filter.noise = on; });
     this.noiseButton.hidden = true;
+    this.lookButtons = {
+      wrap: look("wrap", "continue long lines below"),
+      time: look("time", "show the time since the run began before each line"),
+      columns: look("columns", `show the lines of up to ${MOST_COLUMNS} ranks side by side`),
+    };
     const bar = make("div", { class: "sr-logbar", role: "toolbar", "aria-label": "Lines" },
-      this.search, this.count, this.chip, make("span", { class: "sr-spring" }), stream("o"), stream("e"),
-      filter("fold equal", "show equal lines of several ranks only once", true, (on) => { this.filter.fold = on; }),
-      this.noiseButton, this.followButton, button("sr-tool", "copy", "copy these lines", () => this.copy()),
+      this.search, this.count, this.chip, this.errorButton, make("span", { class: "sr-spring" }),
+      stream("o", "stdout"), stream("e", "stderr"), this.foldButton, this.noiseButton, ...Object.values(this.lookButtons),
+      this.followButton, button("sr-tool", "copy", "copy these lines", () => this.panel.copy(this.texts())),
       button("sr-tool", "download", "save these lines as a file", () => this.download()));
+    this.heads = make("div", { class: "sr-inrow sr-heads", hidden: true });
     this.spacer = make("div", { class: "sr-spacer" });
     this.box = make("div", { class: "sr-lines", tabindex: "0", role: "log", "aria-live": "off",
       "aria-label": "Output of the ranks" }, this.spacer);
     this.box.addEventListener("scroll", () => {
-      if (this.box.scrollTop === this.placed) return; // this script scrolled, not the user
+      // The user has not scrolled if this script has, or if the browser has because the height changed.
+      if (this.target || this.box.scrollTop === this.placed) return;
       this.placed = null;
       const atEnd = this.box.scrollTop + this.box.clientHeight >= this.box.scrollHeight - ROW / 2;
       if (atEnd !== this.follow) this.setFollow(atEnd);
@@ -67,26 +109,42 @@ export class LogView {
     });
     // A double click on a line that was found clears the search, and shows the line among its neighbours.
     this.box.addEventListener("dblclick", (event) => {
-      const row = event.target.closest(".sr-row");
-      if (row && this.filter.query) this.clearSearch(Number(row.dataset.line));
+      const found = event.target.closest("[data-line]");
+      if (found && this.filter.query) this.clearSearch(Number(found.dataset.line));
     });
-    this.element = make("div", { class: "sr-logview" }, bar, this.box);
+    this.element = make("div", { class: "sr-logview" }, bar, this.heads, this.box);
   }
 
   clearSearch(line = null) {
     this.search.value = this.filter.query = "";
     this.restart();
-    if (line !== null) {
-      this.setFollow(false);
-      this.goTo = line;
-    }
+    if (line !== null) this.goTo(line);
+  }
+
+  // Show a line in the middle of the box.
+  goTo(line) {
+    this.setFollow(false);
+    this.target = { line, share: 0.5 };
+  }
+
+  // Go to the first error, or from an error to the next, and mark it briefly.
+  jumpToError() {
+    const { errors } = this.filter, at = Math.max(0, errors.findIndex((line) => line > this.marked));
+    this.marked = errors[at];
+    this.panel.say(`error ${at + 1} of ${errors.length.toLocaleString("en")}`);
+    this.marking = true;
+    clearTimeout(this.unmark);
+    this.unmark = setTimeout(() => {
+      this.marking = false;
+      this.panel.schedule();
+    }, MARKED_MS);
+    this.goTo(this.marked);
   }
 
   setRanks(ranks) {
-    this.filter.ranks = ranks;
+    this.ranks = ranks;
     this.chip.hidden = !ranks.size;
-    const what = this.panel.run.state?.pooled ? "item" : "rank"; // what the labels of lines name
-    put(this.chip, ranks.size ? `${what}${ranks.size === 1 ? "" : "s"} ${rankNumbers(ranks)} ×` : "");
+    put(this.chip, ranks.size ? `${this.noun(ranks.size)} ${rankNumbers(ranks)} ×` : "");
     this.restart();
   }
 
@@ -96,15 +154,114 @@ export class LogView {
     this.panel.schedule();
   }
 
+  get pooled() { return Boolean(this.panel.run.state?.pooled); }
+  get size() { return this.panel.run.state?.ranks.state.length ?? 0; }
+  get began() { return this.panel.run.state?.started ?? 0; }
+
+  // Return what the labels of lines name.
+  noun(count) {
+    return (this.pooled ? "item" : "rank") + (count === 1 ? "" : "s");
+  }
+
+  // The user has changed the filter.
   restart() {
-    this.filter.restart();
-    this.forgetRows();
+    this.marked = -1;
+    this.arrange();
     this.panel.schedule();
   }
 
-  forgetRows() {
+  // Choose lines and columns anew.
+  arrange() {
+    this.arranged = this.arrangement();
+    const all = this.ranks.size ? [...this.ranks].sort((a, b) => a - b) : [...Array(this.size).keys()];
+    this.columns = this.look.columns && !this.pooled && this.size > 1 ? all.slice(0, MOST_COLUMNS) : null;
+    this.unshown = this.columns ? all.length - this.columns.length : 0;
+    this.filter.ranks = this.columns ? new Set(this.columns) : this.ranks;
+    this.filter.fold = this.fold && !this.columns;
+    this.filter.restart();
+    this.shown = this.columns ? new Columns(this.filter, this.columns) : this.filter;
+    this.foldButton.disabled = Boolean(this.columns);
+    this.heads.hidden = !this.columns;
+    this.heads.replaceChildren(make("span", { class: "sr-clock" }), ...(this.columns ?? []).map((rank) => (
+      make("b", { class: `sr-part sr-tag sr-c${rank % RANK_COLOURS.length}` }, `rank ${rank}`))));
+    this.measured = null;
+  }
+
+  // What the columns depend on, apart from the filter.
+  arrangement() {
+    return [Boolean(this.look.columns), this.size, this.pooled].join();
+  }
+
+  // What the heights of rows depend on, apart from the lines. `tag` and `clock` are widths in characters.
+  measures() {
+    const wrap = Boolean(this.look.wrap), columns = this.columns?.length ?? 0;
+    const most = !this.pooled && this.size < 3 ? "0, 1" : `${this.pooled ? 1000 : this.size} ${this.noun(2)}`; // the longest label
+    const tag = columns ? 0 : most.length;
+    const clock = this.look.time ? Math.max(6, elapsed(this.panel.now() - this.began).length) + 1 : 0;
+    return { wrap, columns, tag, clock, width: wrap || columns ? this.box.clientWidth : 0 };
+  }
+
+  // Add the rows of new lines, and remove those of dropped lines. Return the height of the removed rows.
+  grow() {
+    const dropped = this.shown.work(), above = dropped ? this.tops.drop(dropped) : 0;
+    if (this.columns) this.tops.cut(this.shown.takeChanged());
+    this.tops.grow(this.shown.length, performance.now() + SLICE_MS);
+    return above;
+  }
+
+  // Follow the choices of this page, the number of ranks and the width of the box. The first visible line stays where it
+  // is. Return whether all rows are to be added again.
+  adapt() {
+    const first = this.measured && !this.follow ? this.tops.at(this.box.scrollTop / ROW) : this.shown.length;
+    const line = first < this.shown.length ? this.shown.cells(first).find((each) => each >= 0) : null;
+    if (this.arrangement() !== this.arranged) this.arrange();
+    const measures = this.measures(), measured = Object.values(measures).join();
+    if (measured === this.measured) return false;
+    this.measured = measured;
+    this.measure(measures);
+    if (line !== null) this.target ??= { line, share: 0 };
+    for (const [name, each] of Object.entries(this.lookButtons)) each.setAttribute("aria-pressed", String(Boolean(this.look[name])));
+    this.lookButtons.columns.hidden = this.pooled || this.size < 2;
+    return true;
+  }
+
+  measure({ wrap, columns, tag, clock, width }) {
     for (const row of this.rows.values()) row.remove();
     this.rows.clear();
+    this.tag = tag;
+    this.characters = Infinity; // how many fit into a line of text
+    if (wrap) {
+      const one = this.widthOfCharacter();
+      const room = (width - PADDING - clock * one) / (columns || 1) - (columns ? GAP : 0) - (tag + SIGN) * one;
+      this.characters = Math.max(LEAST_CHARACTERS, Math.floor(room / one - 0.1));
+    }
+    this.heights = new Map(); // line → height, where it differs from what heightOf() would compute
+    this.tops = new Tops((at) => this.heightOf(at));
+    this.box.classList.toggle("sr-wrapped", wrap);
+    for (const element of [this.box, this.heads]) {
+      element.style.setProperty("--sr-tag", tag);
+      element.style.setProperty("--sr-clock", clock);
+      element.style.setProperty("--sr-characters", wrap ? this.characters : 0);
+    }
+    this.heads.style.width = `${width}px`; // the box may have a scroll bar
+  }
+
+  widthOfCharacter() {
+    const probe = make("span", { class: "sr-probe" }, "0".repeat(100));
+    this.box.append(probe);
+    const { width } = probe.getBoundingClientRect();
+    probe.remove();
+    return width / 100;
+  }
+
+  // Return the height of a row in lines of text.
+  heightOf(at) {
+    if (this.characters === Infinity) return 1;
+    let height = 1;
+    for (const line of this.shown.cells(at)) {
+      if (line >= 0) height = Math.max(height, this.heights.get(line) ?? Math.ceil(this.lines.textOf(line).length / this.characters));
+    }
+    return height;
   }
 
   draw() {
@@ -115,59 +272,122 @@ export class LogView {
       this.hidden = setTimeout(() => this.panel.schedule(), HIDDEN_MS);
       return true;
     }
-    const dropped = this.filter.work();
-    const pending = this.filter.query ? [] : this.lines.pending.filter((each) => this.fits(each));
-    const length = this.filter.length, height = (length + pending.length) * ROW;
+    const above = this.measured ? this.grow() : 0; // first, because adapt() looks at the rows
+    if (this.adapt()) this.grow();
+    const { shown, tops } = this;
+    const done = shown.done && tops.length === shown.length;
+    const end = tops.total + shown.length - tops.length;
+    this.drawPending(end);
+    const height = ROW * (end + this.pendingRows.length);
     if (this.height !== height) {
       this.height = height;
       this.spacer.style.height = `${height}px`;
+      this.box.style.setProperty("--sr-lines", `${Math.max(ROW, height)}px`); // used when the run is over
     }
-    if (this.goTo != null && this.filter.done) {
-      let at = 0;
-      while (at < length && this.filter.line(at) < this.goTo) at++;
-      this.place((at + 0.5) * ROW - this.box.clientHeight / 2);
-      this.goTo = null;
+    if (this.target && done) {
+      const { line, share } = this.target;
+      this.place((tops.top(Math.max(0, shown.find(line))) + share) * ROW - share * this.box.clientHeight);
+      this.target = null;
     } else if (this.follow) this.place(height);
-    else if (dropped) this.place(this.box.scrollTop - dropped * ROW);
-    const from = Math.max(0, Math.floor(this.box.scrollTop / ROW) - 4);
-    const to = Math.min(length, from + Math.ceil(this.box.clientHeight / ROW) + 8);
-    const shown = new Set();
-    for (let at = from; at < to; at++) {
-      const line = this.filter.line(at);
-      shown.add(line);
-      let row = this.rows.get(line);
-      if (!row) {
-        row = this.row(this.lines.at(line), line);
-        this.rows.set(line, row);
-        this.box.append(row);
+    else if (above) this.place(this.box.scrollTop - above * ROW);
+    const right = this.drawRows();
+    this.tell();
+    return done && right;
+  }
+
+  // Draw the visible rows. Return false if some had an unexpected height, so that rows must be drawn again.
+  drawRows() {
+    const { shown, tops, rows } = this, first = this.box.scrollTop / ROW, last = first + this.box.clientHeight / ROW;
+    const from = tops.at(Math.max(0, first - AROUND)), kept = new Map();
+    let top = tops.top(from), above = 0, right = true;
+    for (let at = from; at < tops.length && top < last + AROUND; at++) {
+      const cells = shown.cells(at), key = String(cells), row = rows.get(key) ?? this.row(cells);
+      kept.set(key, row);
+      if (!row.isConnected) this.box.append(row);
+      row.classList.toggle("sr-marked", Boolean(this.marking) && cells.includes(this.marked));
+      row.style.transform = `translateY(${top * ROW}px)`;
+      if (!this.columns) this.label(row, at, top > first);
+      const height = this.heightOf(at);
+      if (row.odd && Math.round(row.offsetHeight / ROW) !== height) {
+        this.correct(row, cells);
+        const more = this.heightOf(at) - height;
+        tops.correct(at, more);
+        if (top < first) above += more;
+        right = false;
       }
-      this.tag(row, this.ranksOf(line));
-      row.style.transform = `translateY(${at * ROW}px)`;
+      top += this.heightOf(at);
     }
-    for (const [line, row] of this.rows) {
-      if (!shown.has(line)) {
-        row.remove();
-        this.rows.delete(line);
-      }
-    }
+    for (const [key, row] of rows) if (!kept.has(key)) row.remove();
+    this.rows = kept;
+    if (above && !this.follow) this.place(this.box.scrollTop + above * ROW); // so that the visible lines stay where they are
+    return right;
+  }
+
+  row(cells) {
+    const found = cells.map((line) => (line < 0 ? null : { ...this.lines.at(line), number: line }));
+    const began = this.look.time ? this.began : null, { query } = this.filter;
+    const row = this.columns ? columnsRow(found, query, began) : lineRow(found[0], query, began);
+    row.odd = this.characters < Infinity && !found.every((line) => !line || EQUALLY_WIDE.test(line.text));
+    return row;
+  }
+
+  // Keep the heights that the browser has given to the lines of a row.
+  correct(row, cells) {
+    row.querySelectorAll(".sr-said").forEach((said, at) => {
+      this.heights.set(cells.filter((line) => line >= 0)[at], Math.round(said.offsetHeight / ROW));
+    });
+  }
+
+  // Write before a line which ranks printed it. Of a traceback, only the first visible line shows its ranks.
+  label(row, at, below) {
+    const { shown, lines } = this, line = shown.line(at);
+    const joins = (one) => one < shown.length && lines.continues(shown.line(one)) && shown.line(one - 1) === shown.line(one) - 1;
+    const joined = at > 0 && joins(at);
+    tag(row, this.ranksOf(line), this.tag, (count) => this.noun(count));
+    row.classList.toggle("sr-block", joined || joins(at + 1));
+    row.classList.toggle("sr-inblock", joined && below);
+  }
+
+  // Draw the lines whose end has not been printed yet below all others, which are `end` lines of text high.
+  drawPending(end) {
+    const pending = this.filter.query ? [] : this.lines.pending.filter((each) => this.fits(each));
     for (const row of this.pendingRows) row.remove();
-    this.pendingRows = pending.map((each, at) => {
-      const row = this.row(each, -1);
-      this.tag(row, [each.rank]);
-      row.style.transform = `translateY(${(length + at) * ROW}px)`;
+    const rows = this.columns ? this.inColumns(pending) : pending.map((each) => [each]);
+    const began = this.look.time ? this.began : null;
+    this.pendingRows = rows.map((cells, at) => {
+      const found = cells.map((each) => each && { ...each, number: -1 });
+      const row = this.columns ? columnsRow(found, "", began) : lineRow(found[0], "", began);
+      if (!this.columns) tag(row, [cells[0].rank], this.tag, (count) => this.noun(count));
+      row.classList.add("sr-pending");
+      row.style.transform = `translateY(${(end + at) * ROW}px)`;
       this.box.append(row);
       return row;
     });
-    this.noiseButton.hidden = !this.filter.noisy && !this.filter.noise;
+  }
+
+  inColumns(pending) {
+    const columns = this.columns.map((rank) => pending.filter((each) => each.rank === rank));
+    const rows = Math.max(...columns.map(({ length }) => length));
+    return [...Array(rows).keys()].map((at) => columns.map((column) => column[at] ?? null));
+  }
+
+  // Say what is shown, or not shown.
+  tell() {
+    const { length } = this.filter, { errors, done, query, noisy, noise } = this.filter;
+    this.box.toggleAttribute("data-empty", done && !length && !this.pendingRows.length);
+    this.noiseButton.hidden = !noisy && !noise;
+    this.errorButton.hidden = !errors.length;
+    put(this.errorButton, this.marked < 0 ? "first error" : "next error");
     const many = length.toLocaleString("en");
-    put(this.count, this.filter.query ? `${many} ${length === 1 ? "match" : "matches"}${this.filter.done ? "" : " …"}`
-      : this.lines.first ? `${many} lines; earlier lines are in the log files` : "");
-    return this.filter.done;
+    const said = query ? `${many} ${length === 1 ? "match" : "matches"}${done ? "" : " …"}`
+      : this.lines.first ? `${many} lines; earlier lines are in the log files` : "";
+    const unshown = this.unshown ? `${this.unshown.toLocaleString("en")} more ${this.noun(this.unshown)} not shown` : "";
+    put(this.count, [said, unshown].filter(Boolean).join(" · "));
   }
 
   place(top) {
     this.box.scrollTop = top;
-    this.placed = this.box.scrollTop; // the browser limits it to the height of the lines, so it may differ from `top`
+    this.placed = this.box.scrollTop; // may differ from `top`, since the browser limits it to the height of the lines
   }
 
   fits(line) {
@@ -183,60 +403,18 @@ export class LogView {
     return this.filter.ranks.size ? every.filter((each) => this.filter.ranks.has(each)) : every;
   }
 
-  // Write the ranks into a row, even into one that is already shown, because more ranks may have printed its line since.
-  tag(row, ranks) {
-    if (row.tagged === ranks.length) return;
-    row.tagged = ranks.length;
-    row.firstChild.className = ranks.length ? `sr-tag sr-c${Math.min(...ranks) % RANK_COLOURS.length}` : "sr-tag";
-    put(row.firstChild, rankNumbers(ranks));
-    row.firstChild.title = ranks.length ? `${ranks.length === 1 ? "rank" : "ranks"} ${rankNumbers(ranks)}` : "";
-  }
-
-  row(line, number) {
-    const [stream, sign] = STREAMS[line.stream];
-    const said = make("span", { class: "sr-said" });
-    const at = this.filter.query ? line.text.toLowerCase().indexOf(this.filter.query.toLowerCase()) : -1;
-    if (at >= 0) this.highlight(said, line.text, this.filter.query);
-    else if (line.html != null) said.innerHTML = line.html; // made and escaped by views/markup.py
-    else said.textContent = line.text;
-    return make("div", { class: `sr-row sr-${line.stream}`, "data-line": number }, make("span", { class: "sr-tag" }),
-      make("span", { class: "sr-sign", title: stream }, sign), said);
-  }
-
-  highlight(element, text, query) {
-    const lower = text.toLowerCase(), wanted = query.toLowerCase();
-    let from = 0;
-    for (let at; (at = lower.indexOf(wanted, from)) >= 0; from = at + wanted.length) {
-      element.append(text.slice(from, at), make("mark", {}, text.slice(at, at + wanted.length)));
-    }
-    element.append(text.slice(from));
-  }
-
   // Return all lines that pass the filter as text, for copies and downloads.
   texts() {
     const found = [];
     for (let at = 0; at < this.filter.length; at++) {
-      const line = this.filter.line(at), ranks = this.ranksOf(line), { text } = this.lines.at(line);
-      found.push(ranks.length ? `[${rankNumbers(ranks)}] ${text}` : `… ${text}`);
+      const line = this.filter.line(at), ranks = this.ranksOf(line), { text, time } = this.lines.at(line);
+      const clock = this.look.time && ranks.length ? `${elapsed(time)} ` : "";
+      found.push(clock + (ranks.length ? `[${rankNumbers(ranks)}] ${text}` : `… ${text}`));
     }
     return found.join("\n") + "\n";
   }
 
-  async copy() {
-    try {
-      await navigator.clipboard.writeText(this.texts());
-      this.panel.say("copied");
-    } catch (error) {
-      this.panel.say("this page cannot copy: use download");
-    }
-  }
-
   download() {
-    const address = URL.createObjectURL(new Blob([this.texts()], { type: "text/plain" }));
-    const link = make("a", { href: address, download: `${this.panel.run.id}.log`, hidden: true });
-    document.body.append(link); // VS Code saves the file itself, but handles only clicks on links that are in the page
-    link.click();
-    link.remove();
-    setTimeout(() => URL.revokeObjectURL(address), REVOKE_MS);
+    download(new Blob([this.texts()], { type: "text/plain" }), `${this.panel.run.id}.log`);
   }
 }

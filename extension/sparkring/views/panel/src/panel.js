@@ -1,17 +1,31 @@
 // The panel in the page. The page itself handles clicks and keys, because in most front ends Python receives no
 // messages while a cell runs.
 
-import { ChartsView } from "./charts.js";
+import { canRunAgain, runAgain } from "./again.js";
+import { ChartsView, newLooks } from "./charts.js";
+import { DisplaysView } from "./displays.js";
 import { button, make, put } from "./elements.js";
 import { ItemsView } from "./itemsview.js";
-import { LogView } from "./log.js";
+import { LOOK, LogView } from "./log.js";
+import { ask, mayAsk } from "./notify.js";
+import { Overview } from "./overview.js";
+import { RankView } from "./ranks.js";
 import { SearchView } from "./searchview.js";
-import { RankView } from "./tiles.js";
 import { duration } from "./words.js";
 
 export const KERNEL_GONE = "ended with the kernel";
 const LOOKS = { starting: "", interrupted: "sr-cut", "timed out": "sr-cut", [KERNEL_GONE]: "sr-cut" };
-const TABS = ["logs", "items", "search", "metrics", "shards", "checkpoints", "restarts", "timeline", "code"];
+const TABS = ["overview", "search", "items", "logs", "metrics", "shards", "checkpoints", "restarts", "displays", "timeline", "code"];
+// What the tooltip of a tab without content says.
+const NOTHING = { metrics: "no metrics have been reported", shards: "no data set has been read with a reader that reports it",
+  checkpoints: "no checkpoint has been saved", restarts: "the run has not been restarted", displays: "no rank has called display() or plt.show()", timeline: "recorded with %%horovod --timeline",
+  code: "the code of the run is not known" };
+
+const BOX_PADDING = 6, OVER_ROOM = 306; // px, from the padding and the height of .sr-tab and .sr-body in panel.css
+
+// The tabs that themselves show only the selected ranks, or highlight them. In the other tabs, selecting a rank leads to its
+// lines.
+const KEEPS_TAB = new Set(["overview", "metrics", "displays"]);
 
 let panels = 0;
 
@@ -22,27 +36,32 @@ export class Panel {
     this.place = place;
     this.id = `sr-panel-${panels++}`;
     this.chosen = new Set();
-    this.tab = "logs";
+    this.looks = newLooks();
     this.elements();
-    this.log = new LogView(this);
+    this.overview = new Overview(this);
+    this.log = new LogView(this, LOOK);
     this.items = new ItemsView(this);
     this.search = new SearchView(this);
-    this.charts = new ChartsView(this);
+    this.charts = new ChartsView(this, () => this.chartRoom(this.bodies.metrics));
+    this.displays = new DisplaysView(this);
     this.numbers = make("div");
+    this.bodies.overview.append(this.overview.element);
     this.bodies.logs.append(this.log.element);
     this.bodies.items.append(this.items.element);
     this.bodies.search.append(this.search.element);
+    this.bodies.displays.append(this.displays.element);
     this.bodies.metrics.append(this.charts.element, this.numbers);
     place.append(this.root);
     this.resized = new ResizeObserver(() => this.schedule());
-    for (const each of [this.log.box, this.charts.element, this.search.element, this.items.element]) this.resized.observe(each);
+    const sized = [this.log.box, this.overview.element, this.overview.log.box, this.charts.element, this.bodies.metrics, this.search.element, this.items.element];
+    for (const each of sized) this.resized.observe(each);
     // When the theme changes, front ends change attributes of these two elements. The charts must then be drawn again,
     // because they use the theme's text colour.
     this.themed = new MutationObserver(() => this.schedule());
     for (const each of [document.documentElement, document.body]) this.themed.observe(each, { attributes: true });
     this.htmlDirty = new Set(Object.keys(run.html));
     this.ticker = setInterval(() => this.scheduleState(), 1000);
-    this.select("logs");
+    this.select("overview");
     this.scheduleState();
   }
 
@@ -51,10 +70,15 @@ export class Panel {
     this.title = make("span", { class: "sr-title" });
     this.facts = make("small");
     this.stop = button("sr-stop", "■ Stop", null, () => this.stopRun(), { hidden: true });
+    this.allow = button("sr-tool", "allow notifications", "let the browser notify you when the run ends", () => this.allowNotifications(), { hidden: true });
     this.said = make("small", { class: "sr-words", role: "status", "aria-live": "polite" });
     this.bar = make("div", { role: "progressbar", "aria-label": "Progress", "aria-valuemin": "0", "aria-valuemax": "100" });
     this.words = make("small");
-    this.why = make("div", { class: "sr-why", role: "alert", hidden: true });
+    this.failure = make("div", { role: "alert", hidden: true });
+    this.advice = make("div", { class: "sr-actions", hidden: true },
+      this.again = button("sr-again", "▶ Run again", "run this cell again", () => this.runAgain(), { hidden: true }),
+      button("sr-tool", "copy error", "copy the whole error", () => this.copy(this.run.state.error)),
+      this.itsLog = button("sr-tool", "", "show only the lines of the rank that failed", () => this.chooseRanks(new Set([this.run.state.failed_rank]), "logs")));
     this.notices = make("div", { class: "sr-notices" });
     this.ranks = new RankView(this);
     this.bodies = {};
@@ -63,19 +87,30 @@ export class Panel {
     const body = make("div", { class: "sr-body" });
     for (const name of TABS) {
       const title = name[0].toUpperCase() + name.slice(1);
-      this.buttons[name] = make("button", { type: "button", role: "tab", id: `${this.id}-${name}`, hidden: name !== "logs",
-        "aria-controls": `${this.id}-${name}-body`, onclick: () => this.select(name) }, title);
+      this.buttons[name] = make("button", { type: "button", role: "tab", id: `${this.id}-${name}`, "aria-disabled": String(name in NOTHING),
+        title: NOTHING[name], "aria-controls": `${this.id}-${name}-body`, onclick: () => this.isThere(name) && this.select(name) }, title);
       this.bodies[name] = make("div", { role: "tabpanel", class: `sr-tab sr-tab-${name}`, id: `${this.id}-${name}-body`,
-        "aria-labelledby": `${this.id}-${name}`, tabindex: name === "logs" ? false : "0" });
+        "aria-labelledby": `${this.id}-${name}`, tabindex: name === "logs" || name === "overview" ? false : "0" });
       list.append(this.buttons[name]);
       body.append(this.bodies[name]);
     }
     list.addEventListener("keydown", (event) => this.walk(event));
     // With this tabindex, a click anywhere in the panel gives it the focus, so that keys are typed in the panel.
     this.root = make("div", { class: "sr-run sr-panel", role: "region", "aria-label": "Distributed run", tabindex: "-1" },
-      make("div", { class: "sr-head" }, this.state, this.title, this.facts, make("span", { class: "sr-spring" }), this.said, this.stop),
+      make("div", { class: "sr-head" }, this.state, this.title, this.facts, make("span", { class: "sr-spring" }), this.said, this.allow, this.stop),
       make("div", { class: "sr-bar sr-progress" }, this.bar), make("div", { class: "sr-words" }, this.words),
-      this.why, this.ranks.element, this.notices, list, body);
+      this.failure, this.advice, this.ranks.element, this.notices, list, body);
+  }
+
+  // Whether a tab has content. A run of items has no overview of ranks, and only a search has trials.
+  isThere(name) {
+    return !this.buttons[name].hidden && this.buttons[name].getAttribute("aria-disabled") === "false";
+  }
+
+  setThere(name, there) {
+    this.buttons[name].setAttribute("aria-disabled", String(!there));
+    this.buttons[name].title = there ? "" : NOTHING[name];
+    if (!there && this.tab === name) this.select("logs");
   }
 
   select(name) {
@@ -90,7 +125,7 @@ export class Panel {
   }
 
   walk(event) {
-    const there = TABS.filter((name) => !this.buttons[name].hidden);
+    const there = TABS.filter((name) => this.isThere(name));
     const at = there.indexOf(this.tab);
     const to = { ArrowRight: (at + 1) % there.length, ArrowLeft: (at + there.length - 1) % there.length, Home: 0,
                  End: there.length - 1 }[event.key];
@@ -102,20 +137,48 @@ export class Panel {
 
   stopRun() {
     this.run.stop();
-    this.buttons[this.tab].focus(); // Stop gets disabled; without this line, its focus would go to the page
+    this.buttons[this.tab].focus(); // Stop will be disabled; without this line, its focus would go to the page
   }
 
-  // Draw the state as well at the next frame.
+  async runAgain() {
+    if (!await runAgain(this.root, this.run.state.magic)) this.say("select the cell and run it");
+  }
+
+  async allowNotifications() {
+    const answer = await ask();
+    this.say(answer === "granted" ? "the browser will notify you" : "the browser does not allow notifications");
+    this.buttons[this.tab].focus(); // the button is hidden now; without this line, its focus would go to the page
+    this.scheduleState();
+  }
+
+  // Draw at the browser's next frame, including the state.
   scheduleState() {
     this.stateDirty = true;
     this.schedule();
   }
 
-  chooseRanks(ranks) {
+  // Return the height that charts may take in `box`. After the end of the run, the box is as high as its content, so
+  // this is the height that it had during the run if the user did not change it.
+  chartRoom(box) {
+    return this.root.classList.contains("sr-over") ? OVER_ROOM : box.clientHeight - BOX_PADDING;
+  }
+
+  // Show only the lines of these ranks (of all ranks, if the set is empty), in the tab `where`. The charts highlight them.
+  chooseRanks(ranks, where = KEEPS_TAB.has(this.tab) ? this.tab : "logs") {
     this.chosen = ranks;
     this.log.setRanks(ranks);
-    this.select("logs");
+    this.overview.log.setRanks(ranks);
+    this.select(where);
     this.scheduleState();
+  }
+
+  async copy(text) {
+    try {
+      await navigator.clipboard.writeText(text);
+      this.say("copied");
+    } catch (error) {
+      this.say("this page cannot copy");
+    }
   }
 
   say(text) {
@@ -124,7 +187,7 @@ export class Panel {
     this.saying = setTimeout(() => put(this.said, ""), 4000);
   }
 
-  // Draw at the browser's next frame, only once even if many messages arrive until then.
+  // Draw at the browser's next frame: only once, even if many messages arrive before it.
   schedule() {
     if (this.frame || this.gone) return;
     this.frame = requestAnimationFrame(() => {
@@ -132,16 +195,27 @@ export class Panel {
       if (!this.root.isConnected) return;
       if (this.stateDirty) this.drawState();
       for (const name of this.htmlDirty) this.drawHtml(name);
-      if (this.run.items.rows.size && this.buttons.items.hidden) {
-        this.buttons.items.hidden = false;
-        this.select(this.run.search ? "search" : "items"); // when the first items come: they tell more than the log
-      }
-      this.buttons.search.hidden = !this.run.search;
+      this.arrange();
+      this.again.hidden = this.advice.hidden || !canRunAgain(this.root, this.run.state.magic);
+      if (this.tab === "overview" && !this.overview.draw()) this.schedule();
       if (this.tab === "items" && !this.items.draw(this.now() - (this.run.state?.started ?? 0))) this.schedule();
       if (this.tab === "search") this.search.draw();
       if (this.tab === "logs" && !this.log.draw()) this.schedule();
+      if (this.run.displays && !this.isThere("displays")) this.setThere("displays", true);
+      if (this.tab === "displays") this.displays.draw();
       if (this.tab === "metrics") this.charts.draw(this.run.curves);
     });
+  }
+
+  // Show the tabs that this kind of run has.
+  arrange() {
+    const pooled = Boolean(this.run.state?.pooled), searched = Boolean(this.run.search);
+    if (this.pooled === pooled && this.searched === searched) return;
+    Object.assign(this, { pooled, searched });
+    this.buttons.overview.hidden = pooled;
+    this.buttons.items.hidden = !pooled;
+    this.buttons.search.hidden = !searched;
+    this.select(searched ? "search" : pooled ? "items" : "overview");
   }
 
   drawState() {
@@ -150,10 +224,12 @@ export class Panel {
     if (!state) return;
     const over = state.ended > 0, now = this.now();
     if (over) clearInterval(this.ticker);
+    this.root.classList.toggle("sr-over", over); // the height of the boxes then fits their content
     put(this.state, state.state);
     this.state.className = `sr-state ${LOOKS[state.state] ?? `sr-${state.state}`}`;
     put(this.title, state.title);
     put(this.facts, [...state.facts, over ? state.took : duration(now - state.started)].join(" · "));
+    this.allow.hidden = !mayAsk(state);
     this.stop.hidden = over || !stops;
     this.stop.disabled = stopping;
     put(this.stop, stopping ? "stopping …" : "■ Stop");
@@ -163,16 +239,16 @@ export class Panel {
     const words = [state.waiting, state.progress, state.left, ...state.last].filter(Boolean).join(" · ");
     put(this.words, words || "\u00a0");
     this.words.parentElement.hidden = over && !words;
-    this.why.hidden = !state.outcome;
-    put(this.why, state.outcome + (state.line ? ` (cell line ${state.line})` : ""));
+    this.advice.hidden = !state.error;
+    put(this.itsLog, `rank ${state.failed_rank}'s log`);
     const told = state.notices.map((text) => `⚑ ${text}`).join("\n");
     put(this.notices, told);
     this.notices.hidden = !told;
     this.ranks.element.hidden = state.pooled; // the ranks of a pool are replaced during the run, so they have no tiles
-    this.ranks.draw(state, now);
+    this.ranks.draw(state, this.run.usage, now);
   }
 
-  // Return the kernel's time in seconds; after the end of the run, the time of its end.
+  // Return the kernel's current time in seconds; after the run, return the time at which the run ended.
   now() {
     return this.run.state?.ended || Date.now() / 1000 - this.run.offset;
   }
@@ -181,8 +257,8 @@ export class Panel {
   drawHtml(name) {
     const html = this.run.html[name] || "";
     this.htmlDirty.delete(name);
-    if (!this.bodies[name]) return;
-    const body = name === "metrics" ? this.numbers : this.bodies[name];
+    const body = { failure: this.failure, metrics: this.numbers }[name] ?? this.bodies[name];
+    if (!body) return;
     const open = new Set([...body.querySelectorAll("details[open] > summary")].map((each) => each.textContent));
     const top = body.scrollTop;
     body.innerHTML = html; // made and escaped by views/sections
@@ -190,8 +266,8 @@ export class Panel {
       if (open.has(summary.textContent)) summary.parentElement.open = true;
     }
     body.scrollTop = top;
-    this.buttons[name].hidden = !html;
-    if (!html && this.tab === name) this.select("logs");
+    if (name === "failure") body.hidden = !html;
+    else this.setThere(name, Boolean(html));
   }
 
   remove() {
@@ -200,6 +276,7 @@ export class Panel {
     this.resized.disconnect();
     this.themed.disconnect();
     this.charts.remove();
+    this.overview.remove();
     this.items.remove();
     this.root.remove();
   }

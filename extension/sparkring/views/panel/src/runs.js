@@ -1,28 +1,34 @@
-// What the page knows about runs, from the messages of views/live.py. Texts in these messages contain no control codes.
-// HTML in them was made and escaped by the extension, so it can be put into the page.
+// What the page knows about runs, from the messages of views/live.py. Strings in these messages contain no control
+// codes. HTML in the messages was made and escaped by the extension, so it can be put into the page.
 
 import { make } from "./elements.js";
 import { Items } from "./items.js";
 import { keepKeys, stopKeys } from "./keys.js";
 import { Lines } from "./lines.js";
+import { tellEnd } from "./notify.js";
 import { KERNEL_GONE, Panel } from "./panel.js";
+import { joined } from "./series.js";
+import { Usage } from "./usage.js";
 import { duration } from "./words.js";
 
-const KEPT_CHARACTERS = 48e6; // the most that the page keeps of all runs; dropped lines are in the log files
+const KEPT_CHARACTERS = 48e6; // the page keeps at most this many characters of all runs; dropped lines are in the log files
 const ASK_AGAIN = 2, ASK_AGAIN_MS = 1000;
+const OLD_MS = 5000; // a kernel that is alive sends a message within this time
 const SETTLE_MS = 500; // the wait before an unfinished traceback is shown
 
-// What the page knows of one run, and the panels that show it.
+// What the page knows about one run, and the panels that show the run.
 class Run {
   constructor(id, model) {
     this.id = id;
     this.model = model;
     this.lines = new Lines();
     this.items = new Items();
+    this.usage = new Usage();
     this.state = null;
     this.html = {};
     this.search = null; // the last message of kind "search"
-    this.curves = null; // the last message of kind "charts"
+    this.curves = null; // the last message of kind "charts", with all points
+    this.displays = null; // the last message of kind "displays", with the HTML of all displays
     this.offset = 0; // this machine's clock minus the kernel's, in seconds
     this.heard = this.stops = this.stopping = false;
     this.panels = new Map(); // place → panel
@@ -30,32 +36,36 @@ class Run {
     this.hides = make("style", {}, `[data-sparkring-static="${CSS.escape(id)}"] { display: none; }`);
   }
 
-  hear(message) {
-    this.last = Date.now() / 1000;
+  hear(message, at = Date.now() / 1000) {
+    this.last = at;
     if (message.kind === "lines") {
       this.lines.add(message);
       this.items.read(message);
       this.settle(SETTLE_MS);
     } else if (message.kind === "state") {
+      const ends = this.state && !this.state.ended && message.ended;
       this.state = message;
       this.offset = this.last - message.now;
       if (message.ended) this.settle(0);
-    } else if (message.kind === "items") this.items.add(message);
+      if (ends && this.panels.size) tellEnd(message);
+    } else if (message.kind === "usage") this.usage.hear(message);
+    else if (message.kind === "items") this.items.add(message);
     else if (message.kind === "search") this.search = message;
     else if (message.kind === "sections") Object.assign(this.html, message.html);
-    else if (message.kind === "charts") this.curves = message;
+    else if (message.kind === "charts") this.curves = joined(this.curves, message);
+    else if (message.kind === "displays") this.displays = { ...message, html: { ...this.displays?.html, ...message.html } };
     else if (message.kind === "heard") {
       this.heard = true;
       this.stops = message.stops;
     }
     for (const panel of this.panels.values()) {
       if (message.kind === "sections") Object.keys(message.html).forEach((name) => panel.htmlDirty.add(name));
-      if (message.kind === "state" || message.kind === "heard") panel.scheduleState();
+      if (["state", "usage", "heard"].includes(message.kind)) panel.scheduleState();
       else panel.schedule();
     }
   }
 
-  // Show unfinished tracebacks after a wait of `after` ms, unless more lines arrive until then.
+  // Show unfinished tracebacks after a wait of `after` ms, unless more lines arrive before that.
   settle(after) {
     clearTimeout(this.settling);
     if (!this.lines.tracebacks.size) return;
@@ -95,33 +105,59 @@ class Run {
   }
 }
 
-// All runs of one kernel that the page knows of. Finds the empty elements for their panels and puts panels into them.
+// All runs of one kernel that the page knows about. Finds the empty elements for their panels, and puts panels into them.
 export class Runs {
   constructor(model) {
     this.runs = new Map();
     this.asked = new Set();
+    this.views = new Map(); // the elements of views that the page's selector may not find, for example in a shadow root → run
     this.closed = false;
     this.selector = `[data-sparkring][data-page="${CSS.escape(model.get("page"))}"]`;
-    this.heard = (message) => this.hear(message);
+    this.heard = (message) => this.hear(message); // widgets pass more arguments
     // Called when the kernel has died or restarts.
     this.cut = () => {
       this.deaf = true;
       for (const run of this.runs.values()) run.cut();
     };
     this.listen(model);
-    // As a notebook scrolls, it takes outputs out of the page and puts them back. Then look() finds the elements for
-    // panels again.
+    // While the user scrolls, the notebook takes outputs out of the page and puts them back. Then look() finds the
+    // elements for panels again.
     this.watch = new MutationObserver((changes) => {
       if (changes.some((change) => !change.target.closest?.(".sr-panel"))) this.look();
     });
     this.watch.observe(document.body, { childList: true, subtree: true });
     window.addEventListener("keydown", keepKeys, true);
     document.addEventListener("keydown", stopKeys);
+    this.begin(model.get("snapshot") ?? []);
     this.look();
   }
 
+  // Begin with the messages that a widget has kept. They may be old, for example in a saved notebook. If no kernel sends
+  // a newer message, the run is shown as of the time of these messages.
+  begin(messages) {
+    const at = messages.find((message) => message.kind === "state")?.now;
+    if (at == null) return;
+    for (const message of messages) this.hear(message, at);
+    setTimeout(() => {
+      for (const run of this.runs.values()) if (run.last === at) run.cut();
+    }, OLD_MS);
+  }
+
+  // Show the panel of a run in the element of a widget's view, as soon as the run is known.
+  show(id, place) {
+    this.views.set(place, id);
+    const root = place.getRootNode();
+    if (root !== document) root.append(make("style", {}, this.model.get("_css"))); // a shadow root has its own styles
+    this.look();
+  }
+
+  hide(id, place) {
+    this.views.delete(place);
+    this.runs.get(id)?.unmount(place);
+  }
+
   // Listen to `model` instead of the previous model. When a page has been loaded while a cell runs, the kernel announces
-  // its model again, and all pages replace theirs.
+  // its model again, and all pages replace the model that they have.
   listen(model) {
     this.leave(this.model);
     this.model = model;
@@ -139,22 +175,22 @@ export class Runs {
     this.kernel?.disposed?.disconnect(this.cut);
   }
 
-  hear(message) {
+  hear(message, at = undefined) {
     if (!message.run) return;
-    this.deaf = false; // a message has come, so the kernel is alive, and only the connection was lost
+    this.deaf = false; // a message has arrived, so the kernel is alive, and only the connection was lost
     if (message.kind === "gone") {
       this.forget(message.run);
       return;
     }
     if (!this.runs.has(message.run)) this.runs.set(message.run, new Run(message.run, this.model));
-    this.runs.get(message.run).hear(message);
+    this.runs.get(message.run).hear(message, at);
     if (message.kind === "state") this.look();
     this.makeRoom();
   }
 
   look() {
-    for (const place of document.querySelectorAll(this.selector)) {
-      const id = place.dataset.sparkring;
+    const found = [...document.querySelectorAll(this.selector)].map((place) => [place, place.dataset.sparkring]);
+    for (const [place, id] of [...found, ...this.views]) {
       this.runs.get(id)?.mount(place);
       if (!this.asked.has(id) && !this.deaf) {
         this.asked.add(id);
@@ -164,7 +200,7 @@ export class Runs {
   }
 
   // Ask the kernel for a run, and ask again if there is no answer. The front end may open a channel that reaches the
-  // kernel while a cell runs. A question that is sent before this channel is open is answered only when the cell has
+  // kernel even while a cell runs. If the page asks before this channel is open, the kernel answers only when the cell has
   // ended.
   ask(id, again) {
     this.model.send({ kind: "hello", run: id });
@@ -174,7 +210,7 @@ export class Runs {
     }, ASK_AGAIN_MS);
   }
 
-  // If the lines of all runs are too long together, drop the oldest lines, first those of the earliest run.
+  // If all runs together have too many characters, drop the oldest lines, first those of the earliest run.
   makeRoom() {
     let characters = 0;
     for (const run of this.runs.values()) characters += run.lines.characters;

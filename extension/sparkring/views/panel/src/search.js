@@ -1,10 +1,10 @@
 // What the Search tab shows, computed from the rows of the items and from the last message of kind "search".
 
 const ENDED_WELL = new Set(["finished", "kept"]);
-const KEY_STEP = 0.05, LARGE_STEPS = 4; // how far a key moves an end of a brush
+const KEY_STEP = 0.05, LARGE_STEPS = 4; // how far an arrow key moves an end of a brush, and how many such steps a page key moves it
 const FAR = 2; // a chart extends this many times as far from the best value as the worse quartile is
 
-// Return the trials that have a value, in the order of their numbers.
+// Return the trials that have a value of the metric, except failed trials, in the order of their numbers.
 export function trialsOf(rows, metric) {
   return [...rows].filter((row) => row.metrics[metric] !== undefined && row.state !== "failed")
     .map(({ item, state, metrics, parameters, curves }) => ({ item, state, value: metrics[metric], parameters,
@@ -12,7 +12,7 @@ export function trialsOf(rows, metric) {
     .sort((a, b) => a.item - b.item);
 }
 
-// Return the lowest and the highest of the values. There may be too many of them to be the arguments of Math.min().
+// Return the lowest and the highest of the values. There may be too many values for the arguments of Math.min().
 export function bounds(values) {
   let low = Infinity, high = -Infinity;
   for (const value of values) [low, high] = [Math.min(low, value), Math.max(high, value)];
@@ -59,13 +59,13 @@ export function place({ low, high, log, choices }, value) {
   return log ? Math.log(value / low) / Math.log(high / low) : (value - low) / (high - low);
 }
 
-// Return the value at a place of an axis: the inverse of place(). Between two choices, it is the nearer one.
+// Return the value at a place of an axis: the inverse of place(). Between two choices, return the nearer choice.
 export function valueAt({ low, high, log, choices }, at) {
   if (choices.length) return choices[Math.round(at * (choices.length - 1))];
   return log ? low * (high / low) ** at : low + at * (high - low);
 }
 
-// Return where an end of a brush moves when a key is pressed: to the next choice, or by a part of the axis. The end is
+// Return where an end of a brush moves to when a key is pressed: to the next choice, or by a part of the axis. The end is
 // at `at`, and stays between `least` and `most`. Return null for a key that moves nothing.
 export function moved({ choices }, at, key, [least, most]) {
   const step = choices.length > 1 ? 1 / (choices.length - 1) : KEY_STEP;
@@ -82,8 +82,8 @@ export function marks(axis) {
   return values.map((value) => [place(axis, value), value]);
 }
 
-// Return the trials that are within all brushes. `brushes` has the lower and upper end of the brush on an axis, by the
-// number of the axis.
+// Return the trials that are within all brushes. `brushes` maps the number of an axis to the lower and upper end of its
+// brush.
 export function brushed(trials, axes, brushes) {
   const wanted = [...brushes];
   return trials.filter((trial) => wanted.every(([axis, [from, to]]) => {

@@ -1,5 +1,5 @@
 // The Search tab: all curves of the metric, the best value so far, the parameters as parallel coordinates, and how much
-// each of them matters.
+// each parameter matters.
 
 import { button, make, put, toggle } from "./elements.js";
 import { bestOf, bests, bounds, brushed, extent, marks, moved, place, roundNumbers, trialsOf, valueAt } from "./search.js";
@@ -9,14 +9,14 @@ const HEIGHT = 170, AXES_HEIGHT = 210; // px
 const BLUE = "#2f80d0", GREY = "#8a8a8a", GREEN = "#23935a", AMBER = "#b97a10"; // as in markup.py
 const LEFT = 52, RIGHT = 8, TOP = 8, BOTTOM = 30; // px around a chart, for its labels
 const ENDS = 46; // px beside the first and the last of the parallel axes
-const NEAR = 12; // px: how near to a line or an axis the pointer has to be
+const NEAR = 12; // px: how near the pointer has to be to a line or an axis
 
 export class SearchView {
   constructor(panel) {
     this.panel = panel;
-    this.brushes = new Map(); // by the number of an axis, the lower and the upper end of what is chosen on it
-    this.hovered = null; // the number of the trial under the pointer, or the one to which keys have moved
-    this.pointed = null; // the drawing that shows this trial, and a point in it; null stands for the trial's last point
+    this.brushes = new Map(); // the lower and the upper end of the range that is chosen on an axis, by the number of the axis
+    this.hovered = null; // the number of the trial that the pointer is over, or that the user has moved to with the keyboard
+    this.pointed = null; // the drawing that shows this trial, and a point in it; a null point stands for the trial's last point
     this.log = false;
     this.logButton = toggle("log scale", "logarithmic scale of the metric", false, (on) => {
       this.log = on;
@@ -43,7 +43,7 @@ export class SearchView {
 
   showAll() {
     this.choose(new Map());
-    this.logButton.focus(); // "reset" is hidden now; without this line, its focus would go to the page
+    this.logButton.focus(); // "reset" will be hidden; without this line, its focus would go to the page
   }
 
   choose(brushes) {
@@ -74,7 +74,7 @@ export class SearchView {
     this.read(search, trials);
   }
 
-  // How a trial is drawn: its colour, opacity and width, and whether it comes after the others, so that it is on top.
+  // Return how a trial is drawn: its colour, opacity and width, and its place in the order of drawing. The last is on top.
   looks(trial, best, chosen) {
     const isBest = trial === best, isHovered = trial.item === this.hovered;
     const colour = isBest ? AMBER : trial.whole ? BLUE : trial.state === "running" ? GREEN : GREY;
@@ -84,7 +84,7 @@ export class SearchView {
              order: isHovered ? 4 : isBest ? 3 : trial.state === "running" ? 2 : trial.whole ? 1 : 0 };
   }
 
-  // Return the axes of the parallel coordinates: one for each parameter, and the metric as the last one.
+  // Return the axes of the parallel coordinates: an axis for each parameter, and the metric's axis last.
   axesOf(search, trials) {
     const axes = search.parameters.map((parameter) => ({ name: parameter.name, marks: marks(parameter), range: parameter,
       at: (trial) => place(parameter, trial.parameters[parameter.name]) }));
@@ -235,7 +235,7 @@ export class SearchView {
     this.panel.schedule();
   }
 
-  // Move from one chosen trial to another by keys. Enter shows the trial in the Items tab.
+  // Move from one chosen trial to another with the keyboard. Enter shows the trial in the Items tab.
   walk(drawing, event) {
     if (event.target !== drawing.element) return;
     const there = this.chosen.filter((item) => drawing.pointOf(item)), at = there.indexOf(this.hovered);
@@ -292,7 +292,7 @@ class Drawing {
     if (below) this.text(below, (LEFT + this.width - RIGHT) / 2, this.height - 6, { align: "center" });
   }
 
-  // Clear the canvas, and return its width. `colour` is that of the text around it.
+  // Clear the canvas, and return its width. `colour` is the colour of the text around the canvas.
   begin(colour) {
     const ratio = devicePixelRatio, width = this.canvas.clientWidth;
     this.canvas.width = width * ratio;
@@ -304,7 +304,7 @@ class Drawing {
     return width;
   }
 
-  // Clear the canvas, draw axes for these ranges, and return the function that computes where a point is.
+  // Clear the canvas, draw axes for these ranges, and return the function that computes a point's position on the canvas.
   plane([left, right], [low, high], log, colour) {
     const width = this.begin(colour), scaled = log && low > 0 ? Math.log10 : (value) => value;
     const across = (x) => LEFT + ((x - left) / (right - left)) * (width - LEFT - RIGHT);
@@ -334,7 +334,7 @@ class Drawing {
     this.each(trials, looks, (trial, look) => {
       const at = point(trial);
       this.paths.push([trial.item, [at]]);
-      this.dot(at, { ...look, alpha: look.dots }); // dots are small, and seldom on top of each other
+      this.dot(at, { ...look, alpha: look.dots }); // dots can be more opaque than lines: they are small and seldom overlap
     });
   }
 
@@ -393,12 +393,12 @@ class Drawing {
     return [event.clientX - left, event.clientY - top];
   }
 
-  // Return the last point of a trial; undefined if it has none here.
+  // Return the last point of a trial; undefined if this drawing has no point of the trial.
   pointOf(item) {
     return this.paths.find(([each]) => each === item)?.[1].at(-1);
   }
 
-  // Return the number of the trial whose line is nearest to a point; null if none is near.
+  // Return the number of the trial whose line is nearest to a point; null if no line is near.
   nearest([x, y]) {
     let found = null, least = NEAR;
     for (const [item, points] of this.paths) {
@@ -411,7 +411,7 @@ class Drawing {
   }
 }
 
-// Return the distance of a point from the line between two others.
+// Return the distance of a point from the line segment between two other points.
 function distance(x, y, [ax, ay], [bx, by]) {
   const length = (bx - ax) ** 2 + (by - ay) ** 2;
   const share = length ? Math.min(1, Math.max(0, ((x - ax) * (bx - ax) + (y - ay) * (by - ay)) / length)) : 0;

@@ -1,36 +1,156 @@
-// Makes two things from the curves of views/charts.py: the data that uPlot draws, and the values shown at the cursor.
+// Makes from the curves of views/charts.py what uPlot draws, the values at the cursor, and a table to copy.
 
-import { number } from "./words.js";
+import { duration, number } from "./words.js";
 
 // The same colours as markup.RANK_COLOURS, and as .sr-c0 … in panel.css.
 export const RANK_COLOURS = ["#2f80d0", "#23935a", "#b97a10", "#9262d6", "#d0528f", "#16908f", "#7d8a1e", "#cf6a32"];
 
+// How much of each value is that of the values before it. Without smoothing, this is nothing.
+export const SMOOTHING = { off: 0, light: 0.6, strong: 0.9 };
+
 const ITEM_COLOURS = [RANK_COLOURS[0], RANK_COLOURS[2]]; // as charts.COLOURS
 const DASHES = [4, 3], DOTS = [1, 2];
-const BAND_OPACITY = "2e"; // two hexadecimal digits, which are appended to a colour
+const BAND_OPACITY = "2e", FAINT_BAND_OPACITY = "12"; // two hexadecimal digits, which are appended to a colour
+const FAINT = 0.35; // the opacity of what only the faster ranks have reported; also in views/figure.py
+const UNCHOSEN = 0.2; // the opacity of other ranks while some are selected
 
-// Return what uPlot needs to draw one chart: `data`, its columns, of which the first is `x`; `series`, which say how
-// each column looks; and `bands`, the areas between the lowest and the highest values. The means are the last columns,
-// so that they are drawn on top.
-export function plotted({ x, curves }) {
+// ── Messages ──────────────────────────────────────────────────────────────────
+
+// Return the message `told` with all points, of which charts.since() has left out those that are in the message `old`.
+// A page that has just been loaded may lack these. It keeps what it has, because the kernel is about to send everything.
+export function joined(old, told) {
+  try {
+    return whole(old, told);
+  } catch (error) {
+    return old;
+  }
+}
+
+function whole(old, told) {
+  if (told === null || typeof told !== "object") return told;
+  if (Array.isArray(told)) return typeof told[0] === "object" ? told.map((each, at) => whole(old?.[at], each)) : told;
+  if (!("then" in told)) return Object.fromEntries(Object.entries(told).map(([key, value]) => [key, whole(old?.[key], value)]));
+  if (!(old?.length >= told.from)) throw new RangeError("the beginning is missing");
+  return [...old.slice(0, told.from), ...told.then];
+}
+
+// ── The horizontal axis ───────────────────────────────────────────────────────
+
+// Return the names of what the horizontal axis can show.
+export function axesOf({ axis, axes, charts }) {
+  return [axis, ...Object.keys(axes), ...(charts.every(({ time }) => time && time[time.length - 1] > time[0]) ? ["time"] : [])];
+}
+
+// Return a position in words, such as "step 61", "61 steps in total" or "1 min 01 s".
+export function placed(axis, x) {
+  return axis === "time" ? duration(x) : axis === "step" || axis === "epoch" ? `${axis} ${number(x)}` : `${number(x)} ${axis}`;
+}
+
+// Return a chart with its positions on `axis`. Steps that a restart has undone become positions of the same axis, and
+// their curves become columns.
+export function laid(chart, { axes }, axis) {
+  const [offset, factor] = axes[axis] ?? [0, 1];
+  const along = ({ x, time }) => (axis === "time" ? time : factor === 1 && !offset ? x : x.map((each) => offset + factor * each));
+  const mine = along(chart), undone = chart.curves.flatMap(({ undone }) => undone);
+  const moved = (x) => (axis === "time" ? between(chart.x, chart.time, x) : offset + factor * x);
+  const x = undone.length ? [...new Set([...mine, ...undone.flatMap(along)])].sort((a, b) => a - b) : mine;
+  const at = undone.length ? new Map(x.map((place, index) => [place, index])) : null;
+  const wide = (column, places = mine) => {
+    if (!at || !column) return column;
+    const found = Array(x.length).fill(null);
+    places.forEach((place, index) => { found[at.get(place)] = column[index]; });
+    return found;
+  };
+  const curves = chart.curves.map((curve) => ({
+    ...curve, mean: wide(curve.mean), low: wide(curve.low), high: wide(curve.high), lowest: wide(curve.lowest), highest: wide(curve.highest),
+    ranks: Object.fromEntries(Object.entries(curve.ranks).map(([rank, column]) => [rank, wide(column)])),
+    undone: curve.undone.map((part) => wide(part.mean, along(part))),
+    until: curve.until === undefined ? x.length : lastUpTo(x, moved(curve.until)),
+    best: curve.best && { ...curve.best, x: moved(curve.best.x) },
+  }));
+  return { x, curves, moved };
+}
+
+// Return the index of the last position that is not beyond `place`.
+function lastUpTo(x, place) {
+  let low = 0, high = x.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (x[middle] <= place) low = middle + 1;
+    else high = middle;
+  }
+  return low - 1;
+}
+
+// Return the time of a position, interpolated between two points.
+function between(x, time, place) {
+  const at = lastUpTo(x, place);
+  if (at < 0) return time[0];
+  if (at >= x.length - 1 || x[at] === place) return time[Math.min(at, x.length - 1)];
+  return time[at] + (time[at + 1] - time[at]) * (place - x[at]) / (x[at + 1] - x[at]);
+}
+
+// ── What is drawn ─────────────────────────────────────────────────────────────
+
+// Return the exponential moving average of a column. `weight` is the share of the earlier values. Nulls stay nulls. The
+// weights of the first values are corrected for the values that there are not, so the average does not start at zero.
+export function smoothed(column, weight) {
+  if (!weight) return column;
+  const found = [];
+  let sum = 0, share = 1;
+  for (const value of column) {
+    if (value !== null) {
+      share *= weight;
+      sum = weight * sum + (1 - weight) * value;
+    }
+    found.push(value === null ? null : sum / (1 - share));
+  }
+  return found;
+}
+
+// Return a column that has values only at the indices from `from` to `to`.
+function part(column, from, to) {
+  return from === 0 && to >= column.length ? column : column.map((value, at) => (at < from || at > to ? null : value));
+}
+
+// Return what uPlot needs to draw a chart that is laid(): `data`, its columns, of which the first is `x`; `series`, which
+// say how each column looks; and `bands`, the areas between the lowest and the highest values. The means are the last
+// columns, so that they are drawn on top. What only the faster ranks have reported is faint, and so are ranks that are
+// not `chosen`, if others are.
+export function plotted({ x, curves }, { smoothing = 0, chosen = new Set() } = {}) {
   const data = [x], series = [{}], bands = [];
   const add = (column, looks) => {
     data.push(column);
-    series.push({ spanGaps: true, points: { show: false }, ...looks });
+    series.push({ spanGaps: true, points: { show: false }, alpha: 1, ...looks });
     return data.length - 1;
   };
-  for (const { colour, low, high } of curves) {
+  const addBoth = (column, until, looks) => {
+    if (until >= x.length - 1) return add(column, looks);
+    const beyond = part(column, until, x.length);
+    if (beyond.findLastIndex((value) => value !== null) <= until) return add(column, looks);
+    add(beyond, { ...looks, alpha: FAINT * (looks.alpha ?? 1) });
+    return add(part(column, 0, until), looks);
+  };
+  for (const { colour, low, high, until } of curves) {
     if (!low) continue;
-    const above = add(high, { width: 0 }), below = add(low, { width: 0 });
-    bands.push({ series: [above, below], fill: colour + BAND_OPACITY });
+    const area = (from, to, opacity) => {
+      bands.push({ series: [add(part(high, from, to), { width: 0 }), add(part(low, from, to), { width: 0 })], fill: colour + opacity });
+    };
+    area(0, until, BAND_OPACITY);
+    if (until < x.length - 1) area(until, x.length, FAINT_BAND_OPACITY);
   }
-  for (const { dashed, ranks } of curves) {
-    for (const [rank, column] of Object.entries(ranks)) {
-      add(column, { stroke: RANK_COLOURS[rank % RANK_COLOURS.length], width: 1, dash: dashed ? DASHES : undefined });
-    }
+  const lines = curves.flatMap(({ dashed, ranks, until }) => Object.entries(ranks).map(([rank, column]) => ({ rank: Number(rank), column, dashed, until })));
+  const some = lines.some(({ rank }) => chosen.has(rank));
+  lines.sort((a, b) => chosen.has(a.rank) - chosen.has(b.rank)); // the selected ranks are drawn above the others
+  for (const { rank, column, dashed, until } of lines) {
+    addBoth(smoothed(column, smoothing), until, { stroke: RANK_COLOURS[rank % RANK_COLOURS.length], rank, dash: dashed ? DASHES : undefined,
+      width: some && chosen.has(rank) ? 2.5 : 1, alpha: some && !chosen.has(rank) ? UNCHOSEN : 1 });
   }
   for (const { colour, undone } of curves) for (const column of undone) add(column, { stroke: colour, width: 1, dash: DOTS });
-  for (const { colour, dashed, mean } of curves) add(mean, { stroke: colour, width: 2, dash: dashed ? DASHES : undefined });
+  if (smoothing) for (const { colour, mean } of curves) add(mean, { stroke: colour, width: 1, alpha: FAINT });
+  for (const { colour, dashed, mean, until } of curves) {
+    addBoth(smoothed(mean, smoothing), until, { stroke: colour, width: some ? 1.5 : 2, dash: dashed ? DASHES : undefined });
+  }
   return { data, series, bands };
 }
 
@@ -42,7 +162,7 @@ export function itemCharts({ by, curves }) {
     const key = name.replace(/^val_/, "");
     charts.set(key, [...(charts.get(key) ?? []), name]);
   }
-  return { axis: by, legend: "", restarts: [], checkpoints: [], charts: [...charts.values()].map((together) => itemChart(by, together, curves)) };
+  return { axis: by, axes: {}, legend: "", restarts: [], checkpoints: [], charts: [...charts.values()].map((together) => itemChart(by, together, curves)) };
 }
 
 function itemChart(by, names, curves) {
@@ -57,35 +177,51 @@ function itemChart(by, names, curves) {
   };
 }
 
-// Whether a logarithmic axis can show all values of a chart.
+// Whether a logarithmic axis can show all values of a chart that is laid().
 export function isPositive({ curves }) {
   return curves.every(({ mean, low, ranks, undone }) => (
     [mean, low ?? [], ...Object.values(ranks), ...undone].every((column) => column.every((value) => value === null || value > 0))
   ));
 }
 
-// Return rows with the values of a chart's curves at the index `at` of its axis: one row for the mean, and one for each
-// rank. If there is nothing but the mean, it is called the value. If there are many ranks, there are rows for the lowest
-// and the highest value instead of a row for each rank. A row is a list of its name, its rank (-1 if it belongs to no
-// rank) and a list with a string for each curve. If a rank reported nothing at this step, its row has the last value
-// that it reported before.
+// ── Values ────────────────────────────────────────────────────────────────────
+
+// Return rows with the values of a laid() chart's curves at the index `at` of its axis: one row for the mean, and one
+// for each rank. If there is nothing but the mean, it is called the value. If there are many ranks, there are rows for
+// the lowest and the highest value instead of a row for each rank. A row is a list of its name, its rank (-1 if it
+// belongs to no rank) and a list with a string for each curve. If a rank reported nothing at this step, its row has the
+// last value that it reported before, unless only the faster ranks have reached the step.
 export function readings({ curves }, at) {
-  const before = (column) => {
-    for (let place = at; place >= 0; place--) if (column[place] != null) return column[place];
+  const before = (column, until = Infinity) => {
+    for (let place = at; place >= 0 && (at <= until || place > until); place--) if (column[place] != null) return column[place];
     return null;
   };
   const told = (value) => (value == null ? "" : number(value));
-  const rows = [["mean", -1, curves.map(({ mean }) => told(before(mean)))]];
+  const rows = [["mean", -1, curves.map(({ mean, until }) => told(before(mean, until)))]];
   const ranks = new Set(curves.flatMap(({ ranks }) => Object.keys(ranks).map(Number)));
   for (const rank of [...ranks].sort((a, b) => a - b)) {
-    rows.push([`rank ${rank}`, rank, curves.map(({ ranks }) => told(ranks[rank] && before(ranks[rank])))]);
+    rows.push([`rank ${rank}`, rank, curves.map(({ ranks, until }) => told(ranks[rank] && before(ranks[rank], until)))]);
   }
   for (const [name, bound, whose] of [["lowest", "low", "lowest"], ["highest", "high", "highest"]]) {
     if (!curves.some((curve) => curve[bound])) continue;
-    rows.push([name, -1, curves.map((curve) => (
-      curve[bound] && before(curve[bound]) !== null ? `${told(before(curve[bound]))} (rank ${before(curve[whose])})` : ""
-    ))]);
+    rows.push([name, -1, curves.map((curve) => {
+      const value = curve[bound] && before(curve[bound], curve.until);
+      return value == null ? "" : `${number(value)} (rank ${before(curve[whose], curve.until)})`;
+    })]);
   }
   if (rows.length === 1) rows[0][0] = "value";
   return rows;
+}
+
+// Return what a chart draws as CSV: the position, by each of the axes, and then the mean and each rank for every curve.
+// Steps that a restart has undone are left out.
+export function csv(chart, told) {
+  const columns = axesOf(told).map((axis) => [axis === "time" ? "seconds" : axis, axis === "time" ? chart.time : laid({ ...chart, curves: [] }, told, axis).x]);
+  for (const { name, mean, ranks, low, high } of chart.curves) {
+    columns.push([name, mean], ...Object.entries(ranks).map(([rank, column]) => [`${name} rank ${rank}`, column]));
+    if (low) columns.push([`${name} lowest`, low], [`${name} highest`, high]);
+  }
+  const quoted = (text) => (/[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
+  const rows = chart.x.map((_, at) => columns.map(([, column]) => column[at] ?? "").join(","));
+  return [columns.map(([name]) => quoted(name)).join(","), ...rows].join("\n") + "\n";
 }

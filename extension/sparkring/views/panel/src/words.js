@@ -8,12 +8,31 @@ export function duration(seconds) {
   return `${Math.floor(whole / 3600)} h ${two(Math.floor((whole % 3600) / 60))} min`;
 }
 
+// Return the seconds since the start of a run as they stand before lines and beside pictures: 1:02, 1:01:02.
+export function clock(seconds) {
+  const whole = Math.max(0, Math.floor(seconds)), two = (number) => String(number).padStart(2, "0");
+  const minutes = `${Math.floor(whole / 60) % 60}`;
+  return whole < 3600 ? `${minutes}:${two(whole % 60)}` : `${Math.floor(whole / 3600)}:${minutes.padStart(2, "0")}:${two(whole % 60)}`;
+}
+
 // Return a metric's value as text. Values from 0.0001 to 10000 are rounded to four significant digits, and values up to
 // a million to integers. Smaller and larger values have an exponent and three significant digits.
 export function number(value) {
   const size = Math.abs(value);
   if (value === 0 || (size >= 1e-4 && size < 1e6)) return size < 1e4 ? String(Number(value.toPrecision(4))) : value.toFixed(0);
   return Number(value.toPrecision(3)).toExponential().replace(/e([+-])(\d)$/, "e$10$2");
+}
+
+// Return a number of bytes in decimal units, with three digits: 999 B, 1.20 kB, 34.5 MB.
+export function size(bytes) {
+  if (bytes < 1000) return `${bytes} B`;
+  const units = ["kB", "MB", "GB", "TB"];
+  let at = 0, value = bytes / 1000;
+  while (value >= 999.5 && at < 3) {
+    value /= 1000;
+    at += 1;
+  }
+  return `${value.toFixed(value < 9.995 ? 2 : value < 99.95 ? 1 : 0)} ${units[at]}`;
 }
 
 // Return the numbers of ranks as text, such as "0–3, 7". Three or more consecutive numbers become a range.
@@ -25,4 +44,18 @@ export function rankNumbers(ranks) {
     else spans.push([rank, rank]);
   }
   return spans.map(([a, b]) => (b - a > 1 ? `${a}–${b}` : b > a ? `${a}, ${b}` : `${a}`)).join(", ");
+}
+
+// Return the time since the run began, such as "1:02.4".
+export function elapsed(seconds) {
+  const tenths = Math.max(0, Math.round(10 * seconds)), whole = Math.floor(tenths / 10);
+  const two = (number) => String(number).padStart(2, "0");
+  const hours = Math.floor(whole / 3600), minutes = Math.floor((whole % 3600) / 60);
+  return `${hours ? `${hours}:${two(minutes)}` : minutes}:${two(whole % 60)}.${tenths % 10}`;
+}
+
+// Return the numbers of ranks as text of at most `most` characters: "0–3, 7" or, if that is too long, "87 ranks".
+export function ranksWithin(ranks, most, noun) {
+  const numbers = rankNumbers(ranks);
+  return numbers.length > most ? `${ranks.length} ${noun}` : numbers;
 }

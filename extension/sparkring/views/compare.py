@@ -1,0 +1,123 @@
+"""Compares two runs: how they ended, their last metrics and curves, and what differs in their options and code."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
+from sparkring.history import describe, metrics, reading
+from sparkring.history.lines import plain
+from sparkring.history.metrics import Curve
+from sparkring.history.record import RunRecord
+from sparkring.views.charts import MOST
+from sparkring.views.figure import figures
+from sparkring.views.markup import GREEN, RED, enclosed, paragraph, text, tint
+from sparkring.views.sections.log import block
+from sparkring.views.tables import bare_table, show, table_text
+
+NAMES = ("A", "B")
+DIFF_LINES, CONTEXT_LINES = 200, 2
+_OUTCOME_CHARACTERS = 120
+
+
+def show_compared(first: RunRecord, second: RunRecord) -> None:
+    """Show two runs beside each other: in a notebook with their curves, elsewhere as text."""
+    show(_text(first, second), lambda: _html(first, second))
+
+
+def facts(first: RunRecord, second: RunRecord) -> list[tuple[str, str, str]]:
+    """Return rows with a fact of both runs: always the outcome and the time, and otherwise only what differs."""
+    now = [describe.last_known(record) for record in (first, second)]
+    both = [_facts(record, at) for record, at in zip((first, second), now, strict=True)]
+    names = dict.fromkeys([*both[0], *both[1]])
+    always = ("run", "outcome", "took")
+    rows = [(name, both[0].get(name, ""), both[1].get(name, "")) for name in names]
+    return [row for row in rows if row[0] in always or row[1] != row[2]]
+
+
+def _facts(record: RunRecord, now: float) -> dict[str, str]:
+    line, _, _ = record.code.partition("\n")
+    data = "; ".join(reading.data_words(found) for found in reading.data_sets(record, now))
+    found = {
+        "run": record.run_id,
+        "title": record.title,
+        "outcome": describe.first_line(describe.outcome(record), _OUTCOME_CHARACTERS),
+        "took": describe.took(record, now),
+        "where": describe.dotted(*describe.facts(record)),
+        "line": line if line.startswith("%") else "",
+        "data": data,
+        "checkpoints": record.checkpoint_dir,
+    }
+    return found | dict(record.versions)
+
+
+def measured(first: RunRecord, second: RunRecord) -> list[tuple[str, str, str, str]]:
+    """Return a row for each metric: its last mean in both runs, and by how much it differs."""
+    both = [metrics.table(record).last() for record in (first, second)]
+    rows = []
+    for name in dict.fromkeys([*both[0], *both[1]]):
+        values = [found[name].mean if name in found else None for found in both]
+        told = ["" if value is None else describe.number(value) for value in values]
+        change = "" if None in values else f"{values[1] - values[0]:+.4g}"  # type: ignore[operator] # neither is None
+        rows.append((plain(name), told[0], told[1], change))
+    return rows
+
+
+def difference(first: RunRecord, second: RunRecord) -> list[str]:
+    """Return the lines of the cells that differ, as a unified diff; [] if the cells are the same."""
+    before, after = (record.code.rstrip().splitlines() for record in (first, second))
+    found = difflib.unified_diff(before, after, lineterm="", n=CONTEXT_LINES)
+    return list(found)[2:][:DIFF_LINES]  # the first two lines name files
+
+
+def curves(first: RunRecord, second: RunRecord) -> list[tuple[str, list[Curve]]]:
+    """Return the metrics of which both runs have curves, each with a curve of both runs. Ranks are not told apart."""
+    both = []
+    for record in (first, second):
+        charts = metrics.curves(record, metrics.table(record))
+        both.append({curve.name: curve for chart in charts for curve in chart})
+    return [
+        (name, [found[name]._replace(name=run, ranks={}, undone=()) for run, found in zip(NAMES, both, strict=True)])
+        for name in both[0]
+        if name in both[1]
+    ][:MOST]
+
+
+def _text(first: RunRecord, second: RunRecord) -> str:
+    parts = [table_text(("", *NAMES), facts(first, second))]
+    if rows := measured(first, second):
+        parts.append(table_text(("metric", *NAMES, "B − A"), rows))
+    parts.append("\n".join(map(plain, difference(first, second))) or "The cells are the same.")
+    return "\n\n".join(parts)
+
+
+def _html(first: RunRecord, second: RunRecord) -> str:
+    rows = measured(first, second)
+    parts = [
+        bare_table(("", *NAMES), facts(first, second)),
+        bare_table(("metric", *NAMES, "B − A"), rows) if rows else "",
+        _pictures(first, second),
+        _code(difference(first, second)),
+    ]
+    return enclosed("".join(parts))
+
+
+def _pictures(first: RunRecord, second: RunRecord) -> str:
+    found = curves(first, second)
+    if not found:
+        return ""
+    axis, other = (metrics.curve_axis(metrics.table(record)) for record in (first, second))
+    if axis != other:
+        return paragraph(f"The curves are not drawn, because those of A are by {axis} and those of B by {other}.")
+    drawn = "".join(f"<div><b>{text(name)}</b>{figures([both], axis)}</div>" for name, both in found)
+    return f'<div class="sr-charts">{drawn}</div>'
+
+
+def _code(lines: Sequence[str]) -> str:
+    if not lines:
+        return paragraph("The cells are the same.")
+    looks = {"-": tint(RED), "+": tint(GREEN), "@": "opacity:.7"}
+    shown = (
+        f'<span style="{looks[line[0]]}">{text(line)}</span>' if line[0] in looks else text(line) for line in lines
+    )
+    return f"<div><small>The cell: lines of A in red, lines of B in green</small></div>{block([*shown], 0)}"

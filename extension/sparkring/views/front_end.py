@@ -1,0 +1,58 @@
+"""Tells which front end shows the notebook, and which view of a run it can show.
+
+No single mark can be trusted: a kernel on another machine lacks the variables of the front end, and a kernel that was
+started from a terminal of VS Code has them although another front end shows the notebook. Where a wrong guess would
+lose something, the view that works in both cases is chosen.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, Literal, get_args
+
+from sparkring.errors import OptionsError
+from sparkring.runtime.kernel import in_notebook
+
+FrontEnd = Literal["jupyter", "vscode", "colab", "databricks"]
+Shown = Literal["live", "static", "text"]
+
+_VARIABLES: dict[FrontEnd, tuple[str, ...]] = {
+    "databricks": ("DATABRICKS_RUNTIME_VERSION",),
+    "colab": ("COLAB_RELEASE_TAG", "COLAB_JUPYTER_IP"),
+    "vscode": ("VSCODE_PID", "VSCODE_CWD"),
+}
+
+
+def front_end(names: dict[str, Any]) -> FrontEnd:
+    """Return the front end, as far as the kernel can tell. `names` are the user's names in the notebook.
+
+    VS Code puts `__vsc_ipynb_file__` into these names. It sets VSCODE_PID and VSCODE_CWD only if the kernel is on its
+    machine.
+    """
+    if "__vsc_ipynb_file__" in names:
+        return "vscode"
+    if "google.colab" in sys.modules:
+        return "colab"
+    for name, variables in _VARIABLES.items():
+        if any(variable in os.environ for variable in variables):
+            return name
+    return "jupyter"
+
+
+def shown() -> Shown:
+    """Return the form in which a run is shown: a live panel, a static view that is redrawn, or plain text.
+
+    SPARKRING_VIEW selects the form. Otherwise, it is the live panel in a notebook, except on Databricks, which keeps no
+    widgets; outside a notebook, it is text. Raise OptionsError if SPARKRING_VIEW has another value.
+    """
+    wanted = os.environ.get("SPARKRING_VIEW", "").strip().lower()
+    if wanted and wanted not in get_args(Shown):
+        raise OptionsError(f"SPARKRING_VIEW={wanted!r}: expected live, static or text.")
+    if not in_notebook():
+        return "text"
+    for form in get_args(Shown):
+        if form == wanted:
+            return form  # type: ignore[no-any-return] # get_args() returns objects of type Any
+    off = os.environ.get("SPARKRING_PANEL") == "0"  # the name that version 0.1 knew
+    return "static" if off or front_end({}) == "databricks" else "live"

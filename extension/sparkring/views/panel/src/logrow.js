@@ -1,0 +1,63 @@
+// Makes the elements of a row of the Logs tab.
+
+import { make, put } from "./elements.js";
+import { RANK_COLOURS } from "./series.js";
+import { elapsed, rankNumbers, ranksWithin } from "./words.js";
+
+const STREAMS = { o: ["stdout", "│"], e: ["stderr", "!"], m: ["message", "»"], g: ["", "…"] };
+
+// Return a row with one line, which begins with a tag. `began` is when the run began in Unix seconds, if the row shows
+// the time of the line.
+export function lineRow(line, query, began = null) {
+  return make("div", { class: `sr-row sr-${line.stream}`, "data-line": line.number },
+    ...(began === null ? [] : [clock(line, began)]), make("span", { class: "sr-tag" }), ...said(line, query));
+}
+
+// Return a row with lines side by side, or null where a column has none.
+export function columnsRow(lines, query, began = null) {
+  const found = lines.filter(Boolean), whole = found.length === 1 && found[0].rank < 0;
+  const times = found.map(({ time }) => time ?? Infinity);
+  return make("div", { class: "sr-row sr-inrow" }, ...(began === null ? [] : [clock({ ...found[0], time: Math.min(...times) }, began)]),
+    ...(whole ? found : lines).map((line) => (line
+      ? make("div", { class: `sr-part sr-${line.stream}`, "data-line": line.number, title: line.text.length > 20 ? line.text : null }, ...said(line, query))
+      : make("div", { class: "sr-part" }))));
+}
+
+// Write ranks, in at most `most` characters, before a line. The line may be shown already, because more ranks may have
+// printed it since. All lines have the colour of the lowest of their ranks.
+export function tag(row, ranks, most, noun) {
+  if (row.tagged === ranks.length) return;
+  row.tagged = ranks.length;
+  const element = row.querySelector(".sr-tag"), every = rankNumbers(ranks), short = ranksWithin(ranks, most, noun(ranks.length));
+  const colour = ranks.length ? Math.min(...ranks) % RANK_COLOURS.length : -1;
+  element.className = ranks.length ? `sr-tag sr-c${colour}` : "sr-tag";
+  row.style.setProperty("--sr-c", RANK_COLOURS[colour] ?? "transparent");
+  put(element, short);
+  element.title = ranks.length ? `${noun(ranks.length)} ${every}` : "";
+  if (short !== every) { // only elements with a role may have a label
+    element.setAttribute("role", "img");
+    element.setAttribute("aria-label", element.title);
+  }
+}
+
+function clock({ time, rank }, began) {
+  if (!Number.isFinite(time) || rank < 0) return make("span", { class: "sr-clock" });
+  return make("span", { class: "sr-clock", title: new Date(1000 * (began + time)).toLocaleTimeString() }, elapsed(time));
+}
+
+function said({ stream, text, html }, query) {
+  const [name, sign] = STREAMS[stream], element = make("span", { class: "sr-said" });
+  if (query && text.toLowerCase().includes(query.toLowerCase())) highlight(element, text, query);
+  else if (html != null) element.innerHTML = html; // made and escaped by views/markup.py
+  else element.textContent = text;
+  return [make("span", { class: "sr-sign", title: name }, sign), element];
+}
+
+function highlight(element, text, query) {
+  const lower = text.toLowerCase(), wanted = query.toLowerCase();
+  let from = 0;
+  for (let at; (at = lower.indexOf(wanted, from)) >= 0; from = at + wanted.length) {
+    element.append(text.slice(from, at), make("mark", {}, text.slice(at, at + wanted.length)));
+  }
+  element.append(text.slice(from));
+}

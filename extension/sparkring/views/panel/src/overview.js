@@ -1,0 +1,49 @@
+// The Overview tab: the charts on the left, and the last lines of the ranks on the right.
+
+import { ChartsView } from "./charts.js";
+import { make, put } from "./elements.js";
+import { LogView } from "./log.js";
+
+// px: charts are higher than LEAST_ROOM; in a narrow panel, the lines below them need BELOW (see panel.css)
+const LEAST_ROOM = 100, BELOW = 120;
+
+export class Overview {
+  constructor(panel) {
+    this.panel = panel;
+    this.charts = new ChartsView(panel, () => panel.chartRoom(this.element) - (this.isNarrow() ? BELOW : 0));
+    this.log = new LogView(panel);
+    this.sentence = make("div", { class: "sr-empty", role: "status" });
+    this.right = make("div", { class: "sr-overlog" }, this.sentence, this.log.box);
+    this.element = make("div", { class: "sr-overview" }, this.charts.element, this.right);
+  }
+
+  // Whether the charts are above the lines, and not beside them.
+  isNarrow() {
+    return this.right.offsetTop > this.charts.element.offsetTop + LEAST_ROOM;
+  }
+
+  // Draw what has changed. Return false if draw() must be called again soon.
+  draw() {
+    const { curves, lines, state } = this.panel.run;
+    this.charts.draw(curves);
+    const drawn = Boolean(curves?.charts.length), printed = lines.spoken;
+    this.element.classList.toggle("sr-uncharted", !drawn);
+    this.sentence.hidden = printed;
+    this.log.box.hidden = !printed;
+    if (!printed) put(this.sentence, sentence(state, drawn));
+    return printed ? this.log.draw() : true;
+  }
+
+  remove() {
+    this.charts.remove();
+  }
+}
+
+// Say in one sentence that nothing has been printed, and what there is instead.
+function sentence(state, drawn) {
+  const reports = state?.reports ?? 0, over = state?.ended > 0;
+  const told = `${reports.toLocaleString("en")} ${reports === 1 ? "report" : "reports"}`;
+  if (reports) return `${over ? "Nothing was printed" : "Nothing printed yet"}; ${told}${drawn ? " in the charts" : ""}.`;
+  if (over) return "The ranks printed nothing.";
+  return state?.state === "running" ? "The ranks have not printed anything yet." : "The ranks are starting.";
+}

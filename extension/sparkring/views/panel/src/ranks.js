@@ -1,0 +1,182 @@
+// The ranks above the tabs: a lane for each rank, or a square for each rank if there are many.
+
+import { drawing, make, put, toggle } from "./elements.js";
+import { FIGURES, HEIGHT, WIDTH, counted } from "./usage.js";
+import { duration, number, size } from "./words.js";
+
+const SILENT_S = 5, ALL_SILENT_S = 30;
+const MOST_LANES = 32, SIGNED_SQUARES = 256, MOST_SQUARES = 1024;
+const SIGNS = { ".": "…", r: "▶", f: "✓", x: "✗", y: "✗", s: "■", i: "·" };
+const STATE_WORDS = { ".": "starting", r: "running", f: "finished", x: "failed", y: "failed after another rank",
+                      s: "stopped", i: "not taking part" };
+// What the colour of the squares can show, and how a value is written.
+const HEATS = { state: null, progress: (value) => `${Math.floor(100 * value)} %`, "steps/s": (value) => `${number(value)} steps/s`,
+                silence: (value) => duration(value), CPU: (value) => `${value} %`, memory: size, "waits for data": (value) => `${value} %` };
+
+// A lane shows the rank's state as a colour and a sign, its epoch and step, how much of the run it has done, its speed,
+// and what it uses of its machine. A square shows the state, or any other value as a shade. The labels of both have everything.
+export class RankView {
+  constructor(panel) {
+    this.panel = panel;
+    this.tiles = [];
+    this.heat = "state";
+    this.note = make("span", { role: "status" });
+    this.sort = toggle("slowest first", "show the ranks that have done least first", false, (on) => {
+      this.sorted = on;
+      this.panel.scheduleState();
+    });
+    this.colour = make("select", { "aria-label": "What the colours show", onchange: () => {
+      this.heat = this.colour.value;
+      this.panel.scheduleState();
+    } }, ...Object.keys(HEATS).map((name) => make("option", { value: name }, name)));
+    this.colours = make("label", {}, "colour: ", this.colour);
+    this.top = make("div", { class: "sr-note" }, this.note, make("span", { class: "sr-spring" }), this.colours, this.sort);
+    this.strip = make("div", { class: "sr-ranks sr-tiles", role: "toolbar", "aria-label": "Ranks: select the ranks whose lines are shown" });
+    this.strip.addEventListener("click", (event) => this.choose(event.target.closest("button"), event));
+    this.strip.addEventListener("keydown", (event) => this.walk(event));
+    this.element = make("div", { class: "sr-rankview" }, this.top, this.strip);
+  }
+
+  draw(state, usage, now) {
+    const { ranks } = state, many = ranks.state.length > MOST_LANES;
+    const count = Math.min(ranks.state.length, MOST_SQUARES);
+    this.strip.classList.toggle("sr-many", many);
+    this.strip.classList.toggle("sr-lanes", !many);
+    this.strip.classList.toggle("sr-crowd", count > SIGNED_SQUARES);
+    while (this.tiles.length > count) this.tiles.pop().remove();
+    while (this.tiles.length < count) this.tiles.push(this.strip.appendChild(this.tile(this.tiles.length)));
+    const at = state.ended ? null : now;
+    const heats = many ? this.heats(ranks, usage, at) : null;
+    const quiet = this.quiet(ranks, at);
+    for (let rank = 0; rank < count; rank++) this.fill(rank, ranks, usage, at, quiet[rank], many, heats?.[rank]);
+    if (!many) this.measure(usage, count);
+    this.arrange(ranks, count, many);
+    put(this.note, [many && this.counts(ranks, usage, quiet, count), state.lag].filter(Boolean).join(" · "));
+    this.sort.hidden = many || count < 5;
+    this.colours.hidden = !many;
+    this.top.hidden = this.sort.hidden && this.colours.hidden && !this.note.textContent;
+  }
+
+  tile(rank) {
+    return make("button", { type: "button", "aria-pressed": "false", tabindex: rank ? "-1" : "0", "data-rank": rank },
+      make("span", { class: "sr-who" }), make("span", { class: "sr-lanebar" }, make("span")), make("span", { class: "sr-lanefacts" }),
+      make("span", { class: "sr-figures" }));
+  }
+
+  fill(rank, ranks, usage, now, silent, many, heat) {
+    const tile = this.tiles[rank], [who, bar, told] = tile.children, letter = ranks.state[rank];
+    const silence = this.silence(rank, ranks, now), behind = ranks.behind[rank];
+    const step = ranks.step[rank], epoch = ranks.epoch[rank], rate = ranks.rate[rank], done = letter === "f" ? 1 : ranks.done[rank];
+    const host = ranks.hosts[ranks.host[rank]], gpu = ranks.gpu[rank] ?? "";
+    const waiting = usage.waiting[rank] ?? null, waits = waiting === null ? "" : `waits for data ${waiting} %`;
+    const speed = rate == null ? "" : `${number(rate)} steps/s`, quiet = silence === null ? "" : duration(silence);
+    const looks = `${letter === "." ? "" : letter}${silent ? " sr-silent" : ""}${behind && !silent ? " sr-slow" : ""}`;
+    const title = [`rank ${rank} ${STATE_WORDS[letter]}`, host, ranks.pid[rank] && `process ${ranks.pid[rank]}`, usage.words(rank), gpu,
+      epoch != null && `epoch ${epoch}`, step != null && `step ${step}`, done != null && `${Math.floor(100 * done)} % of the run`, speed,
+      `${ranks.lines[rank].toLocaleString("en")} lines`, quiet && `last message ${quiet} ago`, waits && `${waits} of the time`,
+      behind && `${behind} steps behind the others`, ranks.failure[rank]].filter(Boolean).join(", ");
+    const place = [epoch != null && `e${epoch}`, step != null && `${epoch != null ? "· " : ""}${step}`].filter(Boolean).join(" ");
+    put(who, many ? SIGNS[letter] : `${rank} ${SIGNS[letter]}${place && ` ${place}`}`);
+    if (!many) {
+      const facts = [silent && `⏸ silent for ${quiet}`, behind && `▼ ${behind} behind`,
+        usage.starves.includes(rank) && waits, !silent && letter === "r" && speed, !usage.used[rank] && gpu,
+        ranks.hosts.length > 1 && host].filter(Boolean).join(" · ");
+      if (told.dataset.facts !== facts) told.dataset.facts = facts;
+      bar.firstChild.style.width = `${100 * (done ?? 0)}%`;
+      bar.style.visibility = done == null ? "hidden" : "";
+    }
+    if (tile.title !== title) {
+      tile.title = title;
+      tile.setAttribute("aria-label", title);
+    }
+    if (tile.className !== looks) tile.className = looks;
+    tile.style.setProperty("--sr-heat", heat == null ? "" : `${Math.round(100 * heat)}%`);
+    tile.toggleAttribute("data-heat", heat != null);
+    tile.setAttribute("aria-pressed", String(this.panel.chosen.has(rank)));
+  }
+
+  // Show what the ranks use, in numbers and as curves. The lanes of a run have the same figures, so that they are aligned.
+  measure(usage, count) {
+    const shown = Object.keys(FIGURES).filter((field) => usage.column(field).some((value) => value !== null));
+    const curves = shown.length ? usage.curves(count) : null;
+    for (let rank = 0; rank < count; rank++) {
+      const place = this.tiles[rank].lastChild;
+      while (place.children.length > shown.length) place.lastChild.remove();
+      while (place.children.length < shown.length) place.append(make("span", { class: "sr-figure" }, drawing("sr-spark", WIDTH, HEIGHT)));
+      shown.forEach((field, at) => {
+        const figure = place.children[at], value = usage.of(rank, field), [name, write] = FIGURES[field];
+        const words = value === null ? "" : `${name} ${write(value)}`.trim();
+        if (figure.dataset.words !== words) figure.dataset.words = words;
+        const path = figure.firstChild.firstChild;
+        if (path.getAttribute("d") !== curves[rank][field]) path.setAttribute("d", curves[rank][field]);
+      });
+    }
+  }
+
+  // For how many seconds a running rank has been silent; null if this does not matter.
+  silence(rank, ranks, now) {
+    return now !== null && ranks.state[rank] === "r" ? now - ranks.heard[rank] : null;
+  }
+
+  // Return for each rank whether it is silent, although others are not, or for a long time.
+  quiet(ranks, now) {
+    const last = Math.max(...ranks.heard);
+    return ranks.heard.map((_, rank) => {
+      const silence = this.silence(rank, ranks, now);
+      return silence > ALL_SILENT_S || (silence > SILENT_S && now - last < SILENT_S / 2);
+    });
+  }
+
+  // Return a number from 0 to 1 for each rank, as a shade for its square, or null if the colours show states.
+  heats(ranks, usage, now) {
+    const columns = { progress: ranks.done, "steps/s": ranks.rate, silence: ranks.heard.map((_, rank) => this.silence(rank, ranks, now)),
+                      CPU: usage.column("cpu"), memory: usage.column("memory"), "waits for data": usage.waiting };
+    for (const option of this.colour.options) option.disabled = option.value !== "state" && !columns[option.value].some((value) => value != null);
+    const values = columns[this.heat];
+    const known = values?.filter((value) => value != null);
+    if (!known?.length) return null;
+    const least = Math.min(...known), most = Math.max(...known);
+    put(this.colour.options[this.colour.selectedIndex], `${this.heat}: ${HEATS[this.heat](least)} to ${HEATS[this.heat](most)}`);
+    return values.map((value) => (value == null ? null : most > least ? (value - least) / (most - least) : 1));
+  }
+
+  // Put the lanes in the order of the ranks, or with those that have done least first.
+  arrange(ranks, count, many) {
+    const order = [...Array(count).keys()];
+    if (this.sorted && !many) order.sort((a, b) => (ranks.done[a] ?? 2) - (ranks.done[b] ?? 2) || (ranks.step[a] ?? 0) - (ranks.step[b] ?? 0) || a - b);
+    if (this.order?.length === count && order.every((rank, at) => rank === this.order[at])) return;
+    this.order = order;
+    order.forEach((rank, at) => { this.tiles[rank].style.order = at; });
+  }
+
+  counts(ranks, usage, quiet, count) {
+    const words = counted(ranks.state, { behind: ranks.behind, silent: quiet, starves: usage.starves }, STATE_WORDS);
+    return words + (count < ranks.state.length ? ` · the first ${count.toLocaleString("en")} of them:` : "");
+  }
+
+  // A click on a rank shows only its lines, and a second click shows the lines of all ranks again. A click with Ctrl,
+  // Cmd or Shift adds the rank to the selected ranks, or removes it from them.
+  choose(tile, event) {
+    if (tile) this.toggle(Number(tile.dataset.rank), event);
+  }
+
+  toggle(rank, event, where) {
+    const { chosen } = this.panel;
+    const several = event.ctrlKey || event.metaKey || event.shiftKey;
+    const next = new Set(several ? chosen : []);
+    if (chosen.has(rank) && (several || chosen.size === 1)) next.delete(rank);
+    else next.add(rank);
+    this.panel.chooseRanks(next, where);
+  }
+
+  walk(event) {
+    const from = this.tiles.indexOf(document.activeElement), at = this.order.indexOf(from);
+    const to = { ArrowRight: at + 1, ArrowDown: at + 1, ArrowLeft: at - 1, ArrowUp: at - 1, Home: 0, End: this.order.length - 1 }[event.key];
+    const next = this.tiles[this.order[to]];
+    if (from < 0 || to === undefined || !next) return;
+    this.tiles[from].tabIndex = -1;
+    next.tabIndex = 0;
+    next.focus();
+    event.preventDefault();
+  }
+}

@@ -1,0 +1,44 @@
+"""Why a run failed: the rank, the line of the cell, and what to do."""
+
+from __future__ import annotations
+
+from sparkring.history import describe
+from sparkring.history.describe import Explanation
+from sparkring.history.record import RunRecord
+from sparkring.views.markup import note, scrolled, text
+from sparkring.views.sections import Form
+from sparkring.views.sections.log import LINE_CHARACTERS, block, numbered
+
+SUMMARY_LINES = 8  # how many more lines of the exception's message are shown
+
+
+def html(record: RunRecord, now: float, form: Form) -> str:
+    """Return what ended the run, with the lines of the cell around the one that failed; '' if the run did not fail.
+
+    If no rank failed, this is one line. The error below the panel also has the last lines of the rank.
+    """
+    if record.outcome in (None, "finished"):
+        return ""
+    found = describe.explanation(record)
+    if found is None:
+        return f'<div class="sr-why">{text(describe.outcome(record))}</div>'
+    return f'<div class="sr-why">{_summary(found)}{_source(found)}{_around(found)}</div>'
+
+
+def _summary(found: Explanation) -> str:
+    first, _, more = found.summary.strip().partition("\n")
+    place = f" <small>{text(found.place)}</small>" if found.place else ""
+    rest = [text(line[:LINE_CHARACTERS]) for line in more.splitlines()[:SUMMARY_LINES]]
+    message = scrolled(block(rest, 0), "more of the message")
+    return f"<div><b>{text(describe.first_line(first, LINE_CHARACTERS))}</b>{place}</div>{message}"
+
+
+def _source(found: Explanation) -> str:
+    lines = [(line.number, text(line.text[:LINE_CHARACTERS])) for line in found.source]
+    return numbered(lines, found.line)
+
+
+def _around(found: Explanation) -> str:
+    """Return the callers, the advice and the ranks that failed afterwards, each as a line."""
+    advice = f"<div>{text(found.advice)}</div>" if found.advice else ""
+    return "".join(map(note, found.callers)) + advice + note(found.followers)

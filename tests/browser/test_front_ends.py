@@ -1,0 +1,152 @@
+"""The panel in front ends that cannot run here, such as Colab: a page does with the widget what they do.
+
+A fake model has the widget's traits and passes on messages, as ipywidgets does. The messages are those that a kernel
+sends for the records of records.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lab import axe
+from playwright.sync_api import Browser, Frame, Page, expect
+from records import NOW, RECORDS
+
+from sparkring import views
+from sparkring.history.record import RunRecord
+from sparkring.views.live import whole
+
+BUNDLE = Path(views.__file__).parent / "panel"
+SCRIPT, STYLE = (BUNDLE / f"panel.bundle.{kind}" for kind in ("js", "css"))
+# Makes a fake model in the page, and passes it to the widget's script. `view(el)` makes a view, and `leave()`
+# removes it, as a front end does.
+MODEL = """async ([script, traits]) => {
+  const handlers = new Map();
+  const model = {
+    get: (name) => traits[name],
+    on: (name, handler) => handlers.set(name, handler),
+    off: () => {},
+    send: (message) => { window.sent.push(message); },
+  };
+  window.sent = [];
+  const { default: widget } = await import(URL.createObjectURL(new Blob([script], { type: "text/javascript" })));
+  widget.initialize({ model });
+  window.hear = (message) => handlers.get("msg:custom")(message);
+  window.view = (el) => { window.leave = widget.render({ model, el }); };
+}"""
+
+
+def messages(name: str) -> list[dict[str, Any]]:
+    """Return all messages about a record, as they arrive in the page."""
+    record: RunRecord = RECORDS[name]
+    found: list[dict[str, Any]] = json.loads(json.dumps(whole(record, NOW)))
+    return found
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    found = browser.new_page()
+    found.on("pageerror", lambda error: pytest.fail(str(error)))
+    yield found
+    found.close()
+
+
+def begin(frame: Page | Frame, name: str, **traits: Any) -> None:
+    """Load the widget's script into a page or frame, with a model of the run's own."""
+    run = RECORDS[name].run_id
+    style = STYLE.read_text(encoding="utf-8")
+    if isinstance(frame, Page):
+        frame.set_content(f"<style>{style}</style><div id='cell'></div>")
+    else:
+        frame.evaluate(
+            "(style) => { document.body.innerHTML = `<style>${style}</style><div id='cell'></div>`; }", style
+        )
+    traits = {"page": "p", "run": run, "snapshot": [], "_css": style, **traits}
+    frame.evaluate(MODEL, [SCRIPT.read_text(encoding="utf-8"), traits])
+
+
+def test_a_view_that_comes_late_starts_full(page: Page) -> None:
+    """The snapshot has everything. Later messages update the view, and a view that is made again shows the same."""
+    begin(page, "running", snapshot=messages("running"))
+    page.evaluate("window.view(document.querySelector('#cell'))")
+    expect(page.locator(".sr-state")).to_have_text("running")
+    expect(page.locator(".sr-tab-overview .sr-row").last).to_contain_text("a message to the notebook")
+    expect(page.locator(".sr-tab-overview canvas")).to_have_count(2)
+    page.evaluate("window.leave()")
+    expect(page.locator(".sr-panel")).to_have_count(0)
+    for message in messages("finished"):
+        page.evaluate("(message) => window.hear(message)", message)
+    page.evaluate("window.view(document.querySelector('#cell'))")
+    expect(page.locator(".sr-state")).to_have_text("finished")
+
+
+def test_a_view_in_a_shadow_root_has_its_style(page: Page) -> None:
+    begin(page, "finished", snapshot=messages("finished"))
+    page.evaluate(
+        """() => {
+          const inside = document.createElement("div");
+          document.querySelector("#cell").attachShadow({ mode: "open" }).append(inside);
+          window.view(inside);
+        }"""
+    )
+    state = page.locator(".sr-state")  # Playwright looks into shadow roots
+    expect(state).to_have_text("finished")
+    expect(state).to_have_css("background-color", "rgb(29, 127, 75)")
+
+
+def test_each_frame_shows_only_its_own_run(page: Page) -> None:
+    """Colab has a frame and a widget manager for each cell, so a message reaches only the frame of its widget."""
+    page.set_content("<iframe srcdoc='<body></body>'></iframe><iframe srcdoc='<body></body>'></iframe>")
+    first, second = page.frames[1:]
+    for frame, name in ((first, "failed"), (second, "restarted")):
+        begin(frame, name)
+        frame.evaluate("window.view(document.querySelector('#cell'))")
+        expect(frame.locator(".sr-panel")).to_have_count(0)  # nothing is known yet
+    for message in messages("failed"):
+        first.evaluate("(message) => window.hear(message)", message)
+    expect(first.locator(".sr-state")).to_have_text("failed")
+    expect(second.locator(".sr-panel")).to_have_count(0)
+
+
+def test_a_saved_notebook_shows_the_state_as_of_when_it_was_saved(page: Page) -> None:
+    """No kernel sends anything, so a run that was running is not shown as if it were running now."""
+    begin(page, "running", snapshot=messages("running"))
+    page.evaluate("window.view(document.querySelector('#cell'))")
+    expect(page.locator(".sr-state")).to_have_text("ended with the kernel")
+    expect(page.locator(".sr-head")).to_contain_text("as of")
+    assert not page.get_by_role("button", name="■ Stop").is_visible()
+
+
+@pytest.mark.parametrize("name", ["running", "failed", "restarted", "many"])
+def test_axe_finds_nothing(page: Page, name: str) -> None:
+    begin(page, name, snapshot=messages(name))
+    page.evaluate("window.view(document.querySelector('#cell'))")
+    expect(page.locator(".sr-panel")).to_be_visible()
+    assert axe(page, ".sr-panel") == []
+
+
+def test_the_end_is_told_to_those_who_look_elsewhere(page: Page) -> None:
+    """The tab's title says how the run ended until the user looks at it; --notify shows a notification, too."""
+    begin(page, "running", snapshot=messages("running"))
+    page.evaluate(
+        """() => {
+          document.title = "notebook";
+          window.view(document.querySelector("#cell"));
+          Object.defineProperty(document, "hidden", { get: () => window.away });
+          window.away = true;
+          window.shown = [];
+          window.Notification = function (title, { body }) { window.shown.push([title, body]); };
+          Notification.permission = "granted";
+        }"""
+    )
+    for message in messages("failed"):
+        page.evaluate("(message) => window.hear(message)", {**message, "notify": True})
+    assert page.title() == "training: failed – notebook"
+    [(title, body)] = page.evaluate("window.shown")
+    assert (title, body.startswith("1 min")) == ("training: failed", True)
+    page.evaluate("() => { window.away = false; document.dispatchEvent(new Event('visibilitychange')); }")
+    assert page.title() == "notebook"
