@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -21,12 +22,17 @@ import sparkring
 
 UDF = f"{US}'s predict_udf"
 PEER, BY_HAND, ALONE = "predict_batch_udf", "mapInPandas", "PyTorch alone, one process"
-SPARK_ALONE = "Spark alone: a pandas UDF that returns zeros"
+ZEROS = "a pandas UDF of the same columns that returns zeros"
+ZEROS_OF_ONE = "a pandas UDF of one integer that returns zeros"
+ZEROS_OF_ARROW = "mapInArrow of one integer that returns zeros"
+SCAN = "Spark reads the columns, without Python"
+FLOORS = ZEROS, ZEROS_OF_ONE, ZEROS_OF_ARROW, SCAN
 FASTER, NO_SLOWER = Goal(3, at_least=True, ratio=True), Goal(1, at_least=True, ratio=True)
 SOON, ONE_MODEL = Goal(2), Goal(520)
 MODEL_ALONE, AS_FAST = "the model alone, one process", Goal(0.98, at_least=True, ratio=True)
 BATCH, LARGE_BATCH = 1024, 32
 PIXELS = 32 * 32 * 3
+LARGE, SMALL = 100_000_000, 1_000  # the parameters of the models whose memory is measured, of 4 bytes each
 MOST_TURNS = 3
 Case = Callable[[], Measured]
 
@@ -34,6 +40,8 @@ Case = Callable[[], Measured]
 def small_net(effort: Effort) -> list[Row]:
     """Score rows of ten numbers, in ten columns or in arrays, and images, with 32 hidden units. Measure memory, too."""
     rows, images = (100_000, 2_000) if effort.quick else (1_000_000, 20_000)
+    from pyspark.sql import functions
+
     found = []
     with reading.data_sets(rows, images) as folder:
         session = spark_session()
@@ -51,11 +59,19 @@ def small_net(effort: Effort) -> list[Row]:
             cases: dict[str, Case] = {
                 US: functools.partial(_predicted, each, width, size, _scored(each, width)),
                 UDF: functools.partial(_written, _with_udf(each, width, sparkring.predict_udf), size),
-                PEER: functools.partial(_written, _with_udf(each, width, _peer()), size),
-                BY_HAND: functools.partial(_written, _by_hand(each, width), size),
                 ALONE: functools.partial(_alone, folder / name, width, size),
-                SPARK_ALONE: functools.partial(_written, _zeros(each), size),
+                SCAN: functools.partial(_written, each, size),
             }
+            with _other_workers():
+                number = each.select(functions.col("_metadata.row_index"))
+                for peer, frame_of_peer in {
+                    PEER: _with_udf(each, width, _peer()),
+                    BY_HAND: _by_hand(each, width),
+                    ZEROS: _zeros(each),
+                    ZEROS_OF_ONE: _zeros(number),
+                    ZEROS_OF_ARROW: _zeros_of_arrow(number),
+                }.items():
+                    cases[peer] = functools.partial(_written, frame_of_peer, size)
             for who, case in cases.items():  # in the first run, workers start and import what they need
                 say(f"first run: {who} …")
                 case()
@@ -63,7 +79,7 @@ def small_net(effort: Effort) -> list[Row]:
             found += [
                 turns.row(f"{what}: a small net's predictions", "rows/s", "rate", PEER, goal=FASTER),
                 *(turns.row(f"… compared with {peer}", "rows/s", "rate", peer) for peer in (BY_HAND, ALONE)),
-                turns.row("… compared with Spark alone", "rows/s", "rate", SPARK_ALONE),
+                *(turns.row("… compared with what Spark needs", "rows/s", "rate", floor) for floor in FLOORS),
                 turns.row("… with predict_udf()", "rows/s", "rate", PEER, us=UDF, goal=NO_SLOWER),
                 turns.row("… predict() returns after", "s", "made", goal=SOON),
             ]
@@ -100,10 +116,12 @@ def large_net(effort: Effort) -> list[Row]:
             transform=resnet.as_floats,
             batch_size=LARGE_BATCH,
         )
-        udf = _peer()(resnet.make_predict, return_type=FloatType(), batch_size=LARGE_BATCH)
+        with _other_workers():
+            udf = _peer()(resnet.make_predict, return_type=FloatType(), batch_size=LARGE_BATCH)
+            by_peer = frame.select(udf("image"))
         cases: dict[str, Case] = {
             US: functools.partial(_written, scored.select("prediction"), count),
-            PEER: functools.partial(_written, frame.select(udf("image")), count),
+            PEER: functools.partial(_written, by_peer, count),
             MODEL_ALONE: functools.partial(_model_alone, resnet.net(), resnet.as_floats({"x": pixels})["x"]),
         }
         for who, case in cases.items():
@@ -262,11 +280,42 @@ def _zeros(frame: Any) -> Any:
     return frame.select(pandas_udf(zeros, "float")(*frame.columns))
 
 
+def _zeros_of_arrow(frame: Any) -> Any:
+    def zeros(batches: Any) -> Any:
+        import numpy
+        import pyarrow
+
+        for batch in batches:
+            made = pyarrow.array(numpy.zeros(len(batch), numpy.float32))
+            yield pyarrow.RecordBatch.from_arrays([made], names=["prediction"])
+
+    return frame.mapInArrow(zeros, "prediction float")
+
+
+@contextlib.contextmanager
+def _other_workers() -> Iterator[None]:
+    """A context whose UDFs run in Python workers that sparkring does not use, because it lets tasks begin sooner there.
+
+    Spark has separate workers for each environment.
+    """
+    environment = spark_session().sparkContext.environment
+    environment["CONTESTANT"] = "peer"
+    try:
+        yield
+    finally:
+        del environment["CONTESTANT"]
+
+
 def _memory(contestant: str) -> Measured:
-    """Score with a small and a large model in a separate process, in which no other model is in memory."""
-    command = [sys.executable, str(script("scoring_memory")), contestant]
+    """Score with a large and a small model, each in a Spark of its own, so that no other model is in memory."""
+    large, small = (_memory_mb(contestant, size) for size in (LARGE, SMALL))
+    return {"grown": large - small}
+
+
+def _memory_mb(contestant: str, size: int) -> float:
+    command = [sys.executable, str(script("scoring_memory")), contestant, str(size)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     if done.returncode:
         raise RuntimeError(f"{contestant}: {done.stderr[-2000:]}")
-    figures: Measured = json.loads(done.stdout.splitlines()[-1])
-    return figures
+    found: float = json.loads(done.stdout.splitlines()[-1])
+    return found

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import signal
 import socket
+import sys
 import tempfile
 import warnings
+import zipfile
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client
 from pathlib import Path
@@ -137,6 +140,43 @@ def test_rows_that_cannot_be_scored():
     with pytest.raises(RowsError, match="returned 1 rows") as caught:  # this happens only in a batch of several rows
         scorer(lambda batch: batch["x"][:1]).score(rows)
     assert caught.value.row is None
+
+
+def test_batches_are_converted_together():
+    """The rows of several batches become arrays at once. If this fails, only the batch that is at fault fails."""
+    seen = []
+
+    def model(batch):
+        seen.append(batch["x"].tolist())
+        return batch["x"] * 2
+
+    def table(numbers):
+        return pa.table({"x": pa.array(numbers, pa.int64())})
+
+    scoring = scorer(model, on_error="null")
+    for _ in range(2):  # the first request's first batch shows how large rows are
+        assert scoring.score(table(range(10))).column(0).to_pylist() == [2.0 * i for i in range(10)]
+    assert seen == 2 * [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    found = scoring.score(table([0, 1, 2, 3, 4, None, 6, 7, 8, 9])).column(0).to_pylist()
+    assert found == [0, 2, 4, 6, 8, None, 12, 14, 16, 18]
+    assert seen[6:] == [[0, 1, 2, 3], [4], [6, 7], [8, 9]]
+    with pytest.raises(RowsError, match="has nulls") as caught:
+        scorer(model).score(table([*range(9), None]))
+    assert caught.value.row == 9
+
+
+def test_zip_files_are_forgotten(tmp_path, monkeypatch):
+    """After a task, no zip file is known, because Spark would read its list of contents again for the next task."""
+    path = tmp_path / "forgotten.zip"
+    with zipfile.ZipFile(path, "w") as archived:
+        archived.writestr("forgotten_one.py", "")
+        archived.writestr("forgotten_two.py", "")
+    monkeypatch.syspath_prepend(str(path))
+    importlib.import_module("forgotten_one")
+    assert str(path) in sys.path_importer_cache
+    by_value("sparkring.inference", "task.py")["_forget_zip_files"]()
+    assert str(path) not in sys.path_importer_cache
+    importlib.import_module("forgotten_two")  # the file is read again when it is needed
 
 
 def test_rows_of_files(tmp_path):
@@ -389,7 +429,10 @@ def test_files_are_read_by_the_model_process(spark, tmp_path, no_folder_left):
         return sparkring.predict(frame, model, inputs={"x": [*names]}, fill={"gap": -1.0}, batch_size=50, idle_s=0.3)
 
     def reads_files(found):
-        return "row_index" in found._jdf.queryExecution().executedPlan().toString()
+        plan = found._jdf.queryExecution().executedPlan().toString()
+        # Spark computes the numbers once, before the rows wait for Python's answer.
+        assert ("row_index" in plan) == bool(re.search(r"score\((sparkring_\w+#\d+L), \1\)", plan)), plan
+        return "row_index" in plan
 
     plain = spark.read.parquet(path)
     jobs = scheduler.numTotalJobs()
@@ -455,12 +498,38 @@ def test_which_modules_one_thread_computes():
 
     def is_small(net, width, batch_size):
         batch = {"x": np.zeros((16, *width), np.float32)}
-        return predictors.is_small(net, predictors.predictor_of(net, by_name=False), batch, batch_size)
+        return predictors.is_small(predictors.predictor_of(net, by_name=False), batch, batch_size)
 
     if TORCH.release >= (2, 2):  # 2.1 counts nothing in inference mode
         assert is_small(torch.nn.Linear(10, 32), (10,), 1024)
     assert not is_small(torch.nn.Linear(10, 32), (10,), 102_400)
     assert not is_small(torch.nn.LSTM(4, 4), (3, 4), 16)
+
+
+@pytest.mark.parametrize(("batch_size", "expected"), [(1024, 1), (102_400, 3)])
+def test_functions_that_one_thread_computes(batch_size, expected):
+    """The first batch shows whether one thread is enough for a function that uses PyTorch."""
+    import torch
+
+    if TORCH.release < (2, 2):  # 2.1 counts nothing in inference mode
+        expected = 3
+    net, before = torch.nn.Linear(10, 32), torch.get_num_threads()
+
+    def predict(batch):
+        with torch.inference_mode():
+            return net(torch.from_numpy(batch["x"])).numpy()
+
+    batch = {"x": np.ones((16, 10), np.float32)}
+    torch.set_num_threads(3)
+    try:
+        judged = predictors.judged(predict, batch_size)
+        for _ in range(2):
+            assert np.array_equal(judged(batch), predict(batch))
+        assert torch.get_num_threads() == expected
+        with pytest.raises(KeyError):
+            predictors.judged(predict, batch_size)({})
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("autocast", ["bfloat16", "float16"])

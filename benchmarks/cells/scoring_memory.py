@@ -1,7 +1,7 @@
-"""Measure the memory of all Python processes of Spark while 4 tasks predict: `scoring_memory.py sparkring|peer`.
+"""Measure the memory of all Python processes of Spark while 4 tasks predict: `scoring_memory.py sparkring|peer SIZE`.
 
-Print JSON. small, large: the largest memory in MB, with a small model and with a model of 400 MB. grown: the
-difference. Memory that several processes share is counted once (PSS).
+SIZE is the number of the model's parameters, of 4 bytes each. Print the largest memory in MB. Memory that several processes
+share is counted once (PSS).
 """
 
 import contextlib
@@ -19,8 +19,6 @@ import psutil
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from harness import spark_session
-
-LARGE, SMALL = 100_000_000, 1_000  # numbers of 4 bytes
 
 
 def memory_mb() -> float:
@@ -57,15 +55,13 @@ def most_mb(go: Callable[[], object]) -> float:
     return most[0]
 
 
-def main(contestant: str) -> dict[str, float]:
+def main(contestant: str, size: int) -> float:
     session = spark_session()
-    found = {}
     with tempfile.TemporaryDirectory() as folder:
-        for name, size in (("small", SMALL), ("large", LARGE)):
-            scored = predicted(session, contestant, f"{folder}/{name}.pt", size)
-            found[name] = most_mb(scored.write.format("noop").mode("overwrite").save)
+        scored = predicted(session, contestant, f"{folder}/model.pt", size)
+        found = most_mb(scored.write.format("noop").mode("overwrite").save)
     session.stop()
-    return {**found, "grown": found["large"] - found["small"]}
+    return found
 
 
 def predicted(session: Any, contestant: str, path: str, size: int) -> Any:
@@ -96,4 +92,4 @@ def predicted(session: Any, contestant: str, path: str, size: int) -> Any:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[1])))
+    print(json.dumps(main(sys.argv[1], int(sys.argv[2]))))

@@ -25,12 +25,19 @@ class Described:
 
     def arrays(self, batch: pa.RecordBatch) -> Batch:
         """Return a dict of arrays [rows, …]. Raise DataError if the rows cannot become arrays."""
-        self._check_nulls(batch)
+        return self.transformed(self.converted(batch), len(batch))
+
+    def converted(self, rows: pa.RecordBatch) -> Batch:
+        """Return the rows of one or more batches as arrays that are not yet transformed. Raise DataError if needed."""
+        self._check_nulls(rows)
         if not self._layout.spec:  # there was no probe
-            self._layout.learn(batch)
-        rows = len(batch)
-        arrays, _ = self._layout.arrays([batch], rows, None, rows, "these rows")
-        return arrays if self._layout.transform is None else self._layout.transformed(arrays, rows, "these rows")
+            self._layout.learn(rows)
+        arrays, _ = self._layout.arrays([rows], len(rows), None, len(rows), "these rows")
+        return arrays
+
+    def transformed(self, batch: Batch, rows: int) -> Batch:
+        """Return what the model gets for the converted rows of one batch."""
+        return batch if self._layout.transform is None else self._layout.transformed(batch, rows, "these rows")
 
     def _check_nulls(self, batch: pa.RecordBatch) -> None:
         making = self._layout.making
@@ -57,6 +64,12 @@ class AsTheyAre:
     """Inputs in which each column becomes an array of the same name, for predict_udf(), which has no Layout."""
 
     def arrays(self, batch: pa.RecordBatch) -> Batch:
+        return self.converted(batch)
+
+    def converted(self, rows: pa.RecordBatch) -> Batch:
         making = Making({}, {})
-        columns = zip(batch.schema.names, batch.columns, strict=True)
+        columns = zip(rows.schema.names, rows.columns, strict=True)
         return {name: to_numpy(column, name, making) for name, column in columns}
+
+    def transformed(self, batch: Batch, rows: int) -> Batch:
+        return batch

@@ -124,7 +124,7 @@ def _column(array: Any, output: Output, rows: int) -> pa.Array:
     for axis in range(array.ndim - 1, 0, -1):
         offsets = np.arange(math.prod(array.shape[:axis]) + 1, dtype=np.int32) * np.int32(array.shape[axis])
         column = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), column)
-    return column.cast(output.kind)
+    return column if column.type == output.kind else column.cast(output.kind)
 
 
 def _converted(values: Any, output: Output, kind: pa.DataType) -> pa.Array:

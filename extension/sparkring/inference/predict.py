@@ -71,8 +71,12 @@ def predict(
     types_sent = sent.serialize().to_pybytes()
     udf = scoring_udf(session, scorer, result.kind, types_sent, idle_s=idle_s, report=report)
     with executed_by_this_python(session.sparkContext):
-        column = udf(*(_columns(data, types, settings.fill or {}) if files is None else [row_numbers()]))
-    return _with(data, column, result)
+        if files is None:
+            return _with(data, udf(*_columns(data, types, settings.fill or {})), result)
+        # Spark would evaluate a single argument when it sends the rows, and keep the name of the file with each
+        # row until the answer comes. An argument that is used twice is a column of its own, which is sent once.
+        number = _new_name()
+        return _with(data.withColumn(number, row_numbers()), udf(number, number), result).drop(number)
 
 
 def _used(data: DataFrame, names: Sequence[str]) -> DataFrame:
@@ -155,7 +159,11 @@ def _with(data: DataFrame, column: Column, result: Returned) -> DataFrame:
         return data.withColumn(names[0], column)
     from pyspark.sql import functions
 
-    struct = f"sparkring_{secrets.token_hex(4)}"
+    struct = _new_name()
     scored = data.withColumn(struct, column)
     fields = [functions.col(f"{struct}.{quoted(name)}").alias(name) for name in names]
     return scored.select("*", *fields).drop(struct)
+
+
+def _new_name() -> str:
+    return f"sparkring_{secrets.token_hex(4)}"

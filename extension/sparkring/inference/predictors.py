@@ -47,7 +47,7 @@ def settled(model: Any, *, small: bool = False) -> Any:
         import torch
 
         if small:
-            torch.set_num_threads(1)
+            _use_one_thread()
         model.eval().requires_grad_(False)
         for parameter in model.parameters():
             parameter.grad = None
@@ -68,13 +68,13 @@ def borrowed(model: Any) -> Iterator[None]:
             each.training = True
 
 
-def is_small(model: Any, predict: Predict, batch: Batch, batch_size: int) -> bool:
-    """Return whether one thread is enough for a torch module, judged by the number of operations for a few rows.
+def is_small(predict: Predict, batch: Batch, batch_size: int) -> bool:
+    """Return whether one thread is enough for what `predict` does in PyTorch, judged by its operations for a few rows.
 
     Times are not measured, because they differ from run to run, and the number of threads may affect the last bits of
     predictions.
     """
-    if not is_torch(model) or any(each.device.type != "cpu" for each in model.parameters()):
+    if "torch" not in sys.modules:
         return False
     import torch
 
@@ -84,13 +84,48 @@ def is_small(model: Any, predict: Predict, batch: Batch, batch_size: int) -> boo
         from torch.utils.flop_counter import FlopCounterMode
     finally:
         log.disabled = False
-    if any(isinstance(each, torch.nn.RNNBase) for each in model.modules()):
-        return False  # PyTorch does not count the operations of these modules
-    with FlopCounterMode(display=False) as counter:
-        predict(batch)
+    others = []  # modules whose operations PyTorch does not count, or that are not on the CPU
+
+    def look(module: Any, _: Any) -> None:
+        if isinstance(module, torch.nn.RNNBase) or any(
+            each.device.type != "cpu" for each in module.parameters(recurse=False)
+        ):
+            others.append(module)
+
+    seen = torch.nn.modules.module.register_module_forward_pre_hook(look)
+    try:
+        with FlopCounterMode(display=False) as counter:
+            predict(batch)
+    finally:
+        seen.remove()
     rows = len(next(iter(batch.values())))
     operations = int(counter.get_total_flops()) / rows * batch_size
-    return 0 < operations < _SMALL_FLOP
+    return not others and 0 < operations < _SMALL_FLOP
+
+
+def judged(predict: Predict, batch_size: int) -> Predict:
+    """Return a function that calls `predict`, after letting PyTorch use one thread if the first batch is small.
+
+    For this, the first batch is scored twice.
+    """
+    known = False
+
+    def call(batch: Batch) -> Any:
+        nonlocal known
+        if not known:
+            known = True
+            with contextlib.suppress(Exception):  # the next line shows the error of the user's code
+                if is_small(predict, batch, batch_size):
+                    _use_one_thread()
+        return predict(batch)
+
+    return call
+
+
+def _use_one_thread() -> None:
+    import torch
+
+    torch.set_num_threads(1)
 
 
 def check_autocast(model: Any, autocast: Autocast | None) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 
 import pyarrow as pa
 
+from sparkring.data.layout import Batch
 from sparkring.errors import SparkringError
 from sparkring.inference.files import FileRows, Files
 from sparkring.inference.inputs import AsTheyAre, Described
@@ -19,6 +20,7 @@ from sparkring.inference.outputs import Output, columns_of
 from sparkring.inference.predictors import Autocast, predictor_of, settled
 
 OnError = Literal["raise", "null"]
+_CONVERTED_BYTES = 8 << 20  # about how many bytes of rows are read and converted at once
 STRUCT = {"struct": "1"}  # the metadata of a batch with several outputs, which are the fields of a struct
 
 
@@ -69,30 +71,51 @@ class Scorer:
         self._inputs, self._outputs = inputs, tuple(outputs)
         self._predict = predictor_of(settled(model.load(), small=small), by_name=by_name, autocast=autocast)
         self._batch_size, self._on_error = batch_size, on_error
+        self._together = batch_size  # how many rows are read and converted at once
         self._one_at_a_time = threading.Lock()
         self._file_rows = None if files is None else FileRows(files)
 
     def score(self, rows: pa.Table) -> pa.RecordBatch:
         """Return the predictions. Raise RowsError if rows cannot be scored, and DataError if they cannot be read."""
-        parts = []
-        for begin in range(0, len(rows), self._batch_size):
-            (batch,) = rows.slice(begin, self._batch_size).combine_chunks().to_batches()
+        parts: list[list[pa.Array]] = []
+        begin = 0
+        while begin < len(rows):
+            (some,) = rows.slice(begin, self._together).combine_chunks().to_batches()
             if self._file_rows is not None:
-                batch = self._file_rows.read(batch)
+                some = self._file_rows.read(some)
+            self._score(some, begin, parts)
+            begin += len(some)
+            self._together = (
+                max(1, _CONVERTED_BYTES * len(some) // max(some.nbytes * self._batch_size, 1)) * self._batch_size
+            )
+        columns = [pa.concat_arrays([part[number] for part in parts]) for number in range(len(self._outputs))]
+        found = pa.RecordBatch.from_arrays(columns, names=[output.name for output in self._outputs])
+        return found.replace_schema_metadata(STRUCT if self._outputs[0].of_struct else None)
+
+    def _score(self, rows: pa.RecordBatch, first: int, parts: list[list[pa.Array]]) -> None:
+        """Append the predictions for the rows of one or more batches. `first` is the number of the first row."""
+        whole = None
+        if len(rows) > self._batch_size:
+            with contextlib.suppress(Exception):  # the batches are then converted one at a time, to find the rows
+                whole = self._inputs.converted(rows)
+        for begin in range(0, len(rows), self._batch_size):
+            batch = rows.slice(begin, self._batch_size)
+            end = begin + len(batch)
+            converted = None if whole is None else {name: array[begin:end] for name, array in whole.items()}
             try:
-                parts.append(self._scored(batch))
+                parts.append(self._scored(batch, converted))
             except Exception as error:  # the model and `transform` are the user's code
                 if self._on_error == "null":
                     parts += self._apart(batch)
                     continue
                 row = self._failing(batch)
-                raise RowsError(told(error), None if row is None else begin + row) from error
-        columns = [pa.concat_arrays([part[number] for part in parts]) for number in range(len(self._outputs))]
-        found = pa.RecordBatch.from_arrays(columns, names=[output.name for output in self._outputs])
-        return found.replace_schema_metadata(STRUCT if self._outputs[0].of_struct else None)
+                raise RowsError(told(error), None if row is None else first + begin + row) from error
 
-    def _scored(self, batch: pa.RecordBatch) -> list[pa.Array]:
-        arrays = self._inputs.arrays(batch)
+    def _scored(self, batch: pa.RecordBatch, converted: Batch | None = None) -> list[pa.Array]:
+        """Return the predictions of a batch, whose rows may have been converted to arrays already."""
+        if converted is None:
+            converted = self._inputs.converted(batch)
+        arrays = self._inputs.transformed(converted, len(batch))
         with self._one_at_a_time:
             found = self._predict(arrays)
         return columns_of(found, self._outputs, len(batch))

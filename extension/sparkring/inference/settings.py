@@ -182,7 +182,8 @@ class Settings:
         try:
             with predictors.borrowed(model):
                 predict = predictors.predictor_of(model, by_name=self.by_name, autocast=self.autocast_name)
-                return predict(arrays), predictors.is_small(model, predict, arrays, self.batch_size)
+                small = predictors.is_torch(model) and predictors.is_small(predict, arrays, self.batch_size)
+                return predict(arrays), small
         except (DataError, OptionsError):
             raise
         except Exception as error:  # the model is the user's code

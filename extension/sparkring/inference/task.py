@@ -78,8 +78,25 @@ def scorer_for(
             process.finish()
         finally:
             process.close()
+            _forget_zip_files()
 
     return score
+
+
+def _forget_zip_files() -> None:
+    """Let the next task of this worker begin sooner.
+
+    At the beginning of each task, Spark calls importlib.invalidate_caches(). Before Python 3.13, this reads the list of
+    contents of each known zip file again and again, once for each package in it. With the zip files of pyspark, this
+    takes longer than many a task. A file that has been forgotten is read when a module is next looked for in it.
+    """
+    import zipimport
+
+    contents = getattr(zipimport, "_zip_directory_cache", {})
+    for path, finder in list(sys.path_importer_cache.items()):
+        if isinstance(finder, zipimport.zipimporter):
+            sys.path_importer_cache.pop(path, None)
+            contents.pop(finder.archive, None)
 
 
 # ── Rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -108,7 +125,8 @@ def _requests(batches: Iterable[Any], schema: Any, batch_size: int) -> Iterator[
 def _as_arrow(batch: Any, schema: Any) -> Any:
     """Return a pandas UDF's batch (a Series, a DataFrame for a struct, or a tuple of these) as Arrow columns.
 
-    Without a schema, the names of the columns are numbers, and the names of a struct's fields contain a dot.
+    Without a schema, the names of the columns are numbers, and the names of a struct's fields contain a dot. Columns
+    beyond those of the schema are ignored.
     """
     import pandas
     import pyarrow
@@ -120,7 +138,7 @@ def _as_arrow(batch: Any, schema: Any) -> Any:
         else:
             found[str(number)] = part
     kinds = [None] * len(found) if schema is None else schema.types
-    columns = [_column(series, kind) for series, kind in zip(found.values(), kinds, strict=True)]
+    columns = [_column(series, kind) for series, kind in zip(found.values(), kinds, strict=False)]
     return pyarrow.RecordBatch.from_arrays(columns, names=list(found) if schema is None else None, schema=schema)
 
 

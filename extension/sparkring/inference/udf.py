@@ -12,6 +12,7 @@ from sparkring.cluster.session import find_session
 from sparkring.errors import DataError, OptionsError
 from sparkring.inference.column import returned, scoring_udf
 from sparkring.inference.inputs import AsTheyAre, reshaped
+from sparkring.inference.predictors import judged
 from sparkring.runtime.kernel import tell
 
 if TYPE_CHECKING:
@@ -25,8 +26,10 @@ if TYPE_CHECKING:
 class Made:
     """The function that `make_predict_fn` returns, as a model. It is called with one array per parameter."""
 
-    def __init__(self, make_predict_fn: Callable[[], Callable[..., Any]], shapes: Shapes | None) -> None:
-        self._make, self._shapes = make_predict_fn, shapes
+    def __init__(
+        self, make_predict_fn: Callable[[], Callable[..., Any]], shapes: Shapes | None, batch_size: int
+    ) -> None:
+        self._make, self._shapes, self._batch_size = make_predict_fn, shapes, batch_size
 
     @property
     def told(self) -> str:
@@ -42,7 +45,7 @@ class Made:
         def call(columns: dict[str, Any]) -> Any:
             return predict(*_arguments(columns, expected, shapes))
 
-        return call
+        return judged(call, self._batch_size)
 
 
 def predict_udf(
@@ -65,7 +68,7 @@ def predict_udf(
     if single.kind.typeName() == "struct":
         fields = {field.name: field.dataType for field in single.kind.fields}
         single = returned(fields, session, struct=True)
-    model = Made(make_predict_fn, shapes)
+    model = Made(make_predict_fn, shapes, batch_size)
     settings = {
         "model": model,
         "inputs": AsTheyAre(),
