@@ -1,7 +1,7 @@
 """Measure the memory of all Python processes of Spark while 4 tasks predict: `scoring_memory.py sparkring|peer SIZE`.
 
-SIZE is the number of the model's parameters, of 4 bytes each. Print the largest memory in MB. Memory that several processes
-share is counted once (PSS).
+SIZE is the number of the model's parameters, of 4 bytes each. Print the largest memory in MB. Memory that several
+processes share is counted once (PSS).
 """
 
 import contextlib
