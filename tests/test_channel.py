@@ -287,6 +287,31 @@ def test_nothing_follows_half_a_frame():
     right.close()
 
 
+def test_what_was_sent_last_arrives(watch):
+    """A member's last messages arrive, even if the driver reads slowly and has sent what the member has not read."""
+    heard, slowly, ended = [], threading.Event(), threading.Event()
+
+    def serve(connection) -> None:
+        connection.send(Beat())
+        assert slowly.wait(20)
+        try:
+            while True:
+                heard.append(len(connection.receive().data))
+        except ChannelClosed:
+            ended.set()
+
+    listener = Listener("127.0.0.1", 0, SECRET, serve, most=1)
+    connection = dial("127.0.0.1", listener.port, SECRET)
+    sizes = [100_000] * 20
+    for size in sizes:
+        connection.send(Output("stdout", bytes(size)))
+    threading.Timer(0.2, slowly.set).start()
+    connection.finish()
+    assert ended.wait(20)
+    listener.close()
+    assert heard == sizes
+
+
 def test_closing_ends_everything(watch):
     """close() ends all waiting threads, whether peers are authenticated, silent or in between."""
     found = Door()

@@ -21,12 +21,17 @@ Members import this module at start-up, so it imports only light parts of the st
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hmac
 import json
 import mmap
 import os
+import select
 import socket
 import struct
+import sys
+import termios
 import threading
 import time
 from collections.abc import Callable
@@ -42,6 +47,8 @@ ACCEPT_AGAIN_S = 0.1
 # If a peer acknowledges nothing for this long, the connection ends: its host may have lost power, or the network may be
 # cut. Without this limit, the system would wait much longer.
 UNACKNOWLEDGED_LIMIT_MS = 30_000
+# finish() waits at most this long for a peer that reads slowly, and looks this often.
+FINISH_LIMIT_S, FINISH_LOOK_S = 10.0, 0.002
 PREFIX = struct.Struct("!IQ")
 # The largest size of a header. If a peer sends text instead of frames, the first bytes of the text are read as a size,
 # which is much larger than this limit. Without the limit, receive() would wait for that many bytes.
@@ -199,6 +206,18 @@ class Connection:
         _shut_down(self._sock)
         self._sock.close()
 
+    def finish(self) -> None:
+        """Close the connection as soon as the peer's system has received everything that was sent.
+
+        If a socket is closed while something from the peer has not been read, its system drops what it has yet to send.
+        """
+        deadline = time.monotonic() + FINISH_LIMIT_S
+        with contextlib.suppress(OSError):  # the peer has closed it
+            while _unsent(self._sock) and time.monotonic() < deadline:
+                if select.select([self._sock], [], [], FINISH_LOOK_S)[0] and not self._sock.recv(READ_BYTES):
+                    break
+        self.close()
+
     def release(self) -> None:
         """Close the socket in this process only. After a fork, the other process continues to use the connection."""
         self._sock.close()
@@ -240,6 +259,13 @@ class Connection:
             raise ChannelClosed("the peer closed the connection")
         self.heard_at = time.monotonic()
         return got
+
+
+def _unsent(sock: socket.socket) -> int:
+    """Return how many bytes the other end has not acknowledged; 0 on systems other than Linux, which do not say."""
+    if not sys.platform.startswith("linux"):
+        return 0
+    return int.from_bytes(fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
 
 
 def _shut_down(sock: socket.socket) -> None:

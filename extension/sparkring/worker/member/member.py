@@ -382,7 +382,7 @@ class Member:
                 peak_memory_bytes=self.peak_memory_bytes,
             )
         )
-        self.home.close()
+        self.home.finish()
 
     def take_stack(self) -> messages.Stack:
         """Ask the rank's faulthandler for the rank's stack. The text is empty if the rank does not answer in time."""
