@@ -429,7 +429,7 @@ def ended_with_its_kernel(panel: Locator) -> None:
     expect(panel.locator("div.sr-words")).not_to_contain_text("left")
     expect(panel.get_by_role("button", name="■ Stop")).to_be_hidden()
     for rank in (0, 1):
-        expect(tile(panel, rank)).to_have_class("s")
+        expect(tile(panel, rank)).to_have_class(re.compile(r"^s\b"))
     expect(panel.locator(".sr-row").first).to_be_visible()  # the lines that were sent to the page can still be read
 
 
