@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # Executors register with Spark a moment after the session has started. So if there are too few slots at first, they are
 # counted again and again for SETTLE_S seconds. If Spark has just lost an executor, the wait is longer: it includes the
 # REPLACED_S seconds after the loss in which Spark should replace the executor.
-SETTLE_S, REPLACED_S = 1.2, 15.0
+SETTLE_S, REPLACED_S = 1.2, 30.0
 
 Say = Callable[[str], None]  # shows the user a message
 
