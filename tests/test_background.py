@@ -67,8 +67,8 @@ def test_lines_of_runs(line, expected):
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("--stop", "takes one run"),
-        ("--stop a b", "unrecognized arguments: b"),
+        ("--stop", "name of one run"),
+        ("--stop a b", "takes one run"),
     ],
 )
 def test_lines_of_runs_that_make_no_sense(line, words):

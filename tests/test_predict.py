@@ -259,7 +259,7 @@ def test_the_model_process(tmp_path, monkeypatch, no_folder_left):
     always.touch()
     monkeypatch.setattr(pyspark, "TaskContext", OnGpus(0, ["1", "0"]))
     with pytest.raises(
-        RuntimeError, match=r"model on GPU 0, 1 ended 3 times .*rows 0 to 99 of partition 0.*the last words"
+        RuntimeError, match=r"model on GPU 0, 1 exited 3 times .*rows 0 to 99 of partition 0.*the last words"
     ):
         task("always", model, batches())
     assert len(set(once.read_text().split())) == 1 + 3

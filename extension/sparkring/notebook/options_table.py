@@ -38,7 +38,7 @@ class Option:
     @property
     def is_required(self) -> bool:
         """Whether this row is an argument that the line must have."""
-        return self.is_argument and self.settings.get("nargs") != "?"
+        return self.is_argument and self.settings.get("nargs") not in ("?", "*")
 
     @property
     def takes_value(self) -> bool:
