@@ -854,6 +854,31 @@ def test_a_cell_gives_on_a_rank_what_it_gives_in_the_notebook(kernel: Kernel) ->
     assert "`limit` is not known on the ranks: define it in the cell or in the notebook, or name it" in error.evalue
 
 
+ASKS = """
+    import sparkring
+    run = sparkring.run(lambda: input("name? ") + "!", np=-1, framework="plain", background={})
+    {}
+"""
+
+
+def test_the_front_end_answers_what_a_rank_asks(kernel: Kernel) -> None:
+    """The kernel asks as its own input() does. A run in the background is answered by the panel."""
+    sent = kernel.send(ASKS.format(False, "run.value"))
+    asked = kernel.client.get_stdin_msg(timeout=DEADLINE_S)["content"]
+    kernel.client.input("Ann")
+    assert (asked["prompt"], kernel.receive(sent).result) == ("name? ", "'Ann!'")
+    kernel.run(ASKS.format(True, "")).done()
+    told = kernel.run("""
+        import time
+        from sparkring.views import panel
+        while not run.record.questions:
+            time.sleep(0.02)
+        panel._page._heard(None, {"kind": "answer", "run": run.record.run_id, "rank": 0, "number": 1, "text": "Bob"}, [])
+        run.result().value
+    """)
+    assert told.result == "'Bob!'"
+
+
 def test_log_to_driver_prints_on_the_driver(kernel: Kernel) -> None:
     assert kernel.run("import sparkdl.horovod; sparkdl.horovod.log_to_driver('here')").done().printed == "here\n"
 

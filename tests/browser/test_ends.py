@@ -291,6 +291,8 @@ def test_items(notebook: Notebook, shoot: Callable[..., None], pictures: Path) -
         table.press(key)
     chosen = table.locator("[aria-selected=true]")
     expect(chosen).to_have_count(1)
+    print("ROWS", shown.evaluate_all("(rows) => rows.map((each) => each.outerHTML)"), notebook.page.evaluate("document.activeElement.outerHTML.slice(0, 300)"))
+    expect(shown.last).to_have_attribute("aria-selected", "true", timeout=5000)  # the table is drawn again some time after a key
     item = chosen.get_attribute("data-item")
     whole = panel.get_by_role("region", name="The chosen item")
     expect(whole).to_contain_text("ValueError: no rows\ncell line 7: `raise ValueError")

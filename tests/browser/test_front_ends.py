@@ -129,6 +129,30 @@ def test_axe_finds_nothing(page: Page, name: str) -> None:
     assert axe(page, ".sr-panel") == []
 
 
+def test_what_a_rank_asks_can_be_answered(page: Page) -> None:
+    """While the kernel asks itself, there is no field. Each question is answered once, and keys stay in the field."""
+    begin(page, "running")
+    page.evaluate("window.view(document.querySelector('#cell'))")
+    *others, state = messages("running")
+    asks = [{"rank": rank, "number": 7, "prompt": f"name of <b>{rank}</b>?", "hidden": rank == 3} for rank in (2, 3)]
+    for message in (*others, {**state, "asks": asks}):
+        page.evaluate("(message) => window.hear(message)", message)
+    expect(page.locator(".sr-prompt")).to_have_text("rank 2 asks (1 more waiting): name of <b>2</b>?")
+    field = page.locator(".sr-answer input")
+    expect(field).to_be_hidden()
+    heard = {"run": state["run"], "kind": "heard", "known": True, "stops": True, "answers": True}
+    page.evaluate("(message) => window.hear(message)", heard)
+    field.fill("Ann")
+    field.press("Enter")
+    expect(field).to_have_attribute("type", "password")
+    assert axe(page, ".sr-panel") == []
+    field.fill("secret")
+    page.get_by_role("button", name="send").click()
+    expect(page.locator(".sr-asks")).to_be_hidden()
+    answers = [each for each in page.evaluate("window.sent") if each["kind"] == "answer"]
+    assert [(each["rank"], each["number"], each["text"]) for each in answers] == [(2, 7, "Ann"), (3, 7, "secret")]
+
+
 def test_the_end_is_told_to_those_who_look_elsewhere(page: Page) -> None:
     """The tab's title says how the run ended until the user looks at it; --notify shows a notification, too."""
     begin(page, "running", snapshot=messages("running"))

@@ -19,16 +19,18 @@ from sparkring.engine.foreach.result import ForeachResult
 from sparkring.engine.foreach.run import ForeachRun, ForeachSpec
 from sparkring.engine.options import ForeachOptions, Logs, Options, checked, checked_foreach, restarts
 from sparkring.engine.prepare import prepare
+from sparkring.engine.questions import Questions
 from sparkring.engine.result import RunResult
 from sparkring.engine.runner import Run
 from sparkring.engine.spec import Call, RunSpec
 from sparkring.errors import OptionsError, ResultError
 from sparkring.frameworks import FRAMEWORKS
-from sparkring.history.view import View
+from sparkring.history.view import Controls, View
 from sparkring.launchers import default_at_once
 from sparkring.runtime.interrupts import Interrupts, interrupted
-from sparkring.runtime.kernel import in_notebook, tell
+from sparkring.runtime.kernel import can_ask, in_notebook, tell
 from sparkring.views import open_view
+from sparkring.views.front_end import shown
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -65,11 +67,15 @@ def start_spec(spec: RunSpec, view: View | None = None) -> BackgroundRun[RunResu
 
 def _open(spec: RunSpec, view: View | None) -> Run:
     prepared, interrupts = prepare(spec), Interrupts()
-    return Run(prepared, view or _open_view(prepared.options, interrupts), interrupts)
+    options = prepared.options
+    by_panel = options.background and not options.quiet and shown() == "live" and can_ask()
+    questions = Questions(by_panel=by_panel, nobody=options.background and not by_panel)
+    controls = Controls(interrupts.request, questions.answer if by_panel else None)
+    return Run(prepared, view or _open_view(options, controls), interrupts, questions)
 
 
-def _open_view(options: Options | ForeachOptions, interrupts: Interrupts) -> View:
-    return open_view(quiet=options.quiet, stop=interrupts.request, background=options.background)
+def _open_view(options: Options | ForeachOptions, controls: Controls) -> View:
+    return open_view(quiet=options.quiet, controls=controls, background=options.background)
 
 
 def background_view() -> View:
@@ -116,7 +122,7 @@ def start_foreach(spec: ForeachSpec, view: View | None = None) -> BackgroundRun[
 def open_items(prepared: foreach_run.Prepared, view: View | None = None) -> ForeachRun:
     """Return a run of the prepared items, which is recorded and shown. Without a `view`, open_view() chooses one."""
     interrupts = Interrupts()
-    return ForeachRun(prepared, view or _open_view(prepared.options, interrupts), interrupts)
+    return ForeachRun(prepared, view or _open_view(prepared.options, Controls(interrupts.request)), interrupts)
 
 
 def carry_out_items(run: ForeachRun) -> ForeachResult:

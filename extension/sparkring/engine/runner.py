@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sparkring.engine.prepare import PreparedRun
+from sparkring.engine.questions import Questions
 from sparkring.engine.recorder import Recorder
 from sparkring.engine.restarts import Restarts
 from sparkring.engine.result import RunResult
@@ -20,10 +21,11 @@ from sparkring.runtime.resume_point import Here
 class Run:
     """A prepared run that is recorded and shown. to_the_end() carries it out, and `interrupts` can stop it."""
 
-    def __init__(self, prepared: PreparedRun, view: View, interrupts: Interrupts) -> None:
+    def __init__(self, prepared: PreparedRun, view: View, interrupts: Interrupts, questions: Questions) -> None:
         self.prepared = prepared
         self.recorder = Recorder(view, prepared.started, prepared.notices)
         self.interrupts = interrupts
+        self.questions = questions
 
     def to_the_end(self) -> RunResult:
         """Carry out the run and return its result. The result's `problems` say which values could not be returned.
@@ -49,7 +51,8 @@ class Run:
         return result
 
     def _outcome(self) -> Outcome:
-        prepared, live = self.prepared, LiveRun(self.prepared.options, self.recorder, self.interrupts)
+        prepared = self.prepared
+        live = LiveRun(prepared.options, self.recorder, self.interrupts, self.questions)
         if prepared.gang is None and prepared.options.survives:
             return Restarts(live, prepared.request, prepared.launch, prepared.directory).outcome()
         request = prepared.request.going_on(Here(run_id=self.recorder.record.run_id))

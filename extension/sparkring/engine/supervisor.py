@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from sparkring.engine.options import Options
 from sparkring.engine.polling import POLL_S, poll_until
+from sparkring.engine.questions import Questions
 from sparkring.engine.recorder import Recorder
 from sparkring.engine.result import unpack_results
 from sparkring.engine.spec import Outcome
@@ -43,7 +44,7 @@ STALL_EVERY_S = 1.0
 
 
 class LiveRun(NamedTuple):
-    """A run in progress: its options, its recorder, and what ends it early.
+    """A run in progress: its options, its recorder, what ends it early, and who answers what its ranks ask.
 
     The run ends when it is interrupted, or at the `deadline`, a time.monotonic() time. If `deadline` is None, the run's
     time limit is counted from the creation of its Supervisor. `calls_off` is called repeatedly. It returns why
@@ -53,6 +54,7 @@ class LiveRun(NamedTuple):
     options: Options
     recorder: Recorder
     interrupts: Interrupts
+    questions: Questions
     deadline: float | None = None
     calls_off: Callable[[], str] = str
 
@@ -81,7 +83,7 @@ class Supervisor:
     """
 
     def __init__(self, run: LiveRun, gang: Gang, execution: Execution, *, warm: bool = False) -> None:
-        self.options, self.recorder, self.interrupts, deadline, self.calls_off = run
+        self.options, self.recorder, self.interrupts, self.questions, deadline, self.calls_off = run
         self.gang = gang
         self.execution = execution
         self.warm = warm
@@ -99,6 +101,7 @@ class Supervisor:
                 return outcome
             self._tell_of_a_slow_start()
             self._look_for_a_stall()
+            self._answer_questions()
         if not self.warm:
             self._let_go(LEAVE_GRACE_S)
         return Outcome("finished", results=unpack_results(self.execution))
@@ -262,10 +265,23 @@ class Supervisor:
 
         self._poll_until(answered, STACKS_WAIT_S)
 
+    def _answer_questions(self) -> None:
+        """Pass on the answers to what the ranks ask with input(). This may wait until the user has answered."""
+
+        def over(rank: int) -> bool:
+            waits = any(asked.rank == rank for asked in self.recorder.record.questions)
+            ends = self.interrupts.seen or self.execution.failed_rank is not None or time.monotonic() > self.deadline
+            return ends or not waits
+
+        record = self.recorder.record
+        for rank, answer in self.questions.answers(record, self.interrupts, lambda: self._poll(POLL_S), over):
+            self.gang.answer(rank, answer)
+
     def _look_for_a_stall(self) -> None:
         """If the ranks have been silent for `stall_s` at different points of the code, report where each one is.
 
-        A finished rank counts as being at a different point.
+        A finished rank counts as being at a different point. While a rank waits for the user's input, silence is
+        normal.
         """
         now = time.monotonic()
         if now < self._look_at or not self.gang.up:
@@ -273,7 +289,7 @@ class Supervisor:
         self._look_at = now + STALL_EVERY_S
         running = self.execution.running
         heard = max((rank.last_heard for rank in self.recorder.record.ranks), default=0.0)
-        if not running or time.time() - heard < self.options.stall_s:
+        if not running or self.recorder.record.questions or time.time() - heard < self.options.stall_s:
             return
         self._look_at = now + self.options.stall_s
         self._ask_where()

@@ -201,6 +201,10 @@ class Gang:
             self.execution.interrupted = True
             self._outbox.send_all(messages.EndItem())
 
+    def answer(self, rank: int, answer: messages.Answer) -> None:
+        """Send the answer to what the rank has asked with input()."""
+        self._outbox.send(self._members.member_of[rank], answer)
+
     def release(self) -> None:
         """Have every rank end its collectives, so that no rank is left waiting in one."""
         self._outbox.send_all(messages.Release())

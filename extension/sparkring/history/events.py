@@ -26,6 +26,8 @@ from sparkring.wire.messages import DataRead as DataRead
 from sparkring.wire.messages import Displayed as Displayed
 from sparkring.wire.messages import Failure as Failure
 from sparkring.wire.messages import GpuUsed as GpuUsed
+from sparkring.wire.messages import InputEnded as InputEnded
+from sparkring.wire.messages import InputRequested as InputRequested
 from sparkring.wire.messages import ItemMeasured as ItemMeasured
 from sparkring.wire.messages import Kept
 from sparkring.wire.messages import Metrics as Metrics

@@ -140,6 +140,7 @@ class RankRecord(NamedTuple):
     samples: tuple[Sample, ...] = ()  # what the rank has used so far, with fewer Samples of earlier times
     readings: tuple[Reading, ...] = ()
     displays_left_out: int = 0
+    asks: events.InputRequested | None = None  # what the rank asks with input(), while it waits for the answer
 
     def partial_lines(self) -> list[LogLine]:
         """Return the lines that have not ended yet."""
@@ -196,6 +197,11 @@ class RunRecord(NamedTuple):
     def taking_part(self) -> tuple[RankRecord, ...]:
         """The ranks that the cell runs on."""
         return tuple(self.ranks[rank] for rank in self.part) if self.part else self.ranks
+
+    @property
+    def questions(self) -> list[events.InputRequested]:
+        """What running ranks ask with input(), while they wait for the answer."""
+        return [rank.asks for rank in self.ranks if rank.asks is not None and rank.state == "running"]
 
     @property
     def finished_ranks(self) -> tuple[int, ...]:
@@ -265,6 +271,10 @@ def _after_news(record: RunRecord, rank: RankRecord, event: events.RankEvent) ->
         case events.UserMessage():
             line = LogLine(event.time, event.rank, "message", event.text)
             return _with_lines(record, _heard(rank, event.time), [line], 1)
+        case events.InputRequested():
+            return _told(record, event, asks=event)
+        case events.InputEnded():
+            return _told(record, event, asks=None)
         case events.Displayed():
             return _displayed(record, event)
         case events.Metrics() if record.items is not None:

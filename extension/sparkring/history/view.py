@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
 from sparkring.history.record import RunRecord
+
+
+class Controls(NamedTuple):
+    """What the user can do with a run from its view. Any thread may call these functions.
+
+    stop: ends the run.
+    answer: gives `text` as the answer to request `number` of the rank: `answer(rank, number, text)`. None if the view
+    does not answer what ranks ask.
+    """
+
+    stop: Callable[[], None]
+    answer: Callable[[int, int, str], None] | None = None
 
 
 class View(Protocol):

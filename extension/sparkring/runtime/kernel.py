@@ -20,6 +20,13 @@ def current_cell() -> int | None:
     return number
 
 
+def can_ask() -> bool:
+    """Return whether the kernel's input() can ask the user. Programs that execute a notebook do not allow it."""
+    ipython = sys.modules.get("IPython")
+    kernel = getattr(ipython.get_ipython() if ipython is not None else None, "kernel", None)
+    return kernel is not None and bool(kernel._allow_stdin)
+
+
 def tell(text: str) -> None:
     """Print a message that belongs to no run, for example from a thread of sparkring or before a run begins.
 

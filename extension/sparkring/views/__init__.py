@@ -7,9 +7,9 @@ imported only when they are used.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 
 from sparkring.history.record import RunRecord
+from sparkring.history.view import Controls
 from sparkring.history.view import View as View
 from sparkring.runtime.kernel import in_notebook
 from sparkring.views.front_end import shown
@@ -29,12 +29,11 @@ class Quiet:
         show_run(record)
 
 
-def open_view(*, quiet: bool = False, stop: Callable[[], None] | None = None, background: bool = False) -> View:
+def open_view(*, quiet: bool = False, controls: Controls | None = None, background: bool = False) -> View:
     """Return a new view of the form that front_end.shown() selects, or a Quiet one if `quiet`.
 
-    `stop` ends the run and can be called from any thread. With `background`, the run's thread calls refresh() and
-    close(); only the first refresh() comes from the thread that starts the run. Raise OptionsError if SPARKRING_VIEW is
-    not valid.
+    A live panel offers the user the `controls`. With `background`, the run's thread calls refresh() and close(); only
+    the first refresh() comes from the thread that starts the run. Raise OptionsError if SPARKRING_VIEW is not valid.
     """
     form = shown()
     if quiet:
@@ -46,7 +45,7 @@ def open_view(*, quiet: bool = False, stop: Callable[[], None] | None = None, ba
     if form == "live":
         from sparkring.views.panel import PanelView
 
-        return PanelView(stop, background=background)
+        return PanelView(controls, background=background)
     from sparkring.views.terminal import TerminalView
 
     return TerminalView(sys.stdout, progress=not background)

@@ -291,6 +291,10 @@ def state_message(record: RunRecord, now: float) -> Message:
         "last": describe.metric_words(record, 4),
         "notices": [describe.first_line(notice.text, 600) for notice in record.notices[-NOTICES:]],
         "notify": record.notify,
+        "asks": [
+            {"rank": each.rank, "number": each.number, "prompt": describe.question(each), "hidden": each.hidden}
+            for each in record.questions
+        ],
         "lag": describe.lag_words(lags, reading.causes(record, now) if lags else {}),
         "reports": len(record.metrics),
         "pooled": record.items is not None,

@@ -38,6 +38,7 @@ from sparkring.history.describe.run import facts as facts
 from sparkring.history.describe.run import gpu_words as gpu_words
 from sparkring.history.describe.run import last_known as last_known
 from sparkring.history.describe.run import log_path as log_path
+from sparkring.history.describe.run import question as question
 from sparkring.history.describe.run import quick as quick
 from sparkring.history.describe.run import ranks as ranks
 from sparkring.history.describe.run import states as states

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from sparkring.history.describe.text import counted, rank_list, size
-from sparkring.history.events import GpuUsed, RankUsed
+from sparkring.history.describe.text import counted, first_line, rank_list, size
+from sparkring.history.events import GpuUsed, InputRequested, RankUsed
+from sparkring.history.lines import plain
 from sparkring.history.record import QUICK_S, RunRecord
 from sparkring.runtime.kernel import in_notebook
 
@@ -62,6 +63,11 @@ def quick(record: RunRecord) -> bool:
 def elapsed_s(record: RunRecord, now: float) -> float:
     """Return how long the run took, or has taken so far."""
     return max(0.0, (record.ended or now) - record.started) if record.started else 0.0
+
+
+def question(asked: InputRequested) -> str:
+    """Return the last line of the prompt with which a rank waits for input; `input()` if there is none."""
+    return first_line(plain(asked.prompt).strip().rpartition("\n")[2], 200) or "input()"
 
 
 def last_known(record: RunRecord) -> float:

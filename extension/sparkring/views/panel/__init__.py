@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from IPython.display import display
 
 from sparkring.history import describe
 from sparkring.history.record import RunRecord
+from sparkring.history.view import Controls
 from sparkring.views.front_end import FrontEnd, front_end
 from sparkring.views.html import PAUSE_PER_WORK, WARM_PAUSE_S, HtmlView
 from sparkring.views.live import Feed, Message, whole
@@ -45,15 +45,14 @@ KEPT = 20  # the number of ended runs that a page can still show after it has be
 _HERE = Path(__file__).parent
 _VIEW = "application/vnd.jupyter.widget-view+json"
 
-Stop = Callable[[], None]
-
 
 class Page(anywidget.AnyWidget):  # type: ignore[misc]
     """The connection to the pages that show this notebook.
 
-    The kernel sends the messages of views/live.py to pages. A page sends `stop` to stop a run, and `hello` when it
-    first finds an empty element for the panel of a run. The kernel answers `hello` with the whole run, and with a
-    message `heard`, which says whether the kernel knows the run and can stop it. In JupyterLab, the messages of a page
+    The kernel sends the messages of views/live.py to pages. A page sends `stop` to stop a run, `answer` with the user's
+    answer to what a rank asks, and `hello` when it first finds an empty element for the panel of a run. The kernel
+    answers `hello` with the whole run, and with a message `heard`, which says whether the kernel knows the run, can
+    stop it, and takes answers. In JupyterLab, the messages of a page
     arrive while a cell is running, in a thread of the kernel; elsewhere, they arrive after the cell has ended.
     """
 
@@ -69,17 +68,17 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
     def __init__(self, run: str = "") -> None:
         self._guard = threading.Lock()
         self._records: OrderedDict[str, RunRecord] = OrderedDict()
-        self._stops: dict[str, Stop] = {}
+        self._controls: dict[str, Controls] = {}
         self._snapshot_due = 0.0
         super().__init__(page=secrets.token_hex(8), run=run)
         self.on_msg(self._heard)
 
-    def begin(self, record: RunRecord, stop: Stop | None) -> None:
-        """Remember a run that has begun, and `stop`, the function that stops the run."""
+    def begin(self, record: RunRecord, controls: Controls | None) -> None:
+        """Remember a run that has begun, and its controls."""
         with self._guard:
             self._records[record.run_id] = record
-            if stop is not None:
-                self._stops[record.run_id] = stop
+            if controls is not None:
+                self._controls[record.run_id] = controls
 
     def tell(self, record: RunRecord, news: list[Message]) -> None:
         """Send the messages `news` about a run to all pages."""
@@ -97,7 +96,7 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
     def end(self, record: RunRecord) -> None:
         """Record that the run has ended. Pages can still ask for it until KEPT other runs have ended."""
         with self._guard:
-            self._stops.pop(record.run_id, None)
+            self._controls.pop(record.run_id, None)
             self._records.move_to_end(record.run_id)
             for run in [run for run, each in self._records.items() if each.outcome is not None][:-KEPT]:
                 del self._records[run]
@@ -105,7 +104,7 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
     def forget(self, record: RunRecord) -> None:
         """Remove a quick run's panel from all pages, because the static view, which the notebook saves, is enough."""
         with self._guard:
-            self._stops.pop(record.run_id, None)
+            self._controls.pop(record.run_id, None)
             del self._records[record.run_id]
             self._post({"run": record.run_id, "kind": "gone"})
 
@@ -132,17 +131,23 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
 
     def _heard(self, _: Any, message: Message, buffers: Any) -> None:
         run = message.get("run")
-        if message.get("kind") == "stop":
-            stop = self._stops.get(str(run))
-            if stop is not None:
-                stop()
-            return
+        controls = self._controls.get(str(run))
+        match message.get("kind"):
+            case "stop":
+                if controls is not None:
+                    controls.stop()
+                return
+            case "answer":
+                if controls is not None and controls.answer is not None:
+                    controls.answer(int(message["rank"]), int(message["number"]), str(message["text"]))
+                return
         with self._guard:
             record = self._records.get(str(run))
             if record is not None:
                 for each in whole(record, time.time()):
                     self._post(each)
-            self._post({"run": run, "kind": "heard", "known": record is not None, "stops": str(run) in self._stops})
+            stops, answers = controls is not None, controls is not None and controls.answer is not None
+            self._post({"run": run, "kind": "heard", "known": record is not None, "stops": stops, "answers": answers})
 
 
 _page: Page | None = None
@@ -231,8 +236,8 @@ def _watch_connections(kernel: Any) -> Any:
 class PanelView:
     """Updates the panel of a run many times a second, and its static view every few seconds and when the run ends."""
 
-    def __init__(self, stop: Stop | None = None, *, background: bool = False) -> None:
-        self._stop = stop
+    def __init__(self, controls: Controls | None = None, *, background: bool = False) -> None:
+        self._controls = controls
         self._feed = Feed()
         # The static view is shown late, when the page already shows the panel. If it came first, the output would jump
         # when the panel replaces it. But a run in the background must show its static view at once: a later view would
@@ -286,7 +291,7 @@ class PanelView:
         """Send the news to the pages, and return the approximate number of bytes that were sent."""
         if self._page is None:
             self._page = _open_page() if _front_end() != "colab" else _page_of(record.run_id)
-            self._page.begin(record, self._stop)
+            self._page.begin(record, self._controls)
             self._view = _display_place(self._page, record.run_id)
             if not self._background and record.outcome is None:
                 self._foreground = _Foreground()

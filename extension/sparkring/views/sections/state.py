@@ -24,9 +24,11 @@ def head_html(record: RunRecord, now: float) -> str:
 
 
 def waiting_html(record: RunRecord) -> str:
-    """Return how many ranks have connected; '' once the ranks are running or the run is over."""
-    if record.outcome is not None or record.running_since:
+    """Return how many ranks have connected, or what running ranks ask; '' if the run waits for nothing."""
+    if record.outcome is not None:
         return ""
+    if record.running_since:
+        return "".join(note(f"rank {asked.rank} asks: {describe.question(asked)}") for asked in record.questions)
     return f"<div>{text(describe.outcome(record))}</div>"
 
 

@@ -1,7 +1,7 @@
 """Every message between driver, member and rank, and how it is encoded as the header and the parts of a frame.
 
     driver  ── Stop, Interrupt, TakeStack, RecordTimeline ─────────────▶ member
-    driver  ── EnterWorld, Work, Run, Release, EndItem, Leave ─ passed on ─▶ rank
+    driver  ── EnterWorld, Work, Run, Answer, Release, … ── passed on ─▶ rank
     member  ── SetEnvironment ─────────────────────────────────────────▶ rank
     member  ── Hello, Output, GpuUsed, RankUsed, Beat, Exited, … ──────▶ driver
     rank    ── Done, Failed, Metrics, DataRead, … ───── passed on ─────▶ driver
@@ -42,6 +42,7 @@ from sparkring.wire.messages.member_reports import Stack as Stack
 from sparkring.wire.messages.member_reports import TimelinePart as TimelinePart
 from sparkring.wire.messages.model_reports import ModelUsed as ModelUsed
 from sparkring.wire.messages.model_reports import TaskScored as TaskScored
+from sparkring.wire.messages.orders import Answer as Answer
 from sparkring.wire.messages.orders import EndItem as EndItem
 from sparkring.wire.messages.orders import EnterWorld as EnterWorld
 from sparkring.wire.messages.orders import Handler as Handler
@@ -75,17 +76,21 @@ from sparkring.wire.messages.run_reports import DataOpened as DataOpened
 from sparkring.wire.messages.run_reports import DataPlanned as DataPlanned
 from sparkring.wire.messages.run_reports import DataRead as DataRead
 from sparkring.wire.messages.run_reports import Displayed as Displayed
+from sparkring.wire.messages.run_reports import InputEnded as InputEnded
+from sparkring.wire.messages.run_reports import InputRequested as InputRequested
 from sparkring.wire.messages.run_reports import ItemMeasured as ItemMeasured
 from sparkring.wire.messages.run_reports import Metrics as Metrics
 from sparkring.wire.messages.run_reports import Piece as Piece
 from sparkring.wire.messages.run_reports import UserMessage as UserMessage
 
 MemberOrder = Stop | Interrupt | TakeStack | RecordTimeline
-RankOrder = EnterWorld | Work | Run | Release | EndItem | Leave | SetEnvironment
+RankOrder = EnterWorld | Work | Run | Answer | Release | EndItem | Leave | SetEnvironment
 MemberReport = Hello | Beat | Output | GpuUsed | RankUsed | Stack | GivenBack | TimelinePart | Exited
 # What a rank reports while it is running a request.
 Told = (
     UserMessage
+    | InputRequested
+    | InputEnded
     | Metrics
     | Displayed
     | ItemMeasured

@@ -169,6 +169,13 @@ class EndItem(NamedTuple):
     """End the current item if the rank is still running it, because the result of the item is no longer wanted."""
 
 
+class Answer(NamedTuple):
+    """The user's answer to the InputRequested with this `number`. `text` is None if nobody can answer."""
+
+    number: int
+    text: str | None
+
+
 class Leave(NamedTuple):
     """End the rank. The driver will send nothing more."""
 

@@ -17,6 +17,27 @@ class UserMessage(NamedTuple):
     rank: int = 0
 
 
+class InputRequested(NamedTuple):
+    """The rank waits for an Answer, since its code has called input() or getpass().
+
+    `number` counts the requests of the rank's process, from 1. With `hidden`, what the user types must not be shown.
+    """
+
+    number: Count
+    prompt: str
+    hidden: bool = False
+    time: float = 0.0
+    rank: int = 0
+
+
+class InputEnded(NamedTuple):
+    """The rank no longer waits for an Answer: it has got one, or it was interrupted."""
+
+    number: Count
+    time: float = 0.0
+    rank: int = 0
+
+
 class Metrics(NamedTuple):
     """Numbers that a rank reported.
 

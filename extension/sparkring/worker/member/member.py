@@ -5,9 +5,9 @@
 
 The member has no threads. One loop waits until a socket or a pipe can be read, and handles what has arrived. The rank's
 file descriptors 1 and 2 are pipes to the member, so the member also gets what C++ code prints and what Python prints
-when it crashes. Before the member reports that a request has finished or failed, it sends what is left in these pipes,
-so the driver gets the request's output first. The member gives the rank the next request only after the report. If the
-driver sends a request earlier, the request waits in the member.
+when it crashes. Before the member reports that a request has finished or failed, or that the rank waits for input, it
+sends what is left in these pipes, so the driver gets the output first. The member gives the rank the next request only
+after the report. If the driver sends a request earlier, the request waits in the member.
 
 If the connection to the driver breaks, or if the member's parent exits, the member kills the rank and everything that
 the rank has started, and then exits itself. It notices that its parent has exited when its stdin is closed or when it
@@ -53,7 +53,7 @@ DRAIN_READS = 16
 # be stopped.
 MESSAGES_IN_A_ROW = 32
 # The driver's messages that the member passes on to the rank without decoding them. Large ones are copied in pieces.
-_PASSED_ON = (messages.Work, messages.Run, messages.Release, messages.EndItem, messages.Leave)
+_PASSED_ON = (messages.Work, messages.Run, messages.Answer, messages.Release, messages.EndItem, messages.Leave)
 _FROM_RANK = get_args(messages.RankReport)
 
 
@@ -274,9 +274,10 @@ class Member:
                 selector.unregister(self.to_rank)
             self.reap()
             return
-        if head.kind in (messages.Done, messages.Failed):
+        if head.kind in (messages.Done, messages.Failed, messages.InputRequested):
             for pipe in list(self.pipes.values()):
                 self.forward(pipe, all_of_it=True)
+        if head.kind in (messages.Done, messages.Failed):
             if head.kind is messages.Failed:
                 self.give_back()
             self.busy_since = None

@@ -29,7 +29,7 @@ from sparkring.wire.channel import ChannelClosed, Connection, ProtocolError
 from sparkring.worker import keras_hooks
 from sparkring.worker.member import process
 from sparkring.worker.member.network import free_port
-from sparkring.worker.rank import children, collectives, displays, imports, libraries, preloads, shell
+from sparkring.worker.rank import children, collectives, displays, imports, libraries, preloads, shell, stdin
 from sparkring.worker.rank.cell import compile_cell
 from sparkring.worker.rank.failures import as_failure
 
@@ -71,6 +71,7 @@ class Rank:
         self.item_ends = False  # whether the driver has asked to end the item, for example to prune a trial
         report.connect(self.tell)
         displays.connect(self.tell)
+        stdin.connect(self.tell, lambda: stdin.IN_ITEM if self.work is not None else "")
         quiet.silence_when_imported()
         children.prepare_children(children.main_of_rank)
         libraries.prepare()
@@ -110,6 +111,8 @@ class Rank:
         order = self.home.receive()
         if isinstance(order, messages.Release):  # not in the main thread, which may be waiting in the collective
             collectives.release(lambda: self.home.send(messages.CollectivesEnded()))
+        elif isinstance(order, messages.Answer):
+            stdin.take(order)
         elif isinstance(order, messages.EndItem):
             self.item_ends = True
             signal.pthread_kill(main_thread, signal.SIGINT)

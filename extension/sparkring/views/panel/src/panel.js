@@ -5,6 +5,7 @@ import { canRunAgain, runAgain } from "./again.js";
 import { ChartsView, newLooks } from "./charts.js";
 import { DisplaysView } from "./displays.js";
 import { button, make, put } from "./elements.js";
+import { InputRow } from "./inputrow.js";
 import { ItemsView } from "./itemsview.js";
 import { LOOK, LogView } from "./log.js";
 import { ask, mayAsk } from "./notify.js";
@@ -80,6 +81,7 @@ export class Panel {
       button("sr-tool", "copy error", "copy the whole error", () => this.copy(this.run.state.error)),
       this.itsLog = button("sr-tool", "", "show only the lines of the rank that failed", () => this.chooseRanks(new Set([this.run.state.failed_rank]), "logs")));
     this.notices = make("div", { class: "sr-notices" });
+    this.input = new InputRow((rank, number, text) => this.run.answer(rank, number, text));
     this.ranks = new RankView(this);
     this.bodies = {};
     this.buttons = {};
@@ -99,7 +101,7 @@ export class Panel {
     this.root = make("div", { class: "sr-run sr-panel", role: "region", "aria-label": "Distributed run", tabindex: "-1" },
       make("div", { class: "sr-head" }, this.state, this.title, this.facts, make("span", { class: "sr-spring" }), this.said, this.allow, this.stop),
       make("div", { class: "sr-bar sr-progress" }, this.bar), make("div", { class: "sr-words" }, this.words),
-      this.failure, this.advice, this.ranks.element, this.notices, list, body);
+      this.failure, this.advice, this.ranks.element, this.notices, this.input.element, list, body);
   }
 
   // Whether a tab has content. A run of items has no overview of ranks, and only a search has trials.
@@ -219,7 +221,7 @@ export class Panel {
   }
 
   drawState() {
-    const { state, stops, stopping } = this.run;
+    const { state, stops, stopping, answers } = this.run;
     this.stateDirty = false;
     if (!state) return;
     const over = state.ended > 0, now = this.now();
@@ -245,6 +247,7 @@ export class Panel {
     const told = state.notices.map((text) => `⚑ ${text}`).join("\n");
     put(this.notices, told);
     this.notices.hidden = !told;
+    this.input.draw(over ? [] : state.asks, answers);
     this.ranks.element.hidden = state.pooled; // the ranks of a pool are replaced during the run, so they have no tiles
     this.ranks.draw(state, this.run.usage, now);
   }

@@ -30,7 +30,7 @@ class Run {
     this.curves = null; // the last message of kind "charts", with all points
     this.displays = null; // the last message of kind "displays", with the HTML of all displays
     this.offset = 0; // this machine's clock minus the kernel's, in seconds
-    this.heard = this.stops = this.stopping = false;
+    this.heard = this.stops = this.stopping = this.answers = false;
     this.panels = new Map(); // place → panel
     // This style hides the static view of the run. It is in the page while at least one panel shows the run.
     this.hides = make("style", {}, `[data-sparkring-static="${CSS.escape(id)}"] { display: none; }`);
@@ -57,6 +57,7 @@ class Run {
     else if (message.kind === "heard") {
       this.heard = true;
       this.stops = message.stops;
+      this.answers = message.answers;
     }
     for (const panel of this.panels.values()) {
       if (message.kind === "sections") Object.keys(message.html).forEach((name) => panel.htmlDirty.add(name));
@@ -89,6 +90,12 @@ class Run {
   stop() {
     this.stopping = true;
     this.model.send({ kind: "stop", run: this.id });
+    for (const panel of this.panels.values()) panel.scheduleState();
+  }
+
+  // Send the user's answer to request `number` of a rank.
+  answer(rank, number, text) {
+    this.model.send({ kind: "answer", run: this.id, rank, number, text });
     for (const panel of this.panels.values()) panel.scheduleState();
   }
 

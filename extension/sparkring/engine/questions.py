@@ -1,0 +1,115 @@
+"""Has the user answer what ranks ask with input().
+
+A run in the foreground keeps the kernel busy, and the kernel's own input() is the only way to ask that every front end
+has. Meanwhile, a thread goes on polling the gang, so that the end of the run also ends the wait for the user. For a run
+in the background, the kernel cannot ask, so the panel does.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+from sparkring.history.events import InputRequested
+from sparkring.history.record import RunRecord
+from sparkring.runtime.interrupts import Interrupts
+from sparkring.wire.messages import Answer
+
+
+class Questions:
+    """Gets the answers to what the ranks of a run ask.
+
+    With `by_panel`, they come from a panel, which calls answer(). Otherwise, the kernel asks if it can; if it
+    cannot, or if `nobody` is there to ask, each answer is None.
+    """
+
+    def __init__(self, *, by_panel: bool = False, nobody: bool = False) -> None:
+        self.by_panel = by_panel and not nobody
+        self._nobody = nobody
+        self._given: queue.SimpleQueue[tuple[int, Answer]] = queue.SimpleQueue()
+        self._settled: set[InputRequested] = set()
+
+    def answer(self, rank: int, number: int, text: str) -> None:
+        """Take the user's answer to request `number` of `rank`. Any thread may call this method."""
+        self._given.put((rank, Answer(number, text)))
+
+    def answers(
+        self, record: RunRecord, interrupts: Interrupts, poll: Callable[[], object], over: Callable[[int], bool]
+    ) -> Iterator[tuple[int, Answer]]:
+        """Return the answers that there are to what the ranks of `record` ask, each with its rank.
+
+        If the kernel has to ask the user, this takes until the user has answered, or until `over(rank)` says that
+        the rank no longer waits. Meanwhile, poll() is called repeatedly in another thread.
+        """
+        with contextlib.suppress(queue.Empty):
+            while True:
+                yield self._given.get_nowait()
+        new = [asked for asked in record.questions if asked not in self._settled]
+        if self.by_panel or not new:
+            return
+        asked = new[0]
+        self._settled.add(asked)
+        text = None
+        if not self._nobody and threading.current_thread() is threading.main_thread():
+            label = f"[rank {asked.rank}] " if record.size > 1 else ""
+            text = _ask(asked._replace(prompt=label + asked.prompt), interrupts, poll, lambda: over(asked.rank))
+        if not over(asked.rank):
+            yield asked.rank, Answer(asked.number, text)
+
+
+def _ask(
+    asked: InputRequested, interrupts: Interrupts, poll: Callable[[], object], over: Callable[[], bool]
+) -> str | None:
+    """Return what the user types; None if nobody can be asked, or if the wait has ended for another reason."""
+    ended, called_off, guard = threading.Event(), threading.Event(), threading.Lock()
+
+    def keep_polling() -> None:
+        while not ended.is_set():
+            try:
+                poll()
+                finished = over()
+            except Exception:  # the caller polls again, and gets the error
+                finished = True
+            with guard:
+                if finished and not ended.is_set():
+                    called_off.set()
+                    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                    return
+
+    thread = threading.Thread(target=keep_polling, name="sparkring-asking", daemon=True)
+    try:
+        with interrupts.let_through():
+            try:
+                thread.start()
+                return _read(asked)
+            finally:
+                with guard:
+                    ended.set()
+    except KeyboardInterrupt:
+        if not called_off.is_set():
+            interrupts.request()
+        return None
+    except (EOFError, OSError, _cannot_ask()):
+        return None
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _read(asked: InputRequested) -> str:
+    if asked.hidden:
+        import getpass
+
+        return getpass.getpass(asked.prompt)
+    return builtins.input(asked.prompt)
+
+
+def _cannot_ask() -> type[BaseException]:
+    """Return the class of the error that a kernel raises if its front end cannot ask the user."""
+    module = sys.modules.get("IPython.core.error")
+    return EOFError if module is None else module.StdinNotImplementedError

@@ -1,0 +1,45 @@
+// What a rank asks with input(), and a field for the user's answer. While a cell is running, the kernel itself asks below
+// the cell, and there is no field.
+
+import { button, make, put } from "./elements.js";
+
+export class InputRow {
+  // `answer(rank, number, text)` sends the answer to request `number` of the rank.
+  constructor(answer) {
+    this.answer = answer;
+    this.sent = new Set();
+    this.prompt = make("span", { class: "sr-prompt" });
+    this.field = make("input", { type: "text", autocomplete: "off", spellcheck: "false" });
+    this.send = button("sr-tool", "send", "send the answer to the rank", null);
+    this.send.type = "submit";
+    this.form = make("form", { class: "sr-answer" }, this.field, this.send);
+    this.form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.submit();
+    });
+    this.element = make("div", { class: "sr-asks", role: "status", hidden: true }, this.prompt, this.form);
+  }
+
+  // Show the first of the questions, which are objects with the fields rank, number, prompt and hidden.
+  draw(asks, answers) {
+    const first = asks.find(({ rank, number }) => !this.sent.has(`${rank} ${number}`));
+    this.element.hidden = !first;
+    if (!first) return;
+    const key = `${first.rank} ${first.number}`;
+    if (this.key !== key) {
+      Object.assign(this, { key, first });
+      this.field.value = "";
+      this.field.type = first.hidden ? "password" : "text";
+      this.field.setAttribute("aria-label", `Answer to rank ${first.rank}`);
+    }
+    const more = asks.length > 1 ? ` (${asks.length - 1} more waiting)` : "";
+    put(this.prompt, `rank ${first.rank} asks${more}: ${first.prompt}`);
+    this.form.hidden = !answers;
+  }
+
+  submit() {
+    this.sent.add(this.key);
+    this.answer(this.first.rank, this.first.number, this.field.value);
+    this.field.value = "";
+  }
+}

@@ -1,0 +1,19 @@
+"""Python's debugger on a rank. It is imported when breakpoint() is called, since the import takes 10 ms."""
+
+from __future__ import annotations
+
+import pdb
+from typing import Any
+
+
+class Debugger(pdb.Pdb):
+    """Python's debugger, except that an interrupt ends the cell. Python's own would only show its prompt again."""
+
+    def __init__(self) -> None:
+        super().__init__(nosigint=True)  # after `continue`, too, an interrupt must end the cell
+
+    def cmdloop(self, intro: Any = None) -> None:
+        try:
+            super().cmdloop(intro)
+        except KeyboardInterrupt:
+            self.set_quit()

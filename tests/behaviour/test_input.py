@@ -1,0 +1,133 @@
+"""Tests of input(), getpass() and breakpoint() on ranks."""
+
+from __future__ import annotations
+
+import builtins
+import getpass
+import time
+
+import pytest
+
+from sparkring.errors import RunFailed
+
+
+@pytest.fixture
+def user(monkeypatch):
+    """Return the list of the answers that the user will give; `user.asked` are the prompts that the user has seen."""
+
+    class Answers(list):
+        asked = []
+
+        def read(self, prompt=""):
+            self.asked.append(prompt)
+            return self.pop(0)
+
+    answers = Answers()
+    answers.asked = []
+    monkeypatch.setattr(builtins, "input", answers.read)
+    monkeypatch.setattr(getpass, "getpass", answers.read)
+    return answers
+
+
+def printed(record, rank):
+    return [line.text for line in record.ranks[rank].tail]
+
+
+@pytest.mark.any_launcher
+def test_the_user_answers_each_rank(ring, user):
+    """Each rank gets its own answer. The log has the prompt and the answer, but never what getpass() returned."""
+    user += ["Ann", "hunter2"]
+    result = ring.run("""
+        import getpass
+        if rank == 0:
+            answer = input("name? ")
+        else:
+            answer = getpass.getpass("password: ")
+        answer
+    """)
+    assert sorted(result.by_rank.values()) == ["Ann", "hunter2"]
+    asked = ["[rank 0] name? ", "[rank 1] password: "]
+    assert sorted(user.asked) == asked
+    given = dict(zip(user.asked, ["Ann", "hunter2"], strict=True))
+    assert printed(result.record, 0) == [f"name? {given[asked[0]]}"]
+    assert printed(result.record, 1) == ["password: "]
+
+
+def test_an_answer_can_follow_another(ring, user):
+    """What is left over from a question never answers the next one. A single rank is not named."""
+    user += ["1", "", "three"]
+    assert ring.run("[input(), input('b\\n'), input('c ')]", n=1).value == ["1", "", "three"]
+    assert user.asked == ["", "b\n", "c "]
+
+
+def test_breakpoint_opens_pythons_debugger(ring, user):
+    user += ["p x + 1", "up", "continue"]
+    result = ring.run("""
+        def f(x):
+            breakpoint()
+            return x
+        f(41) if rank == 1 else None
+    """)
+    assert result.by_rank == {0: None, 1: 41}
+    assert user.asked == ["[rank 1] (Pdb) "] * 3
+    assert "42" in printed(result.record, 1)
+    assert any("return x" in line for line in printed(result.record, 1))
+
+
+def test_breakpoint_can_be_switched_off(ring):
+    assert ring.run("breakpoint()\n1", n=1, env=(("PYTHONBREAKPOINT", "0"),)).value == 1
+
+
+def test_without_a_user(ring, monkeypatch):
+    """If nobody can be asked, input() raises EOFError on the rank at once. The message says what to do."""
+
+    def refuse(prompt):
+        raise EOFError
+
+    monkeypatch.setattr(builtins, "input", refuse)
+    with pytest.raises(RunFailed, match="EOFError: nobody can answer"):
+        ring.run("input('name? ')")
+    with pytest.raises(RunFailed, match="EOFError: nobody can answer"):
+        ring.in_background("input('name? ')").result()
+
+
+def test_the_user_interrupts_instead_of_answering(ring, monkeypatch):
+    def interrupt(prompt):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(builtins, "input", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        ring.run("breakpoint()\n1")
+    assert ring.view.record.outcome == "interrupted"
+
+
+def test_another_rank_fails_while_the_user_is_asked(ring, monkeypatch, tmp_path):
+    """The failure ends the wait for the user, who would otherwise not learn of it."""
+
+    def hesitate(prompt):
+        (tmp_path / "asked").touch()
+        while True:
+            time.sleep(0.01)
+
+    monkeypatch.setattr(builtins, "input", hesitate)
+    with pytest.raises(RunFailed, match=r"rank 1 on .* failed: ValueError: bad") as caught:
+        ring.run(
+            """
+            import os, time
+            if rank == 0:
+                input("name? ")
+            while not os.path.exists(flag):
+                time.sleep(0.01)
+            raise ValueError("bad")
+            """,
+            namespace={"flag": str(tmp_path / "asked")},
+        )
+    assert "EOFError" not in str(caught.value)
+
+
+def test_an_item_cannot_ask(monkeypatch):
+    import sparkring
+    from sparkring.errors import ItemsFailed
+
+    with pytest.raises(ItemsFailed, match=r"EOFError: an item of a run cannot call input"):
+        sparkring.foreach(lambda item: input(), [1], np=-1, retries=0, quiet=True)
