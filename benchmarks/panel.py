@@ -164,8 +164,10 @@ def _steady(lab: Any, browser: Any) -> Measured:
         notebook.run(AT_STEADY, wait=True)
         notebook.page.wait_for_timeout(500)
         shown = notebook.page.evaluate("window.seen.lines")
+        panel = notebook.panel(AT_STEADY)
+        panel.get_by_role("tab", name="Logs").click()
         with notebook.page.expect_download() as download:
-            notebook.panel(AT_STEADY).get_by_role("button", name="download").click()
+            panel.get_by_role("button", name="download").click()
         printed = [float(at) for at in re.findall(r"at ([\d.]+) by", Path(download.value.path()).read_text())]
         notebook.run(AT_SPENT, wait=True)
         spent = json.loads(notebook.cell(AT_SPENT).locator(".jp-OutputArea-output").inner_text())
@@ -258,7 +260,7 @@ OPEN = """async ([script, messages]) => {
     draw(at);
     Promise.resolve().then(() => took.push((performance.now() - began) / 1000));
   });
-  const model = { get: () => "page", on: (name, hear) => { window[name] = hear; }, off() {}, send() {} };
+  const model = { get: (name) => (name === "page" ? "page" : undefined), on: (name, hear) => { window[name] = hear; }, off() {}, send() {} };
   (await import(URL.createObjectURL(new Blob([script], { type: "text/javascript" })))).default.initialize({ model });
   messages.forEach(window["msg:custom"]);
 }"""
