@@ -260,7 +260,8 @@ OPEN = """async ([script, messages]) => {
     draw(at);
     Promise.resolve().then(() => took.push((performance.now() - began) / 1000));
   });
-  const model = { get: (name) => (name === "page" ? "page" : undefined), on: (name, hear) => { window[name] = hear; }, off() {}, send() {} };
+  const get = (name) => (name === "page" ? "page" : undefined);
+  const model = { get, on: (name, hear) => { window[name] = hear; }, off() {}, send() {} };
   (await import(URL.createObjectURL(new Blob([script], { type: "text/javascript" })))).default.initialize({ model });
   messages.forEach(window["msg:custom"]);
 }"""

@@ -873,7 +873,8 @@ def test_the_front_end_answers_what_a_rank_asks(kernel: Kernel) -> None:
         from sparkring.views import panel
         while not run.record.questions:
             time.sleep(0.02)
-        panel._page._heard(None, {"kind": "answer", "run": run.record.run_id, "rank": 0, "number": 1, "text": "Bob"}, [])
+        answer = {"kind": "answer", "run": run.record.run_id, "rank": 0, "number": 1, "text": "Bob"}
+        panel._page._heard(None, answer, [])
         run.result().value
     """)
     assert told.result == "'Bob!'"

@@ -16,8 +16,6 @@ def user(monkeypatch):
     """Return the list of the answers that the user will give; `user.asked` are the prompts that the user has seen."""
 
     class Answers(list):
-        asked = []
-
         def read(self, prompt=""):
             self.asked.append(prompt)
             return self.pop(0)

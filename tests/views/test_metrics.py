@@ -4,7 +4,7 @@ import math
 import pytest
 
 from sparkring.history import describe, metrics, progress
-from sparkring.history.events import AttemptEnded, AttemptStarted, CheckpointSaved, Metrics, RankFinished
+from sparkring.history.events import AttemptEnded, AttemptStarted, CheckpointSaved, Metrics, RankFinished, RankStarted
 from sparkring.views.charts import best_words, charts, since
 from sparkring.views.figure import figures
 
@@ -364,6 +364,24 @@ def test_the_axis_can_count_epochs_or_steps(replayed):
     assert charts(replayed(*steps(1, 9)))["axes"] == {}
     uneven = [each._replace(steps=7) if each.epoch == 2 and each.steps else each for each in epochs(0, 4)]
     assert charts(replayed(*uneven))["axes"] == {}
+
+
+def test_curves_of_a_run_that_restarts_within_its_first_epoch(replayed):
+    """Steps that the restart has undone are a part of their own. The curve is by step until it has three epochs."""
+
+    def reports(epoch, last, ends=True):
+        found = [Metrics({"loss": 1 / step}, step, epoch, 10, 5, time=step, rank=0) for step in range(1, last + 1)]
+        return [*found, Metrics({"loss": 0.1}, None, epoch, 10, 5, True, time=11, rank=0)] if ends else found
+
+    lost = [AttemptStarted(0.0, 1, 1), RankStarted(0.0, 0, "h", 1), *reports(1, 7, False), AttemptEnded(8.0, "died", 0)]
+    second = [AttemptStarted(20.0, 2, 1), RankStarted(20.0, 0, "h", 1)]
+    seen = []
+    for more in (reports(1, 4, False), reports(1, 10), reports(1, 10) + reports(2, 10), []):
+        later = [each._replace(time=each.time + 20) for each in more]
+        shown = charts(replayed(*lost, *second, *later, size=1))
+        [curve] = shown["charts"][0]["curves"]
+        seen.append((shown["axis"], len(shown["charts"][0]["x"]), len(curve["undone"])))
+    assert seen == [("step", 4, 1), ("step", 10, 1), ("step", 20, 1), ("step", 7, 0)]
 
 
 def test_only_new_points_of_curves_are_sent(replayed):

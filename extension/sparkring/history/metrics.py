@@ -390,8 +390,8 @@ def _measured(record: RunRecord, found: Table) -> tuple[_ByName, _ByName, dict[i
     measured: _ByName = {}
     ahead: _ByName = {}
     undone: dict[int, _ByName] = {}
-    if len(found.rows) <= 2:
-        return *_within_epochs(record, found), undone
+    if _by_steps(found):
+        return _within_epochs(record, found)
     xs, kept = _xs(found), _kept(found)
     for row, x, keep in zip(found.rows, xs, kept, strict=True):
         where = measured if keep else undone.setdefault(row.attempt, {})
@@ -405,6 +405,11 @@ def _measured(record: RunRecord, found: Table) -> tuple[_ByName, _ByName, dict[i
     return measured, ahead, undone
 
 
+def _by_steps(found: Table) -> bool:
+    """Return whether the curves are drawn by step: the rows that no restart has undone are too few for curves."""
+    return sum(_kept(found)) <= 2
+
+
 def _xs(found: Table) -> list[int]:
     """Return the position of each row: its epoch or step, or the row's own number if counting started over."""
     return [*range(1, len(found.rows) + 1)] if found.laps else [row.at for row in found.rows]
@@ -412,7 +417,7 @@ def _xs(found: Table) -> list[int]:
 
 def _kept(found: Table) -> list[bool]:
     """Return whether each row is kept. A row is undone if a later attempt began at or before that epoch or step."""
-    if found.laps or not found.rows[-1].attempt:
+    if found.laps or not found.rows or not found.rows[-1].attempt:
         return [True] * len(found.rows)
     kept, lowest = [], math.inf
     for row, later in zip(found.rows[::-1], (None, *found.rows[:0:-1]), strict=True):
@@ -422,36 +427,52 @@ def _kept(found: Table) -> list[bool]:
     return kept[::-1]
 
 
-def _within_epochs(record: RunRecord, found: Table) -> tuple[_ByName, _ByName]:
-    """Return the values reported for steps, by metric. These are drawn if the table has only one or two rows.
+_Places = dict[str, dict[float, _Measured]]
 
-    The first dictionary has the values that the table shows, and the second those of faster ranks.
-    """
-    both: tuple[dict[str, dict[float, _Measured]], ...] = {}, {}
-    for x, metrics, shared in _steps(record, found):
+
+def _within_epochs(record: RunRecord, found: Table) -> tuple[_ByName, _ByName, dict[int, _ByName]]:
+    """Return the same as _measured(), but for the values that were reported for steps."""
+    steps = list(_steps(record, found))
+    begins: dict[int, float] = {}
+    for attempt, x, *_ in steps:
+        begins[attempt] = min(x, begins.get(attempt, x))
+    shown: _Places = {}
+    ahead: _Places = {}
+    undone: dict[int, _Places] = {}
+    for attempt, x, metrics, shared in steps:
+        lost = not found.laps and any(x >= begin for later, begin in begins.items() if later > attempt)
         for name, value in metrics.values.items():
-            places = both[name not in shared].setdefault(name, {})
-            at = places.setdefault(x, _Measured(x, {}, metrics.time))  # reports are in the order of their times
+            part = undone.setdefault(attempt, {}) if lost else shown if name in shared else ahead
+            # Reports are in the order of their times.
+            at = part.setdefault(name, {}).setdefault(x, _Measured(x, {}, metrics.time))
             at.by_rank[metrics.rank] = value
-    shown, ahead = ({name: [places[x] for x in sorted(places)] for name, places in part.items()} for part in both)
-    return shown, ahead
+    return _in_order(shown), _in_order(ahead), {attempt: _in_order(part) for attempt, part in undone.items()}
 
 
-def _steps(record: RunRecord, found: Table) -> Iterator[tuple[float, Metrics, dict[str, float]]]:
-    """Yield three things for each report with a step: the step, the report, and the values that the table shows.
+def _in_order(part: _Places) -> _ByName:
+    return {name: [places[x] for x in sorted(places)] for name, places in part.items()}
+
+
+def _steps(record: RunRecord, found: Table) -> Iterator[tuple[int, float, Metrics, dict[str, float]]]:
+    """Yield for each report with a step: the attempt, the step, the report, and the values that the table shows.
 
     Step numbers continue from one epoch to the next.
     """
-    keys = sorted({(row.attempt, row.lap, row.at) for row in (*found.rows, *found.ahead)})
-    before = {key: number for number, key in enumerate(keys)}
-    for place, metrics, values in _shared(record, found.by):
+
+    def place_of(attempt: int, lap: int, at: int) -> tuple[int, ...]:
+        return (attempt, lap, at) if found.laps else (at,)  # if counting started over, nothing is at the same place
+
+    rows = [row[:3] for row in (*found.rows, *found.ahead)]
+    before = {place: number for number, place in enumerate(sorted({place_of(*row) for row in rows}))}
+    for (attempt, lap, at), metrics, values in _shared(record, found.by):
+        place = place_of(attempt, lap, at)
         if metrics.step is not None and place in before:
-            yield before[place] * (metrics.steps or 0) + metrics.step, metrics, values
+            yield attempt, before[place] * (metrics.steps or 0) + metrics.step, metrics, values
 
 
 def curve_axis(found: Table) -> str:
     """Return what the curves' horizontal axis counts."""
-    if len(found.rows) <= 2:
+    if _by_steps(found):
         return "step"
     return f"{found.by}s in total" if found.laps else found.by
 
@@ -466,7 +487,7 @@ def other_axes(record: RunRecord, found: Table) -> dict[str, tuple[float, float]
     if found.by != "epoch" or len(sizes) != 1:
         return {}
     steps = sizes.pop()
-    if len(found.rows) <= 2:
+    if _by_steps(found):
         return {"epoch": (0, 1 / steps)}
     return {"step": (0, steps)}
 
@@ -524,7 +545,7 @@ def marks(record: RunRecord, found: Table) -> list[Mark]:
     marked = []
     for each in record.checkpoints:
         if each.attempt or not record.attempts:  # otherwise, an earlier run saved the checkpoint
-            exact = found.by == "step" and len(found.rows) > 2 and not found.laps and each.saved.kind == "sparkring"
+            exact = found.by == "step" and not (_by_steps(found) or found.laps) and each.saved.kind == "sparkring"
             marked.append(Mark(each.saved.step if exact else _x_at(by_time, each.saved.time), "checkpoint"))
     for attempt in record.attempts[1:]:
         first = bisect.bisect_left(by_time, (attempt.started, -math.inf))
@@ -538,9 +559,9 @@ def marks(record: RunRecord, found: Table) -> list[Mark]:
 
 def _by_time(record: RunRecord, found: Table) -> list[tuple[float, float]]:
     """Return the time of each report, with the position on the horizontal axis that the run had reached by then."""
-    if len(found.rows) > 2:
+    if not _by_steps(found):
         return sorted((row.time, float(x)) for row, x in zip(found.rows, _xs(found), strict=True))
-    return sorted((metrics.time, x) for x, metrics, values in _steps(record, found) if values)
+    return sorted((metrics.time, x) for _, x, metrics, values in _steps(record, found) if values)
 
 
 def _x_at(by_time: list[tuple[float, float]], time: float) -> float:

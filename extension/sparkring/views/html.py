@@ -134,24 +134,24 @@ def _quick(record: RunRecord) -> str:
 
 
 def panel(record: RunRecord, *, now: float, final: bool) -> str:
-    """Return the run as one block of HTML of at most PANEL_BYTES."""
+    """Return the run as one block of HTML of at most PANEL_BYTES. The order is that of the live panel and its tabs."""
     form: Form = "final" if final else "stacked"
     parts = [
         state.head_html(record, now),
+        state.progress_html(record, now),
         failure.html(record, now, form),
-        restarts.html(record, now, form),
         ranks.html(record, now, form),
         state.waiting_html(record),
         state.notices_html(record, form),
-        state.progress_html(record, now),
         search.html(record, now, form),
         items.html(record, now, form),
-        shards.html(record, now, form),
         metrics.html(record, now, form),
+        log.html(record, now, form),
+        shards.html(record, now, form),
         checkpoints.html(record, now, form),
+        restarts.html(record, now, form),
         timeline.html(record, now, form),
         ranks.gpus_html(record),
-        log.html(record, now, form),
     ]
     if final:
         parts += [metrics.by_rank_html(record), code.html(record, now, form)]

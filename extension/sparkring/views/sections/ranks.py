@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from sparkring.history import describe, lines
+from sparkring.history import describe, lines, metrics, progress, reading
 from sparkring.history.describe import counted, duration, gpu_words, size, usage_words
 from sparkring.history.events import GpuUsed
 from sparkring.history.record import RankRecord, RankState, RunRecord
@@ -34,16 +34,18 @@ def html(record: RunRecord, now: float, form: Form) -> str:
     """
     if not record.ranks or record.items is not None:  # the ranks of a pool are replaced during the run
         return ""
+    lags = progress.lags(record) if record.outcome is None else []
+    behind = f"<div><small>{text(describe.lag_words(lags, reading.causes(record, now)))}</small></div>" if lags else ""
     if record.size <= TILES_WITH_NUMBERS:
         tiles = [_tile(record, rank, now) for rank in record.ranks]
-        return f'<div class="sr-ranks">{" ".join(tiles)}</div>'
+        return f'{behind}<div class="sr-ranks">{" ".join(tiles)}</div>'
     counts = " · ".join(f"{count:,} {state}" for state, count in describe.states(record).items())
     alike = [list(group) for _, group in itertools.groupby(record.ranks, lambda rank: _look(record, rank))]
     tiles = [_tile(record, ranks[0], now) if len(ranks) == 1 else _wide_tile(record, ranks) for ranks in alike]
     if len(tiles) > MOST_TILES:
         shown = sum(map(len, alike[:MOST_TILES]))
         counts += f" · showing the first {shown:,}:"
-    return f'<div><small>{counts}</small></div><div class="sr-ranks">{" ".join(tiles[:MOST_TILES])}</div>'
+    return f'<div><small>{counts}</small></div>{behind}<div class="sr-ranks">{" ".join(tiles[:MOST_TILES])}</div>'
 
 
 def _look(record: RunRecord, rank: RankRecord) -> tuple[str, str]:
@@ -70,7 +72,20 @@ def _tile(record: RunRecord, rank: RankRecord, now: float) -> str:
     words += [usage_words(rank.used)]
     words += [f"last: {lines.plain(rank.tail[-1].text)[:80]}"] if rank.tail else []
     shape = f' class="{name}"' if name else ""
-    return f'<span{shape} title="{text(", ".join(filter(None, words)))}">{rank.rank} {sign}</span>'
+    place = " ".join(filter(None, (f"{rank.rank} {sign}", _place(record, rank))))
+    return f'<span{shape} title="{text(", ".join(filter(None, words)))}">{place}</span>'
+
+
+def _place(record: RunRecord, rank: RankRecord) -> str:
+    """Return the last epoch and step of a rank that has not finished: `(e2 · 28)`; '' if it has reported none."""
+    if rank.metrics is None or rank.state == "finished":
+        return ""
+    epoch, step = rank.metrics.epoch, rank.metrics.step
+    told = [
+        f"e{epoch + 1 - metrics.first_epoch(record)}" if epoch is not None else "",
+        "" if step is None else f"{step}",
+    ]
+    return f"({describe.dotted(*told)})" if any(told) else ""
 
 
 def gpus_html(record: RunRecord) -> str:
