@@ -301,6 +301,29 @@ def test_a_front_end_that_needs_a_view_of_the_widget_saves_nothing_of_it(kernel:
     assert "object at 0x" not in str(cell.outputs)
 
 
+def test_in_colab_each_run_has_a_widget_of_its_own(kernel: Kernel) -> None:
+    """Colab isolates the outputs of cells, so a run's view is its panel. It stays, and its snapshot has the whole run."""
+    view = "application/vnd.jupyter.widget-view+json"
+    kernel.run("""
+        import sys, types
+        modules = {name: types.ModuleType(name) for name in ("google.colab", "google.colab.output")}
+        modules["google.colab.output"].enable_custom_widget_manager = lambda: None
+        sys.modules.update(modules)
+    """).done()
+    shown = []
+    for number in (1, 2):
+        cell = kernel.run(f"%%horovod -n -1\nprint({number})").done()
+        shown += [output.data[view]["model_id"] for output in cell.outputs if view in output.get("data", {})]
+    assert len(set(shown)) == 2
+    told = kernel.run(f"""
+        from ipywidgets.widgets.widget import _instances
+        [(_instances[model].run == message["run"], message["state"])
+         for model in {shown} for message in _instances[model].snapshot if message["kind"] == "state"]
+    """)
+    assert told.result == "[(True, 'finished'), (True, 'finished')]"
+    kernel.run("for name in modules: del sys.modules[name]").done()
+
+
 def complete(kernel: Kernel, code: str, cursor: int | None = None) -> list[str]:
     """Return what Tab offers at the cursor, which by default is at the end of the code."""
     sent = kernel.client.complete(code, len(code) if cursor is None else cursor)

@@ -11,7 +11,6 @@ import contextvars
 import json
 import queue
 import secrets
-import sys
 import threading
 import time
 from collections import OrderedDict
@@ -172,9 +171,6 @@ def _open_page() -> Page:
 def _page_of(run: str) -> Page:
     """Return a new Page for a single run, for front ends that isolate the outputs of cells from one another."""
     _open_page()  # sets the context in which messages are sent
-    colab = sys.modules.get("google.colab.output")
-    if colab is not None:  # Colab shows widgets that it does not know only if this has been called
-        colab.enable_custom_widget_manager()
     return _apart.copy().run(Page, run)
 
 
