@@ -10,13 +10,12 @@ export class InputRow {
     this.sent = new Set();
     this.prompt = make("span", { class: "sr-prompt" });
     this.field = make("input", { type: "text", autocomplete: "off", spellcheck: "false" });
-    this.send = button("sr-tool", "send", "send the answer to the rank", null);
-    this.send.type = "submit";
-    this.form = make("form", { class: "sr-answer" }, this.field, this.send);
-    this.form.addEventListener("submit", (event) => {
-      event.preventDefault();
-      this.submit();
+    // A <form> would not be submitted: JupyterLab takes the Enter key away from forms in outputs.
+    this.field.addEventListener("keydown", (event) => {
+      if (event.key === "Enter" && !event.isComposing) this.submit();
     });
+    this.form = make("div", { class: "sr-answer" }, this.field,
+      button("sr-tool", "send", "send the answer to the rank", () => this.submit()));
     this.element = make("div", { class: "sr-asks", role: "status", hidden: true }, this.prompt, this.form);
   }
 
