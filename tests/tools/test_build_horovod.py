@@ -47,6 +47,7 @@ SAMPLE = {
     "setup.py": "config = 'Debug' if self.debug else 'RelWithDebInfo'\n",
     "CMakeLists.txt": "project(horovod CXX)\n\nset(CMAKE_CXX_STANDARD 14)\nset(CMAKE_CXX_STANDARD_REQUIRED ON)\n",
     "horovod/torch/CMakeLists.txt": (
+        'if("$ENV{HOROVOD_WITHOUT_PYTORCH}" STREQUAL "1")\n    return()\nendif()\n'
         'if(NOT Pytorch_VERSION VERSION_LESS "1.5.0")\n    set(CMAKE_CXX_STANDARD 14)\nendif()\n'
     ),
     "cmake/Modules/FindPytorch.cmake": (
@@ -68,6 +69,7 @@ SAMPLE = {
         "#endif // HAVE_GPU\n  auto stream = stream_executor::gpu::AsGpuStreamValue(device_context->stream());\n"
     ),
     "horovod/tensorflow/CMakeLists.txt": (
+        'if("$ENV{HOROVOD_WITHOUT_TENSORFLOW}" STREQUAL "1")\n    return()\nendif()\n'
         'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/mpi_ops.cc")\n'
         'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")\n'
     ),
@@ -222,16 +224,35 @@ def test_cuda_brings_its_own_edits(source: Path) -> None:
     assert texts["cmake/Modules/FindNCCL.cmake"].count("libnccl.so.2") == 2
     assert '"nccl"' not in texts["cmake/Modules/FindNCCL.cmake"]
     assert "$ORIGIN/../../nvidia/nccl/lib" in texts["CMakeLists.txt"]
-    # TensorFlow 2.15 has no AsGpuStreamValue() any more.
-    operations = texts["horovod/tensorflow/mpi_ops.cc"]
+
+
+def test_a_framework_without_cuda_is_built_without_it(source: Path) -> None:
+    """Even if the other framework is built with CUDA: a part with CUDA would not load in a CPU build."""
+    patch(source, edits(CUDA))
+    assert "set(HAVE_CUDA FALSE)" in (source / "horovod/tensorflow/CMakeLists.txt").read_text()
+    assert "set(HAVE_CUDA FALSE)" not in (source / "horovod/torch/CMakeLists.txt").read_text()
+    assert "AsGpuStreamValue" in (source / "horovod/tensorflow/mpi_ops.cc").read_text()
+
+
+def test_pytorch_without_cuda_is_built_without_it(source: Path) -> None:
+    patch(source, edits(replace(CUDA, tensorflow_cuda="13.0", torch_cuda=None)))
+    assert "set(HAVE_CUDA FALSE)" not in (source / "horovod/tensorflow/CMakeLists.txt").read_text()
+    torch = (source / "horovod/torch/CMakeLists.txt").read_text()
+    assert torch.index("set(HAVE_CUDA FALSE)") < torch.index("set(CMAKE_CXX_STANDARD")
+    assert "set(Pytorch_CUDA FALSE)" in (source / "cmake/Modules/FindPytorch.cmake").read_text()
+
+
+def test_the_streams_of_a_newer_tensorflow_are_got_in_another_way(source: Path) -> None:
+    before = (source / "horovod/tensorflow/mpi_ops.cc").read_text()
+    older = replace(CUDA, tensorflow="2.14.1", tensorflow_cuda="13.0", nccl_in_packages=False)
+    patch(source, edits(older))
+    assert (source / "horovod/tensorflow/mpi_ops.cc").read_text() == before
+    assert "$ORIGIN" not in (source / "CMakeLists.txt").read_text()
+    newer = [edit for edit in edits(replace(older, tensorflow="2.15.1")) if edit.path.endswith("mpi_ops.cc")]
+    patch(source, newer)
+    operations = (source / "horovod/tensorflow/mpi_ops.cc").read_text()
     assert "AsGpuStreamValue" not in operations
     assert operations.index("xla/stream_executor/stream.h") < operations.index("GpuStreamOf(stream_executor::Stream*")
-
-
-def test_an_older_tensorflow_keeps_its_own_way_to_streams(source: Path) -> None:
-    patch(source, edits(replace(CUDA, tensorflow="2.14.1", tensorflow_cuda="11.8", nccl_in_packages=False)))
-    assert (source / "horovod/tensorflow/mpi_ops.cc").read_text().count("AsGpuStreamValue") >= 2
-    assert "$ORIGIN" not in (source / "CMakeLists.txt").read_text()
 
 
 def test_a_new_tensorflow_is_built_without_the_xla_operations(source: Path) -> None:

@@ -230,8 +230,6 @@ def test_frameworks_without_cuda_are_built_without_it(site: Path) -> None:
 @pytest.mark.parametrize(
     ("frameworks", "why"),
     [
-        ((TENSORFLOW, CPU_TORCH), "PyTorch 2.13.0+cpu is not a CUDA build"),
-        ((replace(CPU_TENSORFLOW, version="2.14.1"), TORCH), "TensorFlow 2.14.1 is not a CUDA build"),
         ((TENSORFLOW, TORCH), "TensorFlow 2.15.1 is built for CUDA 12.2 and PyTorch 2.13.0 is built for CUDA 13.0"),
         ((TORCH,), "no CUDA 13 toolkit was found"),
     ],
@@ -251,14 +249,25 @@ def test_why_cuda_is_left_out_is_said(frameworks: tuple[Framework, ...], why: st
     assert why in str(caught.value)
 
 
+def test_nccl_cannot_be_had_for_cpu_builds(site: Path) -> None:
+    pips_toolkit(site)
+    pips_nccl(site)
+    with pytest.raises(BuildError, match="are not CUDA builds: install a CUDA build of a framework"):
+        plan(CPU_TENSORFLOW, CPU_TORCH, site=site, HOROVOD_GPU_OPERATIONS="NCCL")
+    beside = plan(CPU_TENSORFLOW, TORCH, site=site, HOROVOD_GPU_OPERATIONS="NCCL")
+    assert (beside.target.nccl, beside.target.tensorflow_cuda) == ("2.29.7", None)
+
+
 def test_without_nccl_pytorch_is_still_built_with_cuda(tmp_path: Path, site: Path) -> None:
     pips_toolkit(site)
     made = plan(CPU_TENSORFLOW, TORCH, site=site)
     assert (made.target.cuda, made.target.nccl) == ("13.0", None)
     assert "averages them in the CPU's memory" in gpu_limits(made, "")[0]
     assert "pip install nvidia-nccl-cu13" in gpu_limits(made, "")[1]
-    alone = plan(TENSORFLOW, site=site, CUDA_HOME=str(system_toolkit(tmp_path / "cuda", "12.4")))
-    assert (alone.toolkit, alone.target.cuda) == (None, None)
+    for others in ((TENSORFLOW,), (TENSORFLOW, CPU_TORCH)):
+        without = plan(*others, site=site, CUDA_HOME=str(system_toolkit(tmp_path / "cuda", "12.4")))
+        assert (without.toolkit, without.target.cuda) == (None, None)
+        assert without.left_out_of_gpu[0].startswith("NCCL, since no NCCL for CUDA 12.4")
     with pytest.raises(BuildError, match="HOROVOD_GPU_ALLREDUCE is NCCL, but no NCCL for CUDA"):
         plan(TORCH, site=site, HOROVOD_GPU_ALLREDUCE="NCCL")
 
@@ -447,6 +456,12 @@ def test_a_build_that_lacks_something_is_refused(built: dict[str, object], reaso
     with pytest.raises(BuildError, match=reason) as caught:
         proof.prove(TARGET, watch.Progress(io.StringIO()), path=folder)
     assert not isinstance(caught.value, proof.ModuleMissing)
+
+
+def test_a_part_for_a_cpu_build_needs_no_cuda(tmp_path: Path) -> None:
+    target = replace(TARGET, torch_cuda=None, tensorflow_cuda="13.0")
+    (found,) = proof.prove(target, watch.Progress(io.StringIO()), path=fake_horovod(tmp_path, nccl=0, cuda=0))
+    assert (found.nccl, found.cuda) == (0, False)
 
 
 def test_a_package_that_is_not_yet_installed_is_told_apart(tmp_path: Path) -> None:

@@ -154,7 +154,8 @@ def _places(
 ) -> Iterator[tuple[str, tuple[Path, ...], bool]]:
     """Return the places where a toolkit may be: how each is called, its folders, and whether they are pip's."""
     if chosen:
-        yield f"HOROVOD_CUDA_HOME ({chosen})", (Path(chosen),), False
+        # This may be the folder of pip's toolkit, nvidia/cu13.
+        yield f"HOROVOD_CUDA_HOME ({chosen})", (Path(chosen),), Path(chosen).parent.name == "nvidia"
         return
     seen = set()
     nvcc = shutil.which("nvcc", path=environ.get("PATH", ""))

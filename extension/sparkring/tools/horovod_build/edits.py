@@ -9,10 +9,8 @@ from pathlib import Path
 from packaging.version import Version
 
 from sparkring.tools.horovod_build.errors import BuildError
-from sparkring.tools.horovod_build.target import HOROVOD, Target
-
-# From this version on, TensorFlow no longer has AsGpuStreamValue(), and every build has platform_specific_handle().
-FIRST_TENSORFLOW_WITH_HANDLES = Version("2.15")
+from sparkring.tools.horovod_build.options import VARIABLE_OF
+from sparkring.tools.horovod_build.target import FIRST_TENSORFLOW_WITH_HANDLES, HOROVOD, Target
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,7 @@ def edits(target: Target) -> list[Edit]:
         # linking would fail.
         old, new = (f"set(CMAKE_CXX_STANDARD {standard})" for standard in (14, target.cxx_standard))
         wanted += [Edit("CMakeLists.txt", old, new), Edit("horovod/torch/CMakeLists.txt", old, new)]
-    if target.torch and not target.cuda:
+    if target.torch and not (target.cuda and target.torch_cuda):
         # PyTorch treats any nvcc, or the folder /usr/local/cuda, as a CUDA toolkit, even if it lacks what the build
         # needs. Without CUDA, Horovod takes tensors in the CPU's memory only.
         has_cuda = 'string(TOUPPER "${Pytorch_CUDA}" Pytorch_CUDA)\n'
@@ -77,7 +75,10 @@ def _edits_for_cuda(target: Target) -> list[Edit]:
                 'project(horovod CXX)\nset(CMAKE_BUILD_RPATH "$ORIGIN/../../nvidia/nccl/lib")\n',
             ),
         ]
-    if target.tensorflow and Version(target.tensorflow) >= FIRST_TENSORFLOW_WITH_HANDLES:
+    for framework, cuda in (("tensorflow", target.tensorflow_cuda), ("torch", target.torch_cuda)):
+        if framework in target.frameworks and not cuda:
+            wanted.append(_without_gpu(framework))
+    if target.tensorflow and target.tensorflow_cuda and Version(target.tensorflow) >= FIRST_TENSORFLOW_WITH_HANDLES:
         operations = "horovod/tensorflow/mpi_ops.cc"
         declared = """// Forward declaration of AsGpuStreamValue
 namespace stream_executor {
@@ -102,6 +103,27 @@ GpuStreamHandle AsGpuStreamValue(Stream* stream);
             ),
         ]
     return wanted
+
+
+def _without_gpu(framework: str) -> Edit:
+    """Return the edit that builds the part for one framework as if the whole build were without CUDA.
+
+    A part with CUDA needs functions that only the framework's CUDA builds have. What these lines set is valid in the
+    folder of this part only.
+    """
+    first = f'if("$ENV{{HOROVOD_WITHOUT_{VARIABLE_OF[framework]}}}" STREQUAL "1")\n'
+    return Edit(
+        f"horovod/{framework}/CMakeLists.txt",
+        first,
+        f"""\
+get_directory_property(DEFINITIONS_OF_PART COMPILE_DEFINITIONS)
+list(FILTER DEFINITIONS_OF_PART EXCLUDE REGEX "^(HAVE_(CUDA|GPU|NCCL)|HOROVOD_GPU_)")
+set_directory_properties(PROPERTIES COMPILE_DEFINITIONS "${{DEFINITIONS_OF_PART}}")
+list(FILTER SOURCES EXCLUDE REGEX "(cuda|gpu|nccl)_operations\\.cc$")
+list(FILTER LINKER_LIBS EXCLUDE REGEX "nccl|cudart")
+set(HAVE_CUDA FALSE)
+{first}""",
+    )
 
 
 def patch(source: Path, changes: Sequence[Edit]) -> None:

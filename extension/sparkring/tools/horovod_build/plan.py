@@ -8,17 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from packaging.version import Version
-
 from sparkring.tools.horovod_build import cuda
 from sparkring.tools.horovod_build.cuda import Missing, Nccl, Toolkit
 from sparkring.tools.horovod_build.errors import AGAIN, BuildError
 from sparkring.tools.horovod_build.frameworks import TITLES, Framework, installed_frameworks
 from sparkring.tools.horovod_build.options import ALL_GPU_OPERATIONS, VARIABLE_OF, Options, read_options
 from sparkring.tools.horovod_build.target import Target, target_for
-
-# In TensorFlow's builds for CPUs, the way to a GPU's stream that Horovod can be built with exists from this version on.
-FIRST_CPU_TENSORFLOW_WITH_STREAMS = Version("2.15")
 
 
 @dataclass(frozen=True)
@@ -125,7 +120,8 @@ def _with_cuda(
     if isinstance(nccl, Missing):
         # Without NCCL, horovod.torch takes tensors on GPUs, and averages them in the CPU's memory; horovod.tensorflow
         # has no use for CUDA.
-        plan = plan if "torch" in frameworks else plan.without_cuda()
+        with_cuda = "torch" in frameworks and frameworks["torch"].cuda
+        plan = plan if with_cuda else plan.without_cuda()
         return _leave_out(plan, "NCCL", nccl.reason, nccl.fix)
     return replace(
         plan,
@@ -136,19 +132,18 @@ def _with_cuda(
 
 
 def _obstacle(frameworks: Mapping[str, Framework]) -> Missing | None:
-    """Return why Horovod cannot be built with CUDA for all of these frameworks; None if it can."""
-    tensorflow, torch = frameworks.get("tensorflow"), frameworks.get("torch")
-    if torch and not torch.cuda:
+    """Return why Horovod cannot be built with CUDA for these frameworks; None if it can.
+
+    Beside a framework that is built for CUDA, there may be one that is not. Its part of Horovod is built without CUDA.
+    """
+    versions = {each.cuda.split(".")[0] for each in frameworks.values() if each.cuda}
+    if not versions:
+        without = " and ".join(map(str, frameworks.values()))
         return Missing(
-            f"{torch} is not a CUDA build", "install a CUDA build of PyTorch, or set HOROVOD_WITHOUT_PYTORCH=1"
+            f"{without} {'is not a CUDA build' if len(frameworks) == 1 else 'are not CUDA builds'}",
+            "install a CUDA build of a framework, or unset this variable",
         )
-    if tensorflow and not tensorflow.cuda and Version(tensorflow.version) < FIRST_CPU_TENSORFLOW_WITH_STREAMS:
-        return Missing(
-            f"{tensorflow} is not a CUDA build, and older than {FIRST_CPU_TENSORFLOW_WITH_STREAMS}",
-            "install TensorFlow with `pip install 'tensorflow[and-cuda]'`, or set HOROVOD_WITHOUT_TENSORFLOW=1",
-        )
-    majors = {each.cuda.split(".")[0] for each in frameworks.values() if each.cuda}
-    if len(majors) > 1:
+    if len(versions) > 1:
         built_for = " and ".join(f"{each} is built for CUDA {each.cuda}" for each in frameworks.values())
         return Missing(built_for, "set HOROVOD_WITHOUT_TENSORFLOW=1 or HOROVOD_WITHOUT_PYTORCH=1")
     return None

@@ -141,12 +141,14 @@ def _prove(framework: str, env: Mapping[str, str]) -> Proof:
 
 def _check(proof: Proof, target: Target) -> None:
     """Raise BuildError if a part of Horovod was built without something that `target` names."""
+    for_cuda = target.torch_cuda if proof.framework == "torch" else target.tensorflow_cuda
+    with_nccl = target.nccl is not None and for_cuda is not None
     # Without NCCL, only the part for PyTorch is built with CUDA.
-    with_cuda = target.cuda is not None and (target.nccl is not None or proof.framework == "torch")
+    with_cuda = with_nccl or (target.cuda is not None and target.torch_cuda is not None and proof.framework == "torch")
     for name, is_wanted, is_built in (
         ("Gloo", True, proof.gloo),
         ("CUDA", with_cuda, proof.cuda),
-        ("NCCL", target.nccl is not None, bool(proof.nccl)),
+        ("NCCL", with_nccl, bool(proof.nccl)),
     ):
         if is_wanted and not is_built:
             raise BuildError(

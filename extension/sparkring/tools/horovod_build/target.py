@@ -18,6 +18,9 @@ HOROVOD = "0.28.1"
 # recipe has a number of its own. Builds with CUDA need further edits, which have a number of their own, too.
 RECIPE, RECIPE_WITH_KERAS_3, RECIPE_WITH_CUDA = 2, 3, 1
 FIRST_TENSORFLOW_WITH_KERAS_3 = Version("2.16")
+# Horovod gets a GPU's stream from AsGpuStreamValue(), which newer versions of TensorFlow do not have. From this version
+# on, there is platform_specific_handle(), which does the same.
+FIRST_TENSORFLOW_WITH_HANDLES = Version("2.15")
 
 
 @dataclass(frozen=True)
