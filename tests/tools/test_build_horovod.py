@@ -247,7 +247,7 @@ def test_the_streams_of_a_newer_tensorflow_are_got_in_another_way(source: Path) 
     older = replace(CUDA, tensorflow="2.14.1", tensorflow_cuda="13.0", nccl_in_packages=False)
     patch(source, edits(older))
     assert (source / "horovod/tensorflow/mpi_ops.cc").read_text() == before
-    assert "$ORIGIN" not in (source / "CMakeLists.txt").read_text()
+    assert "$ORIGIN" not in (source / "CMakeLists.txt").read_text()  # this NCCL is not pip's
     newer = [edit for edit in edits(replace(older, tensorflow="2.15.1")) if edit.path.endswith("mpi_ops.cc")]
     patch(source, newer)
     operations = (source / "horovod/tensorflow/mpi_ops.cc").read_text()

@@ -144,7 +144,7 @@ def test_pips_toolkit_is_laid_out_like_a_systems(site: Path, tmp_path: Path) -> 
 
 def test_a_systems_toolkit_is_used_where_it_is(tmp_path: Path, site: Path) -> None:
     home = system_toolkit(tmp_path / "cuda")
-    found = find_toolkit({"CUDA_HOME": str(home)}, [site], "")
+    found = find_toolkit({"CUDA_HOME": str(home)}, [site], "13.0")
     assert isinstance(found, Toolkit)
     assert lay_out(found, tmp_path / "other") == home
     assert not (tmp_path / "other").exists()
@@ -282,6 +282,14 @@ def test_the_user_can_leave_out_a_framework_or_cuda(tmp_path: Path, site: Path) 
     without = plan(TORCH, site=site, HOROVOD_GPU_OPERATIONS="")
     assert (without.toolkit, without.target.cuda) == (None, None)
     assert without.left_out_of_gpu == ("CUDA and NCCL, since HOROVOD_GPU_OPERATIONS is empty",)
+
+
+def test_the_users_toolkit_may_have_another_version(tmp_path: Path, site: Path) -> None:
+    pips_nccl(site)
+    home = system_toolkit(tmp_path / "cuda", "13.0")
+    made = plan(TENSORFLOW, site=site, HOROVOD_CUDA_HOME=str(home))
+    assert made.target.cuda == "13.0"
+    assert "(but TensorFlow 2.15.1 is built for CUDA 12.2)" in made.found[1]
 
 
 def test_asking_for_nccl_gives_the_same_wheel(site: Path) -> None:

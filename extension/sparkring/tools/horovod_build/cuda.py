@@ -58,7 +58,7 @@ class Missing:
 
 
 def find_toolkit(environ: Mapping[str, str], site_packages: Sequence[Path], wanted: str) -> Toolkit | Missing:
-    """Return a toolkit of the same major version as the CUDA version `wanted`, or of any version if that is ''.
+    """Return a toolkit of the same major version as the CUDA version `wanted`.
 
     A toolkit that HOROVOD_CUDA_HOME names is used even if its version is another. `site_packages` are the folders that
     may contain pip's packages.
@@ -72,12 +72,14 @@ def find_toolkit(environ: Mapping[str, str], site_packages: Sequence[Path], want
             reasons.append(f"{origin} has no {_enumerate(lacking)}")
             continue
         version = _toolkits_version(folders)
-        if not chosen and wanted and _major(version) != _major(wanted):
+        if not chosen and _major(version) != _major(wanted):
             reasons.append(f"{origin} has CUDA {version}")
             continue
         return Toolkit(version, origin, folders[0], folders if in_packages else ())
-    what = f"CUDA {_major(wanted)} toolkit" if wanted else "CUDA toolkit"
-    return Missing(f"no {what} was found{': ' + '; '.join(reasons) if reasons else ''}", _get_toolkit(wanted, chosen))
+    return Missing(
+        f"no CUDA {_major(wanted)} toolkit was found{': ' + '; '.join(reasons) if reasons else ''}",
+        _get_toolkit(wanted, chosen),
+    )
 
 
 def find_nccl(
@@ -184,9 +186,9 @@ def _get_toolkit(wanted: str, chosen: str | None) -> str:
     if chosen:
         return "correct HOROVOD_CUDA_HOME, or unset it"
     # Up to CUDA 12, pip's packages contain no nvcc.
-    if wanted and int(_major(wanted)) < 13:
+    if int(_major(wanted)) < 13:
         return f"install NVIDIA's CUDA {wanted} toolkit (pip has no nvcc for it) and set CUDA_HOME to its folder"
-    return f"run `pip install 'cuda-toolkit[nvcc,cccl]=={wanted or '13.0'}.*'`"
+    return f"run `pip install 'cuda-toolkit[nvcc,cccl]=={wanted}.*'`"
 
 
 def _toolkits_version(folders: Sequence[Path]) -> str:

@@ -63,18 +63,18 @@ def _edits_for_cuda(target: Target) -> list[Edit]:
             "add_library(compatible_horovod_cuda_kernels EXCLUDE_FROM_ALL cuda_kernels.cu)",
         ),
     ]
-    if target.nccl_in_packages:
-        # pip's NCCL has a library with a version in its name only. Horovod must also find it when it is imported, in
-        # any environment: the path is relative to the folders horovod/tensorflow and horovod/torch.
+    if target.nccl:
+        # pip's NCCL has a library with a version in its name only, and the user may name any folder.
         wanted += [
             Edit("cmake/Modules/FindNCCL.cmake", 'NAMES "nccl"', "NAMES nccl libnccl.so.2"),
             Edit("cmake/Modules/FindNCCL.cmake", 'set(NCCL_LIBNAME "nccl")', "set(NCCL_LIBNAME nccl libnccl.so.2)"),
-            Edit(
-                "CMakeLists.txt",
-                "project(horovod CXX)\n",
-                'project(horovod CXX)\nset(CMAKE_BUILD_RPATH "$ORIGIN/../../nvidia/nccl/lib")\n',
-            ),
         ]
+    if target.nccl_in_packages:
+        # Horovod must find pip's NCCL when it is imported, in any environment. The path is relative to the folders
+        # horovod/tensorflow and horovod/torch.
+        project = "project(horovod CXX)\n"
+        path = 'set(CMAKE_BUILD_RPATH "$ORIGIN/../../nvidia/nccl/lib")\n'
+        wanted.append(Edit("CMakeLists.txt", project, project + path))
     for framework, cuda in (("tensorflow", target.tensorflow_cuda), ("torch", target.torch_cuda)):
         if framework in target.frameworks and not cuda:
             wanted.append(_without_gpu(framework))

@@ -104,15 +104,18 @@ def _with_cuda(
     obstacle = _obstacle(frameworks)
     if obstacle:
         return _leave_out(plan, "CUDA and NCCL", obstacle.reason, obstacle.fix)
-    wanted = next((each.cuda for each in frameworks.values() if each.cuda), None) or ""
-    toolkit = cuda.find_toolkit(environ, site_packages, wanted)
+    for_cuda = next(each for each in frameworks.values() if each.cuda)
+    assert for_cuda.cuda is not None
+    toolkit = cuda.find_toolkit(environ, site_packages, for_cuda.cuda)
     if isinstance(toolkit, Missing):
         return _leave_out(plan, "CUDA and NCCL", toolkit.reason, toolkit.fix)
+    differs = toolkit.version.split(".")[0] != for_cuda.cuda.split(".")[0]
+    warning = f" (but {for_cuda} is built for CUDA {for_cuda.cuda})" if differs else ""
     plan = replace(
         plan,
         toolkit=toolkit,
         target=replace(plan.target, cuda=toolkit.version),
-        found=(*plan.found, f"CUDA {toolkit.version}: {toolkit.origin}"),
+        found=(*plan.found, f"CUDA {toolkit.version}: {toolkit.origin}{warning}"),
     )
     if plan.asked and "NCCL" not in plan.options.operations:
         return plan

@@ -78,15 +78,16 @@ class Target:
 
 def target_for(frameworks: Mapping[str, Framework], options: str = "") -> Target:
     """Return the target for these frameworks and the running Python, without CUDA. At least one framework is needed."""
-    tensorflow, torch = frameworks.get("tensorflow"), frameworks.get("torch")
+    versions = {name: framework.version for name, framework in frameworks.items()}
+    cuda = {name: framework.cuda for name, framework in frameworks.items()}
     return Target(
         python=f"cp{sys.version_info.major}{sys.version_info.minor}",
         platform=sysconfig.get_platform().replace("-", "_").replace(".", "_"),
-        tensorflow=tensorflow and tensorflow.version,
-        torch=torch and torch.version,
-        cxx_standard=_cxx_standard(tensorflow and tensorflow.version, torch and torch.version),
-        tensorflow_cuda=tensorflow and tensorflow.cuda,
-        torch_cuda=torch and torch.cuda,
+        tensorflow=versions.get("tensorflow"),
+        torch=versions.get("torch"),
+        cxx_standard=_cxx_standard(versions.get("tensorflow"), versions.get("torch")),
+        tensorflow_cuda=cuda.get("tensorflow"),
+        torch_cuda=cuda.get("torch"),
         options=options,
     )
 
