@@ -179,6 +179,6 @@ $(PEERS_INSTALLED): $(PACKAGES_INSTALLED)
 	@$(BIN)/python $(WATCH) $(VENV)/peers.log 'Installing the tools that sparkring is compared with' $(INSTALL) '.[bench]'
 	@touch $@
 
-$(HOROVOD_INSTALLED): $(DEMO_PACKAGES) extension/sparkring/tools/build_horovod.py
+$(HOROVOD_INSTALLED): $(DEMO_PACKAGES) extension/sparkring/tools/build_horovod.py $(wildcard extension/sparkring/tools/horovod_build/*.py)
 	@$(BIN)/sparkring-build-horovod --install
 	@touch $@

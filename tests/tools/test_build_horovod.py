@@ -10,17 +10,36 @@ import sys
 import sysconfig
 import tarfile
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
 import platformdirs
 import pytest
 
-from sparkring.tools import build_horovod, watch
-from sparkring.tools.build_horovod import HOROVOD, BuildError, Edit, Target
+from sparkring.tools import watch
+from sparkring.tools.horovod_build import target as targets
+from sparkring.tools.horovod_build import wheel
+from sparkring.tools.horovod_build.edits import Edit, edits, patch
+from sparkring.tools.horovod_build.errors import BuildError
+from sparkring.tools.horovod_build.options import Options
+from sparkring.tools.horovod_build.plan import Plan, detect
+from sparkring.tools.horovod_build.requirements import find_cmake
+from sparkring.tools.horovod_build.target import HOROVOD, Target
 
 BOTH = Target(python="cp311", platform="linux_x86_64", tensorflow="2.15.1", torch="2.13.0+cpu", cxx_standard=20)
 TF_ONLY = Target(python="cp311", platform="linux_x86_64", tensorflow="2.15.1", torch=None, cxx_standard=14)
+CUDA = Target(
+    python="cp311",
+    platform="linux_x86_64",
+    tensorflow="2.15.1",
+    torch="2.13.0",
+    cxx_standard=20,
+    torch_cuda="13.0",
+    cuda="13.0",
+    nccl="2.29.7",
+    nccl_in_packages=True,
+)
 TF_NEW = Target(python="cp312", platform="linux_x86_64", tensorflow="2.21.0", torch=None, cxx_standard=17)
 
 # The lines of Horovod's source that are edited, each with a neighbouring line.
@@ -28,12 +47,29 @@ SAMPLE = {
     "setup.py": "config = 'Debug' if self.debug else 'RelWithDebInfo'\n",
     "CMakeLists.txt": "project(horovod CXX)\n\nset(CMAKE_CXX_STANDARD 14)\nset(CMAKE_CXX_STANDARD_REQUIRED ON)\n",
     "horovod/torch/CMakeLists.txt": (
+        'if("$ENV{HOROVOD_WITHOUT_PYTORCH}" STREQUAL "1")\n    return()\nendif()\n'
         'if(NOT Pytorch_VERSION VERSION_LESS "1.5.0")\n    set(CMAKE_CXX_STANDARD 14)\nendif()\n'
     ),
     "cmake/Modules/FindPytorch.cmake": (
         'string(TOUPPER "${Pytorch_CUDA}" Pytorch_CUDA)\n\nif (Pytorch_CUDA OR Pytorch_ROCM)\n'
     ),
+    "cmake/Modules/FindNCCL.cmake": (
+        'if (lowercase_HOROVOD_NCCL_LINK STREQUAL "shared")\n    set(NCCL_LIBNAME "nccl")\nendif()\n'
+        'find_library(NCCL_LIBRARY\n        NAMES "nccl"\n        HINTS ${HOROVOD_NCCL_LIB})\n'
+    ),
+    "horovod/common/ops/cuda/CMakeLists.txt": (
+        "set(CMAKE_CUDA_STANDARD 11)\nadd_library(horovod_cuda_kernels cuda_kernels.cu)\n"
+        "add_library(compatible_horovod_cuda_kernels cuda_kernels.cu)\n"
+    ),
+    "horovod/tensorflow/mpi_ops.cc": (
+        "// Forward declaration of AsGpuStreamValue\nnamespace stream_executor {\nnamespace gpu {\n"
+        "GpuStreamHandle AsGpuStreamValue(Stream* stream);\n} // namespace stream_executor\n} // namespace gpu\n"
+        '#if TENSORFLOW_VERSION >= 2011000000\n#include "tensorflow/compiler/xla/stream_executor/stream.h"\n#else\n'
+        '#include "tensorflow/stream_executor/stream.h"\n#endif // TENSORFLOW_VERSION >= 2011000000\n'
+        "#endif // HAVE_GPU\n  auto stream = stream_executor::gpu::AsGpuStreamValue(device_context->stream());\n"
+    ),
     "horovod/tensorflow/CMakeLists.txt": (
+        'if("$ENV{HOROVOD_WITHOUT_TENSORFLOW}" STREQUAL "1")\n    return()\nendif()\n'
         'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/mpi_ops.cc")\n'
         'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")\n'
     ),
@@ -75,7 +111,7 @@ def stub(tmp_path: Path) -> Callable[..., Path]:
 
 
 def test_the_key_names_all_that_a_wheel_depends_on() -> None:
-    assert BOTH.key == f"horovod{HOROVOD}-cp311-linux_x86_64-tf2.15.1-torch2.13.0+cpu-cxx20-r{build_horovod.RECIPE}"
+    assert BOTH.key == f"horovod{HOROVOD}-cp311-linux_x86_64-tf2.15.1-torch2.13.0+cpu-cxx20-r{targets.RECIPE}"
     changed = [
         Target("cp310", "linux_x86_64", "2.15.1", "2.13.0+cpu", 20),
         Target("cp311", "macosx_13_0_arm64", "2.15.1", "2.13.0+cpu", 20),
@@ -87,15 +123,32 @@ def test_the_key_names_all_that_a_wheel_depends_on() -> None:
     assert len({BOTH.key, *(target.key for target in changed)}) == 7
 
 
+def test_the_key_names_cuda_and_the_users_options() -> None:
+    recipe = f"r{targets.RECIPE}c{targets.RECIPE_WITH_CUDA}"
+    for_both = f"horovod{HOROVOD}-cp311-linux_x86_64-tf2.15.1-torch2.13.0cu13.0-cxx20"
+    assert CUDA.key == f"{for_both}-cuda13.0-nccl2.29.7pip-{recipe}"
+    changed = [
+        replace(CUDA, torch_cuda="12.6"),
+        replace(CUDA, tensorflow_cuda="12.5"),
+        replace(CUDA, cuda="13.1"),
+        replace(CUDA, nccl="2.30.1"),
+        replace(CUDA, nccl_in_packages=False),
+        replace(CUDA, nccl=None, nccl_in_packages=False),
+        replace(CUDA, cuda=None, nccl=None, nccl_in_packages=False),
+        replace(CUDA, options="0123abcd"),
+    ]
+    assert len({CUDA.key, *(target.key for target in changed)}) == 9
+
+
 def test_the_recipe_is_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     before = BOTH.key
-    monkeypatch.setattr(build_horovod, "RECIPE", build_horovod.RECIPE + 1)
+    monkeypatch.setattr(targets, "RECIPE", targets.RECIPE + 1)
     assert BOTH.key != before
 
 
 def test_detection_reads_the_environment_and_imports_no_framework() -> None:
     code = (
-        "import sys; from sparkring.tools.build_horovod import detect; t = detect(); "
+        "import sys; from sparkring.tools.horovod_build.plan import detect; t = detect().target; "
         "print(t.tensorflow, t.torch, t.python, [m for m in ('tensorflow', 'torch', 'horovod') if m in sys.modules])"
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -140,13 +193,13 @@ def test_the_standard_is_the_one_that_the_frameworks_ask_for(
     extension.parent.mkdir(parents=True)
     extension.write_text(f"flags = {flags}\n")
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    target = build_horovod.detect()
+    target = detect().target
     assert (target.tensorflow, target.torch, target.cxx_standard) == (tensorflow, torch, standard)
 
 
 def test_a_newer_standard_goes_into_both_build_files(source: Path) -> None:
     tensorflow = (source / "horovod/tensorflow/CMakeLists.txt").read_text()
-    build_horovod.patch(source, build_horovod.edits(BOTH))
+    patch(source, edits(BOTH))
     for path in ("CMakeLists.txt", "horovod/torch/CMakeLists.txt"):
         text = (source / path).read_text()
         assert "set(CMAKE_CXX_STANDARD 20)" in text
@@ -154,16 +207,56 @@ def test_a_newer_standard_goes_into_both_build_files(source: Path) -> None:
     assert (source / "horovod/tensorflow/CMakeLists.txt").read_text() == tensorflow
 
 
-def test_pytorch_uses_cuda_only_with_a_whole_toolkit(source: Path) -> None:
+def test_pytorch_uses_cuda_only_if_the_target_does(source: Path) -> None:
     """PyTorch treats any nvcc as a toolkit. Without the runtime's headers and library, the build would fail."""
-    build_horovod.patch(source, build_horovod.edits(BOTH))
+    patch(source, edits(BOTH))
     text = (source / "cmake/Modules/FindPytorch.cmake").read_text()
-    decided = text.index("set(Pytorch_CUDA ${CUDAToolkit_FOUND})")
+    decided = text.index("set(Pytorch_CUDA FALSE)")
     assert text.index("string(TOUPPER") < decided < text.index("if (Pytorch_CUDA OR Pytorch_ROCM)")
 
 
+def test_cuda_brings_its_own_edits(source: Path) -> None:
+    patch(source, edits(CUDA))
+    texts = {path: (source / path).read_text() for path in SAMPLE}
+    assert "Pytorch_CUDA FALSE" not in texts["cmake/Modules/FindPytorch.cmake"]
+    assert "set(CMAKE_CUDA_STANDARD 17)" in texts["horovod/common/ops/cuda/CMakeLists.txt"]
+    # pip's library is called libnccl.so.2, and is found again wherever the wheel is installed.
+    assert texts["cmake/Modules/FindNCCL.cmake"].count("libnccl.so.2") == 2
+    assert '"nccl"' not in texts["cmake/Modules/FindNCCL.cmake"]
+    assert "$ORIGIN/../../nvidia/nccl/lib" in texts["CMakeLists.txt"]
+
+
+def test_a_framework_without_cuda_is_built_without_it(source: Path) -> None:
+    """Even if the other framework is built with CUDA: a part with CUDA would not load in a CPU build."""
+    patch(source, edits(CUDA))
+    assert "set(HAVE_CUDA FALSE)" in (source / "horovod/tensorflow/CMakeLists.txt").read_text()
+    assert "set(HAVE_CUDA FALSE)" not in (source / "horovod/torch/CMakeLists.txt").read_text()
+    assert "AsGpuStreamValue" in (source / "horovod/tensorflow/mpi_ops.cc").read_text()
+
+
+def test_pytorch_without_cuda_is_built_without_it(source: Path) -> None:
+    patch(source, edits(replace(CUDA, tensorflow_cuda="13.0", torch_cuda=None)))
+    assert "set(HAVE_CUDA FALSE)" not in (source / "horovod/tensorflow/CMakeLists.txt").read_text()
+    torch = (source / "horovod/torch/CMakeLists.txt").read_text()
+    assert torch.index("set(HAVE_CUDA FALSE)") < torch.index("set(CMAKE_CXX_STANDARD")
+    assert "set(Pytorch_CUDA FALSE)" in (source / "cmake/Modules/FindPytorch.cmake").read_text()
+
+
+def test_the_streams_of_a_newer_tensorflow_are_got_in_another_way(source: Path) -> None:
+    before = (source / "horovod/tensorflow/mpi_ops.cc").read_text()
+    older = replace(CUDA, tensorflow="2.14.1", tensorflow_cuda="13.0", nccl_in_packages=False)
+    patch(source, edits(older))
+    assert (source / "horovod/tensorflow/mpi_ops.cc").read_text() == before
+    assert "$ORIGIN" not in (source / "CMakeLists.txt").read_text()  # this NCCL is not pip's
+    newer = [edit for edit in edits(replace(older, tensorflow="2.15.1")) if edit.path.endswith("mpi_ops.cc")]
+    patch(source, newer)
+    operations = (source / "horovod/tensorflow/mpi_ops.cc").read_text()
+    assert "AsGpuStreamValue" not in operations
+    assert operations.index("xla/stream_executor/stream.h") < operations.index("GpuStreamOf(stream_executor::Stream*")
+
+
 def test_a_new_tensorflow_is_built_without_the_xla_operations(source: Path) -> None:
-    build_horovod.patch(source, build_horovod.edits(TF_NEW))
+    patch(source, edits(TF_NEW))
     text = (source / "horovod/tensorflow/CMakeLists.txt").read_text()
     assert "/xla_mpi_ops.cc" not in text
     assert "/mpi_ops.cc" in text
@@ -172,39 +265,42 @@ def test_a_new_tensorflow_is_built_without_the_xla_operations(source: Path) -> N
 
 def test_a_tensorflow_with_keras_3_gets_the_backend_of_its_own_keras(source: Path) -> None:
     """With TF_USE_LEGACY_KERAS, this is Keras 2. Wheels that were built without these edits are not used again."""
-    build_horovod.patch(source, build_horovod.edits(TF_NEW))
+    patch(source, edits(TF_NEW))
     for name in ("__init__.py", "callbacks.py"):
         text = (source / "horovod/tensorflow/keras" / name).read_text()
         assert "    from tensorflow.keras import backend as K\n" in text
         assert "    from keras import" not in text
-    assert TF_NEW.key.endswith(f"r{build_horovod.RECIPE_WITH_KERAS_3}")
+    assert TF_NEW.key.endswith(f"r{targets.RECIPE_WITH_KERAS_3}")
 
 
 def test_an_older_tensorflow_alone_needs_one_edit(source: Path) -> None:
     """The edit leaves out debug information, which takes a third of the compiler's time."""
-    changes = build_horovod.edits(TF_ONLY)
+    changes = edits(TF_ONLY)
     assert [edit.path for edit in changes] == ["setup.py"]
-    build_horovod.patch(source, changes)
+    patch(source, changes)
     assert "else 'Release'" in (source / "setup.py").read_text()
 
 
 def test_another_source_than_the_known_one_stops_the_build(source: Path) -> None:
     with pytest.raises(BuildError, match=r"CMakeLists\.txt does not contain .*--force"):
-        build_horovod.patch(source, [Edit("CMakeLists.txt", "no such line", "")])
+        patch(source, [Edit("CMakeLists.txt", "no such line", "")])
 
 
 def command(*arguments: str, path: str, setup: str = "pass", cache: Path) -> subprocess.CompletedProcess[str]:
     """Run the command in a process of its own, with nothing but `path` on PATH."""
     code = (
-        f"import sys; from sparkring.tools import build_horovod as b; {setup}; "
+        "import sys; from sparkring.tools import build_horovod as b; "
+        f"from sparkring.tools.horovod_build import requirements as r; {setup}; "
         f"sys.exit(b.main({[*arguments, '--cache', str(cache)]!r}))"
     )
     env = {name: value for name, value in os.environ.items() if name != "CXX"} | {"PATH": path}
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=env)
 
 
-NO_SCRIPTS = "b.sysconfig.get_path = lambda name: '/nonexistent'"
-SETUPTOOLS = "there = {{'setuptools': '{}', 'pip': '26', 'torch': '2.1.2'}}; b._installed = lambda *n: there.get(n[-1])"
+NO_SCRIPTS = "r.sysconfig.get_path = lambda name: '/nonexistent'"
+SETUPTOOLS = (
+    "there = {{'setuptools': '{}', 'pip': '26', 'torch': '2.1.2'}}; r.installed_version = lambda *n: there.get(n[-1])"
+)
 
 
 @pytest.mark.parametrize(
@@ -239,7 +335,7 @@ SETUPTOOLS = "there = {{'setuptools': '{}', 'pip': '26', 'torch': '2.1.2'}}; b._
         ),
         (
             {"g++": ("", 0), "make": ("", 0)},
-            f"{SETUPTOOLS.format('80')}; b._torchs_build_support = lambda: 'from pkg_resources import packaging'",
+            f"{SETUPTOOLS.format('80')}; r.torchs_build_support = lambda: 'from pkg_resources import packaging'",
             r"Horovod cannot be built for PyTorch .* with setuptools 80: .*install 'setuptools<70' wheel`.*",
         ),
         ({}, "sys.path[:] = []", r"Neither TensorFlow nor PyTorch is installed in .*: install one of them with pip.*"),
@@ -280,25 +376,25 @@ def test_the_environments_own_cmake_comes_before_the_systems(
     (other / "cmake").chmod(0o755)
     monkeypatch.setenv("PATH", str(other), prepend=os.pathsep)
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(folder))
-    assert build_horovod.find_cmake() == folder / "cmake"
+    assert find_cmake() == folder / "cmake"
     # If the environment's cmake is too new, the system's cmake is used.
     monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(other))
-    assert build_horovod.find_cmake() == folder / "cmake"
+    assert find_cmake() == folder / "cmake"
 
 
 def test_a_kept_wheel_is_used_without_any_tool(tmp_path: Path) -> None:
-    wheel = tmp_path / build_horovod.detect().key / f"horovod-{HOROVOD}-cp311-cp311-linux_x86_64.whl"
-    wheel.parent.mkdir()
-    wheel.touch()
+    kept = tmp_path / detect().target.key / f"horovod-{HOROVOD}-cp311-cp311-linux_x86_64.whl"
+    kept.parent.mkdir()
+    kept.touch()
     answer = command("--print-path", path="", cache=tmp_path)
-    assert (answer.returncode, answer.stdout, answer.stderr) == (0, f"{wheel}\n", "")
+    assert (answer.returncode, answer.stdout, answer.stderr) == (0, f"{kept}\n", "")
 
 
 def test_force_builds_even_if_a_wheel_is_kept(tmp_path: Path) -> None:
-    wheel = tmp_path / build_horovod.detect().key / f"horovod-{HOROVOD}-cp311-cp311-linux_x86_64.whl"
-    wheel.parent.mkdir()
-    wheel.touch()
+    kept = tmp_path / detect().target.key / f"horovod-{HOROVOD}-cp311-cp311-linux_x86_64.whl"
+    kept.parent.mkdir()
+    kept.touch()
     answer = command("--force", path="", cache=tmp_path)
     assert answer.returncode == 1
     assert "No C++ compiler" in answer.stderr
@@ -315,11 +411,11 @@ def test_a_half_written_wheel_is_never_seen(tmp_path: Path, monkeypatch: pytest.
         raise OSError("No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(build_horovod.shutil, "copy", disk_full)
+        patched.setattr(wheel.shutil, "copy", disk_full)
         with pytest.raises(OSError, match="No space left"):
-            build_horovod._keep(made, shelf / "made.whl")
+            wheel.keep(made, shelf / "made.whl")
     assert list(shelf.iterdir()) == []
-    build_horovod._keep(made, shelf / "made.whl")
+    wheel.keep(made, shelf / "made.whl")
     assert [path.read_bytes() for path in shelf.iterdir()] == [b"wheel"]
 
 
@@ -334,28 +430,13 @@ def test_a_failed_build_shows_its_reason_and_names_its_log(tmp_path: Path, monke
             member = tarfile.TarInfo(f"horovod-{HOROVOD}/{path}")
             member.size = len(text)
             archive.addfile(member, io.BytesIO(text.encode()))
-    monkeypatch.setattr(build_horovod, "check_tools", lambda target: Path("cmake"))
+    monkeypatch.setattr(wheel, "check_tools", lambda target: Path("cmake"))
     shown = io.StringIO()
     with pytest.raises(BuildError) as caught:
-        build_horovod.build(BOTH, cache, watch.Progress(shown))
+        wheel.build(Plan(BOTH, Options({})), cache, watch.Progress(shown))
     log = cache / BOTH.key / "build.log"
     assert "error: flux capacitor not found" in str(caught.value)
     assert str(caught.value).endswith(f"The full log is {log}")
     assert "flux capacitor" in log.read_text()
     assert f"Building {BOTH} …\n" in shown.getvalue()
     assert not list(cache.rglob("*.whl"))
-
-
-def test_the_builds_variables_follow_the_target_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOROVOD_GPU_OPERATIONS", "NCCL")
-    monkeypatch.setenv("MAKEFLAGS", " -- PYTHON=python3")
-    env = build_horovod.build_environment(TF_ONLY, Path("/usr/bin/cmake"))
-    assert {name: value for name, value in env.items() if name.startswith("HOROVOD_")} == {
-        "HOROVOD_WITH_GLOO": "1",
-        "HOROVOD_WITHOUT_MPI": "1",
-        "HOROVOD_WITHOUT_MXNET": "1",
-        "HOROVOD_WITH_TENSORFLOW": "1",
-        "HOROVOD_WITHOUT_PYTORCH": "1",
-        "HOROVOD_CMAKE": "/usr/bin/cmake",
-    }
-    assert env["MAKEFLAGS"].startswith("-j")

@@ -46,6 +46,12 @@ class Progress:
         self._show(f"{self._text}: {self._clock() - self._begun:.0f} s")
         self.close()
 
+    def note(self, *lines: str) -> None:
+        """Show lines that stay, between two steps."""
+        for line in lines:
+            self._stream.write(f"{line}\n")
+        self._stream.flush()
+
     def close(self) -> None:
         """End the line that is being rewritten."""
         if self._rewrites:
