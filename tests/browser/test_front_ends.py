@@ -98,6 +98,23 @@ def test_a_view_in_a_shadow_root_has_its_style(page: Page) -> None:
     expect(state).to_have_css("background-color", "rgb(29, 127, 75)")
 
 
+def test_an_output_that_is_scrolled_out_of_sight_and_back(page: Page) -> None:
+    """A notebook takes outputs that are far away out of the page. When they come back, they show what has come since."""
+    begin(page, "running", run="")
+    place = """(run) => { cell.innerHTML = `<div data-sparkring="${run}" data-page="p"></div>`; }"""
+    page.evaluate(place, RECORDS["running"].run_id)
+    for message in messages("running"):
+        page.evaluate("(message) => window.hear(message)", message)
+    expect(page.locator(".sr-state")).to_have_text("running")
+    page.evaluate("() => { window.away = cell.firstChild; window.away.remove(); }")
+    expect(page.locator(".sr-panel")).to_have_count(0)
+    for message in messages("finished"):
+        page.evaluate("(message) => window.hear(message)", {**message, "run": RECORDS["running"].run_id})
+    page.evaluate("() => cell.append(window.away)")
+    expect(page.locator(".sr-state")).to_have_text("finished")
+    expect(page.locator(".sr-panel")).to_have_count(1)
+
+
 def test_each_frame_shows_only_its_own_run(page: Page) -> None:
     """Colab has a frame and a widget manager for each cell, so a message reaches only the frame of its widget."""
     page.set_content("<iframe srcdoc='<body></body>'></iframe><iframe srcdoc='<body></body>'></iframe>")
