@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sparkring.cluster.executors import TaskReport
-from sparkring.cluster.slots import Slots
+from sparkring.cluster.slots import Slots, Stage
 from sparkring.engine.doctor import builds, checks, examination, gpus, machine, spark, storage
 from sparkring.engine.doctor.builds import Build, HorovodBuild
 from sparkring.engine.doctor.gpus import Gpu, GpuProcess, Gpus
@@ -295,6 +295,15 @@ def test_sessions_and_jobs_that_cannot_be_used():
     assert "/usr/bin/python3, which has no numpy" in wrong.what
     assert spark.job_failed("java.io.IOException: disk is full", str).level == "problem"
     assert spark.cannot_listen("10.0.0.1", 4040, OSError(98, "in use")).level == "problem"
+
+
+def test_slots_that_a_gang_holds():
+    """The slots of a gang that has just started are busy, even if Spark has not counted them yet."""
+    gang = Stage(None, "warm gang of 4", 4, persistent=True)
+    assert spark.with_gangs(SLOTS, [gang]).free == 0
+    assert spark.with_gangs(SLOTS, [gang]).holders == ["warm gang of 4: 4"]
+    assert spark.with_gangs(SLOTS._replace(busy=4), [gang]).holders == []
+    assert spark.with_gangs(SLOTS, []) == SLOTS
 
 
 def test_the_executors_of_a_session(spark, tmp_path, watch):

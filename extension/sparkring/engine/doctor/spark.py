@@ -15,7 +15,7 @@ from sparkring.cluster.executors import Directory, Questions, TaskReport, survey
 from sparkring.cluster.java_errors import root_cause
 from sparkring.cluster.python import SET_PYTHON, executors_python, wrong_python
 from sparkring.cluster.session import active_context, find_java, is_stopped, java_version, only_connect
-from sparkring.cluster.slots import Say, Slots, dynamic_allocation, slots
+from sparkring.cluster.slots import Say, Slots, Stage, dynamic_allocation, running, slots
 from sparkring.engine.doctor.listener import Listener
 from sparkring.engine.doctor.storage import Trial
 from sparkring.errors import LaunchError
@@ -26,7 +26,7 @@ from sparkring.launchers.spark import PORT_SETTING, driver_address
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-JOB_LIMIT_S = 60.0
+JOB_LIMIT_S = 30.0
 CLOCKS_APART_S = 2.0
 _NAMED = 3
 
@@ -76,7 +76,7 @@ def _java() -> list[Finding]:
 
 
 def _active(context: SparkContext, trial: Trial | None, say: Say) -> Checked:
-    found = slots(context)
+    found = with_gangs(slots(context), [stage for stage in list(running) if stage.context is context])
     told = [session(found, dynamic=dynamic_allocation(context))]
     tasks = found.free
     if not tasks:
@@ -113,6 +113,14 @@ def _active(context: SparkContext, trial: Trial | None, say: Say) -> Checked:
     )
     at = f"{host}:{address[1]}" if address else ""
     return Checked((*told, *judge(reports, here, found, at)), tuple(judge_directory(reports, found)))
+
+
+def with_gangs(found: Slots, stages: Sequence[Stage]) -> Slots:
+    """Return the slots with those of these stages as busy: Spark counts the tasks of a new stage only after a while."""
+    held = sum(stage.size for stage in stages)
+    if held <= found.busy:
+        return found
+    return found._replace(busy=min(held, found.total), holders=[f"{stage.title}: {stage.size}" for stage in stages])
 
 
 # ── Judging ───────────────────────────────────────────────────────────────────
