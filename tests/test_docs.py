@@ -25,7 +25,7 @@ from sparkring.data.petastorm.converter import SparkDatasetConverter
 from sparkring.data.shards import Shards
 from sparkring.data.tfrecord import Records
 from sparkring.frameworks import FRAMEWORKS
-from sparkring.notebook import checkpoints, data, gang, history, launch
+from sparkring.notebook import checkpoints, data, doctor, gang, history, launch
 from sparkring.tools import build_horovod
 from sparkring.worker.rank.barrier import Rows
 
@@ -125,6 +125,7 @@ def wrong_line(magic: str, line: str) -> Iterator[str]:
         "%gang": gang.parse,
         "%shards": data.OPTIONS.parse,
         "%checkpoints": checkpoints.parse,
+        "%doctor": doctor.OPTIONS.parse,
         "%logs": history.LOGS.parse,
         "%runs": history.parse_runs,
     }

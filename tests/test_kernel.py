@@ -243,7 +243,7 @@ def test_loads_twice_and_can_be_taken_away(kernels: Callable[..., Kernel]) -> No
     assert kernel.run("%%horovod\n1").done().result == "rank 0: 1"
 
     kernel.run("%unload_ext sparkring").done()
-    for code in ("%%horovod\n1", "%runs", "%logs", "%shards x", "%checkpoints x", "%slots"):
+    for code in ("%%horovod\n1", "%runs", "%logs", "%shards x", "%checkpoints x", "%slots", "%doctor"):
         assert "not found" in kernel.run(code).printed
     assert complete(kernel, "%%horovod --ti") == []
 
@@ -274,6 +274,7 @@ def test_loading_imports_no_framework(kernels: Callable[..., Kernel]) -> None:
         ("%slots --help", "Show where ranks can run"),
         ("%gang start --help", "Start, list and stop warm gangs"),
         ("%shards --help", "Preview which rows"),
+        ("%doctor --help", "Check whether launches"),
         ("%checkpoints --help", "Show the checkpoints"),
         ("%%ranks --help\n1", "Run the cell on some ranks"),
         ("%%torchrun -n -2 --help\n1 / 0", "Run the cell on"),
@@ -670,6 +671,45 @@ def test_help_and_tab_of_checkpoints(kernel: Kernel, saved: Path) -> None:
     kernel.run("patience = 3").done()
     assert complete(kernel, "%checkpoints pa") == ["path"]
     assert complete(kernel, f"%checkpoints {saved.parent}") == [f"{saved.parent}/"]
+
+
+# ── %doctor ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_doctor_in_a_notebook(kernel: Kernel, tmp_path: Path) -> None:
+    """The findings are HTML and text, a wrong path is one of them, and the directory stays as it was."""
+    cell = kernel.run(f"%doctor {tmp_path}/run1").done()
+    (shown,) = (output.data for output in cell.outputs if output.output_type == "display_data")
+    assert re.search(r"✓ local rank +started, connected on 127.0.0.1, and returned a value in", shown["text/plain"])
+    assert re.search(r"✓ driver +.*/run1, which did not exist, can be written, read and listed", shown["text/plain"])
+    assert shown["text/html"].count("<table") == 4
+    assert list(tmp_path.iterdir()) == []
+    wrong = kernel.run("%doctor dbfs://x/y").done().displayed
+    assert "✗ driver  dbfs://x/y: dbfs: must be followed by one slash" in wrong
+    assert complete(kernel, f"%doctor {tmp_path.parent}") == [f"{tmp_path.parent}/"]
+
+
+def test_stop_ends_doctor(kernel: Kernel) -> None:
+    """An interrupt ends the check that is under way, and with it the magic."""
+    kernel.run("""
+        from sparkring.engine.doctor import machine
+        real = machine.local_rank
+        def machine_waits(cancelled):
+            print("waiting", flush=True)
+            print("cancelled", cancelled.wait(100), flush=True)
+        machine.local_rank = machine_waits
+    """).done()
+    waits: list[float] = []
+
+    def interrupt(output: nbformat.NotebookNode) -> None:
+        if "waiting" in output.get("text", "") and not waits:
+            waits.append(time.monotonic())
+            kernel.manager.interrupt_kernel()
+
+    cell = kernel.receive(kernel.send("%doctor"), interrupt)
+    kernel.run("machine.local_rank = real").done()
+    assert cell.error.evalue == "sparkring: interrupted, before all checks were done"
+    assert "cancelled True" in cell.printed
 
 
 # ── What a cell takes, shows and brings back ──────────────────────────────────────────────────────────────────────────

@@ -337,3 +337,75 @@ def test_the_stub_is_what_pynvml_opens(four_gpus):
         check=True,
     )
     assert done.stdout.strip() == "4"
+
+
+EXAMINED = """
+from sparkring.engine.doctor import builds, gpus, preflight
+from sparkring.launchers.base import LaunchRequest
+
+builds.builds = lambda: [builds.Build("torch", "9.1", "13.0"), builds.Build("tensorflow", "2.99", "12.4")]
+
+def notices(gpus=None, np=-2, framework="torch", **environment):
+    return preflight.notices([LaunchRequest(np, abs(np), environment, "cell", gpus)], framework)
+
+horovod = builds.HorovodBuild("0.28.1", {"torch": "9.1"}, ("Gloo",), "")
+found["findings"] = gpus.judge(gpus.read(), builds.builds(), horovod)
+began = time.monotonic()
+found["before"] = notices()
+found["took"] = time.monotonic() - began
+found["tensorflow"] = notices(framework="tensorflow")
+found["others"] = notices(1, framework="tensorflow", CUDA_VISIBLE_DEVICES="1,2")
+found["none"] = notices(0)
+found["on spark"] = notices(np=2)
+result = run_spec(RunSpec(Cell(chr(10) + "rank", {}), Options(np=-1), "torch", "test", "%%torchrun"), view)
+found["noticed"] = [notice.text for notice in result.record.notices]
+found["pid"] = os.getpid()
+"""
+
+
+def test_findings_of_each_kind(driver, four_gpus, monkeypatch):
+    """%doctor judges what NVML says. Problems of the GPUs that ranks will use are noticed before a launch."""
+    monkeypatch.setenv("FAKE_CUDA", "12020")
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "nosuch0")
+    found = found_by(driver, EXAMINED)
+    levels = {(topic, level) for topic, level, *_ in found["findings"]}
+    assert levels == {
+        ("driver", "ok"),
+        ("torch", "problem"),  # for CUDA 13, which is newer than the driver's
+        ("tensorflow", "note"),  # for CUDA 12.4, which is compatible with 12.2
+        ("horovod", "note"),  # has no NCCL
+        *((f"GPU {index}", "ok") for index in range(4)),
+        ("GPU 0", "problem"),  # used by this process
+        *((f"GPU {index}", "note") for index in range(4)),  # persistence mode is off
+        ("GPU 1", "problem"),  # memory errors
+        ("connections", "note"),  # GPUs 0 and 1 are apart
+        ("NCCL", "problem"),  # no such interface
+    }
+    text = "\n".join(" → ".join(finding[2:]) for finding in found["findings"])
+    for words in (
+        "supports CUDA 12.2 at most",
+        "this notebook holds 2.15 GB on GPU 0",
+        "CUDA_VISIBLE_DEVICES=1,2,3",
+        "program-1 (process 1)",
+        "5 uncorrected memory errors",
+        "lowered by heat (hardware slowdown)",
+        "with 3 instances",
+        "GPUs 0 and 1 cannot access each other's memory",
+        "2 NVLinks each",
+    ):
+        assert words in text, text
+
+    too_old, held = found["before"]
+    assert "torch 9.1 was built for CUDA 13.0" in too_old
+    assert "this notebook holds 2.15 GB on GPU 0" in held
+    assert found["noticed"] == found["before"]
+    assert found["tensorflow"] == [held], "another framework's build does not matter"
+    assert found["others"] == found["none"] == found["on spark"] == []
+    print(f"reading took {found['took']:.3f} s")
+
+
+def test_gpus_that_report_little(driver, four_gpus):
+    """Where NVML says nothing about a GPU but its name and memory, nothing is wrong, and launches are silent."""
+    found = found_by(driver, EXAMINED)
+    assert {finding[1] for finding in found["findings"]} <= {"ok", "note"}
+    assert found["before"] == []

@@ -252,7 +252,7 @@ def test_run_is_the_runner_with_options(ring, spares, tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"framework": "jax"}, "one of horovod, "),
+        ({"framework": "mxnet"}, "one of horovod, "),
         ({"framework": "barrier"}, "one of horovod, "),
         ({"fresh": True}, "--fresh needs a --checkpoint-dir"),
         ({"driver_log_verbosity": "some"}, "driver_log_verbosity must be"),

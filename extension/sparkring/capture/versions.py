@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import sparkring
 
-_MODULES = ("horovod", "tensorflow", "keras", "torch", "pyspark", "numpy", "petastorm", "pyarrow")
+MODULES = ("horovod", "tensorflow", "keras", "torch", "jax", "pyspark", "numpy", "petastorm", "pyarrow")
 # The packages to look for if the package of a module may have a different name from the module.
 _PACKAGES = {
     "tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "tensorflow-macos", "tf-nightly"),
@@ -25,10 +25,15 @@ _PACKAGES = {
 }
 
 
+def package_names(module: str) -> tuple[str, ...]:
+    """Return the names of the packages that may provide a top-level module."""
+    return _PACKAGES.get(module, (module,))
+
+
 @functools.cache  # the search takes some milliseconds, which would slow a short cell on a warm gang
 def versions() -> tuple[tuple[str, str], ...]:
-    """Return the names and versions of Python, sparkring and the installed packages for `_MODULES`."""
-    found = ((name, _version_of(name)) for name in _MODULES)
+    """Return the names and versions of Python, sparkring and the installed packages for `MODULES`."""
+    found = ((name, version_of(name)) for name in MODULES)
     ours = ("python", platform.python_version()), ("sparkring", sparkring.__version__)
     return (*ours, *((name, version) for name, version in found if version))
 
@@ -43,7 +48,7 @@ def show_versions(*modules: str) -> None:
     if modules:
         found = (
             ("python", platform.python_version()),
-            *((name, _version_of(name) or (installed().get(name, "") if find_spec(name) else "")) for name in modules),
+            *((name, version_of(name) or (installed().get(name, "") if find_spec(name) else "")) for name in modules),
         )
     print(" · ".join(f"{name} {version or 'not installed'}" for name, version in found))  # noqa: T201  meant to print
 
@@ -109,18 +114,19 @@ def difference(modules: Iterable[str], there: Mapping[str, str]) -> Difference |
     """Return the first of `modules` that is installed here, but is missing or has another minor version `there`."""
     here = installed()
     for module in sorted(modules):
-        if here.get(module) and _minor(here[module]) != _minor(there.get(module, "")):
+        if here.get(module) and minor(here[module]) != minor(there.get(module, "")):
             return Difference(module, here[module], there.get(module, ""))
     return None
 
 
-def _minor(version: str) -> list[str]:
+def minor(version: str) -> list[str]:
+    """Return the first two numbers of a version."""
     return re.findall(r"\d+", version)[:2]
 
 
-def _version_of(module: str) -> str:
+def version_of(module: str) -> str:
     """Return the version of the installed package that provides `module`, or '' if none is installed."""
-    for package in _PACKAGES.get(module, (module,)):
+    for package in package_names(module):
         with contextlib.suppress(metadata.PackageNotFoundError):
             if version := metadata.version(package):  # None if the package's metadata is broken
                 return version

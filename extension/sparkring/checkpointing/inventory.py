@@ -44,20 +44,20 @@ class Inventory(NamedTuple):
         return best(self.entries, self.metric, self.mode) if self.metric else None
 
 
-def directory_of(value: Any, name: str) -> Location:
+def directory_of(value: Any, name: str, magic: str = "%checkpoints") -> Location:
     """Return the directory that `value` names: `value` is a path, a URL, or the result of sparkring.checkpoints(…).
 
-    `name` is what the user wrote. Raises OptionsError if `value` names no directory, and PathError if its path or URL
-    is invalid.
+    `name` is what the user wrote after `magic`. Raises OptionsError if `value` names no directory, and PathError if its
+    path or URL is invalid.
     """
     written = getattr(value, "directory", value)
     if not isinstance(written, str | os.PathLike):
         raise OptionsError(
-            f"%checkpoints takes a path or the result of sparkring.checkpoints(…), but {name} is of type "
+            f"{magic} takes a path or the result of sparkring.checkpoints(…), but {name} is of type "
             f"{type(value).__name__}."
         )
     if value is name and name.isidentifier() and not os.path.exists(name):
-        raise OptionsError(f"%checkpoints {name}: there is neither a variable nor a folder of that name.")
+        raise OptionsError(f"{magic} {name}: there is neither a variable nor a folder of that name.")
     return locate(written)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import uuid
 from collections.abc import Callable
@@ -18,11 +19,16 @@ _CANCEL_AGAIN_S = 0.2
 
 
 def interruptibly(
-    context: SparkContext, what: str, ask: Callable[[], Answer], say: Callable[[str], None] | None = None
+    context: SparkContext,
+    what: str,
+    ask: Callable[[], Answer],
+    say: Callable[[str], None] | None = None,
+    limit_s: float = math.inf,
 ) -> Answer:
     """Return the result of ask(). An interrupt first ends the Spark jobs that `ask` has started, and is then raised.
 
-    `what` is shown in Spark's UI. As long as `ask` runs, `say` reports progress at growing intervals.
+    `what` is shown in Spark's UI. As long as `ask` runs, `say` reports progress at growing intervals. If `ask` takes
+    longer than `limit_s`, its jobs are ended, too, and TimeoutError is raised.
     """
     from pyspark import InheritableThread
 
@@ -39,17 +45,21 @@ def interruptibly(
     thread = InheritableThread(target=run, name="sparkring-job", daemon=True)
     thread.start()
     started, pause_s = time.monotonic(), _FIRST_WORD_S
+    deadline = started + limit_s
     try:
         while True:
             try:
-                return answer.result(pause_s if say else None)
+                wait_s = min(pause_s if say else math.inf, deadline - time.monotonic())
+                return answer.result(None if wait_s == math.inf else max(0.0, wait_s))
             except NotYet:
                 if answer.done():  # `ask` itself raised a TimeoutError
                     raise
+                if time.monotonic() >= deadline:
+                    raise TimeoutError(f"{what} took longer than {limit_s:.0f} s") from None
                 if say:
                     say(f"{what}: {time.monotonic() - started:.0f} s{_tasks(context, group)} …")
                 pause_s = min(2 * pause_s, _RAREST_WORD_S)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, TimeoutError):
         while thread.is_alive():  # cancel repeatedly: a cancellation misses jobs that have not begun yet
             context.cancelJobGroup(group)
             thread.join(_CANCEL_AGAIN_S)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
+
+from sparkring.cluster.java_errors import line_with
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -46,3 +49,22 @@ def executors_python(context: SparkContext) -> str:
         return str(context.parallelize([0], 1).map(look).collect()[0])
     except Exception:  # the executors' Python is a different version, or the session is stopped
         return str(context.pythonExec)
+
+
+def wrong_python(text: str, python: str) -> str | None:
+    """Return what is wrong with the executors' `python`, if a job failed for this reason with the error `text`."""
+    if "PYTHON_VERSION_MISMATCH" in text or "Python in worker has different version" in text:
+        here = ".".join(map(str, sys.version_info[:2]))
+        return (
+            f"Spark's executors run {python}, which differs from this notebook's Python, {sys.executable} "
+            f"({here}): {line_with(text, 'version')}"
+        )
+    if package := lacking_package(text):
+        return f"Spark's executors run {python}, which has no {package}; this notebook runs {sys.executable}."
+    return None
+
+
+def lacking_package(text: str) -> str:
+    """Return the package that Spark's own worker did not find, according to an error message; '' if it names none."""
+    found = re.search(r"ModuleNotFoundError: No module named '(pyarrow|pandas|numpy|pyspark|py4j)\b", text)
+    return found[1] if found else ""

@@ -76,6 +76,26 @@ def _running_session() -> SparkSession | None:
     return session or SparkSession(context)
 
 
+def active_context() -> SparkContext | None:
+    """Return the notebook's SparkContext, which may have been stopped; None if there is none."""
+    from pyspark import SparkContext
+
+    return SparkContext._active_spark_context
+
+
+def is_stopped(context: SparkContext) -> bool:
+    """Return whether the session of `context` has been stopped, or its Java process has ended."""
+    try:
+        return context._jsc is None or bool(context._jsc.sc().isStopped())
+    except Exception:  # py4j raises various errors if the Java process has ended
+        return True
+
+
+def java_version(context: SparkContext) -> str:
+    """Return the version of the driver's Java."""
+    return str(context._jvm.System.getProperty("java.version"))
+
+
 def only_connect() -> str:
     """Return an explanation if Spark cannot run ranks because only Spark Connect is available; '' otherwise."""
     import pyspark

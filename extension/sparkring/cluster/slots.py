@@ -215,8 +215,13 @@ def _executor_lost_ago(context: SparkContext) -> float:
     return found
 
 
+def dynamic_allocation(context: SparkContext) -> bool:
+    """Return whether Spark's dynamic allocation is on, under which no barrier stage can run."""
+    return str(context.getConf().get("spark.dynamicAllocation.enabled", "false")).lower() == "true"
+
+
 def _refuse_dynamic_allocation(context: SparkContext) -> None:
-    if str(context.getConf().get("spark.dynamicAllocation.enabled", "false")).lower() == "true":
+    if dynamic_allocation(context):
         raise LaunchError(
             "Spark's dynamic allocation is on, and barrier stages cannot run under it: start the session with "
             "spark.dynamicAllocation.enabled=false and a fixed spark.executor.instances."

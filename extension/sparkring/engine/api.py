@@ -271,8 +271,8 @@ def run(
 
         sparkring.run(train, x, y, np=-2, checkpoint_dir="dbfs:/ml/run1", max_restarts=3, learning_rate=0.001).value
 
-    `np` and `driver_log_verbosity` have the same meanings as in HorovodRunner. `framework` is "horovod", "torch",
-    "tensorflow" or "plain". The other keywords have the same names and meanings as the options of %%horovod
+    `np` and `driver_log_verbosity` have the same meanings as in HorovodRunner. `framework` is "horovod", "jax",
+    "torch", "tensorflow" or "plain". The other keywords have the same names and meanings as the options of %%horovod
     (`--checkpoint-dir`, …). With background=True, run() returns a BackgroundRun at once.
 
     If `main` has a parameter with the same name as an option, such as checkpoint_dir, run() rejects this keyword,

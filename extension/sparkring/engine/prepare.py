@@ -17,6 +17,7 @@ from sparkring.capture.packing import pack_call
 from sparkring.capture.versions import modules_of, versions
 from sparkring.compat import legacy_keras
 from sparkring.engine import background
+from sparkring.engine.doctor import preflight
 from sparkring.engine.options import Options, SharedOptions
 from sparkring.engine.result import RunResult
 from sparkring.engine.spec import Call, Cell, RunSpec
@@ -107,6 +108,7 @@ def prepare(spec: RunSpec) -> PreparedRun:
     notices += [describe.large_value(name, size_bytes) for name, size_bytes in packed.large.items()]
     notices += [spec.notice] if spec.notice else []
     notices += [legacy_keras.NOTICE] if legacy else []
+    notices += [] if spec.gang is not None else preflight.notices([launch], spec.framework)
     return PreparedRun(
         options, request, launch, started, tuple(notices), directory, spec.gang, tuple(spec.ranks), packed.on_result
     )

@@ -16,6 +16,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 
 from sparkring.capture.remote_names import RemoteNames
+from sparkring.engine.doctor import preflight
 from sparkring.engine.options import GangOptions
 from sparkring.engine.polling import poll_until
 from sparkring.engine.recorder import Recorder
@@ -232,7 +233,10 @@ def start(wanted: GangOptions, say: Tell, tell: Tell) -> WarmGang:
         raise OptionsError(f"a {there.describe()} is already up: %gang stop ends it.")
     size = abs(wanted.np)
     title = f"warm gang of {size}"
-    launcher = open_launcher(LaunchRequest(wanted.np, size, dict(wanted.env), title, wanted.gpus, persistent=True), say)
+    request = LaunchRequest(wanted.np, size, dict(wanted.env), title, wanted.gpus, persistent=True)
+    launcher = open_launcher(request, say)
+    for notice in preflight.notices([request], wanted.framework):
+        say(notice)
     gang = Gang(launcher, size)
     with Interrupts() as interrupts:
         try:

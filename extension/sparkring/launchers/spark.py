@@ -11,16 +11,20 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
-import re
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparkring.cluster.java_errors import line_with, root_cause
-from sparkring.cluster.python import SET_PYTHON, executed_by_this_python, executors_python
+from sparkring.cluster.python import (
+    SET_PYTHON,
+    executed_by_this_python,
+    executors_python,
+    lacking_package,
+    wrong_python,
+)
 from sparkring.cluster.session import LOOPBACK
 from sparkring.cluster.slots import Say, Stage, check, check_gpus, check_ring, gpus_per, running, slots, waiting
 from sparkring.errors import LaunchError, MemberLost, SlotsError
@@ -112,7 +116,7 @@ class SparkLauncher(Launcher):
             stage.collect()
         except Exception as error:  # problem() reports it, whatever it is
             self._error = error
-            if _lacks(str(error)):
+            if lacking_package(str(error)):
                 self._python = executors_python(self._context)
         finally:
             self._ended = True
@@ -128,17 +132,8 @@ class SparkLauncher(Launcher):
             # had no task to run, and no rank has started.
             return LaunchError(f"Spark ran no task: `{self._data.name}` is empty.") if self._data else None
         text = str(self._error)
-        if "PYTHON_VERSION_MISMATCH" in text or "Python in worker has different version" in text:
-            here = ".".join(map(str, sys.version_info[:2]))
-            return LaunchError(
-                f"Spark's executors run {self._python}, which differs from this notebook's Python, {sys.executable} "
-                f"({here}): {line_with(text, 'version')} {SET_PYTHON}"
-            )
-        if package := _lacks(text):
-            return LaunchError(
-                f"Spark's executors run {self._python}, which has no {package}; this notebook runs "
-                f"{sys.executable}. {SET_PYTHON}"
-            )
+        if (wrong := wrong_python(text, self._python)) is not None:
+            return LaunchError(f"{wrong} {SET_PYTHON}")
         if "RuntimeError: sparkring: " in text:
             return MemberLost(line_with(text, "RuntimeError: sparkring: ").partition("sparkring: ")[2])
         if self._data is not None and "SPARK-24820" in text:
@@ -238,9 +233,3 @@ def free_port(host: str, first: int) -> int:
         with contextlib.suppress(OSError), socket.create_server((host, port)):
             return port
     return first  # the gang will report that it cannot listen on this port
-
-
-def _lacks(text: str) -> str:
-    """Return the package that Spark's own worker did not find, according to an error message; '' if it names none."""
-    found = re.search(r"ModuleNotFoundError: No module named '(pyarrow|pandas|numpy|pyspark|py4j)\b", text)
-    return found[1] if found else ""

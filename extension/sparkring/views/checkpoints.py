@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import TextIO
+from collections.abc import Iterable, Sequence
 
 from sparkring.checkpointing.entries import Entry
 from sparkring.checkpointing.inventory import Inventory
@@ -25,14 +23,13 @@ from sparkring.views.checkpoint_line import (
     when,
 )
 from sparkring.views.markup import advised, enclosed, text
+from sparkring.views.progress_line import ProgressLine
 from sparkring.views.tables import bare_table, show, table_text
 
 ROWS_LISTED = 200
 OTHERS_LISTED = 50
 DAMAGED_NAMED = 3
 METRICS_LISTED = 8
-# A check's progress first appears after QUIET_S seconds, and then changes every PROGRESS_EVERY_S seconds.
-QUIET_S, PROGRESS_EVERY_S = 2.0, 0.5
 
 _WRITERS = {"keras": "ModelCheckpoint", "tensorflow": "BackupAndRestore", "torch": "torch"}
 
@@ -290,32 +287,12 @@ def checkpoints_text(found: Inventory) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-class CheckProgress:
-    """Shows the progress of a check on one line, which is cleared at the end. A quick check shows no progress."""
-
-    def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._stream = stream or sys.stderr
-        self._clock = clock
-        self._due = clock() + QUIET_S
-        self._width = 0
-
-    def __enter__(self) -> CheckProgress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._width:
-            self._write("")
+class CheckProgress(ProgressLine):
+    """Shows the progress of a check of checkpoints."""
 
     def tell(self, done: int, of: int, done_bytes: int, of_bytes: int) -> None:
         """Show how many of the `of` checkpoints, and how many of their `of_bytes` bytes, have been checked."""
-        if self._clock() >= self._due:
-            self._due = self._clock() + PROGRESS_EVERY_S
-            self._write(f"checked {done:,} of {counted(of, 'checkpoint')}, {size(done_bytes)} of {size(of_bytes)}")
-
-    def _write(self, said: str) -> None:
-        self._stream.write(f"\r{said.ljust(self._width)}" + "\r" * (not said))
-        self._stream.flush()
-        self._width = len(said)
+        self.say(f"checked {done:,} of {counted(of, 'checkpoint')}, {size(done_bytes)} of {size(of_bytes)}")
 
 
 # ── What a terminal shows of a run ───────────────────────────────────────────

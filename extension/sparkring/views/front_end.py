@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from sparkring.errors import OptionsError
 from sparkring.runtime.kernel import in_notebook
@@ -40,8 +40,23 @@ def front_end(names: dict[str, Any]) -> FrontEnd:
     return "jupyter"
 
 
+class Choice(NamedTuple):
+    """The form in which runs are shown, and why."""
+
+    form: Shown
+    reason: str
+
+
 def shown() -> Shown:
     """Return the form in which a run is shown: a live panel, a static view that is redrawn, or plain text.
+
+    Raise OptionsError if SPARKRING_VIEW has another value.
+    """
+    return choice().form
+
+
+def choice() -> Choice:
+    """Return the form in which a run is shown, and why this form was chosen.
 
     SPARKRING_VIEW selects the form. Otherwise, it is the live panel in a notebook, except on Databricks, which keeps no
     widgets; outside a notebook, it is text. Raise OptionsError if SPARKRING_VIEW has another value.
@@ -50,9 +65,12 @@ def shown() -> Shown:
     if wanted and wanted not in get_args(Shown):
         raise OptionsError(f"SPARKRING_VIEW={wanted!r}: expected live, static or text.")
     if not in_notebook():
-        return "text"
+        return Choice("text", "not a notebook")
     for form in get_args(Shown):
         if form == wanted:
-            return form  # type: ignore[no-any-return] # get_args() returns objects of type Any
-    off = os.environ.get("SPARKRING_PANEL") == "0"  # the name that version 0.1 knew
-    return "static" if off or front_end({}) == "databricks" else "live"
+            return Choice(form, f"SPARKRING_VIEW={wanted}")
+    if os.environ.get("SPARKRING_PANEL") == "0":  # the name that version 0.1 knew
+        return Choice("static", "SPARKRING_PANEL=0")
+    if front_end({}) == "databricks":
+        return Choice("static", "Databricks keeps no widgets")
+    return Choice("live", "a notebook")

@@ -16,6 +16,7 @@ from sparkring.capture.picklability import ipython_names
 from sparkring.capture.unread_changes import changed_only
 from sparkring.capture.versions import modules_of
 from sparkring.compat import legacy_keras
+from sparkring.engine.doctor import preflight
 from sparkring.engine.foreach.items import Items, Targets, seed_of
 from sparkring.engine.foreach.meaning import meaning_of
 from sparkring.engine.foreach.plan import Plan, plan
@@ -116,6 +117,7 @@ def prepare(spec: ForeachSpec) -> Prepared:
     if isinstance(spec.work, Cell):
         lost = changed_only(ast.parse(spec.work.source), spec.work.namespace)
         notices += tuple(map(describe.unread_change, lost))
+    notices += tuple(preflight.notices(launches, options.framework))
     work = _for_ranks(packed, options)
     return Prepared(options, packed.items, work, packed.modules, launches, started, notices, kept, total)
 

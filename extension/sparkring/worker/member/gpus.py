@@ -7,6 +7,7 @@ if CUDA_DEVICE_ORDER=PCI_BUS_ID is set.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -19,17 +20,17 @@ def found(visible: str | None) -> list[GpuUsed]:
 
     If `visible` names a GPU that does not exist, this GPU and all that follow are ignored, as in CUDA.
     """
-    nvml = _open()
-    if nvml is None:
-        return []
-    try:
-        names = map(str, range(nvml.nvmlDeviceGetCount())) if visible is None else map(str.strip, visible.split(","))
-        read = (_read(nvml, address) for address in dict.fromkeys(names))
-        return list(iter(lambda: next(read, None), None))
-    except nvml.NVMLError:  # NVIDIA's driver does not respond
-        return []
-    finally:
-        nvml.nvmlShutdown()
+    with opened() as nvml:
+        if nvml is None:
+            return []
+        try:
+            names = (
+                map(str, range(nvml.nvmlDeviceGetCount())) if visible is None else map(str.strip, visible.split(","))
+            )
+            read = (_read(nvml, address) for address in dict.fromkeys(names))
+            return list(iter(lambda: next(read, None), None))
+        except nvml.NVMLError:  # NVIDIA's driver does not respond
+            return []
 
 
 def visible() -> list[str]:
@@ -58,6 +59,17 @@ class Meter:
                 yield gpu
 
 
+@contextlib.contextmanager
+def opened() -> Iterator[Any]:
+    """Open NVML for this block, which gets the module pynvml; the block gets None if there is no NVIDIA driver."""
+    nvml = _open()
+    try:
+        yield nvml
+    finally:
+        if nvml is not None:
+            nvml.nvmlShutdown()
+
+
 def _open() -> Any:
     """Import and initialise pynvml, and return the module; return None if that fails."""
     import ctypes
@@ -76,19 +88,13 @@ def _open() -> Any:
 
 
 def _read(nvml: Any, address: str) -> GpuUsed | None:
-    def told(question: Callable[[Any], Any]) -> Any:
-        try:
-            return question(handle)
-        except nvml.NVMLError:
-            return None  # some kinds of GPU do not report this value
-
     try:
-        handle = _handle(nvml, address)
+        handle = handle_of(nvml, address)
         name = nvml.nvmlDeviceGetName(handle)
     except nvml.NVMLError:
         return None
-    memory = told(nvml.nvmlDeviceGetMemoryInfo)
-    rates = told(nvml.nvmlDeviceGetUtilizationRates)
+    memory = asked(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+    rates = asked(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
     return GpuUsed(
         address,
         name,
@@ -98,7 +104,16 @@ def _read(nvml: Any, address: str) -> GpuUsed | None:
     )
 
 
-def _handle(nvml: Any, address: str) -> Any:
+def asked(nvml: Any, question: Callable[..., Any], *arguments: Any) -> Any:
+    """Return NVML's answer to a question; None if this driver, or this kind of GPU, does not answer it."""
+    try:
+        return question(*arguments)
+    except nvml.NVMLError:
+        return None
+
+
+def handle_of(nvml: Any, address: str) -> Any:
+    """Return NVML's handle of the GPU with this address. Raise NVMLError if there is no such GPU."""
     if address.isdecimal():
         return nvml.nvmlDeviceGetHandleByIndex(int(address))
     if address.startswith("GPU-"):

@@ -178,7 +178,7 @@ def _advice(error: BaseException) -> str:
         package = (error.name or "").partition(".")[0]
         if package == "horovod":
             return "Horovod is not installed for this rank's Python: run `sparkring-build-horovod --install` there."
-        if package in ("tensorflow", "torch", "petastorm", "keras"):
+        if package in ("tensorflow", "torch", "jax", "petastorm", "keras"):
             return f"Install it for this rank's Python: `pip install {package}`."
         return (
             f"`{package}` is not installed for this rank's Python. If it is a module of your own, put it in the "

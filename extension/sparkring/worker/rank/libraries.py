@@ -7,6 +7,7 @@ import os
 import types
 
 from sparkring.compat import horovod_autograph, horovod_keras_3
+from sparkring.worker.rank import jax_ring
 from sparkring.worker.rank.imports import when_imported
 
 # The modules that define Lightning's CPUAccelerator: for the Trainer and for Fabric, in the new and the old packages.
@@ -27,6 +28,7 @@ def prepare() -> None:
     when_imported("horovod.tensorflow", horovod_autograph.adapt_tape)
     when_imported("horovod.tensorflow.util", horovod_autograph.adapt_subgraphs)
     when_imported("horovod.tensorflow.elastic", horovod_keras_3.adapt_elastic)
+    jax_ring.prepare()
     for name in _LIGHTNING:
         when_imported(name, _count_ranks_as_devices)
 

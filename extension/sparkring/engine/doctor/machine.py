@@ -1,0 +1,179 @@
+"""Checks this machine: Python, packages, Horovod's build, memory, disks, limits, and the launch of a local rank."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import resource
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import sparkring
+from sparkring.capture import notebook_state
+from sparkring.capture.packing import pack_call
+from sparkring.capture.versions import minor, version_of, versions
+from sparkring.engine.doctor import builds
+from sparkring.errors import LaunchError
+from sparkring.gangs.execution import Request
+from sparkring.gangs.gang import Gang
+from sparkring.history.describe import duration, first_line, size
+from sparkring.history.findings import Finding, note, ok, problem
+from sparkring.launchers.local import LocalLauncher
+from sparkring.runtime.storage import root_for_ranks
+from sparkring.wire.messages import Run
+from sparkring.worker.member import process
+
+FRAMEWORKS = ("tensorflow", "torch", "jax")
+FULL_BYTES, LOW_BYTES = 200e6, 2e9  # with less free space on a disk, there is a problem or a note
+LOW_MEMORY_BYTES = 1e9
+LOW_SHARED_BYTES = 512e6  # containers get 64 MB of /dev/shm by default
+FEW_FILES, LOW_FILES = 256, 1024
+_REBUILD = "Build it again with `sparkring-build-horovod --force --install`."
+
+
+def packages() -> list[Finding]:
+    """Check Python, sparkring, the frameworks, and what Horovod was built for."""
+    found = dict(versions())
+    package = Path(sparkring.__file__).parent
+    told = [
+        ok("Python", f"{platform.python_version()}, {sys.executable}"),
+        ok("sparkring", f"{sparkring.__version__} in {package}"),
+    ]
+    others = " · ".join(f"{name} {version}" for name, version in found.items() if name not in ("python", "sparkring"))
+    if any(name in found for name in FRAMEWORKS):
+        told.append(ok("packages", others))
+    else:
+        advice = "Install one of them, for example with `pip install 'sparkring[torch]'`."
+        told.append(note("packages", f"no TensorFlow, PyTorch or JAX is installed{others and f'; {others}'}", advice))
+    return [*told, *horovod(builds.horovod(), {name: version_of(name) for name in FRAMEWORKS})]
+
+
+def horovod(build: builds.HorovodBuild | None, installed: dict[str, str]) -> Iterator[Finding]:
+    """Check that Horovod was built with Gloo, and for the `installed` versions of the frameworks ('' for none)."""
+    if build is None:
+        advice = "For %%horovod cells, build it with `sparkring-build-horovod --install`."
+        yield note("Horovod", "not installed", advice)
+        return
+    stale = [
+        f"{name} {version}, but {name} {installed[name]} is installed"
+        for name, version in build.built_for.items()
+        if installed.get(name) and minor(installed[name]) != minor(version)
+    ]
+    missing = [name for name in ("tensorflow", "torch") if installed.get(name) and name not in build.built_for]
+    frameworks = " and ".join(f"{name} {version}" for name, version in build.built_for.items()) or "no framework"
+    built_with = " and ".join(build.parts) or "no known communication library"
+    what = f"{build.version}, built for {frameworks}, with {built_with}"
+    if stale:
+        yield problem("Horovod", f"{build.version} was built for {'; '.join(stale)}", _REBUILD)
+    elif not build.built_for:
+        yield problem("Horovod", what, _REBUILD)
+    elif "Gloo" not in build.parts:
+        yield problem("Horovod", f"{what}: sparkring's ranks connect through Gloo", _REBUILD)
+    else:
+        yield ok("Horovod", what)
+    if missing:
+        yield note("Horovod", f"{build.version} was built without {' and '.join(missing)}", _REBUILD)
+
+
+class Room(NamedTuple):
+    """The free and the total size of a disk or of memory, in bytes."""
+
+    free: float
+    total: float
+
+
+def capacity() -> list[Finding]:
+    """Check cores, memory, free disk space, shared memory, and the limit on open files."""
+    cores, there = process.cores(), os.cpu_count() or 1
+    told = [ok("cores", f"{cores}" if cores == there else f"{cores} of the machine's {there}")]
+    if process.total_bytes():
+        told.append(memory(Room(process.available_bytes(), process.total_bytes())))
+    import platformdirs
+
+    for name, path in (("TMPDIR", Path(tempfile.gettempdir())), ("cache", platformdirs.user_cache_path())):
+        there_already = next(folder for folder in (path, *path.parents) if folder.exists())
+        disk_usage = shutil.disk_usage(there_already)
+        told.append(disk(name, str(path), Room(disk_usage.free, disk_usage.total)))
+    with contextlib.suppress(OSError):  # macOS has no /dev/shm
+        disk_usage = shutil.disk_usage("/dev/shm")
+        told.append(shared_memory(Room(disk_usage.free, disk_usage.total)))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    told.append(open_files(*(None if limit == resource.RLIM_INFINITY else limit for limit in (soft, hard))))
+    return told
+
+
+def memory(room: Room) -> Finding:
+    """Judge how much memory is available."""
+    what = f"{size(room.free)} of {size(room.total)} available"
+    if room.free < LOW_MEMORY_BYTES:
+        return note("memory", what, "Ranks may be killed for lack of memory: end other processes, or use fewer ranks.")
+    return ok("memory", what)
+
+
+def disk(name: str, path: str, room: Room) -> Finding:
+    """Judge the free space of the disk that holds `path`."""
+    what = f"{size(room.free)} of {size(room.total)} free in {path}"
+    if room.free >= LOW_BYTES:
+        return ok(name, what)
+    other = "set TMPDIR to another folder" if name == "TMPDIR" else "set XDG_CACHE_HOME to another folder"
+    advice = f"Remove files, or {other} before the kernel starts."
+    return problem(name, what, advice) if room.free < FULL_BYTES else note(name, what, advice)
+
+
+def shared_memory(room: Room) -> Finding:
+    """Judge the size of /dev/shm, which NCCL and PyTorch's DataLoader use."""
+    what = f"{size(room.free)} of {size(room.total)} free"
+    if room.free >= LOW_SHARED_BYTES:
+        return ok("/dev/shm", what)
+    return note(
+        "/dev/shm",
+        f"{what}: NCCL and the workers of PyTorch's DataLoader may need more",
+        "In a container, start it with a larger one, such as `docker run --shm-size=8g`.",
+    )
+
+
+def open_files(soft: int | None, hard: int | None) -> Finding:
+    """Judge the limits on open files; None stands for no limit."""
+    if soft is None:
+        return ok("open files", "no limit")
+    most = "without a limit" if hard is None else f"up to {hard:,}"
+    what = f"at most {soft:,} in a process"
+    if soft >= LOW_FILES:
+        return ok("open files", what)
+    advice = f"Raise the limit ({most}) with `ulimit -n` before Jupyter starts."
+    return problem("open files", what, advice) if soft < FEW_FILES else note("open files", what, advice)
+
+
+def local_rank(cancelled: threading.Event) -> list[Finding]:
+    """Check that a local rank starts, connects to the driver, calls a function and returns its value."""
+    topic, started = "local rank", time.monotonic()
+    packed = pack_call(os.getpid, {}, None)
+    run = Run(
+        "call",
+        autolog=False,
+        environment=root_for_ranks(),
+        notebook=notebook_state.gather(),
+        parts=(packed.payload, *packed.buffers),
+    )
+    launcher = LocalLauncher({}, 1, 0)
+    try:
+        with contextlib.closing(Gang(launcher, 1)) as gang:
+            execution = gang.submit(Request(run, "plain"))
+            gang.start()
+            while not (execution.done or execution.failures or cancelled.is_set()):
+                gang.poll(0.1)
+    except LaunchError as error:
+        return [problem(topic, f"no rank could be started: {error}", "Ranks connect to the driver on 127.0.0.1.")]
+    took = duration(time.monotonic() - started)
+    if execution.failures:
+        failure = next(iter(execution.failures.values()))
+        advice = failure.advice or "What the process printed is in the kernel's stderr."
+        return [problem(topic, f"failed after {took}: {first_line(failure.summary)}", advice)]
+    return [ok(topic, f"started, connected on {launcher.host}, and returned a value in {took}")]

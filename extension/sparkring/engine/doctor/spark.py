@@ -1,0 +1,287 @@
+"""Checks the notebook's SparkSession: its slots, and what each executor has and can reach. It starts no session."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import platform
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sparkring.capture.versions import MODULES, minor, package_names, versions
+from sparkring.cluster.executors import Directory, Questions, TaskReport, survey
+from sparkring.cluster.java_errors import root_cause
+from sparkring.cluster.python import SET_PYTHON, executors_python, wrong_python
+from sparkring.cluster.session import active_context, find_java, is_stopped, java_version, only_connect
+from sparkring.cluster.slots import Say, Slots, Stage, dynamic_allocation, running, slots
+from sparkring.engine.doctor.listener import Listener
+from sparkring.engine.doctor.storage import Trial
+from sparkring.errors import LaunchError
+from sparkring.history.describe import counted, duration, named, span
+from sparkring.history.findings import Finding, note, ok, problem
+from sparkring.launchers.spark import PORT_SETTING, driver_address
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+JOB_LIMIT_S = 30.0
+CLOCKS_APART_S = 2.0
+_NAMED = 3
+
+
+class Here(NamedTuple):
+    """What the executors are compared with: the driver's Python, Java and packages.
+
+    `imported` has the modules that the notebook has imported.
+    """
+
+    python: str
+    java: str
+    packages: Mapping[str, str]
+    imported: frozenset[str]
+
+
+class Checked(NamedTuple):
+    """The findings about Spark, and those about the executors' use of the directory for checkpoints."""
+
+    findings: tuple[Finding, ...]
+    directory: tuple[Finding, ...] = ()
+
+
+def check(trial: Trial | None, say: Say) -> Checked:
+    """Check the active SparkSession, if there is one. `trial` is the driver's file in the directory for checkpoints."""
+    if importlib.util.find_spec("pyspark") is None:
+        return Checked((ok("session", "pyspark is not installed; -n 2 needs it: `pip install 'sparkring[spark]'`"),))
+    if connect := only_connect():
+        return Checked((note("session", connect),))
+    context = active_context()
+    if context is None:
+        return Checked((ok("session", "no SparkSession; -n 2 starts a local one"), *_java()))
+    if is_stopped(context):
+        advice = "Make a new one with SparkSession.builder.getOrCreate(), or restart the kernel."
+        return Checked(
+            (problem("session", "the SparkSession has been stopped, or its Java process has ended", advice),)
+        )
+    return _active(context, trial, say)
+
+
+def _java() -> list[Finding]:
+    try:
+        home = find_java()
+    except LaunchError as error:
+        return [problem("Java", "Spark has no Java that it can use", str(error))]
+    return [ok("Java", f"a new session uses {home}" if home else "a new session uses this machine's Java")]
+
+
+def _active(context: SparkContext, trial: Trial | None, say: Say) -> Checked:
+    found = with_gangs(slots(context), [stage for stage in list(running) if stage.context is context])
+    told = [session(found, dynamic=dynamic_allocation(context))]
+    tasks = found.free
+    if not tasks:
+        holders = "; ".join(found.holders) or "there are no executors"
+        advice = "Wait for the jobs, or stop the gang (%gang stop), and run %doctor again."
+        return Checked((*told, note("executors", f"not checked, because no task slot is free ({holders})", advice)))
+    host, bind_host, port = driver_address(context)
+    with contextlib.ExitStack() as stack:
+        try:
+            listener = stack.enter_context(Listener(bind_host, port))
+            address, token = (host, listener.port), listener.token
+        except OSError as error:
+            address, token = None, b""
+            told.append(cannot_listen(bind_host, port, error))
+        packages = {module: package_names(module) for module in MODULES}
+        directory = None
+        if trial is not None and trial.works:
+            location = trial.location
+            path = location.path if location.local else location.url
+            directory = Directory(path, location.local, trial.file.path.rpartition("/")[2], trial.content)
+        questions = Questions(address, token, packages, directory)
+        try:
+            reports = survey(context, tasks, questions, say, JOB_LIMIT_S)
+        except TimeoutError as error:
+            advice = "Do the executors start? Spark's UI and log say what the job waits for."
+            return Checked((*told, problem("executors", str(error), advice)))
+        except Exception as error:  # Spark and py4j raise various errors
+            return Checked((*told, job_failed(str(error), lambda: executors_python(context))))
+    here = Here(
+        platform.python_version(),
+        java_version(context),
+        dict(versions()),
+        frozenset(module for module in MODULES if module in sys.modules),
+    )
+    at = f"{host}:{address[1]}" if address else ""
+    return Checked((*told, *judge(reports, here, found, at)), tuple(judge_directory(reports, found)))
+
+
+def with_gangs(found: Slots, stages: Sequence[Stage]) -> Slots:
+    """Return the slots with those of these stages as busy: Spark counts the tasks of a new stage only after a while."""
+    held = sum(stage.size for stage in stages)
+    if held <= found.busy:
+        return found
+    return found._replace(busy=min(held, found.total), holders=[f"{stage.title}: {stage.size}" for stage in stages])
+
+
+# ── Judging ───────────────────────────────────────────────────────────────────
+
+
+def session(found: Slots, *, dynamic: bool) -> Finding:
+    """Judge the session's slots."""
+    held = f", {found.busy} of them busy ({'; '.join(found.holders)})" if found.busy else ""
+    gpus = f", {found.gpus_per_task:g} GPUs per task" if found.gpus_per_task else ""
+    what = f"{found.master}, {counted(found.total, 'task slot')}{held}{gpus}"
+    if dynamic:
+        advice = "Start the session with spark.dynamicAllocation.enabled=false and a fixed spark.executor.instances."
+        return problem("session", f"{what}; dynamic allocation is on, so rings cannot start", advice)
+    if not found.total:
+        return problem("session", what, "Add executors.")
+    return ok("session", what)
+
+
+def cannot_listen(host: str, port: int, error: OSError) -> Finding:
+    """Return the finding that the driver cannot listen for members."""
+    what = f"the driver cannot listen on {host}:{port}: {error.strerror or error}"
+    if port:
+        advice = f"If a warm gang uses the port, stop it (%gang stop). Otherwise, set {PORT_SETTING} to a free port."
+    else:
+        advice = "Set spark.driver.host (or spark.driver.bindAddress) to an address of this machine."
+    return problem("driver's port", what, advice)
+
+
+def job_failed(text: str, python: Callable[[], str]) -> Finding:
+    """Return the finding that the job on the executors failed with the error `text`."""
+    wrong = wrong_python(text, "")
+    if wrong is not None:
+        return problem("executors", wrong_python(text, python()) or wrong, SET_PYTHON)
+    return problem("executors", f"a job failed: {root_cause(text)}", "Launches on Spark would fail in the same way.")
+
+
+def judge(reports: Sequence[TaskReport], here: Here, found: Slots, at: str) -> list[Finding]:
+    """Compare the executors with the driver, which listened at the address `at` ('' if it could not listen)."""
+    executors = _executors(reports)
+    hosts = {report.host for report in executors}
+    who = f"{counted(len(executors), 'executor')} on {counted(len(hosts), 'host')}"
+    told = []
+    known = len(found.hosts[1:])  # the first is the driver; in local mode, it is the only one
+    if known > len(executors):
+        what = f"{who} of {known} have run a task; the others were busy or did not get one"
+        told.append(note("executors", what, "Run %doctor again when they are free."))
+    else:
+        told.append(ok("executors", f"{who} answered, with {counted(len(reports), 'task')}"))
+    told += [_python(executors, here, who), *_packages(executors, here, who), _java_of(executors, here, who)]
+    told += [_reached(executors, at), *_clocks(executors)] if at else []
+    return told
+
+
+def judge_directory(reports: Iterable[TaskReport], found: Slots) -> list[Finding]:
+    """Judge whether the executors can use the directory for checkpoints."""
+    executors = [report for report in _executors(reports) if report.directory is not None]
+    if not executors:
+        return []
+    who = f"{counted(len(executors), 'executor')} can write, read, list and delete files there"
+    wrong = _by(executors, lambda report: str(report.directory))
+    told = [
+        problem(
+            "executors",
+            f"{_hosts(reports)}: the directory {why}",
+            "Ranks on Spark need a directory that all machines share: DBFS, HDFS, an object store or a network drive.",
+        )
+        for why, reports in wrong.items()
+        if why
+    ]
+    return told or [ok("executors", who)]
+
+
+def _executors(reports: Iterable[TaskReport]) -> list[TaskReport]:
+    """Return one report for each executor: the one with the most problems."""
+    tasks = _by(reports, lambda report: (report.host, report.executor))
+    return [max(group, key=lambda report: bool(report.unreached) + bool(report.directory)) for group in tasks.values()]
+
+
+def _by(reports: Iterable[TaskReport], key: Callable[[TaskReport], Any]) -> dict[Any, list[TaskReport]]:
+    """Group the reports by key(report)."""
+    found: dict[Any, list[TaskReport]] = {}
+    for report in reports:
+        found.setdefault(key(report), []).append(report)
+    return found
+
+
+def _hosts(reports: Iterable[TaskReport]) -> str:
+    """Name the executors: `2 executors on node-1, node-2`."""
+    counts = Counter(report.host for report in reports)
+    return f"{counted(sum(counts.values()), 'executor')} on {named(sorted(counts), _NAMED)}"
+
+
+def _python(executors: Sequence[TaskReport], here: Here, who: str) -> Finding:
+    groups = _by(executors, lambda report: report.python)
+    if set(groups) == {here.python}:
+        paths = named(sorted({report.executable for report in executors}), _NAMED, 80)
+        return ok("Python", f"{who}: Python {here.python}, as here ({paths})")
+    odd = [f"{_hosts(reports)}: Python {python}" for python, reports in groups.items() if python != here.python]
+    what = f"{'; '.join(odd)}; this notebook: {here.python}"
+    if any(minor(python) != minor(here.python) for python in groups):
+        return problem("Python", what, SET_PYTHON)
+    return note("Python", what, SET_PYTHON)
+
+
+def _packages(executors: Sequence[TaskReport], here: Here, who: str) -> list[Finding]:
+    told: list[Finding] = []
+    same = []
+    for module in MODULES:
+        mine = here.packages.get(module, "")
+        groups: dict[str, list[TaskReport]] = {}
+        for report in executors:
+            groups.setdefault(report.packages.get(module, ""), []).append(report)
+        if not mine or set(groups) == {mine}:
+            same += [f"{module} {mine}"] if mine else []
+            continue
+        for version, reports in groups.items():
+            if version != mine:
+                told.append(_package(module, mine, version, reports, used=module in here.imported))
+    return ([ok("packages", f"{who}: {' · '.join(same)}, as here")] if same else []) + told
+
+
+def _package(module: str, mine: str, version: str, reports: Sequence[TaskReport], *, used: bool) -> Finding:
+    """Return a finding about executors whose version of a package ('' if it is missing) differs from the driver's."""
+    if not version:
+        what = f"{_hosts(reports)}: no {module}; this notebook has {mine}"
+        advice = f"Install {module} {mine} there, if cells on Spark need it."
+        return problem("packages", what, advice) if used else note("packages", what, advice)
+    what = f"{_hosts(reports)}: {module} {version}; this notebook has {mine}"
+    advice = f"Install {module} {mine} there, or {version} here."
+    return problem("packages", what, advice) if minor(version) != minor(mine) else note("packages", what, advice)
+
+
+def _java_of(executors: Sequence[TaskReport], here: Here, who: str) -> Finding:
+    groups = _by(executors, lambda report: report.java or "unknown")
+    if set(groups) <= {here.java, "unknown"}:
+        return ok("Java", f"{who}: Java {here.java}, as here" if here.java in groups else f"here: Java {here.java}")
+    odd = [f"{_hosts(reports)}: Java {java}" for java, reports in groups.items() if java != here.java]
+    return note("Java", f"{'; '.join(odd)}; here: {here.java}", "Use the same Java everywhere, if jobs fail in Java.")
+
+
+def _reached(executors: Sequence[TaskReport], at: str) -> Finding:
+    cut = _by([report for report in executors if report.reached_s is None], lambda report: report.unreached)
+    if cut:
+        what = "; ".join(
+            f"{_hosts(reports)} cannot connect to the driver at {at}: {why}" for why, reports in cut.items()
+        )
+        advice = (
+            f"Set spark.driver.host to an address of this machine that they can reach, or {PORT_SETTING} to a port "
+            "that the firewall lets through, before the session starts."
+        )
+        return problem("driver's port", what, advice)
+    took = span([report.reached_s or 0.0 for report in executors], duration)
+    return ok("driver's port", f"{counted(len(executors), 'executor')} connected to the driver at {at} in {took}")
+
+
+def _clocks(executors: Sequence[TaskReport]) -> list[Finding]:
+    apart = [report for report in executors if abs(report.clock_s or 0.0) > CLOCKS_APART_S]
+    if not apart:
+        most = max((abs(report.clock_s) for report in executors if report.clock_s is not None), default=None)
+        return [] if most is None else [ok("clocks", f"at most {duration(most)} apart from this machine's")]
+    worst = max(apart, key=lambda report: abs(report.clock_s or 0.0))
+    seconds = worst.clock_s or 0.0
+    what = f"{_hosts(apart)}: up to {duration(abs(seconds))} {'behind' if seconds > 0 else 'ahead of'} this machine"
+    return [note("clocks", what, "Synchronise the clocks (NTP): times in logs and in object stores would be wrong.")]
