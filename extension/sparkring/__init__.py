@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from sparkring.engine.foreach.result import ForeachResult as ForeachResult
     from sparkring.engine.predict import Predictions as Predictions
     from sparkring.engine.predict import predict as predict
+    from sparkring.engine.program_gang import gang as gang
     from sparkring.engine.result import RunResult as RunResult
     from sparkring.engine.search.search import search as search
     from sparkring.engine.search.space import integer as integer
@@ -57,6 +58,7 @@ _NAMES = {
     "engine.foreach.plan": "Plan",
     "engine.foreach.result": "ForeachResult",
     "engine.predict": "Predictions predict",
+    "engine.program_gang": "gang",
     "engine.result": "RunResult",
     "engine.search.search": "search",
     "engine.search.space": "integer log_uniform uniform",

@@ -212,7 +212,7 @@ def _pack_call(spec: RunSpec, call: Call) -> _Packed:
     run = Run(
         "call",
         autolog=spec.options.autolog,
-        environment=root_for_ranks(),
+        environment={**root_for_ranks(), **dict(spec.gang.wanted.env if spec.gang else ())},
         notebook=notebook_state.gather(),
         parts=(packed.payload, *packed.buffers),
     )

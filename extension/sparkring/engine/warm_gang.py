@@ -91,7 +91,7 @@ class WarmGang:
             try:
                 if self.ended:
                     raise LaunchError(
-                        f"the {self.describe()} has ended: {self.ended}. Run the cell again to start a new one."
+                        f"the {self.describe()} has ended: {self.ended}. Run the cell again, or start a new one."
                     )
                 if recorder is not None:
                     for text in self.news:
@@ -308,6 +308,16 @@ def stop(place: str = "") -> list[WarmGang]:
     If the user interrupts stop(), KeyboardInterrupt is raised only after the gangs have ended.
     """
     found = [gang for gang in _gangs if place in ("", gang.where)]
+    _stop(found)
+    return found
+
+
+def stop_gang(gang: WarmGang) -> None:
+    """Stop this gang. If it has been stopped, do nothing. Interrupts have the same effect as in stop()."""
+    _stop([gang] if gang in _gangs else [])
+
+
+def _stop(found: list[WarmGang]) -> None:
     with Interrupts() as interrupts:
         for gang in found:
             gang.stop()
@@ -316,7 +326,6 @@ def stop(place: str = "") -> list[WarmGang]:
             atexit.unregister(stop)
     if interrupts.seen:
         raise interrupted("after the gang was stopped")
-    return found
 
 
 def _at(np: int) -> WarmGang | None:
