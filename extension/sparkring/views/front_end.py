@@ -1,8 +1,8 @@
-"""Tells which front end shows the notebook, and which view of a run it can show.
+"""Finds out which front end shows the notebook, and which view of a run the front end can show.
 
-No single mark can be trusted: a kernel on another machine lacks the variables of the front end, and a kernel that was
-started from a terminal of VS Code has them although another front end shows the notebook. Where a wrong guess would
-lose something, the view that works in both cases is chosen.
+No single sign is reliable. A kernel on another machine lacks the environment variables of the front end. A kernel that
+was started in a terminal of VS Code has VS Code's variables, even if another front end shows the notebook. If a wrong
+guess could hide the run, the view that works in both front ends is chosen.
 """
 
 from __future__ import annotations
@@ -54,5 +54,5 @@ def shown() -> Shown:
     for form in get_args(Shown):
         if form == wanted:
             return form  # type: ignore[no-any-return] # get_args() returns objects of type Any
-    off = os.environ.get("SPARKRING_PANEL") == "0"  # the name that version 0.1 knew
+    off = os.environ.get("SPARKRING_PANEL") == "0"  # the name of the setting in version 0.1
     return "static" if off or front_end({}) == "databricks" else "live"
