@@ -508,7 +508,9 @@ def test_shards_are_shown_before_a_launch(kernel: Kernel, uneven: Path, source: 
     cell = kernel.run(f"%shards {name} -n 3 --batch-size 5").done()
     (shown,) = (output.data for output in cell.outputs if output.output_type == "display_data")
     assert "120 rows in 3 files, 3 row groups" in shown["text/plain"]
-    assert "rank 0 gets 100 rows, 10 times as many as rank 1 with 10: 20 steps instead of 2" in shown["text/plain"]
+    assert (
+        "rank 0 gets 100 rows, 10 times as many as rank 1, which gets 10: 20 steps instead of 2" in shown["text/plain"]
+    )
     assert shown["text/html"].count("<img") == 2
     assert "An epoch on 3 ranks: 8 steps of 5 rows on each; 0 rows left out" in shown["text/plain"]
 

@@ -242,7 +242,7 @@ def test_a_thousand_ranks(notebook: Notebook, shoot: Callable[..., None]) -> Non
     expect(tile(panel, 77)).to_have_class(re.compile("sr-silent"))
     expect(panel.locator(".sr-note")).to_contain_text("1 behind · 1 silent · 1,022 running")
     expect(tile(panel, 99)).to_have_attribute("aria-label", re.compile(r"CPU 99 % \(8 cores\), 1\.00 GB of 64\.0 GB"))
-    colours = panel.get_by_label("What the colours show")
+    colours = panel.get_by_label("Value shown by the colours")
     colours.select_option("CPU")
     expect(colours.locator("option:checked")).to_have_text("CPU: 0 % to 100 %")
     expect(tile(panel, 99)).to_have_attribute("style", re.compile("--sr-heat: 99%"))

@@ -123,7 +123,7 @@ class Watched:
         if chip.is_visible():
             chip.click()
         self.panel.get_by_label("Search the lines").fill("")
-        for name in ("stdout", "stderr", "fold equal", "follow"):
+        for name in ("stdout", "stderr", "fold identical", "follow"):
             if self.button(name).get_attribute("aria-pressed") == "false":
                 self.button(name).click()
         for name in ("wrap", "time", "columns"):
@@ -257,7 +257,7 @@ def test_search(live: Watched, shoot: Callable[..., None]) -> None:
 def test_what_is_shown_of_the_lines(live: Watched, shoot: Callable[..., None]) -> None:
     live.to_the_top()
     expect(live.button("follow")).to_have_attribute("aria-pressed", "false")
-    # Equal lines of several ranks are folded into one.
+    # Identical lines from several ranks are folded into one.
     expect(live.rows("the same everywhere")).to_have_count(1)
     tag = live.rows("the same everywhere").locator(".sr-tag")
     expect(tag).to_have_text("0–2")
@@ -265,10 +265,10 @@ def test_what_is_shown_of_the_lines(live: Watched, shoot: Callable[..., None]) -
     live.tile(2).click()
     expect(live.rows("the same everywhere").locator(".sr-tag")).to_have_text("2")
     live.tile(2).click()
-    live.button("fold equal").click()
+    live.button("fold identical").click()
     live.to_the_top()
     expect(live.rows("the same everywhere")).to_have_count(3)
-    live.button("fold equal").click()
+    live.button("fold identical").click()
     # TensorFlow's start-up messages are hidden.
     expect(live.rows("oneDNN")).to_have_count(0)
     live.button("start-up").click()
@@ -376,13 +376,13 @@ def test_charts(live: Watched, shoot: Callable[..., None]) -> None:
     log.click()
     # The charts can be smoothed and shown by time; they fill the height of the tab.
     tab = live.panel.get_by_role("tabpanel")
-    tab.get_by_label("What smooths the lines").select_option("strong")
-    tab.get_by_label("What the horizontal axis shows").select_option("time")
+    tab.get_by_label("Smoothing").select_option("strong")
+    tab.get_by_label("Horizontal axis").select_option("time")
     expect(loss.locator("figcaption")).to_have_text(re.compile(r"^loss [\d.]+ · best [\d.]+ at \d.* s$"))
     height = (loss.locator(".sr-plot").bounding_box() or {})["height"]
     assert 160 <= height <= 260
-    tab.get_by_label("What the horizontal axis shows").select_option("step")
-    tab.get_by_label("What smooths the lines").select_option("off")
+    tab.get_by_label("Horizontal axis").select_option("step")
+    tab.get_by_label("Smoothing").select_option("off")
     # A click on a rank's line selects the rank, as a click on its tile does.
     live.tile(2).click()
     expect(live.tab("Metrics")).to_have_attribute("aria-selected", "true")

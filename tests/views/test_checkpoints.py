@@ -147,7 +147,7 @@ def test_what_others_have_written():
     others = (Other("Keras model", "best.keras", 35_000_000, T), Other("torch", "x.pt", 1, 0.0))
     told = views.checkpoints_text(directory(others=others))
     assert re.search(r"best.keras +Keras model +6 min ago +35.0 MB\n", told)
-    assert "not whether they are complete" in told
+    assert "they may be incomplete" in told
     assert "<svg" not in views.checkpoints_html(directory(others=others))
     many = directory(others=others * 60)
     assert "the newest 50 of 120" in views.checkpoints_html(many)

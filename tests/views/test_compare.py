@@ -44,7 +44,7 @@ def test_only_what_differs_is_listed(replayed):
     assert "where" not in rows, "both ran on this machine"
     assert "line" not in rows
     same = [name for name, *_ in compare.facts(first, first)]
-    assert same == ["run", "outcome", "took"]
+    assert same == ["run", "outcome", "time"]
 
 
 def test_metrics_curves_and_code(replayed):
@@ -71,4 +71,4 @@ def test_what_is_shown(replayed, capsys):
     assert "<b>bad" not in page, "what users and ranks write is escaped"
     assert "The cells are the same." in compare._html(first, first)
     by_epoch = replayed(*(Metrics({"loss": 1 / at}, epoch=at, time=2.0 + at, rank=0) for at in range(1, 9)))
-    assert "by step and those of B by epoch" in compare._html(first, by_epoch)
+    assert "A has curves by step, and B has curves by epoch" in compare._html(first, by_epoch)

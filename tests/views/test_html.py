@@ -254,13 +254,13 @@ def test_gpus(replayed):
         GpuUsed("2", "A", *[None] * 3, time=2.0, rank=0),
     )
     page = panel(record, now=NOW, final=False)
-    assert "rankGPUnamememoryofbusy02A13NVIDIA H2001.00 GB150 GB80 %" in check(page).text
+    assert "rankGPUnamememorytotalbusy02A13NVIDIA H2001.00 GB150 GB80 %" in check(page).text
     assert "1 GPU 80 %, 1.00 GB of 150 GB" in page
     record = replayed(*(GpuUsed("0", "A", 1, 2, rank, time=2.0, rank=rank) for rank in range(20)), size=20)
     assert "the first 16 of 20 GPUs" in check(panel(record, now=NOW, final=True)).text
     record = replayed(ModelGpuUsed(2.0, "node-1", 4711, GpuUsed("1", "NVIDIA H200", 10**9, 150 * 10**9, 80)))
     text = check(panel(record, now=NOW, final=True)).text
-    assert "hostprocessGPUnamememoryofbusynode-147111NVIDIA H2001.00 GB150 GB80 %" in text
+    assert "hostprocessGPUnamememorytotalbusynode-147111NVIDIA H2001.00 GB150 GB80 %" in text
 
 
 def test_what_stays(replayed):

@@ -100,13 +100,13 @@ def test_marks_in_words(replayed):
     events = [*map(opened, range(4)), read(0, 500), read(1, 100, 0.76), read(2, 500), read(3, 310, done=True, ago=7.5)]
     (found,) = data_sets(replayed(*events, size=4), NOW)
     assert notes(found) == (
-        "rank 1 waits 76 % of the time for data; the others 5 %; "
+        "rank 1 waits for data 76 % of the time (the others: 5 %); "
         "rank 3 ended its epoch 7 s ago, after 31 steps; ranks 0–2 have not"
     )
     record = replayed(*events, RunFinished(NOW + 3, "timed out"), size=4)
     (found,) = data_sets(record, NOW + 1_000)
     assert notes(found) == (
-        "rank 1 waited 76 % of the time for data; the others 5 %; "
+        "rank 1 waited for data 76 % of the time (the others: 5 %); "
         "rank 3 ended its epoch 10 s before the run ended, after 31 steps; ranks 0–2 had not"
     )
 
@@ -115,9 +115,9 @@ def test_why_a_rank_is_behind(replayed):
     """The cause is known only if the rank waits much longer than the others. The data set that was read last counts."""
     events = [*map(opened, range(4)), *(read(rank, 500, 0.62 if rank == 1 else 0.04) for rank in range(4))]
     causes = reading.causes(replayed(*events, size=4), NOW)
-    assert causes == {1: "it waits 62 % of the time for data, the others 4 %"}
+    assert causes == {1: "it waits for data 62 % of the time (the others: 4 %)"}
     lag = Lag(1, 26, 0.33)
-    words = "rank 1 is 26 steps behind, at 0.33× the median rate; it waits 62 % of the time for data, the others 4 %"
+    words = "rank 1 is 26 steps behind, at 0.33× the median rate; it waits for data 62 % of the time (the others: 4 %)"
     assert describe.lag_words([lag], causes) == words
     assert describe.lag_words([lag._replace(rank=2)], causes).endswith("the median rate")
     everywhere = [*map(opened, range(4)), *(read(rank, 500, 0.7) for rank in range(4))]
@@ -238,7 +238,7 @@ def test_the_panel_while_it_reads(run):
         ("50", "50", "#2f80d0"),
     ]
     early = "rank 2 ended its epoch 7 s ago, after 31 steps; ranks 0, 1, 3 have not"
-    assert f"⚠ rank 1 waits 80 % of the time for data; the others 5 %; {early}</b></div>" in page
+    assert f"⚠ rank 1 waits for data 80 % of the time (the others: 5 %); {early}</b></div>" in page
     assert "reads /data/digits · columns a, b · 1,000,000 rows in 8 files" in page
     assert "reads /data/val (petastorm)" in page
     assert page.count("<table") == 1, "what has not been read yet needs no table"
@@ -250,7 +250,7 @@ def test_the_panel_that_stays(run, unfolded):
     page, text = unfolded(found["text/html"]), found["text/plain"]
     assert "read /data/digits · columns a, b" in page
     outside = re.sub(r"<details>.*?</details>", "", page)
-    assert "rank 1 waited 80 % of the time for data" in outside
+    assert "rank 1 waited for data 80 % of the time" in outside
     assert "Reading by rank" in page
     assert "500 of 1,000" in page
     assert "500 of 1,000" not in outside

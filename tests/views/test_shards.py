@@ -102,7 +102,7 @@ def test_requests_are_told_where_they_cost(seen):
         "GET requests: 200,000 to open the data set and 200,000 per epoch; "
         "1,000 epochs: 80.08 USD at 0.0004 USD per 1,000."
     )
-    assert "an epoch that would take less than 36 s is slowed down (200,000 GETs go to bucket/events)" in slowed
+    assert "An epoch that would take less than 36 s is slowed down (200,000 GETs go to bucket/events)" in slowed
     assert len(request_words(seen([[4]] * 100, 4, protocol="memory"))) == 1
 
 
@@ -115,12 +115,12 @@ def test_good_files_need_no_advice(seen):
     ("counts", "size", "how", "words"),
     [
         ([[5_000, 120_000]], 2, {"row_bytes": 8_000},
-         "One row group of 1.92 GB (part-0.parquet, row group 2 of 2): a reader of whole row groups, like Petastorm's, "
-         "holds it in memory once per worker. Write row groups of 64.0 MB"),
+         "One row group has 1.92 GB (part-0.parquet, row group 2 of 2). A reader of whole row groups, such as Petastorm's, "
+         "holds it in memory once for each worker. Write row groups of 64.0 MB"),
         ([[20_000]] * 4, 4, {"row_bytes": 8_000}, "(4 are larger than 256 MB)"),
-        ([[50, 50], [50]], 5, {}, "3 row groups for 5 ranks: Petastorm assigns whole row groups, so it has none for "
-                                  "ranks 3, 4 and raises NoDataAvailableError."),
-        ([[50]], 3, {}, "has none for ranks 1, 2 and raises"),
+        ([[50, 50], [50]], 5, {}, "3 row groups for 5 ranks: Petastorm assigns whole row groups, so ranks 3, 4 "
+                                  "would get none, and Petastorm raises NoDataAvailableError."),
+        ([[50]], 3, {}, "ranks 1, 2 would get none, and Petastorm raises"),
         ([[100]] * 1000, 4, {"row_bytes": 80}, "1,000 files of 8.00 kB on average"),
         ([[100]] * 1000, 4, {"row_bytes": 8_000}, "Write 6 files: df.repartition(6)."),
         ([[7, 7]], 2, {"batch_size": 10},
@@ -128,9 +128,9 @@ def test_good_files_need_no_advice(seen):
          "fewer ranks, or --remainder pad."),
         ([[1, 1]], 4, {}, "2 rows for 4 ranks: ranks 0, 2 would have no rows. Use at most 2 ranks."),
         ([[150], [100], [100]], 3, {},
-         "Petastorm's shards are uneven: rank 0 gets 150 rows, 1.5 times as many as rank 1 with 100: 15 steps "
+         "Petastorm's shards are uneven: rank 0 gets 150 rows, 1.5 times as many as rank 1, which gets 100: 15 steps "
          "instead of 10, so an allreduce in step 11 waits for ranks that have no batches left."),
-        ([[1000], [1000], [1009]], 3, {"batch_size": 1001}, "1.01 times as many as rank 0 with 1,000: 2 steps "
+        ([[1000], [1000], [1009]], 3, {"batch_size": 1001}, "1.01 times as many as rank 0, which gets 1,000: 2 steps "
          "instead of 1"),
         ([[1000, 1000]], 2, {"where": "a > 3", "kept": 0.1},
          "The filter keeps 200 rows of 2,000, but 2,000 must be read to find them."),

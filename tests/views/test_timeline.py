@@ -30,7 +30,7 @@ def test_what_is_said_in_plain_words(replayed):
     record = replayed(saved())
     for form in ("tab", "final"):
         shown = timeline.html(record, 0.0, form)
-        assert "the other rank waited 6.0 s in total for rank 1 (the last to be ready 38 times)" in shown
+        assert "the other rank waited 6.0 s in total for rank 1 (was the last to be ready 38 times)" in shown
         assert "for rank 0" not in shown
         assert "waiting for ranks 8.0 s (40%)" in shown
         assert "/runs/a1b2/timeline.json (123 kB)" in shown

@@ -53,7 +53,7 @@ def checkpoints(
     sharded: bool = False,
     background: bool = True,
 ) -> Store:
-    """Return a store of checkpoints in a directory: of models, optimizers, data positions, numbers and arrays.
+    """Return a store for checkpoints of models, optimizers, data positions, numbers and arrays in a directory.
 
         store = checkpoints(best="val_loss")
         state = {"model": model, "optimizer": optimizer, "data": data, "step": 0}
@@ -66,15 +66,15 @@ def checkpoints(
 
     directory: a path (dbfs:, file:, any URL that fsspec supports) that all ranks can reach. On a rank, the default is
         the run's --checkpoint-dir. All ranks then restore the same checkpoint, which the driver has chosen.
-    keep: how many of the newest checkpoints of this training run to keep, None for all. Checkpoints of any other
-        training run are never removed.
-    best, mode: a metric; the checkpoint with its minimum ("min") or maximum ("max") is kept, too.
-    sharded: every rank saves and restores its own state; the number of ranks must then stay the same. A model sharded
-        with fully_shard() (FSDP) and its optimizer need this, because each rank must save its own part of them. If
-        their whole state is gathered first, they do not need it.
-    background: save() copies the state and returns; the copy is then written while the training continues. If writing
-        fails, the error is raised by the next save(), by wait(), or at the end of the cell. The copy takes as much
-        memory as the state.
+    keep: how many of the newest checkpoints of this training run to keep; None keeps all. Checkpoints of any
+        other training run are never removed.
+    best, mode: a metric, and "min" or "max". The checkpoint with the metric's minimum or maximum is kept, too.
+    sharded: whether every rank saves and restores its own state. If so, the number of ranks must stay the same. A
+        model sharded with fully_shard() (FSDP) and its optimizer need this, because each rank must save its own part
+        of them, unless their whole state is gathered first.
+    background: whether save() copies the state and returns at once. The copy is then written while the training
+        continues. If writing fails, the error is raised by the next save(), by wait(), or at the end of the cell. The
+        copy takes as much memory as the state.
 
     Raises CheckpointError and PathError.
     """
@@ -121,7 +121,7 @@ class Store:
     # ── writing ───────────────────────────────────────────────────────────────
 
     def save(self, step: int, state: dict[str, Any], metrics: Mapping[str, Any] | None = None) -> None:
-        """Save `state` as it is now, under `step`. Call save() on every rank.
+        """Save the current `state` as the checkpoint of `step`. Call save() on every rank.
 
         state: a dict of models, optimizers, data, arrays, numbers, text, and dicts, lists and tuples of these.
         metrics: the metrics of this step, for best=… and for `history`.
@@ -219,7 +219,8 @@ class Store:
         """Restore only a model, in place, from the `model` of a saved state, or from the only value of the state.
 
         You need no objects for the state's other values, such as the optimizer. Random states are left as they are.
-        `which` is as in load(). Raises CheckpointError if there is no checkpoint, or if it does not fit the model.
+        `which` has the same meaning as in load(). Raises CheckpointError if there is no checkpoint, or if it does not
+        fit the model.
         """
         entry, saved = self._loaded(which)
         key = "model" if "model" in saved or len(saved) != 1 else next(iter(saved))
@@ -284,7 +285,7 @@ class Store:
         return self._best(self.list())
 
     def find(self, which: Which = "latest") -> Entry:
-        """Return the checkpoint that `which` means now. Raises CheckpointError if there is none.
+        """Return the checkpoint that `which` currently selects. Raises CheckpointError if there is none.
 
         `which` is as in load().
         """

@@ -102,8 +102,8 @@ def shards(
         expression, is also accepted.
     transform: a function that is called with each batch (a dict of arrays [rows, …]) and returns the dict of arrays
         to use instead.
-    shuffle: read row groups in a new order every epoch, and shuffle rows in a buffer. A number sets the size of this
-        buffer, in rows.
+    shuffle: whether to read row groups in a new order every epoch, and to shuffle rows in a buffer. A number sets the
+        size of this buffer, in rows.
     seed: the seed for the shuffled order. It must be the same on all ranks; 0 is a seed like any other.
     remainder: what to do with the last rows of an epoch that do not fill a batch: "drop" leaves them out, "pad" fills
         the batch with rows that the rank has already read, "join" returns a smaller batch.
@@ -207,7 +207,7 @@ class Shards:
 
     @property
     def spec(self) -> dict[str, Spec]:
-        """For each column of a batch, the shape of one row and the dtype. Both are found from the first rows."""
+        """The shape of one row and the dtype, for each column of a batch. Both are taken from the first rows."""
         if not self.layout.spec:
             # These are the first rows of the whole data set, not of this rank's shard, so that all ranks find the same
             # spec.

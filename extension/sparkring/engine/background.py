@@ -65,7 +65,7 @@ class BackgroundRun(Generic[Result]):
         return self._recorder.record
 
     def result(self, timeout_s: float | None = None) -> Result:
-        """Wait for the run; return its result or raise its error, or StillRunning after `timeout_s` seconds."""
+        """Wait for the run, and return its result or raise its error. Raise StillRunning after `timeout_s` seconds."""
         self._asked = True
         try:
             over = self._over.wait(timeout_s)

@@ -1,8 +1,8 @@
-"""Has the user answer what ranks ask with input().
+"""Asks the user for the input that ranks request with input().
 
-A run in the foreground keeps the kernel busy, and the kernel's own input() is the only way to ask that every front end
-has. Meanwhile, a thread goes on polling the gang, so that the end of the run also ends the wait for the user. For a run
-in the background, the kernel cannot ask, so the panel does.
+A run in the foreground keeps the kernel busy. The kernel's own input() then asks the user, because every front end
+supports it. Meanwhile, a thread continues to poll the gang, so that the end of the run also ends the wait for the user.
+For a run in the background, the kernel cannot ask the user. The panel asks instead.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from sparkring.wire.messages import Answer
 
 
 class Questions:
-    """Gets the answers to what the ranks of a run ask.
+    """Gets the answers to the requests of a run's ranks.
 
-    With `by_panel`, they come from a panel, which calls answer(). Otherwise, the kernel asks if it can; if it
-    cannot, or if `nobody` is there to ask, each answer is None.
+    With `by_panel`, the answers come from a panel, which calls answer(). Otherwise, the kernel asks the user. If the
+    kernel cannot ask, or if `nobody` says that there is no user, each answer is None.
     """
 
     def __init__(self, *, by_panel: bool = False, nobody: bool = False) -> None:
@@ -41,10 +41,10 @@ class Questions:
     def answers(
         self, record: RunRecord, interrupts: Interrupts, poll: Callable[[], object], over: Callable[[int], bool]
     ) -> Iterator[tuple[int, Answer]]:
-        """Return the answers that there are to what the ranks of `record` ask, each with its rank.
+        """Yield the available answers to the requests of the ranks of `record`, as pairs of a rank and an Answer.
 
-        If the kernel has to ask the user, this takes until the user has answered, or until `over(rank)` says that
-        the rank no longer waits. Meanwhile, poll() is called repeatedly in another thread.
+        If the kernel has to ask the user, this method waits until the user has answered, or until `over(rank)` says
+        that the rank no longer waits. Meanwhile, another thread calls poll() repeatedly.
         """
         with contextlib.suppress(queue.Empty):
             while True:
@@ -65,7 +65,7 @@ class Questions:
 def _ask(
     asked: InputRequested, interrupts: Interrupts, poll: Callable[[], object], over: Callable[[], bool]
 ) -> str | None:
-    """Return what the user types; None if nobody can be asked, or if the wait has ended for another reason."""
+    """Return what the user types. Return None if no user can be asked, or if the wait has ended for another reason."""
     ended, called_off, guard = threading.Event(), threading.Event(), threading.Lock()
 
     def keep_polling() -> None:
@@ -110,6 +110,6 @@ def _read(asked: InputRequested) -> str:
 
 
 def _cannot_ask() -> type[BaseException]:
-    """Return the class of the error that a kernel raises if its front end cannot ask the user."""
+    """Return the class of the error that a kernel raises if its front end cannot ask the user for input."""
     module = sys.modules.get("IPython.core.error")
     return EOFError if module is None else module.StdinNotImplementedError

@@ -1,4 +1,4 @@
-"""How far the ranks of a run are, how fast they proceed, and which of them have fallen behind."""
+"""The progress and the speed of the ranks of a run, and the ranks that have fallen behind."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from sparkring.history.events import Metrics
 from sparkring.history.metrics import first_epoch, placed, remembered, restarts_of
 from sparkring.history.record import RunRecord
 
-PACE_S = 10.0  # a rank's pace is measured over this long before its last report
-FEWEST_BEHIND, SHARE_BEHIND = 3, 0.05  # a rank within this many steps, or this fraction, of the others is not behind
+PACE_S = 10.0  # a rank's pace is measured over this time before its last report
+# A rank that is fewer steps behind, or a smaller fraction of the steps, does not count as behind.
+FEWEST_BEHIND, SHARE_BEHIND = 3, 0.05
 
 
 class Progress(NamedTuple):
@@ -34,10 +35,10 @@ class Progress(NamedTuple):
 
 
 class Pace(NamedTuple):
-    """How far a rank has come, and how fast it proceeds; a value is None if it is not known.
+    """The progress and the speed of a rank. Values that are not known are None.
 
-    `fraction` is the completed fraction of the run. `steps` counts the rank's steps in all epochs, of which each has
-    `steps_each`. `rate` is the number of steps per second during the last PACE_S seconds before the last report.
+    `fraction` is the completed fraction of the run. `steps` counts the rank's steps in all epochs. Each epoch has
+    `steps_each` steps. `rate` is the number of steps per second during the last PACE_S seconds before the last report.
     """
 
     fraction: float | None = None
@@ -47,9 +48,9 @@ class Pace(NamedTuple):
 
 
 class Lag(NamedTuple):
-    """A rank that has fallen behind: by how many steps, and its rate divided by the median of all ranks' rates.
+    """A rank that has fallen behind by `steps` steps.
 
-    `ratio` is None if the rates are not known.
+    `ratio` is the rank's rate divided by the median of all ranks' rates. It is None if the rates are not known.
     """
 
     rank: int
@@ -61,8 +62,8 @@ class Lag(NamedTuple):
 class _Course:
     """The oldest and the newest report of a rank in its current attempt and lap.
 
-    `oldest_done` and `newest_done` are the fractions of the run that were complete at these reports; None if the totals
-    are not known. `recent` has the time and the number of steps, counted in all epochs, of the last reports.
+    `oldest_done` and `newest_done` are the fractions of the run that were complete at these reports. They are None if
+    the totals are not known. `recent` has the times of the last reports, and the number of steps in all epochs by then.
     """
 
     lap: int
@@ -148,10 +149,10 @@ def paces(record: RunRecord) -> dict[int, Pace]:
 
 
 def lags(record: RunRecord) -> list[Lag]:
-    """Return the running ranks that are clearly behind the others, with the one that is furthest behind first.
+    """Return the running ranks that are clearly behind the others. The rank that is furthest behind comes first.
 
-    The others' place is the median of the running ranks. Some ranks are always a step ahead, so small differences do
-    not count.
+    Each rank is compared with the median of the running ranks. Small differences do not count, because some ranks are
+    always a step ahead.
     """
     found = {rank: pace for rank, pace in paces(record).items() if record.ranks[rank].state == "running"}
     places = sorted(pace.steps for pace in found.values() if pace.steps is not None)
@@ -191,4 +192,4 @@ def _left_s(course: _Course, now: float) -> float | None:
     if took < 1 or made <= 0:
         return None  # too early to tell
     left = took / made * (1 - course.newest_done) - (now - course.newest.time)
-    return left if left > 0 else None  # the estimated end has passed, so the rank has become slower
+    return left if left > 0 else None  # if the estimated end has passed, the rank has become slower

@@ -160,8 +160,8 @@ def _judged(record: RunRecord, ranks: Sequence[RankReading], now: float) -> tupl
             return mine
         usual = _median_without(waitings, waiting)
         if waiting > STARVED or (usual is not None and waiting > usual + MORE_THAN_OTHERS):
-            beside = "" if usual is None else f"; the others {100 * usual:.0f} %"
-            note = f"{'waited' if over else 'waits'} {100 * waiting:.0f} % of the time for data{beside}"
+            beside = "" if usual is None else f" (the others: {100 * usual:.0f} %)"
+            note = f"{'waited' if over else 'waits'} for data {100 * waiting:.0f} % of the time{beside}"
             return mine._replace(mark="starves", note=note)
         return mine
 
@@ -169,9 +169,9 @@ def _judged(record: RunRecord, ranks: Sequence[RankReading], now: float) -> tupl
 
 
 def waits(record: RunRecord, now: float) -> dict[int, RankReading]:
-    """Return the last progress of each rank that has read long enough to tell how much of the time it waits for data.
+    """Return the last progress of each rank that has read long enough to judge how long it waits for data.
 
-    Of several data sets, the one that the rank has reported last counts.
+    If a rank reads several data sets, the one that it reported last counts.
     """
     found: dict[int, RankReading] = {}
     for each in (each for data_set in data_sets(record, now) for each in data_set.ranks if each.waiting is not None):
@@ -186,7 +186,7 @@ def _read_at(found: RankReading) -> float:
 
 
 def causes(record: RunRecord, now: float) -> dict[int, str]:
-    """Return for each rank that clearly waits longer for data than the others how long this is, in words."""
+    """Say how long ranks wait for data, by rank. Only ranks that clearly wait longer than the others are included."""
     found = waits(record, now)
     fractions = sorted(each.waiting or 0.0 for each in found.values())
     told = {}
@@ -194,7 +194,7 @@ def causes(record: RunRecord, now: float) -> dict[int, str]:
         mine = each.waiting or 0.0
         usual = _median_without(fractions, mine)
         if each.mark == "starves" and usual is not None and mine > usual + MORE_THAN_OTHERS:
-            told[rank] = f"it waits {100 * mine:.0f} % of the time for data, the others {100 * usual:.0f} %"
+            told[rank] = f"it waits for data {100 * mine:.0f} % of the time (the others: {100 * usual:.0f} %)"
     return told
 
 

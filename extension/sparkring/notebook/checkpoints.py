@@ -11,7 +11,7 @@ from sparkring.notebook.magic import Magic
 from sparkring.notebook.options_table import Option, OptionsTable
 from sparkring.notebook.sources import suggest_sources, value_of
 
-_HELP = """Show the checkpoints in a directory, and which one a run would continue from.
+_HELP = """Show the checkpoints in a directory, and the checkpoint from which a run would continue.
 
     %checkpoints dbfs:/ml/run1
     %checkpoints s3://bucket/run1 --metric val_loss     mark the minimum; with --mode max, mark the maximum

@@ -40,8 +40,8 @@ Otherwise, that text is read as the beginning of the options.
 
 Each process runs one item after another, and keeps imported modules. Before each item, the names that the cell
 reads are reset to the notebook's values, and random numbers are seeded with the item's number. So results do not depend
-on which process runs an item, or when. But if an item changes something in a module, in the environment or in a file,
-later items in the same process see the change. With --fresh-process, each item has a process of its own.
+on which process runs an item, or on when it runs. But if an item changes something in a module, in the environment or
+in a file, later items in the same process see the change. With --fresh-process, each item has a process of its own.
 
 If an item fails, the other items still run. At the end, one error says how many items failed, and why. A process that
 dies, or whose memory has grown by 512 MB, is replaced. If an item runs out of memory, it is tried again, and from then

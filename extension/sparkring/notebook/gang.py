@@ -34,7 +34,7 @@ the gang ends.
 Options of `%gang start`:
 {options}
 """
-_SLOTS_HELP = "Show where ranks can run: this machine's cores and GPUs, and Spark's task slots and what holds them."
+_SLOTS_HELP = "Show where ranks can run: the machine's cores and GPUs, and Spark's task slots, with what occupies them."
 
 _START = OptionsTable(
     "%gang start",

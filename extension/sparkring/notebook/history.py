@@ -126,7 +126,7 @@ def _runs(shell: Any, line: str) -> None:
     elif request.run:
         _show(request.run)
     else:
-        headers = ("run", "cell", "took", "ranks", "data", "outcome", "")
+        headers = ("run", "cell", "time", "ranks", "data", "outcome", "")
         empty = f"no runs saved yet (they go to {run_store.home()})"
         show_table(headers, list(_rows(request.count)), empty=empty)
 

@@ -61,7 +61,7 @@ _OPTIONS = (
         type=seconds,
         metavar="S",
         dest="timeout_s",
-        help="end the run after S seconds, and say which line each rank was on",
+        help="end the run after S seconds, and say which line each rank was running",
     ),
     PUSH,
     Option(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class World(NamedTuple):
-    """A rank's place among all ranks, on its node, and across the nodes."""
+    """The position of a rank among all ranks and on its node, and the position of its node."""
 
     rank: int = 0
     size: int = 1

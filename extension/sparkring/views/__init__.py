@@ -32,8 +32,9 @@ class Quiet:
 def open_view(*, quiet: bool = False, controls: Controls | None = None, background: bool = False) -> View:
     """Return a new view of the form that front_end.shown() selects, or a Quiet one if `quiet`.
 
-    A live panel offers the user the `controls`. With `background`, the run's thread calls refresh() and close(); only
-    the first refresh() comes from the thread that starts the run. Raise OptionsError if SPARKRING_VIEW is not valid.
+    A live panel offers the `controls` to the user. With `background`, the run's thread calls refresh() and close(),
+    except that the thread that starts the run calls the first refresh(). Raise OptionsError if SPARKRING_VIEW is not
+    valid.
     """
     form = shown()
     if quiet:

@@ -1,4 +1,4 @@
-"""Draws the attempts of a run as bars over time, with its checkpoints, and with what ended each attempt."""
+"""Draws the attempts of a run as bars over time, with its checkpoints and the cause of each attempt's end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sparkring.views.markup import AMBER, BLUE, GREEN, RED, note, svg, text
 
 WIDTH, _SIDE = 720, 4
 _TOP, _BAR, _TICK = 16, 14, 8  # the top of the bars, their height, and the height of a checkpoint's tick
-_CAUSE, _CAUSES = 15, 4  # the distance between the rows of causes, and how many rows there are at most
+_CAUSE, _CAUSES = 15, 4  # the distance between the rows of causes, and the most rows
 _CAUSE_CHARACTERS = 64
 _APART = 10  # the smallest distance between two causes in a row
 _CHARACTER = 6.0  # the width of a label's character, in pixels
@@ -33,9 +33,9 @@ class _Bar(NamedTuple):
 
 
 def picture(record: RunRecord, now: float, chapters: Sequence[Chapter]) -> str:
-    """Draw the last attempts, which `chapters` describe, from left to right; '' if there are none.
+    """Draw the last attempts, which `chapters` describe, from left to right. Return '' if there are no attempts.
 
-    While the run goes on, the picture changes only a few times, not merely because time passes.
+    During the run, the time axis grows in steps, so that the picture rarely changes.
     """
     attempts = record.attempts[-len(chapters) :] if chapters else ()
     if not attempts:
@@ -70,13 +70,13 @@ def _outcome(record: RunRecord) -> str:
 
 
 def _rounded_up(seconds: float) -> float:
-    """Return the next longer time of two digits, such as 2.1, 21 or 210 s."""
+    """Return the next longer time that has two significant digits, such as 2.1, 21 or 210 s."""
     step = 10.0 ** math.floor(math.log10(max(1.0, seconds)) - 1)
     return step * math.ceil(max(1.0, seconds) / step + 1e-9)
 
 
 def _bars(bars: Sequence[_Bar]) -> list[str]:
-    """Return SVG: the bars, thin lines between them, and the attempts' numbers above them where there is room."""
+    """Return SVG with the bars, thin lines between them, and, if there is room, the attempts' numbers above them."""
     parts, before, free = [], float(_SIDE), 0.0
     for number, begin, end, chapter, _ in bars:
         colour, middle = _COLOURS[chapter.state], (begin + end) / 2
@@ -100,14 +100,14 @@ def _ticks(xs: Sequence[float]) -> str:
 
 
 def _causes(bars: Sequence[_Bar], top: float) -> tuple[list[str], int]:
-    """Write what ended each attempt below the bar's end, in as few rows as possible. Return SVG and the rows' number.
+    """Write below the end of each bar what ended the attempt, in few rows. Return SVG, and the number of rows.
 
-    The last attempt comes first. A cause for which there is no room is only in the lines below the picture.
+    The last attempt is placed first. If there is no room for a cause, only the lines below the picture show it.
     """
-    placed: list[tuple[int, float, float, float]] = []  # of each text: its row, begin and end, and the end of its bar
+    placed: list[tuple[int, float, float, float]] = []  # of each text: its row, begin, end, and the end of its bar
 
     def fits(row: int, begin: float, end: float, line: float) -> bool:
-        """Whether a text overlaps no other text, and no line from a bar to a text crosses another text."""
+        """Return whether a text overlaps no other text, and no line from a bar to a text crosses another text."""
         return all(
             not (row == other and begin < stop + _APART and start < end + _APART)
             and not (other < row and start - 2 < line < stop)

@@ -16,8 +16,9 @@ State = Literal["ended", "running", "finished", "failed", "cut"]
 class Chapter(NamedTuple):
     """One attempt in words.
 
-    `state` says whether the attempt is running, or how it ended: "ended" means that another attempt followed or was to
-    follow, and "cut" means that the run was interrupted or timed out. `last_lines` are from the rank that failed.
+    `state` says whether the attempt is running, or how it ended: "ended" means that another attempt followed, or
+    would have followed, and "cut" means that the run was interrupted or timed out. `last_lines` are from the rank that
+    failed.
     """
 
     state: State
@@ -48,7 +49,7 @@ def why(attempt: Attempt) -> str:
 
 
 def saved_before(record: RunRecord, attempt: Attempt) -> str:
-    """Say what an attempt saved last: `step 120 was saved 3 s earlier`; return '' without a checkpoint directory."""
+    """Say what an attempt saved last: `step 120 was saved 3 s earlier`. Return '' without a checkpoint directory."""
     if not record.checkpoint_dir:
         return ""
     saved = [each.saved for each in record.checkpoints if each.attempt == attempt.number]
@@ -59,7 +60,7 @@ def saved_before(record: RunRecord, attempt: Attempt) -> str:
 
 
 def news(before: tuple[Attempt, ...], record: RunRecord) -> list[str]:
-    """Return a line for each attempt that has started or ended since the run's attempts were `before`."""
+    """Return a line for each attempt that has started or ended since the run had the attempts `before`."""
     told = []
     for at, attempt in enumerate(record.attempts):
         known = before[at] if at < len(before) else None

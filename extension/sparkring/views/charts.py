@@ -16,8 +16,8 @@ from sparkring.views.markup import AMBER, BLUE
 
 MOST = 6  # the largest number of charts
 COLOURS = (BLUE, AMBER)  # the colours of a chart's first and second curve: training and validation
-_DIGITS, _TIME_DIGITS = 6, 5  # significant digits of each value and time; a screen cannot show more
-_LONG = 16  # if a column of this many numbers has only grown, only its new end is sent
+_DIGITS, _TIME_DIGITS = 6, 5  # the significant digits of values and times; a screen cannot show more
+_LONG = 16  # if a column of at least this length has only grown, only its new numbers are sent
 
 Column = list[float | None]
 
@@ -26,11 +26,11 @@ Column = list[float | None]
 def charts(record: RunRecord) -> dict[str, Any]:
     """Return all charts of a run, as JSON values; {} if there is nothing to draw.
 
-    `axes` says what the horizontal axis can show besides `axis` (metrics.other_axes). A chart's `x` lists positions on
-    `axis`, in ascending order, and `time` the seconds from the beginning of the run until the first rank had reached
-    them. A curve's columns have an entry for each of these positions: the curve's value, or None if it has no value at
-    this position. If there is `until`, only the faster ranks have reached the positions beyond it. What restarts have
-    undone has an `x` and a `time` of its own.
+    `axes` has the other quantities that the horizontal axis can show besides `axis` (metrics.other_axes). A chart's `x`
+    lists positions on `axis`, in ascending order. Its `time` lists when the first rank reached each position, in
+    seconds since the run began. The columns of a curve have an entry for each position: the value of the curve, or
+    None. If a curve has `until`, only the faster ranks have reached the positions after `until`. Steps that a restart
+    has undone have their own `x` and `time`.
     """
     table = metrics.table(record)
     found = metrics.curves(record, table)[:MOST] if table.rows else []
@@ -52,7 +52,7 @@ def _chart(curves: Sequence[Curve], axis: str, began: float) -> dict[str, Any]:
     xs = sorted(times)
     drawn = []
     for curve, colour in zip(curves, COLOURS, strict=False):
-        lone = not curve.ranks and not has_band(curve)  # the faster ranks have no lines of their own, and no band
+        lone = not curve.ranks and not has_band(curve)  # the faster ranks have neither lines of their own nor a band
         told: dict[str, Any] = {
             "name": plain(curve.name),
             "last": number(curve.last),
@@ -80,9 +80,10 @@ def _chart(curves: Sequence[Curve], axis: str, began: float) -> dict[str, Any]:
 
 
 def since(old: Any, new: Any) -> Any:
-    """Return `new`, without what it shares with `old`: a long list that begins as it did is {"from": n, "then": [...]}.
+    """Return `new` without the values that `old` also has.
 
-    These are the first n entries of the old list, and then the others. src/series.js puts them together again.
+    A long list that begins with the n entries of the old list becomes {"from": n, "then": [...]}. "then" has the other
+    entries. src/series.js joins the two parts again.
     """
     if isinstance(new, dict):
         return {key: since(old.get(key) if isinstance(old, dict) else None, value) for key, value in new.items()}
@@ -100,7 +101,7 @@ def has_band(curve: Curve) -> bool:
 
 
 def means(points: Sequence[Point]) -> list[tuple[float, float]]:
-    """Pairs of position and mean."""
+    """Return pairs of a position and a mean."""
     return [(point.x, point.value.mean) for point in points]
 
 
@@ -142,7 +143,7 @@ def legend(found: Sequence[Sequence[Curve]], marks: Sequence[Mark]) -> str:
     return dotted(
         "thick: mean; thin: each rank, in its colour" if any(curve.ranks for curve in curves) else "",
         "band: minimum to maximum" if any(map(has_band, curves)) else "",
-        "faint: beyond the steps that all ranks have reported" if any(curve.ahead for curve in curves) else "",
+        "faint: steps that not all ranks have reported" if any(curve.ahead for curve in curves) else "",
         "dotted: discarded by a restart" if any(curve.undone for curve in curves) else "",
         "red: restart" if "restart" in kinds else "",
         "ring: best value" if any(curve.best for curve in curves) else "",

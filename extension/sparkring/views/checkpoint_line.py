@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from sparkring.history.describe import ago, counted, dotted, duration, first_line, number, size
 from sparkring.views.markup import AMBER, BLUE, GREEN, RED, svg, text, tint
 
-MARKS, CROWD = 80, 40  # a picture has at most MARKS marks; if there are more than CROWD, most of them are drawn small
+MARKS, CROWD = 80, 40  # a picture has at most MARKS marks; if it has more than CROWD, most are small
 METRICS_NAMED, NAME_CHARACTERS, REASON_CHARACTERS = 4, 40, 200
 TITLE_CHARACTERS = 120  # the largest number of characters in a mark's tooltip
 
@@ -32,8 +32,8 @@ SAID: dict[State, str] = {
 class Mark(NamedTuple):
     """One checkpoint as it is shown. `time` is in Unix seconds. Unknown values are 0 or None.
 
-    `origin` says what saved the checkpoint, for example which run. It has one string for each of the Series' `headers`.
-    Marks with the same `stretch` were saved in the same attempt or run. `resumes` is True for the resume point.
+    `origin` says what saved the checkpoint, for example a run. It has one string for each of the `headers` of the
+    Series. Marks with the same `stretch` were saved in the same attempt or run. `resumes` is True for the resume point.
     """
 
     step: int
@@ -58,9 +58,9 @@ class Series(NamedTuple):
     marks: tuple[Mark, ...]
     headers: tuple[str, ...] = ()
     noun: str = "step"
-    kind: str = ""  # what wrote the checkpoints, if it was not sparkring
-    metric: str = ""  # the metric to draw; '' if picture() is to choose one
-    began: float = 0.0  # when the run began, to show times since then; 0 to show how long ago checkpoints were saved
+    kind: str = ""  # the tool that wrote the checkpoints; '' for sparkring
+    metric: str = ""  # the metric to draw; if it is '', picture() chooses one
+    began: float = 0.0  # when the run began; times are shown since then or, if it is 0, as times before now
 
 
 # ── Words ─────────────────────────────────────────────────────────────────────
@@ -77,7 +77,7 @@ def when(series: Series, mark: Mark, now: float) -> str:
 
 
 def state_words(mark: Mark) -> str:
-    """Describe the checkpoint's state: `committed, best; the resume point`, `damaged: rank-0.safetensors is cut`."""
+    """Describe the state of a checkpoint: `committed, best; the resume point`, `damaged: rank-0.safetensors is cut`."""
     words = SAID[mark.state] + (", best" if mark.best and mark.state == "committed" else "")
     words += "; the resume point" if mark.resumes else ""
     return f"{words}: {first_line(mark.reason, REASON_CHARACTERS)}" if mark.reason else words
@@ -130,9 +130,9 @@ def picture(series: Series, now: float) -> str:
 
 
 def chosen(marks: Sequence[Mark], most: int) -> list[int]:
-    """Choose at most `most` marks to show: the best, the resume point, the first, the last, and some of each state.
+    """Choose at most `most` marks: the best, the resume point, the first, the last, and some marks of each state.
 
-    Marks of the same state are evenly spread.
+    The chosen marks of a state are evenly spread.
     """
     if len(marks) <= most:
         return list(range(len(marks)))
@@ -165,7 +165,7 @@ def positions(marks: Sequence[Mark]) -> list[float]:
 
 
 def _metric_to_draw(series: Series) -> str:
-    """Return the metric by which the best checkpoint seems to have been chosen, or the first metric, if any, or ''."""
+    """Return the metric that seems to determine the best checkpoint; otherwise, return the first metric, or ''."""
     names = metric_names(series)
     best = next((mark for mark in series.marks if mark.best), None)
     for name in names:
@@ -183,14 +183,14 @@ def _tick(value: float, y: float) -> str:
 
 
 def _stretches(series: Series, xs: Sequence[float], bottom: int) -> list[str]:
-    """Return SVG: a line before each attempt or run except the first, and those of their names that fit."""
+    """Return SVG with a line before each attempt or run except the first, and with the names that fit."""
     begins = [at for at in range(len(xs)) if not at or series.marks[at].stretch != series.marks[at - 1].stretch]
     if len(begins) < 2:
         return []
     edges = [(xs[at] + xs[at - 1]) / 2 if at else _LEFT for at in begins] + [float(WIDTH)]
     drawn, free = "", 0.0
     for edge in edges[1:-1]:
-        if edge >= free:  # of many lines close together, draw only those that can be told apart
+        if edge >= free:  # if lines are close together, draw only some of them, so that they can be told apart
             drawn, free = f"{drawn}M{edge:.1f} 3V{bottom}", edge + _APART
     parts = [f'<path d="{drawn}" stroke="currentColor" stroke-opacity=".35" stroke-dasharray="2 3"/>']
     free = 0.0
@@ -250,7 +250,7 @@ def _shape(series: Series, mark: Mark, x: float, y: float, now: float, *, crowde
 
 
 def _callouts(series: Series, places: Mapping[int, tuple[float, float]]) -> list[str]:
-    """Return SVG that writes `best` and `resume` above the marks, side by side if these marks are close together."""
+    """Return SVG with the words `best` and `resume` above the marks, or side by side if the marks are close."""
     told = []
     for at, place in places.items():
         mark = series.marks[at]

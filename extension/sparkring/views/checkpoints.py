@@ -34,11 +34,11 @@ METRICS_LISTED = 8
 _WRITERS = {"keras": "ModelCheckpoint", "tensorflow": "BackupAndRestore", "torch": "torch"}
 
 
-# ── From a record, and from a directory ───────────────────────────────────────
+# ── Series from a record or a directory ───────────────────────────────────────
 
 
 def recorded(record: RunRecord) -> list[Series]:
-    """Return the checkpoints that a run has saved or found damaged, as a series for each directory and writer."""
+    """Return a series for each directory and writer, with the checkpoints that the run has saved or found damaged."""
     by_place: dict[tuple[str, str], list[Checkpoint]] = {}
     for each in record.checkpoints:
         by_place.setdefault((each.saved.folder, each.saved.kind), []).append(each)
@@ -73,7 +73,7 @@ def _recorded(folder: str, kind: str, found: Sequence[Checkpoint], record: RunRe
 
 
 def _earlier(found: Checkpoint) -> bool:
-    """Return whether an earlier run saved the checkpoint. This run found it damaged, and does not know its size."""
+    """Return whether an earlier run saved the checkpoint. If so, this run found it damaged, without its size."""
     return not found.attempt and not found.saved.size_bytes
 
 
@@ -248,7 +248,7 @@ def others_rows(found: Inventory) -> list[tuple[str, ...]]:
 def _others_note(found: Inventory) -> str:
     many = len(found.others)
     first = f"the newest {OTHERS_LISTED} of {many:,}; " if many > OTHERS_LISTED else ""
-    return f"{first}only their names are known, not whether they are complete"
+    return f"{first}only their names are known; they may be incomplete"
 
 
 # ── The output of %checkpoints ────────────────────────────────────────────────
@@ -291,11 +291,11 @@ class CheckProgress(ProgressLine):
     """Shows the progress of a check of checkpoints."""
 
     def tell(self, done: int, of: int, done_bytes: int, of_bytes: int) -> None:
-        """Show how many of the `of` checkpoints, and how many of their `of_bytes` bytes, have been checked."""
+        """Show that `done` of `of` checkpoints and `done_bytes` of `of_bytes` bytes have been checked."""
         self.say(f"checked {done:,} of {counted(of, 'checkpoint')}, {size(done_bytes)} of {size(of_bytes)}")
 
 
-# ── What a terminal shows of a run ───────────────────────────────────────────
+# ── What a terminal shows for a run ──────────────────────────────────────────
 
 
 def progress_words(record: RunRecord) -> str:
@@ -305,7 +305,7 @@ def progress_words(record: RunRecord) -> str:
 
 
 def news(before: Iterable[Checkpoint], record: RunRecord) -> list[str]:
-    """Return a line for each checkpoint that was found damaged after the run's checkpoints were `before`."""
+    """Return a line for each checkpoint that was found damaged since the run had the checkpoints `before`."""
     known = {each.place for each in before if each.state == "damaged"}
     return [
         f"the checkpoint of step {each.saved.step:,} in {first_line(each.saved.folder, 200)} is damaged and was skipped"

@@ -1,4 +1,4 @@
-"""Compares two runs: how they ended, their last metrics and curves, and what differs in their options and code."""
+"""Compares two runs: outcomes, last metrics, curves, options and code."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _OUTCOME_CHARACTERS = 120
 
 
 def show_compared(first: RunRecord, second: RunRecord) -> None:
-    """Show two runs beside each other: in a notebook with their curves, elsewhere as text."""
+    """Show two runs side by side: with their curves in a notebook, otherwise as text."""
     show(_text(first, second), lambda: _html(first, second))
 
 
 def facts(first: RunRecord, second: RunRecord) -> list[tuple[str, str, str]]:
-    """Return rows with a fact of both runs: always the outcome and the time, and otherwise only what differs."""
+    """Return rows that compare the runs: the run's name, outcome and time, and other facts only if they differ."""
     now = [describe.last_known(record) for record in (first, second)]
     both = [_facts(record, at) for record, at in zip((first, second), now, strict=True)]
     names = dict.fromkeys([*both[0], *both[1]])
-    always = ("run", "outcome", "took")
+    always = ("run", "outcome", "time")
     rows = [(name, both[0].get(name, ""), both[1].get(name, "")) for name in names]
     return [row for row in rows if row[0] in always or row[1] != row[2]]
 
@@ -42,7 +42,7 @@ def _facts(record: RunRecord, now: float) -> dict[str, str]:
         "run": record.run_id,
         "title": record.title,
         "outcome": describe.first_line(describe.outcome(record), _OUTCOME_CHARACTERS),
-        "took": describe.took(record, now),
+        "time": describe.took(record, now),
         "where": describe.dotted(*describe.facts(record)),
         "line": line if line.startswith("%") else "",
         "data": data,
@@ -52,7 +52,7 @@ def _facts(record: RunRecord, now: float) -> dict[str, str]:
 
 
 def measured(first: RunRecord, second: RunRecord) -> list[tuple[str, str, str, str]]:
-    """Return a row for each metric: its last mean in both runs, and by how much it differs."""
+    """Return a row for each metric: the last mean in both runs, and the difference."""
     both = [metrics.table(record).last() for record in (first, second)]
     rows = []
     for name in dict.fromkeys([*both[0], *both[1]]):
@@ -71,7 +71,7 @@ def difference(first: RunRecord, second: RunRecord) -> list[str]:
 
 
 def curves(first: RunRecord, second: RunRecord) -> list[tuple[str, list[Curve]]]:
-    """Return the metrics of which both runs have curves, each with a curve of both runs. Ranks are not told apart."""
+    """Return the metrics for which both runs have curves, with both curves. The curves are means over the ranks."""
     both = []
     for record in (first, second):
         charts = metrics.curves(record, metrics.table(record))
@@ -108,7 +108,7 @@ def _pictures(first: RunRecord, second: RunRecord) -> str:
         return ""
     axis, other = (metrics.curve_axis(metrics.table(record)) for record in (first, second))
     if axis != other:
-        return paragraph(f"The curves are not drawn, because those of A are by {axis} and those of B by {other}.")
+        return paragraph(f"The curves are not drawn, because A has curves by {axis}, and B has curves by {other}.")
     drawn = "".join(f"<div><b>{text(name)}</b>{figures([both], axis)}</div>" for name, both in found)
     return f'<div class="sr-charts">{drawn}</div>'
 

@@ -1,4 +1,4 @@
-"""Shows what ranks have displayed, in an output below the panel, during the run and after it.
+"""Shows what ranks have displayed, in an output below the panel, during and after the run.
 
 Styles are inline, so that the output looks the same if a front end removes style sheets.
 """
@@ -69,7 +69,7 @@ class DisplaysView:
 
 
 def shown(record: RunRecord) -> list[Shared]:
-    """Return the first displays of shared() whose HTML has at most OUTPUT_BYTES in total."""
+    """Return the first displays of shared(): as many as fit into OUTPUT_BYTES as HTML."""
     found, size = [], 0
     for each in shared(record):
         size += len(_html(each))

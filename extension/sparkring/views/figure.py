@@ -1,7 +1,7 @@
 """Draws charts with matplotlib as pictures that stay in the notebook: a small PNG for each chart.
 
-JupyterLab removes scripts and inline SVG from a notebook that it does not trust, and so do some web pages, but they
-keep pictures. Where possible, names that users choose are written beside the picture, since the picture's font may lack
+JupyterLab removes scripts and inline SVG from a notebook that it does not trust, but it keeps pictures. Some web pages
+do the same. Where possible, names that users choose are written beside the picture, since the picture's font may lack
 some of their letters.
 """
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 WIDTH, HEIGHT = 320, 165  # CSS pixels
-POINTS = 100  # the most points of a curve; the pictures of more points would be too large
+POINTS = 100  # the most points of a curve; pictures with more points would be too large
 PICTURES_BYTES = 80_000  # the largest size of all pictures together, in base64
 # Each pair is the number of pixels per CSS pixel, and the number of colours in a picture's palette. A palette reduces
 # the size of the picture to a quarter. The second pair is used if the pictures would otherwise be too large.
 _QUALITIES = ((2, 48), (1, 24))
 _DOTS_PER_INCH = 96  # CSS pixels per inch
-_LEFT, _RIGHT, _TOP, _BOTTOM = 0.5, 0.08, 0.08, 0.36  # inches that a chart leaves for its labels
+_LEFT, _RIGHT, _TOP, _BOTTOM = 0.5, 0.08, 0.08, 0.36  # inches beside a chart for its labels
 FAINT = 0.35  # the opacity of what only the faster ranks have reported; also in panel/src/series.js
-_RANK_APART = 0.08  # a rank is named if its line ends farther than this from the mean, relative to the chart's height
+_RANK_APART = 0.08  # a rank is named if its line ends farther from the mean than this part of the height
 _RC: dict[str, Any] = {
     "axes.edgecolor": GREY,
     "axes.labelcolor": GREY,
@@ -65,7 +65,7 @@ class Drawing(NamedTuple):
 
 
 def figures(charts: Sequence[Sequence[Curve]], axis: str, marks: Sequence[Mark] = ()) -> str:
-    """Return a <figure> for each chart, with an <img>, or with a description of the chart if there is no picture."""
+    """Return a <figure> for each chart, with an <img> or, if there is no picture, with a description of the chart."""
     drawn = pictures([Drawing(functools.partial(_chart, curves=curves, axis=axis, marks=marks)) for curves in charts])
     both = zip(charts, drawn, strict=True)
     return "".join(figure(_caption(curves, axis), picture, words(curves, axis)) for curves, picture in both)

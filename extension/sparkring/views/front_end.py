@@ -1,8 +1,8 @@
-"""Tells which front end shows the notebook, and which view of a run it can show.
+"""Finds out which front end shows the notebook, and which view of a run the front end can show.
 
-No single mark can be trusted: a kernel on another machine lacks the variables of the front end, and a kernel that was
-started from a terminal of VS Code has them although another front end shows the notebook. Where a wrong guess would
-lose something, the view that works in both cases is chosen.
+No single sign is reliable. A kernel on another machine lacks the environment variables of the front end. A kernel that
+was started in a terminal of VS Code has VS Code's variables, even if another front end shows the notebook. If a wrong
+guess could hide the run, the view that works in both front ends is chosen.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def choice() -> Choice:
     for form in get_args(Shown):
         if form == wanted:
             return Choice(form, f"SPARKRING_VIEW={wanted}")
-    if os.environ.get("SPARKRING_PANEL") == "0":  # the name that version 0.1 knew
+    if os.environ.get("SPARKRING_PANEL") == "0":  # the name of the setting in version 0.1
         return Choice("static", "SPARKRING_PANEL=0")
     if front_end({}) == "databricks":
         return Choice("static", "Databricks keeps no widgets")

@@ -31,19 +31,19 @@ from sparkring.views.sections import (
 )
 
 PAUSE_S = 0.2
-# On a warm gang, the first drawing waits this long. Most cells end earlier, so that only their output is shown.
+# On a warm gang, the panel is first drawn after this time. Most cells end earlier, so only their output is shown.
 WARM_PAUSE_S = 0.1
-PAUSE_PER_WORK = 10  # drawing takes at most a tenth of the time, since the ranks may need the processor
+PAUSE_PER_WORK = 10  # drawing takes at most a tenth of the time, because the ranks may need the processor
 BYTES_PER_S = 500_000  # the largest rate at which bytes are sent to the browser
 PANEL_BYTES = 190_000
-QUICK_LINES, QUICK_BYTES = 200, 120_000  # at most this much of a quick run's output is shown
+QUICK_LINES, QUICK_BYTES = 200, 120_000  # the most lines and bytes of a quick run's output that are shown
 
 
 class HtmlView:
     """Draws the panel in place, at most a few times a second, and once more when the run has ended.
 
-    After a quick run on a warm gang, only the ranks' output is shown, or nothing if there is none. What ranks display
-    appears in another output below the panel. With `early`, that output is created at once.
+    After a quick run on a warm gang, only the output of the ranks is shown, if they have printed anything. Displays of
+    the ranks appear in another output below the panel. With `early`, this other output is created at once.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class HtmlView:
         self._displays = DisplaysView(self._show, f"{self._id}-displays", early=early)
 
     def refresh(self, record: RunRecord) -> None:
-        """Draw the run, unless it was drawn a moment ago."""
+        """Draw the run, unless the last drawing is too recent."""
         began = self._clock()
         if self._due is None:
             self._due = began + max(self._after_s, WARM_PAUSE_S if record.warm else 0.0)
@@ -101,7 +101,7 @@ def _display(found: Bundle, display_id: str, update: bool) -> None:
 
 
 def show(record: RunRecord) -> None:
-    """Show the run of `record`, without its id: a live panel of the run would hide any output that has the id."""
+    """Show the run of `record`. The output lacks the run's id, because a live panel hides outputs that have the id."""
     found = bundle(record._replace(run_id=""), now=describe.last_known(record), final=record.outcome is not None)
     _display(found, f"sparkring-{secrets.token_hex(8)}", False)
 
@@ -117,7 +117,7 @@ def bundle(record: RunRecord, *, now: float, final: bool) -> Bundle:
 
 
 def _quick(record: RunRecord) -> str:
-    """Return, as HTML, what the ranks of a quick run printed. If there is nothing to show, say how the run ended."""
+    """Return what the ranks of a quick run printed, as HTML. If they printed nothing, say how the run ended."""
     seen = lines.visible(record.recent, record.logs)
     every = lines.folded([line for line in seen if not lines.is_noise(line)])
     found = every[-QUICK_LINES:]

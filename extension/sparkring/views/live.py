@@ -1,25 +1,25 @@
-"""Turns a run into messages for a page, with the changes in the run's record since the last message.
+"""Turns a run into messages for a page. They contain the changes in the run's record since the last message.
 
 A message is a dict of JSON values with the `run` and a `kind`:
 
     lines     what ranks printed. `start` is the number of the first new line among all lines of the run, and `count`
-              is the number of new lines. The new lines that are shown are given as columns: `rank`, `stream` ("o" for
-              stdout, "e" for stderr, "m" for a message), `time` (in seconds since the run began), `text`, and `html`,
-              which has entries only for lines with colours, by index. `noise` has the indices of TensorFlow's start-up
-              messages. `pending` has the lines whose end has not been printed yet, in similar columns
+              is the number of new lines. The new lines that are shown are in columns: `rank`, `stream` ("o" for
+              stdout, "e" for stderr, "m" for a message), `time` (in seconds since the run began), `text`, and `html`.
+              `html` maps the indices of lines with colours to HTML. `noise` has the indices of TensorFlow's start-up
+              messages. `pending` has the lines whose end has not been printed yet, in the same columns
     state     the state of the run, and a column for each fact about its ranks
-    sections  the HTML of those sections (views/sections) that have changed, by name
+    sections  the HTML of the sections (views/sections) that have changed, by name
     charts    the curves as numbers (views/charts). If a curve has only grown, its new points are sent (charts.since)
     displays  what ranks have displayed: `order` lists [key, ranks or items, seconds since the run began] in order of
-              time, and `html` has the HTML of those that have not been sent before, by key
-    usage     what each rank uses of its machine, and how much of its time it waits for data. `samples` has what a rank
-              has used so far, if this has changed: a row for each Sample, with the time in seconds since the run began
-    search    what the items search for, if they are the trials of a search
+              time. `html` has the HTML of the displays that have not been sent before, by key
+    usage     the resources that each rank uses, and the percentage of the time that it waits for data. For each rank
+              with new samples, `samples` has a row for each Sample, with the time in seconds since the run began
+    search    the metric, the parameters and their importance, if the items are the trials of a search
     items     a row for each item that has changed since the last message of this kind. Its columns are the FIELDS of
               panel/src/items.js
 
-Strings are plain text (history/lines.plain). In the HTML, text from users and ranks is escaped. So a page can show
-what ranks print without trusting it.
+Strings are plain text (history/lines.plain). In the HTML, text from users and ranks is escaped. Therefore, a page can
+show what ranks print, even if it contains HTML.
 """
 
 from __future__ import annotations
@@ -43,12 +43,11 @@ from sparkring.views.sections import metrics as measured
 Message = dict[str, Any]
 
 STATE_PAUSE_S, SECTIONS_PAUSE_S = 0.25, 1.0
-PAUSE_PER_WORK = 25  # drawing takes at most 1/25 of the time, since the ranks may need the processor
+PAUSE_PER_WORK = 25  # drawing takes at most 1/25 of the time, because the ranks may need the processor
 NOTICES = 5
-MOST_LANES = (
-    32  # a run of more ranks has no lanes, which show what has been used so far; panel/src/ranks.js has this, too
-)
-RUNNING_POINTS = 4_000  # limits the points of running items' curves in a message; ended items' curves are sent in full
+# If there are more ranks, the page shows no lanes, and needs no samples. panel/src/ranks.js has the same number.
+MOST_LANES = 32
+RUNNING_POINTS = 4_000  # the most points of running items' curves in a message; ended items' curves are sent whole
 _STATES = {"starting": ".", "running": "r", "finished": "f", "failed": "x", "stopped": "s", "idle": "i"}
 _FOLLOWED = "y"  # the state of a rank that failed after another rank had failed
 _STREAMS = {"stdout": "o", "stderr": "e", "message": "m"}
@@ -58,11 +57,11 @@ Section = Callable[[RunRecord, float, Form], str]
 
 
 def _metrics(record: RunRecord, now: float, form: Form) -> str:
-    """Return the metrics. In a run of items, the ranks have no tiles, so the GPUs are shown here, too."""
+    """Return the metrics. For a run of items, whose ranks have no tiles, also return the GPUs."""
     return measured.html(record, now, form) + (ranks.gpus_html(record) if record.items is not None else "")
 
 
-# Why the run failed, and then the tabs, in their order. panel/src/panel.js uses the same names.
+# The reason why the run failed, and then the tabs in their order. panel/src/panel.js uses the same names.
 SECTIONS: dict[str, Section] = {
     "failure": failure.html,
     "metrics": _metrics,
@@ -96,7 +95,7 @@ class Feed:
     def news(self, record: RunRecord, now: float) -> list[Message]:
         """Return messages with everything that the page does not know yet.
 
-        During the run, there is a pause before the state and the sections are sent again.
+        During the run, the state and the sections are sent only after a pause.
         """
         ended = record.outcome is not None
         found = self._new_lines(record)
@@ -187,7 +186,7 @@ def whole(record: RunRecord, now: float) -> list[Message]:
 
 
 def _display_key(found: Displayed) -> str:
-    """Return a text that identifies a display and its content: if a display is replaced, the time changes."""
+    """Return a text that identifies a display and its content. If a display is replaced, its time changes."""
     return f"{found.attempt}-{found.rank}-{found.number}-{found.time}"
 
 
@@ -208,7 +207,7 @@ def _columns(found: Sequence[LogLine], began: float) -> Message:
 
 
 def _item(record: RunRecord, found: ItemRecord, most: int = item_records.CURVE_POINTS) -> list[Any]:
-    """Return the row of an item, with the FIELDS of panel/src/items.js and at most `most` points of each curve.
+    """Return the row of an item: the FIELDS of panel/src/items.js. Each curve has at most `most` points.
 
     Times are in seconds since the run began. A curve of a single value is sent only for a search's metric.
     """
@@ -239,7 +238,7 @@ def _item(record: RunRecord, found: ItemRecord, most: int = item_records.CURVE_P
 
 
 def search_message(record: RunRecord) -> Message:
-    """Return what the items search for, and how much each parameter matters; {} if the run has no search."""
+    """Return the metric and the parameters of a search, and their importance. Return {} if the run has no search."""
     search = None if record.items is None else record.items.search
     if search is None:
         return {}
@@ -258,7 +257,7 @@ def search_message(record: RunRecord) -> Message:
 
 
 def state_message(record: RunRecord, now: float) -> Message:
-    """Return the state of the run, in a form that does not change merely because time passes."""
+    """Return the state of the run. The message does not change merely because time passes."""
     slowest = None if record.outcome == "finished" else progress.slowest(record, record.ended or now)
     running = record.outcome is None
     lags = progress.lags(record) if running else []
@@ -306,8 +305,8 @@ def _ranks(record: RunRecord, lags: Sequence[Lag]) -> Message:
     """Return facts about the ranks. Most of them are columns with a value for each rank.
 
     `heard` is the time of a rank's last message. `step` is the rank's step in the epoch, or None if it reports no step.
-    `done` is the completed fraction of the run, and `rate` is in steps per second; they are None if not known. `behind`
-    has the steps by which ranks are behind the others.
+    `done` is the completed fraction of the run, and `rate` is in steps per second; both are None if not known. `behind`
+    maps the ranks that are behind the others to the number of steps.
     """
     hosts = sorted({rank.host for rank in record.ranks})
     place = {host: at for at, host in enumerate(hosts)}
@@ -336,7 +335,7 @@ def _ranks(record: RunRecord, lags: Sequence[Lag]) -> Message:
 
 
 def usage_message(record: RunRecord, now: float) -> Message:
-    """Return what each rank uses, and in percent how much of its time it waits for data.
+    """Return the resources that each rank uses, and the percentage of the time that it waits for data.
 
     `used` and `waiting` are columns, or empty if nothing is known. `starves` has the running ranks that wait too long.
     """
@@ -354,7 +353,7 @@ def usage_message(record: RunRecord, now: float) -> Message:
 
 
 def _used(rank: RankRecord) -> list[Any] | None:
-    """Return what a rank uses, with the FIELDS of panel/src/usage.js."""
+    """Return the resources that a rank uses: the FIELDS of panel/src/usage.js."""
     if rank.used is None:
         return None
     totals = [gpu.total_bytes for gpu in rank.gpus if gpu.total_bytes is not None]
@@ -364,7 +363,7 @@ def _used(rank: RankRecord) -> list[Any] | None:
 
 
 def _row(found: Sample, began: float) -> list[Any]:
-    """Return a Sample as a row."""
+    """Return a Sample as a row of panel/src/usage.js."""
     return [round(found.time - began, 1), found.cpu_percent, found.memory_bytes, found.gpu_percent, found.gpu_bytes]
 
 

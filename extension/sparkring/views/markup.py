@@ -1,4 +1,4 @@
-"""Functions that make pieces of HTML, and enclosed(), which turns the pieces into the form that a notebook saves.
+"""Functions that make pieces of HTML. enclosed() turns the pieces into the form that a notebook saves.
 
 Text from users and ranks is escaped, so that a page shows it and does not act on it.
 """
@@ -14,17 +14,17 @@ from pathlib import Path
 
 from sparkring.history.lines import coloured, plain
 
-# Mid-tones, which are readable on light and on dark pages.
+# Colours of medium brightness, which are readable on light and on dark pages.
 BLUE, GREEN, RED, AMBER = "#2f80d0", "#23935a", "#dd4a45", "#b97a10"
 RANK_COLOURS = (BLUE, GREEN, AMBER, "#9262d6", "#d0528f", "#16908f", "#7d8a1e", "#cf6a32")
 
-# An image cannot use the text colour of the page around it, so text in images has one of these colours. GREY is
+# An image cannot use the text colour of the page, so text in images has one of these colours. GREY is
 # readable on white and on black.
 GREY, GREY_ON_DARK = "#767676", "#b4b4b4"
 
 
 def text(value: str) -> str:
-    """Return any text as HTML: without colour codes, with hidden characters made visible, and with markup escaped."""
+    """Return a text as HTML. Colour codes are removed, hidden characters are made visible, and markup is escaped."""
     return escape(plain(value))
 
 
@@ -85,7 +85,7 @@ def svg(width: float, height: float, words: str, parts: Iterable[str], font_size
 
 
 def tint(colour: str) -> str:
-    """Return CSS for text in a colour that is mixed with the page's text colour: readable on light and on dark pages.
+    """Return CSS for text in a colour that is mixed with the page's text colour, to be readable on all pages.
 
     JupyterLab's sanitiser removes `color-mix`. The text then has the plain colour, which is declared first.
     """
@@ -98,7 +98,7 @@ def note(said: str) -> str:
 
 
 def paragraph(said: str) -> str:
-    """Return a paragraph in small type, to stand below charts, or '' if `said` is empty."""
+    """Return a paragraph in small type for the place below charts, or '' if `said` is empty."""
     return f"<p><small>{text(said)}</small></p>" if said else ""
 
 
@@ -114,17 +114,17 @@ def advised(lines: Iterable[str]) -> str:
 
 
 def scrolled(body: str, words: str) -> str:
-    """Return `body` in a box called `words`, which can be scrolled even with the keyboard; '' if `body` is empty."""
+    """Return `body` in a box that the keyboard can scroll; '' if `body` is empty. `words` is the name of the box."""
     return f'<div class="sr-scroll" role="group" tabindex="0" aria-label="{text(words)}">{body}</div>' if body else ""
 
 
 def details(title: str, body: str) -> str:
-    """Return `body`, folded away under `title`, or '' if `body` is empty."""
+    """Return `body` in a collapsed element with the title `title`, or '' if `body` is empty."""
     return f"<details><summary>{text(title)}</summary>{body}</details>" if body else ""
 
 
 def log_text(line: str) -> str:
-    """Return the HTML of a line that a rank printed. A line whose colour changes too often loses all its colours."""
+    """Return the HTML of a line that a rank printed. If the colour changes too often, all colours are left out."""
     pieces = coloured(line)
     if len(pieces) > _PIECES:
         return text(line)
@@ -139,12 +139,12 @@ def log_text(line: str) -> str:
 
 _PIECES = 60
 # The eight colours of a terminal, from black to white. Its bright colours are shown in the same way as its normal ones.
-# Black is shown as grey, and white ('') as the text colour of the page.
+# Black is shown as grey, and white ('') in the text colour of the page.
 _BASIC = ("#767676", RED, GREEN, AMBER, BLUE, "#b557c8", "#16908f", "")
 
 
 class Colours:
-    """The style that results from SGR codes, with which programs style their text on a terminal."""
+    """The style that results from SGR codes. Programs use these codes to style text on a terminal."""
 
     def __init__(self) -> None:
         self._set: dict[str, str] = {}
@@ -156,7 +156,7 @@ class Colours:
         return ";".join(tint(value) if own and name == "color" else f"{name}:{value}" for name, value in found)
 
     def apply(self, parameters: str) -> None:
-        """Apply one SGR code, whose parameters are the text between `ESC [` and `m`."""
+        """Apply one SGR code. `parameters` is the text between `ESC [` and `m`."""
         if not parameters:
             return
         codes = [int(code[-9:]) if code else 0 for code in parameters.replace(":", ";").split(";")]
@@ -193,7 +193,7 @@ _WEIGHTS = {
 
 
 def _extended(codes: list[int]) -> str:
-    """Return one of 256 colours (`5;N`) or a 24-bit colour (`2;R;G;B`), and remove its numbers from `codes`."""
+    """Read one of 256 colours (`5;N`) or a 24-bit colour (`2;R;G;B`) from `codes`, remove it there, and return it."""
     kind = codes.pop(0) if codes else 0
     if kind == 2 and len(codes) >= 3:
         red, green, blue = (min(codes.pop(0), 255) for _ in range(3))

@@ -13,7 +13,7 @@ from pygments.token import Comment, Keyword, Number, Operator, String
 
 from sparkring.views.markup import RANK_COLOURS, text, tint
 
-# The colours of the kinds of code, as indices of RANK_COLOURS. The rest has the colour of text.
+# The colours of the kinds of code, as indices of RANK_COLOURS. All other code has the colour of text.
 _MAGIC, _STRING, _NUMBER, _KEYWORD, _COMMENT = 0, 1, 2, 3, 5
 _KINDS = (
     (Comment.Preproc, _MAGIC),
@@ -31,7 +31,7 @@ class _CellLexer(PythonLexer):  # type: ignore[misc]
 
 @functools.lru_cache(maxsize=8)
 def coloured(code: str, *, inline: bool) -> tuple[str, ...]:
-    """Return each line of a cell as HTML. With `inline`, the colours need no style sheet, but more space."""
+    """Return each line of a cell as HTML. With `inline`, the HTML needs no style sheet, but is longer."""
     found: list[list[tuple[int | None, str]]] = [[]]
     for token, said in _CellLexer(stripnl=False, ensurenl=False).get_tokens(code):
         kind = next((kind for name, kind in _KINDS if token in name), None)

@@ -1,4 +1,4 @@
-"""Shows which rank will read which part of a data set, in a picture and a table with advice, before a run starts."""
+"""Shows, before a run starts, which part of a data set each rank will read: in a picture and a table, with advice."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LARGE_GROUP_BYTES = 256_000_000
 GROUP_BYTES = 64_000_000
 FILE_BYTES = 128_000_000
 SMALL_FILE_BYTES, MANY_FILES = 1_000_000, 100
-UNEVEN = 1.1  # there is advice if one rank gets at least this many times as many rows as another
+UNEVEN = 1.1  # advice is given if one rank gets at least this many times as many rows as another
 
 
 def show_shards(found: Outlook) -> None:
@@ -91,7 +91,7 @@ def epoch_words(found: Outlook) -> str:
 
 
 def request_words(found: Outlook) -> list[str]:
-    """Return sentences about the requests to an object store: number, price and rate limit; [] for local files."""
+    """Return sentences about the number, price and rate limit of requests to an object store; [] for local files."""
     if found.dataset.local:
         return []
     asked = found.requests
@@ -103,7 +103,7 @@ def request_words(found: Outlook) -> list[str]:
     if asked.throttled_below_s >= 1:
         limit = duration(float(asked.throttled_below_s))
         words.append(
-            f"S3 serves {GETS_PER_S:,} GETs a second under one prefix: an epoch that would take less than {limit} is "
+            f"S3 serves {GETS_PER_S:,} GETs per second for each prefix. An epoch that would take less than {limit} is "
             f"slowed down ({asked.busiest:,} GETs go to {first_line(asked.folder, 120)}). Larger files, or several "
             "prefixes, help."
         )
@@ -111,7 +111,7 @@ def request_words(found: Outlook) -> list[str]:
 
 
 def advice(found: Outlook) -> list[str]:
-    """Return a few sentences about each problem and what to do about it, the most serious problem first."""
+    """Return a few sentences about each problem and its solution. The most serious problem comes first."""
     told = [_few_rows(found), _few_groups(found), _uneven(found), _large_groups(found), _small_files(found)]
     return [line for line in [*told, _selective(found)] if line]
 
@@ -140,9 +140,9 @@ def _few_groups(found: Outlook) -> str:
         return ""
     idle = rank_list(rank for rank, share in enumerate(found.petastorms) if not share.row_groups)
     return (
-        f"{counted(groups, 'row group')} for {counted(found.size, 'rank')}: Petastorm assigns whole row groups, so it "
-        f"has none for {idle} and raises NoDataAvailableError. Use shards(), which divides row groups, or write at "
-        f"least {found.size} of them: df.repartition({found.size})."
+        f"{counted(groups, 'row group')} for {counted(found.size, 'rank')}: Petastorm assigns whole row groups, so "
+        f"{idle} would get none, and Petastorm raises NoDataAvailableError. Use shards(), which divides row groups, or "
+        f"write at least {found.size} row groups: df.repartition({found.size})."
     )
 
 
@@ -165,8 +165,8 @@ def _uneven(found: Outlook) -> str:
     )
     return (
         f"Petastorm's shards are uneven: rank {ranks[1]} gets {most.rows:,} rows, {times} times as many as rank "
-        f"{ranks[0]} with {least.rows:,}{waits if most.steps > least.steps else ''}. With shards(), every rank takes "
-        "the same number of steps."
+        f"{ranks[0]}, which gets {least.rows:,}{waits if most.steps > least.steps else ''}. With shards(), every rank "
+        "takes the same number of steps."
     )
 
 
@@ -180,8 +180,8 @@ def _large_groups(found: Outlook) -> str:
     more = f" ({many:,} are larger than {size(LARGE_GROUP_BYTES)})" if many > 1 else ""
     where = f"{first_line(file.path.rpartition('/')[2], 80)}, row group {number} of {len(file.row_groups)}"
     return (
-        f"One row group of {size(largest)} ({where}){more}: a reader of whole row groups, like Petastorm's, holds it "
-        f"in memory once per worker. Write row groups of {size(GROUP_BYTES)} with "
+        f"One row group has {size(largest)} ({where}){more}. A reader of whole row groups, such as Petastorm's, holds "
+        f"it in memory once for each worker. Write row groups of {size(GROUP_BYTES)} with "
         f".option('parquet.block.size', {GROUP_BYTES}), or use shards(), which reads ranges of rows in bounded memory."
     )
 
@@ -193,7 +193,7 @@ def _small_files(found: Outlook) -> str:
         return ""
     wanted = max(found.size, round(mean * len(files) / FILE_BYTES), 1)
     return (
-        f"{len(files):,} files of {size(mean)} on average: opening them takes longer than reading. "
+        f"{len(files):,} files of {size(mean)} on average: opening these files takes longer than reading them. "
         f"Write {counted(wanted, 'file')}: df.repartition({wanted})."
     )
 
@@ -237,14 +237,14 @@ def table_rows(found: Outlook) -> list[tuple[str, ...]]:
 
 
 class Stretch(NamedTuple):
-    """Rows `begin` to `end` (not included) of the data set, counted through all its files."""
+    """The rows from `begin` up to, but not including, `end`. Rows are counted through all files of the data set."""
 
     begin: int
     end: int
 
 
 class Layout(NamedTuple):
-    """A split as it is drawn. For each block of ranks, `bands` has its stretches, and `rows` has its number of rows."""
+    """A split to draw. For each block of ranks, `bands` has the stretches, and `rows` has the number of rows."""
 
     title: str
     bands: tuple[tuple[Stretch, ...], ...]
@@ -308,7 +308,7 @@ def _number(said: str, line: int, *, missing: bool = False) -> str:
 
 
 def _band_of_data(found: Outlook) -> list[str]:
-    """Draw all row groups one after another. If there are at most FILES_MARKED files, mark where each file begins."""
+    """Draw all row groups, side by side. If there are at most FILES_MARKED files, mark where each file begins."""
     groups = [group for group in _groups(found) if group.end > group.begin]
     parts = [_path(groups, found.dataset.rows, 0, "currentColor", 0.4)]
     ends = itertools.accumulate(sum(group.rows for group in file.row_groups) for file in found.dataset.files)

@@ -1,4 +1,4 @@
-"""Small tables that magics show, for example of saved runs, of slots, and of the names that a cell needs."""
+"""Makes small tables for magics, for example tables of saved runs, of slots, and of the names that a cell needs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def show_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, empty: 
 
 
 def show(said: str, html: Callable[[], str]) -> None:
-    """Show the result of a magic: as HTML in a notebook, as the text `said` elsewhere."""
+    """Show the result of a magic: as HTML in a notebook, otherwise as the text `said`."""
     if not in_notebook():
         sys.stdout.write(f"{said}\n")
         return
@@ -83,7 +83,7 @@ def titled_html(
 
 
 def bare_table(headers: Sequence[str], rows: Iterable[Sequence[str]], note: str = "") -> str:
-    """Return `rows` as an HTML table without styles, to be styled later with enclosed(). `note` is the caption."""
+    """Return `rows` as an HTML table without styles, which enclosed() adds later. `note` is the caption."""
     cells = [[_cell(value) for value in row] for row in rows]
     marks = [' class="sr-n" align="right"' if number else ' align="left"' for number in _numeric(cells, len(headers))]
 
@@ -103,13 +103,16 @@ def _cell(value: str) -> str:
 
 
 def _numeric(rows: Sequence[Sequence[str]], columns: int) -> list[bool]:
-    """Return for each column whether it has only numbers, sizes or durations, apart from empty cells."""
+    """Return for each column whether it has only numbers, sizes or durations. Empty cells are ignored."""
     filled = [[row[column] for row in rows if row[column]] for column in range(columns)]
     return [bool(cells) and all(_AMOUNT.fullmatch(cell) for cell in cells) for cells in filled]
 
 
 def _width(shown: str) -> int:
-    """Return the width of a string in columns of a terminal. Wide East Asian characters take two, accents none."""
+    """Return the width of a string in columns of a terminal.
+
+    A wide East Asian character takes two columns, and an accent takes none.
+    """
     return sum(
         0 if unicodedata.combining(character) else 2 if unicodedata.east_asian_width(character) in "WF" else 1
         for character in shown

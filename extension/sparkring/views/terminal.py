@@ -14,7 +14,7 @@ from sparkring.history.record import Attempt, Checkpoint, RunRecord
 from sparkring.views import attempts, checkpoints, displays, timelines
 
 PROGRESS_EVERY_S = 0.2
-TRACEBACK_WITHIN_S = 0.5  # an unfinished traceback is printed if no new line arrives for this long
+TRACEBACK_WITHIN_S = 0.5  # an unfinished traceback is printed if no new line arrives during this time
 WARM_PAUSE_S = 0.1  # a warm run shows no progress during this time, because most warm runs end sooner
 _RANK_COLOURS = ("36", "32", "33", "35", "34", "96", "92", "95")
 _DIM, _RESET, _CLEAR_LINE = "\x1b[2m", "\x1b[0m", "\r\x1b[K"
@@ -42,11 +42,11 @@ class TerminalView:
         self._progress_shown = ""
 
     def refresh(self, record: RunRecord) -> None:
-        """Print what is new in the run since the last call."""
+        """Print what is new since the last call."""
         self._print(self._news(record), record)
 
     def close(self, record: RunRecord) -> None:
-        """Print what is new, and then some closing lines. Unless the run was quick, the last line says how it ended."""
+        """Print what is new, and then some closing lines. Unless the run was quick, the last says how the run ended."""
         told = self._news(record)
         if self._noise:
             hidden = f"{describe.counted(self._noise, 'line')} of TensorFlow's start-up not shown"
@@ -59,7 +59,7 @@ class TerminalView:
         self._print(told + [f"sparkring: {line}" for line in closing if line], record)
 
     def again(self, record: RunRecord) -> None:
-        """Print the state of the run in one line."""
+        """Print the state of the run on one line."""
         self._print([describe.short(record, time.time())], record)
 
     def _news(self, record: RunRecord) -> list[str]:
@@ -107,7 +107,7 @@ class TerminalView:
         self._stream.flush()
 
     def _progress(self, record: RunRecord) -> str:
-        """Return the progress line without a newline. Until a new line is due, return the previous line again."""
+        """Return the progress line without a newline. Until an update is due, return the previous progress line."""
         if not self._shows_progress or record.outcome is not None:
             return ""
         began = self._clock()

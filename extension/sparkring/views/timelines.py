@@ -1,4 +1,4 @@
-"""Describes Horovod's timelines: how the time was spent, and which ranks the others waited for."""
+"""Describes Horovod's timelines: how the time was spent, and which ranks the other ranks waited for."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from sparkring.history.record import RunRecord
 from sparkring.views.markup import AMBER, BLUE, GREEN
 
 HOW_TO_OPEN = "open it in https://ui.perfetto.dev or chrome://tracing"
-WORTH_NAMING = 0.02  # anything that took less than this fraction of the whole time is not mentioned
+WORTH_NAMING = 0.02  # what took less than this fraction of the whole time is not mentioned
 _NAMED = 3
 
 ELSEWHERE_COLOUR = "#8b939c"
 
 
 class Share(NamedTuple):
-    """One thing that time was spent on: its name, its seconds, its fraction of the whole, and its bar's colour."""
+    """An activity that took time: its name, its seconds, its fraction of the whole time, and the colour of its bar."""
 
     what: str
     seconds: float
@@ -26,7 +26,7 @@ class Share(NamedTuple):
 
 
 def shares(saved: TimelineSaved) -> list[Share]:
-    """Divide the whole time into what it was spent on."""
+    """Divide the whole time among the activities."""
     whole = saved.wall_s or 1.0
     return [
         Share(what, seconds, seconds / whole, colour)
@@ -46,25 +46,25 @@ def path(record: RunRecord, saved: TimelineSaved) -> str:
 
 
 def head_words(record: RunRecord, saved: TimelineSaved) -> str:
-    """Sum up a timeline: `26 operations on 5 tensors in 0.9 s`. If there were several attempts, add its number."""
+    """Summarize a timeline: `26 operations on 5 tensors in 0.9 s`. If there were several attempts, name the attempt."""
     done = f"{counted(saved.operations, 'operation')} on {counted(saved.tensors, 'tensor')}"
     words = f"{done} in {duration(saved.wall_s)}"
     return f"attempt {saved.attempt}: {words}" if len(record.attempts) > 1 else words
 
 
 def share_words(saved: TimelineSaved) -> str:
-    """Say what the time was spent on: `92% waiting for ranks, 5% reducing`. The largest share comes first."""
+    """Say how the time was spent: `92% waiting for ranks, 5% reducing`. The largest share comes first."""
     named = [each for each in shares(saved) if each.part >= WORTH_NAMING]
     return ", ".join(f"{each.part:.0%} {each.what}" for each in sorted(named, key=lambda each: -each.part))
 
 
 def late_words(record: RunRecord, saved: TimelineSaved) -> str:
-    """Name the ranks that the others waited for longest: `the other ranks waited 12 s in total for rank 1 (…)`."""
+    """Name the ranks that the other ranks waited for longest: `the other ranks waited 12 s in total for rank 1 (…)`."""
     worth = [each for each in saved.late if each.waited_s >= WORTH_NAMING * saved.wall_s][:_NAMED]
     if not worth:
         return "no rank made the others wait" if saved.late else ""
     told = [
-        f"{duration(each.waited_s)} for rank {each.rank} (the last to be ready {counted(each.times, 'time')})"
+        f"{duration(each.waited_s)} for rank {each.rank} (was the last to be ready {counted(each.times, 'time')})"
         for each in worth
     ]
     told[0] = told[0].replace(" for", " in total for", 1)
@@ -72,7 +72,7 @@ def late_words(record: RunRecord, saved: TimelineSaved) -> str:
 
 
 def closing_words(record: RunRecord) -> list[str]:
-    """Return a line for each timeline: its summary, any problem with it, how to open it, and its path."""
+    """Return a line for each timeline, with its summary, any problem, its path, and how to open it."""
     told = []
     for saved in record.timelines:
         words = [f"timeline: {head_words(record, saved)}", share_words(saved), late_words(record, saved)]

@@ -47,9 +47,9 @@ test("a search finds items by the text of their rows", () => {
 test("a column is shown if it has something to show", () => {
   const items = new Items();
   items.add({ rows: [row(0, "finished", 3, { error: 0.5, mape: 1 })] });
-  assert.deepEqual(titles(items), ["#", "item", "state", "took", "error", "mape"]);
+  assert.deepEqual(titles(items), ["#", "item", "state", "time", "error", "mape"]);
   items.add({ rows: [row(1, "failed", 3, {}, "ValueError: no data", "there")] });
-  assert.deepEqual(titles(items), ["#", "item", "state", "place", "took", "error", "mape", "error or last line"]);
+  assert.deepEqual(titles(items), ["#", "item", "state", "host", "time", "error", "mape", "error or last line"]);
   items.sort("metrics.error");
   assert.deepEqual(numbers(items), [0, 1], "sorted by the metric called error");
 });

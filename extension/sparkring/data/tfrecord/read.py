@@ -43,7 +43,8 @@ def tfrecords(
     that errors are raised before the launch.
 
     columns: the names of the columns to read; default: all.
-    shuffle: read the records in a new order every epoch. The order depends on `seed`; 0 is a seed like any other.
+    shuffle: whether to read the records in a new order every epoch. The order depends on `seed`; 0 is a seed like
+        any other.
     remainder: what to do so that all ranks get the same number of full batches: "drop" leaves out the last rows, "pad"
         repeats some rows.
     transform: a function that takes a dict of tensors [batch, …] and returns the model's input. It runs in TensorFlow's

@@ -23,7 +23,7 @@ KERAS_BATCH = 32  # the default batch size of Keras' fit()
 
 @dataclass(frozen=True)
 class Plan:
-    """A plan, which says how many items fit at once, judging by the first item. %%foreach --plan returns it.
+    """The result of %%foreach --plan: how many items fit at once, if all items are like the first item.
 
     `fits` is how many items fit at once, and `binds` says what limits this number: "memory", "cores", "task slots",
     "GPUs" or "GPU memory". `at_once` is the number that was chosen with -n. `items` is the total number of items, or

@@ -15,16 +15,16 @@ from sparkring.history.stacks import CELL_NAME, EARLIER_CELL, cell_line
 
 LAST_LINES = 20
 CONTEXT_LINES = 2
-_FOLLOWERS_NAMED = 3  # how many different secondary failures are named; the others become "…"
+_FOLLOWERS_NAMED = 3  # at most this many different secondary failures are named; "…" stands for the others
 
 
 class Explanation(NamedTuple):
     """What ended a run, in parts. A part that does not apply is '' or ().
 
-    `summary` names the rank and its host, and says what happened. `place` is the line of the cell (or of a script that
-    it runs) that was running, `source` are the lines around it, of which `line` is the number of the failed one, and
-    `callers` are the places from which it was called. `followers` are the ranks that failed afterwards. `last_lines`
-    are what the rank printed last, without its traceback. `log` says where its whole log is.
+    `summary` names the rank and its host, and says what happened. `place` is the line that was running, in the cell or
+    in a script that the cell runs. `source` has this line and the lines around it, and `line` is its number. `callers`
+    has the places from which the line was called. `followers` names the ranks that failed afterwards. `last_lines` has
+    the last lines that the rank printed, without its traceback. `log` says where its whole log is.
     """
 
     rank: int
@@ -40,7 +40,7 @@ class Explanation(NamedTuple):
 
 
 def explanation(record: RunRecord) -> Explanation | None:
-    """Explain what ended the run; None if it was not the failure of a rank."""
+    """Explain what ended the run. Return None if the run did not end because a rank failed."""
     if record.failed_rank is None or record.failure is None:
         return None
     rank, failure = record.ranks[record.failed_rank], record.failure
@@ -92,7 +92,7 @@ def failed_line(record: RunRecord) -> int:
 def _in_the_cell(found: Explanation, record: RunRecord, rank: RankRecord, failure: Failure) -> Explanation:
     """Add the innermost line that was running in the cell, or in a script that the cell runs, and its callers.
 
-    Without such a line, only name the innermost frame of the failure, if it has frames.
+    If there is no such line, name only the innermost frame of the failure, if the failure has frames.
     """
     in_cell = [frame for frame in failure.frames if frame.in_cell or frame.source]
     if not in_cell:
@@ -131,8 +131,8 @@ def _source(record: RunRecord, frame: CodeFrame) -> tuple[SourceLine, ...]:
 
 
 def _line_text(record: RunRecord, frame: CodeFrame) -> str:
-    # Prefer the text of the cell as the user wrote it. In the rank's copy, IPython has already translated the cell's
-    # `%` and `!` lines to Python.
+    # Prefer the text of the cell as the user wrote it. In the rank's copy, IPython has already translated the lines
+    # that begin with `%` or `!` to Python.
     if frame.filename == CELL_NAME and (text := code_line(record, frame.line)):
         return text
     return next((line.text for line in frame.source if line.number == frame.line), "")
@@ -146,7 +146,7 @@ def _line_of_crash(rank: RankRecord) -> int:
 
 
 def _followers(record: RunRecord) -> str:
-    """Return one line about the failed ranks other than the rank that ended the run; '' if there are none."""
+    """Return one line about the other ranks that failed, besides the rank that ended the run; '' if there are none."""
     by_summary: dict[str, list[int]] = {}
     for rank in record.ranks:
         if rank.failure is not None and rank.rank != record.failed_rank:

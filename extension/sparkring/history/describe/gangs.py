@@ -9,7 +9,7 @@ from sparkring.history.events import Failure
 
 
 def waiting_for_ranks(joined: int, size: int, reason: str) -> str:
-    """Say how many ranks have connected during a slow start. `reason` says why the start is slow; '' if unknown."""
+    """Say how many ranks have connected during a slow start. `reason` says why the start is slow."""
     return f"waiting for ranks to start: {joined} of {size} have connected" + (reason and f" ({reason})")
 
 
@@ -19,7 +19,7 @@ def waiting_for_imports(ranks: Sequence[int]) -> str:
 
 
 def interrupted(running: int, left: str, *, warm: bool) -> str:
-    """Say how an interrupt ended a run: `2 ranks ended`. `left` is a sentence on whether a warm gang stays up."""
+    """Say how an interrupt ended a run: `2 ranks ended`. `left` says whether a warm gang stays up, in a sentence."""
     ended = f"{counted(running, 'rank')} {'stopped' if warm else 'ended'}" if running else "before the ranks were up"
     return f"{ended}. {left}" if left else ended
 
@@ -33,7 +33,7 @@ def gang_kept(*, released: bool) -> str:
 
 
 def gang_gone(dead: Sequence[int], stuck: Sequence[int]) -> str:
-    """Say that a warm gang has ended, why, and what this means for the user."""
+    """Say that a warm gang has ended, why it has ended, and what this means for the user."""
     if dead:
         why = f"{rank_list(dead)} died"
     else:

@@ -24,7 +24,7 @@ from sparkring.history.record import RunRecord
 from sparkring.history.stacks import CELL_NAME
 
 _SQUARES = 10  # how many squares show the slots of a pool
-_FAILURES_NAMED, _ITEMS_NAMED = 8, 10  # how many causes of failure are named, and how many items for each cause
+_FAILURES_NAMED, _ITEMS_NAMED = 8, 10  # the most causes of failure that are named, and the most items for each
 
 
 def items(record: RunRecord, *, over: bool = False) -> str:
@@ -55,7 +55,7 @@ def best_trial(record: RunRecord) -> str:
 
 
 def importance(record: RunRecord) -> str:
-    """Say how much each parameter of a search matters: `importance: lr 72 %, width 20 %`; '' if this is not known."""
+    """Say how important each parameter of a search is: `importance: lr 72 %, width 20 %`; '' if this is not known."""
     search = None if record.items is None else record.items.search
     if search is None or not search.importance:
         return ""
@@ -66,8 +66,8 @@ def importance(record: RunRecord) -> str:
 def items_progress(record: RunRecord, now: float) -> str:
     """Return the progress of a run of items: `137 of 300 items · 2 failed · ■■■□ 4 at once · 3.4 items/s`.
 
-    Full squares are slots in use; empty squares are idle slots. If the ranks of some slots are still waiting to start,
-    the text says `2 of 4 at once` instead of `4 at once`.
+    Full squares stand for slots in use, and empty squares for idle slots. If the ranks of some slots are still waiting
+    to start, the text says `2 of 4 at once` instead of `4 at once`.
     """
     found = record.items
     if found is None:
@@ -90,7 +90,7 @@ def _slots(found: ItemsRecord) -> str:
 
 
 def items_rate(record: RunRecord, now: float) -> str:
-    """Return the rate at which items end, per second, minute or hour: `3.4 items/s`; '' if no item has run yet."""
+    """Return how many items end per second, minute or hour: `3.4 items/s`; '' if no item has run yet."""
     ran, seconds = (record.items.ran if record.items else 0), elapsed_s(record, now)
     if not ran or not seconds:
         return ""
@@ -134,7 +134,7 @@ def explain_items(record: RunRecord, results: str) -> str:
 
 
 def item_value(item: ItemRecord) -> str:
-    """Return an item's value as tables show it; '' for a pruned item, whose value only repeats its metric."""
+    """Return an item's value as tables show it; '' for a pruned item, because its value only repeats its metric."""
     if item.state == "pruned":
         return ""
     try:
@@ -144,7 +144,7 @@ def item_value(item: ItemRecord) -> str:
 
 
 def item_error(record: RunRecord, failure: Failure) -> str:
-    """Say in one line why and where an item failed: ``KeyError: 'price' (cell line 3: `row["price"]`)``."""
+    """Say in one line why an item failed, and where: ``KeyError: 'price' (cell line 3: `row["price"]`)``."""
     place = _failed_at(record, failure)
     return first_line(failure.summary) + (f" ({place})" if place else "")
 

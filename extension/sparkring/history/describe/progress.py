@@ -26,9 +26,9 @@ _SHORT_LINES, _SHORT_CHARACTERS = 10, 200
 
 
 def took(record: RunRecord, now: float) -> str:
-    """Say how long the run took, or has taken so far, and whether it ended before its ranks were up.
+    """Say how long the run took, or has taken so far. If the run ended before its ranks were up, say so.
 
-    After a run of items, this includes the rate at which items ended: `42 s · 7.1 items/s`.
+    After a run of items, the text includes the rate at which items ended: `42 s · 7.1 items/s`.
     """
     if not record.ended:
         return duration(int(elapsed_s(record, now)))
@@ -66,7 +66,7 @@ def closing(record: RunRecord, now: float) -> str:
 
 
 def metric_words(record: RunRecord, most: int) -> list[str]:
-    """Return the last value of each of the first `most` metrics, as a mean over the ranks: `loss 0.031`."""
+    """Return the last mean over the ranks for each of the first `most` metrics: `loss 0.031`."""
     last = metrics.table(record).last()
     return [f"{plain(name)} {number(last[name].mean)}" for name in list(last)[:most]]
 
@@ -77,7 +77,7 @@ def short(record: RunRecord, now: float) -> str:
 
 
 def last_lines(record: RunRecord) -> str:
-    """Return the last lines of the ranks as plain text. Identical lines from several ranks are folded into one."""
+    """Return the last lines of the ranks as plain text. Identical lines from several ranks appear once."""
     seen = [line for line in visible(record.recent, record.logs) if not is_noise(line)]
     last = folded(seen)[-_SHORT_LINES:]
     return "\n".join(f"[{rank_numbers(each.ranks)}] {plain(each.line.text)}"[:_SHORT_CHARACTERS] for each in last)
@@ -99,9 +99,9 @@ def left_words(found: Progress) -> str:
 
 
 def lag_words(found: Sequence[Lag], causes: Mapping[int, str] = MappingProxyType({})) -> str:
-    """Say which ranks have fallen behind: `rank 5 is 26 steps behind, at 0.33× the median rate`; '' if none has.
+    """Say which ranks have fallen behind: `rank 5 is 26 steps behind, at 0.33× the median rate`; '' for none.
 
-    If it is only one rank, its cause follows, if this is known.
+    If only one rank is behind and the cause is known, the cause follows.
     """
     if not found:
         return ""

@@ -15,7 +15,7 @@ _RANKS_CHARACTERS = 40
 
 
 def states(record: RunRecord) -> dict[str, int]:
-    """Return the number of ranks in each state, in the order in which a rank goes through the states."""
+    """Return the number of ranks in each state. The states are in the order in which a rank goes through them."""
     found = Counter(rank.state for rank in record.taking_part)
     return {state: found[state] for state in ("starting", "running", "finished", "failed", "stopped") if found[state]}
 
@@ -46,7 +46,7 @@ def facts(record: RunRecord) -> list[str]:
 
 
 def _attempt(record: RunRecord) -> list[str]:
-    """The number of the current attempt, as in `attempt 2 of 4`; [] if it is the first."""
+    """Return the number of the current attempt, as in `attempt 2 of 4`; [] for the first attempt."""
     if len(record.attempts) < 2:
         return []
     number, most = record.attempts[-1].number, record.attempts[-1].most
@@ -66,7 +66,7 @@ def elapsed_s(record: RunRecord, now: float) -> float:
 
 
 def question(asked: InputRequested) -> str:
-    """Return the last line of the prompt with which a rank waits for input; `input()` if there is none."""
+    """Return the last line of the prompt of a rank that waits for input. If the prompt is empty, return `input()`."""
     return first_line(plain(asked.prompt).strip().rpartition("\n")[2], 200) or "input()"
 
 
@@ -105,7 +105,7 @@ def log_path(record: RunRecord, rank: int | None = None) -> str:
 
 
 def whole_log(record: RunRecord, rank: int | None = None) -> str:
-    """Return what an error message says about where the whole log is: in a notebook a %logs line, elsewhere a path.
+    """Return what an error message says about the place of the whole log: a %logs line in a notebook, otherwise a path.
 
     An error in a notebook has no path, because JupyterLab would turn the path into a link that opens the debugger.
     """

@@ -1,4 +1,4 @@
-"""Describes where each rank is in the code, and what it is doing."""
+"""Describes which line each rank is running, and what the rank is doing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _STANDINGS_NAMED = 8
 
 
 class Standing(NamedTuple):
-    """What a rank is doing, and where. Ranks that are doing the same thing on the same line have equal Standings."""
+    """What a rank is doing, and where. Ranks that do the same thing on the same line have equal Standings."""
 
     state: str
     where: str = ""

@@ -1,8 +1,8 @@
-"""The live panel. One widget per kernel sends the news of all runs to the page, where the code in src/ draws them.
+"""The live panel. One widget per kernel sends the updates of all runs to the page, where the code in src/ draws them.
 
-Once the kernel is gone, a widget's own view would become an error in the notebook. So a cell's output is HTML only: an
-empty element, and below it the static view. While there is a kernel, the widget's script puts the live panel into the
-element and hides the static view. A notebook that is saved, exported or reopened shows the static view.
+Without a kernel, the notebook would show an error instead of a widget's view. Therefore, the output of a cell is only
+HTML: an empty element, and the static view below it. While there is a kernel, the widget's script puts the live panel
+into the element and hides the static view. A notebook that is saved, exported or reopened shows the static view.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from sparkring.views.live import Feed, Message, whole
 PAUSE_S = 0.05  # the pause between two messages; a printed line must be visible in the page within 150 ms
 BYTES_PER_S = 500_000  # Jupyter's server drops output above 1 MB/s
 # During a run, only pages without widgets show the static view, so it is redrawn rarely. But it must not become too
-# old, because it is what the notebook keeps if the kernel is killed.
+# old, because the notebook keeps it if the kernel is killed.
 STATIC_AFTER_S = STATIC_PAUSE_S = 2.0
 SNAPSHOT_PAUSE_S = 5.0
 BUSY_EVERY_S = 1.0
@@ -49,17 +49,17 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
     """The connection to the pages that show this notebook.
 
     The kernel sends the messages of views/live.py to pages. A page sends `stop` to stop a run, `answer` with the user's
-    answer to what a rank asks, and `hello` when it first finds an empty element for the panel of a run. The kernel
+    answer to a request of a rank, and `hello` when it first finds an empty element for the panel of a run. The kernel
     answers `hello` with the whole run, and with a message `heard`, which says whether the kernel knows the run, can
-    stop it, and takes answers. In JupyterLab, the messages of a page
-    arrive while a cell is running, in a thread of the kernel; elsewhere, they arrive after the cell has ended.
+    stop it, and takes answers. In JupyterLab, the messages of a page arrive while a cell is running, in a thread of the
+    kernel. In other front ends, they arrive after the cell has ended.
     """
 
     # Built by build.js from src/.
     _esm = (_HERE / "panel.bundle.js").read_text(encoding="utf-8")
     _css = (_HERE / "panel.bundle.css").read_text(encoding="utf-8")
     page = traitlets.Unicode().tag(sync=True)
-    # Where a front end isolates the outputs of cells, each run has a widget of its own, and `run` is the run's id. The
+    # If a front end isolates the outputs of cells, each run has its own widget, and `run` is the id of the run. The
     # panel is then a view of this widget. A view that is made late, or from a saved notebook, begins with `snapshot`.
     run = traitlets.Unicode().tag(sync=True)
     snapshot = traitlets.List(traitlets.Dict()).tag(sync=True)
@@ -101,7 +101,7 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
                 del self._records[run]
 
     def forget(self, record: RunRecord) -> None:
-        """Remove a quick run's panel from all pages, because the static view, which the notebook saves, is enough."""
+        """Remove the panel of a quick run from all pages. The static view, which the notebook saves, is sufficient."""
         with self._guard:
             self._controls.pop(record.run_id, None)
             del self._records[record.run_id]
@@ -150,8 +150,8 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
 
 
 _page: Page | None = None
-# Every message of a kernel names a parent, the request that the message belongs to. Messages to pages are sent in this
-# context, which has no parent. If their parent were the request to run the cell, the kernel would hold back its answers
+# Each message of a kernel has a parent: the request to which the message belongs. Messages to pages are sent in this
+# context, which has no parent. If the request to run the cell were their parent, the kernel would hold back its answers
 # to pages until the cell has ended.
 _apart = contextvars.Context()
 
@@ -177,10 +177,10 @@ def _page_of(run: str) -> Page:
 class _Foreground:
     """Tells front ends the kernel's state and announces its widget while a cell is running.
 
-    A subshell of the kernel can answer messages, for example from a widget, while the cell is running. JupyterLab then
-    shows the kernel as idle, so the busy state is sent again and again. A page that is loaded during this time gets no
-    answer when it asks for the kernel's widgets. So when the kernel's socket shows that a page has connected, the model
-    is announced again.
+    While the cell is running, a subshell of the kernel can answer messages, for example from a widget. JupyterLab then
+    shows the kernel as idle, so the busy state is sent repeatedly. A page that is loaded while the cell is running gets
+    no answer when it asks for the kernel's widgets. Therefore, the model is announced again when the kernel's socket
+    shows that a page has connected.
     """
 
     def __init__(self) -> None:
@@ -214,14 +214,14 @@ class _Foreground:
 
 
 def _watch_connections(kernel: Any) -> Any:
-    """Return a socket that reports when a page connects to the kernel's output, or None if there is no such socket."""
+    """Return a socket that reports when a page connects to the kernel's output; None if this is not possible."""
     thread: Any = getattr(kernel, "iopub_thread", None)
     if not hasattr(thread, "schedule"):
         return None
     import zmq
 
     made: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    # Only the output's own thread may use the output's socket, so that thread makes the monitor socket.
+    # Only the thread of the output may use the output's socket, so this thread makes the monitor socket.
     thread.schedule(lambda: made.put(thread.socket.get_monitor_socket(zmq.Event.HANDSHAKE_SUCCEEDED)))
     try:
         return made.get(timeout=1.0)
@@ -235,9 +235,9 @@ class PanelView:
     def __init__(self, controls: Controls | None = None, *, background: bool = False) -> None:
         self._controls = controls
         self._feed = Feed()
-        # The static view is shown late, when the page already shows the panel. If it came first, the output would jump
-        # when the panel replaces it. But a run in the background must show its static view at once: a later view would
-        # appear in the output of whichever cell the kernel is running by then.
+        # The static view is shown late, when the page already shows the panel. Otherwise, the output would jump when
+        # the panel replaces the static view. But a run in the background must show its static view at once: a later
+        # view would appear in the output of another cell, which the kernel is running by then.
         after_s = 0.0 if background else STATIC_AFTER_S
         self._static = HtmlView(after_s=after_s, pause_s=STATIC_PAUSE_S, early=background)
         self._page: Page | None = None
@@ -247,7 +247,7 @@ class PanelView:
         self._due: float | None = None
 
     def refresh(self, record: RunRecord) -> None:
-        """Send the news to the pages, unless the last messages were sent only a moment ago."""
+        """Send the updates to the pages, unless the last messages are too recent."""
         began = time.monotonic()
         if self._due is None:
             self._due = began + (WARM_PAUSE_S if record.warm else 0.0)
@@ -284,7 +284,7 @@ class PanelView:
         self._static.again(record)
 
     def _tell(self, record: RunRecord) -> int:
-        """Send the news to the pages, and return the approximate number of bytes that were sent."""
+        """Send the updates to the pages, and return the approximate number of bytes that were sent."""
         if self._page is None:
             self._page = _open_page() if _front_end() != "colab" else _page_of(record.run_id)
             self._page.begin(record, self._controls)

@@ -1,4 +1,4 @@
-"""The checkpoints that have been saved so far, and the state of each."""
+"""The section on checkpoints: those that have been saved so far, with their states."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ PANEL_BYTES = 60_000
 
 
 def html(record: RunRecord, now: float, form: Form) -> str:
-    """Return what a run has saved to each of the SERIES_SHOWN directories that it used last.
+    """Return the checkpoints in the last SERIES_SHOWN directories to which the run has saved.
 
-    If a directory's picture and table would not fit into PANEL_BYTES, only a line of text is shown for it.
+    If the picture and the table of a directory would not fit into PANEL_BYTES, only a line of text is shown.
     """
     now = record.ended or now
     parts: list[str] = []

@@ -1,4 +1,4 @@
-"""The cell as it was run, its options, its environment, and the names that were sent with it."""
+"""The section on the code: the cell, its options, its environment, and the names that were sent with it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from sparkring.views.sections.log import LINE_CHARACTERS, numbered
 from sparkring.views.tables import CAPTURED, bare_table, captured_rows
 
 CODE_LINES = 400
-COLOURS_BYTES = 16_000  # the space for the colours of a cell in the saved view; if they need more, it has none
+COLOURS_BYTES = 16_000  # in the saved view, a cell whose colours need more space than this has no colours
 NAMES_FINAL = 30
 
 
 def html(record: RunRecord, now: float, form: Form) -> str:
-    """Return the cell, the captured names, and facts about the run. The cell's lines are numbered.
+    """Return the cell, the captured names, and facts about the run.
 
-    The line that failed is marked.
+    The lines of the cell are numbered, and the line that failed is marked.
     """
     cell, rest = _cell(record, form), _captured(record, form) + _facts(record, now, form)
     if form != "tab":
@@ -35,7 +35,7 @@ def _cell(record: RunRecord, form: Form) -> str:
     if len(lines) != len(code) or (form != "tab" and len("".join(lines)) - len("".join(plain)) > COLOURS_BYTES):
         lines = plain
     if 0 < failed <= len(lines):
-        lines[failed - 1] = plain[failed - 1]  # on its marked background, colours would be hard to read
+        lines[failed - 1] = plain[failed - 1]  # colours would be hard to read on the background that marks the line
     return numbered([*enumerate(lines, 1)], failed)
 
 
@@ -50,7 +50,7 @@ def _captured(record: RunRecord, form: Form) -> str:
 
 
 def _facts(record: RunRecord, now: float, form: Form) -> str:
-    """Return a line for each fact. The form "final" does not list data sets, since the section `shards` has them."""
+    """Return a line for each fact. The form "final" does not list data sets, because the section `shards` does."""
     sets = reading.data_sets(record, now)[-reading.NAMED :] if form == "tab" else []
     told = [("data", text(first_line(reading.data_words(found), 600))) for found in sets]
     versions = " · ".join(f"{name} {version}" for name, version in record.versions)

@@ -1,4 +1,4 @@
-"""Why a run failed: the rank, the line of the cell, and what to do."""
+"""The section on the failure of a run: the rank, the line of the cell, and what to do."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from sparkring.views.markup import note, scrolled, text
 from sparkring.views.sections import Form
 from sparkring.views.sections.log import LINE_CHARACTERS, block, numbered
 
-SUMMARY_LINES = 8  # how many more lines of the exception's message are shown
+SUMMARY_LINES = 8  # the most lines of the exception's message that are shown after its first line
 
 
 def html(record: RunRecord, now: float, form: Form) -> str:
-    """Return what ended the run, with the lines of the cell around the one that failed; '' if the run did not fail.
+    """Return what ended the run, with the failed line of the cell and the lines around it; '' if the run did not fail.
 
-    If no rank failed, this is one line. The error below the panel also has the last lines of the rank.
+    If no rank failed, the section has only one line. The error below the panel also has the last lines of the rank.
     """
     if record.outcome in (None, "finished"):
         return ""

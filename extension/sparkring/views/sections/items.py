@@ -1,4 +1,4 @@
-"""Tables of a run's items (failed items, first items, items with the best metrics), and the items' curves."""
+"""The section on items: tables of failed items, first items and items with the best metrics, and the items' curves."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RUNNING_SHOWN = 8
 FAILED_SHOWN, FIRST_SHOWN = 20, 20
 METRICS_SHOWN = 4
 BEST_SHOWN = 3
-_LOOKS: dict[bool, dict[str, Any]] = {  # of curves, by whether the item failed
+_LOOKS: dict[bool, dict[str, Any]] = {  # the looks of curves; the key says whether the item failed
     False: {"color": BLUE, "lw": 0.8, "alpha": 0.6},
     True: {"color": RED, "lw": 1.2, "alpha": 0.9},
 }
@@ -34,8 +34,8 @@ def html(record: RunRecord, now: float, form: Form) -> str:
     """Return tables of some items. During the run, these are running items and the last failures.
 
     The form "final" has the first failures, the first items, and the items with the lowest and highest metrics. It also
-    has pictures of the items' curves. For a search, it has the best trials instead of pictures, which are in the
-    section `search`.
+    has pictures of the items' curves. For a search, it has the best trials instead of the pictures, because the section
+    `search` has pictures.
     """
     items = record.items
     if items is None:
@@ -126,7 +126,7 @@ def _table(record: RunRecord, items: Sequence[ItemRecord], now: float, note: str
         ("item", [each.name for each in items]),
         ("state", [f"{SIGNS[each.state]} {each.state}" for each in items]),
         *([("attempt", [str(each.attempt) for each in items])] if any(each.attempt > 1 for each in items) else []),
-        ("took", [describe.duration(each.seconds(record.ended or now)) for each in items]),
+        ("time", [describe.duration(each.seconds(record.ended or now)) for each in items]),
         *((name, _numbers(items, name)) for name in _metrics(items)),
         *([("value", values)] if any(values) else []),
         ("", [describe.first_line(error or "", 160) for error in failures]),

@@ -1,4 +1,4 @@
-"""The last lines that the ranks printed, together and by rank."""
+"""The section on output: the last lines that the ranks printed, together and by rank."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sparkring.history.record import LogLine, RankRecord, RunRecord
 from sparkring.views.markup import AMBER, BLUE, RANK_COLOURS, details, enclosed, log_text, scrolled, text, tint
 from sparkring.views.sections import Form
 
-RANK_BYTES = 2_000  # the least space for the log of a rank; if less space is left, the log is left out
+RANK_BYTES = 2_000  # if less space than this is left for the log of a rank, the log is left out
 LOG_LINES = 30
 LINE_CHARACTERS = 600
 LINE_BYTES = 90  # an estimate of how many bytes of HTML block() adds to a line
@@ -32,33 +32,33 @@ def html(record: RunRecord, now: float, form: Form) -> str:
 
 
 def box(shown: str, *, final: bool) -> str:
-    """Return lines in a box that stays scrolled to its end; '' if there are no lines."""
+    """Return lines in a box that is scrolled to the end; '' if there are no lines."""
     look = "sr-log sr-done" if final else "sr-log"
     box = f'<div class="{look}" role="log" tabindex="0" aria-label="output of the ranks">{shown}</div>'
     return box if shown else ""
 
 
 def noise_html(seen: Sequence[LogLine]) -> str:
-    """Return those of the lines `seen` that are TensorFlow's start-up messages, folded away."""
+    """Return the start-up messages of TensorFlow among the lines `seen`, in a collapsed element."""
     noise = [line for line in seen if lines.is_noise(line)]
     title = f"TensorFlow's start-up ({counted(len(noise), 'line')})"
     return details(title, scrolled(pre(lines.folded(noise[-100:])), title))
 
 
 def pre(found: Sequence[Shared]) -> str:
-    """Return lines below each other. In front of each line are the numbers of the ranks that printed it."""
+    """Return the lines, one below the other. Each line begins with the numbers of the ranks that printed it."""
     tags = [describe.rank_numbers(line.ranks) for line in found]
     width = min(12, max(map(len, tags), default=0))
     shown = []
     for each, tag in zip(found, tags, strict=True):
-        colour = RANK_COLOURS[min(each.ranks) % len(RANK_COLOURS)]  # the lowest rank's, even if another printed first
+        colour = RANK_COLOURS[min(each.ranks) % len(RANK_COLOURS)]  # of the lowest rank, even if another printed first
         tagged = f'<span style="{tint(colour)};user-select:none">{tag.rjust(width)}</span> '
         shown.append(tagged + line_html(each.line))
     return block(shown, width)
 
 
 def block(shown: Sequence[str], width: int) -> str:
-    """Return lines below each other. Each line begins with a tag of `width` characters, for example a rank.
+    """Return the lines, one below the other. Each line begins with a tag of `width` characters, for example a rank.
 
     If a line is too long for the page, its continuation is indented, so that it does not appear below the tags.
     """
@@ -69,7 +69,7 @@ def block(shown: Sequence[str], width: int) -> str:
 
 
 def numbered(found: Sequence[tuple[int, str]], marked: int = 0) -> str:
-    """Return lines of code, which are HTML, with their numbers. The line with the number `marked` is highlighted."""
+    """Return numbered lines of code. Each line is HTML, and the line with the number `marked` is highlighted."""
     width = max((len(str(number)) for number, _ in found), default=1)
     shown = []
     for number, code in found:
@@ -85,7 +85,7 @@ def line_html(line: LogLine) -> str:
 
 
 def by_rank_html(record: RunRecord, budget: int) -> str:
-    """Return the last lines of each rank, in at most `budget` bytes. The failed rank is given space first."""
+    """Return the last lines of each rank, in at most `budget` bytes. Space is first given to the failed rank."""
     if record.logs == "all" and record.recent_count <= LOG_LINES and not any(map(lines.is_noise, record.recent)):
         return ""  # html(), which is shown above, already has all lines
     talkative = [rank for rank in record.ranks if rank.tail]

@@ -1,4 +1,4 @@
-"""The metrics: numbers by step and by rank, and their curves."""
+"""The section on metrics: numbers by step and by rank, and curves."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _html(record: RunRecord, form: Form) -> str:
 
 
 def _table(headers: Sequence[str], rows: Sequence[tuple[str, Sequence[Spread | None]]], note: str = "") -> str:
-    """Return a table of means. If the ranks' values of a metric differ, a column beside the mean has their range."""
+    """Return a table of means. If the ranks' values of a metric differ, a column beside the mean shows the range."""
     head, body = [f"<th{_RIGHT}>{text(headers[0])}</th>"], [f"<td{_RIGHT}>{text(label)}</td>" for label, _ in rows]
     for column, name in enumerate(headers[1:]):
         values = [row[column] for _, row in rows]

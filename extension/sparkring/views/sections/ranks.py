@@ -1,4 +1,4 @@
-"""A tile for each rank, and a table of the GPUs of the ranks or of a query's model processes."""
+"""The section on ranks: a tile for each rank, and a table of the GPUs of the ranks or of a query's model processes."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _place(record: RunRecord, rank: RankRecord) -> str:
 
 
 def gpus_html(record: RunRecord) -> str:
-    """Return a table of at most GPU_ROWS of the GPUs of ranks or of model processes, as last reported."""
+    """Return a table of the GPUs that ranks or model processes use, as last reported, with at most GPU_ROWS rows."""
     used: list[tuple[tuple[str, ...], GpuUsed]] = [
         *(((str(rank.rank),), gpu) for rank in record.ranks for gpu in rank.gpus),
         *(((each.host, str(each.pid)), each.gpu) for each in record.model_gpus),  # the slots of a query have no GPUs
@@ -102,4 +102,4 @@ def gpus_html(record: RunRecord) -> str:
         rows.append((*user, gpu.address, gpu.name, size(gpu.used_bytes), size(gpu.total_bytes), busy))
     note = f"the first {GPU_ROWS} of {counted(len(used), 'GPU')}" if len(used) > GPU_ROWS else ""
     user = ("host", "process") if record.model_gpus else ("rank",)
-    return bare_table((*user, "GPU", "name", "memory", "of", "busy"), rows, note)
+    return bare_table((*user, "GPU", "name", "memory", "total", "busy"), rows, note)

@@ -1,4 +1,4 @@
-"""The attempts of a run that was restarted, or that continued from a checkpoint."""
+"""The section on the attempts of a run that was restarted or that continued from a checkpoint."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CHAPTERS = {
 
 
 def html(record: RunRecord, now: float, form: Form) -> str:
-    """Return a drawing of the last attempts, and a line for each with the last lines of the rank that ended it."""
+    """Return a drawing of the last attempts, and a line for each, with the last lines of the rank that failed."""
     told = attempts.story(record)
     shown = told[-(ATTEMPTS_LIVE if form == "stacked" else ATTEMPTS_SHOWN) :]
     parts: list[str] = []

@@ -1,4 +1,4 @@
-"""Pictures of the trials of a search: their curves, the best value so far, and their parameters."""
+"""The section on a search: pictures of the trials' curves, of the best value so far, and of the trials' parameters."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from sparkring.views.sections import Form
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# A value is drawn at the chart's edge if it is more than FAR times as far from the best value as the worse quartile is.
+# A value that is more than FAR times as far from the best value as the worse quartile is drawn at the chart's edge.
 FAR = 2
 CURVES_SHOWN = 1_000
-_LABEL = 12  # characters of a choice that an axis shows
+_LABEL = 12  # the most characters of a choice that an axis shows
 WHOLE = ("finished", "kept")
 
 
 def html(record: RunRecord, now: float, form: Form) -> str:
-    """Return the pictures of a search that is over; '' during the run, because the live panel then draws them."""
+    """Return the pictures of a search that has ended; '' during the search, because the live panel then draws them."""
     search = None if record.items is None else record.items.search
     if record.items is None or search is None or form != "final":
         return ""
@@ -116,7 +116,7 @@ def _parameters(axes: Axes, search: Search, trials: Sequence[ItemRecord], looks:
         axes.plot([x, x], [0, 1], color=GREY, lw=0.8)
         axes.text(x, 1.16, column.name[: 2 * _LABEL], ha="center", va="bottom", weight="bold", parse_math=False)
         small: dict[str, Any] = {"fontsize": 6.5, "parse_math": False}
-        if not column.choices:  # the numbers are beyond the ends of the axis, where no lines cross them
+        if not column.choices:  # the numbers are outside the ends of the axis, where no lines cross them
             axes.text(x, -0.04, describe.number(column.low), ha="center", va="top", **small)
             axes.text(x, 1.03, describe.number(column.high), ha="center", va="bottom", **small)
         for at, choice in enumerate(column.choices):

@@ -1,4 +1,4 @@
-"""The section on reading data: which row groups each rank has read, is reading and will read, and how fast."""
+"""The section on reading data: the row groups that each rank has read, is reading and will read, and the speed."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from sparkring.history.record import RunRecord
 from sparkring.views.markup import AMBER, BLUE, GREEN, details, note, text, tint, warning
 from sparkring.views.sections import Form
 
-# A strip's width and height in pixels, and the height of the space above it, where a mark shows how far the rank has
-# read.
+# The width and the height of a strip in pixels, and the height of the space above the strip. A mark in this space shows
+# how much the rank has read.
 WIDTH, TALL, TOP = 220, 9, 6
 STRIPS: dict[Form, int] = {"stacked": 0, "tab": 64, "final": 16}  # at most this many strips for all data sets together
 BLOCKS: dict[Form, int] = {"stacked": 0, "tab": 280, "final": 150}  # at most this many blocks in all strips together
-# The smallest and the largest number of blocks in one strip. If there were more blocks, nobody could tell them apart.
+# The smallest and the largest number of blocks in one strip. More blocks would be too small to see.
 LEAST_BLOCKS, MOST_BLOCKS = 4, WIDTH // 6
-MANY_STRIPS = 24  # if there is no room for the strips of all ranks of a data set, at most this many strips are shown
+MANY_STRIPS = 24  # the most strips of a data set if there is no room for the strips of all its ranks
 
 _RIGHT = ' class="sr-n" align="right"'
 _COLOURS: dict[Mark, str] = {"starves": AMBER, "early": GREEN, "": BLUE}
@@ -36,7 +36,7 @@ def html(record: RunRecord, now: float, form: Form) -> str:
         said = note(f"{'read' if form == 'final' else 'reads'} {reading.data_words(each)}")
         said += note(reading.balance_words(each)) if form != "stacked" and table else ""
         wrong = warning(reading.notes(each))
-        if form == "final" and table:  # problems stay visible; the table is folded away
+        if form == "final" and table:  # problems stay visible, and the table is in a collapsed element
             parts.append(f"{said}{wrong}{details('Reading by rank', table)}")
         else:  # problems come below the table, so that it does not move
             parts.append(f"{said}{table}{wrong}")
@@ -44,7 +44,7 @@ def html(record: RunRecord, now: float, form: Form) -> str:
 
 
 def _tables(found: DataSet, form: Form, sets: int, over: bool) -> str:
-    """Return a table with a line for each rank, and with strips for as many ranks as there is room for.
+    """Return a table with a line for each rank, and with strips for as many ranks as fit.
 
     If there are too many ranks, each line stands for a block of ranks, and a second table has the strips of some ranks.
     """
@@ -54,7 +54,7 @@ def _tables(found: DataSet, form: Form, sets: int, over: bool) -> str:
     parts = [_read_table(told, strips)] if told else []
     if strips and not any(len(line.ranks) == 1 for line in told):
         some = [found._replace(ranks=(each,)) for each in found.ranks if each.rank in strips]
-        which = f"{counted(len(strips), 'rank')} of {len(found.ranks):,}: first those with a warning, then the slowest"
+        which = f"{counted(len(strips), 'rank')} of {len(found.ranks):,}: those with a warning, then the slowest"
         parts += [note(which), _read_table([reading.line(each) for each in some], strips)]
     return "".join(parts) + (_legend(over) if strips else "")
 
@@ -74,9 +74,9 @@ def _strips(found: DataSet, room: int, blocks: int, over: bool) -> dict[int, str
 
 def _read_table(told: Sequence[reading.Line], strips: Mapping[int, str]) -> str:
     head = f'<th{_RIGHT}>rank</th><th{_RIGHT}>epoch</th><th align="left">read</th>'
-    head += "".join(f"<th{_RIGHT}>{name}</th>" for name in ("rows", "rows/s", "per s", "waits for data"))
+    head += "".join(f"<th{_RIGHT}>{name}</th>" for name in ("rows", "rows/s", "bytes/s", "waits for data"))
     where = any(line.place for line in told)
-    head += '<th align="left">at</th>' if where else "<td></td>"
+    head += '<th align="left">position</th>' if where else "<td></td>"
     body = "".join(_read_row(line, strips) for line in told)
     return f'<table class="sr-table"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
 
@@ -100,7 +100,7 @@ def _read_row(line: reading.Line, strips: Mapping[int, str]) -> str:
 
 
 def _picture(strip: Strip, colour: str) -> str:
-    """Draw a rank's epoch from left to right. A box is full if it has been read, half full while it is being read."""
+    """Draw a rank's epoch from left to right. A full box has been read, and a half-full box is being read."""
     at = "" if strip.at is None else f'<path d="M{WIDTH * strip.at:.1f} {TOP}l-4 -6h8z" fill="currentColor"/>'
     return (
         f'<svg class="sr-strip" width="{WIDTH + 8}" height="{TOP + TALL + 1}" '

@@ -1,4 +1,4 @@
-"""The state of a run: its title line, what it waits for, its notices, and its progress."""
+"""The section on the state of a run: the title line, what the run waits for, the notices, and the progress."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sparkring.views.sections import Form
 
 
 def head_html(record: RunRecord, now: float) -> str:
-    """Return the title line: the run's state, title, ranks and framework, and how long the run has taken so far."""
+    """Return the title line, with the run's state, title, ranks, framework, and time so far."""
     state = record.outcome or ("running" if record.running_since else "starting")
     look = {"interrupted": "cut", "timed out": "cut", "starting": ""}.get(state, state)
     written, at = ("%Y-%m-%d %H:%M", record.started) if record.ended else ("as of %Y-%m-%d %H:%M:%S", now)
@@ -24,7 +24,7 @@ def head_html(record: RunRecord, now: float) -> str:
 
 
 def waiting_html(record: RunRecord) -> str:
-    """Return how many ranks have connected, or what running ranks ask; '' if the run waits for nothing."""
+    """Return how many ranks have connected, or what running ranks ask the user; '' if the run waits for nothing."""
     if record.outcome is not None:
         return ""
     if record.running_since:
@@ -39,7 +39,7 @@ def notices_html(record: RunRecord, form: Form) -> str:
 
 
 def progress_html(record: RunRecord, now: float) -> str:
-    """Return the run's progress, or how far it got if it did not finish: in words and, during the run, as a bar."""
+    """Return the progress of the run in words and, during the run, also as a bar."""
     if record.items is not None:
         return _items_progress_html(record, now)
     found = None if record.outcome == "finished" else progress.slowest(record, record.ended or now)

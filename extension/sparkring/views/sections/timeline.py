@@ -1,4 +1,4 @@
-"""Shows how Horovod spent its time: in a bar, with the ranks that others waited for, and with the slowest tensors."""
+"""The section on Horovod's timeline: how the time was spent, the ranks that others waited for, the slowest tensors."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from sparkring.views.markup import AMBER, details, note, svg, text, warning
 from sparkring.views.sections import Form
 from sparkring.views.tables import bare_table
 
-SHOWN = 3  # how many timelines are shown: the last ones
+SHOWN = 3  # the most timelines that are shown
 RANKS_DRAWN, TENSORS_SHOWN, NAME_CHARACTERS = 8, 10, 80
 _WIDTH, _LEFT, _RIGHT, _ROW, _BAR = 560, 66, 74, 19, 12
 
 
 def html(record: RunRecord, now: float, form: Form) -> str:
-    """Return the last timelines. While an attempt's ranks are running, its timeline has not been read yet."""
+    """Return the last timelines. The timeline of an attempt is read when its ranks have ended."""
     return "".join(_timeline(record, saved, form) for saved in record.timelines[-SHOWN:]) if form != "stacked" else ""
 
 
@@ -33,7 +33,7 @@ def _timeline(record: RunRecord, saved: TimelineSaved, form: Form) -> str:
 
 
 def _whole(saved: TimelineSaved) -> str:
-    """Return a bar for the whole time, divided into what the time was spent on, and a legend."""
+    """Return a bar for the whole time, divided into activities, and a legend."""
     if not saved.wall_s:
         return ""
     x, bars, legend = 0.0, [], []
@@ -50,12 +50,12 @@ def _whole(saved: TimelineSaved) -> str:
         )
         legend.append(f"<span>{square} {share.what} {took} ({part})</span> ")
         x += wide
-    drawn = svg(_WIDTH, 16, f"where the time went: {timelines.share_words(saved)}", bars)
+    drawn = svg(_WIDTH, 16, f"how the time was spent: {timelines.share_words(saved)}", bars)
     return f'<figure>{drawn}<div class="sr-legend">{"".join(legend)}</div></figure>'
 
 
 def _late(saved: TimelineSaved) -> str:
-    """Return a bar for each rank that the other ranks waited for, with the longest wait first."""
+    """Return a bar for each rank that the other ranks waited for. The longest wait comes first."""
     shown = [each for each in saved.late if each.waited_s > 0][:RANKS_DRAWN]
     if not shown:
         return ""
@@ -67,7 +67,7 @@ def _late(saved: TimelineSaved) -> str:
         bars.append(
             f'<text x="{_LEFT - 6}" y="{y:.1f}" dy="3.5" text-anchor="end">rank {each.rank}</text>'
             f'<rect x="{_LEFT}" y="{row * _ROW + 3}" width="{max(1.0, long):.1f}" height="{_BAR}" rx="2" '
-            f'fill="{AMBER}"><title>the last to be ready {counted(each.times, "time")}</title></rect>'
+            f'fill="{AMBER}"><title>was the last to be ready {counted(each.times, "time")}</title></rect>'
             f'<text x="{_LEFT + long + 6:.1f}" y="{y:.1f}" dy="3.5">{duration(each.waited_s)}</text>'
         )
     spoken = "; ".join(f"rank {each.rank} {duration(each.waited_s)}" for each in shown)
@@ -78,7 +78,7 @@ def _late(saved: TimelineSaved) -> str:
 
 
 def _tensors(saved: TimelineSaved) -> str:
-    """Return a table of the tensors that took longest, with the time that each of them spent in each phase."""
+    """Return a table of the slowest tensors, with the time that each tensor spent in each phase."""
     shown = saved.slowest[:TENSORS_SHOWN]
     if not shown:
         return ""

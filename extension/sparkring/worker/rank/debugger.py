@@ -1,4 +1,4 @@
-"""Python's debugger on a rank. It is imported when breakpoint() is called, since the import takes 10 ms."""
+"""Python's debugger on a rank. This module is imported when breakpoint() is called, since the import takes 10 ms."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 
 class Debugger(pdb.Pdb):
-    """Python's debugger, except that an interrupt ends the cell. Python's own would only show its prompt again."""
+    """Python's debugger, with one difference: an interrupt ends the cell. Pdb would only show its prompt again."""
 
     def __init__(self) -> None:
-        super().__init__(nosigint=True)  # after `continue`, too, an interrupt must end the cell
+        super().__init__(nosigint=True)  # an interrupt must end the cell even after `continue`
 
     def cmdloop(self, intro: Any = None) -> None:
         try:

@@ -1,7 +1,7 @@
-"""Implements input(), getpass() and breakpoint() on ranks: the user answers in the notebook.
+"""Implements input(), getpass() and breakpoint() on ranks. The user answers in the notebook.
 
-The standard input of a rank is empty. So the prompt is sent to the driver, and the rank waits for an Answer. The prompt
-and the answer are also printed, so that the rank's log contains them, as a terminal would.
+The standard input of a rank is empty. Therefore, the rank sends the prompt to the driver and waits for an Answer. The
+rank also prints the prompt and the answer, so that its log contains them, as the output of a terminal would.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _requests = 0
 def connect(tell: Callable[[InputRequested | InputEnded], None], refused: Callable[[], str]) -> None:
     """Replace input(), getpass() and the hook of breakpoint() in this process.
 
-    `tell` sends a message to the driver. If `refused()` returns a reason, it becomes the message of an EOFError.
+    `tell` sends a message to the driver. If `refused()` returns a reason, an EOFError with this reason is raised.
     """
     rank, of_python = os.getpid(), builtins.input
 
     def ask(prompt: object = "", /, *, hidden: bool = False) -> str:
         if os.getpid() != rank:
-            return of_python(prompt)  # in a process that the user has forked: its standard input is empty
+            return of_python(prompt)  # this is a process that the user has forked; its standard input is empty
         if reason := refused():
             raise EOFError(reason)
         with _asking:
@@ -66,7 +66,7 @@ def _wait(prompt: str, *, hidden: bool, tell: Callable[[InputRequested | InputEn
     tell(InputRequested(number, prompt[-MESSAGE_CHARACTERS:], hidden))
     try:
         while (answer := _answers.get()).number != number:
-            pass  # it answers a request that was interrupted
+            pass  # this answer is for an earlier request, which was interrupted
     finally:
         tell(InputEnded(number))
     sys.stdout.write("\n" if hidden or answer.text is None else f"{answer.text}\n")

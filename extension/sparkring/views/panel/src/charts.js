@@ -9,17 +9,18 @@ const LEAST_WIDTH = 320, LEAST_HEIGHT = 160, MOST_HEIGHT = 260; // px; the width
 const GREEN = "#23935a", RED = "#dd4a45"; // as in markup.py
 const TICK = 6; // px: the height of a checkpoint's mark
 const RING = 4; // px: the radius of the mark of the best value
-const NEAR = 8; // px: how far from a rank's line a click selects the rank
+const NEAR = 8; // px: the largest distance from a rank's line at which a click selects the rank
 const FONT = "11px system-ui, sans-serif";
-// The intervals of the axis are whole numbers, because steps and epochs are whole numbers. Those of times are whole in a clock's units.
+// The intervals of the axis are whole numbers, because steps and epochs are whole numbers. Intervals of time are whole seconds,
+// minutes, hours or days.
 const WHOLE = Array.from({ length: 13 }, (_, power) => [1, 2, 5].map((digit) => digit * 10 ** power)).flat();
 const TIMES = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, ...WHOLE.map((days) => days * 172800)];
 
-// How the charts of a panel look, in all of its tabs.
+// The settings for the charts in all tabs of a panel.
 export const newLooks = () => ({ log: false, smoothing: "off", axis: null });
 
-// All charts of a run. They share a cursor: when the user points at a step in one chart, all charts mark this step.
-// `room` returns the height that the charts may take together, or 0 for the least.
+// All charts of a run. They share a cursor: if the user points at a step in one chart, all charts mark this step.
+// `room` returns the height that is available for all charts together, or 0 for the smallest height.
 export class ChartsView {
   constructor(panel, room = () => 0) {
     this.panel = panel;
@@ -29,9 +30,9 @@ export class ChartsView {
       Object.assign(panel.looks, change);
       panel.schedule();
     };
-    this.logButton = toggle("log scale", "logarithmic scale, for charts with only positive values", panel.looks.log, (log) => set({ log }));
-    this.smoothing = choice("What smooths the lines", (smoothing) => set({ smoothing }));
-    this.axis = choice("What the horizontal axis shows", (axis) => set({ axis }));
+    this.logButton = toggle("log scale", "use a logarithmic scale in charts whose values are all positive", panel.looks.log, (log) => set({ log }));
+    this.smoothing = choice("Smoothing", (smoothing) => set({ smoothing }));
+    this.axis = choice("Horizontal axis", (axis) => set({ axis }));
     this.smoothing.fill(Object.keys(SMOOTHING));
     this.wholeButton = button("sr-tool", "reset zoom", "show all steps again", () => this.showWhole(), { hidden: true });
     this.hint = make("small", {}, "drag to zoom");
@@ -62,12 +63,12 @@ export class ChartsView {
       }
       this.charts[at].describe(chart, told);
     });
-    // All charts and captions are in the page now, so widths are final, and what is left of the height is known.
+    // All charts and captions are in the page now, so the widths are final, and the remaining height is known.
     this.height = this.heightOf(width, room);
     told.charts.forEach((chart, at) => this.charts[at].draw(chart, told));
   }
 
-  // Show in the controls what is set, and what this run's axis can show.
+  // Show the current settings in the controls, and what this run's axis can show.
   control() {
     const { looks } = this.panel, axes = axesOf(this.told);
     this.axisName = axes.includes(looks.axis) ? looks.axis : this.told.axis;
@@ -78,7 +79,7 @@ export class ChartsView {
     this.axisLabel.hidden = axes.length < 2;
   }
 
-  // Return the height of each plot: together they fill the room, if this is possible within limits.
+  // Return the height of each plot. All plots together fill the available height, if this is possible within limits.
   heightOf(width, room) {
     const { columnGap, rowGap } = getComputedStyle(this.grid), gap = parseFloat(columnGap) || 0;
     const columns = Math.min(Math.max(1, Math.floor((width + gap) / (LEAST_WIDTH + gap))), this.charts.length);
@@ -91,7 +92,7 @@ export class ChartsView {
 
   showWhole() {
     this.unzoom();
-    this.logButton.focus(); // "reset zoom" will be hidden; without this line, its focus would go to the page
+    this.logButton.focus(); // "reset zoom" will be hidden; without this line, the page would get the focus
   }
 
   unzoom() {
@@ -128,7 +129,7 @@ class Chart {
     this.place.addEventListener("click", (event) => this.choose(event));
   }
 
-  // Write the caption: for each curve its name, its last value and its best one.
+  // Write the caption, with the name, the last value and the best value of each curve.
   describe(chart, told) {
     const axis = this.view.axisName;
     this.chart = chart;
@@ -236,7 +237,7 @@ class Chart {
     ctx.restore();
   }
 
-  // Show the values of the curves beside the cursor, and which rank a click would select.
+  // Show the values of the curves beside the cursor, and highlight the rank that a click would select.
   read() {
     const { idx, left } = this.plot?.cursor ?? {};
     const wanted = (this.pointed || document.activeElement === this.element) && idx != null && left >= 0;
@@ -268,7 +269,7 @@ class Chart {
     return found;
   }
 
-  // A click on a rank's line selects the rank, as a click on its lane does. After a drag, uPlot stops the click.
+  // A click on the line of a rank selects the rank, as a click on the rank's lane does. After a drag, uPlot suppresses the click.
   choose(event) {
     const rank = this.plot.cursor.idx == null ? null : this.nearest();
     if (rank !== null) this.view.panel.ranks.toggle(rank, event, this.view.panel.tab);
@@ -299,7 +300,7 @@ class Chart {
     this.take(() => navigator.clipboard.write([new ClipboardItem({ "image/png": picture })]), () => picture, "png");
   }
 
-  // Copy something. If this page may not write to the clipboard, save it as a file instead.
+  // Copy something. If this page is not allowed to write to the clipboard, save a file instead.
   async take(copy, blob, ending) {
     const { panel } = this.view;
     try {
@@ -307,11 +308,11 @@ class Chart {
       panel.say("copied");
     } catch (error) {
       download(await blob(), `${panel.run.id} ${this.name()}.${ending}`.replace(/[^\w.-]+/g, "-"));
-      panel.say("saved as a file, since this page cannot copy");
+      panel.say("saved as a file, because this page cannot use the clipboard");
     }
   }
 
-  // Return a PNG of the chart below its caption, as a promise.
+  // Return a promise of a PNG with the caption and the chart.
   picture() {
     const { canvas } = this.plot.ctx, ratio = devicePixelRatio, left = this.plot.bbox.left, line = 18 * ratio;
     const captions = [...this.caption.children], top = captions.length * line + 6 * ratio;

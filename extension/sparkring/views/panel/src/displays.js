@@ -1,20 +1,20 @@
-// The Displays tab: what ranks have shown with display() and plt.show(), with a slider over time.
+// The Displays tab: what ranks have shown with display() and plt.show(). A slider selects the time.
 
 import { make, put } from "./elements.js";
 import { clock, rankNumbers } from "./words.js";
 
-const TOGETHER_S = 0.5; // ranks often show their pictures at almost the same time, which is one step of the slider
+const TOGETHER_S = 0.5; // ranks often show pictures at almost the same time; these pictures are one step of the slider
 
-// Return the moments between which the slider moves: the times of the displays, without those that another one follows
-// at once.
+// Return the positions of the slider: the times of the displays. A time is left out if another display follows within
+// TOGETHER_S.
 export function moments(order) {
   const times = order.map(([, , time]) => time);
   return times.filter((time, at) => !(times[at + 1] - time < TOGETHER_S));
 }
 
-// Return the displays to show at a moment: of each rank, the last one up to then. `order` lists the displays as
-// [key, ranks, time], sorted by time. A display that several ranks share is listed once. If ranks are selected, only
-// their displays count.
+// Return the displays to show at a time: the last display of each rank until then. `order` lists the displays as
+// [key, ranks, time], sorted by time. A display that several ranks share is listed once. If ranks are selected, return
+// only their displays.
 export function shownAt(order, time, selected) {
   const last = new Map();
   for (const entry of order) {

@@ -10,7 +10,7 @@ export function make(name, attributes = {}, ...children) {
   return element;
 }
 
-// Return a drawing with an empty path. CSS may stretch it.
+// Return an SVG with an empty path. CSS may stretch the SVG.
 export function drawing(look, width, height) {
   const [svg, path] = ["svg", "path"].map((name) => document.createElementNS("http://www.w3.org/2000/svg", name));
   for (const [key, value] of Object.entries({ class: look, width, height, viewBox: `0 0 ${width} ${height}`,
@@ -37,7 +37,7 @@ export function toggle(text, title, on, set) {
   return element;
 }
 
-// Return a <select>, which `fill` gives its options. `set` is called with the name of the option that is selected.
+// Return a <select>. Its method `fill` sets the options. `set` is called with the name of the option that the user selects.
 export function choice(label, set) {
   const element = make("select", { "aria-label": label, onchange: () => set(element.value) });
   element.fill = (names) => {
@@ -47,7 +47,7 @@ export function choice(label, set) {
   return element;
 }
 
-const REVOKE_MS = 10_000; // after this time the browser has read the data of a download, and can free it
+const REVOKE_MS = 10_000; // after this time, the browser has read the data of a download, so the data can be freed
 
 // Save a Blob as a file. VS Code saves the file itself, but handles only clicks on links that are in the page.
 export function download(blob, name) {
@@ -59,7 +59,7 @@ export function download(blob, name) {
   setTimeout(() => URL.revokeObjectURL(address), REVOKE_MS);
 }
 
-// Return the colour of what is behind an element.
+// Return the colour of the background behind an element.
 export function background(element) {
   for (let each = element; each; each = each.parentElement) {
     const { backgroundColor } = getComputedStyle(each);

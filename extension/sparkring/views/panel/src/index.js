@@ -1,4 +1,4 @@
-// The entry point of the panel's script, which runs in the page. Each kernel has one widget, which loads this script.
+// The entry point of the panel's script, which runs in the page. Each kernel has one widget, and the widget loads this script.
 
 import "uplot/dist/uPlot.min.css";
 import "../../style.css";
@@ -14,8 +14,8 @@ export default {
     const runs = known.get(page);
     return () => { if (runs.model === model) runs.close(); };
   },
-  // Some front ends load a widget's script only if a view of it is displayed. This view is empty, except where a front
-  // end isolates the outputs of cells: there, each run has a widget of its own, and its view is the run's panel.
+  // Some front ends load a widget's script only if a view of it is displayed. This view is empty, unless the
+  // front end isolates the outputs of cells: each run then has its own widget, and the widget's view is the run's panel.
   render({ model, el }) {
     const runs = window.sparkringPages?.get(model.get("page")), run = model.get("run");
     if (!run || !runs) return undefined;

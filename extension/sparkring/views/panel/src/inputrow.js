@@ -1,10 +1,10 @@
-// What a rank asks with input(), and a field for the user's answer. While a cell is running, the kernel itself asks below
-// the cell, and there is no field.
+// Shows the prompt of a rank that calls input(), and a field for the user's answer. While a cell is running, the kernel
+// itself asks the user below the cell, and there is no field.
 
 import { button, make, put } from "./elements.js";
 
 export class InputRow {
-  // `answer(rank, number, text)` sends the answer to request `number` of the rank.
+  // `answer(rank, number, text)` sends the answer to request `number` of a rank.
   constructor(answer) {
     this.answer = answer;
     this.sent = new Set();

@@ -1,22 +1,22 @@
-// The items of a run that the page knows. They can be sorted by any column, and searched.
+// The items of a run, as far as the page knows them. The user can sort them by any column, and search them.
 
-// A message has an array for each row, with the values in the order of FIELDS. In the table, COLUMNS come before the metrics,
-// and LAST_COLUMNS come after them. Each column has a name and a title.
+// A message has an array for each row, with the values in the order of FIELDS. The columns of the table are COLUMNS, the
+// metrics, and LAST_COLUMNS. Each column has a name and a title.
 const FIELDS = ["item", "name", "state", "attempt", "began", "took", "value", "error", "why", "place", "metrics", "parameters",
                 "by", "curves"];
-const COLUMNS = [["item", "#"], ["name", "item"], ["state", "state"], ["attempt", "attempt"], ["place", "place"], ["took", "took"]];
+const COLUMNS = [["item", "#"], ["name", "item"], ["state", "state"], ["attempt", "attempt"], ["place", "host"], ["took", "time"]];
 const LAST_COLUMNS = [["value", "value"], ["said", "error or last line"]];
-const METRIC = "metrics."; // the names of metrics' columns begin with this, since a metric may be called "error", for example
-const LINE_CHARACTERS = 200; // of an item's last line
+const METRIC = "metrics."; // the prefix of the metrics' columns, since a metric may have the name of another column
+const LINE_CHARACTERS = 200; // the most characters of an item's last line
 
 export class Items {
   constructor() {
     this.rows = new Map(); // by the number of the item
     this.metrics = []; // names, in the order in which they arrived
-    this.changes = 0; // how many messages have arrived
+    this.changes = 0; // the number of messages that have arrived
     this.lines = new Map(); // the last line of each item, by the number of the item
     this.places = new Set();
-    this.used = new Set(["item", "name", "state", "took"]); // the columns that are shown; the others are still empty
+    this.used = new Set(["item", "name", "state", "took"]); // the columns that are shown; the other columns are still empty
     this.column = "item";
     this.descending = false;
     this.query = "";
@@ -29,7 +29,7 @@ export class Items {
       const row = Object.fromEntries(FIELDS.map((name, at) => [name, told[at]]));
       this.rows.set(row.item, row);
       this.tell(row);
-      if (row.place) this.places.add(row.place); // an item whose result was kept has no place
+      if (row.place) this.places.add(row.place); // an item whose result was kept has no host
       if (row.attempt > 1) this.used.add("attempt");
       if (this.places.size > 1) this.used.add("place");
       if (row.value) this.used.add("value");
@@ -71,7 +71,7 @@ export class Items {
     this.ordered = null;
   }
 
-  // Return the rows to show, in their order. Rows without a value in the column that they are sorted by come last. `now` is in
+  // Return the rows to show, in their order. Rows without a value in the sorted column come last. `now` is in
   // seconds since the start of the run.
   shown(now) {
     if (this.ordered && this.column !== "took") return this.ordered;

@@ -1,5 +1,5 @@
-// The Items tab: a table in a box of fixed height, and beside it the chosen item: why it failed, its curves and its lines.
-// Only the rows in sight have elements, so that 10,000 items are no problem.
+// The Items tab: a table in a box of fixed height, and the chosen item beside the table, with
+// its failure, curves and lines. Only visible rows are elements of the page, so the table can have 10,000 items.
 
 import { ChartsView } from "./charts.js";
 import { button, make, put } from "./elements.js";
@@ -43,7 +43,7 @@ export class ItemsView {
       if (row) this.choose(Number(row.dataset.item) === this.chosen ? null : Number(row.dataset.item));
     });
     this.box.addEventListener("keydown", (event) => this.walk(event));
-    this.whole = null; // the element that shows the chosen item; most runs have no items, so it is made only when it is needed
+    this.whole = null; // the element that shows the chosen item; it is made only when it is needed, because most runs have no items
     this.pane = make("div", { class: "sr-itempane" }, this.box);
     this.element = make("div", { class: "sr-logview" },
       make("div", { class: "sr-logbar", role: "toolbar", "aria-label": "Items" }, this.search, this.count), this.pane);
@@ -59,7 +59,7 @@ export class ItemsView {
     this.log.box.setAttribute("aria-label", "Output of the item");
     this.whole = make("div", { class: "sr-itemwhole", role: "region", "aria-label": "The chosen item", tabindex: "0", hidden: true },
       make("div", { class: "sr-itemtitle" }, this.title,
-        button("sr-tool", "log", "show in the Logs tab what the item has printed", () => this.showLog()),
+        button("sr-tool", "log", "show the output of the item in the Logs tab", () => this.showLog()),
         button("sr-tool", "✕", "close", () => this.close(), { "aria-label": "close" })),
       this.words, this.charts.element, this.log.box);
     this.whole.addEventListener("keydown", (event) => {
@@ -88,7 +88,7 @@ export class ItemsView {
 
   close() {
     this.choose(null);
-    this.box.focus(); // the item will be hidden; without this line, its focus would go to the page
+    this.box.focus(); // the item will be hidden; without this line, the page would get the focus
   }
 
   showLog() {
@@ -113,7 +113,7 @@ export class ItemsView {
     event.preventDefault();
   }
 
-  // Scroll so that a row is in sight, below the head, which does not scroll.
+  // Scroll so that a row is visible below the head, which does not scroll.
   reveal(at) {
     const above = at * ROW, below = (at + 2) * ROW - this.box.clientHeight;
     this.box.scrollTop = Math.max(below, Math.min(above, this.box.scrollTop));

@@ -1,13 +1,13 @@
-// Keys that are typed in a panel.
+// Handles keys that are typed in a panel.
 
-// Keys that the notebook still gets: run the cell, save, search, list all commands.
+// The notebook still gets these keys, which run the cell, save, search, and list all commands.
 const NOTEBOOKS_KEYS = new Set(["Shift enter", "Ctrl enter", "Ctrl s", "Ctrl f", "Ctrl Shift c"]);
 
 // Keys typed in a panel must not reach the notebook, where D D would delete the running cell. JupyterLab ignores keys
-// of an element that has the attribute below. But JupyterLab looks at the focused element before the elements around it:
-// it would find a shortcut for the focused element before it saw an attribute of the panel. Therefore the focused element
-// itself gets the attribute, just before the key reaches JupyterLab's listener on the document. At the next key, the
-// attribute is removed from this element, since an element of the notebook inside it may have the focus by then.
+// of an element that has the attribute below. But JupyterLab looks at the focused element before the elements around it, so
+// it would find a shortcut for the focused element before it saw an attribute of the panel. Therefore, the focused element
+// itself gets the attribute, just before the key reaches JupyterLab's listener on the document. When the next key is typed,
+// the attribute is removed from this element, since an element of the notebook inside it may then have the focus.
 let kept = null;
 
 export function keepKeys(event) {
@@ -16,8 +16,8 @@ export function keepKeys(event) {
   if (!NOTEBOOKS_KEYS.has(keyName(event))) kept?.setAttribute("data-lm-suppress-shortcuts", "");
 }
 
-// VS Code listens on the window and has no such attribute, so this listener on the document stops keys before VS Code
-// gets them. It lets NOTEBOOKS_KEYS pass. It also lets function keys pass, and keys with Ctrl or Cmd, because the whole
+// VS Code listens on the window and has no such attribute. Therefore, this listener on the document stops keys before VS Code
+// gets them. NOTEBOOKS_KEYS still reach VS Code. So do function keys, and keys with Ctrl or Cmd, because the whole
 // application uses them, for example to copy or to show the terminal.
 export function stopKeys(event) {
   if (event.ctrlKey || event.metaKey || /^F\d/.test(event.key) || NOTEBOOKS_KEYS.has(keyName(event))) return;

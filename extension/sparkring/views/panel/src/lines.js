@@ -1,24 +1,24 @@
-// The lines that a run's ranks printed, and which of them are shown.
+// Stores the lines that a run's ranks printed, and decides which lines are shown.
 
 import { SLICE_MS, lowerBound } from "./rows.js";
 
-const CHUNK = 4096; // the number of lines that are stored together, and later dropped together
+const CHUNK = 4096; // the number of lines that are stored, and later dropped, together
 // Identical lines are folded by the same rules as in history/lines.py: tests/views/folding.json has test cases for both.
 const FOLD_WITHIN_S = 2, FOLD_WITHIN_LINES = 100;
-const HELD_S = 0.5; // an unfinished traceback is not held back any longer than this, so that lines stay in order
+const HELD_S = 0.5; // an unfinished traceback is held back for at most this time, so that lines stay in order
 const TRACEBACK = "Traceback (most recent call last)";
 const CHAINED = /^(During handling of the above exception, another|The above exception was the direct cause of the)/;
 const RANKS_OWN = /(<cell)(?: \d+)?(?=>)|(\b0x)[0-9a-f]+|((?:rank|pid|process)\W{0,3})\d+|(:)\d{5}\b/gi;
-// How a line of stderr looks that begins an error without a traceback.
+// A line of stderr that matches this begins an error without a traceback.
 const ERROR = /^\s*[\w.]*(?:Error|Exception)\b|\b(?:ERROR|FATAL|CRITICAL|SIGSEGV|SIGABRT)\b|^\s*(?:Fatal|terminate called)\b|Segmentation fault/;
-const BEGINS_ERROR = 1, CONTINUES = 2; // what a line is in its chunk's column `part`; 0 for other lines
+const BEGINS_ERROR = 1, CONTINUES = 2; // the values for these lines in the column `part` of a chunk; other lines have 0
 
 function beginsError({ stream, text }) {
   return text.startsWith(TRACEBACK) || (stream === "e" && ERROR.test(text));
 }
 
-// A traceback of one rank, built line by line. The first `whole` of its lines certainly belong to the traceback; the
-// lines after them may turn out to be other output.
+// A traceback of one rank, built line by line. The first `whole` lines certainly belong to the traceback. The lines after
+// them may turn out to be other output.
 class Traceback {
   constructor(line) {
     this.lines = [line];
@@ -43,18 +43,18 @@ class Traceback {
   }
 }
 
-// The lines of a run that the page has. Lines are numbered from 0 as they arrive, and the oldest lines are dropped, a
-// chunk at a time. If several ranks print the same line at about the same time, the first of these lines is called the
-// leader of the others, and the others are folded into it.
+// The lines of a run that the page has. Lines are numbered from 0 in the order in which they arrive. The oldest lines are
+// dropped, one chunk at a time. If several ranks print the same line at about the same time, the first of these lines is
+// called the leader of the other lines, and the other lines are folded into the leader.
 export class Lines {
   constructor() {
     this.chunks = new Map();
     this.first = 0;
     this.end = 0;
     this.characters = 0;
-    this.told = 0; // how many lines of the run have arrived or were missed; gap() adds one line that stands for missed lines
+    this.told = 0; // the number of lines that have arrived or were missed; gap() adds one line that stands for missed lines
     this.pending = [];
-    this.spoken = false; // whether a rank has printed anything but TensorFlow's start-up messages
+    this.spoken = false; // whether a rank has printed anything except TensorFlow's start-up messages
     // The unfinished traceback of each rank. Its lines are held back until it is complete, because other ranks may
     // print lines in between.
     this.tracebacks = new Map();
@@ -67,7 +67,7 @@ export class Lines {
     const { start, count, rank, stream, time, text, html, noise, pending } = message;
     if (start + count > this.told) {
       if (start > this.told && text.length) this.gap(start - this.told);
-      // The kernel sends all lines again when a page asks for the run. The first `known` of them have arrived before.
+      // When a page asks for the run, the kernel sends all lines again. The first `known` of these lines have arrived before.
       const known = Math.max(0, this.told - start);
       const noisy = new Set(noise);
       for (let at = known; at < text.length; at++) {
@@ -100,7 +100,7 @@ export class Lines {
     else this.block([line]);
   }
 
-  // Add the lines that were held back, whether their tracebacks are complete or not.
+  // Add the lines that were held back, even if their tracebacks are not complete.
   settle() {
     for (const rank of [...this.tracebacks.keys()]) this.ended(rank);
   }
@@ -143,9 +143,9 @@ export class Lines {
   }
 
   // Return the number of the leader into which a block (a line or a whole traceback) is folded, or -1 if the block
-  // becomes a leader itself. A rank may print the same line several times (A B, then A B again), and its second A must
-  // not join the leader of its first A. So a block joins the first identical leader that comes after the leader
-  // of its rank's previous block. This keeps each rank's lines in order.
+  // becomes a leader itself. A rank may print the same line several times (A B, then A B again), and the second A must
+  // not join the leader of the first A. Therefore, a block joins the first identical leader after the leader of the
+  // rank's previous block. This keeps the lines of each rank in order.
   fold(lines) {
     const { rank, stream, time, text } = lines[0];
     const whole = lines.length > 1 ? lines.map((line) => line.text).join("\n").replace(RANKS_OWN, "$1$2$3$4") : null;
@@ -175,7 +175,7 @@ export class Lines {
              html: chunk.html.get(at), led: chunk.led[at], others: chunk.others.get(at) };
   }
 
-  // Whether a line and the one before it belong to the same traceback.
+  // Return whether a line and the line before it belong to the same traceback.
   continues(line) {
     return this.chunks.get((line - (line % CHUNK)) / CHUNK).part[line % CHUNK] === CONTINUES;
   }
@@ -184,7 +184,7 @@ export class Lines {
     return this.chunks.get((line - (line % CHUNK)) / CHUNK).text[line % CHUNK];
   }
 
-  // Return the ranks that printed a line, or an identical line that is folded with it. If the leader of these lines
+  // Return the ranks that printed a line or an identical line that is folded with this line. If the leader of these lines
   // has been dropped, return only the rank of the line itself.
   ranksOf(line) {
     const { led } = this.at(line);
@@ -202,7 +202,7 @@ export class Lines {
   }
 }
 
-// Decides which lines are shown, and keeps a list of their numbers, which grows as lines arrive. When the user changes
+// Decides which lines are shown, and keeps a list of their numbers. The list grows as lines arrive. When the user changes
 // the filter, work() builds the list again, one part in each call.
 export class Filter {
   constructor(lines) {
@@ -217,8 +217,8 @@ export class Filter {
 
   restart() {
     this.found = [];
-    this.errors = []; // those of the lines in `found` that begin an error
-    this.skipped = 0; // how many numbers at the beginning of `found` belong to lines that have been dropped since
+    this.errors = []; // the lines in `found` that begin an error
+    this.skipped = 0; // the number of entries at the beginning of `found` whose lines have been dropped
     this.next = this.lines.first;
     this.noisy = 0;
   }
@@ -228,7 +228,7 @@ export class Filter {
   line(at) { return this.found[this.skipped + at]; }
   cells(at) { return [this.line(at)]; }
 
-  // Return the index of a line; if the line is not shown, of the next one.
+  // Return the index of a line; if the line is not shown, return the index of the next line.
   find(line) { return lowerBound(this.found, line) - this.skipped; }
 
   // Look at more lines for at most SLICE_MS. Return how many of the shown lines have been dropped since the last call.
@@ -267,8 +267,8 @@ export class Filter {
     if (!this.streams.has(stream)) return false;
     if (this.ranks.size && !this.ranks.has(chunk.rank[at])) return false;
     if (this.fold && chunk.led[at] >= this.lines.first) {
-      // The line is folded into its leader, which is shown instead. But if the user has selected ranks, the leader's rank
-      // may not be selected, so the line of the first selected rank that printed it is shown.
+      // The line is folded into its leader, and the leader is shown. But if the user has selected ranks, the leader's rank may
+      // not be selected. Then the line of the first selected rank that printed it is shown.
       if (!this.ranks.size) return false;
       if (this.lines.ranksOf(chunk.led[at]).find((rank) => this.ranks.has(rank)) !== chunk.rank[at]) return false;
     }

@@ -9,16 +9,16 @@ import { elapsed, rankNumbers } from "./words.js";
 
 const ROW = 18; // px, the height of a line of text, as in panel.css
 const PADDING = 16; // px, left and right of a row together, as in panel.css
-const GAP = 12; // px, left and right of each column together; panel.css has those on the left
+const GAP = 12; // px, left and right of each column together; panel.css has the padding on the left
 const SIGN = 3; // characters, as in panel.css
-const AROUND = 4; // the lines of text that are drawn above and below the visible ones
+const AROUND = 4; // the number of lines of text that are drawn above and below the visible lines
 const MOST_COLUMNS = 4;
-const LEAST_CHARACTERS = 8; // if less room is left for text, lines are cut off
+const LEAST_CHARACTERS = 8; // if there is room for fewer characters, lines are cut off
 const HIDDEN_MS = 250; // the wait before draw() checks again whether an invisible box has become visible
-const MARKED_MS = 2000; // how long a line stays marked after a jump to it
+const MARKED_MS = 2000; // how long a line stays marked after the user has jumped to it
 const EQUALLY_WIDE = /^[ -~]*$/; // text whose characters all have the same width
 
-// How the Logs tabs of all runs show lines. Where the browser allows it, the choice is kept for later pages.
+// The settings for the Logs tabs of all runs. If the browser allows it, the settings are kept for later pages.
 export const LOOK = { wrap: false, time: false, columns: false };
 const KEPT_AS = "sparkring-logs";
 try {
@@ -33,8 +33,8 @@ function choose(name, on) {
   } catch { /* as above */ }
 }
 
-// The lines of a run in a box of fixed height. Only the visible lines are elements of the page. `look` says how the
-// lines are shown; by default, each is shown in one row, without its time.
+// The lines of a run in a box of fixed height. Only the visible lines are elements of the page. `look` has the settings.
+// By default, each line is in one row, without its time.
 export class LogView {
   constructor(panel, look = {}) {
     this.panel = panel;
@@ -43,7 +43,7 @@ export class LogView {
     this.filter = new Filter(this.lines);
     this.follow = this.fold = true;
     this.ranks = new Set(); // the ranks that the user has selected; empty: all ranks
-    this.rows = new Map(); // the numbers of a row's lines, as text → element
+    this.rows = new Map(); // maps the numbers of a row's lines, as text, to the row's element
     this.pendingRows = [];
     this.marked = -1; // the error to which the user has jumped
     this.elements();
@@ -70,30 +70,30 @@ export class LogView {
     this.count = make("span", { class: "sr-count", role: "status" });
     this.chip = button("sr-chip", "", "show all lines again", () => {
       this.panel.chooseRanks(new Set());
-      this.box.focus(); // the chip has been hidden; without this line, its focus would go to the page
+      this.box.focus(); // the chip has been hidden; without this line, the page would get the focus
     }, { hidden: true });
-    this.errorButton = button("sr-tool", "first error", "jump to the next traceback, or line of stderr that begins an error",
+    this.errorButton = button("sr-tool", "first error", "jump to the next traceback, or to the next line of stderr that begins an error",
       () => this.jumpToError(), { hidden: true });
     this.followButton = toggle("follow", "scroll to new lines", true, (on) => this.setFollow(on));
-    this.foldButton = filter("fold equal", "show equal lines of several ranks only once", true, (on) => { this.fold = on; });
+    this.foldButton = filter("fold identical", "show identical lines from several ranks only once", true, (on) => { this.fold = on; });
     this.noiseButton = filter("start-up", "show TensorFlow's start-up messages", false, (on) => { this.filter.noise = on; });
     this.noiseButton.hidden = true;
     this.lookButtons = {
-      wrap: look("wrap", "continue long lines below"),
-      time: look("time", "show the time since the run began before each line"),
+      wrap: look("wrap", "wrap long lines"),
+      time: look("time", "show, before each line, the time since the run began"),
       columns: look("columns", `show the lines of up to ${MOST_COLUMNS} ranks side by side`),
     };
     const bar = make("div", { class: "sr-logbar", role: "toolbar", "aria-label": "Lines" },
       this.search, this.count, this.chip, this.errorButton, make("span", { class: "sr-spring" }),
       stream("o", "stdout"), stream("e", "stderr"), this.foldButton, this.noiseButton, ...Object.values(this.lookButtons),
-      this.followButton, button("sr-tool", "copy", "copy these lines", () => this.panel.copy(this.texts())),
-      button("sr-tool", "download", "save these lines as a file", () => this.download()));
+      this.followButton, button("sr-tool", "copy", "copy the shown lines", () => this.panel.copy(this.texts())),
+      button("sr-tool", "download", "save the shown lines to a file", () => this.download()));
     this.heads = make("div", { class: "sr-inrow sr-heads", hidden: true });
     this.spacer = make("div", { class: "sr-spacer" });
     this.box = make("div", { class: "sr-lines", tabindex: "0", role: "log", "aria-live": "off",
       "aria-label": "Output of the ranks" }, this.spacer);
     this.box.addEventListener("scroll", () => {
-      // The user has not scrolled if this script has, or if the browser has because the height changed.
+      // Ignore scrolling by this script, and scrolling by the browser after a change of the height.
       if (this.target || this.box.scrollTop === this.placed) return;
       this.placed = null;
       const atEnd = this.box.scrollTop + this.box.clientHeight >= this.box.scrollHeight - ROW / 2;
@@ -107,7 +107,7 @@ export class LogView {
       } else if (event.key === "Escape") this.clearSearch();
       else if (event.key === "End") this.setFollow(true);
     });
-    // A double click on a line that was found clears the search, and shows the line among its neighbours.
+    // A double click on a line that was found clears the search, and shows the line with the lines around it.
     this.box.addEventListener("dblclick", (event) => {
       const found = event.target.closest("[data-line]");
       if (found && this.filter.query) this.clearSearch(Number(found.dataset.line));
@@ -127,7 +127,7 @@ export class LogView {
     this.target = { line, share: 0.5 };
   }
 
-  // Go to the first error, or from an error to the next, and mark it briefly.
+  // Go to the first error, or from one error to the next error, and mark the line briefly.
   jumpToError() {
     const { errors } = this.filter, at = Math.max(0, errors.findIndex((line) => line > this.marked));
     this.marked = errors[at];
@@ -158,19 +158,19 @@ export class LogView {
   get size() { return this.panel.run.state?.ranks.state.length ?? 0; }
   get began() { return this.panel.run.state?.started ?? 0; }
 
-  // Return what the labels of lines name.
+  // Return the noun for the labels of lines.
   noun(count) {
     return (this.pooled ? "item" : "rank") + (count === 1 ? "" : "s");
   }
 
-  // The user has changed the filter.
+  // Show lines by the new filter, after the user has changed it.
   restart() {
     this.marked = -1;
     this.arrange();
     this.panel.schedule();
   }
 
-  // Choose lines and columns anew.
+  // Choose the lines and columns again.
   arrange() {
     this.arranged = this.arrangement();
     const all = this.ranks.size ? [...this.ranks].sort((a, b) => a - b) : [...Array(this.size).keys()];
@@ -187,12 +187,12 @@ export class LogView {
     this.measured = null;
   }
 
-  // What the columns depend on, apart from the filter.
+  // Return the values on which the columns depend, except the filter.
   arrangement() {
     return [Boolean(this.look.columns), this.size, this.pooled].join();
   }
 
-  // What the heights of rows depend on, apart from the lines. `tag` and `clock` are widths in characters.
+  // Return the values on which the heights of rows depend, except the lines. `tag` and `clock` are widths in characters.
   measures() {
     const wrap = Boolean(this.look.wrap), columns = this.columns?.length ?? 0;
     const most = !this.pooled && this.size < 3 ? "0, 1" : `${this.pooled ? 1000 : this.size} ${this.noun(2)}`; // the longest label
@@ -209,8 +209,8 @@ export class LogView {
     return above;
   }
 
-  // Follow the choices of this page, the number of ranks and the width of the box. The first visible line stays where it
-  // is. Return whether all rows are to be added again.
+  // Apply the settings of this page, the number of ranks and the width of the box. The first visible line stays at its
+  // place. Return whether all rows must be added again.
   adapt() {
     const first = this.measured && !this.follow ? this.tops.at(this.box.scrollTop / ROW) : this.shown.length;
     const line = first < this.shown.length ? this.shown.cells(first).find((each) => each >= 0) : null;
@@ -229,13 +229,13 @@ export class LogView {
     for (const row of this.rows.values()) row.remove();
     this.rows.clear();
     this.tag = tag;
-    this.characters = Infinity; // how many fit into a line of text
+    this.characters = Infinity; // the number of characters that fit into a line of text
     if (wrap) {
       const one = this.widthOfCharacter();
       const room = (width - PADDING - clock * one) / (columns || 1) - (columns ? GAP : 0) - (tag + SIGN) * one;
       this.characters = Math.max(LEAST_CHARACTERS, Math.floor(room / one - 0.1));
     }
-    this.heights = new Map(); // line → height, where it differs from what heightOf() would compute
+    this.heights = new Map(); // maps lines to their heights, if heightOf() would compute other heights
     this.tops = new Tops((at) => this.heightOf(at));
     this.box.classList.toggle("sr-wrapped", wrap);
     for (const element of [this.box, this.heads]) {
@@ -266,13 +266,13 @@ export class LogView {
 
   draw() {
     if (!this.box.clientHeight) {
-      // The box is not visible, perhaps only while the theme changes. No observer reports when it is visible again, so
-      // draw() must be called again later.
+      // The box is not visible, perhaps only while the theme changes. No observer reports when the box becomes visible again,
+      // so draw() must be called again later.
       clearTimeout(this.hidden);
       this.hidden = setTimeout(() => this.panel.schedule(), HIDDEN_MS);
       return true;
     }
-    const above = this.measured ? this.grow() : 0; // first, because adapt() looks at the rows
+    const above = this.measured ? this.grow() : 0; // this must come first, because adapt() looks at the rows
     if (this.adapt()) this.grow();
     const { shown, tops } = this;
     const done = shown.done && tops.length === shown.length;
@@ -319,7 +319,7 @@ export class LogView {
     }
     for (const [key, row] of rows) if (!kept.has(key)) row.remove();
     this.rows = kept;
-    if (above && !this.follow) this.place(this.box.scrollTop + above * ROW); // so that the visible lines stay where they are
+    if (above && !this.follow) this.place(this.box.scrollTop + above * ROW); // this keeps the visible lines at their places
     return right;
   }
 
@@ -331,14 +331,15 @@ export class LogView {
     return row;
   }
 
-  // Keep the heights that the browser has given to the lines of a row.
+  // Remember the heights that the browser has given to the lines of a row.
   correct(row, cells) {
     row.querySelectorAll(".sr-said").forEach((said, at) => {
       this.heights.set(cells.filter((line) => line >= 0)[at], Math.round(said.offsetHeight / ROW));
     });
   }
 
-  // Write before a line which ranks printed it. Of a traceback, only the first visible line shows its ranks.
+  // Write the numbers of the ranks that printed a line in front of the line. In a traceback, only the first visible line
+  // has these numbers.
   label(row, at, below) {
     const { shown, lines } = this, line = shown.line(at);
     const joins = (one) => one < shown.length && lines.continues(shown.line(one)) && shown.line(one - 1) === shown.line(one) - 1;
@@ -348,7 +349,7 @@ export class LogView {
     row.classList.toggle("sr-inblock", joined && below);
   }
 
-  // Draw the lines whose end has not been printed yet below all others, which are `end` lines of text high.
+  // Draw the lines whose end has not been printed yet, below all other lines. These take `end` lines of text.
   drawPending(end) {
     const pending = this.filter.query ? [] : this.lines.pending.filter((each) => this.fits(each));
     for (const row of this.pendingRows) row.remove();
@@ -371,7 +372,7 @@ export class LogView {
     return [...Array(rows).keys()].map((at) => columns.map((column) => column[at] ?? null));
   }
 
-  // Say what is shown, or not shown.
+  // Say how many lines or ranks are shown or hidden.
   tell() {
     const { length } = this.filter, { errors, done, query, noisy, noise } = this.filter;
     this.box.toggleAttribute("data-empty", done && !length && !this.pendingRows.length);
@@ -387,14 +388,14 @@ export class LogView {
 
   place(top) {
     this.box.scrollTop = top;
-    this.placed = this.box.scrollTop; // may differ from `top`, since the browser limits it to the height of the lines
+    this.placed = this.box.scrollTop; // may differ from `top`, since the browser limits scrolling to the height of the lines
   }
 
   fits(line) {
     return this.filter.streams.has(line.stream) && (!this.filter.ranks.size || this.filter.ranks.has(line.rank));
   }
 
-  // Return the ranks that a row shows as having printed its line.
+  // Return the ranks that a row shows before its line.
   ranksOf(line) {
     const { rank } = this.lines.at(line);
     if (rank < 0) return [];

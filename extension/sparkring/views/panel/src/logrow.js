@@ -6,14 +6,14 @@ import { elapsed, rankNumbers, ranksWithin } from "./words.js";
 
 const STREAMS = { o: ["stdout", "│"], e: ["stderr", "!"], m: ["message", "»"], g: ["", "…"] };
 
-// Return a row with one line, which begins with a tag. `began` is when the run began in Unix seconds, if the row shows
-// the time of the line.
+// Return a row with one line. The row begins with a tag. If the row shows the time of the line, `began` is the time at which
+// the run began, in Unix seconds.
 export function lineRow(line, query, began = null) {
   return make("div", { class: `sr-row sr-${line.stream}`, "data-line": line.number },
     ...(began === null ? [] : [clock(line, began)]), make("span", { class: "sr-tag" }), ...said(line, query));
 }
 
-// Return a row with lines side by side, or null where a column has none.
+// Return a row with lines side by side. `lines` has null for a column without a line.
 export function columnsRow(lines, query, began = null) {
   const found = lines.filter(Boolean), whole = found.length === 1 && found[0].rank < 0;
   const times = found.map(({ time }) => time ?? Infinity);
@@ -23,8 +23,8 @@ export function columnsRow(lines, query, began = null) {
       : make("div", { class: "sr-part" }))));
 }
 
-// Write ranks, in at most `most` characters, before a line. The line may be shown already, because more ranks may have
-// printed it since. All lines have the colour of the lowest of their ranks.
+// Write ranks before a line, in at most `most` characters. The line may already be shown, because more ranks may print
+// the same line later. Each line has the colour of the lowest of its ranks.
 export function tag(row, ranks, most, noun) {
   if (row.tagged === ranks.length) return;
   row.tagged = ranks.length;

@@ -1,7 +1,7 @@
-// Tells people who look at something else that a run has ended: in the title of the browser's tab and, on request, with
-// a notification of the browser.
+// Tells users who look at another page that a run has ended: in the title of the browser tab and, on request, with a
+// notification of the browser.
 
-let restore = null; // puts the tab's own title back
+let restore = null; // restores the tab's own title
 
 const said = (state) => `${state.title}: ${state.state}`;
 
@@ -14,7 +14,7 @@ export function ask() {
   return Notification.requestPermission();
 }
 
-// Tell that the run has ended, unless the user is looking at the page.
+// Report that the run has ended, unless the user is looking at the page.
 export function tellEnd(state) {
   if (!document.hidden) return;
   restore?.();

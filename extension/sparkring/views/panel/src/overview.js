@@ -4,7 +4,7 @@ import { ChartsView } from "./charts.js";
 import { make, put } from "./elements.js";
 import { LogView } from "./log.js";
 
-// px: charts are higher than LEAST_ROOM; in a narrow panel, the lines below them need BELOW (see panel.css)
+// px: charts are higher than LEAST_ROOM; in a narrow panel, the lines below the charts need BELOW (see panel.css)
 const LEAST_ROOM = 100, BELOW = 120;
 
 export class Overview {
@@ -17,7 +17,7 @@ export class Overview {
     this.element = make("div", { class: "sr-overview" }, this.charts.element, this.right);
   }
 
-  // Whether the charts are above the lines, and not beside them.
+  // Return whether the charts are above the lines instead of beside them.
   isNarrow() {
     return this.right.offsetTop > this.charts.element.offsetTop + LEAST_ROOM;
   }
@@ -39,7 +39,7 @@ export class Overview {
   }
 }
 
-// Say in one sentence that nothing has been printed, and what there is instead.
+// Say in one sentence that nothing has been printed, and how many reports there are.
 function sentence(state, drawn) {
   const reports = state?.reports ?? 0, over = state?.ended > 0;
   const told = `${reports.toLocaleString("en")} ${reports === 1 ? "report" : "reports"}`;

@@ -17,20 +17,20 @@ import { duration } from "./words.js";
 export const KERNEL_GONE = "ended with the kernel";
 const LOOKS = { starting: "", interrupted: "sr-cut", "timed out": "sr-cut", [KERNEL_GONE]: "sr-cut" };
 const TABS = ["overview", "search", "items", "logs", "metrics", "shards", "checkpoints", "restarts", "displays", "timeline", "code"];
-// What the tooltip of a tab without content says.
+// The tooltips of tabs without content.
 const NOTHING = { metrics: "no metrics have been reported", shards: "no data set has been read with a reader that reports it",
-  checkpoints: "no checkpoint has been saved", restarts: "the run has not been restarted", displays: "no rank has called display() or plt.show()", timeline: "recorded with %%horovod --timeline",
+  checkpoints: "no checkpoint has been saved", restarts: "the run has not been restarted", displays: "no rank has called display() or plt.show()", timeline: "no timeline has been recorded; use %%horovod --timeline",
   code: "the code of the run is not known" };
 
-const BOX_PADDING = 6, OVER_ROOM = 306; // px, from the padding and the height of .sr-tab and .sr-body in panel.css
+const BOX_PADDING = 6, OVER_ROOM = 306; // px; panel.css has the same padding and height for .sr-tab and .sr-body
 
-// The tabs that themselves show only the selected ranks, or highlight them. In the other tabs, selecting a rank leads to its
-// lines.
+// These tabs show only the selected ranks, or highlight them. If the user selects a rank in another tab, the panel shows the
+// rank's lines.
 const KEEPS_TAB = new Set(["overview", "metrics", "displays"]);
 
 let panels = 0;
 
-// One panel in one place of the page. A run can have several panels, since JupyterLab can show an output twice.
+// One panel at one place in the page. A run can have several panels, because JupyterLab can show an output twice.
 export class Panel {
   constructor(run, place) {
     this.run = run;
@@ -77,7 +77,7 @@ export class Panel {
     this.words = make("small");
     this.failure = make("div", { role: "alert", hidden: true });
     this.advice = make("div", { class: "sr-actions", hidden: true },
-      this.again = button("sr-again", "▶ Run again", "run this cell again", () => this.runAgain(), { hidden: true }),
+      this.again = button("sr-again", "▶ Run again", "run only this cell again", () => this.runAgain(), { hidden: true }),
       button("sr-tool", "copy error", "copy the whole error", () => this.copy(this.run.state.error)),
       this.itsLog = button("sr-tool", "", "show only the lines of the rank that failed", () => this.chooseRanks(new Set([this.run.state.failed_rank]), "logs")));
     this.notices = make("div", { class: "sr-notices" });
@@ -97,14 +97,14 @@ export class Panel {
       body.append(this.bodies[name]);
     }
     list.addEventListener("keydown", (event) => this.walk(event));
-    // With this tabindex, a click anywhere in the panel gives it the focus, so that keys are typed in the panel.
+    // Because of this tabindex, a click anywhere in the panel gives the focus to the panel, so that the panel gets the keys.
     this.root = make("div", { class: "sr-run sr-panel", role: "region", "aria-label": "Distributed run", tabindex: "-1" },
       make("div", { class: "sr-head" }, this.state, this.title, this.facts, make("span", { class: "sr-spring" }), this.said, this.allow, this.stop),
       make("div", { class: "sr-bar sr-progress" }, this.bar), make("div", { class: "sr-words" }, this.words),
       this.failure, this.advice, this.ranks.element, this.notices, this.input.element, list, body);
   }
 
-  // Whether a tab has content. A run of items has no overview of ranks, and only a search has trials.
+  // Return whether a tab has content. A run of items has no overview of ranks, and only a search has trials.
   isThere(name) {
     return !this.buttons[name].hidden && this.buttons[name].getAttribute("aria-disabled") === "false";
   }
@@ -139,7 +139,7 @@ export class Panel {
 
   stopRun() {
     this.run.stop();
-    this.buttons[this.tab].focus(); // Stop will be disabled; without this line, its focus would go to the page
+    this.buttons[this.tab].focus(); // Stop will be disabled; without this line, the page would get the focus
   }
 
   async runAgain() {
@@ -149,23 +149,24 @@ export class Panel {
   async allowNotifications() {
     const answer = await ask();
     this.say(answer === "granted" ? "the browser will notify you" : "the browser does not allow notifications");
-    this.buttons[this.tab].focus(); // the button is hidden now; without this line, its focus would go to the page
+    this.buttons[this.tab].focus(); // the button is hidden now; without this line, the page would get the focus
     this.scheduleState();
   }
 
-  // Draw at the browser's next frame, including the state.
+  // Draw in the browser's next frame, including the state.
   scheduleState() {
     this.stateDirty = true;
     this.schedule();
   }
 
-  // Return the height that charts may take in `box`. After the end of the run, the box is as high as its content, so
-  // this is the height that it had during the run if the user did not change it.
+  // Return the height that is available for charts in `box`. After the run, the box is as high as its content. Therefore,
+  // return the height that the box had during the run, if the user did not change it.
   chartRoom(box) {
     return this.root.classList.contains("sr-over") ? OVER_ROOM : box.clientHeight - BOX_PADDING;
   }
 
-  // Show only the lines of these ranks (of all ranks, if the set is empty), in the tab `where`. The charts highlight them.
+  // Show only the lines of these ranks in the tab `where`; if the set is empty, show the lines of all ranks. The charts
+  // highlight the ranks.
   chooseRanks(ranks, where = KEEPS_TAB.has(this.tab) ? this.tab : "logs") {
     this.chosen = ranks;
     this.log.setRanks(ranks);
@@ -179,7 +180,7 @@ export class Panel {
       await navigator.clipboard.writeText(text);
       this.say("copied");
     } catch (error) {
-      this.say("this page cannot copy");
+      this.say("this page cannot use the clipboard");
     }
   }
 
@@ -189,7 +190,7 @@ export class Panel {
     this.saying = setTimeout(() => put(this.said, ""), 4000);
   }
 
-  // Draw at the browser's next frame: only once, even if many messages arrive before it.
+  // Draw in the browser's next frame, but only once, even if many messages arrive before the frame.
   schedule() {
     if (this.frame || this.gone) return;
     this.frame = requestAnimationFrame(() => {
@@ -209,7 +210,7 @@ export class Panel {
     });
   }
 
-  // Show the tabs that this kind of run has.
+  // Show the tabs for this kind of run.
   arrange() {
     const pooled = Boolean(this.run.state?.pooled), searched = Boolean(this.run.search);
     if (this.pooled === pooled && this.searched === searched) return;
@@ -227,7 +228,7 @@ export class Panel {
     const over = state.ended > 0, now = this.now();
     if (over) clearInterval(this.ticker);
     this.root.dataset.state = state.state;
-    this.root.classList.toggle("sr-over", over); // the height of the boxes then fits their content
+    this.root.classList.toggle("sr-over", over); // the boxes are then as high as their content
     put(this.state, state.state);
     this.state.className = `sr-state ${LOOKS[state.state] ?? `sr-${state.state}`}`;
     put(this.title, state.title);

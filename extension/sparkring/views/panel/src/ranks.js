@@ -10,30 +10,31 @@ const MOST_LANES = 32, SIGNED_SQUARES = 256, MOST_SQUARES = 1024;
 const SIGNS = { ".": "…", r: "▶", f: "✓", x: "✗", y: "✗", s: "■", i: "·" };
 const STATE_WORDS = { ".": "starting", r: "running", f: "finished", x: "failed", y: "failed after another rank",
                       s: "stopped", i: "not taking part" };
-// What the colour of the squares can show, and how a value is written.
+// The values that the colour of the squares can show, with the functions that write them as text.
 const HEATS = { state: null, progress: (value) => `${Math.floor(100 * value)} %`, "steps/s": (value) => `${number(value)} steps/s`,
                 silence: (value) => duration(value), CPU: (value) => `${value} %`, memory: size, "waits for data": (value) => `${value} %` };
 
-// Say which ranks wait for data, as in "rank 3 waits 76 % of the time for data".
+// Say which ranks wait for data, as in "rank 3 waits for data 76 % of the time".
 function waiting({ starves, waiting: shares }) {
   if (!starves.length) return "";
-  if (starves.length === 1) return `rank ${starves[0]} waits ${shares[starves[0]]} % of the time for data`;
-  return `ranks ${rankNumbers(starves)} wait much of the time for data`;
+  if (starves.length === 1) return `rank ${starves[0]} waits for data ${shares[starves[0]]} % of the time`;
+  return `ranks ${rankNumbers(starves)} wait for data much of the time`;
 }
 
-// A lane shows the rank's state as a colour and a sign, its epoch and step, how much of the run it has done, its speed,
-// and what it uses of its machine. A square shows the state, or any other value as a shade. The labels of both have everything.
+// A lane shows the rank's state as a colour and a sign, its epoch and step, the completed part of the run, its speed, and
+// the resources that it uses. A square shows the state, or another value as a shade. The labels of lanes and squares have
+// all values.
 export class RankView {
   constructor(panel) {
     this.panel = panel;
     this.tiles = [];
     this.heat = "state";
     this.note = make("span", { role: "status" });
-    this.sort = toggle("slowest first", "show the ranks that have done least first", false, (on) => {
+    this.sort = toggle("slowest first", "show the ranks with the least progress first", false, (on) => {
       this.sorted = on;
       this.panel.scheduleState();
     });
-    this.colour = make("select", { "aria-label": "What the colours show", onchange: () => {
+    this.colour = make("select", { "aria-label": "Value shown by the colours", onchange: () => {
       this.heat = this.colour.value;
       this.panel.scheduleState();
     } }, ...Object.keys(HEATS).map((name) => make("option", { value: name }, name)));
@@ -97,14 +98,15 @@ export class RankView {
       tile.title = title;
       tile.setAttribute("aria-label", title);
     }
-    const all = many ? looks : `${looks} sr-c${rank % RANK_COLOURS.length}`.trim(); // a lane has the rank's colour at its edge
+    const all = many ? looks : `${looks} sr-c${rank % RANK_COLOURS.length}`.trim(); // the edge of a lane has the rank's colour
     if (tile.className !== all) tile.className = all;
     tile.style.setProperty("--sr-heat", heat == null ? "" : `${Math.round(100 * heat)}%`);
     tile.toggleAttribute("data-heat", heat != null);
     tile.setAttribute("aria-pressed", String(this.panel.chosen.has(rank)));
   }
 
-  // Show what the ranks use, in numbers and as curves. The lanes of a run have the same figures, so that they are aligned.
+  // Show the resources that the ranks use, as numbers and curves. All lanes of a run have the same figures, so that the figures
+  // are aligned.
   measure(usage, count) {
     const shown = Object.keys(FIGURES).filter((field) => usage.column(field).some((value) => value !== null));
     const curves = shown.length ? usage.curves(count) : null;
@@ -122,12 +124,12 @@ export class RankView {
     }
   }
 
-  // For how many seconds a running rank has been silent; null if this does not matter.
+  // Return for how many seconds a running rank has been silent; null if the rank is not running or the time is not known.
   silence(rank, ranks, now) {
     return now !== null && ranks.state[rank] === "r" ? now - ranks.heard[rank] : null;
   }
 
-  // Return for each rank whether it is silent, although others are not, or for a long time.
+  // Return for each rank whether it is silent although other ranks are not, or has been silent for a long time.
   quiet(ranks, now) {
     const last = Math.max(...ranks.heard);
     return ranks.heard.map((_, rank) => {
@@ -136,7 +138,7 @@ export class RankView {
     });
   }
 
-  // Return a number from 0 to 1 for each rank, as a shade for its square, or null if the colours show states.
+  // Return a number from 0 to 1 for each rank, for the shade of its square. Return null if the colours show states.
   heats(ranks, usage, now) {
     const columns = { progress: ranks.done, "steps/s": ranks.rate, silence: ranks.heard.map((_, rank) => this.silence(rank, ranks, now)),
                       CPU: usage.column("cpu"), memory: usage.column("memory"), "waits for data": usage.waiting };
@@ -149,7 +151,7 @@ export class RankView {
     return values.map((value) => (value == null ? null : most > least ? (value - least) / (most - least) : 1));
   }
 
-  // Put the lanes in the order of the ranks, or with those that have done least first.
+  // Sort the lanes by rank, or by progress, with the least progress first.
   arrange(ranks, count, many) {
     const order = [...Array(count).keys()];
     if (this.sorted && !many) order.sort((a, b) => (ranks.done[a] ?? 2) - (ranks.done[b] ?? 2) || (ranks.step[a] ?? 0) - (ranks.step[b] ?? 0) || a - b);
@@ -163,8 +165,8 @@ export class RankView {
     return words + (count < ranks.state.length ? ` · the first ${count.toLocaleString("en")} of them:` : "");
   }
 
-  // A click on a rank shows only its lines, and a second click shows the lines of all ranks again. A click with Ctrl,
-  // Cmd or Shift adds the rank to the selected ranks, or removes it from them.
+  // A click on a rank shows only the rank's lines, and a second click shows the lines of all ranks again. A click with Ctrl,
+  // Cmd or Shift adds the rank to the selected ranks, or removes the rank from them.
   choose(tile, event) {
     if (tile) this.toggle(Number(tile.dataset.rank), event);
   }

@@ -1,5 +1,5 @@
-// Where the rows of the Logs tab are. A row shows a line or, in columns, lines that several ranks printed at about the
-// same time.
+// The positions of the rows of the Logs tab. A row shows a line or, in columns, lines that several ranks printed at about
+// the same time.
 
 export const SLICE_MS = 8; // the longest time to work without a pause, so that the page stays responsive
 const BLOCK = 512; // the number of rows whose heights are stored as one sum
@@ -17,7 +17,7 @@ export function lowerBound(sorted, wanted) {
 }
 
 // The positions of rows of different heights, in lines of text. Only sums of heights are stored, so a million rows need
-// little memory. `heightOf` returns the height of the row at an index, again and again.
+// little memory. `heightOf` returns the height of the row at an index, and is called repeatedly.
 export class Tops {
   constructor(heightOf) {
     this.heightOf = heightOf;
@@ -26,14 +26,14 @@ export class Tops {
 
   clear() {
     this.sums = [];
-    this.length = 0; // how many rows have been counted
-    this.dropped = 0; // how many rows before them have been dropped
+    this.length = 0; // the number of rows that have been counted
+    this.dropped = 0; // the number of rows that were dropped before these rows
   }
 
-  // The height of all rows that have been counted.
+  // Return the height of all rows that have been counted.
   get total() { return this.sums.reduce((sum, each) => sum + each, 0); }
 
-  // Count the rows up to `length`, but not beyond the time `until`.
+  // Count the rows up to `length`. Stop at the time `until`.
   grow(length, until) {
     while (this.length < length) {
       const block = Math.floor((this.dropped + this.length) / BLOCK);
@@ -42,7 +42,7 @@ export class Tops {
     }
   }
 
-  // Forget the first `count` rows, which must be gone already. Return their height.
+  // Forget the first `count` rows, which must have been dropped. Return their height.
   drop(count) {
     const before = this.total;
     if (count >= this.length) {
@@ -58,7 +58,7 @@ export class Tops {
     return before - this.total;
   }
 
-  // Forget the heights of the row at an index, and of all later rows: they will be counted again.
+  // Forget the heights of the row at an index and of all later rows, so that they are counted again.
   cut(at) {
     if (at >= this.length) return;
     const block = Math.floor((this.dropped + Math.max(0, at)) / BLOCK);
@@ -66,7 +66,7 @@ export class Tops {
     this.sums.length = block;
   }
 
-  // The height of the row has turned out to be larger by `more`, and heightOf() knows it.
+  // Add `more` to the height of a row. heightOf() already returns the new height.
   correct(at, more) {
     this.sums[Math.floor((this.dropped + at) / BLOCK)] += more;
   }
@@ -91,16 +91,16 @@ export class Tops {
 }
 
 // The lines that a filter shows, with a column for each of the `ranks`. A line shares its row with the lines that other
-// ranks printed within TOGETHER_S, and is below the lines that its rank printed before. Like a Filter, it grows as lines
-// arrive, and its first rows go when their lines are dropped.
+// ranks printed within TOGETHER_S, and is below the lines that its rank printed before. Like a Filter, this list
+// grows as lines arrive, and its first rows are dropped when their lines are dropped.
 export class Columns {
   constructor(filter, ranks) {
     this.filter = filter;
     this.ranks = ranks;
     this.columns = ranks.map(() => ({ rows: [], lines: [], next: 0 }));
-    this.times = []; // of the rows
-    this.dropped = 0; // how many rows have been dropped
-    this.placed = 0; // how many of the lines that the filter shows are in rows
+    this.times = []; // the times of the rows
+    this.dropped = 0; // the number of rows that have been dropped
+    this.placed = 0; // the number of lines shown by the filter that are in rows
     this.changed = Infinity; // the first row that has got another line since takeChanged() was called
   }
 
@@ -120,7 +120,7 @@ export class Columns {
   place(line) {
     const { rank, time } = this.filter.lines.at(line), { times, dropped } = this;
     const column = this.columns[Math.max(0, this.ranks.indexOf(rank))];
-    // A line of no rank says that lines are missing. All later lines are below it.
+    // A line without a rank says that lines are missing. All later lines are below this line.
     const row = rank < 0 ? dropped + times.length : Math.max(column.next, dropped + lowerBound(times, time - TOGETHER_S));
     const last = times.length ? times[times.length - 1] : 0;
     if (row === dropped + times.length) times.push(Math.max(time, last));

@@ -1,4 +1,4 @@
-// What the page knows about runs, from the messages of views/live.py. Strings in these messages contain no control
+// Stores what the page knows about runs from the messages of views/live.py. Strings in these messages contain no control
 // codes. HTML in the messages was made and escaped by the extension, so it can be put into the page.
 
 import { make } from "./elements.js";
@@ -14,9 +14,9 @@ import { duration } from "./words.js";
 const KEPT_CHARACTERS = 48e6; // the page keeps at most this many characters of all runs; dropped lines are in the log files
 const ASK_AGAIN = 2, ASK_AGAIN_MS = 1000;
 const OLD_MS = 5000; // a kernel that is alive sends a message within this time
-const SETTLE_MS = 500; // the wait before an unfinished traceback is shown
+const SETTLE_MS = 500; // an unfinished traceback is shown after this time
 
-// What the page knows about one run, and the panels that show the run.
+// Stores what the page knows about one run, and the panels that show the run.
 class Run {
   constructor(id, model) {
     this.id = id;
@@ -31,7 +31,7 @@ class Run {
     this.displays = null; // the last message of kind "displays", with the HTML of all displays
     this.offset = 0; // this machine's clock minus the kernel's, in seconds
     this.heard = this.stops = this.stopping = this.answers = false;
-    this.panels = new Map(); // place → panel
+    this.panels = new Map(); // maps the places in the page to the panels there
     // This style hides the static view of the run. It is in the page while at least one panel shows the run.
     this.hides = make("style", {}, `[data-sparkring-static="${CSS.escape(id)}"] { display: none; }`);
   }
@@ -66,7 +66,7 @@ class Run {
     }
   }
 
-  // Show unfinished tracebacks after a wait of `after` ms, unless more lines arrive before that.
+  // Show unfinished tracebacks after `after` ms, unless more lines arrive before then.
   settle(after) {
     clearTimeout(this.settling);
     if (!this.lines.tracebacks.size) return;
@@ -76,7 +76,7 @@ class Run {
     }, after);
   }
 
-  // The kernel is gone, and its ranks are gone with it: show the last known state.
+  // Show the last known state, because the kernel and its ranks have ended.
   cut() {
     const { state } = this;
     if (!state || state.ended) return;
@@ -93,7 +93,7 @@ class Run {
     for (const panel of this.panels.values()) panel.scheduleState();
   }
 
-  // Send the user's answer to request `number` of a rank.
+  // Send the user's answer to request `number` of a rank to the kernel.
   answer(rank, number, text) {
     this.model.send({ kind: "answer", run: this.id, rank, number, text });
     for (const panel of this.panels.values()) panel.scheduleState();
@@ -112,15 +112,15 @@ class Run {
   }
 }
 
-// All runs of one kernel that the page knows about. Finds the empty elements for their panels, and puts panels into them.
+// All runs of one kernel, as far as the page knows them. Finds the empty elements for their panels, and puts panels into them.
 export class Runs {
   constructor(model) {
     this.runs = new Map();
     this.asked = new Set();
-    this.views = new Map(); // the elements of views that the page's selector may not find, for example in a shadow root → run
+    this.views = new Map(); // maps views' elements, which the page's selector may not find, to runs
     this.closed = false;
     this.selector = `[data-sparkring][data-page="${CSS.escape(model.get("page"))}"]`;
-    this.heard = (message) => this.hear(message); // widgets pass more arguments
+    this.heard = (message) => this.hear(message); // widgets pass more arguments than the message
     // Called when the kernel has died or restarts.
     this.cut = () => {
       this.deaf = true;
@@ -139,8 +139,8 @@ export class Runs {
     this.look();
   }
 
-  // Begin with the messages that a widget has kept. They may be old, for example in a saved notebook. If no kernel sends
-  // a newer message, the run is shown as of the time of these messages.
+  // Begin with the messages that a widget has stored. They may be old, for example in a saved notebook. If no kernel sends
+  // a newer message, the panel shows the run as of the time of these messages.
   begin(messages) {
     const at = messages.find((message) => message.kind === "state")?.now;
     if (at == null) return;
@@ -163,8 +163,8 @@ export class Runs {
     this.runs.get(id)?.unmount(place);
   }
 
-  // Listen to `model` instead of the previous model. When a page has been loaded while a cell runs, the kernel announces
-  // its model again, and all pages replace the model that they have.
+  // Listen to `model` instead of the previous model. If a page is loaded while a cell is running, the kernel announces
+  // its model again, and all pages replace their model.
   listen(model) {
     this.leave(this.model);
     this.model = model;
@@ -207,8 +207,8 @@ export class Runs {
   }
 
   // Ask the kernel for a run, and ask again if there is no answer. The front end may open a channel that reaches the
-  // kernel even while a cell runs. If the page asks before this channel is open, the kernel answers only when the cell has
-  // ended.
+  // kernel even while a cell is running. If the page asks before this channel is open, the kernel answers only after the
+  // cell has ended.
   ask(id, again) {
     this.model.send({ kind: "hello", run: id });
     if (!again) return;
@@ -217,7 +217,7 @@ export class Runs {
     }, ASK_AGAIN_MS);
   }
 
-  // If all runs together have too many characters, drop the oldest lines, first those of the earliest run.
+  // If all runs together have too many characters, drop the oldest lines of the earliest run first.
   makeRoom() {
     let characters = 0;
     for (const run of this.runs.values()) characters += run.lines.characters;

@@ -1,8 +1,8 @@
-// What the Search tab shows, computed from the rows of the items and from the last message of kind "search".
+// Computes what the Search tab shows, from the rows of the items and from the last message of kind "search".
 
 const ENDED_WELL = new Set(["finished", "kept"]);
-const KEY_STEP = 0.05, LARGE_STEPS = 4; // how far an arrow key moves an end of a brush, and how many such steps a page key moves it
-const FAR = 2; // a chart extends this many times as far from the best value as the worse quartile is
+const KEY_STEP = 0.05, LARGE_STEPS = 4; // an arrow key moves an end of a brush by one KEY_STEP, a page key by LARGE_STEPS
+const FAR = 2; // a chart extends to FAR times the distance between the best value and the worse quartile
 
 // Return the trials that have a value of the metric, except failed trials, in the order of their numbers.
 export function trialsOf(rows, metric) {
@@ -19,8 +19,8 @@ export function bounds(values) {
   return [low, high];
 }
 
-// Return the lowest and the highest value that a chart shows. Values that are far worse than most, such as those of a
-// trial that diverges, are beyond the chart's edge.
+// Return the lowest and the highest value that a chart shows. Values that are far worse than most values, such as the values of
+// a trial that diverges, are outside the chart.
 export function extent(values, mode) {
   const sorted = values.filter(Number.isFinite).sort((a, b) => a - b);
   if (!sorted.length) return [0, 1];
@@ -48,7 +48,8 @@ export function bestOf(trials, mode) {
   return whole.reduce((best, trial) => (best === null || better(trial, best) ? trial : best), null);
 }
 
-// Return where a value is on the axis of a parameter, from 0 (its lower end) to 1; null if it is not on the axis.
+// Return the position of a value on the axis of a parameter, from 0 (the lower end) to 1; null if the value is not on the
+// axis.
 export function place({ low, high, log, choices }, value) {
   if (choices.length) {
     const at = choices.findIndex((choice) => choice === value || Number(choice) === value);
@@ -59,14 +60,14 @@ export function place({ low, high, log, choices }, value) {
   return log ? Math.log(value / low) / Math.log(high / low) : (value - low) / (high - low);
 }
 
-// Return the value at a place of an axis: the inverse of place(). Between two choices, return the nearer choice.
+// Return the value at a position on an axis. This is the inverse of place(). Between two choices, return the nearer choice.
 export function valueAt({ low, high, log, choices }, at) {
   if (choices.length) return choices[Math.round(at * (choices.length - 1))];
   return log ? low * (high / low) ** at : low + at * (high - low);
 }
 
-// Return where an end of a brush moves to when a key is pressed: to the next choice, or by a part of the axis. The end is
-// at `at`, and stays between `least` and `most`. Return null for a key that moves nothing.
+// Return the new position of an end of a brush when a key is pressed. A key moves the end to the next choice, or by a part of
+// the axis. The old position is `at`, and the new position is from `least` to `most`. Return null for other keys.
 export function moved({ choices }, at, key, [least, most]) {
   const step = choices.length > 1 ? 1 / (choices.length - 1) : KEY_STEP;
   const steps = { ArrowUp: 1, ArrowRight: 1, ArrowDown: -1, ArrowLeft: -1, PageUp: LARGE_STEPS, PageDown: -LARGE_STEPS }[key];
@@ -74,7 +75,7 @@ export function moved({ choices }, at, key, [least, most]) {
   return { Home: least, End: most }[key] ?? null;
 }
 
-// Return labels of an axis, as pairs of a place and the value there.
+// Return labels for an axis, as pairs of a position and the value at this position.
 export function marks(axis) {
   const { low, high, log, choices } = axis;
   const values = choices.length ? choices : low === high ? [low]

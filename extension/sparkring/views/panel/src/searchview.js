@@ -9,16 +9,16 @@ const HEIGHT = 170, AXES_HEIGHT = 210; // px
 const BLUE = "#2f80d0", GREY = "#8a8a8a", GREEN = "#23935a", AMBER = "#b97a10"; // as in markup.py
 const LEFT = 52, RIGHT = 8, TOP = 8, BOTTOM = 30; // px around a chart, for its labels
 const ENDS = 46; // px beside the first and the last of the parallel axes
-const NEAR = 12; // px: how near the pointer has to be to a line or an axis
+const NEAR = 12; // px: the largest distance of the pointer from a line or an axis that it points at
 
 export class SearchView {
   constructor(panel) {
     this.panel = panel;
     this.brushes = new Map(); // the lower and the upper end of the range that is chosen on an axis, by the number of the axis
-    this.hovered = null; // the number of the trial that the pointer is over, or that the user has moved to with the keyboard
-    this.pointed = null; // the drawing that shows this trial, and a point in it; a null point stands for the trial's last point
+    this.hovered = null; // the number of the trial under the pointer, or selected with the keyboard
+    this.pointed = null; // the drawing that shows this trial, and a point in this drawing; null stands for the trial's last point
     this.log = false;
-    this.logButton = toggle("log scale", "logarithmic scale of the metric", false, (on) => {
+    this.logButton = toggle("log scale", "use a logarithmic scale for the metric", false, (on) => {
       this.log = on;
       this.panel.schedule();
     });
@@ -28,7 +28,7 @@ export class SearchView {
     this.history = new Drawing("Best value so far", HEIGHT, this);
     this.axes = new Drawing("Parameters of all trials", AXES_HEIGHT, this);
     this.axes.canvas.addEventListener("pointerdown", (event) => this.brush(event));
-    this.thumbs = []; // the two ends of each axis's brush, which keys and the pointer can move
+    this.thumbs = []; // the two ends of the brush on each axis; the user can move them with keys and with the pointer
     this.ends = make("div", { role: "group", "aria-label": "Ranges of the parameters" });
     this.axes.place.append(this.ends);
     this.hint = make("small", {}, "drag along an axis to choose trials");
@@ -43,7 +43,7 @@ export class SearchView {
 
   showAll() {
     this.choose(new Map());
-    this.logButton.focus(); // "reset" will be hidden; without this line, its focus would go to the page
+    this.logButton.focus(); // "reset" will be hidden; without this line, the page would get the focus
   }
 
   choose(brushes) {
@@ -74,7 +74,7 @@ export class SearchView {
     this.read(search, trials);
   }
 
-  // Return how a trial is drawn: its colour, opacity and width, and its place in the order of drawing. The last is on top.
+  // Return the looks of a trial: its colour, opacity and width, and its position in the order of drawing.
   looks(trial, best, chosen) {
     const isBest = trial === best, isHovered = trial.item === this.hovered;
     const colour = isBest ? AMBER : trial.whole ? BLUE : trial.state === "running" ? GREEN : GREY;
@@ -140,7 +140,7 @@ export class SearchView {
     this.drawThumbs();
   }
 
-  // Put two sliders on each axis: the lower and the upper end of its brush.
+  // Put two sliders on each axis, for the lower and the upper end of the brush.
   drawThumbs() {
     const { x, y } = this.place, axes = this.dimensions;
     const names = JSON.stringify(axes.map(({ name }) => name));
@@ -167,7 +167,7 @@ export class SearchView {
     return this.brushes.get(axis) ?? [0, 1];
   }
 
-  // Choose the trials between two places on an axis, or all trials if these places are the ends of the axis.
+  // Choose the trials between two positions on an axis. If these are the ends of the axis, choose all trials.
   setBrush(axis, [from, to]) {
     const brushes = new Map(this.brushes);
     if (from <= 0 && to >= 1) brushes.delete(axis);
@@ -175,7 +175,7 @@ export class SearchView {
     this.choose(brushes);
   }
 
-  // Escape chooses all trials of the axis again.
+  // The Escape key removes the brush from an axis.
   press(event, axis, end) {
     const brush = this.brushOf(axis), limits = end ? [brush[0], 1] : [0, brush[1]];
     const to = moved(this.dimensions[axis].range, brush[end], event.key, limits);
@@ -304,7 +304,7 @@ class Drawing {
     return width;
   }
 
-  // Clear the canvas, draw axes for these ranges, and return the function that computes a point's position on the canvas.
+  // Clear the canvas, draw axes for these ranges, and return a function that computes the position of a point on the canvas.
   plane([left, right], [low, high], log, colour) {
     const width = this.begin(colour), scaled = log && low > 0 ? Math.log10 : (value) => value;
     const across = (x) => LEFT + ((x - left) / (right - left)) * (width - LEFT - RIGHT);
@@ -334,7 +334,7 @@ class Drawing {
     this.each(trials, looks, (trial, look) => {
       const at = point(trial);
       this.paths.push([trial.item, [at]]);
-      this.dot(at, { ...look, alpha: look.dots }); // dots can be more opaque than lines: they are small and seldom overlap
+      this.dot(at, { ...look, alpha: look.dots }); // dots can be more opaque than lines, because they are small and seldom overlap
     });
   }
 

@@ -1,23 +1,23 @@
-// Makes from the curves of views/charts.py what uPlot draws, the values at the cursor, and a table to copy.
+// Prepares the curves of views/charts.py for uPlot, and computes the values at the cursor and the CSV text.
 
 import { duration, number } from "./words.js";
 
 // The same colours as markup.RANK_COLOURS, and as .sr-c0 … in panel.css.
 export const RANK_COLOURS = ["#2f80d0", "#23935a", "#b97a10", "#9262d6", "#d0528f", "#16908f", "#7d8a1e", "#cf6a32"];
 
-// How much of each value is that of the values before it. Without smoothing, this is nothing.
+// The weight of the earlier values in each value. Without smoothing, the weight is 0.
 export const SMOOTHING = { off: 0, light: 0.6, strong: 0.9 };
 
 const ITEM_COLOURS = [RANK_COLOURS[0], RANK_COLOURS[2]]; // as charts.COLOURS
 const DASHES = [4, 3], DOTS = [1, 2];
 const BAND_OPACITY = "2e", FAINT_BAND_OPACITY = "12"; // two hexadecimal digits, which are appended to a colour
-const FAINT = 0.35; // the opacity of what only the faster ranks have reported; also in views/figure.py
-const UNCHOSEN = 0.2; // the opacity of other ranks while some are selected
+const FAINT = 0.35; // the opacity of values that only the faster ranks have reported; also in views/figure.py
+const UNCHOSEN = 0.2; // the opacity of ranks that are not selected while others are
 
 // ── Messages ──────────────────────────────────────────────────────────────────
 
-// Return the message `told` with all points, of which charts.since() has left out those that are in the message `old`.
-// A page that has just been loaded may lack these. It keeps what it has, because the kernel is about to send everything.
+// Return the message `told` with all points. charts.since() has left out the points that the message `old` has. A page that
+// has just been loaded may lack these points. In this case, return `old`, because the kernel is about to send everything.
 export function joined(old, told) {
   try {
     return whole(old, told);
@@ -36,7 +36,7 @@ function whole(old, told) {
 
 // ── The horizontal axis ───────────────────────────────────────────────────────
 
-// Return the names of what the horizontal axis can show.
+// Return the names of the quantities that the horizontal axis can show.
 export function axesOf({ axis, axes, charts }) {
   return [axis, ...Object.keys(axes), ...(charts.every(({ time }) => time && time[time.length - 1] > time[0]) ? ["time"] : [])];
 }
@@ -71,7 +71,7 @@ export function laid(chart, { axes }, axis) {
   return { x, curves, moved };
 }
 
-// Return the index of the last position that is not beyond `place`.
+// Return the index of the last position that is not greater than `place`.
 function lastUpTo(x, place) {
   let low = 0, high = x.length;
   while (low < high) {
@@ -92,8 +92,8 @@ function between(x, time, place) {
 
 // ── What is drawn ─────────────────────────────────────────────────────────────
 
-// Return the exponential moving average of a column. `weight` is the share of the earlier values. Nulls stay nulls. The
-// weights of the first values are corrected for the values that there are not, so the average does not start at zero.
+// Return the exponential moving average of a column. `weight` is the weight of the earlier values. Nulls stay nulls. The
+// first averages are corrected for the missing earlier values, so that the average does not start at zero.
 export function smoothed(column, weight) {
   if (!weight) return column;
   const found = [];
@@ -113,10 +113,10 @@ function part(column, from, to) {
   return from === 0 && to >= column.length ? column : column.map((value, at) => (at < from || at > to ? null : value));
 }
 
-// Return what uPlot needs to draw a chart that is laid(): `data`, its columns, of which the first is `x`; `series`, which
-// say how each column looks; and `bands`, the areas between the lowest and the highest values. The means are the last
-// columns, so that they are drawn on top. What only the faster ranks have reported is faint, and so are ranks that are
-// not `chosen`, if others are.
+// Return what uPlot needs to draw a chart that is laid(). `data` has the columns; the first column is `x`. `series` has the
+// looks of each column. `bands` has the areas between the lowest and the highest values. The means are the last columns, so
+// that they are drawn on top. Values that only the faster ranks have reported are faint. If ranks are `chosen`, the other
+// ranks are faint, too.
 export function plotted({ x, curves }, { smoothing = 0, chosen = new Set() } = {}) {
   const data = [x], series = [{}], bands = [];
   const add = (column, looks) => {
@@ -156,7 +156,7 @@ export function plotted({ x, curves }, { smoothing = 0, chosen = new Set() } = {
 
 // Return the curves of an item as a message of kind "charts", by the rules of views/charts.py.
 export function itemCharts({ by, curves }) {
-  const charts = new Map(); // the names of the metrics in each chart: a metric, and the one that validates it
+  const charts = new Map(); // the names of the metrics in each chart: a metric, and its validation metric
   const names = Object.keys(curves).filter((name) => curves[name].length > 1);
   for (const name of names.sort((a, b) => a.startsWith("val_") - b.startsWith("val_"))) {
     const key = name.replace(/^val_/, "");
@@ -177,7 +177,7 @@ function itemChart(by, names, curves) {
   };
 }
 
-// Whether a logarithmic axis can show all values of a chart that is laid().
+// Return whether a logarithmic axis can show all values of a chart that is laid().
 export function isPositive({ curves }) {
   return curves.every(({ mean, low, ranks, undone }) => (
     [mean, low ?? [], ...Object.values(ranks), ...undone].every((column) => column.every((value) => value === null || value > 0))
@@ -187,10 +187,10 @@ export function isPositive({ curves }) {
 // ── Values ────────────────────────────────────────────────────────────────────
 
 // Return rows with the values of a laid() chart's curves at the index `at` of its axis: one row for the mean, and one
-// for each rank. If there is nothing but the mean, it is called the value. If there are many ranks, there are rows for
-// the lowest and the highest value instead of a row for each rank. A row is a list of its name, its rank (-1 if it
-// belongs to no rank) and a list with a string for each curve. If a rank reported nothing at this step, its row has the
-// last value that it reported before, unless only the faster ranks have reached the step.
+// for each rank. If there is only the mean, the row is called "value". If there are many ranks, there are rows for the
+// lowest and the highest value instead of a row for each rank. A row is a list of its name, its rank (-1 if it belongs to
+// no rank) and a list with a string for each curve. If a rank reported nothing at this step, its row has the last value
+// that the rank reported before, unless only the faster ranks have reached the step.
 export function readings({ curves }, at) {
   const before = (column, until = Infinity) => {
     for (let place = at; place >= 0 && (at <= until || place > until); place--) if (column[place] != null) return column[place];
@@ -213,8 +213,8 @@ export function readings({ curves }, at) {
   return rows;
 }
 
-// Return what a chart draws as CSV: the position, by each of the axes, and then the mean and each rank for every curve.
-// Steps that a restart has undone are left out.
+// Return the values of a chart as CSV. There is a column for the position on each axis, and then, for every curve, columns
+// for the mean and each rank. Steps that a restart has undone are left out.
 export function csv(chart, told) {
   const columns = axesOf(told).map((axis) => [axis === "time" ? "seconds" : axis, axis === "time" ? chart.time : laid({ ...chart, curves: [] }, told, axis).x]);
   for (const { name, mean, ranks, low, high } of chart.curves) {

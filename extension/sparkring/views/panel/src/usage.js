@@ -1,13 +1,13 @@
-// What ranks use of their machines, as numbers and as small curves.
+// The resources that ranks use, as numbers and small curves.
 
 import { size } from "./words.js";
 
-// What live.py sends of each rank, and of each sample. The times of samples are in seconds since the run began.
+// What live.py sends for each rank, and for each sample. The times of samples are in seconds since the run began.
 const FIELDS = ["cpu", "memory", "cores", "total", "gpus", "gpu", "gpuMemory", "gpuTotal"];
 const SAMPLE = ["time", "cpu", "memory", "gpu", "gpuMemory"];
-export const WIDTH = 40, HEIGHT = 12; // of a curve, in pixels
+export const WIDTH = 40, HEIGHT = 12; // the size of a curve, in pixels
 const percent = (value) => `${Math.round(value)} %`;
-// How the figures of a lane are called and written, in their order.
+// The names of the figures in a lane, in their order, and the functions that write them as text.
 export const FIGURES = { cpu: ["CPU", percent], memory: ["", size], gpu: ["GPU", percent], gpuMemory: ["", size] };
 
 // The last message of kind "usage", with the samples of all messages.
@@ -31,7 +31,7 @@ export class Usage {
     return this.used.map((_, rank) => this.of(rank, field));
   }
 
-  // Describe what a rank uses, as describe.usage_words() does.
+  // Describe the resources that a rank uses, as describe.usage_words() does.
   words(rank) {
     if (!this.used[rank]) return "";
     const [cpu, memory, cores, total] = this.used[rank];
@@ -39,7 +39,7 @@ export class Usage {
   }
 
   // Return the curves of the ranks: for each rank and figure, the data of an SVG path. All curves of a figure have the
-  // same scale, so that the ranks can be compared. Percentages go up to 100 at least.
+  // same scale, so that the ranks can be compared. The scale of percentages extends to at least 100.
   curves(count) {
     const ranks = [...Array(count).keys()], rows = ranks.flatMap((rank) => this.samples[rank] ?? []);
     const times = rows.map((row) => row[0]), from = Math.min(...times), to = Math.max(...times);
@@ -62,7 +62,7 @@ export function curve(points, from, to, most) {
   return `M${x(known[0][0]).toFixed(1)} ${HEIGHT}${line}V${HEIGHT}Z`;
 }
 
-// Say how many ranks are in each state. A running rank that is behind, silent or waiting for data counts only as that.
+// Say how many ranks are in each state. A running rank that is behind, silent or waiting for data does not count as running.
 export function counted(letters, { behind, silent, starves }, words) {
   const found = new Map([["behind", 0], ["silent", 0], ["waiting for data", 0]]), starving = new Set(starves);
   [...letters].forEach((letter, rank) => {

@@ -1,4 +1,4 @@
-// Turns numbers into text as history/describe does: tests/views/words.json has test cases for both.
+// Turns numbers into text, as history/describe does. tests/views/words.json has test cases for both.
 
 export function duration(seconds) {
   const whole = Math.max(0, Math.floor(seconds));
@@ -8,7 +8,7 @@ export function duration(seconds) {
   return `${Math.floor(whole / 3600)} h ${two(Math.floor((whole % 3600) / 60))} min`;
 }
 
-// Return the seconds since the start of a run as they stand before lines and beside pictures: 1:02, 1:01:02.
+// Return the time since the start of a run as it is shown beside pictures: 1:02, 1:01:02.
 export function clock(seconds) {
   const whole = Math.max(0, Math.floor(seconds)), two = (number) => String(number).padStart(2, "0");
   const minutes = `${Math.floor(whole / 60) % 60}`;
