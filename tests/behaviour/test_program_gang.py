@@ -34,7 +34,8 @@ with sparkring.gang(np=-2, framework="plain", env={"A": "1"}, quiet=True) as gan
     ]
     problems = [told(call) for call in wrong]
     values = []
-    threads = [threading.Thread(target=lambda number=number: values.append(gang.run(f, number).value)) for number in range(5)]
+    add = lambda number: values.append(gang.run(f, number).value)
+    threads = [threading.Thread(target=add, args=(number,)) for number in range(5)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -99,7 +99,7 @@ def test_a_view_in_a_shadow_root_has_its_style(page: Page) -> None:
 
 
 def test_an_output_that_is_scrolled_out_of_sight_and_back(page: Page) -> None:
-    """A notebook takes outputs that are far away out of the page. When they come back, they show what has come since."""
+    """A notebook takes distant outputs out of the page. When they come back, they show what has come since."""
     begin(page, "running", run="")
     place = """(run) => { cell.innerHTML = `<div data-sparkring="${run}" data-page="p"></div>`; }"""
     page.evaluate(place, RECORDS["running"].run_id)

@@ -58,7 +58,7 @@ class ProgramGang:
         timeout_s: float | None = None,
         **kwargs: Any,
     ) -> RunResult:
-        """Call `function(*args, **kwargs)` on the ranks, or only on `ranks`. Return the result, as sparkring.run() does.
+        """Call `function(*args, **kwargs)` on all ranks, or only on `ranks`. Return the result.
 
         A function that is defined in the notebook sees the variables that push() and earlier cells have put on the
         ranks. Raises RunFailed if a rank fails; the gang stays up, unless a rank has died. Raises RunTimeout after
@@ -68,7 +68,10 @@ class ProgramGang:
         return self._run(Call(function, args, kwargs), ranks, timeout_s=timeout_s)
 
     def push(self, **values: Any) -> None:
-        """Put variables on all ranks: `gang.push(model=model, lr=0.1)`. Raises CaptureError if a value cannot be sent."""
+        """Put variables on all ranks: `gang.push(model=model, lr=0.1)`.
+
+        Raises CaptureError if a value cannot be sent, and OptionsError if ranks cannot have a variable with this name.
+        """
         for name in values:
             if name in _RANKS_OWN or not name.isidentifier() or keyword.iskeyword(name):
                 raise OptionsError(f"push({name}=…): ranks cannot have a variable with this name. Use another name.")
