@@ -303,7 +303,7 @@ def test_a_front_end_that_needs_a_view_of_the_widget_saves_nothing_of_it(kernel:
 
 
 def test_in_colab_each_run_has_a_widget_of_its_own(kernel: Kernel) -> None:
-    """Colab isolates the outputs of cells, so a run's view is its panel. It stays, and its snapshot has the whole run."""
+    """Colab isolates outputs, so a run's view is its panel. The view stays, and its snapshot has the whole run."""
     view = "application/vnd.jupyter.widget-view+json"
     kernel.run("""
         import sys, types

@@ -115,8 +115,8 @@ def test_good_files_need_no_advice(seen):
     ("counts", "size", "how", "words"),
     [
         ([[5_000, 120_000]], 2, {"row_bytes": 8_000},
-         "One row group has 1.92 GB (part-0.parquet, row group 2 of 2). A reader of whole row groups, such as Petastorm's, "
-         "holds it in memory once for each worker. Write row groups of 64.0 MB"),
+         "One row group has 1.92 GB (part-0.parquet, row group 2 of 2). A reader of whole row groups, such as "
+         "Petastorm's, holds it in memory once for each worker. Write row groups of 64.0 MB"),
         ([[20_000]] * 4, 4, {"row_bytes": 8_000}, "(4 are larger than 256 MB)"),
         ([[50, 50], [50]], 5, {}, "3 row groups for 5 ranks: Petastorm assigns whole row groups, so ranks 3, 4 "
                                   "would get none, and Petastorm raises NoDataAvailableError."),

@@ -29,8 +29,7 @@ from sparkring.history.view import Controls, View
 from sparkring.launchers import default_at_once
 from sparkring.runtime.interrupts import Interrupts, interrupted
 from sparkring.runtime.kernel import can_ask, in_notebook, tell
-from sparkring.views import open_view
-from sparkring.views.front_end import shown
+from sparkring.views import open_view, shown
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,9 +17,7 @@ from sparkring.engine.spec import Call, Cell, RunSpec
 from sparkring.engine.warm_gang import WarmGang
 from sparkring.errors import OptionsError
 from sparkring.frameworks import FRAMEWORKS
-from sparkring.history.view import View
 from sparkring.runtime.kernel import tell
-from sparkring.views import open_view
 
 _RANKS_OWN = ("rank", "size", "local_rank")
 
@@ -92,14 +90,11 @@ class ProgramGang:
     def _run(self, work: Call | Cell, ranks: Iterable[int] | None, **options: Any) -> RunResult:
         chosen = self._checked(ranks)
         wanted = self._gang.wanted
-        spec = RunSpec(work, Options(wanted.np, **options), wanted.framework, gang=self._gang, ranks=chosen)
+        # Another thread has no cell in which it could show a run.
+        quiet = self._quiet or threading.current_thread() is not threading.main_thread()
+        choices = Options(wanted.np, quiet=quiet, **options)
         with self._turn:
-            return run_spec(spec, self._view())
-
-    def _view(self) -> View | None:
-        """Return no view of its own for the main thread. In another thread, or if the gang is quiet, show nothing."""
-        main = threading.current_thread() is threading.main_thread()
-        return None if main and not self._quiet else open_view(quiet=True)
+            return run_spec(RunSpec(work, choices, wanted.framework, gang=self._gang, ranks=chosen))
 
     def _checked(self, ranks: Iterable[int] | None) -> tuple[int, ...]:
         if ranks is None:

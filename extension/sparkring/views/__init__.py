@@ -12,7 +12,7 @@ from sparkring.history.record import RunRecord
 from sparkring.history.view import Controls
 from sparkring.history.view import View as View
 from sparkring.runtime.kernel import in_notebook
-from sparkring.views.front_end import shown
+from sparkring.views.front_end import shown as shown
 
 
 class Quiet:
