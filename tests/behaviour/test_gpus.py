@@ -114,6 +114,16 @@ attempt("hidden from the driver", -1, gpus=1, env=(("CUDA_VISIBLE_DEVICES", ""),
 attempt("more ranks than GPUs", -5)
 used(-2, gpus=2)
 
+from sparkring.launchers import gpus_in_use
+from sparkring.worker.member import gpus as nvml
+gpus_in_use.hold("another gang", nvml.find("0"))
+attempt("beside another gang", -2)
+gpus_in_use.release("another gang")
+os.environ["FAKE_MIG"] = "2---"
+attempt("the last on an instance", -4)
+del os.environ["FAKE_MIG"]
+found["in use at the end"] = list(gpus_in_use._in_use.values())
+
 import sparkring
 
 def items(name, np, gpus, **options):
@@ -173,17 +183,6 @@ session.stop()
 """
 
 
-@pytest.fixture(scope="session")
-def nvml_folder(tmp_path_factory):
-    """A folder with a fake libnvidia-ml.so.1, which reports $FAKE_GPUS GPUs."""
-    folder = tmp_path_factory.mktemp("nvml")
-    source = Path(__file__).with_name("nvml.c")
-    subprocess.run(
-        ["g++", "-x", "c", "-shared", "-fPIC", "-o", str(folder / "libnvidia-ml.so.1"), str(source)], check=True
-    )
-    return str(folder)
-
-
 @pytest.fixture
 def four_gpus(nvml_folder, monkeypatch):
     """Processes that the test starts find four GPUs. Afterwards, no model process is left."""
@@ -228,6 +227,11 @@ def test_local(driver, four_gpus):
     assert [value[:2] for value in found["one of the driver's"]] == [[["3"], "3,1"], [["1"], "3,1"]]
     assert [value[0] for value in found["by UUID"]] == [["GPU-2222"], ["GPU-0000-fake"]]
     assert [value[0] for value in found["more ranks than GPUs"]] == [[]] * 5
+
+    assert [value[:2] for value in found["beside another gang"]] == [[["1"], "1,2,3,0"], [["2"], "1,2,3,0"]]
+    own = [*(f"GPU-{index * 4}-fake" for index in "123"), "MIG-00-fake"]
+    assert [value[:2] for value in found["the last on an instance"]] == [[[each], each] for each in own]
+    assert found["in use at the end"] == []
 
     assert found["too few"] == (
         "LaunchError: needs 6 GPUs (2 ranks × 3), but 4 found on this machine: 0 (NVIDIA Fake, 80 GB), 1 (NVIDIA Fake, "

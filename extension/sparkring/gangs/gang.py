@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import secrets
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -248,6 +249,7 @@ class Gang:
         by_node = execution is None or FRAMEWORKS[execution.request.framework].by_node
         for member, order in self._members.place(by_node=by_node, pins_gpus=self.launcher.pins_gpus).items():
             self._outbox.send(member, order)
+        self.launcher.note_gpus(self._members.gpus_on(socket.gethostname()))
         found = [] if execution is None else self._begin(execution)
         for arrival in self._early:
             found += self._take(arrival)

@@ -32,7 +32,7 @@ from sparkring.wire import messages
 from sparkring.wire.channel import ChannelClosed, Connection, ProtocolError, dial, pair
 from sparkring.wire.ticket import Ticket
 from sparkring.worker.member import process, usage
-from sparkring.worker.member.gpus import Meter
+from sparkring.worker.member.gpus import Meter, resolved
 from sparkring.worker.member.network import free_port, interface_of
 from sparkring.worker.member.pipe import Pipe
 from sparkring.worker.member.timeline import TimelineFile
@@ -106,7 +106,8 @@ class Member:
             interface=interface_of(address),
             port=free_port(address),
             python=sys.executable,
-            gpus=tuple(ticket.gpus),
+            # The local launcher knows the GPUs of its machine. Spark's addresses come from another program.
+            gpus=resolved(ticket.gpus) if ticket.context else tuple(ticket.gpus),
             packages=packages,
         )
 
