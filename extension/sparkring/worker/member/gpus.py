@@ -16,9 +16,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from sparkring.runtime.world import is_mig
-from sparkring.wire.messages import GpuUsed
+from sparkring.wire.messages import GpuHolder, GpuTrouble, GpuUsed
+from sparkring.worker.member import process
 
 DEVICES = "/dev"  # the folder of the GPUs' device files
+EVENTS_AT_ONCE = 16
+_NO_INSTANCE = 0xFFFFFFFF  # an event with this number is not about a MIG instance
 
 
 class Gpu(NamedTuple):
@@ -77,6 +80,18 @@ def resolved(addresses: Sequence[str]) -> tuple[str, ...]:
         return tuple(dict.fromkeys(address for part in parts for address in part))
 
 
+def holders(address: str) -> tuple[GpuUsed, tuple[GpuHolder, ...]] | None:
+    """Return how a GPU is used, and the processes that hold its memory, the largest first; None if it is unknown."""
+    with _opened() as nvml:
+        devices = [] if nvml is None else _Devices(nvml).named([address])
+        if len(devices) != 1:
+            return None
+        (device,) = devices
+        running = _ask(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, device.handle) or ()
+        found = [GpuHolder(each.pid, process.program(each.pid), each.usedGpuMemory) for each in running]
+        return _used(nvml, device), tuple(sorted(found, key=lambda each: -(each.used_bytes or 0)))
+
+
 class Meter:
     """Reads the same GPUs repeatedly. NVML is opened at the first reading, and stays open."""
 
@@ -85,6 +100,8 @@ class Meter:
         self._nvml: Any = None
         self._devices: list[_Device] = []
         self._last: dict[str, GpuUsed] = {}
+        self._xids: dict[str, Any] = {}  # NVML's sets of events, by the address of the GPU
+        self._told: set[GpuTrouble] = set()
 
     def changes(self) -> Iterator[GpuUsed]:
         """Yield the GPUs whose readings have changed since the last call."""
@@ -95,6 +112,28 @@ class Meter:
                 self._last[device.address] = used
                 yield used
 
+    def troubles(self) -> Iterator[GpuTrouble]:
+        """Yield what has gone wrong with the GPUs since the last call. Nothing is reported twice."""
+        self._open()
+        for device in self._devices:
+            trouble = GpuTrouble(device.address, device.name)
+            found = {trouble._replace(xid=xid) for xid in self._new_xids(device)}
+            if _is_lost(self._nvml, device):
+                found.add(trouble._replace(lost=True))
+            yield from found - self._told
+            self._told |= found
+
+    def _new_xids(self, device: _Device) -> Iterator[int]:
+        """Yield the numbers of the errors that the device has reported. Errors of other instances are left out."""
+        nvml, events = self._nvml, self._xids.get(device.address)
+        instance = None if device.handle is device.whole else _ask(nvml, nvml.nvmlDeviceGetGpuInstanceId, device.handle)
+        for _ in range(EVENTS_AT_ONCE if events is not None else 0):
+            event = _ask(nvml, nvml.nvmlEventSetWait_v2, events, 0)
+            if event is None:
+                return
+            if instance is None or event.gpuInstanceId in (instance, _NO_INSTANCE):
+                yield int(event.eventData)
+
     def _open(self) -> None:
         addresses, self._addresses = self._addresses, ()
         if not addresses:
@@ -104,6 +143,18 @@ class Meter:
             devices = _Devices(self._nvml)
             for address in addresses:
                 self._devices += (each._replace(address=address) for each in devices.named([address])[:1])
+            for device in self._devices:
+                self._listen(device)
+
+    def _listen(self, device: _Device) -> None:
+        nvml = self._nvml
+        events = _ask(nvml, nvml.nvmlEventSetCreate)
+        if events is not None:
+            try:
+                nvml.nvmlDeviceRegisterEvents(device.whole, nvml.nvmlEventTypeXidCriticalError, events)
+                self._xids[device.address] = events
+            except nvml.NVMLError:  # this kind of GPU reports no events
+                pass
 
 
 class _Device(NamedTuple):
@@ -245,6 +296,14 @@ def _ask(nvml: Any, question: Callable[..., Any], *arguments: Any) -> Any:
         return question(*arguments)
     except nvml.NVMLError:
         return None
+
+
+def _is_lost(nvml: Any, device: _Device) -> bool:
+    try:
+        nvml.nvmlDeviceGetMemoryInfo(device.handle)
+    except nvml.NVMLError as error:
+        return bool(error.value == nvml.NVML_ERROR_GPU_IS_LOST)
+    return False
 
 
 def _used(nvml: Any, device: _Device) -> GpuUsed:
