@@ -4,41 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
-from collections.abc import Callable, Iterator
 
 import pytest
-from fake_launcher import Exit, FakeLauncher, FakeRank, Vanish
+from fake_launcher import CELL, Exit, FakeLauncher, FakeRank, Vanish, events_until, running
 
 from sparkring.errors import MemberLost
 from sparkring.gangs import gang as gangs
-from sparkring.gangs.execution import Execution, Request
-from sparkring.gangs.gang import Gang
+from sparkring.gangs.execution import Execution
 from sparkring.gangs.inbox import QUEUE_MESSAGES
 from sparkring.history import events
-from sparkring.history.events import Event
 from sparkring.wire.channel import PREFIX, ChannelClosed, dial
-from sparkring.wire.messages import GpuUsed, Hello, Output, Run, Stack
-
-CELL = Request(Run("cell", parts=(b"",)), "plain")
-
-
-@contextlib.contextmanager
-def running(cell: Callable[[FakeRank], object], size: int = 2) -> Iterator[Gang]:
-    """Start a gang whose ranks run `cell` for each request."""
-    with contextlib.closing(Gang(FakeLauncher(cell), size)) as found:
-        found.start()
-        yield found
-
-
-def events_until(condition: Callable[[], object], gang: Gang) -> list[Event]:
-    """Return the events of poll() until the condition holds."""
-    found: list[Event] = []
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, found
-        found += gang.poll(0.05)
-    return found
+from sparkring.wire.messages import GpuUsed, Hello, Output, Stack
 
 
 def ended(execution: Execution) -> bool:

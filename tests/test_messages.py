@@ -67,6 +67,7 @@ EXAMPLES: list[Message] = [
     messages.Beat(),
     messages.Output("stderr", b"bytes \xff\n"),
     messages.GpuUsed("0", "NVIDIA", 5, 9, None),
+    messages.GpuTrouble("0", "NVIDIA", 79, True),
     messages.RankUsed(97, 1 << 30, 8, 1 << 36),
     messages.Stack("running", "File …"),
     messages.GivenBack(3),

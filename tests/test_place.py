@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkring.runtime.world import World, gpu_environments, place_ranks, share_gpus, world
+from sparkring.runtime.world import World, gpu_environments, place_ranks, share_gpus, usable_gpus, world
 
 
 def test_two_nodes():
@@ -65,17 +65,36 @@ def test_every_rank_finds_its_gpus_by_its_local_rank(nodes, each):
     gpus = [
         [f"{node}{nodes[:member].count(node) * each + n}" for n in range(each)] for member, node in enumerate(nodes)
     ]
-    placed = place_ranks(nodes, gpus)
-    seen = gpu_environments(placed)
-    assert set(seen) == set(nodes)
-    for member, place in enumerate(placed):
+    placed = place_ranks(nodes, usable_gpus(nodes, gpus))
+    for member, (place, seen) in enumerate(zip(placed, gpu_environments(placed), strict=True)):
         assert place.gpus == tuple(gpus[member])
-        visible = seen[place.node]["CUDA_VISIBLE_DEVICES"].split(",") if each else []
+        visible = seen["CUDA_VISIBLE_DEVICES"].split(",") if each else []
         assert len(visible) == each * place.local_size
         assert visible[place.local_rank * each :][:each] == gpus[member]
 
 
+def visible_on(nodes, gpus):
+    """Return the GPUs that each member uses, and what CUDA_VISIBLE_DEVICES is for it."""
+    placed = place_ranks(nodes, usable_gpus(nodes, gpus))
+    return [
+        (place.gpus, seen["CUDA_VISIBLE_DEVICES"]) for place, seen in zip(placed, gpu_environments(placed), strict=True)
+    ]
+
+
 def test_a_shared_gpu_stands_there_once():
     """Tasks that each have a fraction of a GPU may share one, which is then listed only once."""
-    placed = place_ranks(["a", "a", "a"], [["1"], ["1"], ["0"]])
-    assert gpu_environments(placed)["a"]["CUDA_VISIBLE_DEVICES"] == "1,0"
+    assert [seen for _, seen in visible_on("aaa", [["1"], ["1"], ["0"]])] == ["1,0"] * 3
+
+
+def test_each_rank_sees_only_its_mig_instance():
+    """A process can use only one MIG instance. On a node with instances, ranks with whole GPUs see only these, too."""
+    found = visible_on("aaab", [["MIG-a"], ["GPU-1"], ["MIG-b"], ["0"]])
+    assert found == [(("MIG-a",), "MIG-a"), (("GPU-1",), "GPU-1"), (("MIG-b",), "MIG-b"), (("0",), "0")]
+
+
+def test_tasks_that_share_a_divided_gpu():
+    """If Spark gives tasks the same divided GPU, each gets another instance of it, until there are no more."""
+    both = ["MIG-a", "MIG-b"]
+    found = visible_on("aaab", [both] * 4)
+    assert [gpus for gpus, _ in found] == [("MIG-a",), ("MIG-b",), ("MIG-a",), ("MIG-a",)]
+    assert visible_on("a", [["MIG-a", "0", "1"]]) == [(("0", "1"), "0,1")], "whole GPUs are larger, and it sees both"

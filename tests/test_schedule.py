@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from sparkring.engine.foreach.schedule import Item, Schedule
-from sparkring.history.events import Failure
+from sparkring.history.events import Failure, GpuFault
 
 RAISED = Failure("exception", "ValueError: no", error="builtins.ValueError")
 MISTAKE = Failure("code", "TypeError: no", error="builtins.TypeError")
 KILLED = Failure("signal", "killed by SIGKILL", signal="SIGKILL")
 NO_MEMORY = Failure("out of memory", "out of memory: killed by SIGKILL")
+NO_GPU_MEMORY = Failure("out of memory", "no", error="torch.OutOfMemoryError", gpu=GpuFault("out of memory"))
 TOO_LONG = Failure("timed out", "did not end within 2 s")
 
 
@@ -57,7 +58,8 @@ def test_at_most_so_many_at_once():
 
 def test_what_is_tried_again():
     """By default, an item is tried once more if its process died. After an exception, this needs --retries."""
-    for failure, verdicts in {RAISED: ["failed"] + ["again"] * 2, KILLED: ["again"] * 3}.items():
+    raised = ["failed", "again", "again"]
+    for failure, verdicts in {RAISED: raised, NO_GPU_MEMORY: raised, KILLED: ["again"] * 3}.items():
         for retries, verdict in zip((None, 1, 2), verdicts, strict=True):
             found = schedule(1, 1, retries=retries)
             begun(found, 0)

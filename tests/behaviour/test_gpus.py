@@ -101,7 +101,7 @@ def files(np):
 """
 PRINTED = "\nfound['slots'] = slots_table()\nprint('FOUND', json.dumps(found))\n"
 
-LOCAL = """
+LOCAL = r'''
 attempt("as they are", -2)
 attempt("one each", -2, gpus=1)
 attempt("two each", -2, gpus=2)
@@ -113,6 +113,31 @@ attempt("behind one that is not there", -2, gpus=1, env=(("CUDA_VISIBLE_DEVICES"
 attempt("hidden from the driver", -1, gpus=1, env=(("CUDA_VISIBLE_DEVICES", ""),))
 attempt("more ranks than GPUs", -5)
 used(-2, gpus=2)
+
+from sparkring.launchers import gpus_in_use
+from sparkring.worker.member import gpus as nvml
+gpus_in_use.hold("another gang", nvml.find("0"))
+attempt("beside another gang", -2)
+gpus_in_use.release("another gang")
+os.environ["FAKE_MIG"] = "2---"
+attempt("the last on an instance", -4)
+del os.environ["FAKE_MIG"]
+
+CRASH = r"""
+import os, sys
+with open(os.environ["FAKE_STATE"], "w") as file:
+    file.write(f"xid 0 31\nuses 0 {os.getpid()} 5\nuses 0 {os.getppid()} 6\n")
+print("CUDA error: an illegal memory access was encountered", file=sys.stderr, flush=True)
+os.abort()
+"""
+try:
+    run(CRASH, -1, gpus=1)
+except SparkringError as error:
+    failure = runs.load(runs.find("")).failure
+    fault = failure.gpu
+    holders = [[each.kind, each.rank, each.used_bytes] for each in fault.holders]
+    found["crash"] = [failure.signal, fault.kind, fault.address, fault.xid, holders, str(error)]
+found["in use at the end"] = list(gpus_in_use._in_use.values())
 
 import sparkring
 
@@ -138,7 +163,7 @@ items("too few for items", -3, 0.3, env={"CUDA_VISIBLE_DEVICES": ""})
 os.environ["CUDA_VISIBLE_DEVICES"] = "3,1"
 files(-3)
 del os.environ["CUDA_VISIBLE_DEVICES"]
-"""
+'''
 WITHOUT = """
 attempt("as they are", -1)
 attempt("one each", -1, gpus=1)
@@ -173,22 +198,12 @@ session.stop()
 """
 
 
-@pytest.fixture(scope="session")
-def nvml_folder(tmp_path_factory):
-    """A folder with a fake libnvidia-ml.so.1, which reports $FAKE_GPUS GPUs."""
-    folder = tmp_path_factory.mktemp("nvml")
-    source = Path(__file__).with_name("nvml.c")
-    subprocess.run(
-        ["g++", "-x", "c", "-shared", "-fPIC", "-o", str(folder / "libnvidia-ml.so.1"), str(source)], check=True
-    )
-    return str(folder)
-
-
 @pytest.fixture
-def four_gpus(nvml_folder, monkeypatch):
+def four_gpus(nvml_folder, monkeypatch, tmp_path):
     """Processes that the test starts find four GPUs. Afterwards, no model process is left."""
     monkeypatch.setenv("LD_LIBRARY_PATH", os.pathsep.join([nvml_folder, os.environ.get("LD_LIBRARY_PATH", "")]))
     monkeypatch.setenv("FAKE_GPUS", "4")
+    monkeypatch.setenv("FAKE_STATE", str(tmp_path / "state"))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     yield
     until(lambda: not list(Path(tempfile.gettempdir()).glob("sparkring-model-*")), "no model process is left")
@@ -228,6 +243,15 @@ def test_local(driver, four_gpus):
     assert [value[:2] for value in found["one of the driver's"]] == [[["3"], "3,1"], [["1"], "3,1"]]
     assert [value[0] for value in found["by UUID"]] == [["GPU-2222"], ["GPU-0000-fake"]]
     assert [value[0] for value in found["more ranks than GPUs"]] == [[]] * 5
+
+    assert [value[:2] for value in found["beside another gang"]] == [[["1"], "1,2,3,0"], [["2"], "1,2,3,0"]]
+    own = [*(f"GPU-{index * 4}-fake" for index in "123"), "MIG-00-fake"]
+    assert [value[:2] for value in found["the last on an instance"]] == [[[each], each] for each in own]
+    *crash, message = found["crash"]
+    holders = [["other", None, 6], ["rank", 0, 5]]
+    assert crash == ["SIGABRT", "illegal access", "0", 31, holders], "the last output and NVML say what has happened"
+    assert "illegal memory access" in message
+    assert found["in use at the end"] == []
 
     assert found["too few"] == (
         "LaunchError: needs 6 GPUs (2 ranks × 3), but 4 found on this machine: 0 (NVIDIA Fake, 80 GB), 1 (NVIDIA Fake, "

@@ -478,6 +478,15 @@ def test_a_rank_that_dies_in_a_cell(new_gang):
     assert "a new gang" in new_gang.view.record.notices[0].text
 
 
+def test_a_fault_of_a_gpu_ends_the_gang(local_gang):
+    """After such an error, the process of the rank cannot use CUDA any more, so the next cell gets new ranks."""
+    local_gang.start(2)
+    error = failed(local_gang, "raise RuntimeError('CUDA error: device-side assert triggered')", 0)
+    assert error.record.failure.gpu.kind == "assert"
+    assert "The gang has ended" in str(error)
+    assert local_gang.cell("rank").values == [0, 1]
+
+
 @pytest.mark.standalone("the executor says that its worker has died")
 def test_ranks_killed_between_cells(new_gang, wait_until):
     """The notebook is told at once which ranks died, and the next cell says that their state is gone."""

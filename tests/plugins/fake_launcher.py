@@ -6,13 +6,18 @@ function of the test in place of the cell.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
 import queue
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 
+from sparkring.gangs.execution import Request
+from sparkring.gangs.gang import Gang
+from sparkring.history.events import Event
 from sparkring.launchers.base import Launcher
 from sparkring.wire.channel import ChannelClosed, dial
 from sparkring.wire.messages import (
@@ -159,3 +164,24 @@ class FakeLauncher(Launcher):
             rank.home.close()
             for thread in rank.threads:
                 thread.join()
+
+
+CELL = Request(Run("cell", parts=(b"",)), "plain")
+
+
+@contextlib.contextmanager
+def running(cell: Callable[[FakeRank], object], size: int = 2) -> Iterator[Gang]:
+    """Start a gang whose ranks run `cell` for each request."""
+    with contextlib.closing(Gang(FakeLauncher(cell), size)) as found:
+        found.start()
+        yield found
+
+
+def events_until(condition: Callable[[], object], gang: Gang) -> list[Event]:
+    """Return the events of poll() until the condition holds."""
+    found: list[Event] = []
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, found
+        found += gang.poll(0.05)
+    return found

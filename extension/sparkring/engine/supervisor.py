@@ -78,8 +78,8 @@ def deadline_of(options: Options) -> float:
 class Supervisor:
     """Watches one execution until it is over.
 
-    With `warm`, the gang stays up after the execution, unless a rank died or did not respond to an interrupt. A
-    cold gang is always closed.
+    With `warm`, the gang stays up after the execution, unless a rank died, did not respond to an interrupt, or can no
+    longer use CUDA. A cold gang is always closed.
     """
 
     def __init__(self, run: LiveRun, gang: Gang, execution: Execution, *, warm: bool = False) -> None:
@@ -128,7 +128,9 @@ class Supervisor:
         return None
 
     def _failed(self, rank: int) -> Outcome:
-        if self.warm and rank not in self.gang.deaths and self._come_back(RETURN_GRACE_S):
+        # After some faults of a GPU, a process can no longer use CUDA, so a new gang must take its place.
+        usable = not any(each.gpu and each.gpu.is_final for each in self.execution.failures.values())
+        if self.warm and usable and rank not in self.gang.deaths and self._come_back(RETURN_GRACE_S):
             left = self._kept()
         else:
             rank = self._hear_others(rank)

@@ -8,10 +8,13 @@ rank can be sent requests in advance.
 from __future__ import annotations
 
 import collections
+import os
 import secrets
 import signal
+import socket
 import sys
 import time
+import weakref
 from collections.abc import Callable, Sequence
 
 from sparkring.errors import LaunchError, MemberLost
@@ -21,9 +24,9 @@ from sparkring.gangs.execution import Execution, Request
 from sparkring.gangs.inbox import Arrival, Inbox
 from sparkring.gangs.members import Members
 from sparkring.gangs.outbox import Outbox
-from sparkring.gangs.reports import as_event, exit_failure
-from sparkring.history import events
-from sparkring.history.events import Event, Failure
+from sparkring.gangs.reports import as_event, exit_failure, with_gpu_explained
+from sparkring.history import describe, events
+from sparkring.history.events import Event, Failure, GpuHolder
 from sparkring.launchers.base import Launcher
 from sparkring.runtime.world import World
 from sparkring.wire import messages
@@ -56,6 +59,7 @@ class Gang:
         self._outbox = Outbox(self._members.connections)
         self._frameworks: dict[str, Framework] = {}
         self._gpus: dict[tuple[int, str], events.GpuUsed] = {}  # last report on each GPU; members report changes
+        self._gpu_troubles: dict[int, list[events.GpuTrouble]] = {}  # by rank; of this execution, and lost GPUs
         self._ahead: collections.deque[Execution] = collections.deque()  # the executions after the current one
         self._arrived: collections.deque[Arrival] = collections.deque()  # messages that poll() has not processed yet
         self._early: list[Arrival] = []  # messages from members that have no rank yet
@@ -131,6 +135,7 @@ class Gang:
         if self.closed:
             return
         self._stopping = True
+        _up.discard(self)
         try:
             self._inbox.close(self._take, self._end_members)
         finally:
@@ -252,6 +257,8 @@ class Gang:
         by_node = execution is None or FRAMEWORKS[execution.request.framework].by_node
         for member, order in self._members.place(by_node=by_node, pins_gpus=self.launcher.pins_gpus).items():
             self._outbox.send(member, order)
+        _up.add(self)
+        self.launcher.note_gpus(self._members.gpus_on(socket.gethostname()))
         found = [] if execution is None else self._begin(execution)
         for arrival in self._early:
             found += self._take(arrival)
@@ -277,6 +284,9 @@ class Gang:
                 return []
             case messages.Exited():
                 return self._exited(rank, exit_failure(report))
+            case messages.GpuTrouble():
+                self._gpu_troubles.setdefault(rank, []).append(report)
+                return [events.Notice(time.time(), describe.gpu_trouble(report, rank))]
             case messages.TimelinePart():
                 self._timeline_until = time.monotonic() + TIMELINE_S
         event = as_event(time.time(), rank, report)
@@ -313,6 +323,8 @@ class Gang:
     def _begun(self, execution: Execution) -> list[Event]:
         """Return the events for the beginning of an execution."""
         now = time.time()
+        for rank in execution.ranks:
+            self._gpu_troubles[rank] = [each for each in self._gpu_troubles.get(rank, ()) if each.lost]
         begun: list[Event] = [events.RankStarted(now, *self.place_of(rank)) for rank in execution.ranks]
         return begun + [used._replace(time=now) for (rank, _), used in self._gpus.items() if rank in execution.ranks]
 
@@ -327,6 +339,10 @@ class Gang:
     def _failed(self, rank: int, failure: Failure) -> list[Event]:
         if self.execution is None or (self._stopping and failure.cause == "interrupt"):
             return []  # there is no request, or the rank was interrupted because the gang is stopping
+        troubles = self._gpu_troubles.get(rank, [])
+        if failure.gpu is not None or troubles:
+            owners = _processes_on(self.place_of(rank)[1], self)
+            failure = with_gpu_explained(rank, failure, troubles, owners)
         return self.execution.failed(rank, failure)
 
     def _exited(self, rank: int, failure: Failure) -> list[Event]:
@@ -390,6 +406,22 @@ class Gang:
                 f"missing: member {missing[0]}). Members connect to the driver at {launcher.host}: check that they can "
                 "reach this address."
             )
+
+
+_up: weakref.WeakSet[Gang] = weakref.WeakSet()  # the gangs of this notebook that are up
+
+
+def _processes_on(host: str, gang: Gang) -> dict[int, GpuHolder]:
+    """Return what is known about processes on this host, by pid, for a failure of a rank of `gang`."""
+    found = {os.getpid(): GpuHolder(os.getpid(), "", None, "notebook")} if host == socket.gethostname() else {}
+    for each in list(_up):
+        for rank in range(each.size):
+            _, place, pid = each.place_of(rank)
+            if place == host and each is gang:
+                found[pid] = GpuHolder(pid, "", None, "rank", rank)
+            elif place == host:
+                found[pid] = GpuHolder(pid, "", None, "other gang")
+    return found
 
 
 def _order(request: Request, framework: Framework, world: World, pull: tuple[str, ...]) -> messages.Run:

@@ -11,7 +11,7 @@ from sparkring.capture.versions import difference
 from sparkring.errors import LaunchError
 from sparkring.frameworks.base import Endpoint
 from sparkring.history.events import Failure
-from sparkring.runtime.world import World, gpu_environments, place_ranks
+from sparkring.runtime.world import World, gpu_environments, place_ranks, usable_gpus
 from sparkring.wire.channel import Connection
 from sparkring.wire.messages import EnterWorld, Hello
 
@@ -56,16 +56,23 @@ class Members:
         `pins_gpus`, a rank sees only the GPUs that belong to the ranks on its node.
         """
         hellos = [self.hellos[member] for member in range(self.size)]
-        self.worlds = place_ranks(_nodes(hellos), [hello.gpus for hello in hellos], by_node=by_node)
+        nodes = _nodes(hellos)
+        gpus = usable_gpus(nodes, [hello.gpus for hello in hellos])
+        self.worlds = place_ranks(nodes, gpus, by_node=by_node)
         self.member_of = {world.rank: member for member, world in enumerate(self.worlds)}
         for _, member in sorted(self.member_of.items()):
             hello, peer = hellos[member], self.connections[member].peer_host()
             self.endpoints.append(Endpoint(hello.host, hello.address, hello.interface, peer, hello.port))
-        gpus = gpu_environments(self.worlds) if pins_gpus else {}
+        seen = gpu_environments(self.worlds) if pins_gpus else [{}] * self.size
         return {
-            member: EnterWorld(world, hellos[member].address, gpus.get(world.node, {}))
-            for member, world in enumerate(self.worlds)
+            member: EnterWorld(world, hellos[member].address, seen[member]) for member, world in enumerate(self.worlds)
         }
+
+    def gpus_on(self, host: str) -> list[str]:
+        """Return the addresses of the GPUs of the ranks on this host."""
+        return [
+            gpu for member, world in enumerate(self.worlds) if self.hellos[member].host == host for gpu in world.gpus
+        ]
 
     def check_packages(self, modules: Iterable[str]) -> None:
         """Raise LaunchError if a member's own Python lacks one of `modules`, or has a different version of it."""

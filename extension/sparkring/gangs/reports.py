@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Mapping, Sequence
 
-from sparkring.history import stacks
-from sparkring.history.events import Event, Failure, StackTaken
+from sparkring.history import describe, stacks
+from sparkring.history.events import Event, Failure, GpuFault, GpuHolder, GpuTrouble, StackTaken
 from sparkring.wire.messages import Exited, Kept, Stack
 
 
@@ -36,4 +37,31 @@ def exit_failure(exited: Exited) -> Failure:
         "SIGKILL": f"Another process or the kernel killed the rank; {peak}. dmesg shows whether the machine ran out "
         "of memory.",
     }.get(name, "")
-    return Failure("signal", f"killed by {name}", advice=advice, signal=name)
+    return Failure("signal", f"killed by {name}", advice=advice, signal=name, gpu=exited.gpu)
+
+
+def with_gpu_explained(
+    rank: int, failure: Failure, troubles: Sequence[GpuTrouble], owners: Mapping[int, GpuHolder]
+) -> Failure:
+    """Return the failure with a summary and advice that say what went wrong with the rank's GPU, if anything did.
+
+    `troubles` are what the rank's GPUs have reported, and `owners` are the known processes on the rank's host, by pid.
+    """
+    fault = failure.gpu
+    if fault is None and troubles and failure.cause in ("exception", "signal"):
+        last = troubles[-1]
+        fault = GpuFault("lost" if last.lost else "xid", last.address, last.name)
+    if fault is None:
+        return failure
+    xids = [each.xid for each in troubles if each.xid is not None and fault.address in ("", each.address)]
+    holders = (owners.get(each.pid, each)._replace(used_bytes=each.used_bytes) for each in fault.holders)
+    fault = fault._replace(holders=tuple(holders), xid=xids[-1] if xids else None)
+    said = describe.gpu_fault(fault, rank)
+    if failure.gpu is None:
+        # The rank's own error does not mention the GPU, so it is kept.
+        return failure._replace(
+            gpu=fault, advice=" ".join(filter(None, (f"{said}.", describe.gpu_advice(fault, rank))))
+        )
+    kind = failure.error.rpartition(".")[2] or failure.summary
+    advice = " ".join(filter(None, (fault.detail, describe.gpu_advice(fault, rank))))
+    return failure._replace(gpu=fault, summary=f"{kind}: {said}", advice=advice)

@@ -25,6 +25,9 @@ from sparkring.wire.messages import DataPlanned as DataPlanned
 from sparkring.wire.messages import DataRead as DataRead
 from sparkring.wire.messages import Displayed as Displayed
 from sparkring.wire.messages import Failure as Failure
+from sparkring.wire.messages import GpuFault as GpuFault
+from sparkring.wire.messages import GpuHolder as GpuHolder
+from sparkring.wire.messages import GpuTrouble as GpuTrouble
 from sparkring.wire.messages import GpuUsed as GpuUsed
 from sparkring.wire.messages import InputEnded as InputEnded
 from sparkring.wire.messages import InputRequested as InputRequested

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from sparkring.errors import SlotsError
@@ -50,7 +50,7 @@ def default_at_once(size: int, gpus_each: float | None, environment: Mapping[str
     by_cores = process.cores() // size
     if not gpus_each:
         return max(1, by_cores)
-    return max(1, min(by_cores, _room_on_gpus(len(gpus.found(visible_gpus(environment))), size, gpus_each)))
+    return max(1, min(by_cores, _room_on_gpus(gpus.find(visible_gpus(environment)), size, gpus_each)))
 
 
 class ItemRoom(NamedTuple):
@@ -81,15 +81,18 @@ def item_room(request: LaunchRequest, each: float | None) -> ItemRoom:
             return ItemRoom()
         hosts = max(1, len(slots.executor_hosts))
         return ItemRoom(hosts, slots.total / hosts / request.size)
-    found = gpus.found(visible_gpus(request.environment)) if each != 0 else []
-    free = tuple((gpu.total_bytes or 0) - (gpu.used_bytes or 0) for gpu in found)
+    found = gpus.find(visible_gpus(request.environment)) if each != 0 else []
+    free = tuple((gpu.used.total_bytes or 0) - (gpu.used.used_bytes or 0) for gpu in found)
     if not each:
         return ItemRoom(gpu_free=free)
-    return ItemRoom(gpus=_room_on_gpus(len(found), request.size, each), gpu_free=free)
+    return ItemRoom(gpus=_room_on_gpus(found, request.size, each), gpu_free=free)
 
 
-def _room_on_gpus(found: int, size: int, each: float) -> int:
-    return found * sharers(each) if each < 1 else found // (size * int(each))
+def _room_on_gpus(found: Sequence[gpus.Gpu], size: int, each: float) -> int:
+    if each < 1:
+        return len(found) * sharers(each)
+    # A process can use only one MIG instance.
+    return sum(each == 1 or not gpu.is_mig for gpu in found) // (size * int(each))
 
 
 def every_slot() -> int:

@@ -82,6 +82,9 @@ class Launcher(ABC):
     def note_imports(self, modules: Sequence[str] | None) -> None:  # noqa: B027 - most launchers have no use for it
         """Record the frameworks that a rank has imported; None if other ranks must not import any in advance."""
 
+    def note_gpus(self, addresses: Sequence[str]) -> None:  # noqa: B027 - a launcher may know its GPUs from the start
+        """Record which GPUs of the driver's machine the ranks use. The gang calls this when all ranks are up."""
+
     def waits_for(self) -> str:
         """Return what a slow start may be waiting for; '' if that is not known."""
         return ""

@@ -10,16 +10,19 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import sparkring
 from sparkring.errors import LaunchError, MemberLost
 from sparkring.history.describe import counted
+from sparkring.launchers import gpus_in_use
 from sparkring.launchers.base import Launcher
 from sparkring.launchers.spare import ForkedMember, Setting, SpareProcess, setting_of, spares
-from sparkring.runtime.world import share_gpus
+from sparkring.runtime.world import gpu_environment, share_gpus
 from sparkring.wire.ticket import BOOT, Ticket
 from sparkring.worker.member import gpus as nvml
 from sparkring.worker.member import timeline
+from sparkring.worker.member.gpus import Gpu
 
 
 class LocalLauncher(Launcher):
@@ -29,7 +32,7 @@ class LocalLauncher(Launcher):
         self._size = size
         self._environment = environment
         self._gpus = _shares(size, gpus, visible_gpus(environment))
-        self.pins_gpus = gpus is not None
+        self.pins_gpus = self._gpus.pinned
         self._members: list[subprocess.Popen[bytes] | ForkedMember] = []
         self._waiting: list[Ticket] = []  # tickets of the members that have not been started yet
         self._spare: SpareProcess | None = None
@@ -37,9 +40,11 @@ class LocalLauncher(Launcher):
         self._imported: tuple[str, ...] | None = ()
 
     def start(self, size: int, ticket: Ticket) -> None:
-        self._environment = {**os.environ, **self._environment}
+        gpus_in_use.hold(self, (gpu for own in self._gpus.own for gpu in own))
+        self._environment = {**os.environ, **self._environment, **self._gpus.environment}
         last = [str(Path(sparkring.__file__).parent.parent)]
-        self._waiting = [ticket._replace(member=each, last=last, gpus=self._gpus[each]) for each in range(size)]
+        gpus = [tuple(gpu.address for gpu in own) for own in self._gpus.own]
+        self._waiting = [ticket._replace(member=each, last=last, gpus=gpus[each]) for each in range(size)]
         if self.code is not None:
             self._spare = spares.begin(self._setting(), self.code)
             self._begun = True
@@ -115,6 +120,7 @@ class LocalLauncher(Launcher):
             if process.returncode:
                 timeline.remove_left(process.pid)
         self._members = []
+        gpus_in_use.release(self)
         spares.note_imports(self._setting(), self._imported)
         if self._begun:
             self._begun = False
@@ -150,10 +156,10 @@ def pool_shares(slots: int, size: int, each: float, visible: str | None) -> list
     """
     asked = f"{counted(slots, 'item')} × {f'{size} ranks × ' if size > 1 else ''}{each:g}"
     if 0 < each < 1:
-        found = _found(math.ceil(slots / sharers(each)), asked, "items at once", visible)[:slots]
-        return [found[slot % len(found)] for slot in range(slots)]
-    found = _found(slots * size * int(each), asked, "items at once", visible)
-    return [",".join(share) for share in share_gpus(found, slots, size * int(each))]
+        found = _found(math.ceil(slots / sharers(each)), asked, "items at once", visible, whole=False)[:slots]
+        return [found[slot % len(found)].address for slot in range(slots)]
+    found = _found(slots * size * int(each), asked, "items at once", visible, whole=each > 1)
+    return [",".join(gpu.address for gpu in share) for share in share_gpus(found, slots, size * int(each))]
 
 
 def sharers(each: float) -> int:
@@ -161,27 +167,55 @@ def sharers(each: float) -> int:
     return int(1 / each + 1e-6)
 
 
-def _shares(size: int, each: int | None, visible: str | None) -> list[tuple[str, ...]]:
-    """Return the addresses of the GPUs for each of `size` ranks. Raise LaunchError if there are too few GPUs.
+class _Shares(NamedTuple):
+    """The GPUs of each rank.
 
-    `each` is the number of GPUs for each rank; None means 1 if there are enough GPUs for all ranks, otherwise 0.
+    If `pinned` is true, the gang tells each rank which GPUs it sees. `environment` has variables for all ranks.
     """
-    if each is None:
-        found = [gpu.address for gpu in nvml.found(visible)]
-        return share_gpus(found, size, 1 if len(found) >= size else 0)
-    return share_gpus(_found(size * each, f"{counted(size, 'rank')} × {each}", "ranks", visible), size, each)
+
+    own: list[tuple[Gpu, ...]]
+    pinned: bool
+    environment: Mapping[str, str] = {}
 
 
-def _found(needed: int, asked: str, fewer: str, visible: str | None) -> list[str]:
-    """Return the addresses of all GPUs. If there are fewer than `needed` for what was `asked`, raise LaunchError."""
-    found = nvml.found(visible) if needed else []
+def _shares(size: int, each: int | None, visible: str | None) -> _Shares:
+    """Divide the GPUs among `size` ranks. Raise LaunchError if there are too few GPUs.
+
+    `each` is the number of GPUs for each rank; None means 1 if there are enough GPUs for all ranks, otherwise 0. If it
+    is None, ranks see all GPUs, as far as CUDA can show them.
+    """
+    if each is not None:
+        found = _found(size * each, f"{counted(size, 'rank')} × {each}", "ranks", visible, whole=each > 1)
+        return _Shares(share_gpus(found, size, each), pinned=True)
+    found = nvml.find(visible)
+    ordered = gpus_in_use.least_used_first(found)
+    own = share_gpus(ordered, size, 1 if len(found) >= size else 0)
+    if any(gpu.is_mig for gpus in own for gpu in gpus):
+        return _Shares(own, pinned=True)
+    whole = [gpu for gpu in ordered if not gpu.is_mig]
+    if not any(own) or whole == found:
+        return _Shares(own, pinned=False)
+    return _Shares(own, pinned=False, environment=gpu_environment(gpu.address for gpu in whole))
+
+
+def _found(needed: int, asked: str, fewer: str, visible: str | None, *, whole: bool) -> list[Gpu]:
+    """Return the GPUs, those first that the fewest other ranks of this notebook use. With `whole`, leave out instances.
+
+    If there are fewer than `needed` for what was `asked`, raise LaunchError.
+    """
+    found = nvml.find(visible) if needed else []
+    instances = [gpu for gpu in found if whole and gpu.is_mig]
+    found = [gpu for gpu in found if gpu not in instances]
     if len(found) < needed:
-        limit = " (no NVIDIA driver is responding)" if not found else ""
+        limit = " (no NVIDIA driver is responding)" if not found and not instances else ""
         if visible is not None:
             limit = f" under CUDA_VISIBLE_DEVICES={visible!r}"
-        names = ": " + ", ".join(map(str, found)) if found else ""
+        names = ": " + ", ".join(str(gpu.used) for gpu in found) if found else ""
+        if instances:
+            counts = f"{counted(len(instances), 'MIG instance')} not counted, because a process can use only one"
+            names += f" ({counts})" if found else f": {counts}"
         raise LaunchError(
             f"needs {counted(needed, 'GPU')} ({asked}), but {len(found)} found on this machine{limit}{names}. "
             f"Use fewer {fewer}, fewer GPUs for each, or --gpus 0 for none."
         )
-    return [gpu.address for gpu in found]
+    return gpus_in_use.least_used_first(found)

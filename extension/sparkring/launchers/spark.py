@@ -14,7 +14,7 @@ import math
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparkring.cluster.java_errors import line_with, root_cause
@@ -29,9 +29,11 @@ from sparkring.cluster.session import LOOPBACK
 from sparkring.cluster.slots import Say, Stage, check, check_gpus, check_ring, gpus_per, running, slots, waiting
 from sparkring.errors import LaunchError, MemberLost, SlotsError
 from sparkring.history.describe import counted
+from sparkring.launchers import gpus_in_use
 from sparkring.launchers.archive import archive, by_value
 from sparkring.launchers.base import Launcher, LaunchRequest
 from sparkring.wire.ticket import BOOT, ROWS_END, Ticket
+from sparkring.worker.member import gpus
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -162,6 +164,10 @@ class SparkLauncher(Launcher):
             return None
         return SlotsError(f"Spark has {total} task slots left for {self._size} ranks: an executor was lost.")
 
+    def note_gpus(self, addresses: Sequence[str]) -> None:
+        if addresses:
+            gpus_in_use.hold(self, gpus.find(",".join(addresses)))
+
     def waits_for(self) -> str:
         found = _ask(lambda: slots(self._context, apart_from=self._stage.ids()), None)
         if found is None:
@@ -198,6 +204,7 @@ class SparkLauncher(Launcher):
 
     def stop(self, grace_s: float, *, joined: bool) -> None:
         running.discard(self._stage)
+        gpus_in_use.release(self)
         if self._thread is None:
             return
         # If all tasks are waiting for slots, no member can exit on its own. If a member has joined, its task is

@@ -1,11 +1,14 @@
 """A rank's place among the others, in the terms of Horovod and MPI."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, TypeVar
 
 # Every member imports this module at start-up. Importing `dataclasses`, which imports `inspect`, would take a third of
 # the start-up time, so World is a NamedTuple. `from __future__ import annotations` would turn annotations into
 # strings, and typing would have to compile each string.
+
+
+_Gpu = TypeVar("_Gpu")
 
 
 class World(NamedTuple):
@@ -66,22 +69,52 @@ def place_ranks(nodes: Sequence[str], gpus: Sequence[Sequence[str]] = (), *, by_
     return [placed[member] for member in range(len(nodes))]
 
 
-def share_gpus(addresses: Sequence[str], ranks: int, each: int) -> list[tuple[str, ...]]:
-    """Divide a node's GPUs among its ranks: the first `each` of `addresses` are for local rank 0, and so on."""
-    return [tuple(addresses[rank * each : (rank + 1) * each]) for rank in range(ranks)]
+def share_gpus(gpus: Sequence[_Gpu], ranks: int, each: int) -> list[tuple[_Gpu, ...]]:
+    """Divide a node's GPUs among its ranks: the first `each` are for local rank 0, and so on."""
+    return [tuple(gpus[rank * each : (rank + 1) * each]) for rank in range(ranks)]
 
 
-def gpu_environments(worlds: Sequence[World]) -> dict[str, dict[str, str]]:
-    """Map the name of each node to the environment variables that tell CUDA which GPUs the node's ranks see.
+def is_mig(address: str) -> bool:
+    """Return whether the address is that of an instance of a GPU that MIG divides."""
+    return address.startswith("MIG-")
+
+
+def usable_gpus(nodes: Sequence[str], gpus: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
+    """Return the GPUs that each member can use of those that it was given. Member i runs on `nodes[i]`.
+
+    A CUDA process can use either whole GPUs or a single MIG instance. So a member that was given whole GPUs uses only
+    these. Otherwise, it uses one of its instances, if possible one that no other member on its node uses.
+    """
+    usable: list[tuple[str, ...]] = []
+    taken: set[tuple[str, str]] = set()  # nodes and addresses
+    for node, given in zip(nodes, gpus, strict=True):
+        own = tuple(address for address in given if not is_mig(address))
+        if given and not own:
+            free = (address for address in given if (node, address) not in taken)
+            own = (next(free, given[0]),)
+        taken.update((node, address) for address in own)
+        usable.append(own)
+    return usable
+
+
+def gpu_environments(worlds: Sequence[World]) -> list[dict[str, str]]:
+    """Return, for each rank, the environment variables that tell CUDA which GPUs the rank sees.
 
     Each rank sees the GPUs of all ranks on its node, in the order of local ranks, so that NCCL can copy between GPUs.
     If each rank has one GPU, the GPU's number is the rank's local rank, as code for horovodrun and torchrun expects.
     A GPU that tasks share is listed once, because CUDA does not accept an address twice.
+
+    If a rank on the node has a MIG instance, each rank on this node sees only its own GPUs, because CUDA would show
+    a process only the first instance of a list.
     """
     seen: dict[str, dict[str, None]] = {}
     for world in sorted(worlds):  # sorted by rank, and so, on each node, also by local rank
         seen.setdefault(world.node, {}).update(dict.fromkeys(world.gpus))
-    return {
-        node: {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(addresses)}
-        for node, addresses in seen.items()
-    }
+    divided = {node for node, addresses in seen.items() if any(map(is_mig, addresses))}
+    visible = (world.gpus if world.node in divided else seen[world.node] for world in worlds)
+    return [gpu_environment(addresses) for addresses in visible]
+
+
+def gpu_environment(addresses: Iterable[str]) -> dict[str, str]:
+    """Return the environment variables with which CUDA shows only these GPUs, in this order."""
+    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(addresses)}

@@ -231,11 +231,11 @@ def _judge(gpu: Gpu, every: Sequence[Gpu]) -> Iterator[Finding]:
         what = f"{_held(others)} {named}{more}"
         yield note(topic, what, advice) if large else ok(topic, what)
     if gpu.instances is not None:
-        yield note(
-            topic,
-            f"MIG mode is on, with {counted(gpu.instances, 'instance')}; a process can use only one instance",
-            "Name the instances in CUDA_VISIBLE_DEVICES, such as MIG-…, before the launch (nvidia-smi -L lists them).",
-        )
+        instances = f"MIG mode is on, with {counted(gpu.instances, 'instance')}"
+        if gpu.instances:
+            yield ok(topic, f"{instances}; each rank uses one of them")
+        else:
+            yield problem(topic, instances, "Make instances with `nvidia-smi mig -cgi …`, or switch MIG mode off.")
     if gpu.uncorrected:
         yield problem(
             topic,

@@ -124,7 +124,7 @@ class Schedule:
         self._take_from(slot, attempt)
         if failure is None:
             return "finished"
-        if failure.cause == "out of memory" and attempt.limit == self.limit:
+        if _ran_out_of_memory(failure) and attempt.limit == self.limit:
             # Lower the limit only if it has not changed since this attempt began. When memory runs out, several
             # processes may be killed at about the same time, which should lower the limit only once.
             self.limit = max(1, (len(self.running) + 1) // 2)
@@ -138,7 +138,12 @@ class Schedule:
         """Whether the item of `attempt` should be tried again after this failure."""
         if failure.cause == "code" or self._retries == 0:
             return False  # with "code", the same code would raise the same exception
-        if failure.cause == "out of memory" and attempt.limit > 1:
+        if _ran_out_of_memory(failure) and attempt.limit > 1:
             return True  # try it again, whatever `retries` says, until it has run alone
         died = failure.cause in _DIED and not failure.error  # with an `error`, the item itself has called sys.exit()
         return attempt.number <= (int(died) if self._retries is None else self._retries)
+
+
+def _ran_out_of_memory(failure: Failure) -> bool:
+    """Whether the machine's memory ran out. A GPU's memory does not count, since most items have a GPU of their own."""
+    return failure.cause == "out of memory" and failure.gpu is None

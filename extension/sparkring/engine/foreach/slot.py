@@ -228,7 +228,10 @@ class Slot:
         elif execution.failed_rank is not None and not (self._kill_at or self._end_at):
             failure = execution.failures[execution.failed_rank]
             found = Ended(failure=failure, seconds=execution.seconds)
-            keep = failure.is_exception and failure.cause != "out of memory" and not (gang.deaths or execution.running)
+            usable = (
+                failure.is_exception and failure.cause != "out of memory" and not (failure.gpu and failure.gpu.is_final)
+            )
+            keep = usable and not (gang.deaths or execution.running)
         else:
             return None
         self._items += 1

@@ -15,6 +15,10 @@ from sparkring.history.describe.gangs import large_value as large_value
 from sparkring.history.describe.gangs import unread_change as unread_change
 from sparkring.history.describe.gangs import waiting_for_imports as waiting_for_imports
 from sparkring.history.describe.gangs import waiting_for_ranks as waiting_for_ranks
+from sparkring.history.describe.gpus import gpu_advice as gpu_advice
+from sparkring.history.describe.gpus import gpu_fault as gpu_fault
+from sparkring.history.describe.gpus import gpu_trouble as gpu_trouble
+from sparkring.history.describe.gpus import idle_gpus as idle_gpus
 from sparkring.history.describe.item_runs import best_trial as best_trial
 from sparkring.history.describe.item_runs import explain_items as explain_items
 from sparkring.history.describe.item_runs import importance as importance

@@ -29,8 +29,12 @@ from sparkring.wire.messages.fields import CheckpointKind as CheckpointKind
 from sparkring.wire.messages.fields import DataKind as DataKind
 from sparkring.wire.messages.fields import DisplayType as DisplayType
 from sparkring.wire.messages.fields import FailureCause as FailureCause
+from sparkring.wire.messages.fields import GpuFaultKind as GpuFaultKind
 from sparkring.wire.messages.fields import PathKind as PathKind
 from sparkring.wire.messages.fields import Stream as Stream
+from sparkring.wire.messages.gpus import GpuFault as GpuFault
+from sparkring.wire.messages.gpus import GpuHolder as GpuHolder
+from sparkring.wire.messages.gpus import GpuTrouble as GpuTrouble
 from sparkring.wire.messages.member_reports import Beat as Beat
 from sparkring.wire.messages.member_reports import Exited as Exited
 from sparkring.wire.messages.member_reports import GivenBack as GivenBack
@@ -85,7 +89,7 @@ from sparkring.wire.messages.run_reports import UserMessage as UserMessage
 
 MemberOrder = Stop | Interrupt | TakeStack | RecordTimeline
 RankOrder = EnterWorld | Work | Run | Answer | Release | EndItem | Leave | SetEnvironment
-MemberReport = Hello | Beat | Output | GpuUsed | RankUsed | Stack | GivenBack | TimelinePart | Exited
+MemberReport = Hello | Beat | Output | GpuUsed | GpuTrouble | RankUsed | Stack | GivenBack | TimelinePart | Exited
 # What a rank reports while it is running a request.
 Told = (
     UserMessage

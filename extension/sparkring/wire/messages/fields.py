@@ -19,10 +19,24 @@ FailureCause = Literal[
     "interrupt",  # a KeyboardInterrupt
     "exit",  # sys.exit(), or a process that exited in another way, but on its own
     "signal",
-    "out of memory",  # a MemoryError, or a process that was killed because memory ran out
+    "out of memory",  # a MemoryError, a process that was killed because memory ran out, or a GPU's memory ran out
     "lost",  # the rank's member has disappeared without sending an Exited message
     "timed out",  # the driver ended an item because the item took longer than allowed
 ]
+GpuFaultKind = Literal[
+    "out of memory",
+    "assert",  # a check in code on the GPU has failed, for example because an index is out of range
+    "illegal access",  # code on the GPU has used memory that it may not use
+    "launch failure",  # code on the GPU has crashed, and CUDA does not say why
+    "hardware",  # an error that the GPU could not correct
+    "lost",  # the GPU has fallen off the bus
+    "no such device",  # the process does not see a GPU with this number, or none at all
+    "busy",  # other processes do not let this one use the GPU
+    "shared",  # NCCL refuses two ranks on the same GPU
+    "timeout",  # a collective of NCCL has not ended in time
+    "xid",  # the driver of the GPU has reported an error, and nothing else is known
+]
+GpuHolderKind = Literal["rank", "notebook", "other gang", "other"]
 DisplayType = Literal[
     "image/png", "image/jpeg", "image/gif", "image/webp", "image/svg+xml", "text/html", "text/markdown", "text/latex"
 ]

@@ -6,6 +6,7 @@ Messages with `time` and `rank` are kept in the run's record. These two fields a
 from typing import NamedTuple
 
 from sparkring.wire.messages.fields import Count, Port, SignalNumber, Stream
+from sparkring.wire.messages.gpus import GpuFault
 
 
 class Hello(NamedTuple):
@@ -102,9 +103,13 @@ class TimelinePart(NamedTuple):
 
 
 class Exited(NamedTuple):
-    """The last message: the rank's process has exited with a code, or was killed by a signal."""
+    """The last message: the rank's process has exited with a code, or was killed by a signal.
+
+    `gpu` says what went wrong with a GPU, according to what a library printed when it aborted the process.
+    """
 
     code: int | None
     signal: SignalNumber | None
     out_of_memory: bool
     peak_memory_bytes: Count
+    gpu: GpuFault | None = None

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from sparkring.wire.messages.fields import Buffers, Count, FailureCause, Port
+from sparkring.wire.messages.gpus import GpuFault
 
 
 class RankNews(NamedTuple):
@@ -71,7 +72,7 @@ class Failure(NamedTuple):
 
     `summary` is one line: `ValueError: bad shape`, `killed by SIGKILL`, `exited with code 3`. `error` is the class of
     the exception with its module, '' if there was none; `signal` is the name of the signal that ended the process, and
-    `exit_code` the code that the process exited with.
+    `exit_code` the code that the process exited with. `gpu` says what went wrong with a GPU; None if nothing did.
     """
 
     cause: FailureCause
@@ -82,6 +83,7 @@ class Failure(NamedTuple):
     error: str = ""
     signal: str = ""
     exit_code: int | None = None
+    gpu: GpuFault | None = None
 
     def __repr__(self) -> str:
         return f"Failure({self.cause!r}, {self.summary!r})"  # without the frames and the traceback, which are long

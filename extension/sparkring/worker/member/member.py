@@ -28,19 +28,22 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn, get_args
 
+from sparkring.runtime.world import World
 from sparkring.wire import messages
 from sparkring.wire.channel import ChannelClosed, Connection, ProtocolError, dial, pair
 from sparkring.wire.ticket import Ticket
 from sparkring.worker.member import process, usage
-from sparkring.worker.member.gpus import Meter
+from sparkring.worker.member.gpus import Meter, resolved
 from sparkring.worker.member.network import free_port, interface_of
 from sparkring.worker.member.pipe import Pipe
 from sparkring.worker.member.timeline import TimelineFile
 
+STDERR_BYTES = 16 << 10  # a library that aborts the rank gives the reason in about this much of its last output
 GATHER_S = 0.004  # after some output, wait this long for more output: one message for each line would be slow
 PARTIAL_AFTER_S = 0.1  # an unfinished line is sent to the driver after this time
 TICK_S = 0.5
 BEAT_EVERY_S = 2.0
+WATCH_GPUS_AFTER_S = 0.2  # opening NVML takes up to 0.1 s, in which the rank would have to wait for its request
 DRAIN_LIMIT_S = 2.0
 # While requests are waiting in the member, a report from the rank is held back for up to HOLD_S, and sent with
 # the next report. When the number of waiting requests is a multiple of TOGETHER, the report is sent at once.
@@ -84,6 +87,9 @@ class Member:
         self.kill_at: float | None = None
         self.last_beat = time.monotonic()
         self.gpus = Meter()
+        self.world = World()
+        self.watch_gpus_at: float | None = None
+        self.stderr_tail = b""
         self.usage = usage.Meter(rank.pid)
         self.paused_until = 0.0
         self.busy_since: float | None = None  # when the rank was given its current request; None if it has none
@@ -106,7 +112,8 @@ class Member:
             interface=interface_of(address),
             port=free_port(address),
             python=sys.executable,
-            gpus=tuple(ticket.gpus),
+            # The local launcher knows the GPUs of its machine. Spark's addresses come from another program.
+            gpus=resolved(ticket.gpus) if ticket.context else tuple(ticket.gpus),
             packages=packages,
         )
 
@@ -190,11 +197,15 @@ class Member:
             self.give_back()
         if self.held_since is not None and now - self.held_since >= HOLD_S:
             self.send_held()
+        if self.watch_gpus_at is not None and now >= self.watch_gpus_at:
+            self.watch_gpus_at = None
+            self.tell_of_gpu_troubles()  # NVML reports only errors that happen after this first question
         if now - self.last_beat > BEAT_EVERY_S:
             self.last_beat = now
             self.tell(messages.Beat())
             for gpu in self.gpus.changes():
                 self.tell(gpu)
+            self.tell_of_gpu_troubles()
         if (used := self.usage.reading(now)) is not None:
             self.tell(used)
 
@@ -206,6 +217,10 @@ class Member:
             self.home.send(message)
         except ChannelClosed:
             self.abandon()
+
+    def tell_of_gpu_troubles(self) -> None:
+        for trouble in self.gpus.troubles():
+            self.tell(trouble)
 
     def send_held(self) -> None:
         self.held_since = None
@@ -238,7 +253,9 @@ class Member:
             case messages.TakeStack():
                 self.tell(self.take_stack())
             case messages.EnterWorld():
+                self.world = order.world
                 self.gpus = Meter(order.world.gpus)
+                self.watch_gpus_at = time.monotonic() + WATCH_GPUS_AFTER_S
                 self.reach_rank(lambda: self.to_rank.send(order))
             case messages.RecordTimeline():
                 # The rank's framework writes its timeline to a file, which finish() sends to the driver at the end.
@@ -280,6 +297,7 @@ class Member:
         if head.kind in (messages.Done, messages.Failed):
             if head.kind is messages.Failed:
                 self.give_back()
+                self.tell_of_gpu_troubles()  # before the failure, because they may be its cause
             self.busy_since = None
         hold = len(self.waiting) % TOGETHER > 0
         try:
@@ -321,6 +339,8 @@ class Member:
     def send_output(self, pipe: Pipe, data: bytes) -> None:
         if data:
             self.paused_until = time.monotonic() + GATHER_S
+            if pipe.stream == "stderr":
+                self.stderr_tail = (self.stderr_tail + data)[-STDERR_BYTES:]
             self.tell(messages.Output(pipe.stream, data))
 
     # ── the rank's lifetime ───────────────────────────────────────────────────
@@ -375,15 +395,23 @@ class Member:
                 self.tell(piece)
             self.timeline.remove()
         code = os.waitstatus_to_exitcode(self.wait_status or 0)  # a negative number stands for a signal
+        self.tell_of_gpu_troubles()
         self.tell(
             messages.Exited(
                 code=code if code >= 0 else None,
                 signal=-code if code < 0 else None,
                 out_of_memory=process.out_of_memory_kills() > self.oom_before,
                 peak_memory_bytes=self.peak_memory_bytes,
+                gpu=self.gpu_fault() if -code == signal.SIGABRT else None,
             )
         )
         self.home.finish()
+
+    def gpu_fault(self) -> messages.GpuFault | None:
+        """Return what went wrong with a GPU, according to what a library printed when it aborted the rank."""
+        from sparkring.worker.rank import gpu_faults  # not at the top, since most members do not need it
+
+        return gpu_faults.find_in_output(self.stderr_tail.decode("utf-8", "replace"), self.world.rank, self.world.gpus)
 
     def take_stack(self) -> messages.Stack:
         """Ask the rank's faulthandler for the rank's stack. The text is empty if the rank does not answer in time."""

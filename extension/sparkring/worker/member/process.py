@@ -89,6 +89,15 @@ def state(pid: int) -> str:
     return {**words, "t": "held by a debugger", "Z": "ended"}.get(stat[0], stat[0])
 
 
+def program(pid: int) -> str:
+    """Return the file name of the program that a process runs; '' if it is not known."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return os.path.basename(file.read(4096).partition(b"\0")[0].decode("utf-8", "replace"))
+    except OSError:
+        return ""
+
+
 def kill_family(rank_pid: int) -> None:
     """Kill the rank's process group, and then all descendants of this process, until none is left."""
     signal_group(rank_pid, signal.SIGKILL)

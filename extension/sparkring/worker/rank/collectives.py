@@ -28,8 +28,7 @@ def release(tell: Callable[[], object] = lambda: None) -> None:
     for horovod in frameworks.values():
         _try(horovod.shutdown)
     if torch is not None:
-        if hasattr(torch.group.WORLD, "abort"):  # PyTorch 2.1 does not have it
-            _try(torch.group.WORLD.abort)  # this is enough for NCCL, but does nothing for Gloo
+        _try(lambda: _abort_groups(torch))
         _try(_cut_accepted)
         _try(torch.destroy_process_group)
 
@@ -37,6 +36,29 @@ def release(tell: Callable[[], object] = lambda: None) -> None:
 def _initialized(framework: Any) -> bool:
     """Return whether `framework`, a module or None, has been initialised. The module's import may be incomplete."""
     return hasattr(framework, "is_initialized") and bool(framework.is_initialized())
+
+
+def _abort_groups(torch: Any) -> None:
+    """Abort all process groups, the newest first. This is enough for NCCL, but does nothing for Gloo.
+
+    As in PyTorch's own `_abort_process_group()`, NCCL's groups are aborted together, since aborting one of them could
+    otherwise wait for another. That function also forgets the groups, so that they could not be destroyed afterwards.
+    """
+    if not hasattr(torch.group.WORLD, "abort"):  # PyTorch 2.1 does not have it
+        return
+    try:
+        backend = torch.group.WORLD._get_backend(sys.modules["torch"].device("cuda"))
+    except RuntimeError:  # no group uses NCCL
+        backend = None
+    numbers = torch.distributed_c10d._world.pg_names
+    groups = sorted(numbers, key=lambda group: numbers[group], reverse=True)
+    together = hasattr(backend, "_group_start")
+    if together:
+        backend._group_start()
+    for group in groups:
+        _try(group.abort)
+    if together:
+        backend._group_end()
 
 
 def _cut_accepted() -> None:

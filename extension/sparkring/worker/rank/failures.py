@@ -20,8 +20,8 @@ from sparkring.errors import (
     SparkringError,
 )
 from sparkring.history.stacks import CELL_NAME, EARLIER_CELL, is_cell
-from sparkring.wire.messages import CodeFrame, Failure, FailureCause, SourceLine
-from sparkring.worker.rank import script
+from sparkring.wire.messages import CodeFrame, Failure, FailureCause, GpuFault, SourceLine
+from sparkring.worker.rank import gpu_faults, script
 
 CONTEXT_LINES = 2
 MOST_FRAMES = 50
@@ -65,13 +65,15 @@ def as_failure(error: BaseException, cell: str = CELL_NAME) -> Failure:
         summary = "interrupted"
     else:
         summary = f"{name}: {text}" if text else name
+    fault = None if isinstance(error, KeyboardInterrupt | SystemExit) else gpu_faults.find(_chain(error))
     return Failure(
-        cause=_cause(error),
+        cause=_cause(error, fault),
         summary=summary,
         frames=_frames(error, cell),
         traceback=_traceback(error),
         advice=_advice(error),
         error=f"{type(error).__module__}.{name}",
+        gpu=fault,
     )
 
 
@@ -85,11 +87,13 @@ def _chain(error: BaseException) -> list[BaseException]:
     return found
 
 
-def _cause(error: BaseException) -> FailureCause:
+def _cause(error: BaseException, fault: GpuFault | None) -> FailureCause:
     if isinstance(error, KeyboardInterrupt):
         return "interrupt"
     if isinstance(error, CheckpointDamagedError):
         return "damaged checkpoint"
+    if fault is not None:
+        return "out of memory" if fault.kind == "out of memory" else "exception"
     texts = [f"{type(each).__qualname__}: {_text_of(each)}" for each in _chain(error)]
     if any(mark in text for text in texts for mark in _ECHOES):
         return "echo"
