@@ -20,7 +20,7 @@ from pathlib import Path
 from sparkring.errors import OptionsError
 from sparkring.wire.messages import Script as Script
 
-# Matches one word of a line, as a shell would split the line, with its quotes.
+# Matches one word of a line, including its quotes. Words are split as in a shell.
 _WORD = re.compile(r"""(?:[^\s"'\\]|\\.|"(?:\\.|[^"\\])*"|'[^']*'|["'\\])+""")
 _QUOTED = re.compile(r"""["'\\]""")
 # The options of IPython's %run that work only in the notebook, each with the part of IPython that it needs.

@@ -385,7 +385,9 @@ class Shards:
                     )
                 continue
             member, *others = self.layout.groups[name]
-            if others or member in self.layout.making.raw:  # columns side by side and `raw` arrays are numbers
+            if (
+                others or member in self.layout.making.raw
+            ):  # several columns in one array are numbers, and so are `raw` arrays
                 continue
             nulls = self._nulls(member) > 0 or member in self.layout.making.nulls
             kind = self.dataset.schema.field(member).type

@@ -348,7 +348,7 @@ _Mode = Literal["min", "max"]
 
 
 def _mode(name: str) -> _Mode | None:
-    """Whether the lowest or the highest value of a metric is best, if its name says so for certain."""
+    """Whether the lowest or the highest value of a metric is best, if the metric's name makes this clear."""
     words = re.findall("[a-z]+", name.lower())
     last = words[-1] if words else ""
     return "min" if last in _LOW_IS_BETTER else "max" if last in _HIGH_IS_BETTER else None
@@ -371,7 +371,7 @@ def _chosen_by_checkpoints(record: RunRecord) -> dict[str, _Mode]:
 def _best(measured: list[_Measured], mode: _Mode) -> tuple[float, float] | None:
     """Return the position and the value of the best mean over all ranks that report the metric."""
     points, _ = _thinned(measured, 1)
-    ranks, complete = set[int](), 0  # no mean before `complete` covers all ranks
+    ranks, complete = set[int](), 0  # the means at positions before `complete` do not cover all ranks
     for at, each in enumerate(measured):
         if not ranks.issuperset(each.by_rank):
             ranks.update(each.by_rank)
@@ -385,8 +385,8 @@ _ByName = dict[str, list[_Measured]]
 
 
 def _measured(record: RunRecord, found: Table) -> tuple[_ByName, _ByName, dict[int, _ByName]]:
-    """Return three kinds of measurements by metric: those of all ranks, those of the faster ranks beyond, and, for each
-    attempt, those that a restart has undone."""
+    """Return three kinds of measurements, each by metric: those that cover all ranks, later ones that only the faster
+    ranks have reported so far, and, for each attempt, those that a restart has undone."""
     measured: _ByName = {}
     ahead: _ByName = {}
     undone: dict[int, _ByName] = {}
@@ -406,7 +406,7 @@ def _measured(record: RunRecord, found: Table) -> tuple[_ByName, _ByName, dict[i
 
 
 def _by_steps(found: Table) -> bool:
-    """Return whether the curves are drawn by step: the rows that no restart has undone are too few for curves."""
+    """Return whether to draw the curves by step, because too few rows are left after restarts to draw curves from rows."""
     return sum(_kept(found)) <= 2
 
 
@@ -416,7 +416,7 @@ def _xs(found: Table) -> list[int]:
 
 
 def _kept(found: Table) -> list[bool]:
-    """Return whether each row is kept. A row is undone if a later attempt began at or before that epoch or step."""
+    """Return whether each row is kept. A row is undone if a later attempt began at or before the row's epoch or step."""
     if found.laps or not found.rows or not found.rows[-1].attempt:
         return [True] * len(found.rows)
     kept, lowest = [], math.inf

@@ -387,7 +387,7 @@ class Strip(NamedTuple):
 
 
 def strip(mine: RankReading, most: int, *, over: bool = False) -> Strip | None:
-    """Return a rank's epoch, divided into roughly `most` blocks or fewer; None if the epoch's plan is not known.
+    """Return a rank's epoch, divided into at most about `most` blocks; None if the epoch's plan is not known.
 
     `over` says whether the run has ended.
     """

@@ -17,7 +17,7 @@ DRIVER = "driver"
 
 
 class Trial(NamedTuple):
-    """A small file in the directory, which the driver has written, and executors read.
+    """A small file in the directory, written by the driver and read by executors.
 
     `made` has the folders that the driver had to create for it, the outermost first.
     """
@@ -52,7 +52,7 @@ def begin(location: Location) -> Trial:
         doing = "read"
         with location.fs.open(trial.file.path, "rb") as file:
             if file.read() != content:
-                raise OSError("a file that was just written has other contents")
+                raise OSError("a file that was just written does not contain what was written")
         doing = "listed"
         location.fs.invalidate_cache(location.path)
         if not any(str(entry["name"]).rstrip("/").endswith(name) for entry in location.entries()):

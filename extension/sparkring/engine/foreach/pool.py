@@ -107,7 +107,8 @@ class Pool:
     def _begin(self) -> None:
         """Take items while there is room for them, and begin waiting attempts.
 
-        The iterable may need a long time for each item, so items are taken only for a moment between two polls.
+        The iterable may take a long time to produce an item. So after a moment, no more items are taken until the next
+        poll.
         """
         places, until = self._slots.places, time.monotonic() + TAKE_S
         while self._takes(places):

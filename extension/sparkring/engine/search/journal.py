@@ -83,7 +83,9 @@ class Journal:
             self._changed.wait()
             self._changed.clear()
             began = time.monotonic()
-            with contextlib.suppress(Exception):  # of any type: each storage has its own errors, which Kept reports
+            with contextlib.suppress(
+                Exception
+            ):  # of any type: each kind of storage has errors of its own, which Kept reports
                 if not made:
                     self._copy.fs.makedirs(self._copy.path.rpartition("/")[0], exist_ok=True)
                     made = True
@@ -130,7 +132,7 @@ def _read(file: Location) -> bytes:
 
 @contextlib.contextmanager
 def _in_words(copy: Location | None) -> Any:
-    """Turn errors of the storage, and Optuna's errors about a damaged journal, into a CheckpointError."""
+    """Turn storage errors, and Optuna's errors about a damaged journal, into a CheckpointError."""
     try:
         yield
     except Exception as error:  # of any type: Optuna has no error of its own for a damaged journal

@@ -24,7 +24,7 @@ from sparkring.history.record import RunRecord
 from sparkring.history.stacks import CELL_NAME
 
 _SQUARES = 10  # how many squares show the slots of a pool
-_FAILURES_NAMED, _ITEMS_NAMED = 8, 10  # the most causes of failure that are named, and the most items for each
+_FAILURES_NAMED, _ITEMS_NAMED = 8, 10  # how many causes of failure are named, and how many items for each cause
 
 
 def items(record: RunRecord, *, over: bool = False) -> str:

@@ -141,7 +141,7 @@ def _build(plan: Plan, cache: Path, progress: Progress, *, force: bool, verbose:
             archive.extractall(work)
         source = work / f"horovod-{HOROVOD}"
         patch(source, edits(target))
-        # Without --verbose, pip would not pass on the percentages that make prints.
+        # Without --verbose, pip would hide the percentages that `make` prints.
         make = [*PIP, "wheel", "--verbose", *plain, "--wheel-dir", str(work / "out"), str(source)]
         pace = Pace(cache / "pace.json")
         run(f"Building {target}", make, _failure(plan), CudaBuildFailed if home else BuildError, share_of=pace.read)

@@ -320,7 +320,7 @@ def asked(nvml: Any, question: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def handle_of(nvml: Any, address: str) -> Any:
-    """Return NVML's handle of the GPU with this address. Raise NVMLError if there is no such GPU."""
+    """Return NVML's handle for the GPU with this address. Raise NVMLError if there is no such GPU."""
     if address.isdecimal():
         return nvml.nvmlDeviceGetHandleByIndex(int(address))
     if address.startswith("GPU-"):
