@@ -406,7 +406,7 @@ def _measured(record: RunRecord, found: Table) -> tuple[_ByName, _ByName, dict[i
 
 
 def _by_steps(found: Table) -> bool:
-    """Return whether to draw the curves by step, because too few rows are left after restarts to draw curves from rows."""
+    """Return whether to draw the curves by step, because restarts have left too few rows for curves."""
     return sum(_kept(found)) <= 2
 
 
@@ -416,7 +416,7 @@ def _xs(found: Table) -> list[int]:
 
 
 def _kept(found: Table) -> list[bool]:
-    """Return whether each row is kept. A row is undone if a later attempt began at or before the row's epoch or step."""
+    """Return whether each row is kept. A row is undone if a later attempt began at or before its epoch or step."""
     if found.laps or not found.rows or not found.rows[-1].attempt:
         return [True] * len(found.rows)
     kept, lowest = [], math.inf

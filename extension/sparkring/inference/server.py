@@ -172,7 +172,8 @@ def _keep_freed_memory() -> None:
     """Let the C library keep freed memory for the next batch, instead of returning it to the system.
 
     Otherwise, each large array of each batch is new memory, which the system must map and fill with zeros page by page.
-    In models with convolutions, this would take a quarter of the computing time. Memory that was freed while the model was loaded is returned.
+    In models with convolutions, this would take a quarter of the computing time. Memory that was freed while the model
+    was loaded is returned.
     """
     gc.collect()
     with contextlib.suppress(AttributeError, OSError):

@@ -1,7 +1,7 @@
 """A rank: runs the driver's requests in this process's main thread, in the namespace of `__main__`.
 
-The variables that one request sets are still there in the next request. A cold gang gets only one request. While the main thread is
-computing, another thread reads messages from the member.
+The variables that one request sets are still there in the next request. A cold gang gets only one request. While the
+main thread is computing, another thread reads messages from the member.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Rank:
         self.home = home
         self.task = (context, rows)
         self.pid = os.getpid()
-        # With the default threshold of 700 new objects, garbage collection would account for a fifth of the time that it
-        # takes to import a framework.
+        # With the default threshold of 700 new objects, garbage collection would account for a fifth of the time that
+        # the import of a framework takes.
         gc.set_threshold(5_000, 10, 10)
         self.orders: queue.SimpleQueue[messages.Message] = queue.SimpleQueue()
         self.address = ""
