@@ -309,10 +309,13 @@ def _is_lost(nvml: Any, device: _Device) -> bool:
 def _used(nvml: Any, device: _Device) -> GpuUsed:
     memory = _ask(nvml, nvml.nvmlDeviceGetMemoryInfo, device.handle)
     rates = _ask(nvml, nvml.nvmlDeviceGetUtilizationRates, device.handle)
+    power = _ask(nvml, nvml.nvmlDeviceGetPowerUsage, device.whole)  # in milliwatts
     return GpuUsed(
         device.address,
         device.name,
         used_bytes=None if memory is None else int(memory.used),
         total_bytes=None if memory is None else int(memory.total),
         busy_percent=None if rates is None else int(rates.gpu),
+        power_w=None if power is None else round(power / 1000),
+        temperature_c=_ask(nvml, nvml.nvmlDeviceGetTemperature, device.whole, nvml.NVML_TEMPERATURE_GPU),
     )
