@@ -8,6 +8,11 @@ import sys
 
 import pytest
 
+from sparkring.engine.idle_gpus import IdleGpus
+from sparkring.history import describe
+from sparkring.history.events import GpuUsed, RankFinished, RankStarted, RunStarted
+from sparkring.history.record import apply, replay
+
 CASES = """
 import json, os, sys
 from sparkring.errors import LaunchError
@@ -155,3 +160,27 @@ gpus_in_use.release("another gang")
     assert narrowed == [[["1"]], False, None]
     assert pool == ["2", "3"]
     assert found[1] == [[["0"]], False, None]
+
+
+def test_idle_gpus():
+    """A GPU that is hardly used for a minute while its rank is running is named once, for one rank."""
+    started = RunStarted(1.0, "id", "title", "code", 4, "local", "plain", "all")
+
+    def used(rank, address, percent):
+        return GpuUsed(address, "A", 1, 9, percent, time=2.0, rank=rank)
+
+    ranks = [RankStarted(1.0, rank, "host", rank) for rank in range(4)]
+    busy = [used(0, "0", 4), used(1, "1", 5), used(2, "2", None), used(3, "0", 4)]
+    record = replay([started, *ranks, *busy])
+    watch = IdleGpus()
+    assert watch.new(record, 100.0) == watch.new(record, 159.0) == []
+    (idle,) = watch.new(record, 160.0)
+    assert idle == ("0", 0)
+    assert describe.idle_gpus([idle], 60.0) == "GPU 0 (rank 0) has been idle for 60 s"
+    record = apply(record, used(1, "1", 0))
+    assert watch.new(record, 170.0) == []
+    assert watch.new(apply(record, used(1, "1", 90)), 180.0) == [], "it has worked in between"
+    assert watch.new(record, 190.0) == []
+    assert watch.new(apply(record, RankFinished(3.0, 1, "")), 249.0) == [], "its rank has finished"
+    assert watch.new(record, 251.0) == []
+    assert watch.new(record, 311.0) == [("1", 1)]

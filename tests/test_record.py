@@ -93,11 +93,17 @@ def test_what_a_rank_has_used_is_thinned(size, kept):
 
 
 def test_a_sample_has_the_gpus_of_the_rank():
-    """The use is the mean over the rank's GPUs, and the memory is their sum; what is not known is None."""
-    gpus = [GpuUsed("0", "A", 3, 9, 50, time=2.0, rank=1), GpuUsed("1", "A", 4, 9, None, time=2.0, rank=1)]
+    """The use is the mean over the rank's GPUs, memory and power are sums; what is not known is None."""
+    gpus = [
+        GpuUsed("0", "A", 3, 9, 50, 300, 60, time=2.0, rank=1),
+        GpuUsed("1", "A", 4, 9, None, 200, 70, time=2.0, rank=1),
+    ]
     used = [RankUsed(1, 2, 8, 9, time=3.0, rank=rank) for rank in (0, 1)]
     ranks = replay([STARTED, *gpus, *used]).ranks
-    assert [rank.samples[0][3:] for rank in ranks] == [(None, None), (50.0, 7)]
+    assert [rank.samples[0][3:] for rank in ranks] == [(None,) * 4, (50.0, 7, 500, 70)]
+    old = {name: value for name, value in gpus[0]._asdict().items() if name not in ("power_w", "temperature_c")}
+    assert from_json({"type": "GpuUsed", **old}) == GpuUsed("0", "A", 3, 9, 50, time=2.0, rank=1), "an older saved run"
+    assert from_json(json.loads(to_json(gpus[1]))) == gpus[1]
 
 
 def test_each_gpu_counts_once():

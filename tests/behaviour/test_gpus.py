@@ -59,7 +59,8 @@ def used(np, **options):
     uses = [rank.used for rank in record.ranks]
     found["usage"] = [[u.cpu_percent, u.memory_bytes, u.cores, u.total_bytes, u.rank] for u in uses]
     found["samples"] = [[s.memory_bytes, s.gpu_bytes] for s in (rank.samples[-1] for rank in record.ranks)]
-    found["used"] = [[(g.address, g.name, g.used_bytes, g.total_bytes, g.busy_percent) for g in rank.gpus]
+    found["used"] = [[(g.address, g.name, g.used_bytes, g.total_bytes, g.busy_percent, g.power_w, g.temperature_c)
+                      for g in rank.gpus]
                      for rank in record.ranks]
     found["panel"] = panel(saved, now=0.0, final=True)
 """
@@ -274,10 +275,10 @@ def test_local(driver, four_gpus):
 
     gb = 10**9
     assert found["used"] == [
-        [["0", "NVIDIA Fake", gb, 80 * gb, 10], ["1", "NVIDIA Fake", 2 * gb, 80 * gb, 20]],
-        [["2", "NVIDIA Fake", 3 * gb, 80 * gb, 30], ["3", "NVIDIA Fake", 4 * gb, 80 * gb, None]],
+        [["0", "NVIDIA Fake", gb, 80 * gb, 10, 100, 40], ["1", "NVIDIA Fake", 2 * gb, 80 * gb, 20, 101, 41]],
+        [["2", "NVIDIA Fake", 3 * gb, 80 * gb, 30, 102, 42], ["3", "NVIDIA Fake", 4 * gb, 80 * gb, None, None, 43]],
     ]
-    assert "2 GPUs 15 %, 3.00 GB of 160 GB" in found["panel"]
+    assert "2 GPUs 15 %, 3.00 GB of 160 GB, 201 W, 41 °C" in found["panel"]
     check_usage(found)
     assert {sample[1] for sample in found["samples"]} <= {3 * gb, 7 * gb, None}
     assert next(row for row in found["slots"] if row[0].startswith("GPUs"))[1:3] == ["4", "3"]

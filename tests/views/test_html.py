@@ -250,17 +250,18 @@ def test_while_it_runs(replayed):
 def test_gpus(replayed):
     """Each rank's GPUs are shown with what is known about them. If there are many GPUs, only the first are shown."""
     record = replayed(
-        GpuUsed("3", "NVIDIA H200", 10**9, 150 * 10**9, 80, time=2.0, rank=1),
+        GpuUsed("3", "NVIDIA H200", 10**9, 150 * 10**9, 80, 640, 71, time=2.0, rank=1),
         GpuUsed("2", "A", *[None] * 3, time=2.0, rank=0),
     )
     page = panel(record, now=NOW, final=False)
-    assert "rankGPUnamememorytotalbusy02A13NVIDIA H2001.00 GB150 GB80 %" in check(page).text
-    assert "1 GPU 80 %, 1.00 GB of 150 GB" in page
+    header = "GPUnamememorytotalbusypowertemperature"
+    assert f"rank{header}02A13NVIDIA H2001.00 GB150 GB80 %640 W71 °C" in check(page).text
+    assert "1 GPU 80 %, 1.00 GB of 150 GB, 640 W, 71 °C" in page
     record = replayed(*(GpuUsed("0", "A", 1, 2, rank, time=2.0, rank=rank) for rank in range(20)), size=20)
     assert "the first 16 of 20 GPUs" in check(panel(record, now=NOW, final=True)).text
     record = replayed(ModelGpuUsed(2.0, "node-1", 4711, GpuUsed("1", "NVIDIA H200", 10**9, 150 * 10**9, 80)))
     text = check(panel(record, now=NOW, final=True)).text
-    assert "hostprocessGPUnamememorytotalbusynode-147111NVIDIA H2001.00 GB150 GB80 %" in text
+    assert f"hostprocess{header}node-147111NVIDIA H2001.00 GB150 GB80 %" in text
 
 
 def test_what_stays(replayed):

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+from sparkring.engine.idle_gpus import IDLE_S, IdleGpus
 from sparkring.engine.options import Options
 from sparkring.engine.polling import POLL_S, poll_until
 from sparkring.engine.questions import Questions
@@ -91,6 +92,8 @@ class Supervisor:
         self._slow_at = time.monotonic() + gang.launcher.slow_after_s
         self._look_at = 0.0
         self._told = ""
+        self._idle_gpus = IdleGpus()
+        self._look_at_gpus = 0.0
 
     def watch(self) -> Outcome:
         """Return the outcome when the execution is over. Raises LaunchError if the ranks could not be started."""
@@ -101,6 +104,7 @@ class Supervisor:
                 return outcome
             self._tell_of_a_slow_start()
             self._look_for_a_stall()
+            self._look_for_idle_gpus()
             self._answer_questions()
         if not self.warm:
             self._let_go(LEAVE_GRACE_S)
@@ -304,6 +308,14 @@ class Supervisor:
             self._told = where
             silence = describe.duration(round(time.time() - heard))
             self.recorder.notice(f"the ranks have been silent for {silence}: {where}", until="heard")
+
+    def _look_for_idle_gpus(self) -> None:
+        now = time.monotonic()
+        if now < self._look_at_gpus:
+            return
+        self._look_at_gpus = now + STALL_EVERY_S
+        if idle := self._idle_gpus.new(self.recorder.record, now):
+            self.recorder.notice(describe.idle_gpus(idle, IDLE_S))
 
 
 def why_it_waits(gang: Gang, joined: int) -> str:

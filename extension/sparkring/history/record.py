@@ -103,7 +103,8 @@ class Reading(NamedTuple):
 class Sample(NamedTuple):
     """What a rank used at some time: as in RankUsed, and its GPUs' mean use and the sum of their memory in use.
 
-    `gpu_percent` and `gpu_bytes` are None if they are not known.
+    `gpu_power_w` is the power of its GPUs in watts, and `gpu_temperature_c` the temperature of the hottest one in
+    degrees Celsius. What is not known about the GPUs is None.
     """
 
     time: float
@@ -111,6 +112,8 @@ class Sample(NamedTuple):
     memory_bytes: int
     gpu_percent: float | None = None
     gpu_bytes: int | None = None
+    gpu_power_w: int | None = None
+    gpu_temperature_c: int | None = None
 
 
 class RankRecord(NamedTuple):
@@ -385,8 +388,17 @@ def samples_kept(size: int) -> int:
 def _sample(used: events.RankUsed, gpus: Sequence[events.GpuUsed]) -> Sample:
     busy = [gpu.busy_percent for gpu in gpus if gpu.busy_percent is not None]
     held = [gpu.used_bytes for gpu in gpus if gpu.used_bytes is not None]
-    percent = sum(busy) / len(busy) if busy else None
-    return Sample(used.time, used.cpu_percent, used.memory_bytes, percent, sum(held) if held else None)
+    power = [gpu.power_w for gpu in gpus if gpu.power_w is not None]
+    heat = [gpu.temperature_c for gpu in gpus if gpu.temperature_c is not None]
+    return Sample(
+        used.time,
+        used.cpu_percent,
+        used.memory_bytes,
+        gpu_percent=sum(busy) / len(busy) if busy else None,
+        gpu_bytes=sum(held) if held else None,
+        gpu_power_w=sum(power) if power else None,
+        gpu_temperature_c=max(heat, default=None),
+    )
 
 
 def _fewer(samples: tuple[Sample, ...], most: int) -> tuple[Sample, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from sparkring.history.describe.text import duration, size
+from sparkring.history.describe.text import size
 from sparkring.history.events import GpuFault, GpuHolder, GpuTrouble
 
 _HOLDERS_NAMED = 4
@@ -86,7 +86,7 @@ def idle_gpus(gpus: Iterable[tuple[str, int]], seconds: float) -> str:
     """Return a notice about GPUs that are not used: pairs of the GPU's address and its rank."""
     named = [f"GPU {address} (rank {rank})" for address, rank in gpus]
     have = "has" if len(named) == 1 else "have"
-    return f"{', '.join(named)} {have} been idle for {duration(round(seconds))}"
+    return f"{', '.join(named)} {have} been idle for {seconds:.0f} s"
 
 
 def _xid(number: int) -> str:

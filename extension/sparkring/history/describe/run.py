@@ -76,7 +76,11 @@ def last_known(record: RunRecord) -> float:
 
 
 def gpu_words(used: Sequence[GpuUsed]) -> str:
-    """Return the load and memory use of several GPUs, if known: `2 GPUs 87 %, 24.6 GB of 302 GB`; '' for no GPUs."""
+    """Return what is known about the use of several GPUs; '' for no GPUs.
+
+    For example `2 GPUs 87 %, 24.6 GB of 302 GB, 640 W, 71 °C`: the mean load, the sums of the memory and of the power,
+    and the temperature of the hottest GPU.
+    """
     if not used:
         return ""
     busy = [gpu.busy_percent for gpu in used if gpu.busy_percent is not None]
@@ -84,6 +88,10 @@ def gpu_words(used: Sequence[GpuUsed]) -> str:
     memory = [(gpu.used_bytes, gpu.total_bytes) for gpu in used if gpu.used_bytes is not None and gpu.total_bytes]
     if memory:
         words.append(f"{size(sum(part for part, _ in memory))} of {size(sum(whole for _, whole in memory))}")
+    power = [gpu.power_w for gpu in used if gpu.power_w is not None]
+    heat = [gpu.temperature_c for gpu in used if gpu.temperature_c is not None]
+    words += [f"{sum(power):,} W"] if power else []
+    words += [f"{max(heat)} °C"] if heat else []
     return ", ".join(words)
 
 

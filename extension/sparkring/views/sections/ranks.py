@@ -99,7 +99,9 @@ def gpus_html(record: RunRecord) -> str:
     rows = []
     for user, gpu in used[:GPU_ROWS]:
         busy = "" if gpu.busy_percent is None else f"{gpu.busy_percent} %"
-        rows.append((*user, gpu.address, gpu.name, size(gpu.used_bytes), size(gpu.total_bytes), busy))
+        power = "" if gpu.power_w is None else f"{gpu.power_w:,} W"
+        heat = "" if gpu.temperature_c is None else f"{gpu.temperature_c} °C"
+        rows.append((*user, gpu.address, gpu.name, size(gpu.used_bytes), size(gpu.total_bytes), busy, power, heat))
     note = f"the first {GPU_ROWS} of {counted(len(used), 'GPU')}" if len(used) > GPU_ROWS else ""
     user = ("host", "process") if record.model_gpus else ("rank",)
-    return bare_table((*user, "GPU", "name", "memory", "total", "busy"), rows, note)
+    return bare_table((*user, "GPU", "name", "memory", "total", "busy", "power", "temperature"), rows, note)

@@ -42,13 +42,18 @@ class Output(NamedTuple):
 
 
 class GpuUsed(NamedTuple):
-    """The use of one of the sender's GPUs by all processes together; sent when it changes. Unknown numbers are None."""
+    """The use of one of the sender's GPUs by all processes together; sent when it changes. Unknown numbers are None.
+
+    `power_w` is in watts and `temperature_c` in degrees Celsius. For a MIG instance, they are those of the whole GPU.
+    """
 
     address: str
     name: str
     used_bytes: Count | None
     total_bytes: Count | None
     busy_percent: int | None
+    power_w: int | None = None
+    temperature_c: int | None = None
     time: float = 0.0
     rank: int = 0
 

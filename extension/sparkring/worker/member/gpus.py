@@ -302,12 +302,15 @@ def _is_lost(nvml: Any, device: _Device) -> bool:
 def _used(nvml: Any, device: _Device) -> GpuUsed:
     memory = asked(nvml, nvml.nvmlDeviceGetMemoryInfo, device.handle)
     rates = asked(nvml, nvml.nvmlDeviceGetUtilizationRates, device.handle)
+    power = asked(nvml, nvml.nvmlDeviceGetPowerUsage, device.whole)  # in milliwatts
     return GpuUsed(
         device.address,
         device.name,
         used_bytes=None if memory is None else int(memory.used),
         total_bytes=None if memory is None else int(memory.total),
         busy_percent=None if rates is None else int(rates.gpu),
+        power_w=None if power is None else round(power / 1000),
+        temperature_c=asked(nvml, nvml.nvmlDeviceGetTemperature, device.whole, nvml.NVML_TEMPERATURE_GPU),
     )
 
 
