@@ -40,6 +40,7 @@ pytest_plugins = (
     "rings",
     "drivers",
     "pools",
+    "gpu_checks",
 )  # in tests/plugins; each plugin may use the plugins before it
 
 
