@@ -102,7 +102,7 @@ test-oldest:
 
 # The checks use the PyTorch that the machine has, with any Python from 3.10, so they have an environment of their own.
 test-gpu:
-	@$(if $(filter file,$(origin PYTHON)),python3,$(PYTHON)) tests/gpu/run.py
+	@$(if $(filter file,$(origin PYTHON)),python3,$(PYTHON)) tests/with_gpu/run.py
 
 check: $(PACKAGES_INSTALLED)
 	@$(BIN)/python -m ruff check .

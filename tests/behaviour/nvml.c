@@ -66,3 +66,15 @@ int nvmlDeviceGetUtilizationRates(Device device, Utilization *rates) {
     rates->memory = 0;
     return SUCCESS;
 }
+
+typedef struct { unsigned int pid; unsigned long long used; unsigned int gpu_instance, compute_instance; } Process;
+
+/* The process $FAKE_PID, if there is such a variable, uses each GPU. */
+int nvmlDeviceGetComputeRunningProcesses_v3(Device device, unsigned int *count, Process *processes) {
+    const char *pid = getenv("FAKE_PID");
+    unsigned int room = *count;
+    *count = pid ? 1 : 0;
+    if (*count > room) return 7; /* NVML_ERROR_INSUFFICIENT_SIZE */
+    if (pid) processes[0] = (Process){(unsigned int)atoi(pid), 1000000000ULL, -1, -1};
+    return SUCCESS;
+}

@@ -1,6 +1,6 @@
-"""What `make test-gpu` asks about a machine before anything is installed, so this module imports only the standard library.
+"""Whether a machine has a GPU, and the variables that tell the checks in tests/with_gpu how to run.
 
-The variables named here tell the checks in tests/gpu how to run.
+`make test-gpu` uses this module before anything is installed, so it imports only the standard library.
 """
 
 from __future__ import annotations

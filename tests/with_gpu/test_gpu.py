@@ -453,7 +453,7 @@ def test_a_warm_gang_after_an_error(local_gang, machine):
             """,
             timeout_s=LIMIT_S,
         )
-    assert caught.value.record.failure.error == "ValueError"
+    assert caught.value.record.failure.error == "builtins.ValueError"
     assert local_gang.values("held()", timeout_s=LIMIT_S) == kept
     assert min(kept) >= 16_000_000
     assert local_gang.values("kept.sum().item()", timeout_s=LIMIT_S) == [4_000_000.0] * 2

@@ -1,4 +1,4 @@
-"""Sets up an environment for the checks in tests/gpu, builds Horovod with NCCL, and runs the checks: `make test-gpu`.
+"""Sets up an environment for the checks in tests/with_gpu, builds Horovod with NCCL, and runs the checks: `make test-gpu`.
 
 The Python that runs this script provides PyTorch: the new environment, .venv-gpu, also sees the packages of that
 Python. PyTorch itself is never downloaded. The script imports only the standard library.
@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,7 +55,7 @@ class Setup:
         """Raise CannotRun if this machine or this Python cannot run the checks."""
         if not gpu_machine.on_cpu() and not gpu_machine.gpu_count():
             raise CannotRun(gpu_machine.NO_GPU)
-        if sys.version_info < (3, 10):
+        if sys.version_info < (3, 10):  # noqa: UP036 (any Python can run this script)
             raise CannotRun(
                 f"{sys.executable} is Python {sys.version.split()[0]}, but sparkring needs 3.10 or newer: run "
                 "make test-gpu PYTHON=/path/to/python."
@@ -100,9 +101,11 @@ class Setup:
             made.write_text(for_what, encoding="utf-8")
         torch = [] if self._has_torch else ["torch"]  # check() has found it in the folder of wheels
         pip = [str(self.python), "-m", "pip", "install"]
+        # Newer versions of pyarrow need NumPy 2 at run time, but do not say so to pip.
+        arrow = ["pyarrow<20"] if _numpy_major() == 1 else []
         self._step("Installing what builds need", [*pip, "setuptools>=69.5", "wheel"])
         here = ["--no-build-isolation", "--editable", f"{ROOT}[horovod,test-gpu]"]
-        self._step("Installing sparkring and what the checks need", [*pip, *torch, *here])
+        self._step("Installing sparkring and what the checks need", [*pip, *torch, *arrow, *here])
 
     def _add_packages_of_this_python(self) -> None:
         """Let the environment see the packages of the Python that runs this script, even if that is an environment.
@@ -176,6 +179,14 @@ class Setup:
         self.progress.done()
 
 
+def _numpy_major() -> int:
+    """Return the major version of this Python's NumPy; 0 if it has none."""
+    try:
+        return int(metadata.version("numpy").split(".")[0])
+    except metadata.PackageNotFoundError:
+        return 0
+
+
 def main() -> int:
     """Set up the environment, run the checks, and return the exit status: 0 if all checks passed."""
     begun = time.time()
@@ -192,7 +203,7 @@ def main() -> int:
     ready = time.time()
     env = {**setup.env, gpu_machine.HOROVOD: horovod, gpu_machine.UNTIL: str(setup.deadline - LAST_CHECK_S)}
     checks = [str(setup.python), "-m", "pytest", "-m", "gpu", "--quiet", "--tb=short", "-p", "no:cacheprovider"]
-    status = subprocess.run([*checks, str(ROOT / "tests" / "gpu")], env=env, check=False, cwd=ROOT).returncode
+    status = subprocess.run([*checks, str(ROOT / "tests" / "with_gpu")], env=env, check=False, cwd=ROOT).returncode
     print(f"The setup took {ready - begun:.0f} s, and the checks {time.time() - ready:.0f} s.")
     return status
 
