@@ -1,4 +1,4 @@
-"""Sets up an environment for the checks in tests/with_gpu, builds Horovod with NCCL, and runs the checks: `make test-gpu`.
+"""Sets up an environment, builds Horovod with NCCL, and runs the checks of this folder: `make test-gpu`.
 
 The Python that runs this script provides PyTorch: the new environment, .venv-gpu, also sees the packages of that
 Python. PyTorch itself is never downloaded. The script imports only the standard library.
