@@ -43,7 +43,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup --n
 
 # Two pips at a time would corrupt the environment, so -j is ignored.
 .NOTPARALLEL:
-.PHONY: help demo test test-quick test-versions test-current test-oldest check panel lab bench bench-sets docs \
+.PHONY: help demo test test-quick test-versions test-current test-oldest test-gpu check panel lab bench bench-sets docs \
 	notebooks env env-current env-oldest clean
 
 help:
@@ -53,6 +53,7 @@ help:
 	@printf '%-18s %s\n' 'make test-current' 'run all tests with the newest versions, on Python 3.13'
 	@printf '%-18s %s\n' 'make test-versions' 'run the tests whose outcome can depend on the versions (PYTHON=… selects the set)'
 	@printf '%-18s %s\n' 'make test-oldest' 'run the same tests as make test-versions with the oldest versions, on Python 3.10'
+	@printf '%-18s %s\n' 'make test-gpu' 'build Horovod with NCCL and run the checks that need an NVIDIA GPU (PYTHON=… has PyTorch)'
 	@printf '%-18s %s\n' 'make check' 'check style, types and import rules'
 	@printf '%-18s %s\n' 'make panel' 'bundle the scripts and style sheet of the panel (needs node and npm)'
 	@printf '%-18s %s\n' 'make lab' 'open JupyterLab on notebooks/'
@@ -98,6 +99,10 @@ test-current:
 
 test-oldest:
 	@$(MAKE) $(call WITH,-oldest) test-versions
+
+# The checks use the PyTorch that the machine has, with any Python from 3.10, so they have an environment of their own.
+test-gpu:
+	@$(if $(filter file,$(origin PYTHON)),python3,$(PYTHON)) tests/with_gpu/run.py
 
 check: $(PACKAGES_INSTALLED)
 	@$(BIN)/python -m ruff check .

@@ -5,6 +5,7 @@ python benchmarks/run.py --only trivial burst   only these benchmarks
 python benchmarks/run.py --quick                smaller data and fewer turns, to check that everything works
 python benchmarks/run.py --sets                 some benchmarks with the pinned and the newest versions; writes a
                                                 section of RESULTS.md
+python benchmarks/run.py --only gpu             training on this machine's NVIDIA GPUs
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ import burst  # noqa: E402
 import checkpoints  # noqa: E402
 import death  # noqa: E402
 import estimators  # noqa: E402
+import gpu  # noqa: E402
 import horde  # noqa: E402
 import items  # noqa: E402
 import latency  # noqa: E402
@@ -84,6 +86,8 @@ BENCHMARKS: dict[str, Callable[[Effort], list[Row]]] = {
     "planned": items.planned,
     "search": search.time_to_good,
 }
+# These run only if --only names them.
+ON_REQUEST: dict[str, Callable[[Effort], list[Row]]] = {"gpu": gpu.training}
 PACKAGES = (
     "sparkring",
     "horovod",
@@ -105,8 +109,9 @@ RESULTS = HERE / "RESULTS.md"
 
 
 def main() -> int:
+    known = {**BENCHMARKS, **ON_REQUEST}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=BENCHMARKS, metavar="NAME", help=", ".join(BENCHMARKS))
+    parser.add_argument("--only", nargs="+", choices=known, metavar="NAME", help=", ".join(known))
     parser.add_argument("--runs", type=int, help="turns of each benchmark (default 5, with --quick 1)")
     parser.add_argument(
         "--quick", action="store_true", help="smaller data and fewer turns, to check that everything works"
@@ -134,7 +139,7 @@ def main() -> int:
             started = time.monotonic()
             print(f"▸ {name}", flush=True)
             try:
-                found = BENCHMARKS[name](effort)
+                found = known[name](effort)
             except Exception:  # the other benchmarks are still measured
                 traceback.print_exc()
                 broken.append(name)

@@ -41,6 +41,7 @@ pytest_plugins = (
     "drivers",
     "pools",
     "fake_nvml",
+    "gpu_checks",
 )  # in tests/plugins; each plugin may use the plugins before it
 
 

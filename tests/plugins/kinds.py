@@ -22,7 +22,7 @@ KINDS = {
     "ring": {"ring", "local", "local_gang", "shared_local_gang", "pair"},
 }
 # The kinds of tests that compute, and the kinds that mostly wait, in the order in which their groups begin.
-COMPUTING = ("spark", "browser", "kernel", "cluster", "driver")
+COMPUTING = ("gpu", "spark", "browser", "kernel", "cluster", "driver")
 WAITING = ("ring", "slow", None)
 WHAT = {
     "browser": "starts JupyterLab and a browser",
@@ -40,7 +40,8 @@ WHAT = {
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    for name, what in WHAT.items():
+    # pytest-xdist defines the first marker, but it need not be installed to run the tests in one process.
+    for name, what in {"xdist_group(name)": "runs in the same worker of pytest-xdist as the group", **WHAT}.items():
         config.addinivalue_line("markers", f"{name}: {what}")
 
 
@@ -59,6 +60,8 @@ def pair_at(item: pytest.Item) -> str:
 
 def kind_of(item: pytest.Item) -> str | None:
     """Return the first kind to which the test belongs; None if it starts nothing."""
+    if item.get_closest_marker("gpu"):
+        return "gpu"
     if places(item) & {"spark", "standalone"}:
         return "spark"
     fixtures = set(getattr(item, "fixturenames", ()))
@@ -70,7 +73,7 @@ def group_of(item: pytest.Item, kind: str | None) -> str:
     file = item.path.relative_to(Path(__file__).parents[1])
     if "standalone" in places(item):
         return "standalone"
-    if kind in ("browser", "cluster"):
+    if kind in ("browser", "cluster", "gpu"):
         return kind
     if kind == "spark":
         # Files outside a folder have too few tests with Spark for a session of their own.

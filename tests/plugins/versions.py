@@ -15,7 +15,16 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
-KERAS, TORCH = (Version(metadata.version(name)) for name in ("keras", "torch"))
+
+def _version(name: str) -> Version:
+    """Return a package's version; 0 if it is not installed, as in the environment of `make test-gpu`."""
+    try:
+        return Version(metadata.version(name))
+    except metadata.PackageNotFoundError:
+        return Version("0")
+
+
+KERAS, TORCH = _version("keras"), _version("torch")
 
 keras_2 = pytest.mark.skipif(KERAS.major != 2, reason=f"needs Keras 2; Keras {KERAS} is installed")
 keras_3 = pytest.mark.skipif(KERAS.major != 3, reason=f"needs Keras 3; Keras {KERAS} is installed")
