@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 import time
@@ -73,9 +74,13 @@ def test_the_installed_builds_are_read_from_files():
     found = builds.horovod()
     assert {"horovod.torch", "horovod.tensorflow"} & set(sys.modules) == before
     assert found is not None
-    assert found.parts == ("Gloo",)
-    assert found.cuda == ""
-    assert {build.package: build.version for build in builds.builds()}.items() >= found.built_for.items()
+    assert found.parts[0] == "Gloo"
+    asked = "import horovod.torch as hvd; print(bool(hvd.cuda_built()), bool(hvd.nccl_built()))"
+    said = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True).stdout.split()
+    assert [str(bool(found.cuda)), str("torch" not in found.without_nccl)] == said[-2:]
+    installed = {build.package: build.version for build in builds.builds()}
+    built_for = {name: version.partition("+")[0] for name, version in found.built_for.items()}
+    assert installed.items() >= built_for.items()
 
 
 def test_cuda_of_builds(tmp_path, monkeypatch):

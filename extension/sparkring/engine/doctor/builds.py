@@ -7,7 +7,6 @@ import importlib.util
 import json
 import mmap
 import re
-from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
@@ -28,13 +27,14 @@ class HorovodBuild(NamedTuple):
 
     `built_for` has the version of each framework that it was built for. `parts` are the communication libraries that
     every part of it was built with: of "Gloo", "MPI" and "NCCL". `cuda` is the version of the CUDA library that it
-    loads; '' if it loads none.
+    loads; '' if it loads none. `without_nccl` are the frameworks whose part was built without NCCL.
     """
 
     version: str
     built_for: dict[str, str]
     parts: tuple[str, ...]
     cuda: str
+    without_nccl: tuple[str, ...] = ()
 
 
 def builds() -> list[Build]:
@@ -68,7 +68,7 @@ _CLASSES = {
     "MPI": b"N7horovod6common13MPIControllerE",
     "NCCL": b"N7horovod6common13NCCLAllreduceE",
 }
-_LIBRARIES = ("tensorflow/mpi_lib*.so", "torch/mpi_lib*.so")
+_LIBRARIES = {"tensorflow": "tensorflow/mpi_lib*.so", "torch": "torch/mpi_lib*.so"}
 
 
 def horovod() -> HorovodBuild | None:
@@ -81,22 +81,22 @@ def horovod() -> HorovodBuild | None:
     except ValueError:
         built_for = {}
     names = {"tensorflow": "tensorflow", "pytorch": "torch"}
-    parts, cuda = _inside(path for pattern in _LIBRARIES for path in folder.glob(pattern))
+    inside = {name: _inside(path) for name, pattern in _LIBRARIES.items() for path in folder.glob(pattern)}
     return HorovodBuild(
-        version, {names[name]: str(built_for[name]) for name in names if name in built_for}, parts, cuda
+        version,
+        {names[name]: str(built_for[name]) for name in names if name in built_for},
+        tuple(name for name in _CLASSES if inside and all(name in parts for parts, _ in inside.values())),
+        max((cuda for _, cuda in inside.values()), default=""),
+        tuple(name for name, (parts, _) in inside.items() if "NCCL" not in parts),
     )
 
 
-def _inside(libraries: Iterable[Path]) -> tuple[tuple[str, ...], str]:
-    """Return the parts that all of these libraries have, and the version of CUDA that one of them needs."""
-    common, cuda = set(_CLASSES), ""
-    paths = list(libraries)
-    for path in paths:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            common &= {name for name, mark in _CLASSES.items() if content.find(mark) >= 0}
-            if needed := re.search(rb"libcudart\.so\.([\d.]*\d)", content):
-                cuda = needed[1].decode()
-    return tuple(name for name in _CLASSES if name in common and paths), cuda
+def _inside(library: Path) -> tuple[set[str], str]:
+    """Return the communication libraries that a part of Horovod has, and the version of CUDA that it loads."""
+    with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        needed = re.search(rb"libcudart\.so\.([\d.]*\d)", content)
+        parts = {name for name, mark in _CLASSES.items() if content.find(mark) >= 0}
+        return parts, "" if needed is None else needed[1].decode()
 
 
 def _folder(package: str) -> Path | None:

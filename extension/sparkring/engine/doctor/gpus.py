@@ -174,8 +174,9 @@ def judge(found: Gpus | None, builds: Sequence[Build], horovod: HorovodBuild | N
     if horovod is not None:
         if horovod.cuda:
             told += driver(found, Build("horovod", horovod.version, horovod.cuda))
-        if "NCCL" not in horovod.parts:
-            what = "built without NCCL, so tensors on GPUs are averaged in the memory of the host"
+        if horovod.without_nccl:
+            named = " and ".join(f"horovod.{name}" for name in horovod.without_nccl)
+            what = f"{named}: built without NCCL, so tensors on GPUs are averaged in the memory of the host"
             told.append(note("horovod", what, "%%torchrun and %%tensorflow use NCCL."))
     for gpu in found.gpus:
         told += _judge(gpu, found.gpus)
