@@ -180,7 +180,7 @@ def test_the_reason_for_an_abort(watch):
 
     failure = failing(cell)
     assert failure.gpu == fault
-    assert failure.summary == "killed by SIGABRT: a collective of NCCL did not end in time"
+    assert failure.summary == "killed by SIGABRT: an NCCL collective did not end in time"
     assert failure.advice.startswith(fault.detail)
 
 

@@ -242,11 +242,11 @@ def test_a_function_in_the_background():
 
 @pytest.mark.parametrize("options", [{}, {"max_restarts": 1}], ids=["once", "again"])
 def test_stop_from_another_thread(ring, monkeypatch, options):
-    """The `stop` function that a view is given ends a run as an interrupt does, even while the notebook is waiting."""
+    """The `stop` control that a view is given ends a run as an interrupt does, even while the notebook is waiting."""
     before, stops = signal.getsignal(signal.SIGINT), []
 
-    def open_view(*, quiet, stop, background):
-        stops.append(stop)
+    def open_view(*, quiet, controls, background):
+        stops.append(controls.stop)
         return ring.view
 
     monkeypatch.setattr(api, "open_view", open_view)
@@ -266,7 +266,7 @@ def test_stop_from_another_thread(ring, monkeypatch, options):
 
 def test_stop_from_another_thread_keeps_a_warm_gang(shared_gang, monkeypatch):
     stops = []
-    monkeypatch.setattr(api, "open_view", lambda *, quiet, stop, background: stops.append(stop) or view)
+    monkeypatch.setattr(api, "open_view", lambda *, quiet, controls, background: stops.append(controls.stop) or view)
     view = type(shared_gang.view)()
     view.on_refresh = lambda record: record.recent_count and stops and stops.pop()()
     cell = "import time\nprint('up', flush=True)\ntime.sleep(1000)"

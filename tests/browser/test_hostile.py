@@ -82,7 +82,7 @@ FOREIGN = """(root) => [...root.querySelectorAll('*:not(.sr-shown *)')].filter((
     'OPTION'].includes(element.tagName)
   || (element.tagName === 'IMG' && !/^data:image\\/(svg\\+xml|png);base64,/.test(element.src))
   || (element.tagName === 'STYLE' && !element.parentElement.matches('.sr-run'))
-  || (element.tagName === 'INPUT' && !['search', 'range'].includes(element.type))
+  || (element.tagName === 'INPUT' && !['search', 'range'].includes(element.type) && !element.closest('.sr-answer'))
   || [...element.attributes].some((each) => each.name.startsWith('on') || /url\\(|javascript:/.test(
        each.name === 'style' || each.name === 'href' || each.name === 'src' ? each.value : ''))
 ).map((element) => element.outerHTML.slice(0, 200))"""

@@ -82,14 +82,15 @@ def _ask(
                     return
 
     thread = threading.Thread(target=keep_polling, name="sparkring-asking", daemon=True)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with interrupts.let_through():
-            try:
-                thread.start()
-                return _read(asked)
-            finally:
-                with guard:
-                    ended.set()
+        try:
+            thread.start()
+            return _read(asked)
+        finally:
+            with guard:
+                ended.set()
+            signal.signal(signal.SIGINT, before)
     except KeyboardInterrupt:
         if not called_off.is_set():
             interrupts.request()
@@ -97,6 +98,7 @@ def _ask(
     except (EOFError, OSError, _cannot_ask()):
         return None
     finally:
+        signal.signal(signal.SIGINT, before)  # again: an interrupt may have prevented the same call above
         ended.set()
         thread.join()
 

@@ -21,7 +21,7 @@ _WHAT = {
     "no such device": "this process does not see a GPU with this number",
     "busy": "the GPU is busy or not available",
     "shared": "NCCL found two ranks on the same GPU",
-    "timeout": "a collective of NCCL did not end in time",
+    "timeout": "an NCCL collective did not end in time",
     "xid": "the driver of the GPU reported an error",
 }
 _ADVICE = {

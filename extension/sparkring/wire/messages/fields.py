@@ -33,7 +33,7 @@ GpuFaultKind = Literal[
     "no such device",  # the process does not see a GPU with this number, or none at all
     "busy",  # other processes do not let this one use the GPU
     "shared",  # NCCL refuses two ranks on the same GPU
-    "timeout",  # a collective of NCCL has not ended in time
+    "timeout",  # an NCCL collective has not ended in time
     "xid",  # the driver of the GPU has reported an error, and nothing else is known
 ]
 GpuHolderKind = Literal["rank", "notebook", "other gang", "other"]
