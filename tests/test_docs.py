@@ -304,7 +304,10 @@ def sources() -> list[str]:
 
 @functools.cache
 def settings() -> set[str]:
-    return set(re.findall(r"""["']((?:SPARKRING_|spark\.sparkring\.)[\w.]*\w)["']""", "\n".join(sources())))
+    """Return the variables and Spark settings that the package or `make test-gpu` reads."""
+    of_checks = (ROOT / "tests" / "plugins" / "gpu_machine.py").read_text(encoding="utf-8")
+    read = "\n".join([*sources(), of_checks])
+    return set(re.findall(r"""["']((?:SPARKRING_|spark\.sparkring\.)[\w.]*\w)["']""", read))
 
 
 @functools.cache
