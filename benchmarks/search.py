@@ -14,12 +14,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import optuna
 from harness import US, Effort, Goal, Measured, Row, Turns
 
 import sparkring
+
+if TYPE_CHECKING:
+    import optuna
 
 UNPRUNED, LOOP = f"{US}, prune=False", "study.optimize, with the same pruner"
 HALF, NO_WORSE = Goal(0.5, ratio=True), Goal(1.1, ratio=True)
@@ -155,6 +157,8 @@ def _ours(task: Task, seed: int, *, prune: bool) -> float:
 
 def _loop(task: Task, seed: int) -> float:
     """Search with Optuna's own loop, in this process."""
+    import optuna
+
     optuna.logging.set_verbosity(optuna.logging.WARNING)
 
     def objective(trial: optuna.Trial) -> float:

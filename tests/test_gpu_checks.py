@@ -47,7 +47,13 @@ def machine_with(gpus: Any = (GPU,), torch: Any = TORCH, nccl: Any = 22907, tens
 
 @pytest.mark.parametrize(
     ("expression", "expected"),
-    [("gpu", True), ("gpu and not slow", True), ("", False), ("not (browser or gpu_cluster)", False)],
+    [
+        ("gpu", True),
+        ("gpu and not slow", True),
+        ("", False),
+        ("not gpu", False),
+        ("not (browser or gpu_cluster)", False),
+    ],
 )
 def test_other_runs_leave_the_checks_out(expression: str, expected: bool) -> None:
     """They are deselected, not skipped, so the count of skips stays the same."""
@@ -239,3 +245,9 @@ def test_how_the_build_of_horovod_ends(runner: ModuleType, tmp_path: Path) -> No
     setup.python = python_that(tmp_path, says.format("exec sleep 600"))
     setup.deadline = time.time()
     assert "did not end in time" in setup.build_horovod()
+
+
+def test_checks_that_hang_are_killed(runner: ModuleType, capfd: pytest.CaptureFixture[str]) -> None:
+    assert runner._status(["sleep", "600"], {"PATH": "/usr/bin:/bin"}, 0.1) == 1
+    assert "the checks did not end within 0 s, so they were killed" in capfd.readouterr().err
+    assert runner._status(["sh", "-c", "exit 5"], {"PATH": "/usr/bin:/bin"}, 60.0) == 5

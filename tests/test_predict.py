@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import warnings
@@ -95,6 +96,29 @@ def test_results_become_columns(result, kind, expected):
     (column,) = columns_of(result, [Output("p", kind, str(kind))], 2)
     assert column.type == kind
     assert column.to_pylist() == expected
+
+
+def test_results_become_columns_without_pandas():
+    """Predictions for files need no pandas."""
+    code = """if True:
+        import sys
+
+        class Hidden:
+            def find_spec(self, name, path=None, target=None):
+                if name.partition(".")[0] == "pandas":
+                    raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+        sys.meta_path.insert(0, Hidden())
+        import numpy as np
+        import pyarrow as pa
+        from sparkring.inference.outputs import Output, columns_of
+        for kind in (pa.float16(), pa.float32(), pa.float64(), pa.list_(pa.float32()), pa.int64()):
+            array = np.ones((2, 3) if pa.types.is_list(kind) else 2, "int64")
+            (column,) = columns_of(array, [Output("p", kind, str(kind))], 2)
+            assert column.type == kind
+            assert len(column) == 2
+    """
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize(

@@ -210,13 +210,15 @@ def _no_tensorflow(ask: Callable[[str], tuple[Any, str]]) -> str:
 
 
 def are_selected(marker_expression: str) -> bool:
-    """Return whether an argument of -m names the marker `gpu`."""
-    return re.search(r"\bgpu\b", marker_expression) is not None
+    """Return whether an argument of -m asks for the marker `gpu`."""
+    return re.search(r"(?<!not )\bgpu\b", marker_expression) is not None
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gpu: needs an NVIDIA GPU, and runs only if -m names this marker: make test-gpu")
     config.addinivalue_line("markers", "needs(*what): is left out if the machine lacks one of these: see NEEDS")
+    if are_selected(config.option.markexpr) and config.getoption("numprocesses", None):
+        raise pytest.UsageError("The checks that need a GPU run in one process: leave out --numprocesses.")
     config.pluginmanager.register(Table(config))
 
 
@@ -235,8 +237,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     config = session.config
     if config.option.collectonly or not any(item.get_closest_marker("gpu") for item in session.items):
         return
-    if hasattr(config, "workerinput"):
-        raise pytest.UsageError("The checks that need a GPU run in one process: leave out -n.")
     config.stash[_MACHINE] = look()
 
 

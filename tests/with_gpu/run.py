@@ -179,6 +179,19 @@ class Setup:
         self.progress.done()
 
 
+def _status(command: Sequence[str], env: Mapping[str, str], limit_s: float) -> int:
+    """Run the checks, and return their exit status. If they hang, kill them; their ranks then end, too."""
+    try:
+        return subprocess.run(command, env=env, check=False, cwd=ROOT, timeout=limit_s).returncode
+    except subprocess.TimeoutExpired:
+        print(
+            f"make test-gpu: the checks did not end within {limit_s:.0f} s, so they were killed: the last line above "
+            "names the check that hangs.",
+            file=sys.stderr,
+        )
+        return 1
+
+
 def _numpy_major() -> int:
     """Return the major version of this Python's NumPy; 0 if it has none."""
     try:
@@ -202,8 +215,19 @@ def main() -> int:
         return 1
     ready = time.time()
     env = {**setup.env, gpu_machine.HOROVOD: horovod, gpu_machine.UNTIL: str(setup.deadline - LAST_CHECK_S)}
-    checks = [str(setup.python), "-m", "pytest", "-m", "gpu", "--quiet", "--tb=short", "-p", "no:cacheprovider"]
-    status = subprocess.run([*checks, str(ROOT / "tests" / "with_gpu")], env=env, check=False, cwd=ROOT).returncode
+    checks = [
+        str(setup.python),
+        "-m",
+        "pytest",
+        "-m",
+        "gpu",
+        "-v",
+        "--no-header",
+        "--tb=short",
+        "-p",
+        "no:cacheprovider",
+    ]
+    status = _status([*checks, str(ROOT / "tests" / "with_gpu")], env, max(LAST_CHECK_S, setup.deadline - ready))
     print(f"The setup took {ready - begun:.0f} s, and the checks {time.time() - ready:.0f} s.")
     return status
 

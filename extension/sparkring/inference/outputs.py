@@ -130,7 +130,8 @@ def _column(array: Any, output: Output, rows: int) -> pa.Array:
 def _converted(values: Any, output: Output, kind: pa.DataType) -> pa.Array:
     try:
         if isinstance(values, np.ndarray) and values.dtype.kind in "biuf" and pa.types.is_floating(kind):
-            return pa.array(values.astype(kind.to_pandas_dtype(), copy=False), kind)
+            # kind.to_pandas_dtype() would need pandas, which sparkring does not require.
+            return pa.array(values.astype(f"f{kind.bit_width // 8}", copy=False), kind)
         return pa.array(values).cast(kind) if isinstance(values, np.ndarray) else pa.array(values, kind)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as error:
         raise DataError(
