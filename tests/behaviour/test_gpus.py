@@ -373,7 +373,7 @@ builds.builds = lambda: [builds.Build("torch", "9.1", "13.0"), builds.Build("ten
 def notices(gpus=None, np=-2, framework="torch", **environment):
     return preflight.notices([LaunchRequest(np, abs(np), environment, "cell", gpus)], framework)
 
-horovod = builds.HorovodBuild("0.28.1", {"torch": "9.1"}, ("Gloo",), "")
+horovod = builds.HorovodBuild("0.28.1", {"torch": "9.1"}, ("Gloo",), "", ("torch",))
 found["findings"] = gpus.judge(gpus.read(), builds.builds(), horovod)
 began = time.monotonic()
 found["before"] = notices()
