@@ -422,7 +422,7 @@ def test_findings_of_each_kind(driver, four_gpus, monkeypatch):
 
     too_old, held = found["before"]
     assert "torch 9.1 was built for CUDA 13.0" in too_old
-    assert "this notebook holds 2.15 GB on GPU 0" in held
+    assert "this notebook holds 2.15 GB on GPU-0000-fake" in held  # because of MIG, GPUs have UUIDs
     assert found["noticed"] == found["before"]
     assert found["tensorflow"] == [held], "another framework's build does not matter"
     assert found["others"] == found["none"] == found["on spark"] == []

@@ -214,8 +214,13 @@ def _dotted(version: tuple[int, int] | None) -> str:
     return "an unknown version" if version is None else f"{version[0]}.{version[1]}"
 
 
+def _named(address: str) -> str:
+    """Return the name of a GPU in a sentence. A UUID, such as GPU-1a2b…, says itself what it is."""
+    return f"GPU {address}" if address.isdecimal() else address
+
+
 def _judge(gpu: Gpu, every: Sequence[Gpu]) -> Iterator[Finding]:
-    topic = f"GPU {gpu.address}"
+    topic = _named(gpu.address)
     free = f", {size(gpu.free_bytes)} of {size(gpu.total_bytes)} free" if gpu.total_bytes else ""
     yield ok(topic, f"{gpu.name}{free}")
     if own := held_by_notebook(gpu, every):
@@ -262,12 +267,12 @@ def held_by_notebook(gpu: Gpu, every: Sequence[Gpu]) -> Finding | None:
         return None
     known = [each.used_bytes for each in own if each.used_bytes is not None]
     held = size(sum(known)) if known else "an unknown amount of memory"
-    what = f"this notebook holds {held} on GPU {gpu.address}"
+    what = f"this notebook holds {held} on {_named(gpu.address)}"
     advice = "Free it (delete the tensors and call torch.cuda.empty_cache(); with TensorFlow, restart the kernel)"
     others = [each.address for each in every if not any(user.mine for user in each.processes)]
     if others:
         advice += f", or use the other GPUs: --gpus 1 --env CUDA_VISIBLE_DEVICES={','.join(others)}"
-    topic = f"GPU {gpu.address}"
+    topic = _named(gpu.address)
     if sum(known) > KERNEL_BYTES:
         return problem(topic, what, f"{advice}.")
     return note(topic, what, f"{advice}.")
