@@ -69,7 +69,7 @@ def test_breakpoint_opens_pythons_debugger(ring, user):
     assert result.by_rank == {0: None, 1: 41}
     assert user.asked == ["[rank 1] (Pdb) "] * 3
     assert "42" in printed(result.record, 1)
-    assert any("return x" in line for line in printed(result.record, 1))
+    assert any("-> f(41) if rank == 1" in line for line in printed(result.record, 1)), "the line of the caller"
 
 
 def test_breakpoint_can_be_switched_off(ring):
