@@ -9,16 +9,14 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
-from harness import US, Effort, Goal, Measured, Row, Turns, cell, run, script, start_horovodrun
+from harness import US, Effort, Goal, Measured, Row, Turns, cell, run, said_by_horovodrun, script, speed_in
 
 from sparkring.views import Quiet
 
-SPEED = re.compile(r"images/s ([\d.]+)")
 GOAL = Goal(0.98, at_least=True, ratio=True)
 
 
@@ -59,7 +57,7 @@ def _gpus() -> int:
 
 
 def _ours(ring: str, ranks: int, env: dict[str, str]) -> Measured:
-    return _speed(run(cell("gpu_training"), -ranks, Quiet(), framework=ring, env=env).logs(0))
+    return speed_in(run(cell("gpu_training"), -ranks, Quiet(), framework=ring, env=env).logs(0))
 
 
 def _torchrun(ranks: int, env: dict[str, str]) -> Measured:
@@ -73,20 +71,10 @@ def _torchrun(ranks: int, env: dict[str, str]) -> Measured:
         text=True,
         check=False,
     )
-    return _speed(done.stdout)
+    return speed_in(done.stdout)
 
 
 def _horovodrun(ranks: int, env: dict[str, str]) -> Measured:
     if not Path(sys.executable).with_name("horovodrun").exists():
         raise RuntimeError("horovodrun is not installed")
-    with start_horovodrun(script("gpu_training"), ranks=ranks, env=env) as process:
-        assert process.stdout is not None
-        said = process.stdout.read().decode(errors="replace")
-    return _speed(said)
-
-
-def _speed(said: str) -> Measured:
-    found = SPEED.search(said)
-    if found is None:
-        raise RuntimeError(f"the output has no speed: …{said[-2000:]}")
-    return {"speed": float(found[1])}
+    return speed_in(said_by_horovodrun(script("gpu_training"), ranks=ranks, env=env))

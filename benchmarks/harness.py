@@ -6,6 +6,7 @@ import ast
 import contextlib
 import functools
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from sparkring.views import View
 
 HERE = Path(__file__).parent
 US = "sparkring"
+_SPEED = re.compile(r"images/s ([\d.]+)")  # what the cells that train print
 
 Measured = dict[str, float]  # the figures of one turn of one contestant, by name
 Case = Callable[[], Measured]
@@ -342,6 +344,21 @@ def start_horovodrun(path: Path, *, ranks: int = 2, env: Mapping[str, str] | Non
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
+
+
+def said_by_horovodrun(path: Path, *, ranks: int = 2, env: Mapping[str, str] | None = None) -> str:
+    """Run a script under horovodrun to its end, and return its output."""
+    with start_horovodrun(path, ranks=ranks, env=env) as process:
+        assert process.stdout is not None
+        return process.stdout.read().decode(errors="replace")
+
+
+def speed_in(said: str) -> Measured:
+    """Return the speed that a training has printed. Raise RuntimeError if its output has none."""
+    found = _SPEED.search(said)
+    if found is None:
+        raise RuntimeError(f"the output has no speed: …{said[-2000:]}")
+    return {"speed": float(found[1])}
 
 
 class Ear:

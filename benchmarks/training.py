@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import functools
-import re
 
-from harness import US, Effort, Goal, Measured, Row, Turns, cell, run, script, start_horovodrun
+from harness import US, Effort, Goal, Measured, Row, Turns, cell, run, said_by_horovodrun, script, speed_in
 
 from sparkring.views import Quiet
-
-SPEED = re.compile(r"images/s ([\d.]+)")
 
 
 def keras(effort: Effort) -> list[Row]:
@@ -25,18 +22,8 @@ def keras(effort: Effort) -> list[Row]:
 
 
 def _ours(env: dict[str, str]) -> Measured:
-    return _speed(run(cell("digits"), -2, Quiet(), env=env).logs(0))
+    return speed_in(run(cell("digits"), -2, Quiet(), env=env).logs(0))
 
 
 def _horovodrun(env: dict[str, str]) -> Measured:
-    with start_horovodrun(script("digits"), env=env) as process:
-        assert process.stdout is not None
-        said = process.stdout.read().decode(errors="replace")
-    return _speed(said)
-
-
-def _speed(said: str) -> Measured:
-    found = SPEED.search(said)
-    if found is None:
-        raise RuntimeError(f"the output has no speed: …{said[-2000:]}")
-    return {"speed": float(found[1])}
+    return speed_in(said_by_horovodrun(script("digits"), env=env))

@@ -58,6 +58,21 @@ def test_an_answer_can_follow_another(ring, user):
     assert user.asked == ["", "b\n", "c "]
 
 
+def test_an_answer_to_an_earlier_question_is_ignored(ring, user):
+    """If a question was interrupted, its answer may still arrive. The rank waits for the answer to its own question."""
+    user += ["late", "right"]
+    result = ring.run(
+        """
+        from sparkring.wire.messages import Answer
+        from sparkring.worker.rank import stdin
+        stdin.take(Answer(0, "stale"))
+        [input(), input()]
+        """,
+        n=1,
+    )
+    assert result.value == ["late", "right"]
+
+
 def test_breakpoint_opens_pythons_debugger(ring, user):
     user += ["p x + 1", "up", "continue"]
     result = ring.run("""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, get_args
 
 from sparkring.checkpointing.retention import Mode
 from sparkring.errors import OptionsError
 from sparkring.notebook.magic import Magic
 from sparkring.notebook.options_table import Option, OptionsTable
-from sparkring.notebook.sources import suggest_sources, value_of
+from sparkring.notebook.sources import suggest_checkpoint_directories, value_of
 
 _HELP = """Show the checkpoints in a directory, and the checkpoint from which a run would continue.
 
@@ -31,12 +30,6 @@ Options:
 """
 
 
-def _suggest(current: str) -> Iterable[str]:
-    from sparkring.checkpointing.inventory import names_directory
-
-    return suggest_sources(current, names_directory, folders_only=True)
-
-
 OPTIONS = OptionsTable(
     "%checkpoints",
     Option(
@@ -46,7 +39,7 @@ OPTIONS = OptionsTable(
         metavar="DIR",
         help="a path or URL, or a variable that holds a path, a URL or the result of checkpoints(…); default: the last "
         "--checkpoint-dir",
-        suggest=_suggest,
+        suggest=suggest_checkpoint_directories,
     ),
     Option("--check", action="store_true", help="read every file and compare its contents with the saved digest"),
     Option("--metric", default="", metavar="NAME", help="mark the checkpoint with the best value of this metric"),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sparkring.errors import OptionsError
 from sparkring.notebook.magic import Magic
 from sparkring.notebook.options_table import Option, OptionsTable
-from sparkring.notebook.sources import suggest_sources, value_of
+from sparkring.notebook.sources import suggest_checkpoint_directories, value_of
 
 if TYPE_CHECKING:
     from sparkring.history.findings import Finding, Section
@@ -33,12 +33,6 @@ Options:
 """
 
 
-def _suggest(current: str) -> Iterable[str]:
-    from sparkring.checkpointing.inventory import names_directory
-
-    return suggest_sources(current, names_directory, folders_only=True)
-
-
 OPTIONS = OptionsTable(
     "%doctor",
     Option(
@@ -47,7 +41,7 @@ OPTIONS = OptionsTable(
         default="",
         metavar="DIR",
         help="a directory for checkpoints: a path or URL, or a variable that holds one",
-        suggest=_suggest,
+        suggest=suggest_checkpoint_directories,
     ),
 )
 

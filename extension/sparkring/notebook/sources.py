@@ -29,3 +29,10 @@ def suggest_sources(current: str, fits: Callable[[Any], bool], *, folders_only: 
     paths = sorted(glob.glob(f"{glob.escape(current)}*"))[:PATHS_OFFERED] if current else []
     paths = [f"{path}/" if os.path.isdir(path) else path for path in paths if " " not in path]
     return names + [path for path in paths if path.endswith("/") or not folders_only]
+
+
+def suggest_checkpoint_directories(current: str) -> list[str]:
+    """Return the words that begin with `current` and may name a directory of checkpoints, as suggest_sources() does."""
+    from sparkring.checkpointing.inventory import names_directory
+
+    return suggest_sources(current, names_directory, folders_only=True)

@@ -41,11 +41,11 @@ class Toolkit:
 
 @dataclass(frozen=True)
 class Nccl:
-    """NCCL's header and library. `in_packages` is whether they are pip's."""
+    """The folder of NCCL's header, and NCCL's library. `in_packages` is whether they are pip's."""
 
     version: str
     include: Path
-    library: Path
+    binary: Path
     in_packages: bool = False
 
 

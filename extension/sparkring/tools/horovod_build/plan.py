@@ -130,7 +130,7 @@ def _with_cuda(
         plan,
         nccl=nccl,
         target=replace(plan.target, nccl=nccl.version, nccl_in_packages=nccl.in_packages),
-        found=(*plan.found, f"NCCL {nccl.version}: {nccl.library}"),
+        found=(*plan.found, f"NCCL {nccl.version}: {nccl.binary}"),
     )
 
 

@@ -95,7 +95,7 @@ def build_environment(plan: Plan, cmake: Path, cuda_home: Path | None, environ: 
     if plan.nccl is not None:
         if not options.operations:
             env[ALL_GPU_OPERATIONS] = "NCCL"
-        env |= {"HOROVOD_NCCL_INCLUDE": str(plan.nccl.include), "HOROVOD_NCCL_LIB": str(plan.nccl.library.parent)}
+        env |= {"HOROVOD_NCCL_INCLUDE": str(plan.nccl.include), "HOROVOD_NCCL_LIB": str(plan.nccl.binary.parent)}
         if plan.nccl.in_packages:
             env.setdefault("HOROVOD_NCCL_LINK", "SHARED")
     return env
