@@ -58,6 +58,20 @@ def test_an_answer_can_follow_another(ring, user):
     assert user.asked == ["", "b\n", "c "]
 
 
+def test_what_was_printed_before_the_question_is_shown_first(ring, monkeypatch):
+    """When the user is asked, the record has all that the rank has printed, even the prompt, whose line is unfinished."""
+    seen = []
+
+    def read(prompt):
+        rank = ring.view.record.ranks[0]
+        seen.append((rank.line_count, rank.partial_stdout))
+        return ""
+
+    monkeypatch.setattr(builtins, "input", read)
+    ring.run("for number in range(3):\n    print('x' * 99)\n    input('name? ')", n=1)
+    assert seen == [(1, b"name? "), (3, b"name? "), (5, b"name? ")]
+
+
 def test_an_answer_to_an_earlier_question_is_ignored(ring, user):
     """If a question was interrupted, its answer may still arrive. The rank waits for the answer to its own question."""
     user += ["late", "right"]

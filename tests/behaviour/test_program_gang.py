@@ -25,6 +25,7 @@ def told(call):
         return type(error).__name__, str(error).splitlines()[0]
 
 with sparkring.gang(np=-2, framework="plain", env={"A": "1"}, quiet=True) as gang:
+    os.environ["A"] = "0"  # the gang's own value counts
     gang.push(x=10, y=[1, 2])
     seen = [gang.run(f, 1).by_rank, gang.run(f, 1, ranks=[1]).by_rank, gang.pull("y"), gang.pull("x", rank=1)]
     seen += [gang.run(binds).by_rank, gang.pull("z")]

@@ -7,6 +7,7 @@ from sparkring.history import describe, metrics, progress
 from sparkring.history.events import AttemptEnded, AttemptStarted, CheckpointSaved, Metrics, RankFinished, RankStarted
 from sparkring.views.charts import best_words, charts, since
 from sparkring.views.figure import figures
+from sparkring.views.html import panel
 
 
 def epochs(rank, count, begin=0.0, first=1):
@@ -415,6 +416,9 @@ def test_ranks_that_have_fallen_behind(replayed):
     [lag] = progress.lags(record)
     assert (lag.rank, lag.steps, lag.ratio) == (2, 40, pytest.approx(1 / 3))
     assert describe.lag_words([lag]) == "rank 2 is 40 steps behind, at 0.33× the median rate"
+    page = panel(record, now=70.0, final=False)
+    assert "rank 2 is 40 steps behind, at 0.33× the median rate" in page
+    assert ">2 ▶ (20)<" in page, "the saved view says where each rank is"
     assert describe.lag_words([lag, lag._replace(rank=0, steps=1)]) == "ranks 0, 2 are 1 to 40 steps behind"
     assert progress.lags(replayed(*fast, *slow, RankFinished(70.0, 2, ""), size=3)) == []
     epochs_apart = [each for rank, count in ((0, 3), (1, 3), (2, 1)) for each in epochs(rank, count)]
