@@ -59,7 +59,7 @@ def test_an_answer_can_follow_another(ring, user):
 
 
 def test_what_was_printed_before_the_question_is_shown_first(ring, monkeypatch):
-    """When the user is asked, the record has all that the rank has printed, even the prompt, whose line is unfinished."""
+    """When the user is asked, the record has all that the rank has printed, even the unfinished line of the prompt."""
     seen = []
 
     def read(prompt):

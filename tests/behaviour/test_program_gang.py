@@ -26,9 +26,10 @@ def told(call):
 
 with sparkring.gang(np=-2, framework="plain", env={"A": "1"}, quiet=True) as gang:
     os.environ["A"] = "0"  # the gang's own value counts
+    bound = gang.run(binds).by_rank
     gang.push(x=10, y=[1, 2])
     seen = [gang.run(f, 1).by_rank, gang.run(f, 1, ranks=[1]).by_rank, gang.pull("y"), gang.pull("x", rank=1)]
-    seen += [gang.run(binds).by_rank, gang.pull("z")]
+    seen += [bound, gang.pull("z")]
     wrong = [
         lambda: gang.run(bad), lambda: gang.pull("nope"), lambda: gang.push(rank=3), lambda: gang.run(f, 1, ranks=[5]),
         lambda: gang.run(f, 1, ranks=[]), lambda: gang.push(lock=threading.Lock()), lambda: sparkring.gang(np=-3),
