@@ -303,6 +303,11 @@ def _saved_kind(tree: Any) -> str:
     return str(kind)
 
 
+def has_state(value: Any) -> bool:
+    """Return whether the value is an object with a state, such as a model, an optimizer, a tensor or a generator."""
+    return not isinstance(value, _AT_ONCE) and bool(_kind_of(value))
+
+
 def _kind_of(value: Any) -> str:
     return next((name for name, kind in _KINDS.items() if kind.owns(value)), "")
 

@@ -17,12 +17,14 @@ from sparkring.engine.foreach import run as foreach_run
 from sparkring.engine.foreach.plan import Plan
 from sparkring.engine.foreach.result import ForeachResult
 from sparkring.engine.foreach.run import ForeachRun, ForeachSpec
-from sparkring.engine.options import ForeachOptions, Logs, Options, checked, checked_foreach, restarts
+from sparkring.engine.options import ForeachOptions, Logs, Options, SharedOptions, checked, checked_foreach, restarts
 from sparkring.engine.prepare import prepare
 from sparkring.engine.questions import Questions
 from sparkring.engine.result import RunResult
 from sparkring.engine.runner import Run
 from sparkring.engine.spec import Call, RunSpec
+from sparkring.engine.stream import run as stream_run
+from sparkring.engine.stream.run import StreamResult, StreamRun, StreamSpec
 from sparkring.errors import OptionsError, ResultError
 from sparkring.frameworks import FRAMEWORKS
 from sparkring.history.view import Controls, View
@@ -73,7 +75,7 @@ def _open(spec: RunSpec, view: View | None) -> Run:
     return Run(prepared, view or _open_view(options, controls), interrupts, questions)
 
 
-def _open_view(options: Options | ForeachOptions, controls: Controls) -> View:
+def _open_view(options: SharedOptions, controls: Controls) -> View:
     return open_view(quiet=options.quiet, controls=controls, background=options.background)
 
 
@@ -115,6 +117,16 @@ def start_foreach(spec: ForeachSpec, view: View | None = None) -> BackgroundRun[
     kept = run.prepared.kept
     return BackgroundRun(
         lambda: carry_out_items(run), run.recorder, run.interrupts, None if kept is None else kept.location
+    )
+
+
+def start_stream(spec: StreamSpec) -> BackgroundRun[StreamResult]:
+    """Start training on a stream in a thread. Errors that can be found before the first batch are raised at once."""
+    prepared, interrupts = stream_run.prepare(spec), Interrupts()
+    run = StreamRun(prepared, _open_view(spec.options, Controls(interrupts.request)), interrupts)
+    directory = prepared.directory
+    return BackgroundRun(
+        run.to_the_end, run.recorder, run.interrupts, None if directory is None else directory.location
     )
 
 

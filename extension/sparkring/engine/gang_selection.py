@@ -48,6 +48,20 @@ def latest_gang(magic: str) -> WarmGang:
     return gang
 
 
+def gang_with(magic: str, np: int) -> WarmGang:
+    """Return the warm gang with this `np`. If its ranks are lost, start a new gang in its place and return that one.
+
+    Raises OptionsError if there is no such gang, or if it is not free.
+    """
+    gang = warm_gang.find(np, tell) if warm_gang.every() else None
+    if gang is None:
+        raise OptionsError(
+            f"{magic} needs a warm gang that is up and free, on which earlier cells have defined what it trains: "
+            "%gang start -n -2 starts one with two local ranks."
+        )
+    return gang
+
+
 def latest_gang_alive(magic: str) -> WarmGang:
     """Return the gang that was started last. Raises OptionsError if its ranks are lost, or if no gang is free."""
     latest = warm_gang.latest()

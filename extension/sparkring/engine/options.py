@@ -96,6 +96,49 @@ class ForeachOptions(SharedOptions):
         return abs(self.np)
 
 
+@dataclass(frozen=True)
+class StreamOptions(SharedOptions):
+    """How to train on a stream. Options that are not described here have the same meanings as in Options.
+
+    A micro-batch begins at most every `trigger_s` seconds; None means as soon as possible. The state is saved in
+    `checkpoint_dir` after every `save_every` micro-batches, and the newest `keep` checkpoints are kept. `state` are the
+    names of the variables that are saved; () means that the ranks choose them. With `sharded`, each rank saves its own
+    state. A micro-batch with more than `max_rows` rows is trained in several parts. With `arrow`, `batch` is an Arrow
+    table. If ranks are lost `max_restarts` times in a row before another checkpoint is saved, the run gives up. Random
+    numbers depend on `seed` and on the number of the micro-batch.
+    """
+
+    background: bool = True
+    trigger_s: float | None = None
+    save_every: int = 1
+    keep: int = 3
+    state: tuple[str, ...] = ()
+    sharded: bool = False
+    max_rows: int | None = None
+    arrow: bool = False
+    max_restarts: int = 0
+    resume: bool = False
+    seed: int = 0
+    stall_s: float = 30.0
+
+    @property
+    def of_run(self) -> Options:
+        """The options that a supervisor needs for a micro-batch."""
+        return Options(self.np, self.push, self.env, self.autolog, quiet=self.quiet, stall_s=self.stall_s)
+
+
+def checked_stream(who: str, found: StreamOptions) -> StreamOptions:
+    """Return the options `found`. Raise OptionsError if one is invalid, or if two of them exclude each other."""
+    _check_least(who, 1, save_every=found.save_every, keep=found.keep, max_rows=found.max_rows)
+    _check_least(who, 0, trigger=found.trigger_s, max_restarts=found.max_restarts)
+    if found.fresh and found.resume:
+        raise OptionsError(f"{who}: --fresh starts over, but --resume continues: choose one.")
+    given = [name for name in ("fresh", "resume", "state", "sharded", "max_restarts") if getattr(found, name)]
+    if given and not found.checkpoint_dir:
+        raise OptionsError(f"{who}: --{given[0].replace('_', '-')} needs a --checkpoint-dir.")
+    return found
+
+
 def checked_foreach(who: str, found: ForeachOptions) -> ForeachOptions:
     """Return the options `found`. Raise OptionsError if one is invalid, or if two of them exclude each other."""
     if found.np == 0:

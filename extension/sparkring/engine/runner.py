@@ -36,7 +36,7 @@ class Run:
         try:
             outcome = self._outcome()
             with self.interrupts:
-                record = _close(recorder, outcome)
+                record = close(recorder, outcome)
         except BaseException as error:  # complete the record and the view, then raise the error again
             if recorder.record.outcome is None:
                 said = str(error) if isinstance(error, SparkringError) else f"{type(error).__name__}: {error}"
@@ -44,7 +44,7 @@ class Run:
                 recorder.close("interrupted" if stopped else "failed", "" if stopped else said)
             raise
         if outcome.ending != "finished":
-            raise _error(outcome, record)
+            raise error_of(outcome, record)
         values, pulled, problems = outcome.results
         result = RunResult(values, pulled, record, tuple(problems))
         self.prepared.on_result(result)
@@ -61,13 +61,14 @@ class Run:
             with self.interrupts:
                 return run_on_fresh_ranks(live, request, launcher, prepared.launch.size)
         try:
-            with self.interrupts, prepared.gang.take(self.recorder) as gang:
+            with self.interrupts, prepared.gang.take(self.recorder, lambda: self.interrupts.seen) as gang:
                 return Supervisor(live, gang, gang.submit(request, prepared.ranks), warm=True).watch()
         except LaunchError as error:
             return Outcome("not started", str(error), error=error)
 
 
-def _close(recorder: Recorder, outcome: Outcome) -> RunRecord:
+def close(recorder: Recorder, outcome: Outcome) -> RunRecord:
+    """Record how a run has ended."""
     problems = outcome.results.problems
     if outcome.ending == "finished":
         return recorder.close("failed" if problems else "finished", "; ".join(problems))
@@ -75,7 +76,8 @@ def _close(recorder: Recorder, outcome: Outcome) -> RunRecord:
     return recorder.close(ending, outcome.reason, outcome.rank)
 
 
-def _error(outcome: Outcome, record: RunRecord) -> BaseException:
+def error_of(outcome: Outcome, record: RunRecord) -> BaseException:
+    """Return the error that a run raises after an outcome other than "finished"."""
     if outcome.error is not None:
         return outcome.error
     if outcome.ending == "interrupted":

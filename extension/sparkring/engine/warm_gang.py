@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from sparkring.capture.remote_names import RemoteNames
 from sparkring.engine.doctor import preflight
 from sparkring.engine.options import GangOptions
+from sparkring.engine.past_cells import PastCells
 from sparkring.engine.polling import poll_until
 from sparkring.engine.recorder import Recorder
 from sparkring.engine.supervisor import STACKS_WAIT_S, why_it_waits
@@ -28,6 +29,7 @@ from sparkring.history.events import Event
 from sparkring.history.record import RunRecord, replay
 from sparkring.launchers import open_launcher
 from sparkring.launchers.base import LaunchRequest
+from sparkring.runtime.fair_lock import FairLock
 from sparkring.runtime.interrupts import Interrupts, held_back, interrupted
 
 LISTEN_S = 1.0
@@ -44,7 +46,9 @@ Tell = Callable[[str], None]
 class WarmGang:
     """A gang that stays up. `held` knows which of the notebook's names have values on the gang's ranks.
 
-    `ended` says why the gang has ended; it is '' while the gang is up.
+    `ended` says why the gang has ended; it is '' while the gang is up. `stream` is the id of the run whose stream trains
+    on the gang; '' if there is none. Between two micro-batches of a stream, other cells can use the gang. `past` has
+    the cells that could be run again on a gang that takes the place of this one.
     """
 
     def __init__(self, wanted: GangOptions, gang: Gang, tell: Tell) -> None:
@@ -54,10 +58,14 @@ class WarmGang:
         self.ended = ""
         self.started = self.used = time.time()
         self.cells = 0
+        self.stream = ""
+        self.past = PastCells()
         self.news: list[str] = []  # notices for the next cell
         self._tell = tell
         self._kept = _Kept()
-        self._mine = threading.Lock()  # held by the thread that polls the gang
+        self._mine = FairLock()  # held by the thread that polls the gang
+        self._users = 0  # threads that have reserved the gang, or are waiting for it
+        self._counting = threading.Lock()
         self._resting = threading.Event()
         self._resting.set()
         self._listener = threading.Thread(target=self._listen, name="sparkring-warm", daemon=True)
@@ -74,7 +82,8 @@ class WarmGang:
 
     @property
     def busy(self) -> bool:
-        return not self._resting.is_set()
+        """Whether a cell is running on the gang that other cells do not wait for."""
+        return not self._resting.is_set() and not self.stream
 
     def describe(self) -> str:
         """Describe the gang, as in `warm gang of 4 ranks on this machine`."""
@@ -82,11 +91,15 @@ class WarmGang:
         return f"warm gang of {describe.counted(self.gang.size, 'rank')} on {place}"
 
     @contextlib.contextmanager
-    def take(self, recorder: Recorder | None = None) -> Iterator[Gang]:
-        """Reserve the gang for a cell, and yield it. `recorder` gets what the ranks have sent since the last cell."""
-        self._resting.clear()
-        self.gang.wake()
-        with self._mine:
+    def take(
+        self, recorder: Recorder | None = None, given_up: Callable[[], object] = lambda: False
+    ) -> Iterator[Gang]:
+        """Reserve the gang for a cell, and yield it. `recorder` gets what the ranks have sent since the last cell.
+
+        If a stream is training on the gang, wait until its current micro-batch is done. Raises KeyboardInterrupt if
+        `given_up()` becomes true meanwhile, and LaunchError if the gang has ended.
+        """
+        with self._reserved(given_up):
             before = self.gang.execution
             try:
                 if self.ended:
@@ -103,6 +116,8 @@ class WarmGang:
             finally:
                 self.used = time.time()
                 execution = self.gang.execution
+                if execution is not None and execution is not before and execution.done:
+                    self.past.add(execution)
                 stuck = execution.running if execution is not None else []
                 if self.gang.closed:
                     silent = f"{describe.rank_list(stuck)} did not respond after the last cell" if stuck else ""
@@ -112,7 +127,25 @@ class WarmGang:
                 elif execution is not None and execution is not before:
                     self.held.bound(execution.request.sent, execution.loaded)
                     self.held.bound(execution.names, execution.ranks)
-                self._resting.set()
+
+    @contextlib.contextmanager
+    def _reserved(self, given_up: Callable[[], object]) -> Iterator[None]:
+        with self._counting:
+            self._users += 1
+            self._resting.clear()
+        self.gang.wake()
+        try:
+            if not self._mine.acquire(given_up):
+                raise interrupted("while the cell was waiting for the stream's current micro-batch")
+            try:
+                yield
+            finally:
+                self._mine.release()
+        finally:
+            with self._counting:
+                self._users -= 1
+                if not self._users:
+                    self._resting.set()
 
     def stacks(self) -> RunRecord:
         """Return the current stack of every rank, as a record that belongs to no run."""
@@ -141,7 +174,7 @@ class WarmGang:
         self._listener.join()
 
     def _free(self) -> bool:
-        return not (self.busy or self.ended)
+        return self._resting.is_set() and not self.ended
 
     def _end(self, why: str) -> None:
         self.ended = why
@@ -160,7 +193,7 @@ class WarmGang:
                     poll_until(lambda: self.gang.gone, time.monotonic() + SETTLE_S, self._poll)
                     problem = self.gang.launcher.problem()
                     self._lost(describe.deaths(self.gang.deaths) + (f" ({problem})" if problem else ""))
-                elif time.time() - self.used > self.wanted.idle_s:
+                elif not self.stream and time.time() - self.used > self.wanted.idle_s:
                     self._lost(f"no cell ran on it for {describe.duration(round(self.wanted.idle_s))}")
             if time.monotonic() > warn_at and self._free():
                 warn_at = time.monotonic() + WARN_EVERY_S

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from sparkring.capture.first_imports import first_imports
@@ -22,7 +23,7 @@ class Request(NamedTuple):
     `sent` contains the names whose values are sent, and `modules` the packages that ranks import to rebuild values.
     `timeline` says whether the framework should record a timeline. `restarts` is how often this run has been restarted
     so far, and `max_restarts` is the limit. If the request is for an item, `work` is what the ranks run; a gang sends
-    `work` only once, before the first item.
+    `work` only once, before the first item. `parts` are the parts of `run` for each rank, if they differ.
     """
 
     run: Run
@@ -33,6 +34,7 @@ class Request(NamedTuple):
     restarts: int = 0
     max_restarts: int = 0
     work: Work | None = None
+    parts: Mapping[int, Buffers] = {}
 
     def code(self) -> Code:
         """Return the code that the ranks will run, without large buffers."""

@@ -430,6 +430,7 @@ def _order(request: Request, framework: Framework, world: World, pull: tuple[str
     if request.timeline and framework.timeline is not None:
         environment |= framework.timeline.beside
     return run._replace(
+        parts=request.parts.get(world.rank, run.parts),
         pull=pull,
         barrier=framework.in_task,
         environment={**environment, **run.environment},

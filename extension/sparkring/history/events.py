@@ -55,6 +55,8 @@ ItemEnding = Literal[
     "pruned",  # a search ended the item early, because other items were better
 ]
 
+BatchEnding = Literal["trained", "replayed", "passed over", "empty"]
+
 CAPTURED_KEPT = 200  # RunStarted has at most this many captured names, because each event is saved as one line
 
 
@@ -335,6 +337,46 @@ class SearchEnded(NamedTuple):
     importance: Mapping[str, float]
 
 
+class StreamBegan(NamedTuple):
+    """The run trains on the micro-batches of a stream. This event is recorded again when new ranks take over.
+
+    `source` describes where the rows come from. `state` are the names whose values checkpoints save. `saved` is the last
+    batch whose effect a checkpoint has; None if there is none. `save_every` is the number of batches between two
+    checkpoints.
+    """
+
+    time: float
+    source: str
+    state: tuple[str, ...] = ()
+    saved: int | None = None
+    save_every: int = 1
+
+
+class BatchEnded(NamedTuple):
+    """The stream has finished with a micro-batch. `rows` is the number of its rows.
+
+    `how`: "trained"; "replayed", if ranks that had been lost had already trained on it after the last checkpoint;
+    "passed over", if a checkpoint already has its effect; or "empty".
+
+    The times are those of the slowest rank, in seconds: `waiting_s` until there were rows, `moving_s` for the way of the
+    rows to the ranks, `reading_s` for making arrays of them, `training_s` for the cell, `saving_s` for the checkpoint.
+    `saved` says whether a checkpoint was saved. `backlog_rows` are the rows that wait in the source; None if this is not
+    known.
+    """
+
+    time: float
+    batch_id: int
+    rows: int
+    how: BatchEnding = "trained"
+    waiting_s: float = 0.0
+    moving_s: float = 0.0
+    reading_s: float = 0.0
+    training_s: float = 0.0
+    saving_s: float = 0.0
+    saved: bool = False
+    backlog_rows: int | None = None
+
+
 class Notice(NamedTuple):
     """Something the user should know: progress of a slow start, a warning.
 
@@ -357,11 +399,12 @@ class RunFinished(NamedTuple):
 
 
 RankEvent = Kept | RankStarted | RankFinished | RankFailed | RankStopped | RankExited | StackTaken
+StreamEvent = StreamBegan | BatchEnded
 ItemEvent = ItemsPlanned | ItemStarted | ItemEnded | SearchBegan | SearchEnded
 RunEvent = (
     RunStarted | AttemptStarted | AttemptEnded | MemberJoined | ModelGpuUsed | TimelineSaved | Notice | RunFinished
 )
-Event = RankEvent | ItemEvent | RunEvent
+Event = RankEvent | ItemEvent | StreamEvent | RunEvent
 
 _BY_NAME: dict[str, type[Event]] = {kind.__name__: kind for kind in get_args(Event)}
 _BY_NAME["Message"] = UserMessage  # version 0.1 saved a UserMessage under this name

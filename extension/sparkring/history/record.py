@@ -12,8 +12,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
-from sparkring.history import events, item_records
+from sparkring.history import events, item_records, stream_records
 from sparkring.history.item_records import ItemsRecord
+from sparkring.history.stream_records import StreamRecord
 from sparkring.runtime.report import DISPLAY_BYTES, DISPLAYS_KEPT
 
 TAIL_LINES = 200  # how many of each rank's last lines are kept
@@ -194,6 +195,7 @@ class RunRecord(NamedTuple):
     failed_rank: int | None = None
     log_folder: str = ""
     items: ItemsRecord | None = None  # None if the run does not consist of independent items
+    stream: StreamRecord | None = None  # None if the run does not train on a stream
     model_gpus: tuple[events.ModelGpuUsed, ...] = ()  # the last report of each GPU of a query's model processes
 
     @property
@@ -260,6 +262,8 @@ def _after(record: RunRecord, event: events.Event) -> RunRecord:
             return _item_changed(record, event)
         case events.SearchBegan() | events.SearchEnded():
             return record._replace(items=record.items and item_records.searching(record.items, event))
+        case events.StreamBegan() | events.BatchEnded():
+            return record._replace(stream=stream_records.after(record.stream, event))
         case events.RunFinished():
             fields = event._asdict()
             return _all_ended(record)._replace(ended=fields.pop("time"), **fields)

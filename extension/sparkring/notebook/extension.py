@@ -15,12 +15,12 @@ from IPython.core.completer import CompletionContext, SimpleCompletion, context_
 from IPython.core.magic import no_var_expand
 
 import sparkring
-from sparkring.notebook import checkpoints, data, doctor, foreach, gang, history, launch
+from sparkring.notebook import checkpoints, data, doctor, foreach, gang, history, launch, stream
 from sparkring.notebook.magic import Magic
 from sparkring.notebook.options_table import asks_for_help
 
 # Each of these modules defines a family of magics, and lists these magics in its own MAGICS.
-_FAMILIES = (launch, foreach, gang, history, data, checkpoints, doctor)
+_FAMILIES = (launch, foreach, stream, gang, history, data, checkpoints, doctor)
 MAGICS: dict[str, Magic] = {magic.name: magic for family in _FAMILIES for magic in family.MAGICS}
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import ast
-import re
 import types
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from sparkring.engine.options import ForeachOptions, checked_foreach
-from sparkring.errors import OptionsError, SparkringError
+from sparkring.errors import OptionsError
 from sparkring.frameworks import FRAMEWORKS
 from sparkring.notebook.cell_options import AUTOLOG, DRY_RUN, ENV, NAME, NOTIFY, PUSH, QUIET, flattened
+from sparkring.notebook.expressions import evaluated, split_options, variables_like
 from sparkring.notebook.magic import Magic
 from sparkring.notebook.option_types import count, number_of_gpus, number_of_ranks, positive_count, seconds
 from sparkring.notebook.options_table import Option, OptionsTable
@@ -146,22 +146,13 @@ def split(line: str) -> tuple[Clause, str]:
 
     Raise OptionsError if the line does not begin with a clause.
     """
-    ends = [found.start() for found in re.finditer(r"(?<=\s)(#|-\S+)", line) if _begins_options(found[0])]
-    for end in [*ends, len(line)]:
-        clause = _clause(line[:end].strip())
-        if clause is not None:
-            return clause, line[end:]
-    raise OptionsError(
-        "%%foreach begins with `TARGETS in ITEMS`, as a for loop does: for example `%%foreach store in stores -n -4`."
-    )
-
-
-def _begins_options(word: str) -> bool:
-    """Whether options or a comment may begin with `word`.
-
-    `--` is rarely part of an expression. `-n` may be part of an expression, but is always read as the option.
-    """
-    return word.startswith(("#", "--")) or re.fullmatch(r"-np?(=?-?\d*)?", word) is not None
+    found = split_options(line, _clause)
+    if found is None:
+        raise OptionsError(
+            "%%foreach begins with `TARGETS in ITEMS`, as a for loop does: for example `%%foreach store in stores -n "
+            "-4`."
+        )
+    return found
 
 
 def _clause(written: str) -> Clause | None:
@@ -209,25 +200,10 @@ def complete(line: str) -> list[str]:
     try:
         _, options = split(line[: len(line) - len(current)])
     except OptionsError:
-        return _variables(current)
+        return variables_like(current)
     if current.startswith("-") or options.strip():
         return TABLE.complete(f" {options}{current}")
-    return TABLE.complete(" ") if not current else _variables(current)
-
-
-def _variables(current: str) -> list[str]:
-    """Return the words that complete the name at the end of `current` to the name of a variable of the notebook.
-
-    After a variable and a dot, as in `df.gr`, the name is completed to an attribute of the variable's value.
-    """
-    from IPython.core.getipython import get_ipython
-
-    shell = get_ipython()
-    begin, owner, name = re.fullmatch(r"(.*?(?:\b([^\W\d]\w*)\.)?)(\w*)", current).groups()  # type: ignore[union-attr] # it matches any word
-    if shell is None or not (owner or name):
-        return []
-    names = shell.user_ns if owner is None else dir(shell.user_ns.get(owner))
-    return [begin + each for each in names if each.startswith(name) and (name or not each.startswith("_"))]
+    return TABLE.complete(" ") if not current else variables_like(current)
 
 
 def _run(shell: Any, line: str, cell: str) -> Any:
@@ -252,7 +228,7 @@ def _run(shell: Any, line: str, cell: str) -> Any:
         spec = RunSpec(work, Options(push=options.push, dry_run=True), options.framework, bound=names)
         show_captured(capture_cell(spec, work).table)
         return None
-    items = _evaluated(clause, shell.user_ns)
+    items = evaluated("%%foreach", clause.items, clause.code, shell.user_ns)
     if options.plan and isinstance(items, Iterator) and not clause.makes_items:
         raise OptionsError(
             f"%%foreach: --plan would consume the first item of the iterator `{clause.items}`, so that a later run "
@@ -260,25 +236,6 @@ def _run(shell: Any, line: str, cell: str) -> Any:
         )
     run = ForeachSpec(work, items, options, targets, clause.written, f"%%foreach {line}\n{cell}")
     return api.start_foreach(run) if options.background else api.foreach_spec(run)
-
-
-def _evaluated(clause: Clause, namespace: dict[str, Any]) -> Any:
-    """Return the value of ITEMS. If the expression raises an error, raise an OptionsError that describes this error.
-
-    Errors from search() and other functions of this package are not replaced.
-    """
-    from sparkring.worker.rank.failures import as_failure
-
-    try:
-        return eval(clause.code, namespace)
-    except SparkringError:
-        raise
-    except Exception as error:  # of any type: the expression is the user's code
-        traceback = error.__traceback__
-        deeper = traceback.tb_next.tb_next if traceback is not None and traceback.tb_next is not None else None
-        failure = as_failure(error.with_traceback(deeper))
-        said = f"%%foreach: `{clause.items}` raised {failure.summary}."
-        raise OptionsError(said if deeper is None else f"{said}\n\n{failure.traceback.rstrip()}") from None
 
 
 MAGICS = (Magic("foreach", "cell", _HELP.format(options=TABLE.help()), _run, complete, raw=True),)

@@ -7,7 +7,7 @@ calls them can first be tried in the notebook.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from numbers import Real
 from typing import Any
 
@@ -20,6 +20,7 @@ VALUE_CHARACTERS = 200  # the repr of a value is cut off after this many charact
 
 Tell = Callable[[Told], None]
 _tell: Tell | None = None
+_step: int | None = None  # the step of metrics that are reported without a step
 
 
 def connect(tell: Tell) -> None:
@@ -39,6 +40,17 @@ def tell(message: Told) -> None:
         _tell(message)
 
 
+@contextlib.contextmanager
+def at_step(step: int) -> Iterator[None]:
+    """In this block, give the metrics that are reported without a step or an epoch this step."""
+    global _step
+    _step = step
+    try:
+        yield
+    finally:
+        _step = None
+
+
 def log(
     *,
     step: int | None = None,
@@ -54,6 +66,7 @@ def log(
     """
     values = {name: _number(name, value) for name, value in metrics.items()}
     if _tell is not None:
+        step = _step if step is None and epoch is None else step
         tell(Metrics(values, _count(step), _count(epoch), _count(steps), _count(epochs)))
 
 

@@ -114,10 +114,10 @@ class Work(NamedTuple):
     """What the rank runs for each item: a cell's `source`, or a function of one argument, packed in `parts`.
 
     Work is sent once, before the first item. The fields have the same meanings as in Run. The Run of an item contains
-    only what differs from item to item.
+    only what differs from item to item. If `what` is "stream", the rank runs the cell for each micro-batch.
     """
 
-    what: Literal["cell", "call"]
+    what: Literal["cell", "call", "stream"]
     source: str = ""
     autolog: bool = True
     environment: Mapping[str, str] = {}
@@ -134,7 +134,8 @@ class Run(NamedTuple):
 
     If `what` is "item", the rank runs the Work that was sent before. In that case, `parts` contains the item's values,
     and `seed` is the seed for the item's random numbers. With `measure`, the rank sends an ItemMeasured when the item
-    has finished.
+    has finished. If `what` is "batch", the rank runs the Work for a micro-batch, and `parts` contains an order of
+    worker/rank/batches.py.
 
     If a Run arrives while the rank is running another one, the new Run waits at the member.
 
@@ -143,7 +144,7 @@ class Run(NamedTuple):
     environment: variables to set; `defaults` are set unless the rank already has them.
     """
 
-    what: Literal["cell", "call", "item"]
+    what: Literal["cell", "call", "item", "batch"]
     source: str = ""
     pull: tuple[str, ...] = ()
     autolog: bool = True

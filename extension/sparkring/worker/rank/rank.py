@@ -34,6 +34,7 @@ from sparkring.worker.rank.cell import compile_cell
 from sparkring.worker.rank.failures import as_failure
 
 if TYPE_CHECKING:
+    from sparkring.worker.rank.batches import BatchWork
     from sparkring.worker.rank.items import ItemWork
 
 FLUSH_EVERY_S = 0.1
@@ -61,6 +62,7 @@ class Rank:
         self.began = 0.0  # when the request began
         self.preloads = preloads.Preloads()
         self.work: ItemWork | None = None  # if the rank belongs to a pool: what it runs for each item
+        self.stream: BatchWork | None = None  # if a stream uses the rank: what it runs for each micro-batch
         self.stack_fd = stack_fd
         signal.signal(signal.SIGINT, _pass_over)
         open_streams()
@@ -125,9 +127,7 @@ class Rank:
         while True:
             match order := self.orders.get():
                 case messages.Work():
-                    from sparkring.worker.rank.items import ItemWork
-
-                    self.work = ItemWork(order, self.namespace, stacks.cell_name(1))
+                    self.take_work(order)
                 case messages.Run():
                     self.run(order)
                     stacks.install(self.stack_fd)  # the request may have replaced the handler
@@ -142,6 +142,18 @@ class Rank:
                     return 0
                 case _:
                     raise ProtocolError(f"{type(order).__name__} is not for a rank")
+
+    def take_work(self, order: messages.Work) -> None:
+        """Prepare for items or micro-batches. Their modules are not imported at the top, since few ranks need them."""
+        if order.what == "stream":
+            from sparkring.worker.rank.batches import BatchWork
+
+            self.cells += 1
+            self.stream = BatchWork(order, self.namespace, self.cells)
+        else:
+            from sparkring.worker.rank.items import ItemWork
+
+            self.work = ItemWork(order, self.namespace, stacks.cell_name(1))
 
     def enter(self, order: messages.EnterWorld) -> None:
         place = order.world
@@ -159,11 +171,15 @@ class Rank:
     def run(self, request: messages.Run) -> None:
         """Run one request and report how it ended. sys.exit() with a code other than 0 counts as a failure."""
         self.began = time.monotonic()
-        work = self.work if request.what == "item" else None
-        self.cells = self.cells + 1 if work is None else 1  # all items run the same cell
         self.loaded = self.item_ends = False
-        if work is not None:
-            request = work.whole(request)
+        if request.what == "item" and self.work is not None:
+            number = self.cells = 1  # all items run the same cell
+            request = self.work.whole(request)
+        elif request.what == "batch" and self.stream is not None:
+            number = self.stream.cell  # all batches run the same cell, too, but other cells may run between two batches
+            request = self.stream.whole(request)
+        else:
+            number = self.cells = self.cells + 1
         try:
             self.prepare(request)
             try:
@@ -192,7 +208,7 @@ class Rank:
                     _leave_forked_child(exit_code(error))
                 sys.excepthook(type(error), error, error.__traceback__)
                 _leave_forked_child(1)
-            failure = as_failure(error, stacks.cell_name(self.cells))
+            failure = as_failure(error, stacks.cell_name(number))
             # A failure that another rank's exit has caused needs only one line: the other rank's traceback matters.
             if not self.item_ends:  # if the driver ended the item, the error says nothing about the user's code
                 _print(f"{failure.summary}\n" if failure.cause == "echo" else failure.traceback)
@@ -254,6 +270,9 @@ class Rank:
             from sparkring.worker.rank import usage  # not at the top, since most items are not measured
 
             return usage.measured(self.work, request, self.namespace)
+        if request.what == "batch":
+            assert self.stream is not None
+            return self.stream.compute(request)
         payload, *buffers = request.parts
         if request.what == "call":
             function, kwargs = packing.unpack_call(payload, buffers)

@@ -1,0 +1,118 @@
+"""`watch("folder/*.parquet")`: the files of a folder, as they arrive."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator
+
+from sparkring.errors import OptionsError
+from sparkring.runtime.storage import Location, locate
+
+
+FORGET_AFTER_S = 600.0  # a file that has been yielded is forgotten when it has been missing for this long
+
+
+class Watch:
+    """Yields the paths of files that match a pattern, the oldest first, and waits for more. Made by watch().
+
+    given() returns the files that have been yielded and still exist, and resume() sets them, so that they are not
+    yielded again. backlog_rows() returns the number of rows in the Parquet files that are waiting.
+    """
+
+    def __init__(self, folder: Location, pattern: str, every_s: float, timeout_s: float | None) -> None:
+        self._folder, self._pattern = folder, pattern
+        self._every_s, self._timeout_s = every_s, timeout_s
+        self._given: set[str] = set()
+        self._sizes: dict[str, int] = {}  # the sizes of files that have not been yielded, when they were last seen
+        self._rows: dict[str, int] = {}
+        self._missing: dict[str, float] = {}  # files that have been yielded, and since when they have been missing
+
+    def __repr__(self) -> str:
+        return f"watch({(self._folder / self._pattern).written!r})"
+
+    def __iter__(self) -> Iterator[str]:
+        waited_since = time.monotonic()
+        while True:
+            ready = self._ready()
+            for name in ready:
+                self._given.add(name)
+                self._rows.pop(name, None)
+                yield (self._folder / name).written
+                waited_since = time.monotonic()
+            if not ready and self._timeout_s is not None and time.monotonic() - waited_since > self._timeout_s:
+                return
+            time.sleep(self._every_s)
+
+    def given(self) -> list[str]:
+        return sorted(self._given)
+
+    def resume(self, given: Iterable[str]) -> None:
+        self._given = set(given)
+
+    def backlog_rows(self) -> int | None:
+        import pyarrow.parquet as pq
+
+        waiting = self._found().keys() - self._given
+        for name in waiting - self._rows.keys():
+            file = self._folder / name
+            try:
+                with file.fs.open(file.path, "rb") as opened:
+                    self._rows[name] = pq.read_metadata(opened).num_rows
+            except Exception:  # the file is not complete yet, or has been removed; fsspec's packages raise any error
+                return None
+        return sum(self._rows[name] for name in waiting)
+
+    def _found(self) -> dict[str, tuple[float, int]]:
+        """Return the modification time and the size of each file that matches the pattern."""
+        import fnmatch
+
+        found = {}
+        try:
+            for entry in self._folder.entries():
+                name = os.path.basename(str(entry["name"]).rstrip("/"))
+                hidden = name.startswith((".", "_"))
+                if entry["type"] == "file" and not hidden and fnmatch.fnmatch(name, self._pattern):
+                    changed = entry.get("mtime") or entry.get("LastModified") or entry.get("created") or 0.0
+                    found[name] = (getattr(changed, "timestamp", lambda: changed)(), int(entry["size"] or 0))
+        except FileNotFoundError:
+            pass  # the folder may be made later
+        return found
+
+    def _ready(self) -> list[str]:
+        """Return the new files whose size has not changed since the last look, since others may still be written."""
+        found = self._found()
+        self._forget(found)
+        new = {name: each for name, each in found.items() if name not in self._given}
+        ready = [name for name, (_, size) in new.items() if self._sizes.get(name) == size]
+        self._sizes = {name: size for name, (_, size) in new.items()}
+        return sorted(ready, key=lambda name: (new[name][0], name))
+
+
+    def _forget(self, found: Iterable[str]) -> None:
+        """Forget files that have been missing for a while. A listing may be stale, so one listing is not enough."""
+        now = time.monotonic()
+        self._missing = {name: self._missing.get(name, now) for name in self._given.difference(found)}
+        self._given -= {name for name, since in self._missing.items() if now - since > FORGET_AFTER_S}
+
+
+def watch(pattern: str | os.PathLike[str], *, every_s: float = 0.5, timeout_s: float | None = None) -> Watch:
+    """Return the Parquet files that match `pattern`, as they arrive, for %%stream.
+
+        %%stream sparkring.watch("dbfs:/incoming/*.parquet") --checkpoint-dir dbfs:/ml/live
+        loss = train(batch["x"], batch["y"])
+
+    `pattern` is a path (dbfs:, any URL that fsspec supports) whose last part may have `*`, `?` and `[…]`. The folder is
+    looked at every `every_s` seconds. A file is used when its size has not changed between two looks, the oldest first.
+    Files whose names begin with `_` or `.` are left out. The stream ends when no file has arrived for `timeout_s`
+    seconds; None means never.
+
+    Raises OptionsError if the pattern or a time is invalid.
+    """
+    written = os.fspath(pattern)
+    folder, _, name = written.rpartition("/")
+    if not name or any(letter in folder for letter in "*?["):
+        raise OptionsError(f"watch({written!r}): only the last part of the path can be a pattern, as in 'in/*.parquet'.")
+    if every_s <= 0 or (timeout_s is not None and timeout_s < 0):
+        raise OptionsError("watch(): every_s must be more than 0, and timeout_s must not be negative.")
+    return Watch(locate(folder or "."), name, every_s, timeout_s)

@@ -1,0 +1,85 @@
+"""The micro-batches that Spark considers done, although no checkpoint contains their effect yet.
+
+    <checkpoint directory>/_stream-<lineage>/
+        spark/          Spark's own checkpoint of the query
+        batches/        for each such micro-batch, <number>.json; and the files with its rows, which tasks have written
+
+Spark delivers a micro-batch again only if its function has not returned. So before the function returns for a
+micro-batch that has not been saved, the batch is written here. A run that continues from the last checkpoint trains
+on these batches first, in their order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any, NamedTuple
+
+from sparkring.data.micro_batches import StoredRows
+from sparkring.errors import CheckpointError
+from sparkring.runtime.storage import Location
+
+
+class Logged(NamedTuple):
+    """A micro-batch in the log. `rows` is None if it had no rows."""
+
+    batch_id: int
+    position: str
+    rows: StoredRows | None
+
+
+class ReplayLog:
+    """The log in `folder`, which need not exist."""
+
+    def __init__(self, folder: Location) -> None:
+        self.folder = folder
+
+    def add(self, batch_id: int, position: str, rows: StoredRows | None) -> None:
+        """Add a micro-batch. Raises CheckpointError if it cannot be written."""
+        found: dict[str, Any] = {"position": position}
+        if rows is not None:
+            found |= rows.described()
+        file = self.folder / f"{batch_id}.json"
+        try:
+            file.fs.makedirs(self.folder.path, exist_ok=True)
+            with file.fs.open(f"{file.path}.part", "wb") as opened:
+                opened.write(json.dumps(found).encode())
+            file.fs.mv(f"{file.path}.part", file.path)
+        except OSError as error:
+            raise CheckpointError(
+                f"batch {batch_id} could not be written to {self.folder.written}: {error.strerror or error}. The stream "
+                "ends, so that the batch is not lost: free up space, and run the cell again."
+            ) from error
+
+    def after(self, batch_id: int) -> list[Logged]:
+        """Return the micro-batches that follow `batch_id`, without a gap.
+
+        Raises CheckpointError if one cannot be read.
+        """
+        found = []
+        while (number := batch_id + 1 + len(found)) in self._numbers():
+            file = self.folder / f"{number}.json"
+            try:
+                with file.fs.open(file.path, "rb") as opened:
+                    content = json.loads(opened.read())
+                rows = StoredRows.from_described(content, self.folder) if "pieces" in content else None
+                found.append(Logged(number, content["position"], rows))
+            except (OSError, ValueError, KeyError) as error:
+                raise CheckpointError(f"{file.written} cannot be read: {error}. Start over with --fresh.") from error
+        return found
+
+    def forget(self, saved: int) -> None:
+        """Remove the micro-batches up to `saved`, whose effect a checkpoint has."""
+        for number in sorted(self._numbers()):
+            if number <= saved:
+                file = self.folder / f"{number}.json"
+                with contextlib.suppress(Exception):  # each of fsspec's packages raises its own errors
+                    for each in self.folder.fs.glob(f"{self.folder.path}/{number}-*"):
+                        self.folder.fs.rm_file(each)
+                    file.fs.rm_file(file.path)
+
+    def _numbers(self) -> set[int]:
+        names = set()
+        with contextlib.suppress(FileNotFoundError):
+            names = {str(each).rpartition("/")[2] for each in self.folder.fs.ls(self.folder.path, detail=False)}
+        return {int(name.removesuffix(".json")) for name in names if name.removesuffix(".json").isdecimal()}

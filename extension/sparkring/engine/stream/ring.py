@@ -1,0 +1,225 @@
+"""Runs the cell of a stream on a warm gang. If the gang is lost, a new one takes its place and restores the state."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sparkring.checkpointing.entries import Last
+from sparkring.data.micro_batches import Rows, share_of
+from sparkring.engine import warm_gang
+from sparkring.engine.foreach.items import seed_of
+from sparkring.engine.options import StreamOptions
+from sparkring.engine.past_cells import PastCells
+from sparkring.engine.questions import Questions
+from sparkring.engine.recorder import Recorder
+from sparkring.engine.runner import error_of
+from sparkring.engine.spec import Outcome
+from sparkring.engine.supervisor import LiveRun, Supervisor
+from sparkring.engine.warm_gang import WarmGang
+from sparkring.errors import CheckpointError, LaunchError, RunFailed
+from sparkring.gangs.execution import Request
+from sparkring.history import describe, events
+from sparkring.runtime.interrupts import Interrupts
+from sparkring.runtime.resume_point import Here
+from sparkring.wire import messages
+from sparkring.worker.rank.batches import Begin, Begun, Train, Trained
+
+if TYPE_CHECKING:
+    from sparkring.checkpointing.directory import Directory
+
+
+class Lost(Exception):
+    """The ranks have been lost, and with them the state. `reason` is one line; `error` is what a run raises for it."""
+
+    def __init__(self, reason: str, rank: int | None, error: BaseException) -> None:
+        super().__init__(reason)
+        self.reason, self.rank, self.error = reason, rank, error
+
+
+class StreamWork(NamedTuple):
+    """What the ranks run: the cell as a Work, the packages that its values need, and the names that it reads there."""
+
+    work: messages.Work
+    modules: frozenset[str]
+    sent: tuple[str, ...]
+    needed: frozenset[str]
+
+
+class StreamRecorder(Recorder):
+    """A recorder for which a rank runs from the beginning of the stream to its end, not only during each batch."""
+
+    def add(self, found: Iterable[events.Event]) -> None:
+        super().add([event for event in found if self._counts(event)])
+
+    def _counts(self, event: events.Event) -> bool:
+        if isinstance(event, events.RankStarted):
+            return self.record.ranks[event.rank].pid != event.pid or self.record.ranks[event.rank].state != "running"
+        return not isinstance(event, events.RankFinished | events.RankStopped)
+
+
+class Ring:
+    """The ranks on which a stream trains.
+
+    begin() restores the state, and train() trains on a micro-batch; both raise Lost if ranks have been lost, and
+    RunFailed or another error of a run if the cell fails. Afterwards, replace() starts new ranks and restores the last
+    checkpoint. `ending` sees whether the user wants to end the stream; it ends a batch only if asked twice.
+    """
+
+    def __init__(
+        self,
+        gang: WarmGang,
+        work: StreamWork,
+        options: StreamOptions,
+        recorder: StreamRecorder,
+        directory: Directory | None,
+        ending: StreamEnding,
+    ) -> None:
+        self._gang = gang
+        self._work = work
+        self._options = options
+        self._recorder = recorder
+        self._directory = directory
+        self._ending = ending
+        self._here = Here(run_id=recorder.record.run_id)
+        self._past: PastCells = gang.past
+        self._attempt = 0
+        self.state: tuple[str, ...] = ()
+
+    def begin(self, described: str) -> Begun:
+        """Begin on the ranks that are up: choose the state, and restore the last checkpoint if there is one."""
+        self._gang.stream = self._recorder.record.run_id
+        last = Last()
+        if self._directory is not None:
+            record = self._recorder.record
+            last = self._directory.last(record)
+            self._here = self._directory.here(record, last)
+            self._attempt += 1
+            started = events.AttemptStarted(time.time(), self._attempt, record.size, last.name, last.step)
+            self._recorder.add([started])
+        options = self._options
+        order = Begin(options.state, options.keep, options.sharded, options.arrow)
+        answers = self._execute(_packed(order), {}, 0)
+        begun = answers[0]
+        unlike = [rank for rank, each in answers.items() if each.state != begun.state]
+        if unlike:
+            raise CheckpointError(
+                f"the state of rank 0 is {', '.join(begun.state)}, but that of rank {unlike[0]} is "
+                f"{', '.join(answers[unlike[0]].state)}: name the variables to save, as in --state model,optimizer."
+            )
+        self.state = begun.state
+        self._recorder.add([
+            events.StreamBegan(time.time(), described, begun.state, begun.restored, options.save_every)
+        ])  # fmt: skip
+        return begun
+
+    def train(self, batch_id: int, part: int, rows: Rows, position: str, *, save: bool) -> tuple[Trained, float]:
+        """Train on a part of a micro-batch. Return the longest times of the ranks, and the time for sending, in s."""
+        began = time.perf_counter()
+        size, nulls = self._gang.gang.size, rows.with_nulls()
+        parts = {
+            rank: _packed(Train(batch_id, share_of(rows, size, rank), nulls, position, save)) for rank in range(size)
+        }
+        answers = self._execute((), parts, seed_of(seed_of(self._options.seed, batch_id), part)).values()
+        took_s = time.perf_counter() - began
+        longest = Trained(*(max(times) for times in zip(*answers, strict=True)))
+        return longest, max(0.0, took_s - sum(longest))
+
+    def replace(self, lost: Lost, described: str) -> Begun:
+        """Start a new gang in place of the one that was lost, run the cells that the stream needs, and begin again.
+
+        Raises Lost if the new ranks are lost, too.
+        """
+        recorder = self._recorder
+        recorder.add([events.AttemptEnded(time.time(), self._attempt, lost.reason, lost.rank)])
+        missing = [cell for cell in self._past.that_define(self._work.needed) if cell.request is None]
+        if missing:
+            raise RunFailed(
+                f"{lost.reason}. The stream cannot continue by itself, because the values that were sent with the cell "
+                f"`{missing[0].title}` were too large to keep: run that cell and the stream's cell again.",
+                record=recorder.record,
+            )
+        try:
+            gang = warm_gang.find(self._gang.wanted.np, recorder.notice)
+        except LaunchError as error:
+            raise Lost(str(error), None, error) from error
+        if gang is None:
+            raise Lost("the new ranks are in use", None, lost.error)
+        self._gang.stream = ""
+        self._gang = gang
+        self._gang.stream = recorder.record.run_id
+        for cell in self._past.that_define(self._work.needed):
+            assert cell.request is not None
+            recorder.notice(f"running a cell again on the new ranks: {describe.first_line(cell.title)}", until="ended")
+            request = cell.request.going_on(Here(run_id=recorder.record.run_id))
+            self._outcome(request, cell.ranks)
+        if gang.past is not self._past:
+            gang.past = self._past  # for the next replacement; the cells that ran just now are among them already
+        return self.begin(described)
+
+    def leave(self) -> None:
+        """Let go of the gang, which stays up."""
+        self._gang.stream = ""
+
+    def _execute(self, parts: messages.Buffers, of_ranks: Mapping[int, messages.Buffers], seed: int) -> dict[int, Any]:
+        """Run an order on all ranks, and return their answers."""
+        work = self._work
+        parts = parts or next(iter(of_ranks.values()))
+        run = messages.Run("batch", checkpoints=self._here, parts=parts, seed=seed)
+        framework = self._gang.wanted.framework
+        request = Request(run, framework, work.modules, work.sent, work=work.work, parts=of_ranks)
+        return self._outcome(request).results.values
+
+    def _outcome(self, request: Request, ranks: tuple[int, ...] = ()) -> Outcome:
+        ending = self._ending
+        live = LiveRun(self._options.of_run, self._recorder, ending.of_batch, Questions(nobody=True))
+        live = live._replace(calls_off=ending.look)
+        try:
+            with self._gang.take(self._recorder, lambda: ending.of_batch.seen) as gang:
+                outcome = Supervisor(live, gang, gang.submit(request, ranks), warm=True).watch()
+        except LaunchError as error:
+            if self._gang.ended and not self._gang.lost:
+                raise  # the user has stopped the gang
+            raise Lost(self._gang.ended or str(error), None, error) from error
+        if outcome.ending == "finished" and not outcome.results.problems:
+            return outcome
+        error = error_of(outcome, self._recorder.record)
+        if self._gang.ended and outcome.ending == "failed":
+            raise Lost(outcome.reason, outcome.rank, error) from error
+        raise error
+
+
+class StreamEnding:
+    """Whether the user wants to end the stream.
+
+    The first request ends the stream after the current micro-batch, and the second one ends the micro-batch, too.
+    """
+
+    def __init__(self, asked: Interrupts, recorder: Recorder) -> None:
+        self.of_batch = Interrupts()
+        self.asked = False
+        self._requests = asked
+        self._recorder = recorder
+
+    def look(self) -> str:
+        """Look for a new request. Return '', which means that the batch goes on."""
+        if self._requests.seen:
+            self._requests.seen = False
+            if self.asked:
+                self.of_batch.request()
+            else:
+                self._recorder.notice("the stream ends after the current batch; Stop again ends the batch", "ended")
+            self.asked = True
+        return ""
+
+    def __call__(self) -> bool:
+        self.look()
+        return self.asked
+
+
+def _packed(order: Begin | Train) -> messages.Buffers:
+    buffers: list[pickle.PickleBuffer] = []
+    payload = pickle.dumps(order, protocol=5, buffer_callback=buffers.append)
+    return (payload, *(buffer.raw() for buffer in buffers))

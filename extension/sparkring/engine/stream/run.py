@@ -1,0 +1,325 @@
+"""Prepares and carries out one run that trains on a stream, from its spec to its result."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sparkring.capture import notebook_state
+from sparkring.capture.names import names_read
+from sparkring.capture.versions import modules_of
+from sparkring.data.micro_batches import parts_of
+from sparkring.engine.options import StreamOptions
+from sparkring.engine.prepare import capture_cell, refuse_shared, run_started, validate
+from sparkring.engine.spec import Cell, RunSpec
+from sparkring.engine.stream.ring import Lost, Ring, StreamEnding, StreamRecorder, StreamWork
+from sparkring.engine.stream.sources import IteratorSource, MicroBatch, Source
+from sparkring.engine.warm_gang import WarmGang
+from sparkring.errors import DataError, OptionsError, SparkringError
+from sparkring.history import describe, events
+from sparkring.history.record import RunRecord
+from sparkring.history.view import View
+from sparkring.runtime.interrupts import Interrupts
+from sparkring.runtime.kernel import tell
+from sparkring.runtime.storage import root_for_ranks
+from sparkring.wire import messages
+from sparkring.worker.rank.batches import BOUND, Begun
+
+if TYPE_CHECKING:
+    from sparkring.checkpointing.directory import Directory
+
+PAUSE_S = 0.5  # the pause before ranks are replaced; if nothing is saved meanwhile, it doubles each time …
+LONGEST_PAUSE_S = 30.0  # … but does not get longer than this
+
+
+class StreamSpec(NamedTuple):
+    """A cell to run for each micro-batch of `stream`, on the ranks of `gang`.
+
+    `stream` is an iterable or a streaming DataFrame, and `called` is what the user wrote for it. `title` and `code` have
+    the same meanings as in RunSpec.
+    """
+
+    cell: Cell
+    stream: Any
+    called: str
+    gang: WarmGang
+    options: StreamOptions
+    title: str
+    code: str
+
+
+class Prepared(NamedTuple):
+    """A validated run that has not started."""
+
+    spec: StreamSpec
+    work: StreamWork
+    source: Source
+    started: events.RunStarted
+    notices: tuple[str, ...]
+    directory: Directory | None
+
+
+@dataclass(eq=False, repr=False)
+class StreamResult:
+    """The result of a run on a stream that has ended.
+
+    `batches` and `rows` are how many micro-batches and rows the ranks have trained on. `saved` is the last micro-batch
+    whose effect is in a checkpoint; None without checkpoints. `record` is the RunRecord.
+    """
+
+    record: RunRecord
+    batches: int
+    rows: int
+    saved: int | None
+
+    def __repr__(self) -> str:
+        return f"StreamResult({describe.counted(self.batches, 'batch')}, {self.rows:,} rows, saved={self.saved})"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(repr(self))
+
+
+def prepare(spec: StreamSpec) -> Prepared:
+    """Look up, check and pack what the stream needs.
+
+    Raises CaptureError if something that the cell reads is missing or cannot be sent, DataError if the stream is of a
+    kind that cannot be used, CheckpointError if the run cannot continue from its checkpoint, and OptionsError if the
+    gang already has a stream.
+    """
+    options, gang, cell = spec.options, spec.gang, spec.cell
+    if gang.stream:
+        raise OptionsError(
+            f"the {gang.describe()} already trains on a stream: stop it with `%runs --stop {gang.stream}`, or wait for "
+            "its end."
+        )
+    run_spec = RunSpec(cell, options.of_run, gang.wanted.framework, spec.title, spec.code, gang, bound=BOUND)
+    captured = capture_cell(run_spec, cell)
+    values = [(name.name, cell.namespace.get(name.name)) for name in captured.names]
+    validate(values, cell.source, gang.gang.size)
+    work = messages.Work(
+        "stream",
+        cell.source,
+        options.autolog,
+        {**root_for_ranks(), **dict(gang.wanted.env), **dict(options.env)},
+        notebook_state.gather(),
+        tuple(cell.scripts),
+        tuple(map(bytes, (captured.payload, *captured.buffers))),  # copies, which the notebook cannot change
+    )
+    read = names_read(cell.source)
+    needed = {*read.required, *read.optional}.difference(captured.sent, BOUND)
+    needed.update(name for name in gang.held.names if name in options.state)
+    modules = modules_of(cell.namespace[name] for name in captured.sent)
+    directory = None
+    if options.checkpoint_dir:
+        refuse_shared(options.checkpoint_dir)
+        from sparkring.checkpointing.directory import open_directory
+
+        size, path = gang.gang.size, options.checkpoint_dir
+        directory = open_directory(path, size, spec.code, {}, fresh=options.fresh, resume=options.resume)
+    source = _source(spec, directory)
+    source.check(_saved(directory))
+    started = run_started(
+        options, spec.title, spec.code, gang.gang.size, gang.wanted.framework, captured.table
+    )._replace(warm=True)
+    large = [describe.large_value(name.name, name.size_bytes or 0) for name in captured.large]
+    return Prepared(
+        spec,
+        StreamWork(work, modules, tuple(captured.sent), frozenset(needed)),
+        source,
+        started,
+        tuple(large),
+        directory,
+    )
+
+
+def _source(spec: StreamSpec, directory: Directory | None) -> Source:
+    stream = spec.stream
+    roots = {(base.__module__.partition(".")[0], base.__name__) for base in type(stream).__mro__}
+    if ("pyspark", "DataFrame") in roots:
+        from sparkring.engine.stream.spark_source import SparkSource  # imports pyarrow and pyspark
+
+        return SparkSource(stream, spec.called, spec.options, directory)
+    if isinstance(stream, dict | str | bytes | os.PathLike) or not isinstance(stream, Iterable):
+        raise DataError(
+            f"%%stream: `{spec.called}` is a `{type(stream).__name__}`: use a streaming DataFrame, an iterable of "
+            "batches, or sparkring.watch('folder/*.parquet')."
+        )
+    return IteratorSource(stream, spec.called, spec.options.trigger_s)
+
+
+def _saved(directory: Directory | None) -> int:
+    """Return the number of the last micro-batch whose effect is in the checkpoint to continue from; -1 if none is."""
+    return -1 if directory is None or directory.first is None else directory.first.step
+
+
+class StreamRun:
+    """A prepared run that is recorded and shown. to_the_end() carries it out, and `interrupts` can end it."""
+
+    def __init__(self, prepared: Prepared, view: View, interrupts: Interrupts) -> None:
+        self.prepared = prepared
+        self.interrupts = interrupts
+        self.recorder = StreamRecorder(view, prepared.started, prepared.notices)
+        self._options = prepared.spec.options
+        self._ending = StreamEnding(interrupts, self.recorder)
+        self._ring = Ring(
+            prepared.spec.gang, prepared.work, self._options, self.recorder, prepared.directory, self._ending
+        )
+        self._done = self._saved = _saved(prepared.directory)
+        self._unsaved: list[MicroBatch] = []  # the micro-batches that would have to be trained again
+        self._kinds: dict[str, str] = {}
+        self._replaced = 0  # how often ranks have been replaced since the last checkpoint
+
+    def to_the_end(self) -> StreamResult:
+        """Train until the stream ends or the user ends it. Return the result.
+
+        Raises RunFailed, LaunchError, DataError or KeyboardInterrupt if the run does not end well.
+        """
+        prepared, recorder = self.prepared, self.recorder
+        ends = self._end_at_exit
+        atexit.register(ends)
+        try:
+            if prepared.directory is not None and (found := prepared.directory.words(time.time())):
+                recorder.notice(found)
+            begun = self._surviving(lambda: self._ring.begin(prepared.source.described))
+            position = begun.position if begun else ""
+            prepared.source.run(self._done, position, self._train, self._ending)
+        except BaseException as error:  # complete the record and the view, then raise the error again
+            self._ring.leave()
+            stopped = isinstance(error, KeyboardInterrupt)
+            said = str(error) if isinstance(error, SparkringError) else f"{type(error).__name__}: {error}"
+            failed = next((rank.rank for rank in recorder.record.ranks if rank.failure is not None), None)
+            recorder.close("interrupted" if stopped else "failed", "" if stopped else said, failed)
+            raise
+        finally:
+            atexit.unregister(ends)
+        self._ring.leave()
+        stream = recorder.record.stream
+        assert stream is not None
+        for rank in recorder.record.ranks:
+            super(StreamRecorder, recorder).add([events.RankFinished(time.time(), rank.rank, "")])
+        last = f"after batch {stream.last.batch_id}" if stream.last else "before the first batch"
+        record = recorder.close("finished", f"the stream was ended {last}" if self._ending.asked else "")
+        return StreamResult(record, stream.batches, stream.rows, stream.saved)
+
+    def _end_at_exit(self) -> None:
+        """End the stream when the process exits, before the gang is ended."""
+        self.interrupts.request()
+
+    # ── one micro-batch ───────────────────────────────────────────────────────
+
+    def _train(self, batch: MicroBatch) -> None:
+        """Train on a micro-batch, and save the state if it is time. The source calls this for each micro-batch."""
+        if batch.batch_id <= self._done:
+            self._ended(batch, "passed over")
+            return
+        rows = batch.rows.count
+        if rows:
+            self._check_columns(batch)
+        save = bool(self._options.checkpoint_dir) and len(self._unsaved) + 1 >= self._options.save_every
+        if not rows:
+            self._ended(batch, "empty")
+            self.prepared.source.batch_is_done(batch)
+            self._done = batch.batch_id
+            return
+        self._unsaved.append(batch)
+        self._surviving(lambda: self._carry_out(batch, save=save, replays=batch.replayed), batch)
+        self._done = batch.batch_id
+        if save:
+            self._saved, self._replaced = batch.batch_id, 0
+            self._unsaved.clear()
+            self.prepared.source.batch_is_saved(batch.batch_id)
+        elif self._options.checkpoint_dir:
+            self.prepared.source.batch_is_done(batch)
+        else:
+            self._unsaved.clear()
+
+    def _carry_out(self, batch: MicroBatch, *, save: bool, replays: bool = False) -> None:
+        parts = list(parts_of(batch.rows, self._options.max_rows))
+        sums = [0.0, 0.0, 0.0]
+        moving_s = batch.moving_s
+        for number, rows in enumerate(parts):
+            saves = save and number == len(parts) - 1
+            times, sending_s = self._ring.train(batch.batch_id, number, rows, batch.position, save=saves)
+            sums = [total + each for total, each in zip(sums, times, strict=True)]
+            moving_s += sending_s
+        self._ended(batch._replace(moving_s=moving_s), "replayed" if replays else "trained", sums, saved=save)
+
+    def _ended(
+        self, batch: MicroBatch, how: events.BatchEnding, times: Iterable[float] = (0.0, 0.0, 0.0), *, saved: bool = False
+    ) -> None:
+        reading_s, training_s, saving_s = times
+        backlog = batch.backlog_rows() if how != "passed over" else None
+        self.recorder.add([
+            events.BatchEnded(
+                time.time(),
+                batch.batch_id,
+                batch.rows.count,
+                how,
+                batch.waiting_s,
+                batch.moving_s,
+                reading_s,
+                training_s,
+                saving_s,
+                saved,
+                backlog,
+            )
+        ])  # fmt: skip
+
+    def _check_columns(self, batch: MicroBatch) -> None:
+        """Raise DataError if a column of the earlier micro-batches is missing or has another type."""
+        kinds = dict(batch.rows.kinds)
+        for name, kind in self._kinds.items():
+            if kinds.get(name) != kind:
+                now = f"is now {kinds[name]}" if name in kinds else "is missing"
+                raise DataError(
+                    f"batch {batch.batch_id} of {self.prepared.source.described}: the column `{name}`, which was "
+                    f"{kind}, {now}. Run the cell again to continue with the new columns."
+                )
+        self._kinds = self._kinds or kinds
+
+    # ── lost ranks ────────────────────────────────────────────────────────────
+
+    def _surviving(self, work: Callable[[], Any], batch: MicroBatch | None = None) -> Any:
+        """Do some work on the ring, such as training on `batch`.
+
+        If ranks are lost, replace them, train again on what was not saved, and try again. If ranks are lost too often,
+        or without a directory of checkpoints, raise the error of the lost rank.
+        """
+        lost: Lost | None = None
+        while True:
+            try:
+                if lost is not None:
+                    begun = self._recover(lost)
+                    if batch is None:
+                        return begun
+                    if begun.restored == batch.batch_id:  # the checkpoint was complete before the ranks were lost
+                        self._ended(batch, "trained", saved=True)
+                        return None
+                return work()
+            except Lost as error:
+                lost = error
+
+    def _recover(self, lost: Lost) -> Begun:
+        self._replaced += 1
+        if not self._options.checkpoint_dir:
+            tell("the stream has ended, since its weights are lost. With --checkpoint-dir, it would continue.")
+            raise lost.error
+        if self._replaced > self._options.max_restarts:
+            raise lost.error
+        pause_s = min(PAUSE_S * 2.0 ** (self._replaced - 1), LONGEST_PAUSE_S)
+        deadline = time.monotonic() + pause_s
+        while time.monotonic() < deadline and not self._ending():
+            time.sleep(0.05)
+        begun = self._ring.replace(lost, self.prepared.source.described)
+        saved = -1 if begun.restored is None else begun.restored
+        if saved < self._saved:
+            raise lost.error
+        for batch in self._unsaved[:-1]:
+            if batch.batch_id > saved:
+                self._carry_out(batch, save=False, replays=True)
+        return begun
+

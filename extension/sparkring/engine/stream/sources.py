@@ -1,0 +1,155 @@
+"""Where the micro-batches of a stream come from, if they do not come from Spark: an iterator, or a watched folder."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, Protocol
+
+from sparkring.data.micro_batches import Rows, rows_of
+from sparkring.data.watch import Watch
+from sparkring.errors import DataError
+from sparkring.worker.rank.failures import as_failure
+
+LOOK_EVERY_S = 0.05
+
+
+class MicroBatch(NamedTuple):
+    """A micro-batch. `position` says where the stream continues after it.
+
+    `waiting_s` is how long there were no rows, and `moving_s` how long their way from the source took so far.
+    `backlog_rows` returns the number of rows that wait in the source, or None if it is not known. `replayed` says
+    whether an earlier kernel has already trained on the batch, without saving its effect.
+    """
+
+    batch_id: int
+    rows: Rows
+    position: str
+    waiting_s: float = 0.0
+    moving_s: float = 0.0
+    backlog_rows: Callable[[], int | None] = lambda: None
+    replayed: bool = False
+
+
+class Source(Protocol):
+    """A source of micro-batches. `described` describes it in a few words.
+
+    run() calls `train` with one micro-batch after another, in any thread, until there are no more or `stops()` becomes
+    true. Batches with a number up to `done` are left out, or have an effect that the state already has; `position` is
+    the position after the batch `done`. check() raises an error if the source cannot continue from there. The source
+    is told when the ranks have trained on a batch that no checkpoint has yet, and when a checkpoint has a batch and all
+    earlier ones.
+    """
+
+    described: str
+
+    def check(self, done: int) -> None: ...
+    def run(
+        self, done: int, position: str, train: Callable[[MicroBatch], None], stops: Callable[[], bool]
+    ) -> None: ...
+    def batch_is_done(self, batch: MicroBatch) -> None: ...
+    def batch_is_saved(self, batch_id: int) -> None: ...
+
+
+class IteratorSource:
+    """The items of an iterable of this process. `trigger_s` is the least time between two micro-batches."""
+
+    def __init__(self, items: Iterable[Any], called: str, trigger_s: float | None) -> None:
+        self.described = called
+        self._items = items
+        self._trigger_s = trigger_s or 0.0
+
+    def check(self, done: int) -> None:
+        """Do nothing: an iterator can always be begun."""
+
+    def batch_is_done(self, batch: MicroBatch) -> None:
+        """Do nothing: after a killed kernel, the iterator yields the batch again."""
+
+    def batch_is_saved(self, batch_id: int) -> None:
+        """Do nothing: an iterator keeps no batches."""
+
+    def run(
+        self, done: int, position: str, train: Callable[[MicroBatch], None], stops: Callable[[], bool]
+    ) -> None:
+        watch = self._items if isinstance(self._items, Watch) else None
+        first = 0
+        if watch is not None and done >= 0:
+            watch.resume(json.loads(position)["files"] if position else [])
+            first = done + 1
+        items = _Items(iter(self._items), self.described)
+        due = time.monotonic()
+        for batch_id in _count(first):
+            began = time.perf_counter()
+            if not _wait_until(due, stops):
+                return
+            due = time.monotonic() + self._trigger_s
+            item = items.next(stops)
+            if item is _END:
+                return
+            if batch_id <= done:
+                due = 0.0
+                continue
+            waited_s = time.perf_counter() - began
+            rows = rows_of(item, f"batch {batch_id} of {self.described}")
+            where = {"batches": batch_id + 1} if watch is None else {"batches": batch_id + 1, "files": watch.given()}
+            backlog = (lambda: None) if watch is None else watch.backlog_rows
+            moving_s = time.perf_counter() - began - waited_s
+            train(MicroBatch(batch_id, rows, json.dumps(where), waited_s, moving_s, backlog))
+
+
+def _count(first: int) -> Iterator[int]:
+    while True:
+        yield first
+        first += 1
+
+
+def _wait_until(due: float, stops: Callable[[], bool]) -> bool:
+    """Wait until the time `due`, a time.monotonic() time. Return False if `stops()` becomes true first."""
+    while not stops():
+        left_s = due - time.monotonic()
+        if left_s <= 0:
+            return True
+        time.sleep(min(left_s, LOOK_EVERY_S))
+    return False
+
+
+_END = object()
+
+
+class _Items:
+    """Takes items from an iterator in a thread of its own, so that a Stop does not have to wait for the next item.
+
+    An item is taken only when it is needed, so that after a Stop, the iterator continues where the stream has ended.
+    """
+
+    def __init__(self, iterator: Iterator[Any], called: str) -> None:
+        self._iterator = iterator
+        self._called = called
+        self._wanted = threading.Semaphore(0)
+        self._there = threading.Event()
+        self._item: Any = None
+        self._error: BaseException | None = None
+        threading.Thread(target=self._take, name="sparkring-stream-items", daemon=True).start()
+
+    def next(self, stops: Callable[[], bool]) -> Any:
+        """Return the next item; _END if there is none, or if `stops()` becomes true."""
+        self._there.clear()
+        self._wanted.release()
+        while not self._there.wait(LOOK_EVERY_S):
+            if stops():
+                return _END
+        if self._error is not None:
+            failure = as_failure(self._error)
+            raise DataError(f"{self._called} raised {failure.summary}.\n\n{failure.traceback.rstrip()}")
+        return self._item
+
+    def _take(self) -> None:
+        while self._item is not _END and self._error is None:
+            self._wanted.acquire()
+            try:
+                self._item = next(self._iterator, _END)
+            except BaseException as error:  # of any type, since the iterator is the user's code
+                self._error = error
+            self._there.set()

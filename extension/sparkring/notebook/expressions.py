@@ -1,0 +1,67 @@
+"""Python expressions on the line of a magic: where they end, what completes them, and their values."""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from sparkring.errors import OptionsError, SparkringError
+
+Parsed = TypeVar("Parsed")
+
+
+def split_options(line: str, parse: Callable[[str], Parsed | None]) -> tuple[Parsed, str] | None:
+    """Return what `parse` makes of the Python at the beginning of a line, and the text of the options after it.
+
+    `parse` returns None if a text is not what the magic expects. If no beginning of the line is, return None.
+    """
+    ends = [found.start() for found in re.finditer(r"(?<=\s)(#|-\S+)", line) if _begins_options(found[0])]
+    for end in [*ends, len(line)]:
+        parsed = parse(line[:end].strip())
+        if parsed is not None:
+            return parsed, line[end:]
+    return None
+
+
+def _begins_options(word: str) -> bool:
+    """Whether options or a comment may begin with `word`.
+
+    `--` is rarely part of an expression. `-n` may be part of an expression, but is always read as the option.
+    """
+    return word.startswith(("#", "--")) or re.fullmatch(r"-np?(=?-?\d*)?", word) is not None
+
+
+def variables_like(current: str) -> list[str]:
+    """Return the words that complete the name at the end of `current` to the name of a variable of the notebook.
+
+    After a variable and a dot, as in `df.gr`, the name is completed to an attribute of the variable's value.
+    """
+    from IPython.core.getipython import get_ipython
+
+    shell = get_ipython()
+    begin, owner, name = re.fullmatch(r"(.*?(?:\b([^\W\d]\w*)\.)?)(\w*)", current).groups()  # type: ignore[union-attr] # it matches any word
+    if shell is None or not (owner or name):
+        return []
+    names = shell.user_ns if owner is None else dir(shell.user_ns.get(owner))
+    return [begin + each for each in names if each.startswith(name) and (name or not each.startswith("_"))]
+
+
+def evaluated(magic: str, written: str, code: types.CodeType, namespace: dict[str, Any]) -> Any:
+    """Return the value of an expression. If it raises an error, raise an OptionsError that describes this error.
+
+    Errors from search() and other functions of this package are not replaced.
+    """
+    from sparkring.worker.rank.failures import as_failure
+
+    try:
+        return eval(code, namespace)
+    except SparkringError:
+        raise
+    except Exception as error:  # of any type: the expression is the user's code
+        traceback = error.__traceback__
+        deeper = traceback.tb_next.tb_next if traceback is not None and traceback.tb_next is not None else None
+        failure = as_failure(error.with_traceback(deeper))
+        said = f"{magic}: `{written}` raised {failure.summary}."
+        raise OptionsError(said if deeper is None else f"{said}\n\n{failure.traceback.rstrip()}") from None

@@ -1,0 +1,201 @@
+"""`%%stream DF`, which trains the models of a warm gang on a stream."""
+
+from __future__ import annotations
+
+import ast
+import types
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from sparkring.engine.options import StreamOptions, checked_stream, restarts
+from sparkring.errors import OptionsError
+from sparkring.notebook.cell_options import AUTOLOG, DRY_RUN, ENV, NAME, NOTIFY, PUSH, QUIET, flattened
+from sparkring.notebook.expressions import evaluated, split_options, variables_like
+from sparkring.notebook.magic import Magic
+from sparkring.notebook.option_types import count, number_of_ranks, positive_count, seconds, variables
+from sparkring.notebook.options_table import Option, OptionsTable
+
+_HELP = """Train on a stream: run the cell on the warm gang for each micro-batch, in the background.
+
+    %gang start -n -2 --framework torch
+
+    %%torchrun
+    model, optimizer = make_model()       # earlier cells define what the stream trains
+
+    %%stream df --checkpoint-dir dbfs:/ml/live
+    x, y = batch["x"], batch["y"]         # this rank's rows of the micro-batch, as arrays
+    loss = train_step(model, optimizer, x, y)
+    sparkring.log(loss=loss)
+
+DF is a streaming DataFrame (spark.readStream). Without Spark, it is any iterable of batches, or
+sparkring.watch("folder/*.parquet") for the files of a folder as they arrive. A batch of an iterable is a dict of
+arrays, a pandas DataFrame, an Arrow table, or the path of a Parquet file.
+
+For each micro-batch, each rank has `batch`, a dict of arrays with its rows, and `batch_id`. The ranks' numbers of rows
+differ by at most 1. If there are fewer rows than ranks, each rank gets one row, so some rows are used more than once.
+For a micro-batch without rows, the cell does not run. Variables keep their values from one micro-batch to the next.
+Random numbers are seeded with the number of the micro-batch.
+
+The cell returns a BackgroundRun at once. Between two micro-batches, other cells can use the gang, as in `%%ranks 0`.
+The panel's Stop button, .stop() and `%runs --stop RUN` end the stream after the current micro-batch.
+
+With --checkpoint-dir, the state is saved after every micro-batch, together with its number and the position of the
+stream. If a rank is lost, new ranks are started, the cells that define the names used here are run on them again, the
+last checkpoint is restored, and the stream continues. After a killed kernel, run the cells again. Each micro-batch
+then counts exactly once. The state consists of the models, optimizers and similar objects that the cell uses, and of
+the variables that it changes by an assignment. To choose other variables, use --state.
+
+Options:
+{options}
+"""
+
+TABLE = OptionsTable(
+    "%%stream",
+    Option(
+        "-n",
+        "--np",
+        type=number_of_ranks,
+        metavar="NP",
+        help="the gang to use, if there is one on this machine (-NP ranks) and one on Spark (NP ranks); default: the "
+        "gang that was started last",
+    ),
+    Option(
+        "--trigger",
+        type=seconds,
+        metavar="S",
+        dest="trigger_s",
+        help="begin a micro-batch at most every S seconds; default: as soon as the ranks are free",
+    ),
+    Option(
+        "--checkpoint-dir",
+        default="",
+        metavar="PATH",
+        help="save the state and the position of the stream in PATH (dbfs: or any URL), and continue from there",
+    ),
+    Option(
+        "--save-every",
+        type=positive_count,
+        metavar="N",
+        default=1,
+        help="save after every N micro-batches; default: 1",
+    ),
+    Option("--keep", type=positive_count, metavar="K", default=3, help="keep the newest K checkpoints; default: 3"),
+    Option("--state", type=variables, metavar="NAME,…", action="append", help="the variables that are saved"),
+    Option("--sharded", action="store_true", help="let every rank save its own state, for example with FSDP"),
+    Option(
+        "--max-rows",
+        type=positive_count,
+        metavar="N",
+        help="train on a micro-batch with more than N rows in several parts: the cell runs for each part",
+    ),
+    Option("--arrow", action="store_true", help="make `batch` an Arrow table"),
+    Option(
+        "--max-restarts",
+        type=count,
+        metavar="K",
+        help="if ranks are lost more than K times before another checkpoint is saved, give up; default: 3 with "
+        "--checkpoint-dir",
+    ),
+    Option("--fresh", action="store_true", help="start from the beginning; existing checkpoints are kept"),
+    Option("--resume", action="store_true", help="continue from a checkpoint even if the cell has changed"),
+    Option("--seed", type=count, default=0, metavar="N", help="a seed for the random numbers; default: 0"),
+    PUSH,
+    ENV,
+    AUTOLOG,
+    NAME,
+    NOTIFY,
+    DRY_RUN,
+    QUIET,
+)
+
+
+class Expression(NamedTuple):
+    """The text of DF, and the code that computes it."""
+
+    written: str
+    code: types.CodeType
+
+
+def split(line: str) -> tuple[Expression, str]:
+    """Return the expression at the beginning of a line, and the text of the options after it.
+
+    Raise OptionsError if the line does not begin with an expression.
+    """
+    found = split_options(line, _expression)
+    if found is None:
+        raise OptionsError(
+            "%%stream begins with a streaming DataFrame or an iterable of batches: for example `%%stream df "
+            "--checkpoint-dir dbfs:/ml/live`."
+        )
+    return found
+
+
+def _expression(written: str) -> Expression | None:
+    try:
+        tree = ast.parse(written, mode="eval")
+    except SyntaxError:
+        return None
+    return Expression(written, compile(tree, "<%%stream>", "eval"))
+
+
+def parse(
+    line: str, default_np: int, fill_in: Callable[[str], str] = lambda options: options
+) -> tuple[Expression, StreamOptions, bool]:
+    """Return the expression and the options of a `%%stream` line, and whether it is a dry run.
+
+    Raise OptionsError if the line is not valid. `fill_in` replaces `{name}` and `$name` in the options, as IPython does
+    for other magics. The expression stays as it is, because it is Python.
+    """
+    expression, rest = split(line)
+    given = TABLE.parse(fill_in(rest))
+    dry_run = given.pop("dry_run")
+    options = given | {
+        "np": default_np if given["np"] is None else given["np"],
+        "push": flattened(given["push"]),
+        "state": flattened(given["state"]),
+        "env": tuple(given["env"] or ()),
+        "max_restarts": restarts(given["max_restarts"], given["checkpoint_dir"]),
+    }
+    return expression, checked_stream("%%stream", StreamOptions(**options)), dry_run
+
+
+def complete(line: str) -> list[str]:
+    """Return what Tab offers: the notebook's variables within the expression, and options after it."""
+    words = line.split()
+    current = "" if line[-1:].isspace() or not words else words[-1]
+    try:
+        _, options = split(line[: len(line) - len(current)])
+    except OptionsError:
+        return variables_like(current)
+    if current.startswith("-") or options.strip():
+        return TABLE.complete(f" {options}{current}")
+    return TABLE.complete(" ") if not current else variables_like(current)
+
+
+def _run(shell: Any, line: str, cell: str) -> Any:
+    """`%%stream`: train on a stream in the background, or show what would be sent."""
+    from sparkring.engine import api, gang_selection
+    from sparkring.engine.prepare import capture_cell
+    from sparkring.engine.spec import Cell, RunSpec
+    from sparkring.engine.stream.run import StreamSpec
+    from sparkring.notebook.cell import find_scripts, python_source
+    from sparkring.views.tables import show_captured
+    from sparkring.worker.rank.batches import BOUND
+    from sparkring.worker.rank.expand import expand
+
+    parsed = parse(line, gang_selection.default_np(), lambda text: expand(text, shell.user_ns))
+    expression, options, dry_run = parsed
+    source = python_source(shell, "stream", cell)
+    work = Cell(source, shell.user_ns, find_scripts(shell, source))
+    gang = gang_selection.gang_with("%%stream", options.np)
+    if dry_run:
+        sent = RunSpec(work, options.of_run, gang.wanted.framework, gang=gang, bound=BOUND)
+        show_captured(capture_cell(sent, work).table)
+        return None
+    stream = evaluated("%%stream", expression.written, expression.code, shell.user_ns)
+    title = options.name or f"stream {expression.written}"
+    spec = StreamSpec(work, stream, expression.written, gang, options, title, f"%%stream {line}\n{cell}")
+    return api.start_stream(spec)
+
+
+MAGICS = (Magic("stream", "cell", _HELP.format(options=TABLE.help()), _run, complete, raw=True),)
