@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-COLUMNS = "part int, rows bigint, nulls array<string>, name string, data binary"
+COLUMNS = "part int, rows bigint, bytes bigint, nulls array<string>, name string, data binary"
 
 
 def staging(
@@ -39,6 +39,7 @@ def staging(
         with pa.ipc.new_stream(sink, table.schema) as writer:
             writer.write_table(table)
         data, name = sink.getvalue().to_pybytes(), ""
+        size_bytes = len(data)
         if len(data) > inline_bytes:
             name = f"{prefix}-{part}-{secrets.token_hex(6)}.arrow"
             _write(folder, local, name, data)
@@ -46,6 +47,7 @@ def staging(
         yield pa.RecordBatch.from_pydict({
             "part": pa.array([part], pa.int32()),
             "rows": pa.array([table.num_rows], pa.int64()),
+            "bytes": pa.array([size_bytes], pa.int64()),
             "nulls": pa.array([nulls], pa.list_(pa.string())),
             "name": pa.array([name], pa.string()),
             "data": pa.array([data], pa.binary()),

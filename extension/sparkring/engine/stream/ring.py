@@ -25,7 +25,7 @@ from sparkring.history import describe, events
 from sparkring.runtime.interrupts import Interrupts
 from sparkring.runtime.resume_point import Here
 from sparkring.wire import messages
-from sparkring.worker.rank.batches import Begin, Begun, Train, Trained
+from sparkring.worker.rank.batches import Begin, Begun, Save, Train, Trained
 
 if TYPE_CHECKING:
     from sparkring.checkpointing.directory import Directory
@@ -127,6 +127,10 @@ class Ring:
         longest = Trained(*(max(times) for times in zip(*answers, strict=True)))
         return longest, max(0.0, took_s - sum(longest))
 
+    def save(self, batch_id: int, position: str) -> None:
+        """Save the state after the micro-batch `batch_id`, on which the ranks have trained."""
+        self._execute(_packed(Save(batch_id, position)), {}, 0)
+
     def replace(self, lost: Lost, described: str) -> Begun:
         """Start a new gang in place of the one that was lost, run the cells that the stream needs, and begin again.
 
@@ -150,6 +154,7 @@ class Ring:
         self._gang.stream = ""
         self._gang = gang
         self._gang.stream = recorder.record.run_id
+        self._gang.news.clear()  # the record already says why there are new ranks
         for cell in self._past.that_define(self._work.needed):
             assert cell.request is not None
             recorder.notice(f"running a cell again on the new ranks: {describe.first_line(cell.title)}", until="ended")
@@ -219,7 +224,7 @@ class StreamEnding:
         return self.asked
 
 
-def _packed(order: Begin | Train) -> messages.Buffers:
+def _packed(order: Begin | Train | Save) -> messages.Buffers:
     buffers: list[pickle.PickleBuffer] = []
     payload = pickle.dumps(order, protocol=5, buffer_callback=buffers.append)
     return (payload, *(buffer.raw() for buffer in buffers))

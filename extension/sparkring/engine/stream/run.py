@@ -77,7 +77,8 @@ class StreamResult:
     saved: int | None
 
     def __repr__(self) -> str:
-        return f"StreamResult({describe.counted(self.batches, 'batch')}, {self.rows:,} rows, saved={self.saved})"
+        batches = f"{self.batches:,} batch{'' if self.batches == 1 else 'es'}"
+        return f"StreamResult({batches}, {self.rows:,} rows, saved={self.saved})"
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(repr(self))
@@ -187,6 +188,7 @@ class StreamRun:
             begun = self._surviving(lambda: self._ring.begin(prepared.source.described))
             position = begun.position if begun else ""
             prepared.source.run(self._done, position, self._train, self._ending)
+            self._save_the_rest()
         except BaseException as error:  # complete the record and the view, then raise the error again
             self._ring.leave()
             stopped = isinstance(error, KeyboardInterrupt)
@@ -208,6 +210,14 @@ class StreamRun:
     def _end_at_exit(self) -> None:
         """End the stream when the process exits, before the gang is ended."""
         self.interrupts.request()
+
+    def _save_the_rest(self) -> None:
+        """Save the state at the end of the stream, if micro-batches have been trained since the last checkpoint."""
+        if self._unsaved:
+            last = self._unsaved[-1]
+            self._surviving(lambda: self._ring.save(last.batch_id, last.position), last)
+            self._saved = last.batch_id
+            self.prepared.source.batch_is_saved(last.batch_id)
 
     # ── one micro-batch ───────────────────────────────────────────────────────
 
@@ -297,7 +307,8 @@ class StreamRun:
                     if batch is None:
                         return begun
                     if begun.restored == batch.batch_id:  # the checkpoint was complete before the ranks were lost
-                        self._ended(batch, "trained", saved=True)
+                        if batch.batch_id > self._done:
+                            self._ended(batch, "trained", saved=True)
                         return None
                 return work()
             except Lost as error:
@@ -318,8 +329,8 @@ class StreamRun:
         saved = -1 if begun.restored is None else begun.restored
         if saved < self._saved:
             raise lost.error
-        for batch in self._unsaved[:-1]:
-            if batch.batch_id > saved:
+        for batch in self._unsaved:
+            if saved < batch.batch_id <= self._done:
                 self._carry_out(batch, save=False, replays=True)
         return begun
 

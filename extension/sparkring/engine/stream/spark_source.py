@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkring.data.materialise import cache_folder
 from sparkring.data.micro_batches import StoredRows
-from sparkring.data.spark_streams import INLINE_BYTES, check_stream, run_query, stage, waiting_rows
+from sparkring.data.spark_streams import Stager, check_stream, run_query, waiting_rows
 from sparkring.engine.options import StreamOptions
 from sparkring.engine.stream.replay_log import ReplayLog
 from sparkring.engine.stream.sources import MicroBatch
@@ -71,12 +71,13 @@ class SparkSource:
             rows = StoredRows(b"", (), frozenset()) if each.rows is None else each.rows
             train(MicroBatch(each.batch_id, rows, each.position, replayed=True))
 
+        keeps = self._log is not None and self._options.save_every > 1
+        stager = Stager(self._staging, keeps=keeps)
+
         def deliver(batch: DataFrame, batch_id: int) -> None:
             began = time.perf_counter()
             waited_s = began - self._idle_since
-            prefix = str(batch_id)
-            keeps = self._log is not None and self._options.save_every > 1
-            rows = stage(batch, self._staging, prefix, 0 if keeps else INLINE_BYTES)
+            rows = stager.stage(batch, batch_id)
             moving_s = time.perf_counter() - began
             found = MicroBatch(batch_id, rows, self._offsets(batch_id), waited_s, moving_s, self._backlog)
             try:

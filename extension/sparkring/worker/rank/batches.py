@@ -65,6 +65,13 @@ class Train(NamedTuple):
     save: bool
 
 
+class Save(NamedTuple):
+    """Order to save the state after a micro-batch on which the ranks have trained, because the stream ends."""
+
+    batch_id: int
+    position: str
+
+
 class Trained(NamedTuple):
     """Answer to Train: how long the rank took to read its rows, to run the cell and to save, in seconds."""
 
@@ -95,12 +102,19 @@ class BatchWork:
             notebook=work.notebook,
         )
 
-    def compute(self, batch: messages.Run) -> Begun | Trained:
+    def compute(self, batch: messages.Run) -> Begun | Trained | None:
         """Carry out the order that the request contains."""
         payload, *buffers = batch.parts
         # Unpickling is safe: the order comes from the driver, which has proved that it knows the gang's secret.
         order = pickle.loads(payload, buffers=buffers)
-        return self._carry_on(order) if isinstance(order, Begin) else self._train(order, batch.seed)
+        match order:
+            case Begin():
+                return self._carry_on(order)
+            case Train():
+                return self._train(order, batch.seed)
+            case Save():
+                self._store.save(order.batch_id, self._state(order.position))
+        return None
 
     def _carry_on(self, order: Begin) -> Begun:
         payload, *buffers = self._order.parts
